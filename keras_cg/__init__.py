@@ -1,0 +1,22 @@
+"""Write the gradient of a function once; it is the gradient on JAX, PyTorch, TensorFlow and NumPy."""
+
+from keras_cg import ops
+from keras_cg.autodiff import grad, value_and_grad
+from keras_cg.config import available_backends, backend, set_backend, use_backend
+from keras_cg.errors import CapturedVariableError, GradientError
+from keras_cg.frontend import custom_gradient
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CapturedVariableError",
+    "GradientError",
+    "available_backends",
+    "backend",
+    "custom_gradient",
+    "grad",
+    "ops",
+    "set_backend",
+    "use_backend",
+    "value_and_grad",
+]

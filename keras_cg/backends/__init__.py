@@ -1,0 +1,148 @@
+"""What a backend is, and how one is found, loaded and verified.
+
+A backend is one module that teaches `keras_cg` one framework. The modules of this folder are the
+built-in ones, under their own names; a backend that lives elsewhere registers an entry point of the
+group `keras_cg.backends` whose name is the backend's and whose value is the module. Nothing is
+imported before it is asked for: the folder is listed, never loaded.
+
+A backend defines these names, in this order, and sees flat tuples of tensors only (nests, keywords,
+conventions and messages are settled in the frontend). With `fun(*tensors) -> (outputs, pullback)`:
+
+`namespace`           the framework's NumPy-style module, which `keras_cg.ops` hands out.
+`is_tensor(value)`    can the framework hold `value` as a tensor? Numbers are not tensors.
+`asarray(value)`      `value`, a tensor or a number, as the framework's own tensor.
+`shape(tensor)`       a tuple, with None for what is unknown until run time; None for an unknown rank.
+`dtype(tensor)`       the dtype's plain name: "float32", "complex64", "int32", "bool".
+`cast(value, tensor)` the real tensor `value` in the float dtype of `tensor`.
+`children(value)`     `(children, rebuild)` if `value` is a container that the framework's own tree
+                      utility knows, else None; `rebuild(list)` makes it again.
+`attach(fun, tensors)`
+                      `fun(*tensors)[0]`, a tuple of tensors whose gradient is what `pullback` says.
+                      `pullback(cotangents, variables=())` takes one cotangent per output (None for an
+                      integer output, zeros for an unused one) and gives `(gradients, variable_gradients)`,
+                      with None where there is none. Cotangents and gradients follow the convention of
+                      torch and TensorFlow for complex numbers: dL/dx + i dL/dy. `pullback.capture(names)`
+                      is told what trainable values `fun` read besides `tensors`, and raises if the rule
+                      cannot serve them. `fun` may be called again, on values that somebody differentiates.
+`vjp(fun, tensors)`   `(outputs, pullback, aux)` of `fun(*tensors) -> (outputs, aux)`, by the framework's
+                      own engine; `pullback(cotangents)` gives one gradient per tensor, zeros where unused.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+from keras_cg import errors
+
+GROUP = "keras_cg.backends"
+
+CONTRACT = ("namespace", "is_tensor", "asarray", "shape", "dtype", "cast", "children", "attach", "vjp")
+
+
+class Pullback(Protocol):
+    """The user's rule, checked and flat: what a backend calls in the backward pass."""
+
+    def __call__(
+        self, cotangents: Sequence[Any], variables: Sequence[Any] = ()
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
+
+    def capture(self, names: Sequence[str]) -> None: ...
+
+
+Function = Callable[..., tuple[tuple[Any, ...], Pullback]]
+
+
+class Backend(Protocol):
+    """The names a backend module defines; the module docstring says what each one means."""
+
+    __name__: str
+    namespace: ModuleType
+
+    def is_tensor(self, value: object) -> bool: ...
+    def asarray(self, value: Any) -> Any: ...
+    def shape(self, tensor: Any) -> tuple[int | None, ...] | None: ...
+    def dtype(self, tensor: Any) -> str: ...
+    def cast(self, value: Any, tensor: Any) -> Any: ...
+    def children(self, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None: ...
+    def attach(self, fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]: ...
+    def vjp(
+        self, fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]: ...
+
+
+_loaded: dict[str, Backend] = {}
+
+
+@functools.cache
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+
+
+@functools.cache
+def _built_in() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Every backend's name: the modules of this folder, then the entry points."""
+    built_in = _built_in()
+    return (*built_in, *sorted(set(_entry_points()) - set(built_in)))
+
+
+def _framework(name: str) -> str:
+    """The module whose presence says that a backend can run: a built-in one is called as its framework."""
+    return name if name in _built_in() else _entry_points()[name].module.partition(".")[0]
+
+
+def installed() -> tuple[str, ...]:
+    """The backends whose framework can be found here, without importing any."""
+    return tuple(name for name in names() if importlib.util.find_spec(_framework(name)) is not None)
+
+
+def load(name: str, source: str) -> Backend:
+    """The module of the backend `name`, imported if this is its first use.
+
+    Args:
+        name: The backend's name.
+        source: Where the choice came from, for the error messages.
+
+    Raises:
+        ValueError: No backend has that name.
+        ImportError: Its framework is not installed, does not start, or the module is incomplete.
+    """
+    if name in _loaded:
+        return _loaded[name]
+    if name not in names():
+        raise errors.unknown_backend(name, source, names())
+    module = f"{__name__}.{name}" if name in _built_in() else _entry_points()[name].module
+    try:
+        backend = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise errors.missing_backend(name, source, error.name) from error
+    except Exception as error:
+        raise errors.broken_backend(name, source, error) from error
+    missing = [attribute for attribute in CONTRACT if not hasattr(backend, attribute)]
+    if missing:
+        raise errors.incomplete_backend(name, missing)
+    _loaded[name] = backend  # type: ignore[assignment]
+    return _loaded[name]
+
+
+def __getattr__(name: str) -> tuple[tuple[str, Backend], ...]:
+    """`present`: the backends whose framework is already imported, so that loading them costs nothing.
+
+    An attribute and not a function because `torch.compile` cannot trace an import, while it evaluates
+    a module's attributes for real.
+    """
+    if name == "present":
+        return tuple((each, load(each, "sys.modules")) for each in names() if _framework(each) in sys.modules)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,111 @@
+"""The NumPy backend, on the primitives of HIPS autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import autograd.numpy as namespace
+import numpy
+from autograd.builtins import DictBox, SequenceBox
+from autograd.builtins import tuple as boxed_tuple
+from autograd.core import make_vjp
+from autograd.extend import Box, defvjp_argnums, primitive, vspace
+
+from keras_cg.backends import Function, Pullback
+
+__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "vjp"]
+
+
+def is_tensor(value: object) -> bool:
+    if isinstance(value, Box):
+        return not isinstance(value, (SequenceBox, DictBox))
+    return isinstance(value, (numpy.ndarray, numpy.generic)) and value.dtype.kind in "biufc"
+
+
+def asarray(value: Any) -> Any:
+    return value if is_tensor(value) else numpy.asarray(value)
+
+
+def shape(tensor: Any) -> tuple[int | None, ...]:
+    return tuple(namespace.shape(tensor))
+
+
+def dtype(tensor: Any) -> str:
+    return str(namespace.result_type(tensor))
+
+
+def cast(value: Any, dtype: str) -> Any:
+    return value.astype(dtype)
+
+
+def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
+    # autograd differentiates containers as one box, whose parts are boxes again.
+    if isinstance(value, SequenceBox):
+        return list(value), type(value._value)
+    if isinstance(value, DictBox):
+        keys = list(value)
+        return [value[key] for key in keys], lambda parts: dict(zip(keys, parts, strict=True))
+    return None
+
+
+def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    if not any(isinstance(tensor, Box) for tensor in tensors):
+        outputs, pullback = fun(*tensors)
+        _capture(outputs, pullback)
+        return outputs
+    first: list[Pullback] = []
+
+    @primitive
+    def run(*tensors: Any) -> tuple[Any, ...]:
+        outputs, pullback = fun(*tensors)
+        _capture(outputs, pullback)
+        first.append(pullback)
+        return boxed_tuple(outputs)
+
+    def vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
+        # Boxed arguments: an outer level differentiates this gradient, so the rule must hang on them.
+        again = any(isinstance(arg, Box) for arg in args)
+
+        def vjp(upstream: Any) -> list[Any]:
+            pullback = fun(*args)[1] if again else first[0]
+            gradients, _ = pullback([_conjugate(each) for each in upstream])
+            return [
+                vspace(args[argnum]).zeros() if gradients[argnum] is None else _conjugate(gradients[argnum])
+                for argnum in argnums
+            ]
+
+        return vjp
+
+    defvjp_argnums(run, vjps)
+    return tuple(run(*tensors))
+
+
+def _capture(outputs: Sequence[Any], pullback: Pullback) -> None:
+    # Run on plain arrays, `fun` can only return a box if it closes over one.
+    pullback.capture([f"a value being differentiated ({type(out).__name__})" for out in outputs if isinstance(out, Box)])
+
+
+def _conjugate(tensor: Any) -> Any:
+    # autograd's gradient of a real loss at x + iy is dL/dx - i dL/dy.
+    return namespace.conj(tensor) if namespace.iscomplexobj(tensor) else tensor
+
+
+def vjp(
+    fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
+) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
+    aux: list[tuple[Any, ...]] = []
+
+    def run(tensors: Any) -> Any:
+        outputs, others = fun(*tensors)
+        # Out of this level of differentiation, which ends here; an outer one goes on.
+        aux.append(tuple(each._value if getattr(each, "_trace", None) == tensors._trace else each for each in others))
+        return boxed_tuple(outputs)
+
+    back, outputs = make_vjp(run, tuple(tensors))
+
+    def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        gradients = back(boxed_tuple(tuple(_conjugate(each) for each in cotangents)))
+        return tuple(_conjugate(each) for each in gradients)
+
+    return tuple(outputs), pullback, aux[0]

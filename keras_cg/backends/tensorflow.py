@@ -1,0 +1,77 @@
+"""The TensorFlow backend, on `tf.custom_gradient`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import tensorflow as tf
+
+from keras_cg.backends import Function
+
+__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "vjp"]
+
+namespace = tf.experimental.numpy
+
+
+def is_tensor(value: object) -> bool:
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        return value.dtype.kind in "biufc"
+    return tf.is_tensor(value)
+
+
+def asarray(value: Any) -> Any:
+    if isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable):
+        return value
+    return tf.convert_to_tensor(value)
+
+
+def shape(tensor: Any) -> tuple[int | None, ...] | None:
+    return None if tensor.shape.rank is None else tuple(tensor.shape)
+
+
+def dtype(tensor: Any) -> str:
+    return tensor.dtype.name
+
+
+def cast(value: Any, dtype: str) -> Any:
+    return tf.cast(value, dtype)
+
+
+def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
+    if not tf.nest.is_nested(value):
+        return None
+    # Lists and dicts that are attributes of a module or a layer are wrapped, so that they are saved with it.
+    if isinstance(value, list):
+        return list(value), list
+    if isinstance(value, dict):
+        return list(value.values()), lambda parts: dict(zip(value, parts, strict=True))
+    return tf.nest.flatten(value), lambda parts: tf.nest.pack_sequence_as(value, parts)
+
+
+def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    @tf.custom_gradient
+    def run(*tensors: Any) -> tuple[tuple[Any, ...], Callable[..., Any]]:
+        outputs, pullback = fun(*tensors)
+
+        def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+            gradients, others = pullback(cotangents, variables)
+            return (list(gradients), list(others)) if variables else list(gradients)
+
+        return outputs, backward
+
+    return tuple(run(*tensors))
+
+
+def vjp(
+    fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
+) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        outputs, aux = fun(*tensors)
+
+    def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(tape.gradient(outputs, tensors, list(cotangents), tf.UnconnectedGradients.ZERO))
+
+    return outputs, pullback, aux

@@ -1,0 +1,132 @@
+"""Which backend is active, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from keras_cg import backends, errors
+
+__all__ = ["available_backends", "backend", "set_backend", "use_backend"]
+
+DEFAULT = "numpy"
+
+_in_context: ContextVar[str | None] = ContextVar("keras_cg_backend", default=None)
+_in_process: str | None = None
+
+
+def resolve() -> tuple[str, str]:
+    """The name of the active backend and where that choice came from."""
+    if name := _in_context.get():
+        return name, "keras_cg.use_backend()"
+    if _in_process:
+        return _in_process, "keras_cg.set_backend()"
+    if name := os.environ.get("KERAS_CG_BACKEND"):
+        return name, "the environment variable KERAS_CG_BACKEND"
+    keras = getattr(sys.modules.get("keras"), "backend", None)
+    if hasattr(keras, "backend"):
+        return keras.backend(), "keras.backend.backend()"
+    if name := os.environ.get("KERAS_BACKEND"):
+        return name, "the environment variable KERAS_BACKEND"
+    return DEFAULT, "the default"
+
+
+def backend() -> str:
+    """The name of the active backend.
+
+    It is the first of: the innermost `use_backend`, `set_backend`, the environment variable
+    `KERAS_CG_BACKEND`, Keras's own choice (if Keras is imported, else the variable `KERAS_BACKEND`),
+    and `"numpy"`. It is read whenever a decorated function is called, not when it is decorated.
+
+    Returns:
+        The name, such as `"jax"`.
+
+    Raises:
+        ValueError: The choice names no backend.
+
+    Example:
+        >>> import keras_cg
+        >>> with keras_cg.use_backend("numpy"):
+        ...     keras_cg.backend()
+        'numpy'
+    """
+    name, source = resolve()
+    return _known(name, source)
+
+
+def set_backend(name: str | None) -> None:
+    """Chooses the backend for the whole process.
+
+    Args:
+        name: A backend's name, or None to go back to the environment's choice.
+
+    Raises:
+        ValueError: No backend has that name.
+
+    Example:
+        >>> import keras_cg
+        >>> keras_cg.set_backend("numpy")
+        >>> keras_cg.backend()
+        'numpy'
+        >>> keras_cg.set_backend(None)
+    """
+    global _in_process
+    _in_process = None if name is None else _known(name, "keras_cg.set_backend()")
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Chooses the backend inside a `with` block, for this thread and this asyncio task alone.
+
+    Args:
+        name: A backend's name.
+
+    Raises:
+        ValueError: No backend has that name.
+
+    Example:
+        >>> import keras_cg
+        >>> with keras_cg.use_backend("numpy"):
+        ...     keras_cg.backend()
+        'numpy'
+    """
+    token = _in_context.set(_known(name, "keras_cg.use_backend()"))
+    try:
+        yield
+    finally:
+        _in_context.reset(token)
+
+
+def available_backends() -> tuple[str, ...]:
+    """The backends whose framework is installed here; finding out imports none of them.
+
+    Returns:
+        Their names, the built-in ones first, each group in alphabetical order.
+
+    Example:
+        >>> import keras_cg
+        >>> "numpy" in keras_cg.available_backends()
+        True
+    """
+    return backends.installed()
+
+
+def _known(name: str, source: str) -> str:
+    if name not in backends.names():
+        raise errors.unknown_backend(name, source, backends.names())
+    return name
+
+
+def __getattr__(name: str) -> Any:
+    """`active`: the module of the active backend.
+
+    An attribute and not a function because `torch.compile` can trace neither a context variable nor an
+    import, while it evaluates a module's attributes for real, and again at every call.
+    """
+    if name == "active":
+        return backends.load(*resolve())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,318 @@
+"""The exceptions of keras_cg and every message it can give, together.
+
+A message says what happened, the usual cause, and the remedy, in the user's words: the function's
+name, the argument's name and path, what came and what was expected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["CapturedVariableError", "GradientError"]
+
+
+class GradientError(ValueError):
+    """A rule returned something that is not the gradient of its function's arguments.
+
+    Raised by the backward pass of a function decorated with `keras_cg.custom_gradient` when the
+    count, structure, shape or kind (real/complex) of what the rule returned does not fit.
+    """
+
+
+class CapturedVariableError(TypeError):
+    """A decorated function reads a trainable value that is not one of its arguments.
+
+    Without a `variables` parameter in the rule, that value would silently receive no gradient.
+    """
+
+
+# What a rule may look like; shown whenever a signature fits none of them.
+ACCEPTED_FORMS = """\
+    grad(upstream)               one upstream, with the output's structure
+    grad(dy1, dy2, ...)          one upstream per output leaf
+    grad(*dys)                   one upstream per output leaf
+    grad(*args, upstream)        the function's positional arguments, then upstream=
+    grad(x, y, upstream=None)    the same, spelled out
+    any of them with `variables` also variables=[...], when the function captured any"""
+
+
+def _lines(*parts: str) -> str:
+    return "\n".join(parts)
+
+
+def article(noun: str) -> str:
+    """`noun` with its indefinite article."""
+    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"
+
+
+def type_name(value: object) -> str:
+    """The type of `value` as a user would write it: `torch.Tensor`, `str`."""
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+# --- choosing the backend ------------------------------------------------------------------------
+
+
+# What people call a framework, where spelling alone would not lead to its name here.
+_ALIASES = {"pytorch": "torch", "tf": "tensorflow", "np": "numpy", "jnp": "jax", "autograd": "numpy"}
+
+
+def unknown_backend(name: object, source: str, names: Sequence[str]) -> ValueError:
+    """No backend is called `name`."""
+    message = f"unknown backend {name!r} (from {source}). The backends are: {', '.join(names)}."
+    text = str(name).strip().lower()
+    near = [_ALIASES.get(text, text)] if _ALIASES.get(text, text) in names else difflib.get_close_matches(text, names, 1)
+    if near:
+        message += f" Did you mean {near[0]!r}?"
+    return ValueError(message)
+
+
+def missing_backend(name: str, source: str, module: str | None) -> ImportError:
+    """The framework behind a known backend is not installed."""
+    return ImportError(
+        _lines(
+            f"the backend {name!r} (from {source}) needs {module or name!r}, which is not installed.",
+            f'    remedy: pip install "keras-cg[{name}]", or choose another backend with'
+            " keras_cg.set_backend() or KERAS_CG_BACKEND.",
+        ),
+        name=module,
+    )
+
+
+def broken_backend(name: str, source: str, error: BaseException) -> ImportError:
+    """The framework is there but does not start."""
+    return ImportError(
+        _lines(
+            f"the backend {name!r} (from {source}) is installed but does not start:",
+            f"    {type_name(error)}: {error}",
+            f"    remedy: see that its framework can be imported by itself; reinstall it with"
+            f' pip install --force-reinstall "keras-cg[{name}]".',
+        ),
+        name=name,
+    )
+
+
+def incomplete_backend(name: str, missing: Iterable[str]) -> ImportError:
+    """A backend module does not meet the contract of `keras_cg.backends`."""
+    return ImportError(
+        f"the backend {name!r} lacks {', '.join(missing)}; a backend defines every name listed in"
+        " keras_cg.backends.CONTRACT.",
+        name=name,
+    )
+
+
+def no_such_op(name: str, backend: str, namespace: str) -> AttributeError:
+    """The active backend's namespace has no function of that name."""
+    return AttributeError(
+        f"keras_cg.ops is {namespace} while the backend is {backend!r}, and it has no {name!r}."
+        " keras_cg.ops adds no functions of its own: use one that every backend you target has."
+    )
+
+
+def foreign_tensor(function: str, role: str, value: object, backend: str, source: str, owner: str) -> TypeError:
+    """A tensor that the active backend does not take as its own."""
+    return TypeError(
+        _lines(
+            f"{function}: {role} is {article(type_name(value))}, but the active backend is {backend!r}.",
+            f"    the backend comes from: {source}",
+            f"    usual cause: a tensor made by {owner}, or a backend left at its default.",
+            f"    remedy: convert the value to a {backend} tensor, or choose the backend with"
+            f" keras_cg.set_backend({owner!r}), `with keras_cg.use_backend({owner!r}):` or"
+            f" KERAS_CG_BACKEND={owner}.",
+        )
+    )
+
+
+# --- what the function returns -------------------------------------------------------------------
+
+
+def not_callable(value: object) -> TypeError:
+    """`custom_gradient` was given something that cannot be decorated."""
+    return TypeError(
+        f"custom_gradient expects a function that returns (output, grad), got {article(type_name(value))}."
+        " Use it as @custom_gradient or custom_gradient(f)."
+    )
+
+
+def not_a_pair(function: str, value: object) -> TypeError:
+    """The function returned no `(output, grad)`."""
+    if isinstance(value, (tuple, list)):
+        came = f"{article(type(value).__name__)} of {len(value)}: ({', '.join(map(type_name, value))})"
+    else:
+        came = article(type_name(value))
+    return TypeError(
+        _lines(
+            f"{function} must return a pair (output, grad).",
+            f"    got: {came}",
+            "    usual cause: `return output` without the rule, or several outputs that are not in a tuple.",
+            "    remedy: return (output, grad), and ((output1, output2), grad) for several outputs.",
+        )
+    )
+
+
+def rule_not_callable(function: str, rule: object) -> TypeError:
+    """The second part of the pair is no function."""
+    return TypeError(
+        _lines(
+            f"{function} must return a pair (output, grad) whose second part is a function.",
+            f"    got: {article(type_name(rule))} in the place of grad",
+            "    usual cause: the rule was called (`grad(...)`) instead of returned, or the pair is two outputs.",
+            "    remedy: return (output, grad), and ((output1, output2), grad) for several outputs.",
+        )
+    )
+
+
+def no_convention(function: str, rule: Callable[..., object], arguments: int, outputs: int) -> TypeError:
+    """The signature of the rule fits none of the conventions."""
+    name = getattr(rule, "__name__", type(rule).__name__)
+    try:
+        shown = f"{name}{inspect.signature(rule)}"
+    except (TypeError, ValueError):
+        shown = f"{name}(...)"
+    return TypeError(
+        _lines(
+            f"{function}: no calling convention fits the signature of its rule.",
+            f"    got: {shown}, for a call with {_count(arguments, 'positional argument')}"
+            f" and {_count(outputs, 'output leaf', 'output leaves')}",
+            "    expected one of:",
+            ACCEPTED_FORMS,
+        )
+    )
+
+
+# --- what the rule returns -----------------------------------------------------------------------
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def wrong_count(function: str, came: int, names: Sequence[str], leaves: int) -> GradientError:
+    """Too few or too many gradients."""
+    also = f" (or {leaves}, counting every leaf of the arguments)" if leaves != len(names) else ""
+    return GradientError(
+        _lines(
+            f"the rule of {function} returned {_count(came, 'gradient')}.",
+            f"    expected: {len(names)}{also}, one for each tensor argument: {', '.join(names)}",
+            "    usual cause: a gradient was forgotten, or one was returned for something that is no argument.",
+            "    remedy: return one gradient per argument, in order; None where there is none.",
+        )
+    )
+
+
+def wrong_structure(function: str, came: str, expected: str) -> GradientError:
+    """The nest that came is not that of the arguments."""
+    return GradientError(
+        _lines(
+            f"the rule of {function} returned gradients in the wrong structure.",
+            f"    got: {came}",
+            f"    expected: {expected}",
+            "    usual cause: keys or levels that differ from those of the arguments.",
+            "    remedy: return the same nest as the arguments, or a flat list with one gradient per leaf.",
+        )
+    )
+
+
+def wrong_shape(function: str, argument: str, came: str, expected: str) -> GradientError:
+    """The shape of a gradient is not that of its argument."""
+    return GradientError(
+        _lines(
+            f"the rule of {function} returned a gradient of the wrong shape for {argument}.",
+            f"    got: {came}",
+            f"    expected: {expected}",
+            "    usual cause: an argument that was broadcast, whose gradient must be summed back, or two"
+            " gradients in the wrong order.",
+            "    remedy: sum over the broadcast axes or reshape; nothing is broadcast or summed for you.",
+        )
+    )
+
+
+def wrong_kind(function: str, argument: str, came: str, expected: str) -> GradientError:
+    """Complex where real is due, or an integer gradient."""
+    return GradientError(
+        _lines(
+            f"the rule of {function} returned a gradient of the wrong kind for {argument}.",
+            f"    got: {came}",
+            f"    expected: {expected}",
+            "    usual cause: a complex intermediate, or an integer or boolean mask that was never multiplied"
+            " with upstream.",
+            "    remedy: return the real part, or cast the gradient to the argument's dtype.",
+        )
+    )
+
+
+def not_a_gradient(function: str, argument: str, value: object, expected: str) -> GradientError:
+    """Something that no tensor can be made of."""
+    return GradientError(
+        _lines(
+            f"the rule of {function} returned no tensor for {argument}.",
+            f"    got: {article(type_name(value))}",
+            f"    expected: {expected}",
+            "    usual cause: a value of another library, or a value that is no gradient at all.",
+            "    remedy: return a tensor of the active backend, or None for no gradient.",
+        )
+    )
+
+
+def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableError:
+    """The function captured something trainable, and its rule takes no `variables`."""
+    return CapturedVariableError(
+        _lines(
+            f"{function} reads {_count(len(names), 'trainable value')} that {'is' if len(names) == 1 else 'are'}"
+            f" not among its arguments: {', '.join(names)}",
+            "    what would happen: the rule says nothing about them, so they would silently get no gradient.",
+            "    remedy, one of three: pass them as arguments; give the rule a `variables` parameter and return"
+            " (grads, variable_grads); or stop their gradient inside the function.",
+        )
+    )
+
+
+def wrong_variable_count(function: str, came: str, expected: int) -> GradientError:
+    """The rule was given `variables` and did not return one gradient for each."""
+    return GradientError(
+        _lines(
+            f"the rule of {function} was called with variables=[...] and must return (grads, variable_grads).",
+            f"    got: {came}",
+            f"    expected: a pair whose second part is a list of {_count(expected, 'gradient')}",
+            "    usual cause: only the gradients of the arguments were returned.",
+            "    remedy: return (grads, [one gradient for each of `variables`]).",
+        )
+    )
+
+
+# --- keras_cg.grad -------------------------------------------------------------------------------
+
+
+def not_differentiable(function: str, argument: str, came: str) -> TypeError:
+    """`grad` was asked for the gradient of something that has none."""
+    return TypeError(
+        f"grad({function}): {argument} is {came}, and only floating or complex tensors have a gradient."
+        " Convert it to a floating dtype, or leave it out of `argnums`."
+    )
+
+
+def bad_argnums(function: str, argnums: object, count: int) -> TypeError:
+    """`argnums` does not name positional arguments of the call."""
+    return TypeError(
+        f"grad({function}): argnums={argnums!r} does not fit a call with {_count(count, 'positional argument')}."
+        " Give the index of a positional argument, or a tuple of them; keywords are not differentiated."
+    )
+
+
+def not_a_scalar_output(function: str, came: str) -> TypeError:
+    """`grad` can differentiate one real tensor."""
+    return TypeError(
+        f"grad({function}): the function must return one real floating tensor, got {came}."
+        " Return the loss alone, or (loss, aux) with has_aux=True."
+    )
+
+
+def no_aux(function: str, value: object) -> TypeError:
+    """`has_aux=True` and the function returned no pair."""
+    return TypeError(
+        f"grad({function}, has_aux=True): the function must return a pair (output, aux),"
+        f" got {article(type_name(value))}."
+    )

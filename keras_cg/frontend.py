@@ -1,0 +1,236 @@
+"""`custom_gradient`: wraps a function, binds its arguments, splits their leaves, asks the backend."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+import numpy
+
+from keras_cg import backends, config, errors, nest, signature
+from keras_cg.backends import Backend
+from keras_cg.nest import Nest
+from keras_cg.rule import Call, Pullback, is_differentiable
+
+__all__ = ["CustomGradient", "custom_gradient"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+Output = TypeVar("Output")
+Owner = TypeVar("Owner")
+
+
+class CustomGradient(Generic[P, Output]):
+    """A function with a gradient of its own: what `custom_gradient` makes of one.
+
+    It is called as the function is and returns the function's `output`. It keeps the function's name,
+    docstring and signature, has it as `__wrapped__`, and binds as a method.
+    """
+
+    __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
+
+    def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
+        functools.update_wrapper(self, fun)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Output:
+        return call(self.__wrapped__, args, kwargs)  # type: ignore[no-any-return]
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> CustomGradient[P, Output]: ...
+    @overload
+    def __get__(
+        self: CustomGradient[Concatenate[Owner, Q], Output], instance: Owner, owner: type[Owner] | None = None
+    ) -> CustomGradient[Q, Output]: ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        return CustomGradient(self.__wrapped__.__get__(instance, owner))
+
+    def __repr__(self) -> str:
+        return f"<custom_gradient {function_name(self.__wrapped__)}>"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # As a function: by name if it is to be found there, so that pickling works for what a module defines.
+        owner = getattr(self.__wrapped__, "__self__", None)
+        if owner is not None:
+            return getattr, (owner, self.__wrapped__.__name__)
+        return self.__wrapped__.__qualname__
+
+    def __copy__(self) -> CustomGradient[P, Output]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CustomGradient[P, Output]:
+        return self
+
+
+@overload
+def custom_gradient(fun: Callable[P, tuple[Output, Callable[..., Any]]]) -> CustomGradient[P, Output]: ...
+@overload
+def custom_gradient(
+    fun: None = None,
+) -> Callable[[Callable[P, tuple[Output, Callable[..., Any]]]], CustomGradient[P, Output]]: ...
+def custom_gradient(fun: Any = None) -> Any:
+    """Gives a function a gradient of its own, the same on every backend.
+
+    As `keras.ops.custom_gradient`, but it means one thing: the rule that the function returns is the
+    gradient on JAX, PyTorch, TensorFlow and NumPy, or an error says what is wrong.
+
+    ```python
+    @custom_gradient
+    def f(x, y):            # any nest of tensors, numbers, strings, ...; keywords and defaults too
+        output = ...        # any nest again; whatever is computed here may be used in the rule
+        def grad(upstream):     # the gradient arriving at the output, with the output's structure
+            return gx, gy       # one gradient per tensor argument; None where there is none
+        return output, grad
+    ```
+
+    - The rule may be written as `grad(upstream)`, `grad(dy1, dy2)`, `grad(*dys)`,
+      `grad(*args, upstream=None)` or `grad(x, y, upstream)`, each also with `variables`.
+    - Gradients come as a bare tensor, a flat tuple or list, or the same nest as the arguments. Their count,
+      structure, shape and kind are checked; nothing is broadcast or summed.
+    - The backend is the active one when the function is called: see `keras_cg.backend`.
+    - For complex numbers, upstream and gradients are dL/dx + i dL/dy on every backend.
+
+    Args:
+        fun: A function `fun(*args, **kwargs)` that returns `(output, grad)`. A method, static or class
+            method serves too. None to use it as `@custom_gradient()`.
+
+    Returns:
+        A function with the arguments of `fun` that returns `output` and has the gradient `grad`.
+
+    Raises:
+        TypeError: `fun` cannot be called. When the result is called: `fun` returned no pair
+            `(output, grad)`, an argument belongs to another framework, or no calling convention fits the rule.
+        CapturedVariableError: `fun` reads a trainable value that is no argument, and the rule takes no `variables`.
+        GradientError: The rule returned something that is not the gradient of the arguments.
+
+    Example:
+        The gradient of log(1 + exp(x)), which plain differentiation gets as NaN for large x:
+
+        >>> import keras_cg
+        >>> from keras_cg import ops
+        >>> @keras_cg.custom_gradient
+        ... def log1pexp(x):
+        ...     e = ops.exp(x)
+        ...     def grad(upstream):
+        ...         return upstream * (1 - 1 / (1 + e))
+        ...     return ops.log(1 + e), grad
+        >>> float(keras_cg.grad(log1pexp)(100.0))
+        1.0
+    """
+    if fun is None:
+        return custom_gradient
+    if isinstance(fun, (staticmethod, classmethod)):
+        return type(fun)(custom_gradient(fun.__func__))
+    if not callable(fun):
+        raise errors.not_callable(fun)
+    return CustomGradient(fun)
+
+
+def function_name(fun: Callable[..., Any]) -> str:
+    """What messages call a function."""
+    return getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None) or type(fun).__name__
+
+
+def unwrap(leaf: Any) -> Any:
+    """The value of a Keras variable; any other leaf as it is."""
+    keras = sys.modules.get("keras")
+    variable = getattr(keras, "Variable", None)
+    return leaf.value if variable is not None and isinstance(leaf, variable) else leaf
+
+
+def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) -> tuple[int, ...]:
+    """Which leaves of a nest are tensors of the active backend; their Keras variables are unwrapped in place.
+
+    Raises:
+        TypeError: A leaf is a tensor of another framework.
+    """
+    places = []
+    for place, leaf in enumerate(laid.leaves):
+        if isinstance(leaf, (type(None), bool, int, float, str, FunctionType)) and not backend.is_tensor(leaf):
+            continue
+        leaf = laid.leaves[place] = unwrap(leaf)
+        if backend.is_tensor(leaf):
+            places.append(place)
+        elif not isinstance(leaf, (numpy.generic, complex)):
+            for owner, other in backends.present:
+                if other.is_tensor(leaf):
+                    raise errors.foreign_tensor(name, label(place), leaf, *config.resolve(), owner)
+    return tuple(places)
+
+
+def call(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a decorated function: the whole way in, to the backend, and back."""
+    backend = config.active
+    name = function_name(fun)
+    if kwargs:
+        kwargs = _in_order(fun, kwargs)
+    arguments = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
+    keywords = tuple(kwargs)
+    described = Call(backend, name, fun, len(args), keywords, arguments, (), (), ())
+    places = split(backend, name, arguments, lambda place: f"the argument {described.labels()[place]}")
+    tensors = [backend.asarray(arguments.leaves[place]) for place in places]
+    described = described._replace(
+        places=places,
+        shapes=tuple(backend.shape(tensor) for tensor in tensors),
+        dtypes=tuple(backend.dtype(tensor) for tensor in tensors),
+    )
+    finished: list[tuple[Nest, tuple[int, ...]]] = []
+
+    def flat(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
+        leaves = list(arguments.leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            leaves[place] = tensor
+        values = arguments.pack(leaves)
+        given = dict(zip(keywords, values[len(args) :], strict=True))
+        output, rule = _pair(name, fun(*values[: len(args)], **given))
+        outputs = nest.flatten(output, backend.is_tensor, backend.children)
+        found = split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")
+        results = tuple(backend.asarray(outputs.leaves[place]) for place in found)
+        differentiable = tuple(is_differentiable(backend.dtype(result)) for result in results)
+        for place in found:
+            outputs.leaves[place] = None
+        finished.append((outputs, found))
+        positional = (*values[: len(args)], *_positional(fun, len(args), given))
+        return results, Pullback(described, rule, positional, outputs, found, differentiable)
+
+    results = backend.attach(flat, tensors)
+    outputs, found = finished[0]
+    leaves = list(outputs.leaves)
+    for place, result in zip(found, results, strict=True):
+        leaves[place] = result
+    return outputs.pack(leaves)
+
+
+def _pair(name: str, pair: Any) -> tuple[Any, Callable[..., Any]]:
+    """`(output, grad)`, as the function must return it."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise errors.not_a_pair(name, pair)
+    output, rule = pair
+    if not callable(rule):
+        raise errors.rule_not_callable(name, rule)
+    return output, rule
+
+
+def _in_order(fun: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in the order of the signature, those that it does not name last."""
+    found = signature.parameters(fun)
+    if found is None:
+        return kwargs
+    known = {name: kwargs[name] for name in found.names() if name in kwargs}
+    return known | {name: value for name, value in kwargs.items() if name not in known}
+
+
+def _positional(fun: Callable[..., Any], count: int, given: dict[str, Any]) -> Sequence[Any]:
+    """Arguments given by keyword to positional parameters, with the defaults of those between them."""
+    found = signature.parameters(fun) if given else None
+    if found is None:
+        return ()
+    names = found.positional[count:]
+    while names and names[-1] not in given:
+        names = names[:-1]
+    defaults = dict(zip(reversed(found.positional), reversed(found.defaults or ()), strict=False))
+    return [given[name] if name in given else defaults[name] for name in names]

@@ -1,0 +1,179 @@
+"""Nests: any structure of containers is laid flat once, and packed again, by optree.
+
+optree knows tuple, list, dict, namedtuple and the like. What it does not know by itself, dataclasses and
+types registered with the active framework's own tree utility, is put into a `_Node` that it does know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import optree
+
+_NAMESPACE = "keras_cg"
+
+# Leaves that are no containers for certain; asking further would only cost time.
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, type)
+
+Children = Callable[[Any], tuple[list[Any], Callable[[list[Any]], Any]] | None]
+
+
+class _Node:
+    """A container that optree does not know, as one that it does."""
+
+    def __init__(
+        self, children: list[Any], rebuild: Callable[[list[Any]], Any], kind: type, entries: tuple[str, ...]
+    ):
+        self.children = children
+        self.rebuild = rebuild
+        self.kind = kind
+        self.entries = entries
+
+
+class _Kind:
+    """What distinguishes two nodes: the type they stand for. How to rebuild one rides along."""
+
+    def __init__(self, node: _Node):
+        self.rebuild = node.rebuild
+        self.kind = node.kind
+        self.entries = node.entries
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Kind) and self.kind is other.kind
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+    def __repr__(self) -> str:
+        return self.kind.__qualname__
+
+
+class _Entry(optree.PyTreeEntry):
+    """A step into a node, as it is written: `.field` or `[0]`."""
+
+    def codify(self, /, node: str = "") -> str:
+        return f"{node}{self.entry}"
+
+
+optree.register_pytree_node(
+    _Node,
+    lambda node: (node.children, _Kind(node), node.entries),
+    lambda kind, children: _Node(list(children), kind.rebuild, kind.kind, kind.entries),
+    path_entry_type=_Entry,
+    namespace=_NAMESPACE,
+)
+
+
+class Nest(NamedTuple):
+    """A structure laid flat: its leaves, and what it takes to pack as many again."""
+
+    leaves: list[Any]
+    spec: Any
+    wrapped: bool
+
+    def pack(self, leaves: Sequence[Any]) -> Any:
+        """The structure again, with other leaves."""
+        value = optree.tree_unflatten(self.spec, leaves)
+        return _unwrap(value) if self.wrapped else value
+
+    def paths(self) -> list[str]:
+        """Where each leaf stands, as an index expression: `["w"][0]`."""
+        return [accessor.codify("") for accessor in optree.treespec_accessors(self.spec)]
+
+
+# The structure of a single leaf.
+LEAF = optree.treespec_leaf(none_is_leaf=True, namespace=_NAMESPACE)
+
+
+def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Nest:
+    """Lays `value` flat; None and everything else that is no container is a leaf.
+
+    Args:
+        value: Any nest.
+        is_tensor: Says which leaves are tensors, and so no containers.
+        children: Opens the containers of the active framework's own tree utility.
+    """
+    wrapped = wrap(value, is_tensor, children)
+    leaves, spec = optree.tree_flatten(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
+    return Nest(leaves, spec, wrapped is not value)
+
+
+def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
+    """`value` with a node in the place of every container that optree does not know; itself if there is none."""
+    leaves, spec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
+    nodes = [_wrap(leaf, is_tensor, children) for leaf in leaves]
+    if all(node is leaf for node, leaf in zip(nodes, leaves, strict=True)):
+        return value
+    return optree.tree_unflatten(spec, nodes)
+
+
+def is_leaf(wrapped: Any) -> bool:
+    """Whether something that `wrap` gave is no container."""
+    return optree.tree_is_leaf(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
+
+
+def open(wrapped: Any) -> tuple[Sequence[Any], list[Any]]:
+    """The keys and the children, one level deep, of a container that `wrap` gave."""
+    level = optree.tree_flatten_one_level(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
+    return level.entries, list(level.children)
+
+
+def show(wrapped: Any) -> str:
+    """The structure of something that `wrap` gave, for a message."""
+    spec = optree.tree_structure(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
+    return str(spec).removeprefix("PyTreeSpec(").removesuffix(f", NoneIsLeaf, namespace={_NAMESPACE!r})").removesuffix(", NoneIsLeaf)")
+
+
+def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
+    if isinstance(leaf, _ATOMS) or is_tensor(leaf):
+        return leaf
+    opened = children(leaf)
+    if opened is not None:
+        values, rebuild = opened
+        plain = rebuild(values)
+        if not is_leaf(plain):
+            # One of Python's own containers in disguise: a box of autograd, a list that TensorFlow tracks.
+            return wrap(plain, is_tensor, children)
+        entries = tuple(f"[{index}]" for index in range(len(values)))
+    elif dataclasses.is_dataclass(leaf):
+        values, rebuild = _fields(leaf)
+        entries = tuple(f".{field.name}" for field in dataclasses.fields(leaf))
+    else:
+        return leaf
+
+    parts = [wrap(value, is_tensor, children) for value in values]
+    return _Node(parts, rebuild, type(leaf), entries)
+
+
+def _unwrap(value: Any) -> Any:
+    def rebuild(node: Any) -> Any:
+        if isinstance(node, _Node):
+            return node.rebuild([_unwrap(child) for child in node.children])
+        return node
+
+    return optree.tree_map(
+        rebuild,
+        value,
+        is_leaf=lambda node: isinstance(node, _Node),
+        none_is_leaf=True,
+        namespace=_NAMESPACE,
+    )
+
+
+def _fields(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The fields of a dataclass, and the same object with others.
+
+    The copy is made without its constructor, which may convert or refuse what a framework passes through
+    while it traces.
+    """
+    names = [field.name for field in dataclasses.fields(value)]
+
+    def rebuild(children: list[Any]) -> Any:
+        made = object.__new__(type(value))
+        for name, child in (getattr(value, "__dict__", {}) | dict(zip(names, children, strict=True))).items():
+            object.__setattr__(made, name, child)
+        return made
+
+    return [getattr(value, name) for name in names], rebuild

@@ -1,0 +1,29 @@
+"""The active backend's own NumPy-style namespace, plus `custom_gradient`.
+
+`keras_cg.ops.exp` is `jax.numpy.exp`, `array_api_compat.torch.exp`, `tf.experimental.numpy.exp` or
+`autograd.numpy.exp`, looked up whenever it is read; not one function is defined here. Write
+`from keras_cg import ops` and `ops.exp(x)`; `from keras_cg.ops import exp` would fix the backend of that moment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keras_cg import config, errors
+from keras_cg.frontend import custom_gradient
+
+__all__ = ["custom_gradient"]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    namespace = config.active.namespace
+    try:
+        return getattr(namespace, name)
+    except AttributeError:
+        raise errors.no_such_op(name, config.backend(), namespace.__name__) from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *dir(config.active.namespace)})

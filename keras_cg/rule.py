@@ -1,0 +1,329 @@
+"""The user's rule: called under any convention, and checked for what it returns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from keras_cg import errors, nest, signature
+from keras_cg.backends import Backend
+from keras_cg.nest import Nest
+from keras_cg.signature import Parameters
+
+
+class Call(NamedTuple):
+    """One call of a decorated function: its arguments, bound and laid flat."""
+
+    backend: Backend
+    name: str
+    fun: Callable[..., Any]
+    # The values given, in the order of the signature, and the names of those given by keyword.
+    count: int
+    keywords: tuple[str, ...]
+    nest: Nest
+    # Which leaves are tensors, and as what.
+    places: tuple[int, ...]
+    shapes: tuple[tuple[int | None, ...] | None, ...]
+    dtypes: tuple[str, ...]
+
+    def labels(self) -> list[str]:
+        """Every leaf as the user would name it: `x`, `params["w"][0]`."""
+        found = signature.parameters(self.fun)
+        labels = []
+        for path in self.nest.paths():
+            index, _, rest = path[1:].partition("]")
+            position = int(index)
+            if position >= self.count:
+                label = self.keywords[position - self.count]
+            else:
+                label = found.label(position) if found else f"argument {position}"
+            labels.append(label + rest)
+        return labels
+
+    def label(self, number: int) -> str:
+        """The name of the tensor argument of that number."""
+        return self.labels()[self.places[number]]
+
+    def expected(self, number: int) -> str:
+        """Dtype and shape of the tensor argument of that number, as a message shows them."""
+        return describe(self.dtypes[number], self.shapes[number])
+
+
+def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:
+    """A tensor in a message: `float32[3, ?]`."""
+    if shape is None:
+        return f"{dtype}[...]"
+    return f"{dtype}[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def is_differentiable(dtype: str) -> bool:
+    """Whether tensors of this dtype have a gradient: floats of any width, and complex numbers."""
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
+class Pullback:
+    """The rule of one run of the function, as a backend sees it: flat and checked."""
+
+    def __init__(
+        self,
+        call: Call,
+        rule: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        outputs: Nest,
+        places: tuple[int, ...],
+        differentiable: tuple[bool, ...],
+    ):
+        self.call = call
+        self.rule = rule
+        self.arguments = arguments
+        # The output's structure alone: keeping its leaves here would keep them alive.
+        self.outputs = outputs._replace(leaves=[None] * len(outputs.leaves))
+        self.places = places
+        self.differentiable = differentiable
+
+    def capture(self, names: Sequence[str]) -> None:
+        """Told what trainable values the function read besides its arguments.
+
+        Raises:
+            CapturedVariableError: There are some, and the rule takes no `variables`.
+        """
+        if names and not _takes_variables(signature.parameters(self.rule)):
+            raise errors.captured_variable(self.call.name, names)
+
+    def __call__(
+        self, cotangents: Sequence[Any], variables: Sequence[Any] = ()
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The gradients of the tensor arguments and of `variables`, None where there is none."""
+        leaves = list(self.outputs.leaves)
+        for place, cotangent, differentiable in zip(self.places, cotangents, self.differentiable, strict=True):
+            leaves[place] = cotangent if differentiable else None
+        args, kwargs = self._arrange(leaves)
+        if not variables:
+            return self._collect(self.rule(*args, **kwargs)), ()
+        result = self.rule(*args, variables=list(variables), **kwargs)
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise errors.wrong_variable_count(self.call.name, errors.article(errors.type_name(result)), len(variables))
+        gradients, others = result
+        if not isinstance(others, (tuple, list)) or len(others) != len(variables):
+            came = f"{len(others)} of them" if isinstance(others, (tuple, list)) else errors.type_name(others)
+            raise errors.wrong_variable_count(self.call.name, came, len(variables))
+        return self._collect(gradients), tuple(
+            self._check(other, self.backend.shape(variable), self.backend.dtype(variable), f"variables[{index}]")
+            for index, (other, variable) in enumerate(zip(others, variables, strict=True))
+        )
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that the function was called on."""
+        return self.call.backend
+
+    # --- on the way in: one of the conventions -------------------------------------------------
+
+    def _arrange(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments for the rule, by the first convention that its signature fits."""
+        upstream = self.outputs.pack(leaves)
+        found = signature.parameters(self.rule)
+        if found is None:
+            return (upstream,), {}
+        positional = tuple(name for name in found.positional if name != "variables")
+        if found.varargs is None and len(positional) == 1 and "upstream" not in found.keyword_only:
+            return (upstream,), {}
+        if "upstream" in found.keyword_only or "upstream" in positional[1:]:
+            for arguments in (self.arguments, self._with_defaults()):
+                if _takes_arguments(found, positional, len(arguments)):
+                    return arguments, {"upstream": upstream}
+        elif found.varargs is not None:
+            if len(positional) <= len(leaves) or found.defaults is not None:
+                return tuple(leaves), {}
+        elif positional:
+            if found.defaults is not None and len(leaves) == 1:
+                return (upstream,), {}
+            required = len(positional) - (0 if found.defaults is None else len(found.defaults))
+            if required <= 1:
+                return (upstream,), {}
+            if required == len(self.places):
+                return tuple(leaves[place] for place in self.places), {}
+            if required == len(leaves):
+                return tuple(leaves), {}
+        raise errors.no_convention(self.call.name, self.rule, len(self.arguments), len(leaves))
+
+    def _with_defaults(self) -> tuple[Any, ...]:
+        """The function's positional arguments, with those left at their defaults."""
+        found = signature.parameters(self.call.fun)
+        if found is None or found.defaults is None or len(self.arguments) >= len(found.positional):
+            return self.arguments
+        missing = len(found.positional) - len(self.arguments)
+        return (*self.arguments, *found.defaults[len(found.defaults) - missing :])
+
+    # --- on the way out: one gradient per tensor argument --------------------------------------
+
+    def _collect(self, result: Any) -> tuple[Any, ...]:
+        """One checked gradient per tensor argument, from whatever structure the rule chose."""
+        gradients = self._pick(result)
+        call = self.call
+        return tuple(
+            self._check(gradient, shape, dtype, number)
+            for number, (gradient, shape, dtype) in enumerate(zip(gradients, call.shapes, call.dtypes, strict=True))
+        )
+
+    def _pick(self, result: Any) -> Sequence[Any]:
+        """What the rule returned for each tensor argument, in order."""
+        places, count = self.call.places, len(self.call.nest.leaves)
+        value = nest.wrap(result, self.backend.is_tensor, self.backend.children)
+        if isinstance(value, (tuple, list)) and all(nest.is_leaf(each) for each in value):
+            if len(value) == len(places):
+                return value
+            if len(value) == count:
+                return [value[place] for place in places]
+        elif nest.is_leaf(value) and len(places) == 1:
+            return [value]
+        for specs, kept in self._forms():
+            aligned = _align_all(specs, value)
+            if aligned is not None:
+                return [aligned[place] for place in kept]
+        raise self._misfit(value)
+
+    def _forms(self) -> Iterator[tuple[list[Any], list[int]]]:
+        """The structures a rule may return, each with the positions of the tensors in it."""
+        places = set(self.call.places)
+        specs = self.call.nest.spec.children()
+        tensors = []
+        start = 0
+        for spec in specs:
+            leaves = range(start, start + spec.num_leaves)
+            tensors.append([leaf in places for leaf in leaves])
+            start = leaves.stop
+        explicit = list(zip(specs, tensors, strict=True))
+        yield _form(explicit)
+        yield _form([(spec, marks) for spec, marks in explicit if any(marks)])
+        complete = self._with_every_default(explicit)
+        yield _form(complete)
+        yield _form([(nest.LEAF, [mark]) for _, marks in complete for mark in marks])
+
+    def _with_every_default(self, explicit: list[tuple[Any, list[bool]]]) -> list[tuple[Any, list[bool]]]:
+        """The arguments as `_forms` has them, those left at their defaults put in where they belong."""
+        call = self.call
+        try:
+            found = inspect.signature(call.fun)
+        except (TypeError, ValueError):
+            return explicit
+        numbers = range(len(explicit))
+        bound = found.bind(*numbers[: call.count], **dict(zip(call.keywords, numbers[call.count :], strict=True)))
+        given = set(bound.arguments)
+        bound.apply_defaults()
+        complete = []
+        for name, value in bound.arguments.items():
+            kind = found.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                complete += [explicit[number] for number in value]
+            elif kind is inspect.Parameter.VAR_KEYWORD:
+                complete += [explicit[number] for number in value.values()]
+            elif name in given:
+                complete.append(explicit[value])
+            else:
+                spec = nest.flatten(value, self.backend.is_tensor, self.backend.children).spec
+                complete.append((spec, [False] * spec.num_leaves))
+        return complete
+
+    def _misfit(self, value: Any) -> errors.GradientError:
+        """The error for a result that fits no structure: its count is wrong, or else its nest."""
+        call = self.call
+        labels = call.labels()
+        if nest.is_leaf(value):
+            came = 1
+        elif isinstance(value, (tuple, list)) and all(nest.is_leaf(each) for each in value):
+            came = len(value)
+        else:
+            return errors.wrong_structure(call.name, nest.show(value), f"({', '.join(labels)})")
+        return errors.wrong_count(call.name, came, [labels[place] for place in call.places], len(labels))
+
+    def _check(self, gradient: Any, shape: Any, dtype: str, which: int | str) -> Any:
+        """`gradient` as a tensor like its argument, or None."""
+        if not is_differentiable(dtype) or gradient is None:
+            return None
+        backend = self.backend
+        if isinstance(gradient, (int, float, complex)):
+            if not isinstance(gradient, bool) and gradient == 0:
+                return None
+        elif not backend.is_tensor(gradient):
+            raise errors.not_a_gradient(self.call.name, self._label(which), gradient, describe(dtype, shape))
+        gradient = backend.asarray(gradient)
+        came = backend.dtype(gradient)
+        if came.startswith("complex") and not dtype.startswith("complex"):
+            expected = describe(dtype, shape)
+            raise errors.wrong_kind(
+                self.call.name, self._label(which), describe(came, backend.shape(gradient)), expected
+            )
+        if not _compatible(backend.shape(gradient), shape):
+            raise errors.wrong_shape(
+                self.call.name, self._label(which), describe(came, backend.shape(gradient)), describe(dtype, shape)
+            )
+        return gradient if came == dtype else backend.cast(gradient, dtype)
+
+    def _label(self, which: int | str) -> str:
+        return which if isinstance(which, str) else self.call.label(which)
+
+
+def _takes_variables(found: Parameters | None) -> bool:
+    return found is not None and ("variables" in found.names() or found.varkw is not None)
+
+
+def _takes_arguments(found: Parameters, positional: tuple[str, ...], count: int) -> bool:
+    """Whether a rule with an `upstream` that it gets by name can be called with `count` arguments before it."""
+    if "upstream" in positional:
+        return positional.index("upstream") == count
+    if found.varargs is not None:
+        return len(positional) <= count
+    return len(positional) == count or (found.defaults is not None and len(positional) > count)
+
+
+def _compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> bool:
+    """Whether two shapes are equal, as far as they are known."""
+    if came is None or expected is None:
+        return True
+    if len(came) != len(expected):
+        return False
+    return all(a is None or b is None or a == b for a, b in zip(came, expected, strict=True))
+
+
+def _form(arguments: list[tuple[Any, list[bool]]]) -> tuple[list[Any], list[int]]:
+    marks = [mark for _, marks in arguments for mark in marks]
+    return [spec for spec, _ in arguments], [place for place, mark in enumerate(marks) if mark]
+
+
+def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
+    """The leaves of `value`, a sequence with one part for each of `specs`; a single part may stand bare."""
+    if isinstance(value, (tuple, list)) and len(value) == len(specs):
+        parts = [_align(spec, part) for spec, part in zip(specs, value, strict=True)]
+        if all(part is not None for part in parts):
+            return [leaf for part in parts if part is not None for leaf in part]
+    return _align(specs[0], value) if len(specs) == 1 else None
+
+
+def _align(spec: Any, value: Any) -> list[Any] | None:
+    """The leaves of `value` in the order of `spec`, or None if it is another structure.
+
+    None or the number 0 may stand for a whole part; a list may stand for a tuple.
+    """
+    if spec.is_leaf():
+        return [value] if nest.is_leaf(value) else None
+    if value is None or (isinstance(value, (int, float)) and value == 0):
+        return [None] * spec.num_leaves
+    if nest.is_leaf(value):
+        return None
+    entries, children = nest.open(value)
+    if issubclass(spec.type, (tuple, list)):
+        if not isinstance(value, (tuple, list)) or len(children) != spec.num_children:
+            return None
+    elif issubclass(spec.type, Mapping):
+        if not isinstance(value, Mapping) or set(entries) != set(spec.entries()):
+            return None
+        by_key = dict(zip(entries, children, strict=True))
+        children = [by_key[key] for key in spec.entries()]
+    elif type(value) is not spec.type or list(entries) != list(spec.entries()):
+        return None
+    parts = [_align(inner, child) for inner, child in zip(spec.children(), children, strict=True)]
+    if any(part is None for part in parts):
+        return None
+    return [leaf for part in parts if part is not None for leaf in part]
