@@ -7,8 +7,7 @@ name, the argument's name and path, what came and what was expected.
 from __future__ import annotations
 
 import difflib
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = ["CapturedVariableError", "GradientError"]
 
@@ -165,13 +164,8 @@ def rule_not_callable(function: str, rule: object) -> TypeError:
     )
 
 
-def no_convention(function: str, rule: Callable[..., object], arguments: int, outputs: int) -> TypeError:
+def no_convention(function: str, shown: str, arguments: int, outputs: int) -> TypeError:
     """The signature of the rule fits none of the conventions."""
-    name = getattr(rule, "__name__", type(rule).__name__)
-    try:
-        shown = f"{name}{inspect.signature(rule)}"
-    except (TypeError, ValueError):
-        shown = f"{name}(...)"
     return TypeError(
         _lines(
             f"{function}: no calling convention fits the signature of its rule.",

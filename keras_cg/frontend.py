@@ -232,5 +232,7 @@ def _positional(fun: Callable[..., Any], count: int, given: dict[str, Any]) -> S
     names = found.positional[count:]
     while names and names[-1] not in given:
         names = names[:-1]
-    defaults = dict(zip(reversed(found.positional), reversed(found.defaults or ()), strict=False))
+    if all(name in given for name in names):
+        return [given[name] for name in names]
+    defaults = dict(zip(reversed(found.positional), reversed(found.defaults()), strict=False))
     return [given[name] if name in given else defaults[name] for name in names]

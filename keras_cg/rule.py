@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -99,9 +98,17 @@ class Pullback:
         for place, cotangent, differentiable in zip(self.places, cotangents, self.differentiable, strict=True):
             leaves[place] = cotangent if differentiable else None
         args, kwargs = self._arrange(leaves)
+        if variables:
+            kwargs = {**kwargs, "variables": list(variables)}
+        try:
+            result = self.rule(*args, **kwargs)
+        except TypeError:
+            found = signature.parameters(self.rule)
+            if found is not None and not kwargs and len(args) == 1 < found.required():
+                raise self._misfit_signature(leaves) from None
+            raise
         if not variables:
-            return self._collect(self.rule(*args, **kwargs)), ()
-        result = self.rule(*args, variables=list(variables), **kwargs)
+            return self._collect(result), ()
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise errors.wrong_variable_count(self.call.name, errors.article(errors.type_name(result)), len(variables))
         gradients, others = result
@@ -130,31 +137,41 @@ class Pullback:
         if found.varargs is None and len(positional) == 1 and "upstream" not in found.keyword_only:
             return (upstream,), {}
         if "upstream" in found.keyword_only or "upstream" in positional[1:]:
-            for arguments in (self.arguments, self._with_defaults()):
-                if _takes_arguments(found, positional, len(arguments)):
-                    return arguments, {"upstream": upstream}
+            if _takes_arguments(found, positional, len(self.arguments)):
+                return self.arguments, {"upstream": upstream}
+            complete = self._with_defaults()
+            if _takes_arguments(found, positional, len(complete)):
+                return complete, {"upstream": upstream}
         elif found.varargs is not None:
-            if len(positional) <= len(leaves) or found.defaults is not None:
+            if len(positional) <= len(leaves) or found.required() <= len(leaves):
                 return tuple(leaves), {}
+        elif len(positional) > 1 and len(leaves) == 1:
+            # All but the first have defaults, or the call will tell: see __call__.
+            return (upstream,), {}
         elif positional:
-            if found.defaults is not None and len(leaves) == 1:
-                return (upstream,), {}
-            required = len(positional) - (0 if found.defaults is None else len(found.defaults))
+            required = found.required()
             if required <= 1:
                 return (upstream,), {}
             if required == len(self.places):
                 return tuple(leaves[place] for place in self.places), {}
             if required == len(leaves):
                 return tuple(leaves), {}
-        raise errors.no_convention(self.call.name, self.rule, len(self.arguments), len(leaves))
+        raise self._misfit_signature(leaves)
+
+    def _misfit_signature(self, leaves: list[Any]) -> TypeError:
+        name = getattr(self.rule, "__name__", type(self.rule).__name__)
+        found = signature.parameters(self.rule)
+        shown = found.show(name) if found else f"{name}(...)"
+        return errors.no_convention(self.call.name, shown, len(self.arguments), len(leaves))
 
     def _with_defaults(self) -> tuple[Any, ...]:
         """The function's positional arguments, with those left at their defaults."""
         found = signature.parameters(self.call.fun)
-        if found is None or found.defaults is None or len(self.arguments) >= len(found.positional):
+        if found is None or len(self.arguments) >= len(found.positional):
             return self.arguments
+        defaults = found.defaults()
         missing = len(found.positional) - len(self.arguments)
-        return (*self.arguments, *found.defaults[len(found.defaults) - missing :])
+        return (*self.arguments, *defaults[len(defaults) - missing :]) if len(defaults) >= missing else self.arguments
 
     # --- on the way out: one gradient per tensor argument --------------------------------------
 
@@ -204,27 +221,25 @@ class Pullback:
     def _with_every_default(self, explicit: list[tuple[Any, list[bool]]]) -> list[tuple[Any, list[bool]]]:
         """The arguments as `_forms` has them, those left at their defaults put in where they belong."""
         call = self.call
-        try:
-            found = inspect.signature(call.fun)
-        except (TypeError, ValueError):
+        found = signature.parameters(call.fun)
+        if found is None:
             return explicit
-        numbers = range(len(explicit))
-        bound = found.bind(*numbers[: call.count], **dict(zip(call.keywords, numbers[call.count :], strict=True)))
-        given = set(bound.arguments)
-        bound.apply_defaults()
-        complete = []
-        for name, value in bound.arguments.items():
-            kind = found.parameters[name].kind
-            if kind is inspect.Parameter.VAR_POSITIONAL:
-                complete += [explicit[number] for number in value]
-            elif kind is inspect.Parameter.VAR_KEYWORD:
-                complete += [explicit[number] for number in value.values()]
-            elif name in given:
-                complete.append(explicit[value])
-            else:
-                spec = nest.flatten(value, self.backend.is_tensor, self.backend.children).spec
-                complete.append((spec, [False] * spec.num_leaves))
-        return complete
+        named = dict(zip(call.keywords, explicit[call.count :], strict=True))
+        complete = explicit[: min(call.count, len(found.positional))]
+        missing = found.positional[call.count :]
+        if any(name not in named for name in missing):
+            defaults = found.defaults()
+            by_name = dict(zip(found.positional[len(found.positional) - len(defaults) :], defaults, strict=True))
+        complete += [named.pop(name) if name in named else self._untouched(by_name[name]) for name in missing]
+        complete += explicit[len(found.positional) : call.count]
+        if any(name not in named for name in found.keyword_only):
+            by_name = found.keyword_defaults()
+        complete += [named.pop(name) if name in named else self._untouched(by_name[name]) for name in found.keyword_only]
+        return [*complete, *named.values()]
+
+    def _untouched(self, default: Any) -> tuple[Any, list[bool]]:
+        spec = nest.flatten(default, self.backend.is_tensor, self.backend.children).spec
+        return spec, [False] * spec.num_leaves
 
     def _misfit(self, value: Any) -> errors.GradientError:
         """The error for a result that fits no structure: its count is wrong, or else its nest."""
@@ -275,7 +290,7 @@ def _takes_arguments(found: Parameters, positional: tuple[str, ...], count: int)
         return positional.index("upstream") == count
     if found.varargs is not None:
         return len(positional) <= count
-    return len(positional) == count or (found.defaults is not None and len(positional) > count)
+    return len(positional) == count or (len(positional) > count >= found.required())
 
 
 def _compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> bool:

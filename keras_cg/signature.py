@@ -23,9 +23,10 @@ class Parameters(NamedTuple):
     keyword_only: tuple[str, ...]
     varargs: str | None
     varkw: str | None
-    # The defaults of the last positional parameters, or None. Looked at as late as possible: torch.compile
-    # knows that there are some, but not how many if one of them is a tensor.
-    defaults: tuple[Any, ...] | None
+    # Gives the defaults of the last positional parameters. Asked only where nothing else decides, because
+    # torch.compile (2.13) cannot read those of a function that is made while it traces.
+    defaults: Callable[[], tuple[Any, ...]]
+    keyword_defaults: Callable[[], dict[str, Any]]
 
     def names(self) -> tuple[str, ...]:
         """Every named parameter, in order."""
@@ -37,13 +38,25 @@ class Parameters(NamedTuple):
             return self.positional[index]
         return f"{self.varargs or 'args'}[{index - len(self.positional)}]"
 
+    def required(self) -> int:
+        """How many positional parameters have no default, `variables` not counted."""
+        required = self.positional[: len(self.positional) - len(self.defaults())]
+        return len(required) - ("variables" in required)
+
+    def show(self, name: str) -> str:
+        """The signature as a message shows it."""
+        parts = [*self.positional]
+        if self.varargs or self.keyword_only:
+            parts.append(f"*{self.varargs or ''}")
+        parts += self.keyword_only
+        if self.varkw:
+            parts.append(f"**{self.varkw}")
+        return f"{name}({', '.join(parts)})"
+
     def without_first(self, count: int) -> Parameters:
         """The same with the first positional parameters already bound."""
         positional = self.positional[count:]
-        defaults = self.defaults
-        if defaults is not None and len(defaults) > len(positional):
-            defaults = defaults[len(defaults) - len(positional) :]
-        return self._replace(positional=positional, defaults=defaults)
+        return self._replace(positional=positional, defaults=lambda: _last(len(positional), self.defaults()))
 
 
 def parameters(fun: Callable[..., Any]) -> Parameters | None:
@@ -72,8 +85,18 @@ def _from_code(fun: FunctionType) -> Parameters:
         keyword_only=names[first:last],
         varargs=names[last] if has_varargs else None,
         varkw=names[last + has_varargs] if code.co_flags & inspect.CO_VARKEYWORDS else None,
-        defaults=fun.__defaults__,
+        defaults=lambda: _defaults(fun),
+        keyword_defaults=lambda: fun.__kwdefaults__ or {},
     )
+
+
+def _defaults(fun: FunctionType) -> tuple[Any, ...]:
+    # The next line is what torch.compile shows when it stops there, so that is where the remedy stands.
+    return fun.__defaults__ or ()  # torch.compile cannot read these: make them keyword-only, as in `*, k=7`
+
+
+def _last(count: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values[max(0, len(values) - count) :]
 
 
 def _bind_keywords(found: Parameters, bound: tuple[str, ...]) -> Parameters:
@@ -81,15 +104,12 @@ def _bind_keywords(found: Parameters, bound: tuple[str, ...]) -> Parameters:
     at = next((index for index, name in enumerate(found.positional) if name in bound), None)
     if at is None:
         return found
-    defaults = found.defaults
-    if defaults is not None:
-        kept = max(0, len(defaults) - (len(found.positional) - at))
-        defaults = defaults[:kept] or None
+    keyword_only = found.positional[at:]
     return found._replace(
         positional=found.positional[:at],
-        keyword_only=(*found.positional[at:], *found.keyword_only),
+        keyword_only=(*keyword_only, *found.keyword_only),
         varargs=None,
-        defaults=defaults,
+        defaults=lambda: found.defaults()[: -len(keyword_only)],
     )
 
 
@@ -105,5 +125,6 @@ def _from_inspect(fun: Callable[..., Any]) -> Parameters | None:
         keyword_only=tuple(each.name for each in found if each.kind is _KEYWORD_ONLY),
         varargs=next((each.name for each in found if each.kind is each.VAR_POSITIONAL), None),
         varkw=next((each.name for each in found if each.kind is each.VAR_KEYWORD), None),
-        defaults=tuple(each.default for each in positional if each.default is not each.empty) or None,
+        defaults=lambda: tuple(each.default for each in positional if each.default is not each.empty),
+        keyword_defaults=lambda: {each.name: each.default for each in found if each.kind is _KEYWORD_ONLY},
     )

@@ -54,22 +54,24 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         outputs, pullback = fun(*tensors)
         _capture(outputs, pullback)
         return outputs
-    first: list[Pullback] = []
+    ran: list[tuple[tuple[Any, ...], Pullback]] = []
 
     @primitive
     def run(*tensors: Any) -> tuple[Any, ...]:
         outputs, pullback = fun(*tensors)
         _capture(outputs, pullback)
-        first.append(pullback)
-        return boxed_tuple(outputs)
+        ran.append((outputs, pullback))
+        return boxed_tuple([each for each in outputs if _is_floating(each)])
 
     def vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
         # Boxed arguments: an outer level differentiates this gradient, so the rule must hang on them.
         again = any(isinstance(arg, Box) for arg in args)
 
         def vjp(upstream: Any) -> list[Any]:
-            pullback = fun(*args)[1] if again else first[0]
-            gradients, _ = pullback([_conjugate(each) for each in upstream])
+            outputs, pullback = fun(*args) if again else ran[0]
+            arriving = iter(upstream)
+            cotangents = [_conjugate(next(arriving)) if _is_floating(each) else None for each in outputs]
+            gradients, _ = pullback(cotangents)
             return [
                 vspace(args[argnum]).zeros() if gradients[argnum] is None else _conjugate(gradients[argnum])
                 for argnum in argnums
@@ -78,7 +80,13 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return vjp
 
     defvjp_argnums(run, vjps)
-    return tuple(run(*tensors))
+    floating = iter(run(*tensors))
+    # autograd has no vector space of integers, so they go past it.
+    return tuple(next(floating) if _is_floating(each) else each for each in ran[0][0])
+
+
+def _is_floating(tensor: Any) -> bool:
+    return bool(numpy.issubdtype(namespace.result_type(tensor), numpy.inexact))
 
 
 def _capture(outputs: Sequence[Any], pullback: Pullback) -> None:

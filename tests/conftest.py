@@ -1,0 +1,97 @@
+"""Which backends the tests run on, and how they reach each framework.
+
+`pytest --backends=jax,torch` runs on those, and one that does not start is a failure; without the option, on every
+backend that is installed.
+"""
+
+import importlib
+from types import SimpleNamespace
+
+import keras_cg
+import numpy as np
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--backends", default="", help="the backends to test, with commas between; default: all installed")
+
+
+def pytest_configure(config):
+    requested = config.getoption("--backends")
+    names = tuple(requested.split(",")) if requested else keras_cg.available_backends()
+    config.stash[NAMES] = names
+    for name in names:
+        # A backend that was asked for and does not start must fail the run, not shorten it.
+        with keras_cg.use_backend(name):
+            getattr(keras_cg.ops, "exp")  # noqa: B009 - reading it is what loads the backend
+
+
+NAMES = pytest.StashKey()
+
+
+class Frame:
+    """One framework in one mode: what a test needs to run a function and to differentiate it natively."""
+
+    def __init__(self, name, mode):
+        self.name, self.mode = name, mode
+        self.native = importlib.import_module(f"frameworks.{name}")
+
+    def differentiate(self, f, *arrays):
+        """`(output, gradients)` as NumPy arrays, by the framework's own engine."""
+        arrays = [np.asarray(array, np.float32) if isinstance(array, (list, float)) else array for array in arrays]
+        return self.native.differentiate(f, arrays, self.mode)
+
+    def gradients(self, f, *arrays):
+        return self.differentiate(f, *arrays)[1]
+
+    def tensor(self, array):
+        return self.native.tensor(np.asarray(array, np.float32) if isinstance(array, (list, float)) else array)
+
+    def array(self, tensor):
+        return self.native.array(tensor)
+
+
+def pytest_generate_tests(metafunc):
+    names = metafunc.config.stash[NAMES]
+    if "frame" in metafunc.fixturenames:
+        frames = [(name, mode) for name in names for mode in importlib.import_module(f"frameworks.{name}").MODES]
+        metafunc.parametrize("frame", frames, ids=[f"{name}-{mode}" for name, mode in frames], indirect=True)
+    elif "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", names, indirect=True)
+
+
+@pytest.fixture
+def frame(request):
+    """A framework in one of its modes, its backend active."""
+    with keras_cg.use_backend(request.param[0]):
+        yield Frame(*request.param)
+
+
+@pytest.fixture
+def backend(request):
+    """The name of a backend, which is active."""
+    with keras_cg.use_backend(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def eager(backend):
+    """The framework of the active backend in its eager mode."""
+    return Frame(backend, "eager")
+
+
+@pytest.fixture
+def backends(request):
+    """Every backend under test."""
+    return request.config.stash[NAMES]
+
+
+@pytest.fixture
+def clean_environment(monkeypatch):
+    """No choice of a backend from anywhere."""
+    for name in ("KERAS_CG_BACKEND", "KERAS_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(__import__("sys").modules, "keras", raising=False)
+    keras_cg.set_backend(None)
+    yield SimpleNamespace(set=monkeypatch.setenv, module=monkeypatch.setitem)
+    keras_cg.set_backend(None)

@@ -1,0 +1,27 @@
+"""NumPy, differentiated by HIPS autograd."""
+
+import autograd
+import autograd.numpy as anp
+import numpy as np
+
+MODES = ("eager",)
+
+
+def tensor(array):
+    return np.asarray(array)
+
+
+def array(tensor):
+    return np.asarray(tensor)
+
+
+def differentiate(f, arrays, mode):
+    outputs = []
+
+    def loss(arrays):
+        output = f(*arrays)
+        outputs.append(output)
+        return anp.sum(output)
+
+    gradients = autograd.grad(loss)(tuple(arrays))
+    return np.asarray(f(*arrays)), [np.asarray(gradient) for gradient in gradients]

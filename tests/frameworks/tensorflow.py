@@ -1,0 +1,26 @@
+"""TensorFlow, eagerly, in a graph and compiled by XLA."""
+
+import numpy as np
+import tensorflow as tf
+
+MODES = ("eager", "function", "jit_compile")
+
+
+def tensor(array):
+    return tf.constant(array)
+
+
+def array(tensor):
+    return tensor.numpy()
+
+
+def differentiate(f, arrays, mode):
+    tensors = [tf.constant(array) for array in arrays]
+    if mode != "eager":
+        f = tf.function(f, jit_compile=mode == "jit_compile")
+    with tf.GradientTape() as tape:
+        tape.watch([each for each in tensors if each.dtype.is_floating or each.dtype.is_complex])
+        output = f(*tensors)
+        loss = tf.reduce_sum(output)
+    gradients = tape.gradient(loss, tensors)
+    return array(output), [None if each is None else array(each) for each in gradients]
