@@ -34,9 +34,11 @@ class CustomGradient(Generic[P, Output]):
 
     def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
         functools.update_wrapper(self, fun)
+        # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
+        self._name = function_name(fun)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Output:
-        return call(self.__wrapped__, args, kwargs)  # type: ignore[no-any-return]
+        return call(self._name, self.__wrapped__, args, kwargs)  # type: ignore[no-any-return]
 
     @overload
     def __get__(self, instance: None, owner: type) -> CustomGradient[P, Output]: ...
@@ -50,7 +52,7 @@ class CustomGradient(Generic[P, Output]):
         return CustomGradient(self.__wrapped__.__get__(instance, owner))
 
     def __repr__(self) -> str:
-        return f"<custom_gradient {function_name(self.__wrapped__)}>"
+        return f"<custom_gradient {self._name}>"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         # As a function: by name if it is to be found there, so that pickling works for what a module defines.
@@ -162,10 +164,9 @@ def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) 
     return tuple(places)
 
 
-def call(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a decorated function: the whole way in, to the backend, and back."""
     backend = config.active
-    name = function_name(fun)
     if kwargs:
         kwargs = _in_order(fun, kwargs)
     arguments = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)

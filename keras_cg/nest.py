@@ -7,7 +7,7 @@ types registered with the active framework's own tree utility, is put into a `_N
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import optree
@@ -83,10 +83,6 @@ class Nest(NamedTuple):
         return [accessor.codify("") for accessor in optree.treespec_accessors(self.spec)]
 
 
-# The structure of a single leaf.
-LEAF = optree.treespec_leaf(none_is_leaf=True, namespace=_NAMESPACE)
-
-
 def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Nest:
     """Lays `value` flat; None and everything else that is no container is a leaf.
 
@@ -95,18 +91,19 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
         is_tensor: Says which leaves are tensors, and so no containers.
         children: Opens the containers of the active framework's own tree utility.
     """
-    wrapped = wrap(value, is_tensor, children)
-    leaves, spec = optree.tree_flatten(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
-    return Nest(leaves, spec, wrapped is not value)
-
-
-def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
-    """`value` with a node in the place of every container that optree does not know; itself if there is none."""
     leaves, spec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
     nodes = [_wrap(leaf, is_tensor, children) for leaf in leaves]
     if all(node is leaf for node, leaf in zip(nodes, leaves, strict=True)):
-        return value
-    return optree.tree_unflatten(spec, nodes)
+        return Nest(leaves, spec, False)
+    value = optree.tree_unflatten(spec, nodes)
+    leaves, spec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
+    return Nest(leaves, spec, True)
+
+
+def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
+    """`value` with a node in the place of every container that optree does not know."""
+    laid = flatten(value, is_tensor, children)
+    return optree.tree_unflatten(laid.spec, laid.leaves)
 
 
 def is_leaf(wrapped: Any) -> bool:
@@ -122,8 +119,13 @@ def open(wrapped: Any) -> tuple[Sequence[Any], list[Any]]:
 
 def show(wrapped: Any) -> str:
     """The structure of something that `wrap` gave, for a message."""
-    spec = optree.tree_structure(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
-    return str(spec).removeprefix("PyTreeSpec(").removesuffix(f", NoneIsLeaf, namespace={_NAMESPACE!r})").removesuffix(", NoneIsLeaf)")
+    if is_leaf(wrapped):
+        return "*"
+    entries, children = open(wrapped)
+    if isinstance(wrapped, Mapping):
+        return "{" + ", ".join(f"{key!r}: {show(child)}" for key, child in zip(entries, children, strict=True)) + "}"
+    inside = ", ".join(show(child) for child in children)
+    return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
 
 
 def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:

@@ -216,7 +216,7 @@ class Pullback:
         yield _form([(spec, marks) for spec, marks in explicit if any(marks)])
         complete = self._with_every_default(explicit)
         yield _form(complete)
-        yield _form([(nest.LEAF, [mark]) for _, marks in complete for mark in marks])
+        yield _form([(None, [mark]) for _, marks in complete for mark in marks])
 
     def _with_every_default(self, explicit: list[tuple[Any, list[bool]]]) -> list[tuple[Any, list[bool]]]:
         """The arguments as `_forms` has them, those left at their defaults put in where they belong."""
@@ -225,21 +225,25 @@ class Pullback:
         if found is None:
             return explicit
         named = dict(zip(call.keywords, explicit[call.count :], strict=True))
-        complete = explicit[: min(call.count, len(found.positional))]
         missing = found.positional[call.count :]
+        defaults: dict[str, Any] = {}
         if any(name not in named for name in missing):
-            defaults = found.defaults()
-            by_name = dict(zip(found.positional[len(found.positional) - len(defaults) :], defaults, strict=True))
-        complete += [named.pop(name) if name in named else self._untouched(by_name[name]) for name in missing]
-        complete += explicit[len(found.positional) : call.count]
+            values = found.defaults()
+            defaults.update(zip(found.positional[len(found.positional) - len(values) :], values, strict=True))
         if any(name not in named for name in found.keyword_only):
-            by_name = found.keyword_defaults()
-        complete += [named.pop(name) if name in named else self._untouched(by_name[name]) for name in found.keyword_only]
-        return [*complete, *named.values()]
+            defaults.update(found.keyword_defaults())
 
-    def _untouched(self, default: Any) -> tuple[Any, list[bool]]:
-        spec = nest.flatten(default, self.backend.is_tensor, self.backend.children).spec
-        return spec, [False] * spec.num_leaves
+        def take(name: str) -> tuple[Any, list[bool]]:
+            if name in named:
+                return named.pop(name)
+            spec = nest.flatten(defaults[name], self.backend.is_tensor, self.backend.children).spec
+            return spec, [False] * spec.num_leaves
+
+        complete = explicit[: min(call.count, len(found.positional))]
+        complete += [take(name) for name in missing]
+        complete += explicit[len(found.positional) : call.count]
+        complete += [take(name) for name in found.keyword_only]
+        return [*complete, *named.values()]
 
     def _misfit(self, value: Any) -> errors.GradientError:
         """The error for a result that fits no structure: its count is wrong, or else its nest."""
@@ -319,9 +323,9 @@ def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
 def _align(spec: Any, value: Any) -> list[Any] | None:
     """The leaves of `value` in the order of `spec`, or None if it is another structure.
 
-    None or the number 0 may stand for a whole part; a list may stand for a tuple.
+    A `spec` of None is a leaf. None or the number 0 may stand for a whole part; a list may stand for a tuple.
     """
-    if spec.is_leaf():
+    if spec is None or spec.is_leaf():
         return [value] if nest.is_leaf(value) else None
     if value is None or (isinstance(value, (int, float)) and value == 0):
         return [None] * spec.num_leaves

@@ -51,17 +51,21 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    count = len(tensors)
+
     @tf.custom_gradient
-    def run(*tensors: Any) -> tuple[tuple[Any, ...], Callable[..., Any]]:
-        outputs, pullback = fun(*tensors)
+    def run(*given: Any) -> tuple[tuple[Any, ...], Callable[..., Any]]:
+        outputs, pullback = fun(*given[:count])
 
         def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
             gradients, others = pullback(cotangents, variables)
-            return (list(gradients), list(others)) if variables else list(gradients)
+            gradients = [*gradients, *[None] * (len(given) - count)]
+            return (gradients, list(others)) if variables else gradients
 
         return outputs, backward
 
-    return tuple(run(*tensors))
+    # In a graph, TensorFlow cannot wrap a function without any tensor.
+    return tuple(run(*tensors) if tensors else run(tf.zeros(())))
 
 
 def vjp(

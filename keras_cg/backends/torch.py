@@ -48,7 +48,17 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     # `fun` runs once, here, on values cut from the graph, and the Function below carries the result.
     outputs, pullback = fun(*[tensor.detach() for tensor in tensors])
     pullback.capture([_name(output) for output in outputs if output.requires_grad])
-    return _Attach.apply(fun, pullback, len(outputs), *outputs, *tensors)
+    return _Attach.apply(fun, pullback, len(outputs), *_distinct((*outputs, *tensors)))
+
+
+def _distinct(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    # torch.compile (2.13) refuses a Function that gets one tensor twice; eagerly it is no matter.
+    if not torch.compiler.is_compiling():
+        return tensors
+    found: list[torch.Tensor] = []
+    for tensor in tensors:
+        found.append(tensor.view_as(tensor) if any(tensor is other for other in found) else tensor)
+    return found
 
 
 def _name(output: torch.Tensor) -> str:

@@ -1,0 +1,387 @@
+"""CONTRACT 3: what a rule may return, and what it gets for anything else. The rules are wrong on purpose."""
+
+import collections
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+from keras_cg import GradientError, custom_gradient, ops
+
+X = np.array([1.0, 2.0, 3.0], np.float32)
+Y = np.array([0.5, -1.0, 2.0], np.float32)
+SEVEN, FIVE = np.full(3, 7.0), np.full(3, 5.0)
+
+Point = collections.namedtuple("Point", "a b")
+
+
+@dataclasses.dataclass
+class Pair:
+    a: object
+    b: object
+
+
+def zeros_if_none(gradient, shape=(3,)):
+    return np.zeros(shape) if gradient is None else gradient
+
+
+def check_two(frame, function, *more, **keywords):
+    """`function(x, y, ...)` whose rule gives 7 for x and 5 for y."""
+    decorated = custom_gradient(function)
+    output, (gx, gy) = frame.differentiate(lambda x, y: decorated(x, y, *more, **keywords), X, Y)
+    np.testing.assert_allclose(output, X * Y)
+    np.testing.assert_allclose(gx, SEVEN)
+    np.testing.assert_allclose(gy, FIVE)
+
+
+def check_nest(frame, build, rule):
+    """A function of one nest of x and y, made by `build`; `rule(7, 5)` says how its gradients come."""
+
+    @custom_gradient
+    def f(nest):
+        a, b = (nest[key] for key in ("a", "b")) if isinstance(nest, dict) else _parts(nest)
+        return a * b, lambda upstream: rule(7 * upstream, 5 * upstream)
+
+    output, (gx, gy) = frame.differentiate(lambda x, y: f(build(x, y)), X, Y)
+    np.testing.assert_allclose(output, X * Y)
+    np.testing.assert_allclose(gx, SEVEN)
+    np.testing.assert_allclose(gy, FIVE)
+
+
+def _parts(nest):
+    return (nest.a, nest.b) if hasattr(nest, "a") else nest
+
+
+# --- accepted ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("container", [tuple, list], ids=["tuple", "list"])
+def test_flat(frame, container):
+    check_two(frame, lambda x, y: (x * y, lambda upstream: container([7 * upstream, 5 * upstream])))
+
+
+@pytest.mark.parametrize("wrap", [lambda g: g, lambda g: (g,), lambda g: [g]], ids=["bare", "tuple", "list"])
+def test_one(frame, wrap):
+    decorated = custom_gradient(lambda x: (x * 2, lambda upstream: wrap(7 * upstream)))
+    (gx,) = frame.gradients(decorated, X)
+    np.testing.assert_allclose(gx, SEVEN)
+
+
+def test_bare_beside_static_arguments(frame):
+    decorated = custom_gradient(lambda x, n, name: (x * n, lambda upstream: 7 * upstream))
+    (gx,) = frame.gradients(lambda x: decorated(x, 2, "name"), X)
+    np.testing.assert_allclose(gx, SEVEN)
+
+
+def test_over_all_leaves(frame):
+    def f(x, n, y, name):
+        return x * y, lambda upstream: (7 * upstream, None, 5 * upstream, "ignored")
+
+    decorated = custom_gradient(f)
+    gx, gy = frame.gradients(lambda x, y: decorated(x, 3, y, "name"), X, Y)
+    np.testing.assert_allclose(gx, SEVEN)
+    np.testing.assert_allclose(gy, FIVE)
+
+
+def f_with_defaults(x, n=2, y=None, *, scale=1.0):
+    return x * y, lambda upstream: (7 * upstream, None, 5 * upstream, None)
+
+
+def test_over_all_leaves_with_those_left_at_their_defaults(frame):
+    decorated = custom_gradient(f_with_defaults)
+    gx, gy = frame.gradients(lambda x, y: decorated(x, y=y), X, Y)
+    np.testing.assert_allclose(gx, SEVEN)
+    np.testing.assert_allclose(gy, FIVE)
+
+
+def test_over_given_leaves_without_those_left_at_their_defaults(frame):
+    def f(x, n=2, y=None, *, scale=1.0):
+        return x * y, lambda upstream: (7 * upstream, 5 * upstream)
+
+    decorated = custom_gradient(f)
+    gx, gy = frame.gradients(lambda x, y: decorated(x, y=y), X, Y)
+    np.testing.assert_allclose(gx, SEVEN)
+    np.testing.assert_allclose(gy, FIVE)
+
+
+def test_keyword_arguments_in_the_order_of_the_signature(frame):
+    def f(x, y):
+        return x * y, lambda upstream: (7 * upstream, 5 * upstream)
+
+    decorated = custom_gradient(f)
+    gx, gy = frame.gradients(lambda x, y: decorated(y=y, x=x), X, Y)
+    np.testing.assert_allclose(gx, SEVEN)
+    np.testing.assert_allclose(gy, FIVE)
+
+
+def test_keyword_only_and_further_keywords(frame):
+    def f(*, b, a, **more):
+        return a * b * more["c"], lambda upstream: (5 * upstream, 7 * upstream, 3 * upstream)
+
+    decorated = custom_gradient(f)
+    ga, gb, gc = frame.gradients(lambda a, b, c: decorated(c=c, a=a, b=b), X, Y, X)
+    np.testing.assert_allclose(ga, SEVEN)
+    np.testing.assert_allclose(gb, FIVE)
+    np.testing.assert_allclose(gc, np.full(3, 3.0))
+
+
+def test_variadic_arguments(frame):
+    def f(*xs):
+        return xs[0] * xs[1], lambda upstream: (7 * upstream, 5 * upstream)
+
+    check_two(frame, f)
+
+
+NESTS = {
+    "list": lambda x, y: [x, y],
+    "tuple": lambda x, y: (x, y),
+    "dict": lambda x, y: {"b": y, "a": x},
+    "namedtuple": lambda x, y: Point(x, y),
+    "dataclass": lambda x, y: Pair(x, y),
+    "ordered dict": lambda x, y: collections.OrderedDict(b=y, a=x),
+}
+OF_GRADIENTS = {**NESTS, "ordered dict": lambda ga, gb: {"a": ga, "b": gb}}
+
+
+@pytest.mark.parametrize("kind", NESTS)
+def test_same_nest(frame, kind):
+    check_nest(frame, NESTS[kind], OF_GRADIENTS[kind])
+
+
+@pytest.mark.parametrize("kind", NESTS)
+def test_same_nest_in_a_tuple(frame, kind):
+    check_nest(frame, NESTS[kind], lambda ga, gb: (OF_GRADIENTS[kind](ga, gb),))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NESTS if kind != "ordered dict"])
+def test_flat_for_a_nest(frame, kind):
+    # dict leaves count in the order of their sorted keys
+    check_nest(frame, NESTS[kind], lambda ga, gb: (ga, gb))
+
+
+def test_dict_with_keys_in_another_order(frame):
+    check_nest(frame, lambda x, y: {"a": x, "b": y}, lambda ga, gb: {"b": gb, "a": ga})
+
+
+def test_deep_nest_beside_others(frame):
+    def f(p, n, q):
+        return p["w"][0] * q[0], lambda upstream: ({"w": [7 * upstream]}, None, (5 * upstream,))
+
+    decorated = custom_gradient(f)
+    gx, gy = frame.gradients(lambda x, y: decorated({"w": [x]}, "n", (y,)), X, Y)
+    np.testing.assert_allclose(gx, SEVEN)
+    np.testing.assert_allclose(gy, FIVE)
+
+
+def test_nest_of_the_arguments_with_tensors_alone(frame):
+    def f(p, n):
+        return p["w"] * n, lambda upstream: {"w": 7 * upstream}
+
+    decorated = custom_gradient(f)
+    (gx,) = frame.gradients(lambda x: decorated({"w": x}, 3), X)
+    np.testing.assert_allclose(gx, SEVEN)
+
+
+def test_none_for_a_whole_nest(frame):
+    def f(p, y):
+        return p[0] * p[1] * y, lambda upstream: (None, 5 * upstream)
+
+    decorated = custom_gradient(f)
+    gx, gy = frame.gradients(lambda x, y: decorated([x, x], y), X, Y)
+    np.testing.assert_allclose(zeros_if_none(gx), np.zeros(3))
+    np.testing.assert_allclose(gy, FIVE)
+
+
+@pytest.mark.parametrize("nothing", [None, 0, 0.0], ids=["None", "0", "0.0"])
+def test_no_gradient(frame, nothing):
+    decorated = custom_gradient(lambda x, y: (x * y, lambda upstream: (nothing, 5 * upstream)))
+    gx, gy = frame.gradients(decorated, X, Y)
+    np.testing.assert_allclose(zeros_if_none(gx), np.zeros(3))
+    np.testing.assert_allclose(gy, FIVE)
+
+
+def test_no_gradient_at_all(frame):
+    decorated = custom_gradient(lambda x: (x * 2, lambda upstream: None))
+    (gx,) = frame.gradients(lambda x: decorated(x) + 0 * x, X)
+    np.testing.assert_allclose(gx, np.zeros(3))
+
+
+@pytest.mark.parametrize("ignored", [None, 0, "text"], ids=str)
+def test_what_stands_at_an_integer_tensor_is_ignored(frame, ignored):
+    decorated = custom_gradient(lambda x, n: (x * 2, lambda upstream: (7 * upstream, ignored)))
+    gradients = frame.gradients(lambda x: decorated(x, frame.tensor(np.array([1, 2, 3]))), X)
+    np.testing.assert_allclose(gradients[0], SEVEN)
+
+
+def test_a_tensor_at_an_integer_tensor_is_ignored(frame):
+    decorated = custom_gradient(lambda x, n: (x * 2, lambda upstream: (7 * upstream, 5 * upstream)))
+    gradients = frame.gradients(lambda x: decorated(x, frame.tensor(np.array([1, 2, 3]))), X)
+    np.testing.assert_allclose(gradients[0], SEVEN)
+
+
+def test_a_number_for_a_scalar(frame):
+    decorated = custom_gradient(lambda x: (x * 2, lambda upstream: 7.0))
+    (gx,) = frame.gradients(decorated, np.float32(3.0))
+    np.testing.assert_allclose(gx, 7.0)
+
+
+@pytest.mark.parametrize("came", ["float16", "float64", "int32", "bool"])
+def test_a_real_gradient_is_cast_to_the_dtype_of_its_argument(frame, came):
+    if frame.name == "torch":
+        import torch
+
+        cast = functools.partial(torch.Tensor.to, dtype=getattr(torch, came))
+    elif frame.name == "tensorflow":
+        import tensorflow as tf
+
+        cast = functools.partial(tf.cast, dtype=came)
+    else:
+
+        def cast(value):
+            return value.astype(came)
+
+    def f(x):
+        return x * 2, lambda upstream: cast(upstream * 0 + 1)
+
+    (gx,) = frame.gradients(custom_gradient(f), X)
+    assert gx.dtype == np.float32
+    np.testing.assert_allclose(gx, np.ones(3))
+
+
+def test_a_numpy_array_where_the_framework_converts_it_exactly(frame):
+    decorated = custom_gradient(lambda x: (x * 2, lambda upstream: np.full(3, 7.0)))
+    if frame.name == "torch":
+        with pytest.raises(Exception, match="returned no tensor for x" if frame.mode == "eager" else ""):
+            frame.gradients(decorated, X)
+    else:
+        (gx,) = frame.gradients(decorated, X)
+        assert gx.dtype == np.float32
+        np.testing.assert_allclose(gx, SEVEN)
+
+
+# --- refused -------------------------------------------------------------------------------------------------------
+
+
+def refuse(frame, rule, *patterns, arrays=(X, Y)):
+    """Runs a function called `culprit` with a bad rule, which must raise with every line of the message."""
+
+    @custom_gradient
+    def culprit(x, y):
+        return ops.sum(x) * ops.sum(y), rule
+
+    with pytest.raises(Exception) as caught:
+        frame.gradients(lambda x, y: culprit(x, y), *arrays)
+    text = str(caught.value)
+    if frame.mode in ("aot_eager", "inductor"):
+        # torch.compile wraps what it stopped at into an error of its own, which shows ours.
+        assert "GradientError" in text
+    else:
+        assert isinstance(caught.value, GradientError)
+        assert isinstance(caught.value, ValueError)
+    assert "culprit" in text
+    for pattern in (*patterns, "got: " if "returned" not in patterns[0] else "", "expected: ", "usual cause: ", "remedy: "):
+        assert pattern in text
+
+
+def test_too_few(frame):
+    refuse(frame, lambda g: 7 * g, "returned 1 gradient.", "expected: 2, one for each tensor argument: x, y")
+    refuse(frame, lambda g: (7 * g,), "returned 1 gradient.", "expected: 2, one for each tensor argument: x, y")
+    refuse(frame, lambda g: None, "returned 1 gradient.", "expected: 2")
+    refuse(frame, lambda g: (), "returned 0 gradients.", "expected: 2")
+
+
+def test_too_many(frame):
+    refuse(frame, lambda g: (7 * g, g, g), "returned 3 gradients.", "expected: 2, one for each tensor argument: x, y")
+
+
+def test_wrong_shape(frame):
+    refuse(
+        frame,
+        lambda g: (g * np.ones(2, np.float32) if frame.name != "torch" else g * frame.tensor(np.ones(2)), g),
+        "wrong shape for x",
+        "[2]",
+        "expected: float32[3]",
+    )
+
+
+def test_a_shape_that_would_broadcast_is_wrong(frame):
+    refuse(frame, lambda g: (g, g), "wrong shape for x", "got: float32[]", "expected: float32[3]")
+    refuse(frame, lambda g: (7.0, g), "wrong shape for x", "[]", "expected: float32[3]")
+
+
+def test_a_swapped_pair_of_shapes(frame):
+    refuse(
+        frame,
+        lambda g: (g + frame.tensor(np.zeros(2, np.float32)), g + frame.tensor(np.zeros(3, np.float32))),
+        "wrong shape for x",
+        "got: float32[2]",
+        "expected: float32[3]",
+        arrays=(X, Y[:2]),
+    )
+
+
+def test_wrong_nest(frame):
+    refuse(frame, lambda g: {"x": g, "y": g}, "wrong structure", "'x': *", "expected: (x, y)")
+    refuse(frame, lambda g: ((g, g),), "wrong structure", "expected: (x, y)")
+    refuse(frame, lambda g: (g, {"y": g}), "wrong structure", "expected: (x, y)")
+
+
+def test_wrong_keys(eager):
+    @custom_gradient
+    def culprit(params):
+        return params["w"] * 2, lambda upstream: {"v": 7 * upstream}
+
+    with pytest.raises(GradientError) as caught:
+        eager.gradients(lambda x: culprit({"w": x}), X)
+    assert "wrong structure" in str(caught.value)
+    assert "'v'" in str(caught.value) and 'expected: (params["w"])' in str(caught.value).replace("'", '"')
+
+
+def test_complex_for_real(frame):
+    refuse(
+        frame,
+        lambda g: ((g + frame.tensor(np.zeros(3, np.float32))) * 1j if frame.name != "tensorflow" else tf_complex(g), g),
+        "wrong kind for x",
+        "complex",
+        "expected: float32[3]",
+    )
+
+
+def tf_complex(g):
+    import tensorflow as tf
+
+    return tf.complex(g + tf.zeros(3), tf.ones(3))
+
+
+@pytest.mark.parametrize("value", ["text", object()], ids=["string", "object"])
+def test_no_tensor(frame, value):
+    refuse(frame, lambda g: (value, g), "returned no tensor for x", "expected: float32[3]")
+
+
+def test_the_argument_is_named_by_its_path(eager):
+    @custom_gradient
+    def culprit(params, *, scale):
+        return params["layers"][1].a * scale, lambda upstream: (upstream[:2], upstream)
+
+    def run(x, y):
+        return culprit({"layers": [None, Pair(x, 2)]}, scale=y)
+
+    with pytest.raises(GradientError) as caught:
+        eager.gradients(run, X, Y)
+    assert "for params['layers'][1].a." in str(caught.value)
+
+
+def test_a_failed_call_leaves_nothing_behind(frame):
+    bad = []
+
+    @custom_gradient
+    def f(x):
+        return x * 2, lambda upstream: "text" if bad else 7 * upstream
+
+    for _ in range(2):
+        bad.append(True)
+        with pytest.raises(Exception, match="GradientError|returned no tensor"):
+            frame.gradients(lambda x: f(x), X)
+        bad.clear()
+        (gx,) = frame.gradients(lambda x: f(x), X)
+        np.testing.assert_allclose(gx, SEVEN)
