@@ -139,9 +139,7 @@ def _indices(name: str, argnums: Any, count: int) -> list[int]:
     return [index % count for index in wanted]
 
 
-def _differentiated(
-    backend: Backend, name: str, chosen: Nest, indices: list[int]
-) -> tuple[tuple[int, ...], list[Any]]:
+def _differentiated(backend: Backend, name: str, chosen: Nest, indices: list[int]) -> tuple[tuple[int, ...], list[Any]]:
     """Where the differentiated tensors stand among the leaves of the chosen arguments, and the tensors."""
 
     def label(place: int) -> str:

@@ -27,7 +27,7 @@ def resolve() -> tuple[str, str]:
         return _in_process, "keras_cg.set_backend()"
     if name := os.environ.get("KERAS_CG_BACKEND"):
         return name, "the environment variable KERAS_CG_BACKEND"
-    keras = getattr(sys.modules.get("keras"), "backend", None)
+    keras: Any = getattr(sys.modules.get("keras"), "backend", None)
     if hasattr(keras, "backend"):
         return keras.backend(), "keras.backend.backend()"
     if name := os.environ.get("KERAS_BACKEND"):

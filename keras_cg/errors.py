@@ -63,7 +63,9 @@ def unknown_backend(name: object, source: str, names: Sequence[str]) -> ValueErr
     """No backend is called `name`."""
     message = f"unknown backend {name!r} (from {source}). The backends are: {', '.join(names)}."
     text = str(name).strip().lower()
-    near = [_ALIASES.get(text, text)] if _ALIASES.get(text, text) in names else difflib.get_close_matches(text, names, 1)
+    near = (
+        [_ALIASES.get(text, text)] if _ALIASES.get(text, text) in names else difflib.get_close_matches(text, names, 1)
+    )
     if near:
         message += f" Did you mean {near[0]!r}?"
     return ValueError(message)
@@ -260,6 +262,41 @@ def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableEr
             "    what would happen: the rule says nothing about them, so they would silently get no gradient.",
             "    remedy, one of three: pass them as arguments; give the rule a `variables` parameter and return"
             " (grads, variable_grads); or stop their gradient inside the function.",
+        )
+    )
+
+
+def unserved_variables(backend: str, where: str = "") -> CapturedVariableError:
+    """The rule takes `variables`, and the backend cannot tell there which they are."""
+    there = f"the backend {backend!r} {where}".rstrip()
+    return CapturedVariableError(
+        _lines(
+            "the function reads a value that is being differentiated and is not among its arguments.",
+            "    usual cause: a closure over it.",
+            f"    what would happen: {there} cannot hand it to the rule as `variables`, and it would silently get no"
+            " gradient.",
+            "    remedy: pass it as an argument, or stop its gradient inside the function.",
+        )
+    )
+
+
+def rule_dropped(where: str, remedy: str) -> NotImplementedError:
+    """The framework would ignore the rule without a word."""
+    return NotImplementedError(
+        _lines(
+            f"{where} ignores custom gradients, and would silently give those of plain differentiation.",
+            f"    remedy: {remedy}.",
+        )
+    )
+
+
+def not_linear() -> ValueError:
+    """Forward mode was asked for a rule that has no transpose."""
+    return ValueError(
+        _lines(
+            "forward mode needs a rule that is linear in upstream, and this one is not.",
+            "    usual cause: a rule that clips or normalises upstream.",
+            "    remedy: differentiate in reverse mode.",
         )
     )
 

@@ -38,6 +38,7 @@ class CustomGradient(Generic[P, Output]):
         self._name = function_name(fun)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Output:
+        """Calls the function on the active backend and returns its output."""
         return call(self._name, self.__wrapped__, args, kwargs)  # type: ignore[no-any-return]
 
     @overload
@@ -158,9 +159,9 @@ def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) 
         if backend.is_tensor(leaf):
             places.append(place)
         elif not isinstance(leaf, (numpy.generic, complex)):
-            for owner, other in backends.present:
-                if other.is_tensor(leaf):
-                    raise errors.foreign_tensor(name, label(place), leaf, *config.resolve(), owner)
+            owner = backends.owner(type(leaf))
+            if owner is not None and backends.load(owner, owner).is_tensor(leaf):
+                raise errors.foreign_tensor(name, label(place), leaf, *config.resolve(), owner)
     return tuple(places)
 
 

@@ -7,7 +7,7 @@ types registered with the active framework's own tree utility, is put into a `_N
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import optree
@@ -23,9 +23,7 @@ Children = Callable[[Any], tuple[list[Any], Callable[[list[Any]], Any]] | None]
 class _Node:
     """A container that optree does not know, as one that it does."""
 
-    def __init__(
-        self, children: list[Any], rebuild: Callable[[list[Any]], Any], kind: type, entries: tuple[str, ...]
-    ):
+    def __init__(self, children: list[Any], rebuild: Callable[[list[Any]], Any], kind: type, entries: tuple[str, ...]):
         self.children = children
         self.rebuild = rebuild
         self.kind = kind
@@ -57,13 +55,16 @@ class _Entry(optree.PyTreeEntry):
         return f"{node}{self.entry}"
 
 
-optree.register_pytree_node(
-    _Node,
-    lambda node: (node.children, _Kind(node), node.entries),
-    lambda kind, children: _Node(list(children), kind.rebuild, kind.kind, kind.entries),
-    path_entry_type=_Entry,
-    namespace=_NAMESPACE,
-)
+def _take_apart(node: Any) -> tuple[list[Any], _Kind, tuple[str, ...]]:
+    return node.children, _Kind(node), node.entries
+
+
+def _put_together(kind: Any, children: Iterable[Any]) -> Any:
+    return _Node(list(children), kind.rebuild, kind.kind, kind.entries)
+
+
+_node_type: Any = _Node  # optree types custom nodes as collections, which this need not be
+optree.register_pytree_node(_node_type, _take_apart, _put_together, path_entry_type=_Entry, namespace=_NAMESPACE)
 
 
 class Nest(NamedTuple):

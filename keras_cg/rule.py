@@ -18,7 +18,7 @@ class Call(NamedTuple):
     name: str
     fun: Callable[..., Any]
     # The values given, in the order of the signature, and the names of those given by keyword.
-    count: int
+    positionals: int
     keywords: tuple[str, ...]
     nest: Nest
     # Which leaves are tensors, and as what.
@@ -33,8 +33,8 @@ class Call(NamedTuple):
         for path in self.nest.paths():
             index, _, rest = path[1:].partition("]")
             position = int(index)
-            if position >= self.count:
-                label = self.keywords[position - self.count]
+            if position >= self.positionals:
+                label = self.keywords[position - self.positionals]
             else:
                 label = found.label(position) if found else f"argument {position}"
             labels.append(label + rest)
@@ -224,8 +224,8 @@ class Pullback:
         found = signature.parameters(call.fun)
         if found is None:
             return explicit
-        named = dict(zip(call.keywords, explicit[call.count :], strict=True))
-        missing = found.positional[call.count :]
+        named = dict(zip(call.keywords, explicit[call.positionals :], strict=True))
+        missing = found.positional[call.positionals :]
         defaults: dict[str, Any] = {}
         if any(name not in named for name in missing):
             values = found.defaults()
@@ -239,9 +239,9 @@ class Pullback:
             spec = nest.flatten(defaults[name], self.backend.is_tensor, self.backend.children).spec
             return spec, [False] * spec.num_leaves
 
-        complete = explicit[: min(call.count, len(found.positional))]
+        complete = explicit[: min(call.positionals, len(found.positional))]
         complete += [take(name) for name in missing]
-        complete += explicit[len(found.positional) : call.count]
+        complete += explicit[len(found.positional) : call.positionals]
         complete += [take(name) for name in found.keyword_only]
         return [*complete, *named.values()]
 

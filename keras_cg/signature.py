@@ -69,7 +69,7 @@ def parameters(fun: Callable[..., Any]) -> Parameters | None:
         return found and _bind_keywords(found.without_first(len(fun.args)), tuple(fun.keywords))
     if isinstance(fun, FunctionType) and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__"):
         return _from_code(fun)
-    called = getattr(type(fun), "__call__", None)
+    called = type(fun).__call__
     if isinstance(called, FunctionType) and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__"):
         return _from_code(called).without_first(1)
     return _from_inspect(fun)

@@ -7,9 +7,10 @@ backend that is installed.
 import importlib
 from types import SimpleNamespace
 
-import keras_cg
 import numpy as np
 import pytest
+
+import keras_cg
 
 
 def pytest_addoption(parser):

@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+
 from keras_cg import custom_gradient, ops
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
@@ -232,7 +233,9 @@ def numpy_box():
     import optree
 
     Box = plain_class()
-    optree.register_pytree_node(Box, lambda box: ((box.a, box.b), None), lambda _, parts: Box(*parts), namespace="keras_cg")
+    optree.register_pytree_node(
+        Box, lambda box: ((box.a, box.b), None), lambda _, parts: Box(*parts), namespace="keras_cg"
+    )
     return Box
 
 
@@ -475,7 +478,13 @@ class TestForeign:
         tensor, shown, owner = found
         with pytest.raises(TypeError) as caught:
             custom_gradient(lambda x, params: (x, lambda g: (g, g)))(eager.tensor(X), {"w": [tensor]})
-        for part in ("the argument params['w'][0] is", shown, f"backend is {backend!r}", "keras_cg.use_backend()", owner):
+        for part in (
+            "the argument params['w'][0] is",
+            shown,
+            f"backend is {backend!r}",
+            "keras_cg.use_backend()",
+            owner,
+        ):
             assert part in str(caught.value)
         for part in ("usual cause: ", "remedy: ", "set_backend", "KERAS_CG_BACKEND"):
             assert part in str(caught.value)

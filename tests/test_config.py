@@ -7,8 +7,9 @@ import textwrap
 import threading
 from types import SimpleNamespace
 
-import keras_cg
 import pytest
+
+import keras_cg
 
 
 def run(code, **environment):

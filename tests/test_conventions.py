@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+
 from keras_cg import custom_gradient, ops
 
 X = np.array([1.0, 2.0, 3.0], np.float32)

@@ -1,8 +1,9 @@
 """`keras_cg.grad` and `value_and_grad`, against closed forms."""
 
-import keras_cg
 import numpy as np
 import pytest
+
+import keras_cg
 from keras_cg import custom_gradient, grad, ops, value_and_grad
 
 X = np.array([1.0, 2.0, 3.0], np.float32)

@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 import pytest
+
 from keras_cg import GradientError, custom_gradient, ops
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
@@ -225,6 +226,8 @@ def test_a_number_for_a_scalar(frame):
     np.testing.assert_allclose(gx, 7.0)
 
 
+# JAX says that it has no float64 by default; the cast to it then changes nothing.
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
 @pytest.mark.parametrize("came", ["float16", "float64", "int32", "bool"])
 def test_a_real_gradient_is_cast_to_the_dtype_of_its_argument(frame, came):
     if frame.name == "torch":
@@ -251,8 +254,10 @@ def test_a_real_gradient_is_cast_to_the_dtype_of_its_argument(frame, came):
 def test_a_numpy_array_where_the_framework_converts_it_exactly(frame):
     decorated = custom_gradient(lambda x: (x * 2, lambda upstream: np.full(3, 7.0)))
     if frame.name == "torch":
-        with pytest.raises(Exception, match="returned no tensor for x" if frame.mode == "eager" else ""):
+        with pytest.raises(Exception) as caught:
             frame.gradients(decorated, X)
+        # torch.compile makes tensors of arrays while it traces, and so stops at the float64 that it finds.
+        assert frame.mode != "eager" or "returned no tensor for x" in str(caught.value)
     else:
         (gx,) = frame.gradients(decorated, X)
         assert gx.dtype == np.float32
@@ -279,7 +284,13 @@ def refuse(frame, rule, *patterns, arrays=(X, Y)):
         assert isinstance(caught.value, GradientError)
         assert isinstance(caught.value, ValueError)
     assert "culprit" in text
-    for pattern in (*patterns, "got: " if "returned" not in patterns[0] else "", "expected: ", "usual cause: ", "remedy: "):
+    for pattern in (
+        *patterns,
+        "got: " if "returned" not in patterns[0] else "",
+        "expected: ",
+        "usual cause: ",
+        "remedy: ",
+    ):
         assert pattern in text
 
 
@@ -340,7 +351,10 @@ def test_wrong_keys(eager):
 def test_complex_for_real(frame):
     refuse(
         frame,
-        lambda g: ((g + frame.tensor(np.zeros(3, np.float32))) * 1j if frame.name != "tensorflow" else tf_complex(g), g),
+        lambda g: (
+            (g + frame.tensor(np.zeros(3, np.float32))) * 1j if frame.name != "tensorflow" else tf_complex(g),
+            g,
+        ),
         "wrong kind for x",
         "complex",
         "expected: float32[3]",
@@ -380,7 +394,7 @@ def test_a_failed_call_leaves_nothing_behind(frame):
 
     for _ in range(2):
         bad.append(True)
-        with pytest.raises(Exception, match="GradientError|returned no tensor"):
+        with pytest.raises(Exception, match=r"GradientError|returned no tensor"):
             frame.gradients(lambda x: f(x), X)
         bad.clear()
         (gx,) = frame.gradients(lambda x: f(x), X)

@@ -5,9 +5,10 @@ import inspect
 import pickle
 import threading
 
-import keras_cg
 import numpy as np
 import pytest
+
+import keras_cg
 from keras_cg import custom_gradient
 
 X = np.array([1.0, 2.0, 3.0], np.float32)

@@ -9,6 +9,7 @@ A backend defines these names, in this order, and sees flat tuples of tensors on
 conventions and messages are settled in the frontend). With `fun(*tensors) -> (outputs, pullback)`:
 
 `namespace`           the framework's NumPy-style module, which `keras_cg.ops` hands out.
+`tensors`             the classes of its tensors, so that other backends can tell a stranger's.
 `is_tensor(value)`    can the framework hold `value` as a tensor? Numbers are not tensors.
 `asarray(value)`      `value`, a tensor or a number, as the framework's own tensor.
 `shape(tensor)`       a tuple, with None for what is unknown until run time; None for an unknown rank.
@@ -44,7 +45,7 @@ from keras_cg import errors
 
 GROUP = "keras_cg.backends"
 
-CONTRACT = ("namespace", "is_tensor", "asarray", "shape", "dtype", "cast", "children", "attach", "vjp")
+CONTRACT = ("namespace", "tensors", "is_tensor", "asarray", "shape", "dtype", "cast", "children", "attach", "vjp")
 
 
 class Pullback(Protocol):
@@ -65,6 +66,7 @@ class Backend(Protocol):
 
     __name__: str
     namespace: ModuleType
+    tensors: tuple[type, ...]
 
     def is_tensor(self, value: object) -> bool: ...
     def asarray(self, value: Any) -> Any: ...
@@ -133,16 +135,16 @@ def load(name: str, source: str) -> Backend:
     missing = [attribute for attribute in CONTRACT if not hasattr(backend, attribute)]
     if missing:
         raise errors.incomplete_backend(name, missing)
-    _loaded[name] = backend  # type: ignore[assignment]
+    _loaded[name] = backend
     return _loaded[name]
 
 
-def __getattr__(name: str) -> tuple[tuple[str, Backend], ...]:
-    """`present`: the backends whose framework is already imported, so that loading them costs nothing.
+def owner(kind: type) -> str | None:
+    """The backend whose tensors are of the class `kind`, among those whose framework is imported already.
 
-    An attribute and not a function because `torch.compile` cannot trace an import, while it evaluates
-    a module's attributes for real.
+    It takes the class and not the value, so that torch.compile can take the answer for a constant.
     """
-    if name == "present":
-        return tuple((each, load(each, "sys.modules")) for each in names() if _framework(each) in sys.modules)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for name in names():
+        if _framework(name) in sys.modules and issubclass(kind, load(name, "sys.modules").tensors):
+            return name
+    return None

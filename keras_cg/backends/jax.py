@@ -11,7 +11,9 @@ import numpy
 
 from keras_cg.backends import Function, Pullback
 
-__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "vjp"]
+__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
+
+tensors = (jax.Array, jax.core.Tracer)
 
 
 def is_tensor(value: object) -> bool:

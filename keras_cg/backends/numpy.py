@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,12 @@ from autograd.builtins import tuple as boxed_tuple
 from autograd.core import make_vjp
 from autograd.extend import Box, defvjp_argnums, primitive, vspace
 
+from keras_cg import errors
 from keras_cg.backends import Function, Pullback
 
-__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "vjp"]
+__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
+
+tensors = (numpy.ndarray, Box)
 
 
 def is_tensor(value: object) -> bool:
@@ -56,12 +60,13 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return outputs
     ran: list[tuple[tuple[Any, ...], Pullback]] = []
 
-    @primitive
+    @primitive  # type: ignore[untyped-decorator]
     def run(*tensors: Any) -> tuple[Any, ...]:
         outputs, pullback = fun(*tensors)
         _capture(outputs, pullback)
         ran.append((outputs, pullback))
-        return boxed_tuple([each for each in outputs if _is_floating(each)])
+        floating: tuple[Any, ...] = boxed_tuple([each for each in outputs if _is_floating(each)])
+        return floating
 
     def vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
         # Boxed arguments: an outer level differentiates this gradient, so the rule must hang on them.
@@ -91,7 +96,9 @@ def _is_floating(tensor: Any) -> bool:
 
 def _capture(outputs: Sequence[Any], pullback: Pullback) -> None:
     # Run on plain arrays, `fun` can only return a box if it closes over one.
-    pullback.capture([f"a value being differentiated ({type(out).__name__})" for out in outputs if isinstance(out, Box)])
+    if any(isinstance(output, Box) for output in outputs):
+        pullback.capture(["(a value that autograd differentiates)"])
+        raise errors.unserved_variables("numpy")
 
 
 def _conjugate(tensor: Any) -> Any:
@@ -110,7 +117,10 @@ def vjp(
         aux.append(tuple(each._value if getattr(each, "_trace", None) == tensors._trace else each for each in others))
         return boxed_tuple(outputs)
 
-    back, outputs = make_vjp(run, tuple(tensors))
+    with warnings.catch_warnings():
+        # An argument that the output does not depend on gets zeros here, as on every backend.
+        warnings.filterwarnings("ignore", "Output seems independent of input")
+        back, outputs = make_vjp(run, tuple(tensors))
 
     def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
         gradients = back(boxed_tuple(tuple(_conjugate(each) for each in cotangents)))

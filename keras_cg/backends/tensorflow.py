@@ -10,15 +10,16 @@ import tensorflow as tf
 
 from keras_cg.backends import Function
 
-__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "vjp"]
+__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
 
 namespace = tf.experimental.numpy
+tensors = (tf.Tensor, tf.Variable, tf.__internal__.CompositeTensor)
 
 
 def is_tensor(value: object) -> bool:
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return value.dtype.kind in "biufc"
-    return tf.is_tensor(value)
+    return bool(tf.is_tensor(value))
 
 
 def asarray(value: Any) -> Any:
@@ -32,7 +33,7 @@ def shape(tensor: Any) -> tuple[int | None, ...] | None:
 
 
 def dtype(tensor: Any) -> str:
-    return tensor.dtype.name
+    return str(tensor.dtype.name)
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -53,14 +54,15 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     count = len(tensors)
 
-    @tf.custom_gradient
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(*given: Any) -> tuple[tuple[Any, ...], Callable[..., Any]]:
         outputs, pullback = fun(*given[:count])
 
         def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+            pullback.capture([variable.name for variable in variables])
             gradients, others = pullback(cotangents, variables)
-            gradients = [*gradients, *[None] * (len(given) - count)]
-            return (gradients, list(others)) if variables else gradients
+            padded = [*gradients, *[None] * (len(given) - count)]
+            return (padded, list(others)) if variables else padded
 
         return outputs, backward
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import array_api_compat.torch as namespace
 import torch
 import torch.utils._pytree as pytree
+from torch._C._functorch import TransformType
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.autograd import forward_ad
 
-from keras_cg.backends import Function, Pullback
+from keras_cg import errors
+from keras_cg.backends import Function, Pullback, owner
 
-__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "vjp"]
+__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
+
+tensors = (torch.Tensor,)
+
+# What torch.compile need not trace, and could not: it asks every framework that is imported.
+torch.compiler.assume_constant_result(owner)  # type: ignore[no-untyped-call]
 
 
 def is_tensor(value: object) -> bool:
@@ -43,12 +52,69 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+    if not torch.is_grad_enabled():
         return fun(*tensors)[0]
-    # `fun` runs once, here, on values cut from the graph, and the Function below carries the result.
+    transformed = _transforms_active()
+    if torch.compiler.is_compiling():
+        _refuse_what_drops_the_rule(transformed)
+    # `fun` runs once, here, on values cut from the graph, and one of the Functions below carries the result. So an
+    # output that somebody differentiates all the same hangs on something that `fun` captured.
     outputs, pullback = fun(*[tensor.detach() for tensor in tensors])
-    pullback.capture([_name(output) for output in outputs if output.requires_grad])
-    return _Attach.apply(fun, pullback, len(outputs), *_distinct((*outputs, *tensors)))
+    if transformed or any(_is_dual(tensor) for tensor in tensors):
+        if any(_is_differentiated(output) for output in outputs):
+            pullback.capture(["(a value that a transform of torch.func differentiates)"])
+            raise errors.unserved_variables("torch", "under a transform of torch.func")
+        return _apply(_Transformed, fun, len(outputs), *outputs, *tensors)
+    variables: list[torch.Tensor] = []
+    if any(output.requires_grad for output in outputs):
+        if torch.compiler.is_compiling():
+            pullback.capture(["(a tensor that torch.compile does not name)"])
+            raise errors.unserved_variables("torch", "under torch.compile")
+        variables = _captured(outputs)
+        pullback.capture([_describe(variable) for variable in variables])
+        outputs = tuple(output.detach() for output in outputs)
+    elif not any(tensor.requires_grad for tensor in tensors):
+        return outputs
+    return _apply(_Attach, fun, pullback, len(outputs), len(tensors), *_distinct((*outputs, *tensors, *variables)))
+
+
+# Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
+# choose between the two ways to apply a Function. If it is gone, importing this file fails, and with it the backend.
+_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+_functorch: Any = (
+    torch._C._functorch
+)  # likewise, for looking through the wrappers that the transforms put around tensors
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Any, ...]:
+    apply: Callable[..., tuple[Any, ...]] = function.apply
+    return apply(*args)
+
+
+def _is_dual(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def _is_differentiated(tensor: torch.Tensor) -> bool:
+    """Whether any level of differentiation, forward or reverse, tracks `tensor`."""
+    while not (tensor.requires_grad or _is_dual(tensor)):
+        if not _functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+        tensor = _functorch.get_unwrapped(tensor)
+    return True
+
+
+def _refuse_what_drops_the_rule(transformed: bool) -> None:
+    """Raises where torch (2.13) would go on with plain differentiation and say nothing: pytorch#193279."""
+    if torch.compiler.is_exporting():
+        raise errors.rule_dropped(
+            "torch.export", "export it under torch.no_grad() for inference, or export after torch.compile's AOT stage"
+        )
+    if transformed:
+        raise errors.rule_dropped(
+            "torch.compile around a transform of torch.func",
+            "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
+        )
 
 
 def _distinct(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -61,30 +127,136 @@ def _distinct(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return found
 
 
-def _name(output: torch.Tensor) -> str:
-    return f"a tensor of shape {tuple(output.shape)} and dtype {dtype(output)}"
+def _captured(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that `outputs` hang on, in the order in which they were first used."""
+    used: dict[torch.Tensor, int] = {each: 0 for each in outputs if each.is_leaf and each.requires_grad}
+    for node in _nodes(outputs):
+        for following, _ in node.next_functions:
+            variable = getattr(following, "variable", None)
+            if variable is not None:
+                # Nodes are numbered as they are made. The number has no public name (torch 2.13); the documentation
+                # of the profiler is where it is described.
+                used[variable] = min(node._sequence_nr(), used.get(variable, node._sequence_nr()))
+    return sorted(used, key=used.__getitem__)
+
+
+def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """Every node of the graph that `outputs` hang on, once."""
+    stack = [each.grad_fn for each in outputs if each.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+
+
+def _describe(variable: torch.Tensor) -> str:
+    return f"{type(variable).__name__} of {dtype(variable)}{list(variable.shape)}"
+
+
+def _integers(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [each for each in tensors if not (each.is_floating_point() or each.is_complex())]
 
 
 class _Attach(torch.autograd.Function):
-    """Outputs that were computed already, with the rule as their gradient."""
+    """Outputs that were computed already, with the rule as their gradient: eagerly and under torch.compile."""
 
     @staticmethod
-    def forward(ctx: Any, fun: Function, pullback: Pullback, count: int, *tensors: torch.Tensor) -> Any:
-        ctx.fun, ctx.pullback, ctx.count = fun, pullback, count
+    def forward(ctx: Any, fun: Function, pullback: Pullback, count: int, given: int, *tensors: torch.Tensor) -> Any:
+        ctx.fun, ctx.pullback, ctx.count, ctx.given = fun, pullback, count, given
+        ctx.captured = len(tensors) > count + given
         ctx.save_for_backward(*tensors[count:])
         # An alias: the rule may have captured the output, which would then hold itself through its node.
         outputs = tuple(output.detach() for output in tensors[:count])
-        ctx.mark_non_differentiable(*[each for each in outputs if not (each.is_floating_point() or each.is_complex())])
+        ctx.mark_non_differentiable(*_integers(outputs))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        pullback = ctx.pullback
-        if torch.is_grad_enabled():
-            # Somebody differentiates this gradient: the rule must hang on the inputs.
-            pullback = ctx.fun(*ctx.saved_tensors)[1]
-        gradients, _ = pullback(cotangents)
-        return (None, None, None, *[None] * ctx.count, *gradients)
+        pullback, variables = ctx.pullback, ()
+        if torch.is_grad_enabled() or ctx.captured:
+            inputs, variables = ctx.saved_tensors[: ctx.given], ctx.saved_tensors[ctx.given :]
+            if torch.is_grad_enabled():
+                # Somebody differentiates this gradient: the rule must hang on the inputs.
+                pullback = ctx.fun(*inputs)[1]
+        gradients, others = pullback(cotangents, variables)
+        return (None, None, None, None, *[None] * ctx.count, *gradients, *others)
+
+
+class _Transformed(torch.autograd.Function):
+    """The same under the transforms of torch.func and in forward mode.
+
+    What a rule captured of a run under a transform is dead afterwards, so the backward pass always runs `fun` again.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(fun: Function, count: int, *tensors: torch.Tensor) -> Any:
+        return tuple(output.view_as(output) for output in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.fun, ctx.count, *tensors = inputs
+        ctx.save_for_backward(*tensors[ctx.count :])
+        ctx.save_for_forward(*tensors[ctx.count :])
+        ctx.mark_non_differentiable(*_integers(output))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        gradients, _ = ctx.fun(*ctx.saved_tensors)[1](cotangents)
+        return (None, None, *[None] * ctx.count, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, _fun: None, _count: None, *tangents: torch.Tensor) -> Any:
+        """The transpose of the rule, which is a linear map: the vjp of `cotangents -> gradients`."""
+        if _forward_levels() > 1:
+            raise errors.rule_dropped(
+                "forward mode inside forward mode",
+                "take one of the two derivatives in reverse, as torch.func.hessian does",
+            )
+        inputs = ctx.saved_tensors
+        outputs, pullback = ctx.fun(*inputs)
+        floating = [each.is_floating_point() or each.is_complex() for each in outputs]
+
+        def pull(*cotangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            arriving = iter(cotangents)
+            gradients, _ = pullback([next(arriving) if real else None for real in floating])
+            return tuple(
+                torch.zeros_like(each) if gradient is None else gradient
+                for each, gradient in zip(inputs, gradients, strict=True)
+            )
+
+        given = tuple(
+            torch.zeros_like(each) if tangent is None else tangent
+            for each, tangent in zip(inputs, tangents[ctx.count :], strict=True)
+        )
+        points = [
+            [torch.full_like(each, fill) for each, real in zip(outputs, floating, strict=True) if real]
+            for fill in (0, 3)
+        ]
+        at_zero, elsewhere = (torch.func.vjp(pull, *point)[1](given) for point in points)
+        checked = iter(_linear(a, b) for a, b in zip(at_zero, elsewhere, strict=True))
+        return tuple(next(checked) if real else None for real in floating)
+
+
+def _linear(at_zero: torch.Tensor, elsewhere: torch.Tensor) -> torch.Tensor:
+    """The forward derivative, if it is the same wherever the rule is transposed, as that of a linear rule is."""
+    same = torch.isclose(at_zero, elsewhere, rtol=1e-3, equal_nan=True)
+    if _transforms_active():
+        # Under vmap no value can be looked at, so that the answer cannot be an error; NaN at least is no wrong number.
+        return torch.where(same, at_zero, torch.full_like(at_zero, torch.nan))
+    if not same.all():
+        raise errors.not_linear()
+    return at_zero
+
+
+def _forward_levels() -> int:
+    """How many forward-mode transforms are running, one inside the other."""
+    return sum(each.key() is TransformType.Jvp for each in retrieve_all_functorch_interpreters())
 
 
 def vjp(
@@ -93,9 +265,15 @@ def vjp(
     outer = torch.is_grad_enabled()
     with torch.enable_grad():
         # Fresh leaves, or aliases that keep hanging on what somebody outside differentiates.
-        inputs = [each.view_as(each) if outer and each.requires_grad else each.detach().requires_grad_() for each in tensors]
+        inputs = [
+            each.view_as(each) if outer and each.requires_grad else each.detach().requires_grad_() for each in tensors
+        ]
         outputs, aux = fun(*inputs)
-    further = outer and _reaches_others((*outputs, *aux), inputs)
+    for each in inputs:
+        if each.is_leaf:
+            # Nobody else can differentiate with respect to this leaf, neither below nor in an outer call.
+            each.is_spent = True  # type: ignore[attr-defined]
+    further = outer and _is_wanted_outside((*outputs, *aux))
 
     def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
@@ -116,23 +294,11 @@ def vjp(
     return tuple(each.detach() for each in outputs), pullback, tuple(each.detach() for each in aux)
 
 
-def _reaches_others(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether the graph of `outputs` has a leaf besides `inputs`, so that their gradient may be differentiated.
+def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether `outputs` hang on a leaf of somebody else, so that their gradient may be differentiated.
 
     Keeping a graph of every gradient would cost a second run of each function in it, and memory.
     """
-    own = {id(each) for each in inputs if each.is_leaf}
-    if any(each.is_leaf and each.requires_grad and id(each) not in own for each in outputs):
-        return True
-    stack = [each.grad_fn for each in outputs if each.grad_fn is not None]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) not in own:
-            return True
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return False
+    leaves = [each for each in outputs if each.is_leaf and each.requires_grad]
+    found = (getattr(node, "variable", None) for node in _nodes(outputs))
+    return any(leaf is not None and not hasattr(leaf, "is_spent") for leaf in (*leaves, *found))

@@ -1,6 +1,5 @@
 """TensorFlow, eagerly, in a graph and compiled by XLA."""
 
-import numpy as np
 import tensorflow as tf
 
 MODES = ("eager", "function", "jit_compile")

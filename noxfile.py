@@ -1,0 +1,93 @@
+"""The manual of the project: `nox -l` lists what can be done, `nox` does all of it, `nox -s NAME` one thing.
+
+Every session has an environment of its own with the versions of constraints.txt. What follows `--` goes to the tool:
+`nox -s "tests(torch)" -- -k conventions`.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import nox
+
+nox.options.default_venv_backend = "venv"  # pip, not uv: it may be told of local wheels
+nox.options.error_on_missing_interpreters = True
+nox.options.reuse_existing_virtualenvs = True
+nox.options.stop_on_first_error = False
+
+CONSTRAINTS = ("-c", "constraints.txt")
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+BACKENDS = sorted(path.stem for path in pathlib.Path("keras_cg/backends").glob("[a-z]*.py"))
+FRAMEWORKS = [backend for backend in BACKENDS if backend in PYPROJECT["project"]["optional-dependencies"]]
+# Quiet about its choice of CPU instructions; TensorFlow logs it at every start.
+ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+
+
+def install(session: nox.Session, *extras: str, groups: tuple[str, ...] = ()) -> None:
+    """Installs the package with some extras, and dependency groups."""
+    package = f".[{','.join(extras)}]" if extras else "."
+    session.install(*CONSTRAINTS, package, *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, imports and docstrings: ruff."""
+    session.install(*CONSTRAINTS, *nox.project.dependency_groups(PYPROJECT, "lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Types: mypy --strict on the package, with every framework installed."""
+    install(session, *FRAMEWORKS, groups=("typecheck",))
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
+def tests(session: nox.Session, backend: str) -> None:
+    """The tests of one backend, in an environment with that framework alone."""
+    install(session, *([backend] if backend in FRAMEWORKS else []), "examples", groups=("test",))
+    session.run("pytest", f"--backends={backend}", "-m", "not keras", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session
+def together(session: nox.Session) -> None:
+    """All frameworks and Keras in one process, the backend switched at run time; parity with Keras."""
+    install(session, *FRAMEWORKS, "keras", "examples", groups=("test",))
+    backends = f"--backends={','.join(BACKENDS)}"
+    session.run("pytest", backends, "--ignore=tests/test_examples.py", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session
+def readme(session: nox.Session) -> None:
+    """Every Python block of README.md runs, on every backend."""
+    install(session, *FRAMEWORKS, groups=("test",))
+    session.run("pytest", f"--backends={','.join(BACKENDS)}", "tests/test_readme.py", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """The wheel and the sdist: built, installed in a clean environment, imported from elsewhere."""
+    session.install(*CONSTRAINTS, *nox.project.dependency_groups(PYPROJECT, "build"))
+    output = pathlib.Path(session.create_tmp()).resolve()
+    for old in output.glob("keras_cg-*"):
+        old.unlink()
+    session.run("python", "-m", "build", "--outdir", str(output), silent=True)
+    code = (
+        "import importlib.resources, keras_cg; "
+        "assert importlib.resources.files('keras_cg').joinpath('py.typed').is_file(); "
+        "print(keras_cg.__version__, keras_cg.grad(keras_cg.custom_gradient(lambda x: (x, lambda g: 7 * g)))(1.0))"
+    )
+    for distribution in sorted(output.glob("keras_cg-*")):
+        session.install(*CONSTRAINTS, "--force-reinstall", str(distribution))
+        with session.chdir(output):
+            session.run("python", "-c", code)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job: quantisation-aware training on handwritten digits, on the default backend."""
+    install(session, "examples")
+    session.run("python", "examples/digits.py", "--output", f"{session.create_tmp()}/digits.png", *session.posargs)

@@ -1,0 +1,198 @@
+"""What a backend is: the folder is the registry, and a fifth one takes one file and no edit elsewhere."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import keras_cg
+from keras_cg import backends
+
+TOY = '''
+"""A backend whose tensors are one Python float each, with a tape of its own."""
+
+import types
+
+namespace = types.ModuleType("toy.namespace")
+namespace.exp = lambda x: Toy(__import__("math").exp(x.value), [(x, __import__("math").exp(x.value))])
+namespace.ones_like = lambda x: Toy(1.0)
+
+
+class Toy:
+    def __init__(self, value, parents=()):
+        self.value, self.parents = value, list(parents)
+
+    def __mul__(self, other):
+        other = asarray(other)
+        return Toy(self.value * other.value, [(self, other.value), (other, self.value)])
+
+    __rmul__ = __mul__
+
+
+tensors = (Toy,)
+
+
+def is_tensor(value):
+    return isinstance(value, Toy)
+
+
+def asarray(value):
+    return value if isinstance(value, Toy) else Toy(float(value))
+
+
+def shape(tensor):
+    return ()
+
+
+def dtype(tensor):
+    return "float64"
+
+
+def cast(value, dtype):
+    return value
+
+
+def children(value):
+    return None
+
+
+def attach(fun, tensors):
+    outputs, pullback = fun(*tensors)
+    node = Toy(outputs[0].value)
+    node.pull = lambda upstream: list(zip(tensors, pullback([upstream])[0]))
+    return (node,)
+
+
+def vjp(fun, tensors):
+    outputs, aux = fun(*tensors)
+
+    def pullback(cotangents):
+        found = {id(each): 0.0 for each in tensors}
+
+        def visit(node, upstream):
+            if id(node) in found:
+                found[id(node)] += upstream
+            elif hasattr(node, "pull"):
+                for parent, gradient in node.pull(Toy(upstream)):
+                    visit(parent, gradient.value)
+            for parent, factor in node.parents:
+                visit(parent, upstream * factor)
+
+        visit(outputs[0], cotangents[0].value)
+        return tuple(Toy(found[id(each)]) for each in tensors)
+
+    return outputs, pullback, aux
+'''
+
+USE = """
+    import keras_cg
+    from keras_cg import ops
+
+    @keras_cg.custom_gradient
+    def f(params, n):
+        y = ops.exp(params["w"])
+        return {"y": y}, lambda *args, upstream: ({"w": 7 * upstream["y"] * y}, None)
+
+    print(keras_cg.backend(), keras_cg.available_backends()[-1])
+    print(keras_cg.grad(lambda x: f({"w": x}, n=3)["y"])(0.0).value)
+    try:
+        keras_cg.grad(lambda x: keras_cg.custom_gradient(lambda x: (x, lambda g: (g, g)))(x))(0.0)
+    except keras_cg.GradientError as error:
+        print(str(error).splitlines()[0])
+    try:
+        keras_cg.set_backend("toi")
+    except ValueError as error:
+        print(error)
+"""
+
+
+def install(folder, source, value="toy_backend"):
+    """A package elsewhere that registers a backend by an entry point."""
+    (folder / "toy_backend.py").write_text(source)
+    info = folder / "toy_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[keras_cg.backends]\ntoy = {value}\n")
+
+
+def run(folder, code, backend="toy"):
+    import os
+
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "KERAS_CG_BACKEND": backend}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+
+
+def test_a_fifth_backend_takes_one_file(tmp_path):
+    install(tmp_path, TOY)
+    done = run(tmp_path, USE)
+    assert done.returncode == 0, done.stderr
+    first, gradient, refused, unknown = done.stdout.splitlines()
+    assert first == "toy toy"
+    assert float(gradient) == 7.0
+    assert refused.endswith("returned 2 gradients.")
+    assert "jax, numpy, tensorflow, torch, toy" in unknown and "Did you mean 'toy'?" in unknown
+
+
+def test_an_incomplete_backend(tmp_path):
+    install(tmp_path, TOY.replace("def attach(", "def attached(").replace("def shape(", "def shaped("))
+    done = run(tmp_path, "import keras_cg; keras_cg.custom_gradient(lambda x: (x, lambda g: g))(1)")
+    assert done.returncode == 1
+    assert "ImportError: the backend 'toy' lacks shape, attach" in done.stderr
+
+
+def test_an_entry_point_to_nowhere(tmp_path):
+    install(tmp_path, TOY, "absent_package.module")
+    done = run(tmp_path, "import keras_cg; print(keras_cg.available_backends()); keras_cg.ops.exp")
+    assert done.returncode == 1
+    assert "toy" not in done.stdout
+    assert "the backend 'toy'" in done.stderr and "needs 'absent_package', which is not installed" in done.stderr
+
+
+def test_the_folder_is_the_registry():
+    assert backends.names()[:4] == ("jax", "numpy", "tensorflow", "torch")
+
+
+def test_a_backend_defines_the_contract_in_its_order(backend):
+    import ast
+    import inspect
+
+    module = backends.load(backend, "a test")
+    tree = ast.parse(inspect.getsource(module))
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in backends.CONTRACT]
+    assert defined == [name for name in backends.CONTRACT if name not in ("namespace", "tensors")]
+    assert sorted(module.__all__) == sorted(backends.CONTRACT)
+
+
+def test_a_backend_knows_neither_the_frontend_nor_another_backend(backend):
+    import inspect
+
+    source = inspect.getsource(backends.load(backend, "a test"))
+    for stranger in ("frontend", "rule", "nest", "config", "signature", "autodiff"):
+        assert f"keras_cg.{stranger}" not in source and f"import {stranger}" not in source
+    for other in {"jax", "torch", "tensorflow", "autograd"} - {backend, "autograd" if backend == "numpy" else ""}:
+        assert f"import {other}" not in source
+
+
+def test_the_public_names_are_what_is_exported():
+    public = {name for name in vars(keras_cg) if not name.startswith("_")}
+    modules = {"autodiff", "backends", "config", "errors", "frontend", "nest", "rule", "signature"}
+    assert public - modules == set(keras_cg.__all__)
+    assert keras_cg.__all__ == sorted(keras_cg.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in keras_cg.__all__ if name != "ops"])
+def test_public_names_have_docstrings(name):
+    assert getattr(keras_cg, name).__doc__.strip()
+
+
+def test_the_docstrings_run(clean_environment):
+    import doctest
+
+    from keras_cg import autodiff, config, frontend
+
+    for module in (autodiff, config, frontend):
+        tested = doctest.testmod(module)
+        assert tested.attempted and not tested.failed
