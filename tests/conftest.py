@@ -58,7 +58,20 @@ def pytest_generate_tests(metafunc):
         frames = [(name, mode) for name in names for mode in importlib.import_module(f"frameworks.{name}").MODES]
         metafunc.parametrize("frame", frames, ids=[f"{name}-{mode}" for name, mode in frames], indirect=True)
     elif "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", names, indirect=True)
+        only = metafunc.definition.get_closest_marker("only")
+        metafunc.parametrize("backend", only.args if only else names, indirect=True)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out the tests of a framework that is not under test."""
+
+    def is_wanted(item):
+        only = item.get_closest_marker("only")
+        return only is None or item.callspec.params["backend"] in config.stash[NAMES]
+
+    left_out = [item for item in items if not is_wanted(item)]
+    items[:] = [item for item in items if is_wanted(item)]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture

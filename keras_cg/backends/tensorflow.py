@@ -8,6 +8,11 @@ from typing import Any
 import numpy
 import tensorflow as tf
 
+# Which tapes record, and what, has no public name (TensorFlow 2.21). If this is gone, importing this file fails, and
+# with it the backend.
+from tensorflow.python.eager import record
+
+from keras_cg import errors
 from keras_cg.backends import Function
 
 __all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
@@ -52,22 +57,62 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    eager = tf.executing_eagerly()
+    if eager and not record.could_possibly_record():
+        return fun(*tensors)[0]
+    if not eager and _is_vectorizing():
+        raise errors.rule_dropped(
+            "tf.vectorized_map (and a jacobian with experimental_use_pfor=True)",
+            "use tf.map_fn, call the function on the whole batch, or pass experimental_use_pfor=False",
+        )
     count = len(tensors)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def run(*given: Any) -> tuple[tuple[Any, ...], Callable[..., Any]]:
-        outputs, pullback = fun(*given[:count])
+        # Eagerly, a tape or an accumulator also records what happens in here. Forward mode would take it for the
+        # derivative; cut from the inputs, it cannot. In a graph the same would make forward derivatives zero.
+        inputs = [tf.nest.map_structure(tf.stop_gradient, each, expand_composites=True) for each in given[:count]]
+        with record.VariableWatcher() as watcher:
+            outputs, pullback = fun(*(inputs if eager else given[:count]))
+        variables = watcher.watched_variables()
+        pullback.capture([variable.name for variable in variables])
+        cut = eager or not _is_recorded(given)
+        if cut and not variables and _is_recorded(outputs):
+            pullback.capture(["(a tensor that is being differentiated)"])
+            raise errors.unserved_variables("tensorflow")
 
         def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
-            pullback.capture([variable.name for variable in variables])
-            gradients, others = pullback(cotangents, variables)
+            # Eagerly, when somebody differentiates this gradient, the rule must hang on the inputs; in a graph it does.
+            again = eager and record.could_possibly_record()
+            pull = fun(*given[:count])[1] if again else pullback
+            # TensorFlow (2.21) gives the variables in an order that differs from run to run.
+            ordered = [each for each in watcher.watched_variables() if any(each is other for other in variables)]
+            gradients, others = pull(cotangents, ordered)
             padded = [*gradients, *[None] * (len(given) - count)]
-            return (padded, list(others)) if variables else padded
+            if not variables:
+                return padded
+            by_variable = {each.ref(): gradient for each, gradient in zip(ordered, others, strict=True)}
+            return padded, [by_variable[each.ref()] for each in variables]
 
         return outputs, backward
 
     # In a graph, TensorFlow cannot wrap a function without any tensor.
     return tuple(run(*tensors) if tensors else run(tf.zeros(())))
+
+
+def _is_recorded(tensors: Any) -> bool:
+    return bool(record.should_record_backprop(tf.nest.flatten(tensors, expand_composites=True)))
+
+
+def _is_vectorizing() -> bool:
+    """Whether the graph being built is the body of a vectorized loop, which is rebuilt without its custom gradients."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        # The scope that tf.vectorized_map opens around the body (2.21): nothing else tells that it is one.
+        if "loop_body" in graph.get_name_scope().split("/"):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def vjp(

@@ -61,6 +61,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     # output that somebody differentiates all the same hangs on something that `fun` captured.
     outputs, pullback = fun(*[tensor.detach() for tensor in tensors])
     if transformed or any(_is_dual(tensor) for tensor in tensors):
+        if _forward_levels() > 1:
+            raise errors.rule_dropped(
+                "forward mode inside forward mode",
+                "take one of the two derivatives in reverse, as torch.func.hessian does",
+            )
         if any(_is_differentiated(output) for output in outputs):
             pullback.capture(["(a value that a transform of torch.func differentiates)"])
             raise errors.unserved_variables("torch", "under a transform of torch.func")
@@ -102,6 +107,15 @@ def _is_differentiated(tensor: torch.Tensor) -> bool:
             return False
         tensor = _functorch.get_unwrapped(tensor)
     return True
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    """Whether any level is a vmap, whose values cannot be looked at."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
 
 
 def _refuse_what_drops_the_rule(transformed: bool) -> None:
@@ -213,11 +227,6 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _fun: None, _count: None, *tangents: torch.Tensor) -> Any:
         """The transpose of the rule, which is a linear map: the vjp of `cotangents -> gradients`."""
-        if _forward_levels() > 1:
-            raise errors.rule_dropped(
-                "forward mode inside forward mode",
-                "take one of the two derivatives in reverse, as torch.func.hessian does",
-            )
         inputs = ctx.saved_tensors
         outputs, pullback = ctx.fun(*inputs)
         floating = [each.is_floating_point() or each.is_complex() for each in outputs]
@@ -246,7 +255,7 @@ class _Transformed(torch.autograd.Function):
 def _linear(at_zero: torch.Tensor, elsewhere: torch.Tensor) -> torch.Tensor:
     """The forward derivative, if it is the same wherever the rule is transposed, as that of a linear rule is."""
     same = torch.isclose(at_zero, elsewhere, rtol=1e-3, equal_nan=True)
-    if _transforms_active():
+    if _is_batched(same):
         # Under vmap no value can be looked at, so that the answer cannot be an error; NaN at least is no wrong number.
         return torch.where(same, at_zero, torch.full_like(at_zero, torch.nan))
     if not same.all():
@@ -272,7 +281,7 @@ def vjp(
     for each in inputs:
         if each.is_leaf:
             # Nobody else can differentiate with respect to this leaf, neither below nor in an outer call.
-            each.is_spent = True  # type: ignore[attr-defined]
+            each.is_spent = True
     further = outer and _is_wanted_outside((*outputs, *aux))
 
     def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,0 +1,151 @@
+"""What a function reads besides its arguments: a gradient that would silently be missing raises instead."""
+
+import numpy as np
+import pytest
+
+from keras_cg import CapturedVariableError, custom_gradient
+
+X = np.array([1.0, 2.0, 3.0], np.float32)
+
+
+def closing_over(w):
+    @custom_gradient
+    def closure(x):
+        return x * w, lambda upstream: 7 * upstream
+
+    return closure
+
+
+def test_a_value_that_is_differentiated(eager, backend):
+    # Alone and beside the argument: neither may come out as zero or as the plain derivative.
+    for f in (lambda w: closing_over(w)(eager.tensor(X)), lambda w: closing_over(w)(w)):
+        with pytest.raises(Exception) as caught:
+            eager.gradients(f, X)
+        if backend == "jax":
+            assert "UnexpectedTracerError" in type(caught.value).__name__
+        else:
+            assert isinstance(caught.value, CapturedVariableError)
+            assert isinstance(caught.value, TypeError)
+            text = str(caught.value)
+            for part in ("closure reads 1 trainable value", "silently get no gradient", "remedy, one of three: "):
+                assert part in text
+            for remedy in ("pass them as arguments", "a `variables` parameter", "stop their gradient"):
+                assert remedy in text
+
+
+def test_a_constant_is_just_a_constant(frame):
+    w = frame.tensor(2 * X)
+    output, (gx,) = frame.differentiate(lambda x: closing_over(w)(x), X)
+    np.testing.assert_allclose(output, 2 * X * X)
+    np.testing.assert_allclose(gx, np.full(3, 7.0))
+
+
+def test_a_captured_value_that_nobody_differentiates(eager):
+    f = closing_over(eager.tensor(2 * X))
+    np.testing.assert_allclose(eager.array(f(eager.tensor(X))), 2 * X * X)
+
+
+# The other two frameworks have none.
+HAS_VARIABLES = pytest.mark.only("torch", "tensorflow")
+
+
+def variable(backend, array, trainable=True):
+    if backend == "torch":
+        import torch
+
+        return torch.nn.Parameter(torch.tensor(array), requires_grad=trainable)
+    import tensorflow as tf
+
+    return tf.Variable(array, trainable=trainable)
+
+
+def variable_gradients(eager, backend, f, variables):
+    """The native gradients of `f(X)` for x and for `variables`."""
+    if backend == "torch":
+        _, (gx,) = eager.differentiate(f, X)
+        return [gx, *[None if each.grad is None else each.grad.numpy() for each in variables]]
+    import tensorflow as tf
+
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = f(x)
+    return [None if each is None else each.numpy() for each in tape.gradient(y, [x, *variables])]
+
+
+@HAS_VARIABLES
+def test_variables_are_handed_to_the_rule(eager, backend):
+    v, w = variable(backend, 3 * X), variable(backend, 2 * X)
+
+    @custom_gradient
+    def f(x):
+        def grad(upstream, variables=None):
+            assert [tuple(each.shape) for each in variables] == [(3,), (3,)]
+            return 7 * upstream, [11 * upstream, 5 * upstream * x]
+
+        return x * v + w, grad
+
+    gx, gv, gw = variable_gradients(eager, backend, f, [v, w])
+    np.testing.assert_allclose(gx, np.full(3, 7.0))
+    np.testing.assert_allclose(gv, np.full(3, 11.0))
+    np.testing.assert_allclose(gw, 5 * X)
+
+
+@HAS_VARIABLES
+def test_without_an_argument_that_is_differentiated(eager, backend):
+    w = variable(backend, 2 * X)
+
+    @custom_gradient
+    def f(x):
+        return x * w, lambda upstream, variables=None: (None, [5 * upstream])
+
+    if backend == "torch":
+        f(eager.tensor(X)).sum().backward()
+        np.testing.assert_allclose(w.grad.numpy(), np.full(3, 5.0))
+    with pytest.raises(CapturedVariableError, match="Parameter of float32" if backend == "torch" else "Variable"):
+        variable_gradients(eager, backend, closing_over(w), [w])
+
+
+@HAS_VARIABLES
+def test_frozen_variables_are_constants(eager, backend):
+    w = variable(backend, 2 * X, trainable=False)
+    gx, gw = variable_gradients(eager, backend, closing_over(w), [w])
+    np.testing.assert_allclose(gx, np.full(3, 7.0))
+    assert gw is None
+
+
+@HAS_VARIABLES
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (lambda g: g, "got: a"),
+        (lambda g: (g, g, g), "got: a tuple"),
+        (lambda g: (g, []), "got: 0 of them"),
+        (lambda g: (g, [g, g]), "got: 2 of them"),
+        (lambda g: (g, None), "got: NoneType"),
+    ],
+    ids=["no pair", "triple", "none", "two", "no list"],
+)
+def test_a_rule_that_returns_no_variable_gradients(eager, backend, returned, got):
+    w = variable(backend, 2 * X)
+
+    @custom_gradient
+    def culprit(x):
+        return x * w, lambda upstream, variables=None: returned(upstream)
+
+    with pytest.raises(ValueError, match=r"the rule of .*culprit was called with variables") as caught:
+        variable_gradients(eager, backend, culprit, [w])
+    for part in ("must return (grads, variable_grads)", got, "a list of 1 gradient", "usual cause: ", "remedy: "):
+        assert part in str(caught.value)
+
+
+@HAS_VARIABLES
+def test_a_variable_gradient_of_the_wrong_shape(eager, backend):
+    w = variable(backend, X[:1])
+
+    @custom_gradient
+    def culprit(x):
+        return x * w, lambda upstream, variables=None: (upstream, [upstream])
+
+    with pytest.raises(ValueError, match=r"wrong shape for variables\[0\]"):
+        variable_gradients(eager, backend, culprit, [w])
