@@ -265,7 +265,7 @@ def _linear(at_zero: torch.Tensor, elsewhere: torch.Tensor) -> torch.Tensor:
 
 def _forward_levels() -> int:
     """How many forward-mode transforms are running, one inside the other."""
-    return sum(each.key() is TransformType.Jvp for each in retrieve_all_functorch_interpreters())
+    return sum(each.key() == TransformType.Jvp for each in retrieve_all_functorch_interpreters())
 
 
 def vjp(
