@@ -18,7 +18,7 @@ tensors = (jax.Array, jax.core.Tracer)
 
 def is_tensor(value: object) -> bool:
     if isinstance(value, (numpy.ndarray, numpy.generic)):
-        return value.dtype.kind in "biufc" or value.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+        return namespace.issubdtype(value.dtype, numpy.number) or value.dtype == bool
     return isinstance(value, jax.Array)
 
 
