@@ -383,3 +383,17 @@ def test_autograd(eager, backend):
     check_grads(right, modes=["rev"], order=3)(x)
     with pytest.raises(AssertionError):
         check_grads(f, modes=["rev"], order=1)(x)
+
+
+@pytest.mark.only("numpy")
+def test_autograd_with_its_own_containers(eager, backend):
+    import autograd
+
+    @custom_gradient
+    def g(params):
+        return params["w"][0] * params["b"], lambda upstream: {"w": [7 * upstream], "b": 5 * upstream}
+
+    x = X.astype(float)
+    found = autograd.grad(lambda params: ops.sum(g(params)))({"w": [x], "b": x})
+    check(found["w"][0], np.full(3, 7.0))
+    check(found["b"], np.full(3, 5.0))
