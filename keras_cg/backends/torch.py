@@ -72,8 +72,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if any(_is_differentiated(output) for output in outputs):
             pullback.capture(["(a value that a transform of torch.func differentiates)"])
             raise errors.unserved_variables("torch", "under a transform of torch.func")
-        again = _Replay(fun, tensors, random)
-        return _apply(_Transformed, again, len(outputs), *outputs, *tensors)
+        return _apply(_Transformed, _Replay(fun, tensors, random), len(outputs), *outputs, *tensors)
     variables: list[torch.Tensor] = []
     if any(output.requires_grad for output in outputs):
         if torch.compiler.is_compiling():
