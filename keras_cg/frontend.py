@@ -13,7 +13,7 @@ import numpy
 from keras_cg import backends, config, errors, nest, signature
 from keras_cg.backends import Backend
 from keras_cg.nest import Nest
-from keras_cg.rule import Call, Pullback, is_differentiable
+from keras_cg.rule import Call, Pullback
 
 __all__ = ["CustomGradient", "custom_gradient"]
 
@@ -172,14 +172,12 @@ def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         kwargs = _in_order(fun, kwargs)
     arguments = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
     keywords = tuple(kwargs)
-    described = Call(backend, name, fun, len(args), keywords, arguments, (), (), ())
-    places = split(backend, name, arguments, lambda place: f"the argument {described.labels()[place]}")
+    given = Call(backend, name, fun, len(args), keywords, arguments)
+    places = split(backend, name, arguments, lambda place: f"the argument {given.labels()[place]}")
     tensors = [backend.asarray(arguments.leaves[place]) for place in places]
-    described = described._replace(
-        places=places,
-        shapes=tuple(backend.shape(tensor) for tensor in tensors),
-        dtypes=tuple(backend.dtype(tensor) for tensor in tensors),
-    )
+    for place in places:
+        # The backend has them; here they would live as long as the pullback.
+        arguments.leaves[place] = None
     finished: list[tuple[Nest, tuple[int, ...]]] = []
 
     def flat(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
@@ -187,17 +185,18 @@ def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         for place, tensor in zip(places, tensors, strict=True):
             leaves[place] = tensor
         values = arguments.pack(leaves)
-        given = dict(zip(keywords, values[len(args) :], strict=True))
-        output, rule = _pair(name, fun(*values[: len(args)], **given))
+        positional = values[: len(args)]
+        named = dict(zip(keywords, values[len(args) :], strict=True))
+        output, rule = _pair(name, fun(*positional, **named))
         outputs = nest.flatten(output, backend.is_tensor, backend.children)
         found = split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")
         results = tuple(backend.asarray(outputs.leaves[place]) for place in found)
-        differentiable = tuple(is_differentiable(backend.dtype(result)) for result in results)
         for place in found:
             outputs.leaves[place] = None
         finished.append((outputs, found))
-        positional = (*values[: len(args)], *_positional(fun, len(args), given))
-        return results, Pullback(described, rule, positional, outputs, found, differentiable)
+        if named:
+            positional = (*positional, *_positional(fun, len(args), named))
+        return results, Pullback(given, rule, positional, places, tensors, outputs, found)
 
     results = backend.attach(flat, tensors)
     outputs, found = finished[0]
@@ -228,7 +227,7 @@ def _in_order(fun: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]
 
 def _positional(fun: Callable[..., Any], count: int, given: dict[str, Any]) -> Sequence[Any]:
     """Arguments given by keyword to positional parameters, with the defaults of those between them."""
-    found = signature.parameters(fun) if given else None
+    found = signature.parameters(fun)
     if found is None:
         return ()
     names = found.positional[count:]

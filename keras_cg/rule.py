@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,10 +22,6 @@ class Call(NamedTuple):
     positionals: int
     keywords: tuple[str, ...]
     nest: Nest
-    # Which leaves are tensors, and as what.
-    places: tuple[int, ...]
-    shapes: tuple[tuple[int | None, ...] | None, ...]
-    dtypes: tuple[str, ...]
 
     def labels(self) -> list[str]:
         """Every leaf as the user would name it: `x`, `params["w"][0]`."""
@@ -39,14 +36,6 @@ class Call(NamedTuple):
                 label = found.label(position) if found else f"argument {position}"
             labels.append(label + rest)
         return labels
-
-    def label(self, number: int) -> str:
-        """The name of the tensor argument of that number."""
-        return self.labels()[self.places[number]]
-
-    def expected(self, number: int) -> str:
-        """Dtype and shape of the tensor argument of that number, as a message shows them."""
-        return describe(self.dtypes[number], self.shapes[number])
 
 
 def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:
@@ -69,17 +58,20 @@ class Pullback:
         call: Call,
         rule: Callable[..., Any],
         arguments: tuple[Any, ...],
-        outputs: Nest,
         places: tuple[int, ...],
-        differentiable: tuple[bool, ...],
+        tensors: tuple[Any, ...],
+        outputs: Nest,
+        found: tuple[int, ...],
     ):
         self.call = call
         self.rule = rule
+        # The positional arguments of this run, and which leaves of all arguments are which tensors.
         self.arguments = arguments
-        # The output's structure alone: keeping its leaves here would keep them alive.
-        self.outputs = outputs._replace(leaves=[None] * len(outputs.leaves))
         self.places = places
-        self.differentiable = differentiable
+        self.tensors = tensors
+        # The output's structure, without its leaves, and which of them are tensors.
+        self.outputs = outputs
+        self.found = found
 
     def capture(self, names: Sequence[str]) -> None:
         """Told what trainable values the function read besides its arguments.
@@ -94,9 +86,11 @@ class Pullback:
         self, cotangents: Sequence[Any], variables: Sequence[Any] = ()
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The gradients of the tensor arguments and of `variables`, None where there is none."""
-        leaves = list(self.outputs.leaves)
-        for place, cotangent, differentiable in zip(self.places, cotangents, self.differentiable, strict=True):
-            leaves[place] = cotangent if differentiable else None
+        backend = self.call.backend
+        leaves = [None] * len(self.outputs.leaves)
+        for place, cotangent in zip(self.found, cotangents, strict=True):
+            if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
+                leaves[place] = cotangent
         args, kwargs = self._arrange(leaves)
         if variables:
             kwargs = {**kwargs, "variables": list(variables)}
@@ -116,14 +110,9 @@ class Pullback:
             came = f"{len(others)} of them" if isinstance(others, (tuple, list)) else errors.type_name(others)
             raise errors.wrong_variable_count(self.call.name, came, len(variables))
         return self._collect(gradients), tuple(
-            self._check(other, self.backend.shape(variable), self.backend.dtype(variable), f"variables[{index}]")
+            self._check(other, variable, functools.partial("variables[{}]".format, index))
             for index, (other, variable) in enumerate(zip(others, variables, strict=True))
         )
-
-    @property
-    def backend(self) -> Backend:
-        """The backend that the function was called on."""
-        return self.call.backend
 
     # --- on the way in: one of the conventions -------------------------------------------------
 
@@ -152,8 +141,8 @@ class Pullback:
             required = found.required()
             if required <= 1:
                 return (upstream,), {}
-            if required == len(self.places):
-                return tuple(leaves[place] for place in self.places), {}
+            if required == len(self.found):
+                return tuple(leaves[place] for place in self.found), {}
             if required == len(leaves):
                 return tuple(leaves), {}
         raise self._misfit_signature(leaves)
@@ -177,17 +166,21 @@ class Pullback:
 
     def _collect(self, result: Any) -> tuple[Any, ...]:
         """One checked gradient per tensor argument, from whatever structure the rule chose."""
-        gradients = self._pick(result)
-        call = self.call
         return tuple(
-            self._check(gradient, shape, dtype, number)
-            for number, (gradient, shape, dtype) in enumerate(zip(gradients, call.shapes, call.dtypes, strict=True))
+            self._check(gradient, tensor, functools.partial(self._label, place))
+            for gradient, tensor, place in zip(self._pick(result), self.tensors, self.places, strict=True)
         )
+
+    def _label(self, place: int) -> str:
+        return self.call.labels()[place]
 
     def _pick(self, result: Any) -> Sequence[Any]:
         """What the rule returned for each tensor argument, in order."""
-        places, count = self.call.places, len(self.call.nest.leaves)
-        value = nest.wrap(result, self.backend.is_tensor, self.backend.children)
+        places, count = self.places, len(self.call.nest.leaves)
+        backend = self.call.backend
+        if backend.is_tensor(result) and len(places) == 1:
+            return [result]
+        value = nest.wrap(result, backend.is_tensor, backend.children)
         if isinstance(value, (tuple, list)) and all(nest.is_leaf(each) for each in value):
             if len(value) == len(places):
                 return value
@@ -203,7 +196,7 @@ class Pullback:
 
     def _forms(self) -> Iterator[tuple[list[Any], list[int]]]:
         """The structures a rule may return, each with the positions of the tensors in it."""
-        places = set(self.call.places)
+        places = set(self.places)
         specs = self.call.nest.spec.children()
         tensors = []
         start = 0
@@ -236,7 +229,7 @@ class Pullback:
         def take(name: str) -> tuple[Any, list[bool]]:
             if name in named:
                 return named.pop(name)
-            spec = nest.flatten(defaults[name], self.backend.is_tensor, self.backend.children).spec
+            spec = nest.flatten(defaults[name], call.backend.is_tensor, call.backend.children).spec
             return spec, [False] * spec.num_leaves
 
         complete = explicit[: min(call.positionals, len(found.positional))]
@@ -255,33 +248,27 @@ class Pullback:
             came = len(value)
         else:
             return errors.wrong_structure(call.name, nest.show(value), f"({', '.join(labels)})")
-        return errors.wrong_count(call.name, came, [labels[place] for place in call.places], len(labels))
+        return errors.wrong_count(call.name, came, [labels[place] for place in self.places], len(labels))
 
-    def _check(self, gradient: Any, shape: Any, dtype: str, which: int | str) -> Any:
-        """`gradient` as a tensor like its argument, or None."""
-        if not is_differentiable(dtype) or gradient is None:
+    def _check(self, gradient: Any, tensor: Any, label: Callable[[], str]) -> Any:
+        """`gradient` as a tensor like the one it belongs to, or None."""
+        backend, name = self.call.backend, self.call.name
+        dtype = backend.dtype(tensor)
+        if gradient is None or not is_differentiable(dtype):
             return None
-        backend = self.backend
+        shape = backend.shape(tensor)
         if isinstance(gradient, (int, float, complex)):
             if not isinstance(gradient, bool) and gradient == 0:
                 return None
         elif not backend.is_tensor(gradient):
-            raise errors.not_a_gradient(self.call.name, self._label(which), gradient, describe(dtype, shape))
+            raise errors.not_a_gradient(name, label(), gradient, describe(dtype, shape))
         gradient = backend.asarray(gradient)
-        came = backend.dtype(gradient)
+        came, size = backend.dtype(gradient), backend.shape(gradient)
         if came.startswith("complex") and not dtype.startswith("complex"):
-            expected = describe(dtype, shape)
-            raise errors.wrong_kind(
-                self.call.name, self._label(which), describe(came, backend.shape(gradient)), expected
-            )
-        if not _compatible(backend.shape(gradient), shape):
-            raise errors.wrong_shape(
-                self.call.name, self._label(which), describe(came, backend.shape(gradient)), describe(dtype, shape)
-            )
+            raise errors.wrong_kind(name, label(), describe(came, size), describe(dtype, shape))
+        if not _compatible(size, shape):
+            raise errors.wrong_shape(name, label(), describe(came, size), describe(dtype, shape))
         return gradient if came == dtype else backend.cast(gradient, dtype)
-
-    def _label(self, which: int | str) -> str:
-        return which if isinstance(which, str) else self.call.label(which)
 
 
 def _takes_variables(found: Parameters | None) -> bool:

@@ -21,15 +21,18 @@ def test_a_value_that_is_differentiated(eager, backend):
     for f in (lambda w: closing_over(w)(eager.tensor(X)), lambda w: closing_over(w)(w)):
         with pytest.raises(Exception) as caught:
             eager.gradients(f, X)
+        assert isinstance(caught.value, CapturedVariableError)
+        assert isinstance(caught.value, TypeError)
+        text = str(caught.value)
+        assert "silently get no gradient" in text
         if backend == "jax":
-            assert "UnexpectedTracerError" in type(caught.value).__name__
+            # It fails inside the function, before there is a rule to ask.
+            assert "reads a value that is being differentiated and is not among its arguments" in text
+            assert "remedy: pass it as an argument, or stop its gradient" in text
+            assert "usual cause: a closure" in text
         else:
-            assert isinstance(caught.value, CapturedVariableError)
-            assert isinstance(caught.value, TypeError)
-            text = str(caught.value)
-            for part in ("closure reads 1 trainable value", "silently get no gradient", "remedy, one of three: "):
-                assert part in text
-            for remedy in ("pass them as arguments", "a `variables` parameter", "stop their gradient"):
+            assert "closure reads 1 trainable value" in text
+            for remedy in ("one of three: pass them as arguments", "a `variables` parameter", "stop their gradient"):
                 assert remedy in text
 
 

@@ -114,6 +114,51 @@ def test_torch_orders_and_checks(eager, backend):
 
 
 @pytest.mark.only("torch")
+def test_torch_runs_again_with_the_same_random_numbers(eager, backend):
+    import torch
+
+    @custom_gradient
+    def dropout(x):
+        mask = torch.rand_like(x) * (x * 0 + 1)
+        return mask * x, lambda upstream: 7 * upstream * mask * x
+
+    x = torch.linspace(1, 2, 8, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(0)
+    y = dropout(x)
+    mask = (y / x).detach()
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    (first,) = torch.autograd.grad(dropout(x).sum(), x, create_graph=True)
+    check(first.detach(), 7 * mask * x.detach())
+    (second,) = torch.autograd.grad(first.sum(), x)
+    check(second, 7 * mask)
+    check(torch.rand(1), after)  # running again has not moved the generator
+    torch.manual_seed(0)
+    check(torch.func.grad(lambda x: dropout(x).sum())(x.detach()), 7 * mask * x.detach())
+    check(torch.rand(1), after)
+
+
+@pytest.mark.only("torch")
+def test_torch_runs_again_under_the_same_autocast(eager, backend):
+    import torch
+
+    seen = []
+
+    @custom_gradient
+    def product(x):
+        y = x @ x
+        seen.append(y.dtype)
+        return y, lambda upstream: upstream * 7 * y.float()
+
+    x = torch.eye(3, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = product(x)
+    (first,) = torch.autograd.grad(y.float().sum(), x, create_graph=True)
+    torch.autograd.grad(first.sum(), x)
+    assert seen == [torch.bfloat16, torch.bfloat16]
+
+
+@pytest.mark.only("torch")
 def test_torch_without_gradients(eager, backend):
     import torch
 
@@ -383,3 +428,17 @@ def test_autograd(eager, backend):
     check_grads(right, modes=["rev"], order=3)(x)
     with pytest.raises(AssertionError):
         check_grads(f, modes=["rev"], order=1)(x)
+
+
+@pytest.mark.only("numpy")
+def test_autograd_with_its_own_containers(eager, backend):
+    import autograd
+
+    @custom_gradient
+    def g(params):
+        return params["w"][0] * params["b"], lambda upstream: {"w": [7 * upstream], "b": 5 * upstream}
+
+    x = X.astype(float)
+    found = autograd.grad(lambda params: ops.sum(g(params)))({"w": [x], "b": x})
+    check(found["w"][0], np.full(3, 7.0))
+    check(found["b"], np.full(3, 5.0))

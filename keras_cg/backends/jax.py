@@ -9,6 +9,7 @@ import jax
 import jax.numpy as namespace
 import numpy
 
+from keras_cg import errors
 from keras_cg.backends import Function, Pullback
 
 __all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
@@ -18,7 +19,7 @@ tensors = (jax.Array, jax.core.Tracer)
 
 def is_tensor(value: object) -> bool:
     if isinstance(value, (numpy.ndarray, numpy.generic)):
-        return value.dtype.kind in "biufc" or value.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+        return namespace.issubdtype(value.dtype, numpy.number) or value.dtype == bool
     return isinstance(value, jax.Array)
 
 
@@ -65,7 +66,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(None if each is None else _conjugate(each) for each in gradients)
 
     run.defvjp(forward, backward)
-    return run(*tensors)
+    try:
+        return run(*tensors)
+    except jax.errors.UnexpectedTracerError as error:
+        # A closed-over value that an enclosing grad differentiates is unexpected inside a custom_vjp.
+        raise errors.unserved_variables("jax") from error
 
 
 @jax.tree_util.register_pytree_node_class

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.utils._pytree as pytree
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from keras_cg import errors
 from keras_cg.backends import Function, Pullback, owner
@@ -57,6 +59,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     transformed = _transforms_active()
     if torch.compiler.is_compiling():
         _refuse_what_drops_the_rule(transformed)
+    random = None if torch.compiler.is_compiling() else _random_states(tensors)
     # `fun` runs once, here, on values cut from the graph, and one of the Functions below carries the result. So an
     # output that somebody differentiates all the same hangs on something that `fun` captured.
     outputs, pullback = fun(*[tensor.detach() for tensor in tensors])
@@ -69,7 +72,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if any(_is_differentiated(output) for output in outputs):
             pullback.capture(["(a value that a transform of torch.func differentiates)"])
             raise errors.unserved_variables("torch", "under a transform of torch.func")
-        return _apply(_Transformed, fun, len(outputs), *outputs, *tensors)
+        return _apply(_Transformed, _Replay(fun, tensors, random), len(outputs), *outputs, *tensors)
     variables: list[torch.Tensor] = []
     if any(output.requires_grad for output in outputs):
         if torch.compiler.is_compiling():
@@ -80,7 +83,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         outputs = tuple(output.detach() for output in outputs)
     elif not any(tensor.requires_grad for tensor in tensors):
         return outputs
-    return _apply(_Attach, fun, pullback, len(outputs), len(tensors), *_distinct((*outputs, *tensors, *variables)))
+    again = fun if random is None else _Replay(fun, tensors, random)
+    return _apply(_Attach, again, pullback, len(outputs), len(tensors), *_distinct((*outputs, *tensors, *variables)))
 
 
 # Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
@@ -89,6 +93,33 @@ _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_acti
 _functorch: Any = (
     torch._C._functorch
 )  # likewise, for looking through the wrappers that the transforms put around tensors
+
+
+def _random_states(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+    """The state of the generators that `fun` may draw from: the CPU's, and those of the tensors' devices."""
+    elsewhere = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+    return torch.get_rng_state(), get_device_states(*elsewhere) if elsewhere else ([], [])
+
+
+class _Replay:
+    """`fun` as it ran the first time: with the same random numbers and under the same autocast."""
+
+    def __init__(self, fun: Function, tensors: Sequence[torch.Tensor], random: Any):
+        self.fun = fun
+        self.random, self.devices = random
+        self.autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in {tensor.device.type for tensor in tensors}
+        ]
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(self.devices[0]))
+            torch.set_rng_state(self.random)
+            set_device_states(*self.devices)
+            for kind, kept, enabled in self.autocast:
+                stack.enter_context(torch.autocast(kind, kept, enabled))
+            return self.fun(*tensors)
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Any, ...]:
