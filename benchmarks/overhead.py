@@ -14,6 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy
@@ -139,7 +140,7 @@ def contestants_numpy(size: int) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {}
     for name, f in (("plain", plain), ("native", native), ("keras_cg", keras_cg.custom_gradient(function))):
         found[f"call/{name}"] = lambda f=f: f(x)
-        found[f"gradient/{name}"] = lambda f=autograd.elementwise_grad(f): f(x)
+        found[f"gradient/{name}"] = partial(autograd.elementwise_grad(f), x)
     return found
 
 
@@ -167,7 +168,9 @@ def main() -> None:
     print(f"{backend}, {os.cpu_count()} processors; ratio of times, median (quartiles) of {options.rounds} rounds")
     for size in options.sizes:
         inner = 10 if size < 1000 else 1
-        times = measure(globals()[f"contestants_{backend}"](size), options.rounds if inner > 1 else options.rounds // 10, inner)
+        times = measure(
+            globals()[f"contestants_{backend}"](size), options.rounds if inner > 1 else options.rounds // 10, inner
+        )
         for task in dict.fromkeys(name.partition("/")[0] for name in times):
             for other in ("native", "plain"):
                 pairs = zip(times[f"{task}/keras_cg"], times[f"{task}/{other}"], strict=True)

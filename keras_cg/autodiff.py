@@ -136,7 +136,10 @@ def _indices(name: str, argnums: Any, count: int) -> list[int]:
     for index in wanted:
         if not isinstance(index, int) or not -count <= index < count:
             raise errors.bad_argnums(name, argnums, count)
-    return [index % count for index in wanted]
+    found = [index % count for index in wanted]
+    if len(set(found)) < len(found):
+        raise errors.bad_argnums(name, argnums, count)
+    return found
 
 
 def _differentiated(backend: Backend, name: str, chosen: Nest, indices: list[int]) -> tuple[tuple[int, ...], list[Any]]:

@@ -27,6 +27,10 @@ class CapturedVariableError(TypeError):
     """
 
 
+# TensorFlow's autograph raises an exception anew, as one of its own unless it has exactly this constructor (2.21).
+GradientError.__init__ = CapturedVariableError.__init__ = Exception.__init__  # type: ignore[method-assign]
+
+
 # What a rule may look like; shown whenever a signature fits none of them.
 ACCEPTED_FORMS = """\
     grad(upstream)               one upstream, with the output's structure
@@ -290,6 +294,16 @@ def rule_dropped(where: str, remedy: str) -> NotImplementedError:
     )
 
 
+def changed_in_place(what: str, remedy: str) -> RuntimeError:
+    """Values that the gradient needs are no longer what they were."""
+    return RuntimeError(
+        _lines(
+            f"{what}, so that the gradient would be silently wrong.",
+            f"    remedy: {remedy}.",
+        )
+    )
+
+
 def not_linear() -> ValueError:
     """Forward mode was asked for a rule that has no transpose."""
     return ValueError(
@@ -329,7 +343,7 @@ def bad_argnums(function: str, argnums: object, count: int) -> TypeError:
     """`argnums` does not name positional arguments of the call."""
     return TypeError(
         f"grad({function}): argnums={argnums!r} does not fit a call with {_count(count, 'positional argument')}."
-        " Give the index of a positional argument, or a tuple of them; keywords are not differentiated."
+        " Give the index of a positional argument, or a tuple of different ones; keywords are not differentiated."
     )
 
 

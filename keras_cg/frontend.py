@@ -158,11 +158,16 @@ def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) 
         leaf = laid.leaves[place] = unwrap(leaf)
         if backend.is_tensor(leaf):
             places.append(place)
-        elif not isinstance(leaf, (numpy.generic, complex)):
+        elif not isinstance(leaf, complex) and not _is_numpy_scalar(leaf):
             owner = backends.owner(type(leaf))
             if owner is not None and backends.load(owner, owner).is_tensor(leaf):
                 raise errors.foreign_tensor(name, label(place), leaf, *config.resolve(), owner)
     return tuple(places)
+
+
+def _is_numpy_scalar(leaf: Any) -> bool:
+    # To torch.compile (2.13) a scalar of NumPy is an array without dimensions.
+    return isinstance(leaf, numpy.generic) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0)
 
 
 def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

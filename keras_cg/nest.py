@@ -10,12 +10,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy
 import optree
 
 _NAMESPACE = "keras_cg"
 
 # Leaves that are no containers for certain; asking further would only cost time.
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, type)
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, numpy.generic, numpy.ndarray)
 
 Children = Callable[[Any], tuple[list[Any], Callable[[list[Any]], Any]] | None]
 
@@ -105,6 +106,11 @@ def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
     """`value` with a node in the place of every container that optree does not know."""
     laid = flatten(value, is_tensor, children)
     return optree.tree_unflatten(laid.spec, laid.leaves)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves of a nest of Python's own containers."""
+    return optree.tree_leaves(value, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def is_leaf(wrapped: Any) -> bool:

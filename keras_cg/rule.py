@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from keras_cg import errors, nest, signature
@@ -82,6 +83,13 @@ class Pullback:
         if names and not _takes_variables(signature.parameters(self.rule)):
             raise errors.captured_variable(self.call.name, names)
 
+    def held(self) -> Iterator[Any]:
+        """The values that the rule closes over or gets by itself, and the arguments if it is called with them."""
+        found = signature.parameters(self.rule)
+        if found is not None and "upstream" in found.names() and len(found.names()) + bool(found.varargs) > 1:
+            yield from nest.leaves(self.arguments)
+        yield from _held(self.rule, 4)
+
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = ()
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -98,7 +106,7 @@ class Pullback:
             result = self.rule(*args, **kwargs)
         except TypeError:
             found = signature.parameters(self.rule)
-            if found is not None and not kwargs and len(args) == 1 < found.required():
+            if found is not None and not _binds(found, args, kwargs):
                 raise self._misfit_signature(leaves) from None
             raise
         if not variables:
@@ -242,6 +250,8 @@ class Pullback:
         """The error for a result that fits no structure: its count is wrong, or else its nest."""
         call = self.call
         labels = call.labels()
+        if nest.is_leaf(value) and not (value is None or call.backend.is_tensor(value)):
+            return errors.not_a_gradient(call.name, ", ".join(labels), value, f"({', '.join(labels)})")
         if nest.is_leaf(value):
             came = 1
         elif isinstance(value, (tuple, list)) and all(nest.is_leaf(each) for each in value):
@@ -269,6 +279,43 @@ class Pullback:
         if not _compatible(size, shape):
             raise errors.wrong_shape(name, label(), describe(came, size), describe(dtype, shape))
         return gradient if came == dtype else backend.cast(gradient, dtype)
+
+
+def _binds(found: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call gives every parameter that has no default."""
+    needed = found.positional[: len(found.positional) - len(found.defaults())][len(args) :]
+    needed += tuple(name for name in found.keyword_only if name not in found.keyword_defaults())
+    return all(name in kwargs for name in needed)
+
+
+def _held(rule: Any, depth: int) -> Iterator[Any]:
+    """The values in closures, defaults and bound arguments, also of the functions found there, so many levels deep."""
+    if not depth:
+        return
+    if isinstance(rule, functools.partial):
+        inside = [rule.func, *rule.args, *rule.keywords.values()]
+    elif isinstance(rule, MethodType):
+        inside = [rule.__func__, *getattr(rule.__self__, "__dict__", {}).values()]
+    elif isinstance(rule, FunctionType):
+        cells = [cell.cell_contents for cell in rule.__closure__ or () if _is_filled(cell)]
+        inside = [*cells, *(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
+    elif hasattr(rule, "__wrapped__"):
+        inside = [rule.__wrapped__]
+    else:
+        inside = list(getattr(rule, "__dict__", {}).values())
+    for value in inside:
+        if callable(value) and not isinstance(value, type):
+            yield from _held(value, depth - 1)
+        else:
+            yield from nest.leaves(value)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - reading it is the question
+    except ValueError:
+        return False
+    return True
 
 
 def _takes_variables(found: Parameters | None) -> bool:

@@ -24,7 +24,8 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
                       with None where there is none. Cotangents and gradients follow the convention of
                       torch and TensorFlow for complex numbers: dL/dx + i dL/dy. `pullback.capture(names)`
                       is told what trainable values `fun` read besides `tensors`, and raises if the rule
-                      cannot serve them. `fun` may be called again, on values that somebody differentiates.
+                      cannot serve them. `pullback.held()` gives the tensors that the rule closes over, for a backend
+                      whose tensors can change. `fun` may be called again, on values that somebody differentiates.
 `vjp(fun, tensors)`   `(outputs, pullback, aux)` of `fun(*tensors) -> (outputs, aux)`, by the framework's
                       own engine; `pullback(cotangents)` gives one gradient per tensor, zeros where unused.
 """
@@ -37,7 +38,7 @@ import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -56,6 +57,7 @@ class Pullback(Protocol):
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
 
     def capture(self, names: Sequence[str]) -> None: ...
+    def held(self) -> Iterator[Any]: ...
 
 
 Function = Callable[..., tuple[tuple[Any, ...], Pullback]]

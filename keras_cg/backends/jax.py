@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +40,8 @@ def cast(value: Any, dtype: str) -> Any:
 
 
 def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
+    if isinstance(value, Iterator):
+        return None  # no container, but JAX (0.10) would warn of it
     # One level of a type registered with jax.tree_util; optree has opened the usual containers already.
     parts, spec = jax.tree_util.tree_flatten(value, is_leaf=lambda part: part is not value)
     if jax.tree_util.treedef_is_leaf(spec):
@@ -59,7 +61,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
     def forward(*tensors: Any) -> tuple[tuple[Any, ...], _Residuals]:
         outputs, pullback = fun(*tensors)
-        return outputs, _Residuals.of(pullback, outputs, tensors)
+        residuals = _Residuals.of(pullback, outputs, tensors)
+        # JAX differentiates this function plainly when it differentiates again. The output must keep its rule there;
+        # where nobody does, the compiler finds that both runs are the same.
+        if any(isinstance(tensor, jax.core.Tracer) for tensor in tensors):
+            outputs = run(*tensors)
+        return outputs, residuals
 
     def backward(residuals: _Residuals, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
         gradients = residuals.pull([_arriving(each) for each in cotangents])

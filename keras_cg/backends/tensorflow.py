@@ -34,6 +34,9 @@ def asarray(value: Any) -> Any:
 
 
 def shape(tensor: Any) -> tuple[int | None, ...] | None:
+    if isinstance(tensor, tf.IndexedSlices):
+        # Its own shape says nothing of what its values are.
+        return (tensor.shape[0] if tensor.shape.rank else None, *tensor.values.shape[1:])
     return None if tensor.shape.rank is None else tuple(tensor.shape)
 
 
@@ -46,14 +49,14 @@ def cast(value: Any, dtype: str) -> Any:
 
 
 def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
-    if not tf.nest.is_nested(value):
-        return None
     # Lists and dicts that are attributes of a module or a layer are wrapped, so that they are saved with it.
     if isinstance(value, list):
         return list(value), list
     if isinstance(value, dict):
         return list(value.values()), lambda parts: dict(zip(value, parts, strict=True))
-    return tf.nest.flatten(value), lambda parts: tf.nest.pack_sequence_as(value, parts)
+    if hasattr(value, "__tf_flatten__") or hasattr(value, "__attrs_attrs__"):
+        return tf.nest.flatten(value), lambda parts: tf.nest.pack_sequence_as(value, parts)
+    return None
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -72,12 +75,14 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         # Eagerly, a tape or an accumulator also records what happens in here. Forward mode would take it for the
         # derivative; cut from the inputs, it cannot. In a graph the same would make forward derivatives zero.
         inputs = [tf.nest.map_structure(tf.stop_gradient, each, expand_composites=True) for each in given[:count]]
+        graph = tf.compat.v1.get_default_graph()
+        before = 0 if eager else len(graph.get_operations())
         with record.VariableWatcher() as watcher:
             outputs, pullback = fun(*(inputs if eager else given[:count]))
         variables = watcher.watched_variables()
         pullback.capture([variable.name for variable in variables])
         cut = eager or not _is_recorded(given)
-        if cut and not variables and _is_recorded(outputs):
+        if not variables and (_is_recorded(outputs) if cut else _reads_recorded(graph, before, given)):
             pullback.capture(["(a tensor that is being differentiated)"])
             raise errors.unserved_variables("tensorflow")
 
@@ -87,7 +92,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             pull = fun(*given[:count])[1] if again else pullback
             # TensorFlow (2.21) gives the variables in an order that differs from run to run.
             ordered = [each for each in watcher.watched_variables() if any(each is other for other in variables)]
-            gradients, others = pull(cotangents, ordered)
+            gradients, others = pull([_dense(each) for each in cotangents], ordered)
             padded = [*gradients, *[None] * (len(given) - count)]
             if not variables:
                 return padded
@@ -100,8 +105,22 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(run(*tensors) if tensors else run(tf.zeros(())))
 
 
+def _dense(cotangent: Any) -> Any:
+    """An upstream as a tensor: that of what was gathered comes as slices."""
+    return tf.convert_to_tensor(cotangent) if isinstance(cotangent, tf.IndexedSlices) else cotangent
+
+
 def _is_recorded(tensors: Any) -> bool:
     return bool(record.should_record_backprop(tf.nest.flatten(tensors, expand_composites=True)))
+
+
+def _reads_recorded(graph: Any, before: int, given: Any) -> bool:
+    """Whether operations of a graph from number `before` on read a tensor besides `given` that a tape records."""
+    made = graph.get_operations()[before:]
+    known = {id(each) for each in tf.nest.flatten(given, expand_composites=True)}
+    known.update(id(output) for operation in made for output in operation.outputs)
+    read = [each for operation in made for each in operation.inputs if id(each) not in known]
+    return bool(read) and _is_recorded([each for each in read if each.dtype.is_floating or each.dtype.is_complex])
 
 
 def _is_vectorizing() -> bool:
@@ -118,11 +137,14 @@ def _is_vectorizing() -> bool:
 def vjp(
     fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
+    # A tape goes by the identity of tensors: one that is passed twice, or closed over as well, must not be taken for
+    # the argument that is differentiated.
+    inputs = [tf.nest.map_structure(tf.identity, each, expand_composites=True) for each in tensors]
     with tf.GradientTape() as tape:
-        tape.watch(tensors)
-        outputs, aux = fun(*tensors)
+        tape.watch(inputs)
+        outputs, aux = fun(*inputs)
 
     def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(tape.gradient(outputs, tensors, list(cotangents), tf.UnconnectedGradients.ZERO))
+        return tuple(tape.gradient(outputs, inputs, list(cotangents), tf.UnconnectedGradients.ZERO))
 
     return outputs, pullback, aux

@@ -62,7 +62,13 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     random = None if torch.compiler.is_compiling() else _random_states(tensors)
     # `fun` runs once, here, on values cut from the graph, and one of the Functions below carries the result. So an
     # output that somebody differentiates all the same hangs on something that `fun` captured.
-    outputs, pullback = fun(*[tensor.detach() for tensor in tensors])
+    inputs = [tensor.detach() for tensor in tensors]
+    versions = None if torch.compiler.is_compiling() else [tensor._version for tensor in inputs]
+    outputs, pullback = fun(*inputs)
+    if versions is not None and versions != [tensor._version for tensor in inputs]:
+        raise errors.changed_in_place(
+            "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
+        )
     if transformed or any(_is_dual(tensor) for tensor in tensors):
         if _forward_levels() > 1:
             raise errors.rule_dropped(
@@ -206,6 +212,38 @@ def _integers(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [each for each in tensors if not (each.is_floating_point() or each.is_complex())]
 
 
+def _alias(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`output` as another object, since the rule may hold it, and it would then hold itself through its node.
+
+    One that shares its memory with an input becomes a view of it in autograd's eyes as well, so that changing either in
+    place is noticed.
+    """
+    if not torch.compiler.is_compiling() and output.layout == torch.strided:
+        for each in inputs:
+            if each.layout == torch.strided and output.data_ptr() != 0 and _memory(output) == _memory(each):
+                return each.as_strided(output.size(), output.stride(), output.storage_offset())
+    return output.detach()
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype, bool]:
+    return tensor.untyped_storage().data_ptr(), tensor.dtype, tensor.is_conj()
+
+
+class _Held:
+    """The tensors that a rule holds, guarded by their version counters as saved tensors are."""
+
+    def __init__(self, pullback: Pullback):
+        self.tensors = [value for value in pullback.held() if isinstance(value, torch.Tensor)]
+        self.versions = [tensor._version for tensor in self.tensors]
+
+    def check(self) -> None:
+        if self.versions != [tensor._version for tensor in self.tensors]:
+            raise errors.changed_in_place(
+                "a tensor that the rule uses was changed in place after the forward pass",
+                "change a copy, or take the gradient first; an output that the rule uses counts, too",
+            )
+
+
 class _Attach(torch.autograd.Function):
     """Outputs that were computed already, with the rule as their gradient: eagerly and under torch.compile."""
 
@@ -213,14 +251,16 @@ class _Attach(torch.autograd.Function):
     def forward(ctx: Any, fun: Function, pullback: Pullback, count: int, given: int, *tensors: torch.Tensor) -> Any:
         ctx.fun, ctx.pullback, ctx.count, ctx.given = fun, pullback, count, given
         ctx.captured = len(tensors) > count + given
+        ctx.held = None if torch.compiler.is_compiling() else _Held(pullback)
         ctx.save_for_backward(*tensors[count:])
-        # An alias: the rule may have captured the output, which would then hold itself through its node.
-        outputs = tuple(output.detach() for output in tensors[:count])
+        outputs = tuple(_alias(output, tensors[count:]) for output in tensors[:count])
         ctx.mark_non_differentiable(*_integers(outputs))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        if ctx.held is not None:
+            ctx.held.check()
         pullback, variables = ctx.pullback, ()
         if torch.is_grad_enabled() or ctx.captured:
             inputs, variables = ctx.saved_tensors[: ctx.given], ctx.saved_tensors[ctx.given :]
@@ -302,6 +342,10 @@ def _forward_levels() -> int:
 def vjp(
     fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
+    if _transforms_active():
+        # There no tensor can be made a leaf; torch.func's own vjp nests.
+        outputs, pull, aux = torch.func.vjp(fun, *tensors, has_aux=True)  # type: ignore[misc]
+        return outputs, lambda cotangents: pull(tuple(cotangents)), aux
     outer = torch.is_grad_enabled()
     with torch.enable_grad():
         # Fresh leaves, or aliases that keep hanging on what somebody outside differentiates.
