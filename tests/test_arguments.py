@@ -506,7 +506,8 @@ class TestForeign:
         np.testing.assert_allclose(output, np.ones(3))
         np.testing.assert_allclose(gx, SEVEN)
 
-    def test_numpy_scalars_are_numbers_to_torch(self, eager, backend):
-        decorated = custom_gradient(lambda x, s: (x * float(s), lambda upstream: (7 * upstream, None)))
-        (gx,) = eager.gradients(lambda x: decorated(x, np.float32(2)), X)
+    @pytest.mark.parametrize("scalar", [np.float32(2), np.int64(2), np.bool_(True)], ids=repr)
+    def test_numpy_scalars_are_numbers(self, frame, scalar):
+        decorated = custom_gradient(lambda x, s: (x * 2, lambda upstream: (7 * upstream, None)))
+        (gx,) = frame.gradients(lambda x: decorated(x, scalar), X)
         np.testing.assert_allclose(gx, SEVEN)
