@@ -74,13 +74,18 @@ class Pullback:
         self.outputs = outputs
         self.found = found
 
+    def takes_variables(self) -> bool:
+        """Whether the rule asks for what the function captured."""
+        found = signature.parameters(self.rule)
+        return found is not None and ("variables" in found.names() or found.varkw is not None)
+
     def capture(self, names: Sequence[str]) -> None:
         """Told what trainable values the function read besides its arguments.
 
         Raises:
             CapturedVariableError: There are some, and the rule takes no `variables`.
         """
-        if names and not _takes_variables(signature.parameters(self.rule)):
+        if names and not self.takes_variables():
             raise errors.captured_variable(self.call.name, names)
 
     def held(self) -> Iterator[Any]:
@@ -316,10 +321,6 @@ def _is_filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _takes_variables(found: Parameters | None) -> bool:
-    return found is not None and ("variables" in found.names() or found.varkw is not None)
 
 
 def _takes_arguments(found: Parameters, positional: tuple[str, ...], count: int) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as namespace
 import numpy
+from jax.custom_derivatives import SymbolicZero
+from jax.interpreters.partial_eval import DynamicJaxprTracer
 
-from keras_cg import errors
 from keras_cg.backends import Function, Pullback
 
 __all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
@@ -50,11 +51,20 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    if not any(isinstance(tensor, jax.core.Tracer) for tensor in tensors):
+    if not any(map(_is_traced, tensors)):
         outputs, _ = fun(*tensors)
-        if not any(isinstance(output, jax.core.Tracer) for output in outputs):
+        if not any(map(_is_traced, outputs)):
             return outputs
+    elif not any(isinstance(tensor, DynamicJaxprTracer) for tensor in tensors):
+        try:
+            return _attach(fun, tensors)
+        except jax.errors.UnexpectedTracerError:
+            # `fun` closes over a value that is being differentiated, which is unexpected inside a custom_vjp.
+            pass
+    return _attach_with_captured(fun, tensors)
 
+
+def _attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     @jax.custom_vjp
     def run(*tensors: Any) -> tuple[Any, ...]:
         return fun(*tensors)[0]
@@ -64,7 +74,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         residuals = _Residuals.of(pullback, outputs, tensors)
         # JAX differentiates this function plainly when it differentiates again. The output must keep its rule there;
         # where nobody does, the compiler finds that both runs are the same.
-        if any(isinstance(tensor, jax.core.Tracer) for tensor in tensors):
+        if any(map(_is_traced, tensors)):
             outputs = run(*tensors)
         return outputs, residuals
 
@@ -73,11 +83,73 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(None if each is None else _conjugate(each) for each in gradients)
 
     run.defvjp(forward, backward)
-    try:
-        return run(*tensors)
-    except jax.errors.UnexpectedTracerError as error:
-        # A closed-over value that an enclosing grad differentiates is unexpected inside a custom_vjp.
-        raise errors.unserved_variables("jax") from error
+    return run(*tensors)
+
+
+def _attach_with_captured(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The same where `fun` may close over tracers: they become arguments, for custom_vjp differentiates nothing else.
+
+    Function and rule are traced here, once and for all, since a custom_vjp may be traced again when what they close
+    over is gone. The backward pass computes what the rule uses anew; compiled, that is found to be the same.
+    """
+    pullbacks: list[Pullback] = []
+
+    def outputs_of(*tensors: Any) -> tuple[Any, ...]:
+        outputs, pullback = fun(*tensors)
+        pullbacks.append(pullback)
+        return outputs
+
+    forward_jaxpr = jax.make_jaxpr(outputs_of)(*tensors)
+    captured = [
+        each
+        for each, variable in zip(forward_jaxpr.consts, forward_jaxpr.jaxpr.constvars, strict=True)
+        if _is_traced(each) and _is_floating(each) and not _is_stopped(forward_jaxpr.jaxpr, variable)
+    ]
+    if not any(map(_is_traced, forward_jaxpr.consts)):
+        return _attach(fun, tensors)
+    pullback = pullbacks[0]
+    variables = captured if pullback.takes_variables() else []
+    absent: list[bool] = []
+
+    def gradients_of(tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        arriving = iter(cotangents)
+        given = [_conjugate(next(arriving)) if _is_floating(each) else None for each in forward_jaxpr.out_avals]
+        gradients, others = fun(*tensors)[1](given, variables)
+        absent[:] = [each is None for each in (*gradients, *others)]
+        return [_conjugate(each) for each in (*gradients, *others) if each is not None]
+
+    arriving = [each for each in forward_jaxpr.out_avals if _is_floating(each)]
+    backward_jaxpr = jax.make_jaxpr(gradients_of)(tuple(tensors), arriving)
+    hoisted = {id(each): each for each in (*forward_jaxpr.consts, *backward_jaxpr.consts) if _is_traced(each)}
+
+    def evaluate(closed: Any, values: dict[int, Any], *arguments: Any) -> list[Any]:
+        consts = [values.get(id(each), each) for each in closed.consts]
+        return jax.core.eval_jaxpr(closed.jaxpr, consts, *arguments)
+
+    @jax.custom_vjp
+    def run(values: dict[int, Any], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(evaluate(forward_jaxpr, values, *tensors))
+
+    def forward(values: dict[int, Any], tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+        if not variables and any(values[id(each)].perturbed for each in captured):
+            pullback.capture(["(a value that JAX differentiates)"])
+        given = {key: each.value for key, each in values.items()}, tuple(each.value for each in tensors)
+        return run(*given), given
+
+    def backward(residuals: Any, cotangents: tuple[Any, ...]) -> tuple[dict[int, Any], tuple[Any, ...]]:
+        values, tensors = residuals
+        arriving = [
+            namespace.zeros(each.shape, each.dtype) if isinstance(each, SymbolicZero) else each
+            for each, kind in zip(cotangents, forward_jaxpr.out_avals, strict=True)
+            if _is_floating(kind)
+        ]
+        found = iter(evaluate(backward_jaxpr, values, *tensors, *arriving))
+        gradients = [None if missing else next(found) for missing in absent]
+        others = {id(each): other for each, other in zip(variables, gradients[len(tensors) :], strict=True)}
+        return {key: others.get(key) for key in values}, tuple(gradients[: len(tensors)])
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run(hoisted, tuple(tensors))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -90,11 +162,11 @@ class _Residuals:
 
     @classmethod
     def of(cls, pullback: Pullback, outputs: Sequence[Any], tensors: Sequence[Any]) -> _Residuals:
-        if not any(isinstance(value, jax.core.Tracer) for value in (*outputs, *tensors)):
+        if not any(map(_is_traced, (*outputs, *tensors))):
             # Eager, first order: the rule itself, which may look at values as Python does.
             return cls((), lambda _, cotangents: pullback(cotangents)[0])
         # Traced: the rule as a jaxpr, whose constants are exactly what it uses of the forward run.
-        floating = [namespace.issubdtype(each.dtype, namespace.inexact) for each in outputs]
+        floating = [_is_floating(each) for each in outputs]
         absent: list[bool] = []
 
         def traced(*cotangents: Any) -> list[Any]:
@@ -120,6 +192,20 @@ class _Residuals:
     @classmethod
     def tree_unflatten(cls, rule: Any, values: Sequence[Any]) -> _Residuals:
         return cls(values, rule)
+
+
+def _is_stopped(jaxpr: Any, variable: Any) -> bool:
+    """Whether nothing but `stop_gradient` reads a variable."""
+    readers = [each.primitive.name for each in jaxpr.eqns if any(read is variable for read in each.invars)]
+    return set(readers) == {"stop_gradient"} and not any(each is variable for each in jaxpr.outvars)
+
+
+def _is_traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def _is_floating(value: Any) -> bool:
+    return bool(namespace.issubdtype(value.dtype, namespace.inexact))
 
 
 def _arriving(cotangent: Any) -> Any:
