@@ -71,6 +71,19 @@ def test_the_output_keeps_its_rule_under_jit(backend):
         assert float(transform(2.0)) == pytest.approx(112 * 4)
 
 
+@pytest.mark.only("numpy")
+def test_a_rule_that_closes_over_what_is_differentiated(backend):
+    import autograd
+
+    def f(w):
+        return ops.sum(custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * w))(w))
+
+    found = autograd.grad(f)(X)
+    assert type(found) is np.ndarray
+    np.testing.assert_allclose(found, 7 * X)
+    np.testing.assert_allclose(autograd.grad(lambda w: ops.sum(autograd.grad(f)(w)))(X), np.full(2, 7.0))
+
+
 # --- torch: changes in place ---------------------------------------------------------------------------------------
 
 

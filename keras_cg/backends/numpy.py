@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import autograd.numpy as namespace
@@ -59,6 +59,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         _capture(outputs, pullback)
         return outputs
     ran: list[tuple[tuple[Any, ...], Pullback]] = []
+    levels = {level for tensor in tensors for level in _levels(tensor)}
 
     @primitive  # type: ignore[untyped-decorator]
     def run(*tensors: Any) -> tuple[Any, ...]:
@@ -71,6 +72,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     def vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
         # Boxed arguments: an outer level differentiates this gradient, so the rule must hang on them.
         again = any(isinstance(arg, Box) for arg in args)
+        outer = max((arg._trace for arg in args if isinstance(arg, Box)), default=-1)
+        level = min(each for each in levels if each > outer)
 
         def vjp(upstream: Any) -> list[Any]:
             outputs, pullback = fun(*args) if again else ran[0]
@@ -78,7 +81,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             cotangents = [_conjugate(next(arriving)) if _is_floating(each) else None for each in outputs]
             gradients, _ = pullback(cotangents)
             return [
-                vspace(args[argnum]).zeros() if gradients[argnum] is None else _conjugate(gradients[argnum])
+                vspace(args[argnum]).zeros()
+                if gradients[argnum] is None
+                else _conjugate(_below(gradients[argnum], level))
                 for argnum in argnums
             ]
 
@@ -88,6 +93,20 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     floating = iter(run(*tensors))
     # autograd has no vector space of integers, so they go past it.
     return tuple(next(floating) if _is_floating(each) else each for each in ran[0][0])
+
+
+def _levels(tensor: Any) -> Iterator[int]:
+    """The levels of differentiation that have `tensor` in a box; autograd numbers them from the outside."""
+    while isinstance(tensor, Box):
+        yield tensor._trace
+        tensor = tensor._value
+
+
+def _below(gradient: Any, level: int) -> Any:
+    """A gradient out of the levels that end here: a rule may close over a value that is in their boxes."""
+    while isinstance(gradient, Box) and gradient._trace >= level:
+        gradient = gradient._value
+    return gradient
 
 
 def _is_floating(tensor: Any) -> bool:
