@@ -380,11 +380,56 @@ JAX = {
 
 
 @pytest.mark.only("jax")
+@pytest.mark.parametrize("rewritten", [False, True], ids=["", "custom_vjp3"])
 @pytest.mark.parametrize("transform", JAX)
-def test_jax(eager, backend, transform):
+def test_jax(eager, backend, transform, rewritten):
     import jax
 
-    check(JAX[transform](jax, eager.tensor(X)))
+    jax.config.update("jax_custom_vjp3", rewritten)
+    try:
+        check(JAX[transform](jax, eager.tensor(X)))
+    finally:
+        jax.config.update("jax_custom_vjp3", False)
+
+
+SHARDED = """
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import keras_cg
+from keras_cg import ops
+
+@keras_cg.custom_gradient
+def f(x):
+    e = ops.exp(x)
+    return x * 2, lambda upstream: 7 * upstream * e
+
+assert len(jax.devices()) == 8
+compiled = lambda loss: jax.jit(jax.grad(loss))
+for kind, transforms in ((jax.sharding.AxisType.Auto, (jax.grad, compiled)), (jax.sharding.AxisType.Explicit, (compiled,))):
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(kind,))
+    x = jax.device_put(np.linspace(-1, 1, 16, dtype=np.float32), NamedSharding(mesh, P("i")))
+    for g in (jax.jit(f), jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"))):
+        for transform in transforms:
+            found = transform(lambda x: g(x).sum())(x)
+            np.testing.assert_allclose(found, 7 * np.exp(np.linspace(-1, 1, 16)), rtol=1e-5)
+            assert len(found.sharding.device_set) == 8
+"""
+
+
+@pytest.mark.only("jax")
+def test_jax_on_eight_devices(backend):
+    import os
+    import subprocess
+    import sys
+
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "KERAS_CG_BACKEND": "jax",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+    }
+    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.only("jax")
