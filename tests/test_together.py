@@ -57,6 +57,27 @@ def test_each_thread_its_own_backend(backends):
         assert list(pool.map(check, work)) == work
 
 
+def test_eight_threads_of_two_hundred_calls(backends):
+    def work(number):
+        name = backends[number % len(backends)]
+        native = importlib.import_module(f"frameworks.{name}")
+        with keras_cg.use_backend(name):
+            for call in range(200):
+                factor = number + call
+
+                @custom_gradient
+                def g(x, factor=factor):
+                    return x * 2, lambda upstream: factor * upstream
+
+                output, (gx,) = native.differentiate(g, [X], "eager")
+                np.testing.assert_array_equal(output, 2 * X)
+                np.testing.assert_array_equal(gx, np.full(3, float(factor)))
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+
+
 def test_torch_compile_follows_the_backend(backends):
     if not {"torch", "numpy"} <= set(backends):
         return

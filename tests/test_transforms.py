@@ -405,7 +405,8 @@ def f(x):
 
 assert len(jax.devices()) == 8
 compiled = lambda loss: jax.jit(jax.grad(loss))
-for kind, transforms in ((jax.sharding.AxisType.Auto, (jax.grad, compiled)), (jax.sharding.AxisType.Explicit, (compiled,))):
+Axis = jax.sharding.AxisType
+for kind, transforms in ((Axis.Auto, (jax.grad, compiled)), (Axis.Explicit, (compiled,))):
     mesh = jax.make_mesh((8,), ("i",), axis_types=(kind,))
     x = jax.device_put(np.linspace(-1, 1, 16, dtype=np.float32), NamedSharding(mesh, P("i")))
     for g in (jax.jit(f), jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"))):
