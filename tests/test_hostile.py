@@ -181,6 +181,19 @@ def test_a_function_that_changes_its_argument(backend):
 
 
 @pytest.mark.only("torch")
+def test_inference_tensors(backend):
+    import torch
+
+    f = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream, 5 * upstream)))
+    with torch.inference_mode():
+        constant = torch.tensor(X) * 1
+    x = torch.tensor(X, requires_grad=True)
+    np.testing.assert_allclose(f(constant, constant), X * X)
+    f(x, constant).sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(2, 7.0))
+
+
+@pytest.mark.only("torch")
 def test_grad_inside_a_function_under_a_transform(backend):
     import torch
 

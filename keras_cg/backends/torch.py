@@ -56,49 +56,72 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     if not torch.is_grad_enabled():
         return fun(*tensors)[0]
-    transformed = _transforms_active()
-    if torch.compiler.is_compiling():
-        _refuse_what_drops_the_rule(transformed)
-    random = None if torch.compiler.is_compiling() else _random_states(tensors)
-    # `fun` runs once, here, on values cut from the graph, and one of the Functions below carries the result. So an
-    # output that somebody differentiates all the same hangs on something that `fun` captured.
+    # Either way `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So
+    # an output that somebody differentiates all the same hangs on something that `fun` captured.
     inputs = [tensor.detach() for tensor in tensors]
-    versions = None if torch.compiler.is_compiling() else [tensor._version for tensor in inputs]
+    if torch.compiler.is_compiling():
+        return _attach_compiling(fun, tensors, inputs)
+    # autograd saves no inference tensor; a copy is none.
+    tensors = [tensor.clone() if tensor.is_inference() else tensor for tensor in tensors]
+    random, versions = _random_states(tensors), [_version(each) for each in inputs]
     outputs, pullback = fun(*inputs)
-    if versions is not None and versions != [tensor._version for tensor in inputs]:
+    if versions != [_version(each) for each in inputs]:
         raise errors.changed_in_place(
             "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
         )
-    if transformed or any(_is_dual(tensor) for tensor in tensors):
+    if _transforms_active() or any(map(_is_dual, tensors)):
         if _forward_levels() > 1:
             raise errors.rule_dropped(
                 "forward mode inside forward mode",
                 "take one of the two derivatives in reverse, as torch.func.hessian does",
             )
-        if any(_is_differentiated(output) for output in outputs):
+        if any(map(_is_differentiated, outputs)):
             pullback.capture(["(a value that a transform of torch.func differentiates)"])
             raise errors.unserved_variables("torch", "under a transform of torch.func")
         return _apply(_Transformed, _Replay(fun, tensors, random), len(outputs), *outputs, *tensors)
     variables: list[torch.Tensor] = []
     if any(output.requires_grad for output in outputs):
-        if torch.compiler.is_compiling():
-            pullback.capture(["(a tensor that torch.compile does not name)"])
-            raise errors.unserved_variables("torch", "under torch.compile")
         variables = _captured(outputs)
         pullback.capture([_describe(variable) for variable in variables])
         outputs = tuple(output.detach() for output in outputs)
     elif not any(tensor.requires_grad for tensor in tensors):
         return outputs
-    again = fun if random is None else _Replay(fun, tensors, random)
-    return _apply(_Attach, again, pullback, len(outputs), len(tensors), *_distinct((*outputs, *tensors, *variables)))
+    again = _Replay(fun, tensors, random)
+    return _apply(_Attach, again, pullback, len(outputs), len(tensors), *outputs, *tensors, *variables)
+
+
+def _attach_compiling(
+    fun: Function, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The same while torch.compile traces, which has no graph to walk and guards against changes in place by itself."""
+    # Where torch (2.13) would go on with plain differentiation and say nothing: pytorch#193279.
+    if torch.compiler.is_exporting():
+        raise errors.rule_dropped(
+            "torch.export", "export it under torch.no_grad() for inference, or export after torch.compile's AOT stage"
+        )
+    if _transforms_active():
+        raise errors.rule_dropped(
+            "torch.compile around a transform of torch.func",
+            "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
+        )
+    outputs, pullback = fun(*inputs)
+    if any(output.requires_grad for output in outputs):
+        pullback.capture(["(a tensor that torch.compile does not name)"])
+        raise errors.unserved_variables("torch", "under torch.compile")
+    if not any(tensor.requires_grad for tensor in tensors):
+        return outputs
+    # torch.compile (2.13) refuses a Function that gets one tensor twice.
+    distinct: list[torch.Tensor] = []
+    for tensor in (*outputs, *tensors):
+        distinct.append(tensor.view_as(tensor) if any(tensor is other for other in distinct) else tensor)
+    return _apply(_Attach, fun, pullback, len(outputs), len(tensors), *distinct)
 
 
 # Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
 # choose between the two ways to apply a Function. If it is gone, importing this file fails, and with it the backend.
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-_functorch: Any = (
-    torch._C._functorch
-)  # likewise, for looking through the wrappers that the transforms put around tensors
+# Likewise, for looking through the wrappers that the transforms put around tensors.
+_functorch: Any = torch._C._functorch
 
 
 def _random_states(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
@@ -133,6 +156,11 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Any, ..
     return apply(*args)
 
 
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place; the name is torch's own, and its documentation uses it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _is_dual(tensor: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
@@ -153,29 +181,6 @@ def _is_batched(tensor: torch.Tensor) -> bool:
             return True
         tensor = _functorch.get_unwrapped(tensor)
     return False
-
-
-def _refuse_what_drops_the_rule(transformed: bool) -> None:
-    """Raises where torch (2.13) would go on with plain differentiation and say nothing: pytorch#193279."""
-    if torch.compiler.is_exporting():
-        raise errors.rule_dropped(
-            "torch.export", "export it under torch.no_grad() for inference, or export after torch.compile's AOT stage"
-        )
-    if transformed:
-        raise errors.rule_dropped(
-            "torch.compile around a transform of torch.func",
-            "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
-        )
-
-
-def _distinct(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    # torch.compile (2.13) refuses a Function that gets one tensor twice; eagerly it is no matter.
-    if not torch.compiler.is_compiling():
-        return tensors
-    found: list[torch.Tensor] = []
-    for tensor in tensors:
-        found.append(tensor.view_as(tensor) if any(tensor is other for other in found) else tensor)
-    return found
 
 
 def _captured(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -234,10 +239,10 @@ class _Held:
 
     def __init__(self, pullback: Pullback):
         self.tensors = [value for value in pullback.held() if isinstance(value, torch.Tensor)]
-        self.versions = [tensor._version for tensor in self.tensors]
+        self.versions = [_version(tensor) for tensor in self.tensors]
 
     def check(self) -> None:
-        if self.versions != [tensor._version for tensor in self.tensors]:
+        if self.versions != [_version(tensor) for tensor in self.tensors]:
             raise errors.changed_in_place(
                 "a tensor that the rule uses was changed in place after the forward pass",
                 "change a copy, or take the gradient first; an output that the rule uses counts, too",
