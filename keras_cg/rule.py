@@ -93,6 +93,10 @@ class Pullback:
         found = signature.parameters(self.rule)
         if found is not None and "upstream" in found.names() and len(found.names()) + bool(found.varargs) > 1:
             yield from nest.leaves(self.arguments)
+        owner = self.rule if not isinstance(self.rule, (FunctionType, functools.partial)) else None
+        for value in getattr(getattr(owner, "__self__", owner), "__dict__", {}).values():
+            # Not dicts: a module keeps its buffers in one, which change in every forward pass.
+            yield from nest.leaves(value) if isinstance(value, (tuple, list)) else [value]
         yield from _held(self.rule, 4)
 
     def __call__(
@@ -300,14 +304,14 @@ def _held(rule: Any, depth: int) -> Iterator[Any]:
     if isinstance(rule, functools.partial):
         inside = [rule.func, *rule.args, *rule.keywords.values()]
     elif isinstance(rule, MethodType):
-        inside = [rule.__func__, *getattr(rule.__self__, "__dict__", {}).values()]
+        inside = [rule.__func__]
     elif isinstance(rule, FunctionType):
         cells = [cell.cell_contents for cell in rule.__closure__ or () if _is_filled(cell)]
         inside = [*cells, *(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
     elif hasattr(rule, "__wrapped__"):
         inside = [rule.__wrapped__]
     else:
-        inside = list(getattr(rule, "__dict__", {}).values())
+        inside = []
     for value in inside:
         if callable(value) and not isinstance(value, type):
             yield from _held(value, depth - 1)

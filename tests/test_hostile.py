@@ -84,6 +84,73 @@ def test_a_rule_that_closes_over_what_is_differentiated(backend):
     np.testing.assert_allclose(autograd.grad(lambda w: ops.sum(autograd.grad(f)(w)))(X), np.full(2, 7.0))
 
 
+@pytest.mark.only("numpy")
+def test_autograd_of_a_python_number(backend):
+    import autograd
+
+    f = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream))
+    assert f(2.0) == 4.0
+    assert autograd.grad(f)(2.0) == 7.0
+    assert autograd.grad(lambda x: 3 * f(x))(2.0) == 21.0
+    assert autograd.grad(lambda p: f(p["a"]))({"a": 2.0}) == {"a": 7.0}
+    assert autograd.grad(autograd.grad(lambda x: f(x) ** 2))(2.0) == 14 * 7
+    both = custom_gradient(lambda x: ((x * x, ops.sin(x)), lambda first, second: 7 * first + second))
+    assert autograd.grad(lambda x: both(x)[0])(2.0) == 7.0
+
+
+@pytest.mark.only("jax")
+def test_jax_captured_by_an_outer_transform(backend):
+    import jax
+    import jax.numpy as jnp
+
+    x, k = jnp.array(X), jnp.array([5.0, 7.0])
+
+    def without(k):
+        return custom_gradient(lambda x: (x * k, lambda upstream: 7 * upstream))
+
+    def with_variables(k):
+        def rule(upstream, variables=None):
+            return (7 * upstream, [11 * upstream]) if variables else 7 * upstream
+
+        return custom_gradient(lambda x: (x * k, rule))
+
+    def value(make):
+        return lambda k: jax.value_and_grad(lambda x: make(k)(x).sum())(x)[0]
+
+    def vjp(make):
+        return lambda k: jax.vjp(lambda x: make(k)(x), x)[0].sum()
+
+    def square(make):
+        return lambda k: jax.grad(lambda x: (make(k)(x) ** 2).sum())(x).sum()
+
+    for outer in (jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f))):
+        for build, expected in ((value, 11), (vjp, 11), (square, 154)):
+            np.testing.assert_allclose(outer(build(with_variables))(k), np.full(2, expected))
+            with pytest.raises(CapturedVariableError):
+                outer(build(without))(k)
+
+    def loss(x, k):
+        return with_variables(k)(x).sum()
+
+    for transform in (
+        jax.grad(loss, (0, 1)),
+        jax.jit(jax.grad(loss, (0, 1))),
+        jax.grad(jax.jit(loss), (0, 1)),
+        jax.jit(jax.grad(jax.jit(loss), (0, 1))),
+    ):
+        gx, gk = transform(x, k)
+        np.testing.assert_allclose(gx, np.full(2, 7.0))
+        np.testing.assert_allclose(gk, np.full(2, 11.0))
+
+    def layers(p, x):
+        return with_variables(p[1])(with_variables(p[0])(x)).sum()
+
+    for transform in (jax.grad(layers), jax.jit(jax.grad(layers)), jax.grad(jax.jit(layers))):
+        first, second = transform([k, k], x)
+        np.testing.assert_allclose(first, np.full(2, 77.0))
+        np.testing.assert_allclose(second, np.full(2, 11.0))
+
+
 # --- torch: changes in place ---------------------------------------------------------------------------------------
 
 
@@ -181,6 +248,45 @@ def test_a_function_that_changes_its_argument(backend):
 
 
 @pytest.mark.only("torch")
+def test_a_module_may_count(backend):
+    import torch
+
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.scale = 7.0
+
+        def forward(self, x):
+            self.count += 1
+            return custom_gradient(lambda x: (x * 2, lambda upstream: upstream * self.scale))(x)
+
+    module = Counting()
+    x = torch.tensor(X, requires_grad=True)
+    (module(x) + module(x)).sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(2, 14.0))
+
+
+@pytest.mark.only("torch")
+def test_checkpoint_reads_saved_tensors_once(backend):
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    w = torch.nn.Parameter(torch.tensor(X))
+    x = torch.ones(2, requires_grad=True)
+    f = custom_gradient(lambda x: (x * w, lambda upstream, variables: (7 * upstream, [11 * upstream])))
+    checkpoint(f, x, use_reentrant=False).sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(2, 7.0))
+    np.testing.assert_allclose(w.grad, np.full(2, 11.0))
+
+    g = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
+    (first,) = torch.autograd.grad(checkpoint(g, x, use_reentrant=False).sum(), x, create_graph=True)
+    np.testing.assert_allclose(first.detach(), np.full(2, 7.0))
+    (second,) = torch.autograd.grad(first.sum(), x)
+    np.testing.assert_allclose(second, np.full(2, 7.0))
+
+
+@pytest.mark.only("torch")
 def test_inference_tensors(backend):
     import torch
 
@@ -234,6 +340,38 @@ def test_gradients_of_slices_are_checked(eager, backend):
     np.testing.assert_allclose(tf.convert_to_tensor(gradient(7 * tf.ones((2, 2)))), [[7, 7], [0, 0], [7, 7]])
     with pytest.raises(GradientError, match="wrong shape for x"):
         gradient(tf.ones((2, 5)))
+
+
+@pytest.mark.only("tensorflow")
+def test_forward_mode_of_what_is_captured(eager, backend):
+    import tensorflow as tf
+
+    x, v, one = eager.tensor(X), tf.Variable([5.0, 7.0]), tf.ones(2)
+    f = custom_gradient(lambda x: (x * v, lambda upstream, variables=None: (7 * upstream, [11 * upstream])))
+    for wrap in (lambda f: f, tf.function):
+        with tf.autodiff.ForwardAccumulator(v, one) as accumulator:
+            y = wrap(lambda x: f(x))(x)
+        np.testing.assert_allclose(accumulator.jvp(y), np.full(2, 11.0))
+        with tf.autodiff.ForwardAccumulator([x, v], [one, one]) as accumulator:
+            y = wrap(lambda x: f(x))(x)
+        np.testing.assert_allclose(accumulator.jvp(y), np.full(2, 18.0))
+    k = tf.constant([5.0, 7.0])
+    with pytest.raises(CapturedVariableError), tf.autodiff.ForwardAccumulator(k, one):
+        custom_gradient(lambda x: (x * k, lambda upstream: 7 * upstream))(x)
+
+
+@pytest.mark.only("tensorflow")
+def test_a_variable_whose_gradient_is_stopped(eager, backend):
+    import tensorflow as tf
+
+    x, v = eager.tensor(X), tf.Variable([5.0, 7.0])
+    f = custom_gradient(lambda x: (x * tf.stop_gradient(v), lambda upstream: 7 * upstream))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = f(x)
+    gx, gv = tape.gradient(y, [x, v])
+    np.testing.assert_allclose(gx, np.full(2, 7.0))
+    assert gv is None
 
 
 @pytest.mark.only("tensorflow")

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as namespace
 import numpy
 from jax.custom_derivatives import SymbolicZero
-from jax.interpreters.partial_eval import DynamicJaxprTracer
 
 from keras_cg.backends import Function, Pullback
 
@@ -55,13 +54,23 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         outputs, _ = fun(*tensors)
         if not any(map(_is_traced, outputs)):
             return outputs
-    elif not any(isinstance(tensor, DynamicJaxprTracer) for tensor in tensors):
+    elif not _is_staging():
         try:
             return _attach(fun, tensors)
-        except jax.errors.UnexpectedTracerError:
-            # `fun` closes over a value that is being differentiated, which is unexpected inside a custom_vjp.
+        except (jax.errors.UnexpectedTracerError, _CapturedError):
+            # `fun` closes over a value that is being differentiated: by the same transform as an argument, which is
+            # unexpected inside a custom_vjp, or by an outer one, which would go past the rule.
             pass
     return _attach_with_captured(fun, tensors)
+
+
+class _CapturedError(Exception):
+    """Eagerly, only something that a function closes over can make its outputs traced when its inputs are not."""
+
+
+def _is_staging() -> bool:
+    """Whether a jit, or what works like one, is building a program around this call."""
+    return _is_traced(namespace.zeros(()))
 
 
 def _attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -71,6 +80,8 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
     def forward(*tensors: Any) -> tuple[tuple[Any, ...], _Residuals]:
         outputs, pullback = fun(*tensors)
+        if any(map(_is_traced, outputs)) and not any(map(_is_traced, tensors)):
+            raise _CapturedError
         residuals = _Residuals.of(pullback, outputs, tensors)
         # JAX differentiates this function plainly when it differentiates again. The output must keep its rule there;
         # where nobody does, the compiler finds that both runs are the same.

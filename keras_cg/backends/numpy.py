@@ -63,7 +63,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
     @primitive  # type: ignore[untyped-decorator]
     def run(*tensors: Any) -> tuple[Any, ...]:
-        outputs, pullback = fun(*tensors)
+        outputs, pullback = fun(*map(asarray, tensors))
         _capture(outputs, pullback)
         ran.append((outputs, pullback))
         floating: tuple[Any, ...] = boxed_tuple([each for each in outputs if _is_floating(each)])
@@ -76,7 +76,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         level = min(each for each in levels if each > outer)
 
         def vjp(upstream: Any) -> list[Any]:
-            outputs, pullback = fun(*args) if again else ran[0]
+            outputs, pullback = fun(*map(asarray, args)) if again else ran[0]
             arriving = iter(upstream)
             cotangents = [_conjugate(next(arriving)) if _is_floating(each) else None for each in outputs]
             gradients, _ = pullback(cotangents)

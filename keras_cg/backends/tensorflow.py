@@ -10,7 +10,7 @@ import tensorflow as tf
 
 # Which tapes record, and what, has no public name (TensorFlow 2.21). If this is gone, importing this file fails, and
 # with it the backend.
-from tensorflow.python.eager import record
+from tensorflow.python.eager import forwardprop_util, record
 
 from keras_cg import errors
 from keras_cg.backends import Function
@@ -79,25 +79,30 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         before = 0 if eager else len(graph.get_operations())
         with record.VariableWatcher() as watcher:
             outputs, pullback = fun(*(inputs if eager else given[:count]))
-        variables = watcher.watched_variables()
+        # Cut from the inputs, the outputs can only hang on what `fun` captured, and need not if it stops the gradient.
+        variables = watcher.watched_variables() if not eager or _is_differentiated(outputs) else ()
         pullback.capture([variable.name for variable in variables])
         cut = eager or not _is_recorded(given)
-        if not variables and (_is_recorded(outputs) if cut else _reads_recorded(graph, before, given)):
+        if not variables and (_is_differentiated(outputs) if cut else _reads_recorded(graph, before, given)):
             pullback.capture(["(a tensor that is being differentiated)"])
             raise errors.unserved_variables("tensorflow")
+        if eager:
+            # From here on the rule alone says how they hang on anything, in forward mode, too.
+            outputs = tf.nest.map_structure(tf.stop_gradient, outputs, expand_composites=True)
+        served = {variable.ref() for variable in variables}
 
         def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
             # Eagerly, when somebody differentiates this gradient, the rule must hang on the inputs; in a graph it does.
             again = eager and record.could_possibly_record()
             pull = fun(*given[:count])[1] if again else pullback
             # TensorFlow (2.21) gives the variables in an order that differs from run to run.
-            ordered = [each for each in watcher.watched_variables() if any(each is other for other in variables)]
+            ordered = [each for each in watcher.watched_variables() if each.ref() in served]
             gradients, others = pull([_dense(each) for each in cotangents], ordered)
             padded = [*gradients, *[None] * (len(given) - count)]
             if not variables:
                 return padded
             by_variable = {each.ref(): gradient for each, gradient in zip(ordered, others, strict=True)}
-            return padded, [by_variable[each.ref()] for each in variables]
+            return padded, [by_variable.get(each.ref()) for each in variables]
 
         return outputs, backward
 
@@ -108,6 +113,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 def _dense(cotangent: Any) -> Any:
     """An upstream as a tensor: that of what was gathered comes as slices."""
     return tf.convert_to_tensor(cotangent) if isinstance(cotangent, tf.IndexedSlices) else cotangent
+
+
+def _is_differentiated(tensors: Any) -> bool:
+    """Whether a tape records any of `tensors`, or an accumulator has a tangent for it."""
+    flat = tf.nest.flatten(tensors, expand_composites=True)
+    return _is_recorded(flat) or bool(forwardprop_util.pack_tangents(flat).tangents)
 
 
 def _is_recorded(tensors: Any) -> bool:

@@ -268,7 +268,8 @@ class _Attach(torch.autograd.Function):
             ctx.held.check()
         pullback, variables = ctx.pullback, ()
         if torch.is_grad_enabled() or ctx.captured:
-            inputs, variables = ctx.saved_tensors[: ctx.given], ctx.saved_tensors[ctx.given :]
+            saved = ctx.saved_tensors  # once: a checkpoint recomputes them, and only once
+            inputs, variables = saved[: ctx.given], saved[ctx.given :]
             if torch.is_grad_enabled():
                 # Somebody differentiates this gradient: the rule must hang on the inputs.
                 pullback = ctx.fun(*inputs)[1]
