@@ -74,11 +74,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     def run(*given: Any) -> tuple[tuple[Any, ...], Callable[..., Any]]:
         # Eagerly, a tape or an accumulator also records what happens in here. Forward mode would take it for the
         # derivative; cut from the inputs, it cannot. In a graph the same would make forward derivatives zero.
-        inputs = [tf.nest.map_structure(tf.stop_gradient, each, expand_composites=True) for each in given[:count]]
+        inputs = [_cut(each) for each in given[:count]] if eager else given[:count]
         graph = tf.compat.v1.get_default_graph()
         before = 0 if eager else len(graph.get_operations())
         with record.VariableWatcher() as watcher:
-            outputs, pullback = fun(*(inputs if eager else given[:count]))
+            outputs, pullback = fun(*inputs)
         # Cut from the inputs, the outputs can only hang on what `fun` captured, and need not if it stops the gradient.
         variables = watcher.watched_variables() if not eager or _is_differentiated(outputs) else ()
         pullback.capture([variable.name for variable in variables])
@@ -88,7 +88,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             raise errors.unserved_variables("tensorflow")
         if eager:
             # From here on the rule alone says how they hang on anything, in forward mode, too.
-            outputs = tf.nest.map_structure(tf.stop_gradient, outputs, expand_composites=True)
+            outputs = tuple(_cut(each) for each in outputs)
         served = {variable.ref() for variable in variables}
 
         def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
@@ -108,6 +108,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
     # In a graph, TensorFlow cannot wrap a function without any tensor.
     return tuple(run(*tensors) if tensors else run(tf.zeros(())))
+
+
+def _cut(tensor: Any) -> Any:
+    """`tensor`, or every part of a composite one, without its gradient."""
+    return tf.nest.map_structure(tf.stop_gradient, tensor, expand_composites=True)
 
 
 def _dense(cotangent: Any) -> Any:
