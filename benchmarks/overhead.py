@@ -113,6 +113,10 @@ def contestants_tensorflow(size: int) -> dict[str, Callable[[], Any]]:
 
         return run
 
+    def compiled(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        # Without autograph, which would look through tf.custom_gradient (2.21) and return the pair.
+        return tf.function(lambda x: f(x), autograph=False)
+
     found: dict[str, Callable[[], Any]] = {}
     plain = lambda x: function(x)[0]  # noqa: E731 - three of a kind
     for name, f in (
@@ -122,8 +126,7 @@ def contestants_tensorflow(size: int) -> dict[str, Callable[[], Any]]:
     ):
         found[f"call/{name}"] = lambda f=f: f(x)
         found[f"gradient/{name}"] = gradient(f)
-        # Without autograph, which would look through tf.custom_gradient (2.21) and return the pair.
-        found[f"compiled gradient/{name}"] = gradient(tf.function(lambda x, f=f: f(x), autograph=False))
+        found[f"compiled gradient/{name}"] = gradient(compiled(f))
     return found
 
 
