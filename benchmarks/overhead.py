@@ -114,8 +114,7 @@ def contestants_tensorflow(size: int) -> dict[str, Callable[[], Any]]:
         return run
 
     def compiled(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        # Without autograph, which would look through tf.custom_gradient (2.21) and return the pair.
-        return tf.function(lambda x: f(x), autograph=False)
+        return tf.function(lambda x: f(x))
 
     found: dict[str, Callable[[], Any]] = {}
     plain = lambda x: function(x)[0]  # noqa: E731 - three of a kind
