@@ -98,7 +98,7 @@ def value_and_grad(
 
         def fun(*tensors: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             given = list(args)
-            for index, value in zip(indices, _fill(chosen, places, tensors, chosen.leaves), strict=True):
+            for index, value in zip(indices, chosen.fill(places, tensors), strict=True):
                 given[index] = value
             output = f(*given, **kwargs)
             aux = None
@@ -118,12 +118,12 @@ def value_and_grad(
 
         (output,), pullback, aux = backend.vjp(fun, tensors)
         gradients = pullback([backend.namespace.ones_like(output)])
-        found = _fill(chosen, places, gradients, [None] * len(chosen.leaves))
+        found = chosen._replace(leaves=[None] * len(chosen.leaves)).fill(places, gradients)
         gradient = found[0] if isinstance(argnums, int) else tuple(found)
         if not has_aux:
             return output, gradient
         laid, at = others[0]
-        return (output, _fill(laid, at, aux, laid.leaves)), gradient
+        return (output, laid.fill(at, aux)), gradient
 
     return both
 
@@ -161,11 +161,3 @@ def _differentiated(backend: Backend, name: str, chosen: Nest, indices: list[int
         if not is_differentiable(kind):
             raise errors.not_differentiable(name, label(place), describe(kind, backend.shape(tensor)))
     return places, tensors
-
-
-def _fill(laid: Nest, places: tuple[int, ...], tensors: Any, leaves: list[Any]) -> Any:
-    """A nest again, with `tensors` at `places` and `leaves` elsewhere."""
-    filled = list(leaves)
-    for place, tensor in zip(places, tensors, strict=True):
-        filled[place] = tensor
-    return laid.pack(filled)

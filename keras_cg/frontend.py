@@ -186,10 +186,7 @@ def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     finished: list[tuple[Nest, tuple[int, ...]]] = []
 
     def flat(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
-        leaves = list(arguments.leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            leaves[place] = tensor
-        values = arguments.pack(leaves)
+        values = arguments.fill(places, tensors)
         positional = values[: len(args)]
         named = dict(zip(keywords, values[len(args) :], strict=True))
         output, rule = _pair(name, fun(*positional, **named))
@@ -205,10 +202,7 @@ def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
     results = backend.attach(flat, tensors)
     outputs, found = finished[0]
-    leaves = list(outputs.leaves)
-    for place, result in zip(found, results, strict=True):
-        leaves[place] = result
-    return outputs.pack(leaves)
+    return outputs.fill(found, results)
 
 
 def _pair(name: str, pair: Any) -> tuple[Any, Callable[..., Any]]:
@@ -240,5 +234,5 @@ def _positional(fun: Callable[..., Any], count: int, given: dict[str, Any]) -> S
         names = names[:-1]
     if all(name in given for name in names):
         return [given[name] for name in names]
-    defaults = dict(zip(reversed(found.positional), reversed(found.defaults()), strict=False))
+    defaults = found.positional_defaults()
     return [given[name] if name in given else defaults[name] for name in names]

@@ -80,6 +80,13 @@ class Nest(NamedTuple):
         value = optree.tree_unflatten(self.spec, leaves)
         return _unwrap(value) if self.wrapped else value
 
+    def fill(self, places: Sequence[int], values: Sequence[Any]) -> Any:
+        """The structure again, with `values` at `places` and its own leaves elsewhere."""
+        leaves = list(self.leaves)
+        for place, value in zip(places, values, strict=True):
+            leaves[place] = value
+        return self.pack(leaves)
+
     def paths(self) -> list[str]:
         """Where each leaf stands, as an index expression: `["w"][0]`."""
         return [accessor.codify("") for accessor in optree.treespec_accessors(self.spec)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from keras_cg import errors, nest, signature
 from keras_cg.backends import Backend
@@ -198,7 +198,7 @@ class Pullback:
         if backend.is_tensor(result) and len(places) == 1:
             return [result]
         value = nest.wrap(result, backend.is_tensor, backend.children)
-        if isinstance(value, (tuple, list)) and all(nest.is_leaf(each) for each in value):
+        if _is_flat(value):
             if len(value) == len(places):
                 return value
             if len(value) == count:
@@ -238,8 +238,7 @@ class Pullback:
         missing = found.positional[call.positionals :]
         defaults: dict[str, Any] = {}
         if any(name not in named for name in missing):
-            values = found.defaults()
-            defaults.update(zip(found.positional[len(found.positional) - len(values) :], values, strict=True))
+            defaults.update(found.positional_defaults())
         if any(name not in named for name in found.keyword_only):
             defaults.update(found.keyword_defaults())
 
@@ -263,7 +262,7 @@ class Pullback:
             return errors.not_a_gradient(call.name, ", ".join(labels), value, f"({', '.join(labels)})")
         if nest.is_leaf(value):
             came = 1
-        elif isinstance(value, (tuple, list)) and all(nest.is_leaf(each) for each in value):
+        elif _is_flat(value):
             came = len(value)
         else:
             return errors.wrong_structure(call.name, nest.show(value), f"({', '.join(labels)})")
@@ -350,12 +349,17 @@ def _form(arguments: list[tuple[Any, list[bool]]]) -> tuple[list[Any], list[int]
     return [spec for spec, _ in arguments], [place for place, mark in enumerate(marks) if mark]
 
 
+def _is_flat(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether something that `nest.wrap` gave is a sequence of leaves."""
+    return isinstance(value, (tuple, list)) and all(nest.is_leaf(each) for each in value)
+
+
 def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
     """The leaves of `value`, a sequence with one part for each of `specs`; a single part may stand bare."""
     if isinstance(value, (tuple, list)) and len(value) == len(specs):
-        parts = [_align(spec, part) for spec, part in zip(specs, value, strict=True)]
-        if all(part is not None for part in parts):
-            return [leaf for part in parts if part is not None for leaf in part]
+        aligned = _align_each(specs, value)
+        if aligned is not None:
+            return aligned
     return _align(specs[0], value) if len(specs) == 1 else None
 
 
@@ -381,7 +385,15 @@ def _align(spec: Any, value: Any) -> list[Any] | None:
         children = [by_key[key] for key in spec.entries()]
     elif type(value) is not spec.type or list(entries) != list(spec.entries()):
         return None
-    parts = [_align(inner, child) for inner, child in zip(spec.children(), children, strict=True)]
-    if any(part is None for part in parts):
-        return None
-    return [leaf for part in parts if part is not None for leaf in part]
+    return _align_each(spec.children(), children)
+
+
+def _align_each(specs: Sequence[Any], values: Sequence[Any]) -> list[Any] | None:
+    """The leaves of all `values`, each in the order of its spec, or None if one is another structure."""
+    leaves: list[Any] = []
+    for spec, value in zip(specs, values, strict=True):
+        part = _align(spec, value)
+        if part is None:
+            return None
+        leaves += part
+    return leaves

@@ -38,6 +38,11 @@ class Parameters(NamedTuple):
             return self.positional[index]
         return f"{self.varargs or 'args'}[{index - len(self.positional)}]"
 
+    def positional_defaults(self) -> dict[str, Any]:
+        """The defaults of positional parameters, by name."""
+        defaults = self.defaults()
+        return dict(zip(self.positional[len(self.positional) - len(defaults) :], defaults, strict=True))
+
     def required(self) -> int:
         """How many positional parameters have no default, `variables` not counted."""
         required = self.positional[: len(self.positional) - len(self.defaults())]

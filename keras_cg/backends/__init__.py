@@ -14,7 +14,7 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
 `asarray(value)`      `value`, a tensor or a number, as the framework's own tensor.
 `shape(tensor)`       a tuple, with None for what is unknown until run time; None for an unknown rank.
 `dtype(tensor)`       the dtype's plain name: "float32", "complex64", "int32", "bool".
-`cast(value, tensor)` the real tensor `value` in the float dtype of `tensor`.
+`cast(value, dtype)`  the tensor `value` in the dtype of that plain name.
 `children(value)`     `(children, rebuild)` if `value` is a container that the framework's own tree
                       utility knows, else None; `rebuild(list)` makes it again.
 `attach(fun, tensors)`
@@ -24,8 +24,9 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
                       with None where there is none. Cotangents and gradients follow the convention of
                       torch and TensorFlow for complex numbers: dL/dx + i dL/dy. `pullback.capture(names)`
                       is told what trainable values `fun` read besides `tensors`, and raises if the rule
-                      cannot serve them. `pullback.held()` gives the tensors that the rule closes over, for a backend
-                      whose tensors can change. `fun` may be called again, on values that somebody differentiates.
+                      cannot serve them; `pullback.takes_variables()` asks beforehand. `pullback.held()`
+                      gives the tensors that the rule closes over, for a backend whose tensors can change.
+                      `fun` may be called again, on values that somebody differentiates.
 `vjp(fun, tensors)`   `(outputs, pullback, aux)` of `fun(*tensors) -> (outputs, aux)`, by the framework's
                       own engine; `pullback(cotangents)` gives one gradient per tensor, zeros where unused.
 """
@@ -75,7 +76,7 @@ class Backend(Protocol):
     def asarray(self, value: Any) -> Any: ...
     def shape(self, tensor: Any) -> tuple[int | None, ...] | None: ...
     def dtype(self, tensor: Any) -> str: ...
-    def cast(self, value: Any, tensor: Any) -> Any: ...
+    def cast(self, value: Any, dtype: str) -> Any: ...
     def children(self, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None: ...
     def attach(self, fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]: ...
     def vjp(
