@@ -198,7 +198,8 @@ def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         finished.append((outputs, found))
         if named:
             positional = (*positional, *_positional(fun, len(args), named))
-        return results, Pullback(given, rule, positional, places, tensors, outputs, found)
+        likes = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
+        return results, Pullback(rule, tuple(positional), given, len(positional), places, likes, outputs, found)
 
     results = backend.attach(flat, tensors)
     outputs, found = finished[0]

@@ -185,10 +185,13 @@ def _fields(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     while it traces.
     """
     names = [field.name for field in dataclasses.fields(value)]
+    kind = type(value)
+    # Not the fields: whoever keeps the structure must not keep the leaves.
+    others = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in names}
 
     def rebuild(children: list[Any]) -> Any:
-        made = object.__new__(type(value))
-        for name, child in (getattr(value, "__dict__", {}) | dict(zip(names, children, strict=True))).items():
+        made = object.__new__(kind)
+        for name, child in {**others, **dict(zip(names, children, strict=True))}.items():
             object.__setattr__(made, name, child)
         return made
 

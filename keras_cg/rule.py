@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType, MethodType
 from typing import Any, NamedTuple, TypeGuard
 
-from keras_cg import errors, nest, signature
+from keras_cg import closure, errors, nest, signature
 from keras_cg.backends import Backend
 from keras_cg.nest import Nest
 from keras_cg.signature import Parameters
@@ -51,25 +50,31 @@ def is_differentiable(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
+Like = tuple[str, tuple[int | None, ...] | None]
+
+
 class Pullback:
     """The rule of one run of the function, as a backend sees it: flat and checked."""
 
     def __init__(
         self,
-        call: Call,
         rule: Callable[..., Any],
         arguments: tuple[Any, ...],
+        call: Call,
+        count: int,
         places: tuple[int, ...],
-        tensors: tuple[Any, ...],
+        likes: list[Like],
         outputs: Nest,
         found: tuple[int, ...],
     ):
-        self.call = call
         self.rule = rule
-        # The positional arguments of this run, and which leaves of all arguments are which tensors.
+        # The positional arguments of this run, or () once it is known that the rule is not called with them.
         self.arguments = arguments
+        self.call = call
+        self.count = count
+        # Which leaves of all arguments are tensors, and what their gradients must look like.
         self.places = places
-        self.tensors = tensors
+        self.likes = likes
         # The output's structure, without its leaves, and which of them are tensors.
         self.outputs = outputs
         self.found = found
@@ -88,16 +93,22 @@ class Pullback:
         if names and not self.takes_variables():
             raise errors.captured_variable(self.call.name, names)
 
-    def held(self) -> Iterator[Any]:
-        """The values that the rule closes over or gets by itself, and the arguments if it is called with them."""
+    def take_apart(self) -> tuple[list[Any], Callable[[Sequence[Any]], Pullback]]:
+        """The tensors that this pullback holds, and `rebuild(tensors)`, the same pullback around others."""
+        backend = self.call.backend
         found = signature.parameters(self.rule)
-        if found is not None and "upstream" in found.names() and len(found.names()) + bool(found.varargs) > 1:
-            yield from nest.leaves(self.arguments)
-        owner = self.rule if not isinstance(self.rule, (FunctionType, functools.partial)) else None
-        for value in getattr(getattr(owner, "__self__", owner), "__dict__", {}).values():
-            # Not dicts: a module keeps its buffers in one, which change in every forward pass.
-            yield from nest.leaves(value) if isinstance(value, (tuple, list)) else [value]
-        yield from _held(self.rule, 4)
+        arguments = self.arguments if found is not None and _gets_arguments(found) else ()
+        tensors, rebuild = closure.take_apart(self.rule, arguments, self.call.fun, backend.is_tensor, backend.children)
+        again = functools.partial(
+            Pullback,
+            call=self.call,
+            count=self.count,
+            places=self.places,
+            likes=self.likes,
+            outputs=self.outputs,
+            found=self.found,
+        )
+        return tensors, lambda tensors: again(*rebuild(tensors))
 
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = ()
@@ -127,7 +138,11 @@ class Pullback:
             came = f"{len(others)} of them" if isinstance(others, (tuple, list)) else errors.type_name(others)
             raise errors.wrong_variable_count(self.call.name, came, len(variables))
         return self._collect(gradients), tuple(
-            self._check(other, variable, functools.partial("variables[{}]".format, index))
+            self._check(
+                other,
+                (backend.dtype(variable), backend.shape(variable)),
+                functools.partial("variables[{}]".format, index),
+            )
             for index, (other, variable) in enumerate(zip(others, variables, strict=True))
         )
 
@@ -139,11 +154,11 @@ class Pullback:
         found = signature.parameters(self.rule)
         if found is None:
             return (upstream,), {}
-        positional = tuple(name for name in found.positional if name != "variables")
+        positional = _without_variables(found)
         if found.varargs is None and len(positional) == 1 and "upstream" not in found.keyword_only:
             return (upstream,), {}
-        if "upstream" in found.keyword_only or "upstream" in positional[1:]:
-            if _takes_arguments(found, positional, len(self.arguments)):
+        if _gets_arguments(found):
+            if _takes_arguments(found, positional, self.count):
                 return self.arguments, {"upstream": upstream}
             complete = self._with_defaults()
             if _takes_arguments(found, positional, len(complete)):
@@ -168,15 +183,15 @@ class Pullback:
         name = getattr(self.rule, "__name__", type(self.rule).__name__)
         found = signature.parameters(self.rule)
         shown = found.show(name) if found else f"{name}(...)"
-        return errors.no_convention(self.call.name, shown, len(self.arguments), len(leaves))
+        return errors.no_convention(self.call.name, shown, self.count, len(leaves))
 
     def _with_defaults(self) -> tuple[Any, ...]:
         """The function's positional arguments, with those left at their defaults."""
         found = signature.parameters(self.call.fun)
-        if found is None or len(self.arguments) >= len(found.positional):
+        missing = 0 if found is None else len(found.positional) - self.count
+        if found is None or missing <= 0:
             return self.arguments
         defaults = found.defaults()
-        missing = len(found.positional) - len(self.arguments)
         return (*self.arguments, *defaults[len(defaults) - missing :]) if len(defaults) >= missing else self.arguments
 
     # --- on the way out: one gradient per tensor argument --------------------------------------
@@ -184,8 +199,8 @@ class Pullback:
     def _collect(self, result: Any) -> tuple[Any, ...]:
         """One checked gradient per tensor argument, from whatever structure the rule chose."""
         return tuple(
-            self._check(gradient, tensor, functools.partial(self._label, place))
-            for gradient, tensor, place in zip(self._pick(result), self.tensors, self.places, strict=True)
+            self._check(gradient, like, functools.partial(self._label, place))
+            for gradient, like, place in zip(self._pick(result), self.likes, self.places, strict=True)
         )
 
     def _label(self, place: int) -> str:
@@ -268,13 +283,12 @@ class Pullback:
             return errors.wrong_structure(call.name, nest.show(value), f"({', '.join(labels)})")
         return errors.wrong_count(call.name, came, [labels[place] for place in self.places], len(labels))
 
-    def _check(self, gradient: Any, tensor: Any, label: Callable[[], str]) -> Any:
+    def _check(self, gradient: Any, like: Like, label: Callable[[], str]) -> Any:
         """`gradient` as a tensor like the one it belongs to, or None."""
         backend, name = self.call.backend, self.call.name
-        dtype = backend.dtype(tensor)
+        dtype, shape = like
         if gradient is None or not is_differentiable(dtype):
             return None
-        shape = backend.shape(tensor)
         if isinstance(gradient, (int, float, complex)):
             if not isinstance(gradient, bool) and gradient == 0:
                 return None
@@ -296,34 +310,13 @@ def _binds(found: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return all(name in kwargs for name in needed)
 
 
-def _held(rule: Any, depth: int) -> Iterator[Any]:
-    """The values in closures, defaults and bound arguments, also of the functions found there, so many levels deep."""
-    if not depth:
-        return
-    if isinstance(rule, functools.partial):
-        inside = [rule.func, *rule.args, *rule.keywords.values()]
-    elif isinstance(rule, MethodType):
-        inside = [rule.__func__]
-    elif isinstance(rule, FunctionType):
-        cells = [cell.cell_contents for cell in rule.__closure__ or () if _is_filled(cell)]
-        inside = [*cells, *(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
-    elif hasattr(rule, "__wrapped__"):
-        inside = [rule.__wrapped__]
-    else:
-        inside = []
-    for value in inside:
-        if callable(value) and not isinstance(value, type):
-            yield from _held(value, depth - 1)
-        else:
-            yield from nest.leaves(value)
+def _without_variables(found: Parameters) -> tuple[str, ...]:
+    return tuple(name for name in found.positional if name != "variables")
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - reading it is the question
-    except ValueError:
-        return False
-    return True
+def _gets_arguments(found: Parameters) -> bool:
+    """Whether a rule is called with the function's arguments, and `upstream` by name."""
+    return "upstream" in found.keyword_only or "upstream" in _without_variables(found)[1:]
 
 
 def _takes_arguments(found: Parameters, positional: tuple[str, ...], count: int) -> bool:

@@ -188,7 +188,7 @@ def test_what_the_rule_uses_is_guarded(backend, form):
     z = f(x)
     with torch.no_grad():
         x.mul_(10)
-    with pytest.raises(RuntimeError, match="a tensor that the rule uses was changed in place"):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         z.sum().backward()
     x.grad = None
     f(x).sum().backward()
@@ -203,7 +203,7 @@ def test_an_output_that_the_rule_uses_is_guarded(backend):
     z = exp(torch)(x)
     with torch.no_grad():
         z.add_(3)
-    with pytest.raises(RuntimeError, match="a tensor that the rule uses was changed in place"):
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         z.sum().backward()
 
 

@@ -24,8 +24,9 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
                       with None where there is none. Cotangents and gradients follow the convention of
                       torch and TensorFlow for complex numbers: dL/dx + i dL/dy. `pullback.capture(names)`
                       is told what trainable values `fun` read besides `tensors`, and raises if the rule
-                      cannot serve them; `pullback.takes_variables()` asks beforehand. `pullback.held()`
-                      gives the tensors that the rule closes over, for a backend whose tensors can change.
+                      cannot serve them; `pullback.takes_variables()` asks beforehand.
+                      `pullback.take_apart()` gives `(tensors, rebuild)`: the tensors that the rule holds, and
+                      the pullback around others, for a framework that keeps them in a way of its own.
                       `fun` may be called again, on values that somebody differentiates.
 `vjp(fun, tensors)`   `(outputs, pullback, aux)` of `fun(*tensors) -> (outputs, aux)`, by the framework's
                       own engine; `pullback(cotangents)` gives one gradient per tensor, zeros where unused.
@@ -39,7 +40,7 @@ import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -59,7 +60,7 @@ class Pullback(Protocol):
 
     def takes_variables(self) -> bool: ...
     def capture(self, names: Sequence[str]) -> None: ...
-    def held(self) -> Iterator[Any]: ...
+    def take_apart(self) -> tuple[list[Any], Callable[[Sequence[Any]], Pullback]]: ...
 
 
 Function = Callable[..., tuple[tuple[Any, ...], Pullback]]

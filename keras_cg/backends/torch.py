@@ -47,9 +47,11 @@ def cast(value: Any, dtype: str) -> Any:
 
 def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     # One level of a type registered with torch's own tree utility, which has no public name (torch 2.13).
-    parts, spec = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
-    if spec.is_leaf():
+    if pytree.tree_is_leaf(value):
         return None
+    # All but the first are leaves. Comparing with `value` would keep it: tree_flatten makes a cycle (torch 2.13).
+    answers = iter((False,))
+    parts, spec = pytree.tree_flatten(value, is_leaf=lambda part: next(answers, True))
     return parts, lambda parts: pytree.tree_unflatten(parts, spec)
 
 
@@ -87,7 +89,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     elif not any(tensor.requires_grad for tensor in tensors):
         return outputs
     again = _Replay(fun, tensors, random)
-    return _apply(_Attach, again, pullback, len(outputs), len(tensors), *outputs, *tensors, *variables)
+    return _apply(_Attach, again, *_keep(pullback, inputs), len(outputs), len(tensors), *outputs, *tensors, *variables)
 
 
 def _attach_compiling(
@@ -114,7 +116,7 @@ def _attach_compiling(
     distinct: list[torch.Tensor] = []
     for tensor in (*outputs, *tensors):
         distinct.append(tensor.view_as(tensor) if any(tensor is other for other in distinct) else tensor)
-    return _apply(_Attach, fun, pullback, len(outputs), len(tensors), *distinct)
+    return _apply(_Attach, fun, lambda saved: pullback, False, (), len(outputs), len(tensors), *distinct)
 
 
 # Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
@@ -234,47 +236,61 @@ def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype, bool]:
     return tensor.untyped_storage().data_ptr(), tensor.dtype, tensor.is_conj()
 
 
-class _Held:
-    """The tensors that a rule holds, guarded by their version counters as saved tensors are."""
+def _keep(
+    pullback: Pullback, inputs: Sequence[torch.Tensor]
+) -> tuple[Callable[[Sequence[torch.Tensor]], Pullback], bool, list[torch.Tensor]]:
+    """A pullback as saved tensors: `load(saved)` makes it again, whether that needs any, and those besides `inputs`."""
+    tensors, rebuild = pullback.take_apart()
+    given = len(inputs)
+    held: list[torch.Tensor] = []
+    places = {id(each): place for place, each in enumerate(inputs)}
+    sources: list[int | torch.Tensor] = []
+    for each in tensors:
+        if each.is_inference():  # autograd saves none
+            sources.append(each)
+            continue
+        if id(each) not in places:
+            places[id(each)] = given + len(held)
+            held.append(each)
+        sources.append(places[id(each)])
 
-    def __init__(self, pullback: Pullback):
-        self.tensors = [value for value in pullback.held() if isinstance(value, torch.Tensor)]
-        self.versions = [_version(tensor) for tensor in self.tensors]
+    def load(saved: Sequence[torch.Tensor]) -> Pullback:
+        known = [*(each.detach() for each in saved[:given]), *saved[given:]]
+        return rebuild([known[each] if isinstance(each, int) else each for each in sources])
 
-    def check(self) -> None:
-        if self.versions != [_version(tensor) for tensor in self.tensors]:
-            raise errors.changed_in_place(
-                "a tensor that the rule uses was changed in place after the forward pass",
-                "change a copy, or take the gradient first; an output that the rule uses counts, too",
-            )
+    return load, any(isinstance(each, int) for each in sources), held
 
 
 class _Attach(torch.autograd.Function):
     """Outputs that were computed already, with the rule as their gradient: eagerly and under torch.compile."""
 
     @staticmethod
-    def forward(ctx: Any, fun: Function, pullback: Pullback, count: int, given: int, *tensors: torch.Tensor) -> Any:
-        ctx.fun, ctx.pullback, ctx.count, ctx.given = fun, pullback, count, given
-        ctx.captured = len(tensors) > count + given
-        ctx.held = None if torch.compiler.is_compiling() else _Held(pullback)
-        ctx.save_for_backward(*tensors[count:])
+    def forward(
+        ctx: Any,
+        fun: Function,
+        load: Callable[[Sequence[torch.Tensor]], Pullback],
+        needs: bool,
+        held: Sequence[torch.Tensor],
+        count: int,
+        given: int,
+        *tensors: torch.Tensor,
+    ) -> Any:
+        ctx.fun, ctx.load, ctx.count, ctx.given = fun, load, count, given
+        ctx.variables = len(tensors) - count - given
+        # What only a higher order needs is not looked at in the first, where it may have changed.
+        ctx.needs = needs or ctx.variables > 0
+        ctx.save_for_backward(*tensors[count : count + given], *held, *tensors[count + given :])
         outputs = tuple(_alias(output, tensors[count:]) for output in tensors[:count])
         ctx.mark_non_differentiable(*_integers(outputs))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        if ctx.held is not None:
-            ctx.held.check()
-        pullback, variables = ctx.pullback, ()
-        if torch.is_grad_enabled() or ctx.captured:
-            saved = ctx.saved_tensors  # once: a checkpoint recomputes them, and only once
-            inputs, variables = saved[: ctx.given], saved[ctx.given :]
-            if torch.is_grad_enabled():
-                # Somebody differentiates this gradient: the rule must hang on the inputs.
-                pullback = ctx.fun(*inputs)[1]
-        gradients, others = pullback(cotangents, variables)
-        return (None, None, None, None, *[None] * ctx.count, *gradients, *others)
+        again = torch.is_grad_enabled()  # somebody differentiates this gradient, so the rule must hang on the inputs
+        saved = ctx.saved_tensors if again or ctx.needs else ()  # once: a checkpoint recomputes them, and only once
+        pullback = ctx.fun(*saved[: ctx.given])[1] if again else ctx.load(saved)
+        gradients, others = pullback(cotangents, saved[len(saved) - ctx.variables :])
+        return (None, None, None, None, None, None, *[None] * ctx.count, *gradients, *others)
 
 
 class _Transformed(torch.autograd.Function):

@@ -1,0 +1,226 @@
+"""A rule taken apart: the tensors that it holds, and the same rule around others.
+
+torch keeps tensors for the backward pass as *saved tensors*: freed after use, moved or recomputed by hooks, guarded
+against changes in place. What a rule captured is hidden from that in the cells of its closure. So the tensors are
+taken out, to be kept as the framework likes, and the rule is made anew around what comes back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+from keras_cg import nest
+
+# Makes a value around other tensors; the dict holds what was made already, so that one thing stays one thing.
+Build = Callable[[Sequence[Any], dict[Any, Any]], Any]
+
+
+def take_apart(
+    rule: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    fun: Callable[..., Any],
+    is_tensor: Callable[[Any], bool],
+    children: nest.Children,
+) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[Callable[..., Any], tuple[Any, ...]]]]:
+    """The tensors that a rule holds, and `rebuild(tensors)`, the same rule and arguments around others.
+
+    Found are tensors in nests, in closures, defaults and partials, and in those of the functions found there. Some
+    are found but stay where they are: those in the attributes of a callable object or behind a `__wrapped__`, which
+    cannot be made anew; those in lists and dicts that `fun` itself may not have made in this run; and all of them if
+    a function assigns to what it closes over.
+
+    Args:
+        rule: The rule.
+        arguments: What it will be called with.
+        fun: The function whose run made the rule.
+        is_tensor: Says what is to be found.
+        children: Opens the containers of the active framework's own tree utility.
+    """
+    search = _Search(fun, is_tensor, children)
+    new_rule = search.look(rule, True)
+    for part in _attributes(rule):
+        search.look(part, False)
+    new_arguments = search.look(arguments, True) if arguments else None
+
+    make_rule = _constantly(rule) if new_rule is None or search.assigns else new_rule
+    make_arguments = new_arguments or _constantly(arguments)
+
+    def rebuild(tensors: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        done: dict[Any, Any] = {}
+        return make_rule(tensors, done), make_arguments(tensors, done)
+
+    return search.tensors, rebuild
+
+
+class _Search:
+    """One walk through what a rule holds; what it finds, in the order in which it was found."""
+
+    def __init__(self, fun: Callable[..., Any], is_tensor: Callable[[Any], bool], children: nest.Children):
+        function = _function(fun)
+        self.made_by_fun = _inner(function.__code__) if function else frozenset()
+        self.older = {id(cell) for cell in function.__closure__ or ()} if function else set()
+        self.is_tensor = is_tensor
+        self.children = children
+        self.tensors: list[Any] = []
+        self.assigns = False
+        # By identity, and with the value, whose identity nothing else must take over meanwhile.
+        self.known: dict[int, tuple[Any, Build | None]] = {}
+
+    def look(self, value: Any, own: bool) -> Build | None:
+        """How to make `value` around other tensors, or None if it can stay as it is.
+
+        Args:
+            value: Anything.
+            own: Whether this run of the function made it.
+        """
+        if value is None:
+            return None
+        if id(value) not in self.known:
+            # A function or a list that is found again inside itself stays as it is there.
+            self.known[id(value)] = value, None
+            build = self._open(value, own)
+            self.known[id(value)] = value, build and functools.partial(_once, build)
+        return self.known[id(value)][1]
+
+    def _open(self, value: Any, own: bool) -> Build | None:
+        if self.is_tensor(value):
+            place = len(self.tensors)
+            self.tensors.append(value)
+            return lambda tensors, done: tensors[place]
+        if isinstance(value, FunctionType):
+            return self._function(value)
+        if isinstance(value, functools.partial):
+            return self._partial(value)
+        if isinstance(value, tuple):
+            return self._tuple(value, own)
+        if isinstance(value, (list, dict)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+            return self._nest(value, own)
+        if isinstance(value, MethodType):
+            self.look(value.__func__, False)
+        elif callable(value) and not isinstance(value, type):
+            self.look(getattr(value, "__wrapped__", None), False)
+        return None
+
+    def _nest(self, value: Any, own: bool) -> Build | None:
+        laid = nest.flatten(value, self.is_tensor, self.children)
+        looked = [self.look(leaf, own) for leaf in laid.leaves]
+        found = {place: build for place, build in enumerate(looked) if build is not None}
+        if not found or not own:
+            return None
+        for place in found:
+            laid.leaves[place] = None
+        return lambda tensors, done: laid.fill(list(found), [build(tensors, done) for build in found.values()])
+
+    def _tuple(self, value: tuple[Any, ...], own: bool) -> Build | None:
+        builds = self._each(value, own)
+        if builds is None:
+            return None
+        # A namedtuple takes its parts one by one; the structures that torch returns take them together.
+        make = getattr(value, "_make", type(value))
+        return lambda tensors, done: make([build(tensors, done) for build in builds])
+
+    def _partial(self, value: functools.partial[Any]) -> Build | None:
+        builds = self._each((value.func, *value.args, *value.keywords.values()), True)
+        if builds is None:
+            return None
+        count, names = len(value.args), tuple(value.keywords)
+
+        def build(tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
+            function, *args = (build(tensors, done) for build in builds)
+            return functools.partial(function, *args[:count], **dict(zip(names, args[count:], strict=True)))
+
+        return build
+
+    def _each(self, parts: Sequence[Any], own: bool) -> list[Build] | None:
+        """How to make each of `parts`, if there is anything to make anew; what can stay is kept."""
+        looked = [self.look(part, own) for part in parts]
+        if not any(looked):
+            return None
+        return [build or _constantly(part) for build, part in zip(looked, parts, strict=True)]
+
+    def _function(self, value: FunctionType) -> Build | None:
+        self.assigns = self.assigns or _assigns(value.__code__)
+        own = value.__code__ in self.made_by_fun
+        cells = value.__closure__ or ()
+        contents = [self._cell(cell, own) for cell in cells]
+        positional, keywords = value.__defaults__ or (), value.__kwdefaults__ or {}
+        defaults = self._each((*positional, *keywords.values()), own)
+        self.look(getattr(value, "__wrapped__", None), False)
+        if defaults is None and not any(contents):
+            return None
+        # What is kept must not hold the tensors.
+        closure = [
+            functools.partial(_cell, build) if build else _constantly(cell)
+            for cell, build in zip(cells, contents, strict=True)
+        ]
+        defaults = defaults or [_constantly(each) for each in (*positional, *keywords.values())]
+        count, names = len(positional), tuple(keywords)
+        code, scope, name, attributes = value.__code__, value.__globals__, value.__name__, value.__dict__
+
+        def build(tensors: Sequence[Any], done: dict[Any, Any]) -> FunctionType:
+            given = [build(tensors, done) for build in defaults]
+            inside = tuple(build(tensors, done) for build in closure)
+            made = FunctionType(code, scope, name, tuple(given[:count]), inside)
+            made.__kwdefaults__ = dict(zip(names, given[count:], strict=True))
+            made.__dict__ = attributes
+            return made
+
+        return build
+
+    def _cell(self, cell: CellType, own: bool) -> Build | None:
+        try:
+            value = cell.cell_contents
+        except ValueError:  # nothing was assigned to it yet
+            return None
+        return self.look(value, own and id(cell) not in self.older)
+
+
+def _constantly(value: Any) -> Build:
+    return lambda tensors, done: value
+
+
+def _cell(build: Build, tensors: Sequence[Any], done: dict[Any, Any]) -> CellType:
+    return CellType(build(tensors, done))
+
+
+def _once(build: Build, tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
+    if build not in done:
+        done[build] = build(tensors, done)
+    return done[build]
+
+
+def _attributes(rule: Callable[..., Any]) -> Iterator[Any]:
+    """What a callable object, or the object of a bound method, holds."""
+    if not isinstance(rule, (FunctionType, functools.partial)):
+        for value in getattr(getattr(rule, "__self__", rule), "__dict__", {}).values():
+            # Not dicts: a module keeps its buffers in one, which change in every forward pass.
+            if not isinstance(value, dict):
+                yield value
+
+
+def _function(fun: Any) -> FunctionType | None:
+    """The function inside methods and partials."""
+    while fun is not None and not isinstance(fun, FunctionType):
+        fun = getattr(fun, "__func__", None) or getattr(fun, "func", None)
+    return fun
+
+
+@functools.lru_cache(maxsize=4096)
+def _inner(code: CodeType) -> frozenset[CodeType]:
+    """The code of all functions that a function makes."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return frozenset(inner).union(*map(_inner, inner))
+
+
+@functools.lru_cache(maxsize=4096)
+def _assigns(code: CodeType) -> bool:
+    """Whether a function, or one that it makes, assigns to what it closes over."""
+    return any(
+        step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in code.co_freevars
+        for step in dis.get_instructions(code)
+    ) or any(map(_assigns, (each for each in code.co_consts if isinstance(each, CodeType))))

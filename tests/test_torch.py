@@ -1,0 +1,262 @@
+"""torch: what a rule holds between the passes are saved tensors, and what else torch alone does to a function."""
+
+import dataclasses
+import functools
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from keras_cg import custom_gradient
+
+pytestmark = pytest.mark.only("torch")
+
+X = np.array([-1.0, 0.5, 1.0], np.float32)
+
+
+@dataclasses.dataclass
+class State:
+    e: object
+
+
+class Kept:
+    """A rule that is an object, and so cannot be made anew around saved tensors."""
+
+    def __init__(self, e):
+        self.e = e
+
+    def __call__(self, upstream):
+        return 7 * upstream * self.e
+
+
+def helped(e):
+    def helper(upstream):
+        return upstream * e
+
+    return lambda upstream: 7 * helper(upstream)
+
+
+def recursive(e):
+    def power(upstream, times):
+        return upstream if times == 0 else power(upstream * e, times - 1)
+
+    return lambda upstream: 7 * power(upstream, 1)
+
+
+# Every way in which a rule may hold what `f` computed.
+HOLDERS = {
+    "closure": lambda e: lambda upstream: 7 * upstream * e,
+    "tuple": lambda e: (lambda kept: lambda upstream: 7 * upstream * kept[1])((1, e)),
+    "default": lambda e: lambda upstream, e=e: 7 * upstream * e,
+    "keyword default": lambda e: lambda upstream, *, e=e: 7 * upstream * e,
+    "partial": lambda e: functools.partial(lambda e, upstream: 7 * upstream * e, e),
+    "partial keyword": lambda e: functools.partial(lambda upstream, e: 7 * upstream * e, e=e),
+    "function in a closure": helped,
+}
+
+
+def rule_of(torch, make):
+    """`2 x` with the gradient `7 exp(x)`, and a weak reference to the exp(x) of the last run."""
+    dead = []
+
+    @custom_gradient
+    def f(x):
+        e = torch.exp(x)
+        dead[:] = [weakref.ref(e)]
+        return x * 2, make(e)
+
+    return f, lambda: dead[0]() is None
+
+
+def in_containers(torch):
+    """The same, held in the function's own list, dict and dataclass."""
+    dead = []
+
+    @custom_gradient
+    def f(x):
+        e = torch.exp(x)
+        kept, named, state = [e], {"e": e}, State(e)
+        dead[:] = [weakref.ref(e)]
+        return x * 2, lambda upstream: 7 * upstream * kept[0] * named["e"] / state.e
+
+    return f, lambda: dead[0]() is None
+
+
+def functions(torch):
+    yield from ((name, *rule_of(torch, make)) for name, make in HOLDERS.items())
+    yield "containers", *in_containers(torch)
+
+
+@pytest.fixture
+def without_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_what_the_rule_holds_is_freed_by_the_backward_pass(eager, backend, without_collector):
+    import torch
+
+    for name, f, is_dead in functions(torch):
+        x = eager.tensor(X).requires_grad_()
+        y = f(x)
+        assert not is_dead(), name
+        y.sum().backward()
+        np.testing.assert_allclose(x.grad, 7 * np.exp(X), rtol=1e-6, err_msg=name)
+        assert is_dead(), name
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            y.sum().backward()
+
+
+def test_a_retained_graph_keeps_it(eager, backend):
+    import torch
+
+    for name, f, _ in functions(torch):
+        x = eager.tensor(X).requires_grad_()
+        y = f(x).sum()
+        y.backward(retain_graph=True)
+        y.backward()
+        np.testing.assert_allclose(x.grad, 14 * np.exp(X), rtol=1e-6, err_msg=name)
+
+
+def test_hooks_see_it_and_what_they_give_back_is_used(eager, backend):
+    import torch
+
+    for name, f, _ in functions(torch):
+        packed = []
+
+        def pack(tensor):
+            packed.append(tensor.clone())
+            return len(packed) - 1
+
+        x = eager.tensor(X).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda index: 11 * packed[index]):
+            y = f(x)
+        found = [tensor for tensor in packed if torch.allclose(tensor, torch.exp(x))]
+        assert len(found) == 1, name
+        y.sum().backward()
+        np.testing.assert_allclose(x.grad, 11 * 7 * np.exp(X), rtol=1e-6, err_msg=name)
+
+
+def test_a_checkpoint_does_not_keep_it(eager, backend, without_collector):
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    for name, f, is_dead in functions(torch):
+        x = eager.tensor(X).requires_grad_()
+        y = checkpoint(f, x, use_reentrant=False)
+        assert is_dead(), name
+        y.sum().backward()
+        np.testing.assert_allclose(x.grad, 7 * np.exp(X), rtol=1e-6, err_msg=name)
+
+
+def test_changes_in_place_are_refused(eager, backend):
+    import torch
+
+    makers = {**HOLDERS, "recursive function": recursive, "object": Kept}
+    for name, make in makers.items():
+        kept = []
+
+        def f(x):
+            kept[:] = [torch.exp(x)]
+            return x * 2, make(kept[0])
+
+        x = eager.tensor(X).requires_grad_()
+        y = custom_gradient(f)(x)
+        kept[0].mul_(10)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        custom_gradient(f)(x).sum().backward()
+        np.testing.assert_allclose(x.grad, 7 * np.exp(X), rtol=1e-6, err_msg=name)
+
+
+def test_the_arguments_of_a_rule_are_saved_tensors_too(eager, backend):
+    import torch
+
+    @custom_gradient
+    def f(x):
+        return x * 2, lambda *args, upstream: 7 * upstream * args[0]
+
+    x = eager.tensor(X).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor * 1, lambda tensor: 11 * tensor):
+        y = f(x)
+    y.sum().backward()
+    np.testing.assert_allclose(x.grad, 11 * 7 * X)
+
+
+def test_a_list_of_somebody_else_stays_the_same_list(eager, backend):
+    seen = [eager.tensor(X)]
+
+    @custom_gradient
+    def f(x):
+        def grad(upstream):
+            seen.append(upstream)
+            return 7 * upstream
+
+        return x * 2, grad
+
+    f(eager.tensor(X).requires_grad_()).sum().backward()
+    assert len(seen) == 2
+
+
+def test_a_rule_that_assigns_to_what_it_closes_over(eager, backend):
+    import torch
+
+    totals = []
+
+    @custom_gradient
+    def f(x):
+        total = torch.zeros(())
+
+        def add(upstream):
+            nonlocal total
+            total = total + upstream.sum()
+
+        def grad(upstream):
+            add(upstream)
+            totals.append(float(total))
+            return 7 * upstream * total
+
+        return x * 2, grad
+
+    x = eager.tensor(X).requires_grad_()
+    y = f(x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    assert totals == [3.0, 6.0]
+    np.testing.assert_allclose(x.grad, np.full(3, 7 * 3 + 7 * 6.0))
+
+
+def test_one_list_in_two_closures_stays_one(eager, backend):
+    import torch
+
+    @custom_gradient
+    def f(x):
+        stack = [torch.exp(x)]
+
+        def pop():
+            return stack.pop()
+
+        def grad(upstream):
+            found = pop()
+            assert not stack
+            return 7 * upstream * found
+
+        return x * 2, grad
+
+    x = eager.tensor(X).requires_grad_()
+    y = f(x).sum()
+    y.backward(retain_graph=True)
+    y.backward()  # each pass gets the list as the function left it
+    np.testing.assert_allclose(x.grad, 14 * np.exp(X), rtol=1e-6)
+
+
+def test_a_recursive_function_in_a_rule(eager, backend):
+    import torch
+
+    f, _ = rule_of(torch, recursive)
+    x = eager.tensor(X).requires_grad_()
+    f(x).sum().backward()
+    np.testing.assert_allclose(x.grad, 7 * np.exp(X), rtol=1e-6)
