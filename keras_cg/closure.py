@@ -1,8 +1,9 @@
-"""A rule taken apart: the tensors that it holds, and the same rule around others.
+"""A function taken apart: the tensors that it holds, and the same function around others.
 
 torch keeps tensors for the backward pass as *saved tensors*: freed after use, moved or recomputed by hooks, guarded
 against changes in place. What a rule captured is hidden from that in the cells of its closure. So the tensors are
-taken out, to be kept as the framework likes, and the rule is made anew around what comes back.
+taken out, to be kept as the framework likes, and the rule is made anew around what comes back. Likewise, what a
+function closes over under a transform of torch.func is made an argument of it.
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ Build = Callable[[Sequence[Any], dict[Any, Any]], Any]
 
 
 def take_apart(
-    rule: Callable[..., Any],
+    function: Callable[..., Any],
     arguments: tuple[Any, ...],
-    fun: Callable[..., Any],
     is_tensor: Callable[[Any], bool],
     children: nest.Children,
+    made_by: Callable[..., Any] | None = None,
 ) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[Callable[..., Any], tuple[Any, ...]]]]:
-    """The tensors that a rule holds, and `rebuild(tensors)`, the same rule and arguments around others.
+    """The tensors that a function holds, and `rebuild(tensors)`, the same function and arguments around others.
 
     Found are tensors in nests, in closures, defaults and partials, and in those of the functions found there. Some
     are found but stay where they are: those in the attributes of a callable object or behind a `__wrapped__`, which
-    cannot be made anew; those in lists and dicts that `fun` itself may not have made in this run; and all of them if
-    a function assigns to what it closes over.
+    cannot be made anew; those in lists and dicts that the run of `made_by` may not have made; and all of them if a
+    function assigns to what it closes over.
 
     Args:
-        rule: The rule.
+        function: A rule, most often.
         arguments: What it will be called with.
-        fun: The function whose run made the rule.
         is_tensor: Says what is to be found.
         children: Opens the containers of the active framework's own tree utility.
+        made_by: The function whose run made it, if that is known.
     """
-    search = _Search(fun, is_tensor, children)
-    new_rule = search.look(rule, True)
-    for part in _attributes(rule):
+    search = _Search(made_by, is_tensor, children)
+    new_function = search.look(function, True)
+    for part in _attributes(function):
         search.look(part, False)
     new_arguments = search.look(arguments, True) if arguments else None
 
-    make_rule = _constantly(rule) if new_rule is None or search.assigns else new_rule
+    make_function = _constantly(function) if new_function is None or search.assigns else new_function
     make_arguments = new_arguments or _constantly(arguments)
 
     def rebuild(tensors: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         done: dict[Any, Any] = {}
-        return make_rule(tensors, done), make_arguments(tensors, done)
+        return make_function(tensors, done), make_arguments(tensors, done)
 
     return search.tensors, rebuild
 
@@ -60,9 +61,9 @@ def take_apart(
 class _Search:
     """One walk through what a rule holds; what it finds, in the order in which it was found."""
 
-    def __init__(self, fun: Callable[..., Any], is_tensor: Callable[[Any], bool], children: nest.Children):
-        function = _function(fun)
-        self.made_by_fun = _inner(function.__code__) if function else frozenset()
+    def __init__(self, made_by: Any, is_tensor: Callable[[Any], bool], children: nest.Children):
+        function = _function(made_by)
+        self.made = _inner(function.__code__) if function else frozenset()
         self.older = {id(cell) for cell in function.__closure__ or ()} if function else set()
         self.is_tensor = is_tensor
         self.children = children
@@ -145,7 +146,7 @@ class _Search:
 
     def _function(self, value: FunctionType) -> Build | None:
         self.assigns = self.assigns or _assigns(value.__code__)
-        own = value.__code__ in self.made_by_fun
+        own = value.__code__ in self.made
         cells = value.__closure__ or ()
         contents = [self._cell(cell, own) for cell in cells]
         positional, keywords = value.__defaults__ or (), value.__kwdefaults__ or {}
@@ -194,10 +195,10 @@ def _once(build: Build, tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
     return done[build]
 
 
-def _attributes(rule: Callable[..., Any]) -> Iterator[Any]:
+def _attributes(function: Callable[..., Any]) -> Iterator[Any]:
     """What a callable object, or the object of a bound method, holds."""
-    if not isinstance(rule, (FunctionType, functools.partial)):
-        for value in getattr(getattr(rule, "__self__", rule), "__dict__", {}).values():
+    if not isinstance(function, (FunctionType, functools.partial)):
+        for value in getattr(getattr(function, "__self__", function), "__dict__", {}).values():
             # Not dicts: a module keeps its buffers in one, which change in every forward pass.
             if not isinstance(value, dict):
                 yield value

@@ -176,8 +176,9 @@ def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     if kwargs:
         kwargs = _in_order(fun, kwargs)
     arguments = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
-    keywords = tuple(kwargs)
-    given = Call(backend, name, fun, len(args), keywords, arguments)
+    # Below, `flat` outlives this call, and must not keep the arguments.
+    count, keywords = len(args), tuple(kwargs)
+    given = Call(backend, name, fun, count, keywords, arguments)
     places = split(backend, name, arguments, lambda place: f"the argument {given.labels()[place]}")
     tensors = [backend.asarray(arguments.leaves[place]) for place in places]
     for place in places:
@@ -187,8 +188,8 @@ def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
     def flat(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         values = arguments.fill(places, tensors)
-        positional = values[: len(args)]
-        named = dict(zip(keywords, values[len(args) :], strict=True))
+        positional = values[:count]
+        named = dict(zip(keywords, values[count:], strict=True))
         output, rule = _pair(name, fun(*positional, **named))
         outputs = nest.flatten(output, backend.is_tensor, backend.children)
         found = split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")
@@ -197,7 +198,7 @@ def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             outputs.leaves[place] = None
         finished.append((outputs, found))
         if named:
-            positional = (*positional, *_positional(fun, len(args), named))
+            positional = (*positional, *_positional(fun, count, named))
         likes = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
         return results, Pullback(rule, tuple(positional), given, len(positional), places, likes, outputs, found)
 

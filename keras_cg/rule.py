@@ -98,7 +98,9 @@ class Pullback:
         backend = self.call.backend
         found = signature.parameters(self.rule)
         arguments = self.arguments if found is not None and _gets_arguments(found) else ()
-        tensors, rebuild = closure.take_apart(self.rule, arguments, self.call.fun, backend.is_tensor, backend.children)
+        tensors, rebuild = closure.take_apart(
+            self.rule, arguments, backend.is_tensor, backend.children, made_by=self.call.fun
+        )
         again = functools.partial(
             Pullback,
             call=self.call,

@@ -260,3 +260,155 @@ def test_a_recursive_function_in_a_rule(eager, backend):
     x = eager.tensor(X).requires_grad_()
     f(x).sum().backward()
     np.testing.assert_allclose(x.grad, 7 * np.exp(X), rtol=1e-6)
+
+
+def test_the_arguments_are_not_kept_beside_the_saved_tensors(eager, backend, without_collector):
+    from torch.utils.checkpoint import checkpoint
+
+    dead = []
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+
+    def middle(x):
+        h = x * 1
+        dead.append(weakref.ref(h))
+        return f(h)
+
+    x = eager.tensor(X).requires_grad_()
+    y = checkpoint(middle, x, use_reentrant=False)
+    assert dead[0]() is None
+    y.sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(3, 7.0))
+
+
+# --- what a function closes over, under the transforms of torch.func ------------------------------------------------
+
+
+def weighted(x, v, w):
+    """`x w v` with the gradient 7 for x, 5 w for w and 3 v for v, which are closed over; w is used first."""
+
+    @custom_gradient
+    def f(x):
+        def grad(upstream, variables):
+            first, second = variables
+            return 7 * upstream, [5 * upstream * first, 3 * upstream * second]
+
+        return x * w * v, grad
+
+    return f(x).sum()
+
+
+def test_captured_values_reach_the_rule(eager, backend):
+    import torch
+
+    x, v, w = eager.tensor(X), eager.tensor(2 * X), eager.tensor(3 * X)
+    grad = torch.func.grad(weighted, argnums=(0, 1, 2))
+    for gx, gv, gw in (grad(x, v, w), torch.func.vmap(grad)(x, v, w)):
+        np.testing.assert_allclose(gx, np.full(3, 7.0))
+        np.testing.assert_allclose(gv, 3 * 2 * X)
+        np.testing.assert_allclose(gw, 5 * 3 * X)
+
+
+def test_captured_values_in_second_order_and_forward_mode(eager, backend):
+    import torch
+
+    def loss(x, w):
+        @custom_gradient
+        def f(x):
+            return x * w, lambda upstream, variables: (7 * upstream, [5 * upstream * variables[0] * x])
+
+        return f(x).sum()
+
+    x, w = eager.tensor(X), eager.tensor(3 * X)
+    grad = torch.func.grad(loss, argnums=1)
+    np.testing.assert_allclose(grad(x, w), 5 * 3 * X * X, rtol=1e-6)
+    for argument, expected in ((0, 5 * 3 * X), (1, 5 * X)):
+        second = torch.func.grad(lambda *args: grad(*args).sum(), argnums=argument)(x, w)
+        np.testing.assert_allclose(second, expected, rtol=1e-6)
+    _, tangent = torch.func.jvp(lambda w: loss(x, w), (w,), (torch.ones(3),))
+    np.testing.assert_allclose(tangent, np.sum(5 * 3 * X * X), rtol=1e-6)
+
+
+def test_a_frozen_value_is_not_among_them(eager, backend):
+    import torch
+
+    x, v, w = eager.tensor(X), eager.tensor(2 * X), eager.tensor(3 * X)
+
+    def loss(w, x, u):
+        @custom_gradient
+        def f(x):
+            return x * v * w + 0 * u.detach(), lambda upstream, variables: (
+                7 * upstream,
+                [5 * upstream] * len(variables),
+            )
+
+        return f(x).sum()
+
+    gw, gx, gu = torch.func.grad(loss, argnums=(0, 1, 2))(w, x, x)
+    np.testing.assert_allclose(gw, np.full(3, 5.0))
+    np.testing.assert_allclose(gu, np.zeros(3))
+    np.testing.assert_allclose(gx, np.full(3, 7.0))
+
+
+def test_captured_by_other_ways_is_refused(eager, backend):
+    import torch
+
+    class Holder:
+        def __init__(self, w):
+            self.w = w
+
+        @custom_gradient
+        def call(self, x):
+            return x * self.w, lambda upstream, variables=None: (7 * upstream, [5 * upstream])
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    with pytest.raises(TypeError, match=r"under a transform of torch\.func cannot hand it to the rule"):
+        torch.func.grad(lambda w: Holder(w).call(x).sum())(w)
+
+
+def test_a_custom_gradient_that_closes_over_the_argument_of_another(eager, backend):
+    import torch
+
+    @custom_gradient
+    def outer(x):
+        @custom_gradient
+        def inner(y):
+            return y * x.detach(), lambda upstream: 11 * upstream
+
+        return inner(x), lambda upstream: 7 * upstream * x
+
+    x = eager.tensor(X)
+    np.testing.assert_allclose(torch.func.grad(lambda x: outer(x).sum())(x), 7 * X)
+    second = torch.func.grad(lambda x: torch.func.grad(lambda x: outer(x).sum())(x).sum())(x)
+    np.testing.assert_allclose(second, np.full(3, 7.0))
+
+
+def test_a_captured_value_in_forward_mode_alone_is_refused(eager, backend):
+    import torch
+    from torch.autograd import forward_ad
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    with forward_ad.dual_level():
+        w = forward_ad.make_dual(w, torch.ones(3))
+        with pytest.raises(TypeError, match="reads 1 trainable value"):
+            custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))(x)
+
+
+def test_forward_mode_of_several_outputs(eager, backend):
+    import torch
+    from torch.autograd import forward_ad
+
+    f = custom_gradient(lambda x: ((x * 2, x * 3), lambda a, b: 7 * a + 5 * b))
+    with forward_ad.dual_level():
+        outputs = f(forward_ad.make_dual(eager.tensor(X), torch.ones(3)))
+        tangents = [forward_ad.unpack_dual(output).tangent for output in outputs]
+    np.testing.assert_allclose(tangents[0], np.full(3, 7.0))
+    np.testing.assert_allclose(tangents[1], np.full(3, 5.0))
+
+
+def test_forward_mode_beside_an_integer_argument(eager, backend):
+    import torch
+
+    f = custom_gradient(lambda x, n: (x * n, lambda upstream: (7 * upstream, None)))
+    n = torch.tensor([1, 2, 3])
+    _, tangent = torch.func.jvp(lambda x: f(x, n), (eager.tensor(X),), (torch.ones(3),))
+    np.testing.assert_allclose(tangent, np.full(3, 7.0))

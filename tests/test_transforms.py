@@ -204,10 +204,9 @@ def test_torch_a_rule_that_is_not_linear(eager, backend):
 
     x = eager.tensor(X)
     check(torch.func.grad(lambda x: 3 * clip(x).sum())(x), np.ones(3))
-    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
-        torch.func.jvp(clip, (x,), (torch.ones(3),))
-    # vmap hides the values that would have to be looked at.
-    assert torch.func.jacfwd(clip)(x).isnan().any()
+    for transform in (lambda: torch.func.jvp(clip, (x,), (torch.ones(3),)), lambda: torch.func.jacfwd(clip)(x)):
+        with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+            transform()
 
 
 @pytest.mark.only("torch")

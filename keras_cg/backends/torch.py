@@ -12,9 +12,10 @@ import torch.utils._pytree as pytree
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from keras_cg import errors
+from keras_cg import closure, errors
 from keras_cg.backends import Function, Pullback, owner
 
 __all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
@@ -65,22 +66,13 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return _attach_compiling(fun, tensors, inputs)
     # autograd saves no inference tensor; a copy is none.
     tensors = [tensor.clone() if tensor.is_inference() else tensor for tensor in tensors]
-    random, versions = _random_states(tensors), [_version(each) for each in inputs]
-    outputs, pullback = fun(*inputs)
-    if versions != [_version(each) for each in inputs]:
-        raise errors.changed_in_place(
-            "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
-        )
+    random = _random_states(tensors)
     if _transforms_active() or any(map(_is_dual, tensors)):
-        if _forward_levels() > 1:
-            raise errors.rule_dropped(
-                "forward mode inside forward mode",
-                "take one of the two derivatives in reverse, as torch.func.hessian does",
-            )
-        if any(map(_is_differentiated, outputs)):
-            pullback.capture(["(a value that a transform of torch.func differentiates)"])
-            raise errors.unserved_variables("torch", "under a transform of torch.func")
-        return _apply(_Transformed, _Replay(fun, tensors, random), len(outputs), *outputs, *tensors)
+        return _attach_transformed(fun, tensors, random)
+    outputs, pullback = _run(fun, inputs)
+    if any(map(_is_dual, outputs)):
+        pullback.capture(["(a value that forward mode differentiates)"])
+        raise errors.unserved_variables("torch", "in forward mode")
     variables: list[torch.Tensor] = []
     if any(output.requires_grad for output in outputs):
         variables = _captured(outputs)
@@ -90,6 +82,63 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return outputs
     again = _Replay(fun, tensors, random)
     return _apply(_Attach, again, *_keep(pullback, inputs), len(outputs), len(tensors), *outputs, *tensors, *variables)
+
+
+def _run(fun: Function, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], Pullback]:
+    versions = [_version(each) for each in inputs]
+    outputs, pullback = fun(*inputs)
+    if versions != [_version(each) for each in inputs]:
+        raise errors.changed_in_place(
+            "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
+        )
+    return outputs, pullback
+
+
+def _attach_transformed(fun: Function, tensors: Sequence[torch.Tensor], random: Any) -> tuple[torch.Tensor, ...]:
+    """The same under the transforms of torch.func and in forward mode, where a tensor belongs to its level.
+
+    What `fun` closes over is made an argument, because every level runs it again on tensors of its own.
+    """
+    if _forward_levels() > 1:
+        raise errors.rule_dropped(
+            "forward mode inside forward mode", "take one of the two derivatives in reverse, as torch.func.hessian does"
+        )
+    held, rebuild = closure.take_apart(fun, (), _is_transformed, children)
+    given = len(tensors)
+
+    def around(*tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
+        return rebuild(tensors[given:])[0](*tensors[:given])  # type: ignore[no-any-return]
+
+    again = _Replay(around, tensors, random)
+    cut = [each.detach() for each in (*tensors, *held)]
+    outputs, pullback = _run(around, cut)
+    if any(map(_is_differentiated, outputs)):
+        pullback.capture(["(a value that a transform of torch.func differentiates)"])
+        raise errors.unserved_variables("torch", "under a transform of torch.func")
+    variables: list[int] = []
+    if any(map(_is_differentiated, held)):
+        with _Uses(held) as uses:
+            probed = again(*cut[:given], *held)[0]
+        variables = uses.places if any(map(_is_differentiated, probed)) else []
+        pullback.capture([_describe(held[place]) for place in variables])
+    return _apply(_Transformed, again, given, variables, len(outputs), *outputs, *tensors, *held)
+
+
+class _Uses(TorchFunctionMode):
+    """Notices which of some tensors the derivative of something hangs on, in the order of their first use."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        super().__init__()
+        self.known = {id(each): place for place, each in enumerate(tensors) if _is_differentiated(each)}
+        self.places: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        found = [self.known[id(each)] for each in pytree.tree_leaves((args, kwargs)) if id(each) in self.known]
+        made = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor)]
+        if found and any(map(_is_differentiated, made)):
+            self.places += [place for place in dict.fromkeys(found) if place not in self.places]
+        return result
 
 
 def _attach_compiling(
@@ -167,6 +216,13 @@ def _is_dual(tensor: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
+def _is_transformed(value: object) -> bool:
+    """Whether a tensor belongs to a level of some transform, or is differentiated without one."""
+    return isinstance(value, torch.Tensor) and (
+        _functorch.is_functorch_wrapped_tensor(value) or _is_differentiated(value)
+    )
+
+
 def _is_differentiated(tensor: torch.Tensor) -> bool:
     """Whether any level of differentiation, forward or reverse, tracks `tensor`."""
     while not (tensor.requires_grad or _is_dual(tensor)):
@@ -174,15 +230,6 @@ def _is_differentiated(tensor: torch.Tensor) -> bool:
             return False
         tensor = _functorch.get_unwrapped(tensor)
     return True
-
-
-def _is_batched(tensor: torch.Tensor) -> bool:
-    """Whether any level is a vmap, whose values cannot be looked at."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        if _functorch.is_batchedtensor(tensor):
-            return True
-        tensor = _functorch.get_unwrapped(tensor)
-    return False
 
 
 def _captured(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -215,8 +262,12 @@ def _describe(variable: torch.Tensor) -> str:
     return f"{type(variable).__name__} of {dtype(variable)}{list(variable.shape)}"
 
 
+def _is_floating(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _integers(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [each for each in tensors if not (each.is_floating_point() or each.is_complex())]
+    return [each for each in tensors if not _is_floating(each)]
 
 
 def _alias(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -302,40 +353,40 @@ class _Transformed(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(fun: Function, count: int, *tensors: torch.Tensor) -> Any:
-        return tuple(output.view_as(output) for output in tensors[:count])
+    def forward(fun: Function, given: int, variables: Sequence[int], count: int, *tensors: torch.Tensor) -> Any:
+        # Not view_as: the tangent of a second output that is a view would be lost in forward mode (torch 2.13).
+        return tuple(output.detach() for output in tensors[:count])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.fun, ctx.count, *tensors = inputs
+        ctx.fun, ctx.given, ctx.variables, ctx.count, *tensors = inputs
         ctx.save_for_backward(*tensors[ctx.count :])
         ctx.save_for_forward(*tensors[ctx.count :])
         ctx.mark_non_differentiable(*_integers(output))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        gradients, _ = ctx.fun(*ctx.saved_tensors)[1](cotangents)
-        return (None, None, *[None] * ctx.count, *gradients)
+        inputs = ctx.saved_tensors
+        gradients = _gradients(ctx, inputs, ctx.fun(*inputs)[1], cotangents)
+        return (None, None, None, None, *[None] * ctx.count, *gradients)
 
     @staticmethod
-    def jvp(ctx: Any, _fun: None, _count: None, *tangents: torch.Tensor) -> Any:
+    def jvp(ctx: Any, _fun: None, _given: None, _variables: None, _count: None, *tangents: torch.Tensor) -> Any:
         """The transpose of the rule, which is a linear map: the vjp of `cotangents -> gradients`."""
         inputs = ctx.saved_tensors
         outputs, pullback = ctx.fun(*inputs)
-        floating = [each.is_floating_point() or each.is_complex() for each in outputs]
+        floating = [_is_floating(each) for each in outputs]
+        places = [place for place, each in enumerate(inputs) if _is_floating(each)]
 
         def pull(*cotangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
             arriving = iter(cotangents)
-            gradients, _ = pullback([next(arriving) if real else None for real in floating])
+            gradients = _gradients(ctx, inputs, pullback, [next(arriving) if real else None for real in floating])
             return tuple(
-                torch.zeros_like(each) if gradient is None else gradient
-                for each, gradient in zip(inputs, gradients, strict=True)
+                torch.zeros_like(inputs[place]) if gradients[place] is None else gradients[place] for place in places
             )
 
-        given = tuple(
-            torch.zeros_like(each) if tangent is None else tangent
-            for each, tangent in zip(inputs, tangents[ctx.count :], strict=True)
-        )
+        moved = tangents[ctx.count :]
+        given = tuple(torch.zeros_like(inputs[place]) if moved[place] is None else moved[place] for place in places)
         points = [
             [torch.full_like(each, fill) for each, real in zip(outputs, floating, strict=True) if real]
             for fill in (0, 3)
@@ -345,12 +396,20 @@ class _Transformed(torch.autograd.Function):
         return tuple(next(checked) if real else None for real in floating)
 
 
+def _gradients(ctx: Any, inputs: Sequence[Any], pullback: Pullback, cotangents: Sequence[Any]) -> list[Any]:
+    """One gradient for each argument, then for each tensor that the function closes over."""
+    gradients, others = pullback(cotangents, [inputs[ctx.given + place] for place in ctx.variables])
+    found = [*gradients, *[None] * (len(inputs) - ctx.given)]
+    for place, gradient in zip(ctx.variables, others, strict=True):
+        found[ctx.given + place] = gradient
+    return found
+
+
 def _linear(at_zero: torch.Tensor, elsewhere: torch.Tensor) -> torch.Tensor:
     """The forward derivative, if it is the same wherever the rule is transposed, as that of a linear rule is."""
     same = torch.isclose(at_zero, elsewhere, rtol=1e-3, equal_nan=True)
-    if _is_batched(same):
-        # Under vmap no value can be looked at, so that the answer cannot be an error; NaN at least is no wrong number.
-        return torch.where(same, at_zero, torch.full_like(at_zero, torch.nan))
+    while _functorch.is_functorch_wrapped_tensor(same):  # vmap lets nobody look at a value
+        same = _functorch.get_unwrapped(same)
     if not same.all():
         raise errors.not_linear()
     return at_zero
