@@ -1,0 +1,173 @@
+"""JAX: reverse mode in every order and composition, mapped, looped, recomputed, sharded and exported."""
+
+import contextlib
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+
+def tensor(array):
+    return jnp.asarray(array)
+
+
+def array(tensor):
+    return np.asarray(tensor)
+
+
+def take(x, rows):
+    return jnp.take(x, rows, axis=0)
+
+
+def uniform():
+    return jax.random.uniform(jax.random.key(0))
+
+
+def as_complex(x):
+    return x + 0j
+
+
+fft, ifft = jnp.fft.fft, jnp.fft.ifft
+
+
+def inner(a, b):
+    """The real inner product."""
+    return sum(jnp.sum(jnp.real(jnp.conj(left) * right)) for left, right in zip(a, b, strict=True))
+
+
+def gradient(loss):
+    """As a function of the arguments, in the convention dL/dx + i dL/dy."""
+
+    def call(*tensors):
+        return [jnp.conj(each) for each in jax.grad(lambda tensors: loss(*tensors))(list(tensors))]
+
+    return call
+
+
+def loss(p, f=None):
+    return lambda *tensors: inner(p.weights, (f or p.f)(*tensors))
+
+
+def second(p, f=None):
+    first = gradient(loss(p, f))
+    return gradient(lambda *tensors: inner(p.c, first(*tensors)))
+
+
+def third(p):
+    return gradient(lambda *tensors: inner(p.d, second(p)(*tensors)))
+
+
+def composite(p, f=None):
+    def squared(*tensors):
+        outputs = (f or p.f)(*tensors)
+        return sum(
+            jnp.sum(jnp.real(w) * jnp.real(out * jnp.conj(out))) for w, out in zip(p.weights, outputs, strict=True)
+        )
+
+    return gradient(lambda *tensors: inner(p.c, gradient(squared)(*tensors)))
+
+
+def vjp(p):
+    return [jnp.conj(each) for each in jax.vjp(p.f, *p.tensors)[1]([jnp.conj(each) for each in p.weights])]
+
+
+def jacrev(p):
+    """Every row of the Jacobian, weighted."""
+    rows = jax.jacrev(lambda tensors: p.f(*tensors))(p.tensors)
+    return [
+        jnp.conj(sum(jnp.tensordot(w, row[index], w.ndim) for w, row in zip(p.weights, rows, strict=True)))
+        for index in range(len(p.tensors))
+    ]
+
+
+def of_batch(p, f):
+    """The sum of what a mapped function gives for the two points, weighted."""
+
+    def call(*batch):
+        return sum(inner(p.weights, [output[index] for output in f(*batch)]) for index in range(2))
+
+    return call
+
+
+def scanned(p):
+    def call(*batch):
+        return jax.lax.scan(lambda total, tensors: (total + loss(p)(*tensors), None), 0.0, list(batch))[0]
+
+    return gradient(call)(*p.batch)
+
+
+def in_cond(p):
+    return gradient(
+        lambda *tensors: jax.lax.cond(True, loss(p), lambda *_: jnp.zeros((), p.weights[0].real.dtype), *tensors)
+    )(*p.tensors)
+
+
+def in_loop(p):
+    """The gradient taken inside a loop that counts at run time."""
+    zeros = [0 * each for each in p.tensors]
+    return jax.jit(lambda n: jax.lax.fori_loop(0, n, lambda _, found: gradient(loss(p))(*p.tensors), zeros))(2)
+
+
+def sharded(p):
+    mesh = jax.make_mesh((1,), ("i",))
+    parts = [PartitionSpec() for _ in p.tensors]
+    f = jax.shard_map(p.f, mesh=mesh, in_specs=tuple(parts), out_specs=[PartitionSpec() for _ in p.weights])
+    return gradient(loss(p, f))(*p.tensors)
+
+
+def exported(p):
+    made = jax.export.export(jax.jit(p.f))(*p.tensors)
+    return gradient(loss(p, jax.export.deserialize(made.serialize(vjp_order=1)).call))(*p.tensors)
+
+
+@contextlib.contextmanager
+def rewritten():
+    jax.config.update("jax_custom_vjp3", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_custom_vjp3", False)
+
+
+def with_custom_vjp3(p):
+    with rewritten():
+        return jax.jit(gradient(loss(p)))(*p.tensors)
+
+
+def second_with_custom_vjp3(p):
+    with rewritten():
+        return second(p)(*p.tensors)
+
+
+TRANSFORMS = {
+    "call": ("value", lambda p: p.f(*p.tensors)),
+    "jit": ("value", lambda p: jax.jit(p.f)(*p.tensors)),
+    "grad": ("first", lambda p: gradient(loss(p))(*p.tensors)),
+    "vjp": ("first", vjp),
+    "jacrev": ("rows", jacrev),
+    "jit of grad": ("first", lambda p: jax.jit(gradient(loss(p)))(*p.tensors)),
+    "grad of jit": ("first", lambda p: gradient(loss(p, jax.jit(p.f)))(*p.tensors)),
+    "grad of checkpoint": ("first", lambda p: gradient(loss(p, jax.checkpoint(p.f)))(*p.tensors)),
+    "grad of checkpoint of jit": ("first", lambda p: gradient(loss(p, jax.checkpoint(jax.jit(p.f))))(*p.tensors)),
+    "grad of cond": ("first", in_cond),
+    "fori_loop of grad": ("first", in_loop),
+    "grad of shard_map": ("first", sharded),
+    "grad of export": ("first", exported),
+    "jit of grad, custom_vjp3": ("first", with_custom_vjp3),
+    "vmap of grad": ("batched", lambda p: jax.vmap(gradient(loss(p)))(*p.batch)),
+    "jit of vmap of grad": ("batched", lambda p: jax.jit(jax.vmap(gradient(loss(p))))(*p.batch)),
+    "grad of vmap": ("batched", lambda p: gradient(of_batch(p, jax.vmap(p.f)))(*p.batch)),
+    "grad of scan": ("batched", scanned),
+    "grad of grad": ("second", lambda p: second(p)(*p.tensors)),
+    "jit of grad of grad": ("second", lambda p: jax.jit(second(p))(*p.tensors)),
+    "grad of grad of jit": ("second", lambda p: second(p, jax.jit(p.f))(*p.tensors)),
+    "grad of grad of checkpoint": ("second", lambda p: second(p, jax.checkpoint(p.f))(*p.tensors)),
+    "grad of grad, custom_vjp3": ("second", second_with_custom_vjp3),
+    "grad of grad of composite": ("composite", lambda p: composite(p)(*p.tensors)),
+    "jit of grad of grad of composite": ("composite", lambda p: jax.jit(composite(p))(*p.tensors)),
+    "jit of third derivative": ("third", lambda p: jax.jit(third(p))(*p.tensors)),
+    "jvp of grad": ("along", lambda p: jax.jvp(gradient(loss(p)), tuple(p.tensors), tuple(p.c))[1]),
+    "jvp": ("tangent", lambda p: jax.jvp(p.f, tuple(p.tensors), tuple(p.c))[1]),
+}

@@ -1,0 +1,227 @@
+"""torch: autograd, torch.func, forward mode, checkpoints, hooks and torch.compile."""
+
+import warnings
+
+import numpy as np
+import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+
+def tensor(array):
+    return torch.as_tensor(np.array(array))
+
+
+def array(tensor):
+    return tensor.detach().resolve_conj().numpy()
+
+
+def take(x, rows):
+    return torch.index_select(x, 0, rows)
+
+
+def uniform():
+    return torch.rand(())
+
+
+def as_complex(x):
+    return x + 0j
+
+
+fft, ifft = torch.fft.fft, torch.fft.ifft
+
+
+def inner(a, b):
+    """The real inner product."""
+    return sum(torch.sum(torch.real(torch.conj(left) * right)) for left, right in zip(a, b, strict=True))
+
+
+def leaves(tensors):
+    return [each.clone().requires_grad_() for each in tensors]
+
+
+def zeros(gradients, tensors):
+    return [torch.zeros_like(x) if each is None else each for each, x in zip(gradients, tensors, strict=True)]
+
+
+def grad(value, tensors, create_graph=False):
+    """By torch.autograd, with zeros for what does not depend on the arguments."""
+    if not value.requires_grad:
+        return [torch.zeros_like(each) for each in tensors]
+    return zeros(torch.autograd.grad(value, tensors, create_graph=create_graph, allow_unused=True), tensors)
+
+
+def loss(p, f=None):
+    return lambda *tensors: inner(p.weights, (f or p.f)(*tensors))
+
+
+def backward(p, f=None):
+    tensors = leaves(p.tensors)
+    value = loss(p, f)(*tensors)
+    if value.requires_grad:
+        value.backward()
+    return zeros([each.grad for each in tensors], tensors)
+
+
+def second(p, f=None):
+    tensors = leaves(p.tensors)
+    first = grad(loss(p, f)(*tensors), tensors, create_graph=True)
+    return grad(inner(p.c, first), tensors)
+
+
+def third(p):
+    tensors = leaves(p.tensors)
+    first = grad(loss(p)(*tensors), tensors, create_graph=True)
+    again = grad(inner(p.c, first), tensors, create_graph=True)
+    return grad(inner(p.d, again), tensors)
+
+
+def composite(p, f=None):
+    tensors = leaves(p.tensors)
+    outputs = (f or p.f)(*tensors)
+    squared = sum(torch.sum(w.real * torch.real(out * out.conj())) for w, out in zip(p.weights, outputs, strict=True))
+    return grad(inner(p.c, grad(squared, tensors, create_graph=True)), tensors)
+
+
+def functional(loss):
+    """The gradient by torch.func, as a function of the arguments."""
+    return lambda *tensors: torch.func.grad(lambda tensors: loss(*tensors))(list(tensors))
+
+
+def functional_second(p):
+    return functional(lambda *tensors: inner(p.c, functional(loss(p))(*tensors)))
+
+
+def functional_third(p):
+    return functional(lambda *tensors: inner(p.d, functional_second(p)(*tensors)))
+
+
+def weighted_rows(p, rows):
+    found = []
+    for index, x in enumerate(p.tensors):
+        parts = [torch.tensordot(w, row[index], w.dim()) for w, row in zip(p.weights, rows, strict=True)]
+        found.append(sum(parts).reshape(x.shape))
+    return found
+
+
+def mapped(function, batch):
+    with warnings.catch_warnings():
+        # torch (2.13) maps conjugation slowly, and says so.
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        return torch.func.vmap(function, randomness="different")(*batch)
+
+
+def of_batch(p, f):
+    def call(*batch):
+        return sum(inner(p.weights, [output[index] for output in f(*batch)]) for index in range(2))
+
+    return call
+
+
+def backward_through_vmap(p):
+    batch = leaves(p.batch)
+    return grad(of_batch(p, lambda *batch: mapped(p.f, batch))(*batch), batch)
+
+
+def dual(p):
+    with forward_ad.dual_level():
+        outputs = p.f(*(forward_ad.make_dual(each, c) for each, c in zip(p.tensors, p.c, strict=True)))
+        tangents = [forward_ad.unpack_dual(each).tangent for each in outputs]
+    return zeros(tangents, p.weights)
+
+
+def hooked(p, hooks):
+    with hooks:
+        tensors = leaves(p.tensors)
+        value = loss(p)(*tensors)
+    return grad(value, tensors)
+
+
+def compiled(p, mode, **options):
+    torch.compiler.reset()
+    return torch.compile(p.f, backend=mode, fullgraph=True, **options)
+
+
+def exported(p):
+    class Module(torch.nn.Module):
+        def forward(self, *tensors):
+            return p.f(*tensors)
+
+    return backward(p, torch.export.export(Module(), tuple(p.tensors)).module())
+
+
+def checkpointed(p, f=None):
+    return lambda *tensors: checkpoint(f or p.f, *tensors, use_reentrant=False)
+
+
+def reentrant(p):
+    with warnings.catch_warnings():
+        # torch warns of what it is asked to do: a function without anything to differentiate.
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
+        return backward(p, lambda *tensors: checkpoint(lambda *x: tuple(p.f(*x)), *tensors, use_reentrant=True))
+
+
+TRANSFORMS = {
+    "call": ("value", lambda p: p.f(*p.tensors)),
+    "no_grad": ("value", lambda p: torch.no_grad()(p.f)(*leaves(p.tensors))),
+    "inference_mode": ("value", lambda p: torch.inference_mode()(p.f)(*leaves(p.tensors))),
+    "compile, aot_eager": ("first", lambda p: backward(p, compiled(p, "aot_eager"))),
+    "compile, inductor": ("first", lambda p: backward(p, compiled(p, "inductor"))),
+    "compile, dynamic": ("first", lambda p: backward(p, compiled(p, "aot_eager", dynamic=True))),
+    "compile of a call": ("value", lambda p: compiled(p, "aot_eager")(*p.tensors)),
+    "backward": ("first", backward),
+    "checkpoint": ("first", lambda p: backward(p, checkpointed(p))),
+    "reentrant checkpoint": ("first", reentrant),
+    "checkpoint of compile": ("first", lambda p: backward(p, checkpointed(p, compiled(p, "aot_eager")))),
+    "save_on_cpu": ("first", lambda p: hooked(p, torch.autograd.graph.save_on_cpu())),
+    "saved_tensors_hooks": (
+        "first",
+        lambda p: hooked(
+            p, torch.autograd.graph.saved_tensors_hooks(lambda x: x.resolve_conj().numpy(), torch.as_tensor)
+        ),
+    ),
+    "create_graph": ("second", second),
+    "create_graph of checkpoint": ("second", lambda p: second(p, checkpointed(p))),
+    "create_graph of composite": ("composite", composite),
+    "create_graph twice": ("third", third),
+    "functional.vjp": (
+        "first",
+        lambda p: torch.autograd.functional.vjp(lambda *x: tuple(p.f(*x)), tuple(p.tensors), tuple(p.weights))[1],
+    ),
+    "functional.vhp": (
+        "second",
+        lambda p: torch.autograd.functional.vhp(loss(p), tuple(p.tensors), tuple(p.c))[1],
+    ),
+    "func.grad": ("first", lambda p: functional(loss(p))(*p.tensors)),
+    "func.vjp": ("first", lambda p: torch.func.vjp(p.f, *p.tensors)[1](p.weights)),
+    "func.jacrev": (
+        "rows",
+        lambda p: weighted_rows(p, torch.func.jacrev(p.f, argnums=tuple(range(len(p.tensors))))(*p.tensors)),
+    ),
+    "func.jacfwd": (
+        "rows",
+        lambda p: weighted_rows(
+            p,
+            torch.func.jacfwd(p.f, argnums=tuple(range(len(p.tensors))), randomness="different")(*p.tensors),
+        ),
+    ),
+    "func.vmap of func.grad": ("batched", lambda p: mapped(functional(loss(p)), p.batch)),
+    "func.grad of func.vmap": (
+        "batched",
+        lambda p: functional(of_batch(p, lambda *batch: mapped(p.f, batch)))(*p.batch),
+    ),
+    "backward through func.vmap": ("batched", backward_through_vmap),
+    "func.grad of func.grad": ("second", lambda p: functional_second(p)(*p.tensors)),
+    "func.grad three times": ("third", lambda p: functional_third(p)(*p.tensors)),
+    "func.jvp": ("tangent", lambda p: torch.func.jvp(p.f, tuple(p.tensors), tuple(p.c))[1]),
+    "forward_ad": ("tangent", dual),
+    "func.jvp of func.grad": (
+        "along",
+        lambda p: torch.func.jvp(functional(loss(p)), tuple(p.tensors), tuple(p.c))[1],
+    ),
+    "compile of func.grad": (
+        "first",
+        lambda p: torch.compile(functional(loss(p)), backend="aot_eager", fullgraph=True)(*p.tensors),
+    ),
+    "export": ("first", exported),
+}
