@@ -131,6 +131,17 @@ def foreign_tensor(function: str, role: str, value: object, backend: str, source
     )
 
 
+def symbolic_tensor(function: str, role: str) -> TypeError:
+    """A placeholder of Keras's functional API."""
+    return TypeError(
+        _lines(
+            f"{function}: {role} is a KerasTensor, which holds no numbers: the model would be built without the rule.",
+            "    usual cause: the function was called on the inputs of a functional model.",
+            "    remedy: call it inside a layer: keras.layers.Lambda(f)(inputs), or the `call` of your own.",
+        )
+    )
+
+
 # --- what the function returns -------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -23,6 +24,13 @@ Output = TypeVar("Output")
 Owner = TypeVar("Owner")
 
 
+class _Signature:
+    """The signature of the function, for `inspect.getfullargspec`, which does not look at `__wrapped__`."""
+
+    def __get__(self, instance: CustomGradient[Any, Any] | None, owner: type) -> inspect.Signature | None:
+        return None if instance is None else inspect.signature(instance.__wrapped__)
+
+
 class CustomGradient(Generic[P, Output]):
     """A function with a gradient of its own: what `custom_gradient` makes of one.
 
@@ -31,6 +39,7 @@ class CustomGradient(Generic[P, Output]):
     """
 
     __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
+    __signature__ = _Signature()
 
     def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
         functools.update_wrapper(self, fun)
@@ -145,11 +154,17 @@ def unwrap(leaf: Any) -> Any:
     return leaf.value if variable is not None and isinstance(leaf, variable) else leaf
 
 
+def _is_symbolic(leaf: Any) -> bool:
+    """Whether a leaf is the placeholder that Keras's functional API passes around."""
+    symbolic = getattr(sys.modules.get("keras"), "KerasTensor", None)
+    return symbolic is not None and isinstance(leaf, symbolic)
+
+
 def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) -> tuple[int, ...]:
     """Which leaves of a nest are tensors of the active backend; their Keras variables are unwrapped in place.
 
     Raises:
-        TypeError: A leaf is a tensor of another framework.
+        TypeError: A leaf is a tensor of another framework, or a placeholder of Keras.
     """
     places = []
     for place, leaf in enumerate(laid.leaves):
@@ -159,6 +174,8 @@ def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) 
         if backend.is_tensor(leaf):
             places.append(place)
         elif not isinstance(leaf, complex) and not _is_numpy_scalar(leaf):
+            if _is_symbolic(leaf):
+                raise errors.symbolic_tensor(name, label(place))
             owner = backends.owner(type(leaf))
             if owner is not None and backends.load(owner, owner).is_tensor(leaf):
                 raise errors.foreign_tensor(name, label(place), leaf, *config.resolve(), owner)

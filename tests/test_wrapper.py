@@ -146,6 +146,8 @@ def test_name_docstring_signature():
     assert documented.__module__ == __name__
     assert documented.__doc__ == "Doubles."
     assert str(inspect.signature(documented)) == "(x, /, scale: float = 2.0, *, flag: bool = False)"
+    # Keras's Lambda layer reads signatures in this way (3.15).
+    assert inspect.getfullargspec(documented).args == ["x", "scale"]
     assert inspect.isfunction(documented.__wrapped__)
     assert repr(documented) == "<custom_gradient documented>"
     assert callable(documented)
@@ -155,6 +157,8 @@ def test_binding():
     assert Holder.method.__doc__ == Holder().method.__doc__ == "A method."
     assert str(inspect.signature(Holder().method)) == "(x)"
     assert str(inspect.signature(Holder.method)) == "(self, x)"
+    assert inspect.getfullargspec(Holder().method).args == ["x"]
+    assert str(inspect.signature(type(documented))) == "(fun: 'Callable[P, tuple[Output, Callable[..., Any]]]')"
 
 
 def test_pickle_and_copy(backend):
