@@ -60,6 +60,13 @@ def together(session: nox.Session) -> None:
     session.run("pytest", backends, "--ignore=tests/test_examples.py", *session.posargs, env=ENVIRONMENT)
 
 
+@nox.session(default=False)
+def parity(session: nox.Session) -> None:
+    """Writes docs/keras_parity.md: what comes of a program with Keras's decorator, and with ours."""
+    install(session, *FRAMEWORKS, "keras")
+    session.run("python", "-m", "parity.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
+
+
 @nox.session
 def readme(session: nox.Session) -> None:
     """Every Python block of README.md runs, on every backend."""
