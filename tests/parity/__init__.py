@@ -1,0 +1,18 @@
+"""`keras.ops.custom_gradient` and ours, side by side: what each does with the same program.
+
+`cases.py`     the programs, what is true of each, and what each of the two is declared to do with it.
+`harness.py`   runs all the programs of a backend with one of the two, in a process of its own.
+`report.py`    runs them all and writes `docs/keras_parity.md`: `nox -s parity`.
+
+What a program comes to is one of:
+
+`RIGHT`        the numbers are those of the closed form.
+`REFUSED`      a clear error: the one that the case declares, ours or the framework's own.
+`ERROR`        another error: of a program that has an answer, or one that does not say what is wrong.
+`WRONG`        silently wrong: numbers other than those, or any where an error is due.
+`NO_GRADIENT`  whatever comes after the warning that no rule is ever used on this backend.
+"""
+
+RIGHT, REFUSED, ERROR, WRONG, NO_GRADIENT = "right", "clear error", "error", "silently wrong", "no gradient"
+
+KERAS, OURS = "keras.ops", "keras_cg"

@@ -1,0 +1,131 @@
+"""Runs every program with both decorators and writes what came of it: `PYTHONPATH=tests python -m parity.report`."""
+
+import collections
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from importlib import metadata
+
+from parity import ERROR, KERAS, NO_GRADIENT, OURS, REFUSED, RIGHT, WRONG
+from parity.cases import CASES
+from parity.harness import MARK, show
+
+BACKENDS = ("jax", "torch", "tensorflow", "numpy")
+TESTS = pathlib.Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "keras_parity.md"
+
+INTRO = f"""\
+# Parity with Keras
+
+<!-- Made by `nox -s parity`, and compared with a run by tests/test_keras_parity.py. Do not edit. -->
+
+{{count}} programs with a custom gradient, each run on the Keras backends that it makes sense for, once with
+`keras.ops.custom_gradient` and once with `keras_cg.custom_gradient`; nothing but the decorator differs. Made by
+`nox -s parity` from [the programs](../tests/parity/cases.py), which have a closed form each, with
+{{versions}}.
+
+- **{RIGHT}**: the numbers of the closed form.
+- **{REFUSED}**: an error that says what is wrong, ours or the framework's own. It is what is due for a mistake, and a
+  limit for a program that has an answer.
+- **{ERROR}**: any other error.
+- **{WRONG}**: other numbers, or any where an error is due.
+- **{NO_GRADIENT}**: on NumPy Keras's decorator warns that it uses no rule at all.
+
+## Totals
+"""
+
+
+@functools.cache
+def run(backend):
+    """`(outcome, what came)` of every program of a backend by its title, for Keras's decorator and for ours."""
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_CG_BACKEND"}
+    environment["KERAS_BACKEND"] = backend
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "parity.harness", backend, decorator],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for decorator in (KERAS, OURS)
+    ]
+    finished = [(child, *child.communicate()) for child in children]
+    return tuple(_read(*each) for each in finished)
+
+
+def _read(child, output, messages):
+    lines = [line for line in output.splitlines() if line.startswith(MARK)]
+    assert child.returncode == 0 and len(lines) == 1, messages
+    return json.loads(lines[0].removeprefix(MARK))
+
+
+def versions(modules):
+    """The versions of the distributions that modules come from, without the name of a build."""
+    owners = metadata.packages_distributions()
+    return [f"{module} {metadata.version(owners[module][0]).partition('+')[0]}" for module in modules]
+
+
+def table(*rows):
+    head, *body = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return [head, "|" + "---|" * len(rows[0]), *body, ""]
+
+
+def render(found):
+    """The page, of what `run` gave for each backend."""
+    intro = INTRO.format(count=len(CASES), versions=", ".join(versions(("keras", *BACKENDS, "autograd"))))
+    lines = [intro, *_totals(found), "## Programs", "", "What comes with Keras's decorator → what comes with ours.", ""]
+    for heading in dict.fromkeys(case.section for case in CASES):
+        cases = [case for case in CASES if case.section == heading]
+        backends = [backend for backend in BACKENDS if any(backend in case.keras for case in cases)]
+        lines += [f"### {heading}", ""]
+        lines += table(("program", *backends), *((case.title, *_cells(case, backends, found)) for case in cases))
+    lines += ["## What is silently wrong", "", "Of what is asked, 1 is yes and 0 is no.", ""]
+    lines += table(("program", "backend", "decorator", "what comes", "what is true"), *_wrong(found))
+    return "\n".join(lines)
+
+
+def _totals(found):
+    outcomes = (RIGHT, REFUSED, ERROR, WRONG, NO_GRADIENT)
+    rows = []
+    for place, name in enumerate((KERAS, OURS)):
+        everywhere = collections.Counter()
+        for backend in BACKENDS:
+            counts = collections.Counter(result for result, _ in found[backend][place].values())
+            everywhere += counts
+            rows.append((backend, f"`{name}`", *(counts[each] for each in outcomes)))
+        rows.append(("all", f"`{name}`", *(everywhere[each] for each in outcomes)))
+    rows.sort(key=lambda row: (*BACKENDS, "all").index(row[0]))
+    return table(("backend", "decorator", *outcomes), *rows)
+
+
+def _cells(case, backends, found):
+    for backend in backends:
+        if backend not in case.keras:
+            yield ""
+        else:
+            theirs, ours = (found[backend][place][case.title][0] for place in (0, 1))
+            yield f"{_mark(theirs)} → {_mark(ours)}"
+
+
+def _mark(outcome):
+    return f"**{outcome}**" if outcome == WRONG else outcome
+
+
+def _wrong(found):
+    for case in CASES:
+        truth = "an error" if case.truth is None else ", ".join(map(show, case.truth))
+        for backend in BACKENDS:
+            for place, name in enumerate((KERAS, OURS)):
+                result, came = found[backend][place].get(case.title, (None, None))
+                if result == WRONG:
+                    yield case.title, backend, f"`{name}`", came or "nothing", truth
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(render({backend: run(backend) for backend in BACKENDS}), encoding="utf-8")
