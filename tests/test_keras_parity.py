@@ -42,6 +42,7 @@ def test_what_is_declared():
         assert len(titles) == len(set(titles))
     for case in CASES:
         assert set(case.keras) == set(case.ours) <= set(report.BACKENDS)
+        assert set(case.ours.values()) <= {RIGHT, REFUSED}
         assert (case.truth is not MUST_RAISE) or case.refusal is not None
 
 

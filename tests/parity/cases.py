@@ -997,12 +997,7 @@ def _(kit):
         gc.enable()
 
 
-@case(
-    "does what the rule captured die after backward, while the output lives?",
-    [1.0],
-    ours={"torch": WRONG},
-    torch=WRONG,
-)
+@case("does what the rule captured die after backward, while the output lives?", [1.0], torch=WRONG)
 def _(kit):
     import gc
     import weakref
@@ -1024,7 +1019,7 @@ def _(kit):
         gc.enable()
 
 
-@case("do saved_tensors_hooks see what the rule captured?", [1.0], ours={"torch": WRONG}, torch=WRONG)
+@case("do saved_tensors_hooks see what the rule captured?", [1.0], torch=WRONG)
 def _(kit):
     import torch
 
