@@ -1,5 +1,6 @@
 """torch: autograd, torch.func, forward mode, checkpoints, hooks and torch.compile."""
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -104,11 +105,22 @@ def weighted_rows(p, rows):
     return found
 
 
-def mapped(function, batch):
+@contextlib.contextmanager
+def quietly():
     with warnings.catch_warnings():
         # torch (2.13) maps conjugation slowly, and says so.
         warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+def mapped(function, batch):
+    with quietly():
         return torch.func.vmap(function, randomness="different")(*batch)
+
+
+def grad_of_vmap(p):
+    with quietly():
+        return functional(of_batch(p, lambda *batch: mapped(p.f, batch)))(*p.batch)
 
 
 def of_batch(p, f):
@@ -120,7 +132,8 @@ def of_batch(p, f):
 
 def backward_through_vmap(p):
     batch = leaves(p.batch)
-    return grad(of_batch(p, lambda *batch: mapped(p.f, batch))(*batch), batch)
+    with quietly():
+        return grad(of_batch(p, lambda *batch: mapped(p.f, batch))(*batch), batch)
 
 
 def dual(p):
@@ -206,10 +219,7 @@ TRANSFORMS = {
         ),
     ),
     "func.vmap of func.grad": ("batched", lambda p: mapped(functional(loss(p)), p.batch)),
-    "func.grad of func.vmap": (
-        "batched",
-        lambda p: functional(of_batch(p, lambda *batch: mapped(p.f, batch)))(*p.batch),
-    ),
+    "func.grad of func.vmap": ("batched", grad_of_vmap),
     "backward through func.vmap": ("batched", backward_through_vmap),
     "func.grad of func.grad": ("second", lambda p: functional_second(p)(*p.tensors)),
     "func.grad three times": ("third", lambda p: functional_third(p)(*p.tensors)),
