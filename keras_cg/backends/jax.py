@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as namespace
 import numpy
-from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Literal
 
+from keras_cg import errors
 from keras_cg.backends import Function, Pullback
 
 __all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
@@ -56,12 +58,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             return outputs
     elif not _is_staging():
         try:
-            return _attach(fun, tensors)
+            return _attach(functools.partial(_run, fun), tensors)
         except (jax.errors.UnexpectedTracerError, _CapturedError):
-            # `fun` closes over a value that is being differentiated: by the same transform as an argument, which is
-            # unexpected inside a custom_vjp, or by an outer one, which would go past the rule.
+            # `fun` or its rule closes over a value that is being differentiated: by the same transform as an argument,
+            # which is unexpected inside a custom_vjp, or by an outer one, which would go past the rule.
             pass
-    return _attach_with_captured(fun, tensors)
+    return _attach_staged(fun, tensors)
 
 
 class _CapturedError(Exception):
@@ -73,129 +75,223 @@ def _is_staging() -> bool:
     return _is_traced(namespace.zeros(()))
 
 
-def _attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def _attach(call: Callable[..., tuple[Sequence[Any], _Rule]], args: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of `call(*args) -> (outputs, rule)`, whose gradient is what the rule says."""
+
     @jax.custom_vjp
-    def run(*tensors: Any) -> tuple[Any, ...]:
-        return fun(*tensors)[0]
+    def run(*args: Any) -> tuple[Any, ...]:
+        return tuple(call(*args)[0])
 
-    def forward(*tensors: Any) -> tuple[tuple[Any, ...], _Residuals]:
-        outputs, pullback = fun(*tensors)
-        if any(map(_is_traced, outputs)) and not any(map(_is_traced, tensors)):
+    def forward(*args: Any) -> tuple[tuple[Any, ...], _Residuals]:
+        outputs, rule = call(*args)
+        if any(map(_is_traced, args)):
+            residuals = _Residuals.of(rule, outputs)
+            return _carry(residuals, outputs, args), residuals
+        if any(map(_is_traced, outputs)):
             raise _CapturedError
-        residuals = _Residuals.of(pullback, outputs, tensors)
-        # JAX differentiates this function plainly when it differentiates again. The output must keep its rule there;
-        # where nobody does, the compiler finds that both runs are the same.
-        if any(map(_is_traced, tensors)):
-            outputs = run(*tensors)
-        return outputs, residuals
+        # Eager, first order: the rule itself, which may look at values as Python does.
+        return tuple(outputs), _Residuals((), lambda _, cotangents: rule(cotangents))
 
-    def backward(residuals: _Residuals, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        gradients = residuals.pull([_arriving(each) for each in cotangents])
-        return tuple(None if each is None else _conjugate(each) for each in gradients)
-
-    run.defvjp(forward, backward)
-    return run(*tensors)
+    run.defvjp(forward, _backward)
+    return run(*args)
 
 
-def _attach_with_captured(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The same where `fun` may close over tracers: they become arguments, for custom_vjp differentiates nothing else.
+def _backward(residuals: _Residuals, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        # The cotangent of an integer output has the dtype float0, which holds no numbers.
+        return tuple(residuals.pull([each for each in cotangents if each.dtype != jax.dtypes.float0]))
+    except jax.errors.UnexpectedTracerError as error:
+        raise errors.unserved_variables("jax", "(where only the rule reads it)") from error
 
-    Function and rule are traced here, once and for all, since a custom_vjp may be traced again when what they close
-    over is gone. The backward pass computes what the rule uses anew; compiled, that is found to be the same.
+
+def _carry(residuals: _Residuals, outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
+    """`outputs` again, differentiated by the rule.
+
+    JAX differentiates a custom_vjp's forward function plainly when it differentiates again, and its outputs must keep
+    the rule there; in both modes, for `jax.hessian` takes the forward derivative of a reverse one.
     """
-    pullbacks: list[Pullback] = []
+    values, rule = residuals.values, residuals.rule
+    start, stop = len(values), len(values) + len(outputs)
 
-    def outputs_of(*tensors: Any) -> tuple[Any, ...]:
+    @jax.custom_vjp
+    def backwards(*given: Any) -> tuple[Any, ...]:
+        return given[start:stop]
+
+    def forward(*given: Any) -> tuple[tuple[Any, ...], _Residuals]:
+        residuals = _Residuals(given[:start], rule)
+        return _carry(residuals, given[start:stop], given[stop:]), residuals
+
+    backwards.defvjp(forward, lambda residuals, cotangents: (*[None] * stop, *_backward(residuals, cotangents)))
+
+    @jax.custom_jvp
+    def both_ways(*given: Any) -> tuple[Any, ...]:
+        return given[start:stop]
+
+    @both_ways.defjvp
+    def derivative(given: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        moved = rule.push(given[:start], given[start:stop], tangents[stop:])
+        if moved is None:
+            # No linear rule: JAX raises if this is asked for forwards.
+            _, moved = jax.jvp(functools.partial(backwards, *given[:stop]), given[stop:], tangents[stop:])
+        return both_ways(*given), moved
+
+    return both_ways(*values, *outputs, *args)
+
+
+def _run(fun: Function, *tensors: Any) -> tuple[tuple[Any, ...], _Rule]:
+    outputs, pullback = fun(*tensors)
+    for each in filter(_is_traced, pullback.held()):
+        namespace.expand_dims(each, 0)  # raises here if it would in the backward pass
+    return outputs, _flat(pullback, outputs)
+
+
+def _attach_staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The same where a program is being built, or where `fun` or its rule closes over tracers.
+
+    They become arguments, for custom_vjp differentiates nothing else. So function and rule are traced here, once and
+    for all: JAX may ask for the gradient when what they close over is gone.
+    """
+    traced = _trace(fun, tensors, None)
+    if traced.rule is None and traced.pullback.takes_variables():
+        traced = _trace(fun, tensors, traced.captured)
+    if traced.rule is None:
+        # The rule raises. It is to do so when the gradient is asked for, where it runs again.
+        return _attach(functools.partial(_run, fun), tensors)
+    jaxpr, count, pull = traced.jaxpr, traced.outputs, traced.rule
+    fixed = [None if _is_traced(each) else each for each in traced.consts]
+    hoisted = [each for each in traced.consts if _is_traced(each)]
+    served = [_place(each, hoisted) for each in traced.variables]
+    for place in [] if served else [_place(each, hoisted) for each in traced.captured]:
+        hoisted[place] = _guarded(hoisted[place], traced.pullback)
+
+    def call(*args: Any) -> tuple[Sequence[Any], _Rule]:
+        values, tensors = iter(args[: len(hoisted)]), args[len(hoisted) :]
+        consts = [next(values) if each is None else each for each in fixed]
+        found = jax.core.eval_jaxpr(jaxpr, consts, *tensors)
+
+        def rule(cotangents: Sequence[Any]) -> list[Any]:
+            gradients = pull(found[count:], cotangents)
+            others = dict(zip(served, gradients[len(tensors) :], strict=True))
+            return [*map(others.get, range(len(hoisted))), *gradients[: len(tensors)]]
+
+        return found[:count], rule
+
+    return _attach(call, (*hoisted, *tensors))
+
+
+class _Traced(NamedTuple):
+    """A function and its rule as one jaxpr, whose constants are what they close over.
+
+    It gives the `outputs`, so many, and then what `rule` uses of the forward run. Without `rule` it gives the
+    outputs alone: the rule raises, or wants `variables`, which are not known yet.
+    """
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    outputs: int
+    pullback: Pullback
+    rule: Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None
+    captured: Sequence[Any]
+    variables: Sequence[Any]
+
+
+def _trace(fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | None) -> _Traced:
+    kept: list[Any] = []
+
+    def whole(*tensors: Any) -> list[Any]:
         outputs, pullback = fun(*tensors)
-        pullbacks.append(pullback)
-        return outputs
+        kept[:] = len(outputs), pullback, None
+        if variables is None and pullback.takes_variables():
+            return [*outputs]
+        try:
+            residuals = _Residuals.of(_flat(pullback, outputs, variables or ()), outputs)
+        except Exception:
+            return [*outputs]
+        kept[2] = residuals.rule
+        return [*outputs, *residuals.values]
 
-    forward_jaxpr = jax.make_jaxpr(outputs_of)(*tensors)
+    closed = jax.make_jaxpr(whole)(*tensors)
+    count, pullback, rule = kept
+    read = _read(closed.jaxpr, closed.jaxpr.outvars[:count])
     captured = [
         each
-        for each, variable in zip(forward_jaxpr.consts, forward_jaxpr.jaxpr.constvars, strict=True)
-        if _is_traced(each) and _is_floating(each) and not _is_stopped(forward_jaxpr.jaxpr, variable)
+        for each, variable in zip(closed.consts, closed.jaxpr.constvars, strict=True)
+        if _is_traced(each) and variable in read
     ]
-    if not any(map(_is_traced, forward_jaxpr.consts)):
-        return _attach(fun, tensors)
-    pullback = pullbacks[0]
-    variables = captured if pullback.takes_variables() else []
-    absent: list[bool] = []
+    return _Traced(closed.jaxpr, closed.consts, count, pullback, rule, captured, variables or ())
 
-    def gradients_of(tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        arriving = iter(cotangents)
-        given = [_conjugate(next(arriving)) if _is_floating(each) else None for each in forward_jaxpr.out_avals]
-        gradients, others = fun(*tensors)[1](given, variables)
-        absent[:] = [each is None for each in (*gradients, *others)]
-        return [_conjugate(each) for each in (*gradients, *others) if each is not None]
 
-    arriving = [each for each in forward_jaxpr.out_avals if _is_floating(each)]
-    backward_jaxpr = jax.make_jaxpr(gradients_of)(tuple(tensors), arriving)
-    hoisted = {id(each): each for each in (*forward_jaxpr.consts, *backward_jaxpr.consts) if _is_traced(each)}
+def _read(jaxpr: Any, outputs: Sequence[Any]) -> set[Any]:
+    """The variables through which `outputs` can be differentiated."""
+    read = set(filter(_is_variable, outputs))
+    for equation in reversed(jaxpr.eqns):
+        if equation.primitive.name != "stop_gradient" and not read.isdisjoint(equation.outvars):
+            read.update(filter(_is_variable, equation.invars))
+    return read
 
-    def evaluate(closed: Any, values: dict[int, Any], *arguments: Any) -> list[Any]:
-        consts = [values.get(id(each), each) for each in closed.consts]
-        return jax.core.eval_jaxpr(closed.jaxpr, consts, *arguments)
+
+def _is_variable(each: Any) -> bool:
+    return not isinstance(each, Literal) and _is_floating(each.aval)
+
+
+def _place(value: Any, values: Sequence[Any]) -> int:
+    return next(place for place, each in enumerate(values) if each is value)
+
+
+def _guarded(value: Any, pullback: Pullback) -> Any:
+    """A value that `fun` read and is not among its arguments, which asks the rule's leave if it is differentiated."""
 
     @jax.custom_vjp
-    def run(values: dict[int, Any], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(evaluate(forward_jaxpr, values, *tensors))
+    def guard(value: Any) -> Any:
+        return value
 
-    def forward(values: dict[int, Any], tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-        if not variables and any(values[id(each)].perturbed for each in captured):
-            pullback.capture(["(a value that JAX differentiates)"])
-        given = {key: each.value for key, each in values.items()}, tuple(each.value for each in tensors)
-        return run(*given), given
+    def forward(value: Any) -> tuple[Any, None]:
+        pullback.capture(["(a value that JAX differentiates)"])
+        return value, None
 
-    def backward(residuals: Any, cotangents: tuple[Any, ...]) -> tuple[dict[int, Any], tuple[Any, ...]]:
-        values, tensors = residuals
-        arriving = [
-            namespace.zeros(each.shape, each.dtype) if isinstance(each, SymbolicZero) else each
-            for each, kind in zip(cotangents, forward_jaxpr.out_avals, strict=True)
-            if _is_floating(kind)
-        ]
-        found = iter(evaluate(backward_jaxpr, values, *tensors, *arriving))
-        gradients = [None if missing else next(found) for missing in absent]
-        others = {id(each): other for each, other in zip(variables, gradients[len(tensors) :], strict=True)}
-        return {key: others.get(key) for key in values}, tuple(gradients[: len(tensors)])
+    guard.defvjp(forward, lambda _, cotangent: (cotangent,))
+    return guard(value)
 
-    run.defvjp(forward, backward, symbolic_zeros=True)
-    return run(hoisted, tuple(tensors))
+
+_Rule = Callable[[Sequence[Any]], list[Any]]
+
+
+def _flat(pullback: Pullback, outputs: Sequence[Any], variables: Sequence[Any] = ()) -> _Rule:
+    """The rule, in JAX's convention for complex numbers, from one cotangent for each floating output."""
+    floating = [_is_floating(each) for each in outputs]
+
+    def rule(cotangents: Sequence[Any]) -> list[Any]:
+        arriving = map(_conjugate, cotangents)
+        gradients, others = pullback([next(arriving) if real else None for real in floating], variables)
+        return [None if each is None else _conjugate(each) for each in (*gradients, *others)]
+
+    return rule
 
 
 @jax.tree_util.register_pytree_node_class
 class _Residuals:
     """What the backward pass needs: the values that the rule uses, and the rule as a function of them."""
 
-    def __init__(self, values: Sequence[Any], rule: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]):
+    def __init__(self, values: Sequence[Any], rule: Any):
         self.values = values
         self.rule = rule
 
     @classmethod
-    def of(cls, pullback: Pullback, outputs: Sequence[Any], tensors: Sequence[Any]) -> _Residuals:
-        if not any(map(_is_traced, (*outputs, *tensors))):
-            # Eager, first order: the rule itself, which may look at values as Python does.
-            return cls((), lambda _, cotangents: pullback(cotangents)[0])
-        # Traced: the rule as a jaxpr, whose constants are exactly what it uses of the forward run.
-        floating = [_is_floating(each) for each in outputs]
+    def of(cls, rule: _Rule, outputs: Sequence[Any]) -> _Residuals:
+        """The rule as a jaxpr, whose constants are exactly what it uses of the forward run."""
         absent: list[bool] = []
 
-        def traced(*cotangents: Any) -> list[Any]:
-            given = iter(cotangents)
-            gradients, _ = pullback([next(given) if real else None for real in floating])
+        def present(*cotangents: Any) -> list[Any]:
+            gradients = rule(cotangents)
             absent[:] = [each is None for each in gradients]
             return [each for each in gradients if each is not None]
 
-        closed = jax.make_jaxpr(traced)(*[each for each, real in zip(outputs, floating, strict=True) if real])
+        closed = jax.make_jaxpr(present)(*filter(_is_floating, outputs))
+        return cls(closed.consts, _TracedRule(closed.jaxpr, absent))
 
-        def rule(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-            found = iter(jax.core.eval_jaxpr(closed.jaxpr, values, *[each for each in cotangents if each is not None]))
-            return [None if missing else next(found) for missing in absent]
-
-        return cls(closed.consts, rule)
-
-    def pull(self, cotangents: Sequence[Any]) -> Sequence[Any]:
-        return self.rule(self.values, cotangents)
+    def pull(self, cotangents: Sequence[Any]) -> list[Any]:
+        gradients: list[Any] = self.rule(self.values, cotangents)
+        return gradients
 
     def tree_flatten(self) -> tuple[Sequence[Any], Any]:
         return self.values, self.rule
@@ -205,10 +301,76 @@ class _Residuals:
         return cls(values, rule)
 
 
-def _is_stopped(jaxpr: Any, variable: Any) -> bool:
-    """Whether nothing but `stop_gradient` reads a variable."""
-    readers = [each.primitive.name for each in jaxpr.eqns if any(read is variable for read in each.invars)]
-    return set(readers) == {"stop_gradient"} and not any(each is variable for each in jaxpr.outvars)
+class _TracedRule:
+    """A rule as a jaxpr; and which of the gradients it does not give."""
+
+    def __init__(self, jaxpr: Any, absent: Sequence[bool]):
+        self.jaxpr = jaxpr
+        self.absent = absent
+
+    def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        found = iter(jax.core.eval_jaxpr(self.jaxpr, values, *cotangents))
+        return [None if missing else next(found) for missing in self.absent]
+
+    def push(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The tangents of the outputs, by the transpose of a linear rule; None for any other."""
+        if not _is_linear(self.jaxpr):
+            return None
+        moving = [each for each, missing in zip(tangents, self.absent, strict=True) if not missing]
+        pull = functools.partial(jax.core.eval_jaxpr, self.jaxpr, values)
+        pushed = iter(jax.linear_transpose(pull, *filter(_is_floating, outputs))(moving))
+        return tuple(
+            next(pushed) if _is_floating(each) else numpy.zeros(each.shape, jax.dtypes.float0) for each in outputs
+        )
+
+
+# Linear in all operands together, and in one of them. An index or a condition is no operand.
+_SUMS = frozenset(
+    "add add_any broadcast_in_dim complex concatenate conj convert_element_type copy copy_p cumsum dynamic_slice"  # noqa: SIM905 - as a list it would fill a screen
+    " dynamic_update_slice expand_dims fft gather imag neg pad real reduce_precision reduce_sum reshape rev scatter"
+    " scatter-add select_n slice split squeeze sub transpose".split()
+)
+_PRODUCTS = frozenset(["mul", "dot_general", "conv_general_dilated"])
+
+
+def _is_linear(jaxpr: Any) -> bool:
+    """Whether every output is surely a linear map of the inputs; JAX's own transposition drops constants silently."""
+    return all(kind in ("linear", "zero") for kind in _kinds(jaxpr, ["linear"] * len(jaxpr.invars)))
+
+
+def _kinds(jaxpr: Any, inputs: Sequence[str]) -> list[str]:
+    """What each output is: "linear" in the inputs that are, "zero", a "constant", or "unknown"."""
+    kinds: dict[Any, str] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def kind(operand: Any) -> str:
+        if isinstance(operand, Literal):
+            return "constant" if operand.val else "zero"
+        return kinds.get(operand, "constant")
+
+    for equation in jaxpr.eqns:
+        operands = [kind(each) for each in equation.invars]
+        if equation.primitive.name == "jit":
+            found = _kinds(equation.params["jaxpr"].jaxpr, operands)
+        else:
+            found = [_kind(equation, operands)] * len(equation.outvars)
+        kinds.update(zip(equation.outvars, found, strict=True))
+    return [kind(each) for each in jaxpr.outvars]
+
+
+def _kind(equation: Any, operands: list[str]) -> str:
+    name = equation.primitive.name
+    if name in _SUMS and set(operands) == {"zero"}:
+        return "zero"
+    if not {"linear", "unknown"}.intersection(operands):
+        return "constant"
+    if "unknown" in operands or not all(_is_floating(each.aval) for each in equation.outvars):
+        return "unknown"
+    numbers = [kind for kind, each in zip(operands, equation.invars, strict=True) if _is_floating(each.aval)]
+    if name in _SUMS:
+        return "unknown" if "constant" in numbers else "linear"
+    if name in _PRODUCTS or (name == "div" and operands[0] == "linear"):
+        return "linear" if numbers.count("linear") == 1 else "unknown"
+    return "unknown"
 
 
 def _is_traced(value: Any) -> bool:
@@ -217,11 +379,6 @@ def _is_traced(value: Any) -> bool:
 
 def _is_floating(value: Any) -> bool:
     return bool(namespace.issubdtype(value.dtype, namespace.inexact))
-
-
-def _arriving(cotangent: Any) -> Any:
-    # The cotangent of an integer output has the dtype float0, which holds no numbers.
-    return None if cotangent.dtype == jax.dtypes.float0 else _conjugate(cotangent)
 
 
 def _conjugate(tensor: Any) -> Any:
