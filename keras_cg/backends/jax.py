@@ -152,29 +152,30 @@ def _attach_staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     for all: JAX may ask for the gradient when what they close over is gone.
     """
     traced = _trace(fun, tensors, None)
-    if traced.rule is None and traced.pullback.takes_variables():
+    if traced.rule is None and traced.refusal is None:
         traced = _trace(fun, tensors, traced.captured)
     if traced.rule is None:
         # The rule raises. It is to do so when the gradient is asked for, where it runs again.
         return _attach(functools.partial(_run, fun), tensors)
-    jaxpr, count, pull = traced.jaxpr, traced.outputs, traced.rule
+    jaxpr, pull, stop = traced.jaxpr, traced.rule, traced.outputs
     fixed = [None if _is_traced(each) else each for each in traced.consts]
     hoisted = [each for each in traced.consts if _is_traced(each)]
-    served = [_place(each, hoisted) for each in traced.variables]
-    for place in [] if served else [_place(each, hoisted) for each in traced.captured]:
-        hoisted[place] = _guarded(hoisted[place], traced.pullback)
+    start, served = len(hoisted), [_place(each, hoisted) for each in traced.variables]
+    if traced.refusal is not None:
+        for place in [_place(each, hoisted) for each in traced.captured]:
+            hoisted[place] = _guarded(hoisted[place], str(traced.refusal))
 
     def call(*args: Any) -> tuple[Sequence[Any], _Rule]:
-        values, tensors = iter(args[: len(hoisted)]), args[len(hoisted) :]
+        values, tensors = iter(args[:start]), args[start:]
         consts = [next(values) if each is None else each for each in fixed]
         found = jax.core.eval_jaxpr(jaxpr, consts, *tensors)
 
         def rule(cotangents: Sequence[Any]) -> list[Any]:
-            gradients = pull(found[count:], cotangents)
+            gradients = pull(found[stop:], cotangents)
             others = dict(zip(served, gradients[len(tensors) :], strict=True))
-            return [*map(others.get, range(len(hoisted))), *gradients[: len(tensors)]]
+            return [*map(others.get, range(start)), *gradients[: len(tensors)]]
 
-        return found[:count], rule
+        return found[:stop], rule
 
     return _attach(call, (*hoisted, *tensors))
 
@@ -183,42 +184,52 @@ class _Traced(NamedTuple):
     """A function and its rule as one jaxpr, whose constants are what they close over.
 
     It gives the `outputs`, so many, and then what `rule` uses of the forward run. Without `rule` it gives the
-    outputs alone: the rule raises, or wants `variables`, which are not known yet.
+    outputs alone: the rule raises, or wants `variables`, which are not known yet. `captured` is what the outputs
+    depend on besides the arguments, and `refusal` what a rule without `variables` says to its being differentiated.
     """
 
     jaxpr: Any
     consts: Sequence[Any]
     outputs: int
-    pullback: Pullback
     rule: Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None
     captured: Sequence[Any]
+    refusal: errors.CapturedVariableError | None
     variables: Sequence[Any]
 
 
 def _trace(fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | None) -> _Traced:
+    # Not the pullback: what it holds of the trace must not outlive it.
     kept: list[Any] = []
 
     def whole(*tensors: Any) -> list[Any]:
         outputs, pullback = fun(*tensors)
-        kept[:] = len(outputs), pullback, None
+        kept[:] = len(outputs), None, _refusal(pullback)
         if variables is None and pullback.takes_variables():
             return [*outputs]
         try:
             residuals = _Residuals.of(_flat(pullback, outputs, variables or ()), outputs)
         except Exception:
             return [*outputs]
-        kept[2] = residuals.rule
+        kept[1] = residuals.rule
         return [*outputs, *residuals.values]
 
     closed = jax.make_jaxpr(whole)(*tensors)
-    count, pullback, rule = kept
+    count, rule, refusal = kept
     read = _read(closed.jaxpr, closed.jaxpr.outvars[:count])
     captured = [
         each
         for each, variable in zip(closed.consts, closed.jaxpr.constvars, strict=True)
         if _is_traced(each) and variable in read
     ]
-    return _Traced(closed.jaxpr, closed.consts, count, pullback, rule, captured, variables or ())
+    return _Traced(closed.jaxpr, closed.consts, count, rule, captured, refusal, variables or ())
+
+
+def _refusal(pullback: Pullback) -> errors.CapturedVariableError | None:
+    try:
+        pullback.capture(["(a value that JAX differentiates)"])
+    except errors.CapturedVariableError as error:
+        return error.with_traceback(None)
+    return None
 
 
 def _read(jaxpr: Any, outputs: Sequence[Any]) -> set[Any]:
@@ -238,16 +249,15 @@ def _place(value: Any, values: Sequence[Any]) -> int:
     return next(place for place, each in enumerate(values) if each is value)
 
 
-def _guarded(value: Any, pullback: Pullback) -> Any:
-    """A value that `fun` read and is not among its arguments, which asks the rule's leave if it is differentiated."""
+def _guarded(value: Any, refusal: str) -> Any:
+    """A value that `fun` reads and that is not among its arguments: nobody may differentiate it."""
 
     @jax.custom_vjp
     def guard(value: Any) -> Any:
         return value
 
     def forward(value: Any) -> tuple[Any, None]:
-        pullback.capture(["(a value that JAX differentiates)"])
-        return value, None
+        raise errors.CapturedVariableError(refusal)
 
     guard.defvjp(forward, lambda _, cotangent: (cotangent,))
     return guard(value)
