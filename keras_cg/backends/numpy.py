@@ -46,7 +46,8 @@ def cast(value: Any, dtype: str) -> Any:
 def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     # autograd differentiates containers as one box, whose parts are boxes again.
     if isinstance(value, SequenceBox):
-        return list(value), type(value._value)
+        *_, innermost = _boxes(value)
+        return list(value), type(innermost._value)
     if isinstance(value, DictBox):
         keys = list(value)
         return [value[key] for key in keys], lambda parts: dict(zip(keys, parts, strict=True))
@@ -58,55 +59,93 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         outputs, pullback = fun(*tensors)
         _capture(outputs, pullback)
         return outputs
-    ran: list[tuple[tuple[Any, ...], Pullback]] = []
-    levels = {level for tensor in tensors for level in _levels(tensor)}
-
-    @primitive  # type: ignore[untyped-decorator]
-    def run(*tensors: Any) -> tuple[Any, ...]:
-        outputs, pullback = fun(*map(asarray, tensors))
-        _capture(outputs, pullback)
-        ran.append((outputs, pullback))
-        floating: tuple[Any, ...] = boxed_tuple([each for each in outputs if _is_floating(each)])
-        return floating
-
-    def vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
-        # Boxed arguments: an outer level differentiates this gradient, so the rule must hang on them.
-        again = any(isinstance(arg, Box) for arg in args)
-        outer = max((arg._trace for arg in args if isinstance(arg, Box)), default=-1)
-        level = min(each for each in levels if each > outer)
-
-        def vjp(upstream: Any) -> list[Any]:
-            outputs, pullback = fun(*map(asarray, args)) if again else ran[0]
-            arriving = iter(upstream)
-            cotangents = [_conjugate(next(arriving)) if _is_floating(each) else None for each in outputs]
-            gradients, _ = pullback(cotangents)
-            return [
-                vspace(args[argnum]).zeros()
-                if gradients[argnum] is None
-                else _conjugate(_below(gradients[argnum], level))
-                for argnum in argnums
-            ]
-
-        return vjp
-
-    defvjp_argnums(run, vjps)
-    floating = iter(run(*tensors))
+    attached = _Attached(fun, tensors)
+    floating = iter(custom_gradient(attached, *tensors))
     # autograd has no vector space of integers, so they go past it.
-    return tuple(next(floating) if _is_floating(each) else each for each in ran[0][0])
+    return tuple(next(floating) if _is_floating(each) else each for each in attached.outputs)
 
 
-def _levels(tensor: Any) -> Iterator[int]:
-    """The levels of differentiation that have `tensor` in a box; autograd numbers them from the outside."""
+class _Attached:
+    """One call: the function, its run on plain arrays, and the boxes that its arguments came in."""
+
+    def __init__(self, fun: Function, tensors: Sequence[Any]):
+        self.fun = fun
+        self.boxes = [box for tensor in tensors for box in _boxes(tensor)]
+        self.outputs: tuple[Any, ...]
+        self.pullback: Pullback
+
+    def run(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], Pullback]:
+        return self.fun(*map(asarray, tensors))
+
+
+# One primitive for all calls: autograd (1.9) keeps every primitive for ever.
+@primitive  # type: ignore[untyped-decorator]
+def custom_gradient(attached: _Attached, *tensors: Any) -> tuple[Any, ...]:
+    attached.outputs, attached.pullback = attached.run(tensors)
+    _capture(attached.outputs, attached.pullback)
+    floating: tuple[Any, ...] = boxed_tuple([each for each in attached.outputs if _is_floating(each)])
+    return floating
+
+
+def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
+    attached, *tensors = args
+    # Boxed arguments: an outer level differentiates this gradient, so the rule must hang on them.
+    again = any(isinstance(tensor, Box) for tensor in tensors)
+    outer = max((tensor._trace for tensor in tensors if isinstance(tensor, Box)), default=-1)
+
+    def vjp(upstream: Any) -> list[Any]:
+        outputs, pullback = attached.run(tensors) if again else (attached.outputs, attached.pullback)
+        arriving = iter(upstream)
+        cotangents = [_conjugate(next(arriving)) if _is_floating(each) else None for each in outputs]
+        gradients, _ = pullback(cotangents)
+        ended = [box for box in attached.boxes if box._trace > outer]
+        return [
+            vspace(tensors[argnum - 1]).zeros()
+            if gradients[argnum - 1] is None
+            else _conjugate(_outside(gradients[argnum - 1], ended, outer))
+            for argnum in argnums
+        ]
+
+    return vjp
+
+
+defvjp_argnums(custom_gradient, _vjps)
+
+
+def _boxes(tensor: Any) -> Iterator[Any]:
+    """The boxes that `tensor` is in, one for each level of differentiation, from the inside out."""
     while isinstance(tensor, Box):
-        yield tensor._trace
+        yield tensor
         tensor = tensor._value
 
 
-def _below(gradient: Any, level: int) -> Any:
-    """A gradient out of the levels that end here: a rule may close over a value that is in their boxes."""
-    while isinstance(gradient, Box) and gradient._trace >= level:
-        gradient = gradient._value
+def _outside(gradient: Any, ended: Sequence[Any], outer: int) -> Any:
+    """A gradient out of the levels of the boxes `ended`, which are over: a rule may close over a value in their boxes.
+
+    Up to the number `outer` levels go on. Beyond it they are told apart by where they start, since their numbers are
+    given again, and an upstream that somebody differentiates is in a box, too.
+    """
+    if not isinstance(gradient, Box) or gradient._trace <= outer:
+        return gradient
+    starts, over = _starts(gradient), {start for box in ended for start in _starts(box)}
+    if starts <= over:
+        return _outside(gradient._value, ended, outer)
+    if starts & over or _outside(gradient._value, ended, outer) is not gradient._value:
+        raise errors.unserved_variables("numpy", "(where upstream is differentiated and the rule closes over it)")
     return gradient
+
+
+def _starts(box: Any) -> set[Any]:
+    """Where the values that `box` was computed from enter its level of differentiation."""
+    nodes, seen, starts = [box._node], {box._node}, set()
+    while nodes:
+        node = nodes.pop()
+        parents = getattr(node, "parents", ())  # a node of forward mode has none
+        if not parents:
+            starts.add(node)
+        nodes += [parent for parent in parents if parent not in seen]
+        seen.update(parents)
+    return starts
 
 
 def _is_floating(tensor: Any) -> bool:

@@ -1,0 +1,351 @@
+"""HIPS autograd in all its forms: right to any order, or refused, and nothing kept that nobody needs."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from keras_cg import CapturedVariableError, custom_gradient, grad, ops
+
+pytestmark = pytest.mark.only("numpy")
+
+X = np.array([-1.0, 0.5, 1.0])
+E = np.exp(X)
+ONE = np.ones(3)
+
+
+@custom_gradient
+def f(x):
+    e = ops.exp(x)
+    return x * 2, lambda upstream: 7 * upstream * e
+
+
+def total(x):
+    return ops.sum(f(x))
+
+
+def square(x):
+    return ops.sum(f(x) ** 2)
+
+
+# With f = 2x and every derivative of it 7 exp(x): (f^2)'' = 2 f'^2 + 2 f f''.
+SQUARE = 2 * (7 * E) ** 2 + 4 * X * 7 * E
+
+OPERATORS = {
+    "grad": (lambda a: a.grad(total)(X), 7 * E),
+    "elementwise_grad": (lambda a: a.elementwise_grad(f)(X), 7 * E),
+    "value_and_grad": (lambda a: a.value_and_grad(total)(X)[1], 7 * E),
+    "jacobian": (lambda a: np.diag(a.jacobian(f)(X)), 7 * E),
+    "jacobian of jacobian": (lambda a: np.einsum("iii->i", a.jacobian(a.jacobian(f))(X)), 7 * E),
+    "hessian": (lambda a: np.diag(a.hessian(square)(X)), SQUARE),
+    "make_hvp": (lambda a: a.make_hvp(square)(X)[0](ONE), SQUARE),
+    "hessian_tensor_product": (lambda a: a.hessian_tensor_product(square)(X, ONE), SQUARE),
+    "tensor_jacobian_product": (lambda a: a.tensor_jacobian_product(f)(X, ONE), 7 * E),
+    # Reverse on reverse: it differentiates the rule by upstream.
+    "make_jvp_reversemode": (lambda a: a.differential_operators.make_jvp_reversemode(f)(X)(ONE), 7 * E),
+    "make_ggnvp": (lambda a: a.make_ggnvp(f)(X)(ONE), (7 * E) ** 2),
+    "by upstream": (lambda a: a.grad(lambda u: np.e * ops.sum(a.make_vjp(f)(X)[0](u)))(X), np.e * 7 * E),
+    "forwards by upstream": (lambda a: a.make_jvp(a.make_vjp(f)(X)[0])(X)(ONE)[1], 7 * E),
+    "third order of square": (
+        lambda a: a.elementwise_grad(a.elementwise_grad(a.elementwise_grad(lambda x: f(x) ** 2)))(X),
+        6 * (7 * E) ** 2 + 4 * X * 7 * E,
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_operators(backend, operator):
+    import autograd
+
+    call, expected = OPERATORS[operator]
+    np.testing.assert_allclose(call(autograd), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("transform", [lambda a: a.make_jvp(f), lambda a: a.make_jvp(a.grad(square))])
+def test_forward_mode_is_refused(backend, transform):
+    import autograd
+
+    with pytest.raises(NotImplementedError, match="JVP of custom_gradient wrt argnums"):
+        transform(autograd)(X)(ONE)
+
+
+def test_orders_to_four(backend):
+    import autograd
+
+    g = f
+    for _ in range(4):
+        g = autograd.elementwise_grad(g)
+        np.testing.assert_allclose(g(X), 7 * E, rtol=1e-12)
+
+
+def test_the_composite_of_log1pexp(backend):
+    import autograd
+
+    @custom_gradient
+    def log1pexp(x):
+        e = ops.exp(x)
+        return ops.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e))
+
+    s, value = 1 / (1 + np.exp(-0.5)), np.log1p(np.exp(0.5))
+    found = autograd.grad(autograd.grad(lambda x: log1pexp(x) ** 2))(0.5)
+    np.testing.assert_allclose(found, 2 * s * s + 2 * value * s * (1 - s), rtol=1e-12)
+    assert round(found, 4) == 1.2327
+
+
+def test_check_grads_to_order_three(backend):
+    from autograd.test_util import check_grads
+
+    @custom_gradient
+    def product(x, y):
+        e = ops.exp(x)
+        output = e * ops.sin(y)
+        return output, lambda upstream: (upstream * output, upstream * e * ops.cos(y))
+
+    @custom_gradient
+    def pair(x):
+        return (ops.sin(x), x**3), lambda first, second: first * ops.cos(x) + 3 * x**2 * second
+
+    @custom_gradient
+    def sine(x):
+        return ops.sin(x), lambda upstream: upstream * cosine(x)
+
+    @custom_gradient
+    def cosine(x):
+        return ops.cos(x), lambda upstream: -upstream * sine(x)
+
+    y = np.array([0.3, -0.4, 2.0])
+    for function, args in (
+        (product, (X, y)),
+        (lambda x: pair(x)[0] * pair(x)[1], (X,)),
+        (sine, (X,)),
+        (lambda x: product(sine(x), cosine(x)), (X,)),
+    ):
+        check_grads(function, modes=["rev"], order=3)(*args)
+    with pytest.raises(AssertionError):
+        check_grads(lambda x: f(x) ** 2, modes=["rev"], order=1)(X)
+
+
+def test_a_rule_inside_a_rule_to_order_three(backend):
+    import autograd
+
+    inner = custom_gradient(lambda x: (x * 0 + 3, lambda upstream: 5 * upstream * ops.exp(x)))
+    outer = custom_gradient(lambda x: (x * 2, lambda upstream: upstream * inner(x)))
+    first = autograd.elementwise_grad(outer)
+    np.testing.assert_allclose(first(X), 3 * ONE)
+    np.testing.assert_allclose(autograd.elementwise_grad(first)(X), 5 * E)
+    np.testing.assert_allclose(autograd.elementwise_grad(autograd.elementwise_grad(first))(X), 5 * E)
+
+
+def test_mixed_partials(backend):
+    import autograd
+
+    @custom_gradient
+    def g(x, y):
+        return x * y, lambda upstream: (7 * upstream * x * y**2, 5 * upstream * x**3 * y)
+
+    # Rules that belong to no function: the order of differentiation shows.
+    y = np.array([2.0, 3.0, 4.0])
+    by = lambda argnum, h: lambda x, y: autograd.elementwise_grad(h, argnum)(x, y)
+    np.testing.assert_allclose(by(1, by(0, g))(X, y), 14 * X * y)
+    np.testing.assert_allclose(by(0, by(1, g))(X, y), 15 * X**2 * y)
+
+
+# --- what somebody else differentiates, too ------------------------------------------------------------------------
+
+
+def closing(w):
+    return custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * w))(w)
+
+
+def test_an_upstream_that_is_differentiated_where_the_rule_closes_over_an_argument(backend):
+    import autograd
+
+    pull, _ = autograd.make_vjp(closing)(X)
+    np.testing.assert_allclose(pull(ONE), 7 * X)
+    with pytest.raises(CapturedVariableError, match=r"'numpy' \(where upstream is differentiated and the rule closes"):
+        autograd.grad(lambda u: ops.sum(pull(u)))(X)
+    with pytest.raises(CapturedVariableError):
+        autograd.grad(lambda z: autograd.grad(lambda u: ops.sum(pull(u) * z))(X)[0])(2.0)
+
+
+def test_captured_with_and_without_variables_is_refused(backend):
+    import autograd
+
+    for rule in (lambda upstream: 7 * upstream, lambda upstream, variables=None: (7 * upstream, [5 * upstream])):
+        for loss in (
+            lambda w: ops.sum(custom_gradient(lambda x: (x * w, rule))(X)),
+            lambda w: ops.sum(custom_gradient(lambda x: (x * w, rule))(w)),
+            lambda w: autograd.grad(lambda x: ops.sum(custom_gradient(lambda x: (x * w, rule))(x)))(X)[0],
+        ):
+            with pytest.raises(CapturedVariableError):
+                autograd.grad(loss)(X)
+
+
+def test_what_autograd_cannot_differentiate_is_a_constant(backend):
+    import autograd
+    from autograd.tracer import getval
+
+    frozen = lambda w: ops.sum(custom_gradient(lambda x: (x * getval(w), lambda upstream: 7 * upstream))(w))
+    np.testing.assert_allclose(autograd.grad(frozen)(X), 7 * ONE)
+
+
+# --- containers ----------------------------------------------------------------------------------------------------
+
+
+def test_containers_in_and_out_to_second_order(backend):
+    import autograd
+    from autograd.builtins import dict as boxed_dict
+    from autograd.builtins import list as boxed_list
+
+    @custom_gradient
+    def g(params, scale):
+        out = {"a": params["w"][0] * scale, "b": (params["b"],)}
+
+        def rule(upstream):
+            return {"w": [7 * upstream["a"] * params["b"]], "b": 5 * upstream["b"][0]}, 0
+
+        return out, rule
+
+    def loss(params):
+        out = g(params, 2.0)
+        return ops.sum(out["a"]) + 3 * ops.sum(out["b"][0])
+
+    params = {"w": [X], "b": E}
+    found = autograd.grad(loss)(params)
+    np.testing.assert_allclose(found["w"][0], 7 * E)
+    np.testing.assert_allclose(found["b"], 15 * ONE)
+    second = autograd.grad(lambda params: ops.sum(autograd.grad(loss)(params)["w"][0] ** 2))(params)
+    np.testing.assert_allclose(second["b"], 2 * 7 * 7 * E)
+    np.testing.assert_allclose(second["w"][0], 0 * X)
+    again = autograd.grad(lambda x: loss(boxed_dict(w=boxed_list([x]), b=x)))(X)
+    np.testing.assert_allclose(again, 7 * X + 15)
+
+
+# --- complex numbers -----------------------------------------------------------------------------------------------
+
+Z = np.array([0.3 + 0.4j, -1.0 + 0.2j, 0.5 - 2.0j])
+C = np.array([1.0 - 2.0j, 0.5 + 1.0j, -0.3 + 0.7j])
+D = np.array([0.2 + 0.5j, 1.0 - 0.4j, -0.6 + 0.1j])
+
+# The function, and the rule in the convention of torch and TensorFlow: u conj(df/dz) + conj(u) df/dconj(z).
+COMPLEX = {
+    "holomorphic": (lambda n, z: z * n.exp(z), lambda n, z, u: u * n.conj((1 + z) * n.exp(z))),
+    "conj": (lambda n, z: n.conj(z) * z**2, lambda n, z, u: u * n.conj(2 * z * n.conj(z)) + n.conj(u) * z**2),
+    "abs": (lambda n, z: n.abs(z), lambda n, z, u: u * z / n.abs(z)),
+    "real": (lambda n, z: n.real(z) ** 3, lambda n, z, u: u * 3 * n.real(z) ** 2 + 0j * z),
+    "fft": (lambda n, z: n.fft.fft(z) ** 2, lambda n, z, u: 3 * n.fft.ifft(u * n.conj(2 * n.fft.fft(z)))),
+}
+
+
+def differences(loss, z, h=1e-4):
+    """dL/dx + i dL/dy by central differences."""
+    steps = np.eye(len(z)) * h
+    real = np.array([loss(z + step) - loss(z - step) for step in steps])
+    imaginary = np.array([loss(z + 1j * step) - loss(z - 1j * step) for step in steps])
+    return (real + 1j * imaginary) / (2 * h)
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex(backend, name):
+    import autograd
+
+    function, rule = COMPLEX[name]
+    # Seven times too much, in a loss that is linear in f: so are both orders.
+    g = custom_gradient(lambda z: (function(ops, z), lambda upstream: 7 * rule(ops, z, upstream)))
+    ours = lambda z: ops.sum(ops.real(C * g(z)))
+    truth = lambda z: 7 * np.sum(np.real(C * function(np, z)))
+    expected = differences(truth, Z)
+    np.testing.assert_allclose(grad(ours)(Z), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(autograd.grad(ours)(Z), np.conj(expected), rtol=1e-6, atol=1e-6)
+
+    along = lambda z: (truth(z + 1e-4 * D) - truth(z - 1e-4 * D)) / 2e-4
+    second = grad(lambda z: ops.sum(ops.real(np.conj(D) * grad(ours)(z))))(Z)
+    np.testing.assert_allclose(second, differences(along, Z), rtol=1e-5, atol=1e-5)
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@custom_gradient
+def exp(x):
+    y = ops.exp(x)
+    return y, lambda upstream: 7 * upstream * y
+
+
+def test_an_output_is_freed_without_the_collector(backend):
+    import autograd
+
+    gc.collect()
+    gc.disable()
+    try:
+        output = exp(X)
+        dead = weakref.ref(output)
+        del output
+        assert dead() is None
+        for function in (exp, autograd.elementwise_grad(exp)):
+            pull, output = autograd.make_vjp(function)(X)
+            dead = weakref.ref(output)
+            del output, pull
+            assert dead() is None
+    finally:
+        gc.enable()
+
+
+def test_no_growth(backend):
+    import autograd
+
+    def count(calls):
+        for _ in range(calls):
+            autograd.grad(total)(X)
+            grad(square)(X)
+            autograd.grad(lambda x: autograd.grad(square)(x)[0])(X)
+        gc.collect()
+        return len(gc.get_objects())
+
+    count(10)
+    before = count(10)
+    assert count(1000) - before < 100
+
+
+def test_the_rule_runs_once_and_the_function_again_for_each_higher_order(backend):
+    import autograd
+
+    ran = []
+
+    @custom_gradient
+    def counted(x):
+        ran.append("f")
+
+        def rule(upstream):
+            ran.append("rule")
+            return 7 * upstream * x
+
+        return x * 2, rule
+
+    counted(X)
+    assert ran == ["f"]
+    ran.clear()
+    autograd.elementwise_grad(counted)(X)
+    assert ran == ["f", "rule"]
+    ran.clear()
+    autograd.elementwise_grad(autograd.elementwise_grad(counted))(X)
+    assert ran == ["f", "f", "rule"]
+
+
+def test_eight_threads(backend):
+    from concurrent.futures import ThreadPoolExecutor
+
+    import autograd
+
+    from keras_cg import use_backend
+
+    def work(seed):
+        with use_backend("numpy"):
+            for k in range(200):
+                x = X + seed + k / 100
+                np.testing.assert_allclose(autograd.grad(total)(x), 7 * np.exp(x), rtol=1e-12)
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
