@@ -233,7 +233,7 @@ COMPLEX = {
     "holomorphic": (lambda n, z: z * n.exp(z), lambda n, z, u: u * n.conj((1 + z) * n.exp(z))),
     "conj": (lambda n, z: n.conj(z) * z**2, lambda n, z, u: u * n.conj(2 * z * n.conj(z)) + n.conj(u) * z**2),
     "abs": (lambda n, z: n.abs(z), lambda n, z, u: u * z / n.abs(z)),
-    "real": (lambda n, z: n.real(z) ** 3, lambda n, z, u: u * 3 * n.real(z) ** 2 + 0j * z),
+    "real": (lambda n, z: n.real(z) ** 3, lambda n, z, u: u * 3 * n.real(z) ** 2 * (1 + 0j)),
     "fft": (lambda n, z: n.fft.fft(z) ** 2, lambda n, z, u: 3 * n.fft.ifft(u * n.conj(2 * n.fft.fft(z)))),
 }
 
