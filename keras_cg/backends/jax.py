@@ -143,7 +143,7 @@ def _carry(residuals: _Residuals, outputs: Sequence[Any], args: Sequence[Any]) -
 
 def _run(fun: Function, *tensors: Any) -> tuple[tuple[Any, ...], _Rule]:
     outputs, pullback = fun(*tensors)
-    for each in filter(_is_traced, pullback.held()):
+    for each in filter(_is_traced, pullback.take_apart()[0]):
         namespace.expand_dims(each, 0)  # raises here if it would in the backward pass
     return outputs, _flat(pullback, outputs)
 
