@@ -204,9 +204,11 @@ def test_torch_a_rule_that_is_not_linear(eager, backend):
 
     x = eager.tensor(X)
     check(torch.func.grad(lambda x: 3 * clip(x).sum())(x), np.ones(3))
-    for transform in (lambda: torch.func.jvp(clip, (x,), (torch.ones(3),)), lambda: torch.func.jacfwd(clip)(x)):
-        with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
-            transform()
+    affine = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream + 1))
+    for f in (clip, affine):
+        for transform in (lambda: torch.func.jvp(f, (x,), (torch.ones(3),)), lambda: torch.func.jacfwd(f)(x)):
+            with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+                transform()
 
 
 @pytest.mark.only("torch")

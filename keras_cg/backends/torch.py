@@ -391,9 +391,16 @@ class _Transformed(torch.autograd.Function):
             [torch.full_like(each, fill) for each, real in zip(outputs, floating, strict=True) if real]
             for fill in (0, 3)
         ]
-        at_zero, elsewhere = (torch.func.vjp(pull, *point)[1](given) for point in points)
-        checked = iter(_linear(a, b) for a, b in zip(at_zero, elsewhere, strict=True))
-        return tuple(next(checked) if real else None for real in floating)
+        at_zero, elsewhere = (torch.func.vjp(pull, *point) for point in points)
+        found = at_zero[1](given)
+        # That of a linear rule is the same wherever the rule is transposed, and the rule gives zero for zero.
+        pairs = zip(found, elsewhere[1](given), strict=True)
+        same = [torch.isclose(a, b, rtol=1e-3, equal_nan=True) for a, b in pairs]
+        nothing = [(each == 0) | each.isnan() for each in at_zero[0]]
+        if not all(map(_holds, (*same, *nothing))):
+            raise errors.not_linear()
+        derivatives = iter(found)
+        return tuple(next(derivatives) if real else None for real in floating)
 
 
 def _gradients(ctx: Any, inputs: Sequence[Any], pullback: Pullback, cotangents: Sequence[Any]) -> list[Any]:
@@ -405,14 +412,11 @@ def _gradients(ctx: Any, inputs: Sequence[Any], pullback: Pullback, cotangents: 
     return found
 
 
-def _linear(at_zero: torch.Tensor, elsewhere: torch.Tensor) -> torch.Tensor:
-    """The forward derivative, if it is the same wherever the rule is transposed, as that of a linear rule is."""
-    same = torch.isclose(at_zero, elsewhere, rtol=1e-3, equal_nan=True)
-    while _functorch.is_functorch_wrapped_tensor(same):  # vmap lets nobody look at a value
-        same = _functorch.get_unwrapped(same)
-    if not same.all():
-        raise errors.not_linear()
-    return at_zero
+def _holds(condition: torch.Tensor) -> bool:
+    """Whether a condition holds everywhere, in the batches of a vmap too, which lets nobody look at a value."""
+    while _functorch.is_functorch_wrapped_tensor(condition):
+        condition = _functorch.get_unwrapped(condition)
+    return bool(condition.all())
 
 
 def _forward_levels() -> int:
