@@ -1,16 +1,23 @@
-"""The TensorFlow backend, on `tf.custom_gradient`."""
+"""The TensorFlow backend: `tf.custom_gradient` for graphs, a recorded operation for tapes and accumulators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 import tensorflow as tf
 
-# Which tapes record, and what, has no public name (TensorFlow 2.21). If this is gone, importing this file fails, and
-# with it the backend.
-from tensorflow.python.eager import forwardprop_util, record
+# What tapes and accumulators record has no public name (TensorFlow 2.21). If one of these is gone, importing this file
+# fails, and with it the backend.
+from tensorflow.python.eager.forwardprop_util import pack_tangents
+from tensorflow.python.eager.record import (
+    VariableWatcher,
+    could_possibly_record,
+    record_operation,
+    should_record_backprop,
+    stop_recording,
+)
 
 from keras_cg import errors
 from keras_cg.backends import Function
@@ -61,53 +68,109 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     eager = tf.executing_eagerly()
-    if eager and not record.could_possibly_record():
+    if eager and not could_possibly_record():
         return fun(*tensors)[0]
     if not eager and _is_vectorizing():
         raise errors.rule_dropped(
             "tf.vectorized_map (and a jacobian with experimental_use_pfor=True)",
             "use tf.map_fn, call the function on the whole batch, or pass experimental_use_pfor=False",
         )
-    count = len(tensors)
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def run(*given: Any) -> tuple[tuple[Any, ...], Callable[..., Any]]:
-        # Eagerly, a tape or an accumulator also records what happens in here. Forward mode would take it for the
-        # derivative; cut from the inputs, it cannot. In a graph the same would make forward derivatives zero.
-        inputs = [_cut(each) for each in given[:count]] if eager else given[:count]
-        graph = tf.compat.v1.get_default_graph()
-        before = 0 if eager else len(graph.get_operations())
-        with record.VariableWatcher() as watcher:
-            outputs, pullback = fun(*inputs)
+    # A tape or an accumulator also records what happens inside `fun`. Forward mode would take it for the derivative;
+    # cut from the inputs, it cannot. Reverse mode in a graph, on the other hand, differentiates the rule through it.
+    cut = eager or _has_tangents(_parts(tensors))
+    graph = tf.compat.v1.get_default_graph()
+    before = 0 if eager else len(graph.get_operations())
+    with VariableWatcher() as watcher:
+        outputs, pullback = fun(*(map(_cut, tensors) if cut else tensors))
+    variables = watcher.watched_variables()
+    results = _parts(outputs)
+    if eager:
         # Cut from the inputs, the outputs can only hang on what `fun` captured, and need not if it stops the gradient.
-        variables = watcher.watched_variables() if not eager or _is_differentiated(outputs) else ()
-        pullback.capture([variable.name for variable in variables])
-        cut = eager or not _is_recorded(given)
-        if not variables and (_is_differentiated(outputs) if cut else _reads_recorded(graph, before, given)):
-            pullback.capture(["(a tensor that is being differentiated)"])
-            raise errors.unserved_variables("tensorflow")
-        if eager:
-            # From here on the rule alone says how they hang on anything, in forward mode, too.
-            outputs = tuple(_cut(each) for each in outputs)
-        served = {variable.ref() for variable in variables}
+        is_differentiated = _is_recorded(results) or _has_tangents(results)
+        variables = variables if is_differentiated else ()
+        captured, is_unserved = [], is_differentiated and not variables
+    else:
+        given = [_inside(graph, each) for each in _parts(tensors)]
+        sources = _sources(results, given, graph.get_operations()[before:])
+        variables = [each for each in variables if id(_inside(graph, each.handle)) in sources]
+        read = _parts(list(sources.values()))
+        captured, is_unserved = _not_constant(read), _is_recorded(read) or _has_tangents(read)
+    pullback.capture([variable.name for variable in variables])
+    if is_unserved:
+        pullback.capture(["(a tensor that is being differentiated)"])
+        raise errors.unserved_variables("tensorflow")
 
-        def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
-            # Eagerly, when somebody differentiates this gradient, the rule must hang on the inputs; in a graph it does.
-            again = eager and record.could_possibly_record()
-            pull = fun(*given[:count])[1] if again else pullback
-            # TensorFlow (2.21) gives the variables in an order that differs from run to run.
-            ordered = [each for each in watcher.watched_variables() if each.ref() in served]
-            gradients, others = pull([_dense(each) for each in cotangents], ordered)
-            padded = [*gradients, *[None] * (len(given) - count)]
-            if not variables:
-                return padded
-            by_variable = {each.ref(): gradient for each, gradient in zip(ordered, others, strict=True)}
-            return padded, [by_variable.get(each.ref()) for each in variables]
+    values = [tf.convert_to_tensor(each) for each in variables]
+    inputs = [*_parts(tensors), *values, *captured]
+    # How to lay cotangents out like the outputs, without the values of these, which would live as long as the tape.
+    shells = [each if _is_composite(each) else tf.TensorSpec(None, each.dtype) for each in outputs]
+    is_recording = True
 
-        return outputs, backward
+    def backward(*cotangents: Any) -> list[Any]:
+        # When somebody differentiates this gradient, the rule must hang on the inputs, as what was cut does not.
+        again = cut and (not eager or could_possibly_record())
+        pull = fun(*tensors)[1] if again else pullback
 
-    # In a graph, TensorFlow cannot wrap a function without any tensor.
-    return tuple(run(*tensors) if tensors else run(tf.zeros(())))
+        def rule(*cotangents: Any) -> list[Any]:
+            arriving = iter([_dense(each) for each in cotangents])
+            gradients, others = pull([_fill(shell, arriving) for shell in shells], variables)
+            pairs = zip([*tensors, *values], [*gradients, *others], strict=True)
+            # Nobody can tell in a graph which of the values that `fun` closes over will be differentiated later. NaN is
+            # no wrong number, and not even computed where nobody asks for it.
+            return [*(part for pair in pairs for part in _gradient_parts(*pair)), *_unknown(captured, cotangents)]
+
+        # Whoever asks before the operation is recorded is an accumulator, which transposes what it gets.
+        return _linear(rule, cotangents) if is_recording else rule(*cotangents)
+
+    with stop_recording():
+        wrapped = [tf.identity(each) for each in results] if eager else _wrap(results, inputs, backward)
+    record_operation("custom_gradient", wrapped, inputs, backward)
+    is_recording = False
+    filling = iter(wrapped)
+    return tuple(_fill(each, filling) for each in outputs)
+
+
+def _wrap(results: list[Any], inputs: list[Any], backward: Callable[..., list[Any]]) -> list[Any]:
+    """`results`, from which a graph reaches `inputs` by `backward` alone."""
+    if not results or not inputs:
+        return results
+
+    def told(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+        # In a graph of TensorFlow 1 it finds the variables by itself; their values are among the inputs already.
+        return (backward(*cotangents), [None] * len(variables)) if variables else backward(*cotangents)
+
+    return list(tf.custom_gradient(lambda *_: (results, told))(*inputs))
+
+
+def _is_composite(value: Any) -> bool:
+    return isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable)
+
+
+def _is_floating(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def _parts(tensors: Sequence[Any]) -> list[Any]:
+    """The tensors that have a gradient: those of `tensors`, and those that composite ones are made of."""
+    return [part for part in tf.nest.flatten(list(tensors), expand_composites=True) if _is_floating(part)]
+
+
+def _fill(tensor: Any, parts: Iterator[Any]) -> Any:
+    """`tensor` with the next ones of `parts` in their places."""
+    flat = tf.nest.flatten(tensor, expand_composites=True)
+    filled = [next(parts) if _is_floating(each) else each for each in flat]
+    return tf.nest.pack_sequence_as(tensor, filled, expand_composites=True)
+
+
+def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
+    """The gradients of the parts of `tensor`."""
+    if gradient is None:
+        return [None] * len(_parts([tensor]))
+    if isinstance(gradient, tf.IndexedSlices) and not _is_composite(tensor):
+        # Copied, because a graph (2.21) does not find what it did not compute itself, as the indices that were given.
+        return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True)]
+    tf.nest.assert_same_structure(tensor, gradient, expand_composites=True)
+    return _parts([gradient])
 
 
 def _cut(tensor: Any) -> Any:
@@ -120,23 +183,89 @@ def _dense(cotangent: Any) -> Any:
     return tf.convert_to_tensor(cotangent) if isinstance(cotangent, tf.IndexedSlices) else cotangent
 
 
-def _is_differentiated(tensors: Any) -> bool:
-    """Whether a tape records any of `tensors`, or an accumulator has a tangent for it."""
-    flat = tf.nest.flatten(tensors, expand_composites=True)
-    return _is_recorded(flat) or bool(forwardprop_util.pack_tangents(flat).tangents)
+def _is_recorded(tensors: list[Any]) -> bool:
+    """Whether a tape records any of `tensors`."""
+    return bool(should_record_backprop(tensors))
 
 
-def _is_recorded(tensors: Any) -> bool:
-    return bool(record.should_record_backprop(tf.nest.flatten(tensors, expand_composites=True)))
+def _has_tangents(tensors: list[Any]) -> bool:
+    """Whether an accumulator has a tangent for any of `tensors`."""
+    return bool(pack_tangents(tensors).tangents)
 
 
-def _reads_recorded(graph: Any, before: int, given: Any) -> bool:
-    """Whether operations of a graph from number `before` on read a tensor besides `given` that a tape records."""
-    made = graph.get_operations()[before:]
-    known = {id(each) for each in tf.nest.flatten(given, expand_composites=True)}
-    known.update(id(output) for operation in made for output in operation.outputs)
-    read = [each for operation in made for each in operation.inputs if id(each) not in known]
-    return bool(read) and _is_recorded([each for each in read if each.dtype.is_floating or each.dtype.is_complex])
+def _sources(results: list[Any], given: list[Any], made: list[Any]) -> dict[int, Any]:
+    """What `results` hang on besides `given` that was there before the operations `made`, or was captured by them."""
+    sources: dict[int, Any] = {}
+    names = {operation.name for operation in made}
+    known = {id(each) for each in given}
+    todo = list(results)
+    while todo:
+        tensor = todo.pop()
+        if id(tensor) in known:
+            continue
+        known.add(id(tensor))
+        if tensor.op.name not in names or tensor.op.type in ("Placeholder", "Const"):
+            sources[id(tensor)] = tensor
+        elif tensor.op.type != "StopGradient":
+            todo += [each for each in tensor.op.inputs if _is_floating(each) or each.dtype in (tf.resource, tf.variant)]
+    return sources
+
+
+def _not_constant(tensors: list[Any]) -> list[Any]:
+    return [each for each in tensors if each.op.type != "Const"]
+
+
+def _inside(graph: Any, tensor: Any) -> Any:
+    """What stands for `tensor`, of an outer graph, in `graph`."""
+    return graph.capture(tensor) if hasattr(graph, "capture") else tensor
+
+
+def _linear(rule: Callable[..., list[Any]], cotangents: Sequence[Any]) -> list[Any]:
+    """The gradients by a rule that is linear in upstream: only then is its transpose the forward derivative."""
+    gradients = [None if each is None else _dense(each) for each in rule(*cotangents)]
+    with stop_recording():
+        steps = [_uneven(each) for each in cotangents]
+        stepped = rule(*steps)
+        after = rule(*(each - 2 * step for each, step in zip(cotangents, steps, strict=True)))
+        same = tf.reduce_all(
+            [
+                _is_same(_dense(last), first - 2 * _dense(second))
+                for last, first, second in zip(after, gradients, stepped, strict=True)
+                if first is not None
+            ]
+            or [True]
+        )
+    if tf.executing_eagerly():
+        if not same:
+            raise errors.not_linear()
+        return gradients
+    # No value can be looked at, so that the answer cannot be an error; a derivative of NaN at least is no wrong number.
+    unknown = _total(cotangents) * tf.where(same, 0.0, numpy.nan)
+    return [None if each is None else each + tf.cast(unknown, each.dtype) for each in gradients]
+
+
+def _unknown(tensors: list[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """NaN in the shapes of `tensors`, with derivatives of NaN but for what is multiplied by zero."""
+    hanging = [tf.zeros_like(each) + tf.cast(_total(cotangents), each.dtype) for each in tensors]
+    return [tf.math.multiply_no_nan(tf.cast(numpy.nan, each.dtype), each) + numpy.nan for each in hanging]
+
+
+def _total(cotangents: Sequence[Any]) -> Any:
+    """A number that hangs on all of `cotangents`."""
+    return tf.add_n([tf.reduce_sum(tf.cast(tf.math.real(each), tf.float32)) for each in cotangents])
+
+
+def _uneven(tensor: Any) -> Any:
+    """Values of either sign and many sizes, in the shape of `tensor`."""
+    values = 100 * tf.cos(tf.range(tf.size(tensor, tf.int64), dtype=tf.float64))
+    return tf.reshape(tf.cast(values, tensor.dtype), tf.shape(tensor)) * (1 + 0.5j if tensor.dtype.is_complex else 1)
+
+
+def _is_same(found: Any, expected: Any) -> Any:
+    """Whether two gradients are equal up to rounding; what is not finite is taken to be."""
+    size = tf.reduce_max(tf.where(tf.math.is_finite(tf.abs(expected)), tf.abs(expected), 0))
+    tolerance = 0.1 if expected.dtype.size <= 2 else 1e-3
+    return tf.logical_not(tf.reduce_any(tf.abs(found - expected) > tolerance * size))
 
 
 def _is_vectorizing() -> bool:

@@ -1,0 +1,1026 @@
+"""TensorFlow: forward mode, captures in graphs, loops, strategies, saved models, memory, complex and composite tensors.
+
+As in test_transforms.py the rule of `f` gives 7 exp(x) where plain differentiation gives 2: so do all derivatives.
+"""
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+import weakref
+
+import numpy as np
+import pytest
+
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops
+
+pytestmark = pytest.mark.only("tensorflow")
+
+X = np.array([-1.0, 0.5, 1.0], np.float32)
+EXP = np.exp(X.astype(float))
+ONES = np.ones(3, np.float32)
+
+
+@custom_gradient
+def f(x):
+    e = ops.exp(x)
+    return x * 2, lambda upstream: 7 * upstream * e
+
+
+# The ways to run a function, where a tape or an accumulator is outside.
+MODES = ("eager", "function", "xla")
+
+
+def within(mode):
+    import tensorflow as tf
+
+    return {
+        "eager": lambda g: g,
+        "function": tf.autograph.experimental.do_not_convert(tf.function),
+        "xla": tf.function(jit_compile=True),
+    }[mode]
+
+
+def close(found, expected, rtol=1e-5):
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=rtol)
+
+
+def gradients(g, *inputs):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        y = g(*inputs)
+    return tape.gradient(y, inputs)
+
+
+def forward(g, x, tangent=None):
+    import tensorflow as tf
+
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x) if tangent is None else tangent) as accumulator:
+        y = g(x)
+    return accumulator.jvp(y)
+
+
+# --- forward mode --------------------------------------------------------------------------------------------------
+
+
+def forward_and_all_else(x):
+    """The derivatives of f and of the sum of its squares, forward, in reverse, and one over the other."""
+    import tensorflow as tf
+
+    with tf.autodiff.ForwardAccumulator(x, tf.ones(3)) as accumulator:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x)
+            loss = tf.reduce_sum(y * y)
+        gradient = tape.gradient(loss, x)
+    return [accumulator.jvp(y), accumulator.jvp(loss), gradient, accumulator.jvp(gradient)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_accumulators_and_tapes_in_one_function(eager, backend, mode):
+    # dy = 7e, and y = 2x: the loss has the gradient 2y 7e = 28xe, and that has 2(7e)(7e) + 2y 7e.
+    found = within(mode)(forward_and_all_else)(eager.tensor(X))
+    expected = [7 * EXP, np.sum(28 * X * EXP), 28 * X * EXP, 98 * EXP**2 + 28 * X * EXP]
+    for came, due in zip(found, expected, strict=True):
+        close(came, due)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("transform", ["forward over forward", "reverse over forward", "forward over reverse twice"])
+def test_forward_mode_nests(eager, backend, transform, mode):
+    def run(x):
+        if transform == "forward over forward":
+            return forward(lambda x: forward(f, x), x)
+        if transform == "reverse over forward":
+            return gradients(lambda x: forward(f, x), x)[0]
+        return forward(lambda x: gradients(lambda x: gradients(f, x)[0], x)[0], x)
+
+    close(within(mode)(run)(eager.tensor(X)), 7 * EXP)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("inside", [False, True], ids=["accumulator outside", "accumulator inside"])
+def test_forward_mode_of_keywords_and_several_outputs(eager, backend, inside, mode):
+    import tensorflow as tf
+
+    @custom_gradient
+    def g(p, *, scale, n=2):
+        e = tf.exp(p["a"])
+
+        def grad(one, two):
+            return {"a": 7 * one * e + 5 * two}, 3 * tf.reduce_sum(one)
+
+        return (p["a"] * scale, n, (p["a"] * n,)), grad
+
+    def run(a):
+        one, _, (two,) = g({"a": a}, scale=tf.reduce_sum(a))
+        return one, two
+
+    x = eager.tensor(X)
+    one, two = within(mode)(lambda x: forward(run, x))(x) if inside else forward(within(mode)(run), x)
+    close(one, 7 * EXP + 3 * 3)  # the derivative of the sum is 3
+    close(two, np.full(3, 5.0))
+
+
+NONLINEAR = {
+    "clip": lambda u: ops.clip(u, -1.0, 1.0),
+    "wide clip": lambda u: ops.clip(u, -90.0, 90.0),
+    "sign": lambda u: ops.sign(u),
+    "norm": lambda u: 7 * u / ops.sqrt(ops.sum(u * u)),
+    "largest": lambda u: ops.max(u) + 0 * u,
+}
+
+
+@pytest.mark.parametrize("rule", NONLINEAR)
+def test_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule):
+    import tensorflow as tf
+
+    g = custom_gradient(lambda x: (x * 2, NONLINEAR[rule]))
+    x = eager.tensor(X)
+    upstream = eager.tensor(3 * X)
+    expected = NONLINEAR[rule](upstream)
+    for wrap in (lambda g: g, tf.function, tf.function(jit_compile=True)):
+        close(gradients(wrap(lambda x: g(x) * upstream), x)[0], expected)
+    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+        forward(g, x)
+    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+        forward(lambda x: gradients(g, x)[0], x)
+    # In a graph no value can be looked at, so that it cannot be an error. A gradient is right there as ever.
+    for compiled in (False, True):
+        close(tf.function(lambda x: forward(g, x), jit_compile=compiled)(x), np.full(3, np.nan))
+        found = tf.function(lambda x: gradients(lambda x: g(x) * upstream, x)[0], jit_compile=compiled)(x)
+        close(found, expected)
+
+
+def test_forward_mode_around_a_function_of_a_rule_that_is_not_linear_is_a_limit(eager, backend):
+    import tensorflow as tf
+
+    # TensorFlow transposes the function's own gradient at an upstream of ones: nothing of ours is called.
+    g = tf.function(lambda x: custom_gradient(lambda x: (x * 2, lambda u: u * u))(x))
+    close(forward(g, eager.tensor(X)), np.full(3, 2.0))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_linear_rules_pass_for_linear(eager, backend, dtype):
+    import tensorflow as tf
+
+    matrix = tf.cast(np.random.default_rng(0).standard_normal((64, 64)), dtype)
+    rules = [
+        lambda u: tf.linalg.matvec(matrix, u),
+        lambda u: u - tf.reduce_mean(u),
+        lambda u: tf.cumsum(u) * tf.cast(1 / 64, dtype),
+        lambda u: tf.where(tf.range(64) % 2 == 0, u, tf.zeros_like(u)),
+        lambda u: u / tf.cast(np.arange(64.0), dtype),  # infinite at one place
+        lambda u: None,
+    ]
+    for rule in rules:
+        g = custom_gradient(lambda x, rule=rule: (x * 2, rule))
+        tangent = forward(g, tf.cast(np.linspace(-1, 1, 64), dtype))
+        assert tangent is None or tangent.dtype == dtype
+
+
+# --- what a function closes over -----------------------------------------------------------------------------------
+
+
+def closing_over(w):
+    return custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))
+
+
+@pytest.mark.parametrize("mode", ["function", "xla"])
+@pytest.mark.parametrize("place", ["plain", "cond", "while_loop"])
+def test_a_captured_tensor_that_is_differentiated_later_gets_no_number(eager, backend, mode, place):
+    import tensorflow as tf
+
+    def run(x, w):
+        g = closing_over(w)
+        if place == "cond":
+            return tf.cond(x[0] < 9, lambda: g(x), lambda: x)
+        if place == "while_loop":
+            return tf.while_loop(lambda i, a: i < 1, lambda i, a: (i + 1, g(a)), (0, x), maximum_iterations=1)[1]
+        return g(x)
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    function = within(mode)(run)
+    function(x, w)  # traced where no tape is
+    first, unknown = gradients(function, x, w)
+    close(first, np.full(3, 7.0))
+    close(unknown, np.full(3, np.nan))
+    # Nobody asks for it: nothing is lost.
+    close(gradients(lambda x: function(x, w), x)[0], first)
+    close(forward(lambda x: function(x, w), x), first)
+    close(forward(lambda w: function(x, w), w), np.full(3, np.nan))
+    second = gradients(lambda x: gradients(lambda x: function(x, w), x)[0], x)[0]
+    assert second is None or not np.any(second)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_captured_constants_are_constants_in_every_order(eager, backend, dtype):
+    import tensorflow as tf
+
+    constant = tf.cast(np.linspace(1, 2, 1000), dtype)  # a large one is an input of the graph
+
+    @custom_gradient
+    def g(x):
+        e = tf.exp(x)
+        return x * constant, lambda upstream: 7 * upstream * e
+
+    x = tf.cast(np.linspace(-1, 1, 1000), dtype)
+    expected = 7 * np.exp(np.linspace(-1, 1, 1000))
+    rtol = {"float16": 1e-2, "bfloat16": 5e-2}.get(dtype, 1e-5)
+    for compiled in (False, True):
+        function = tf.function(lambda x: g(x), jit_compile=compiled)
+
+        def first(x, function=function):
+            return gradients(function, x)[0]
+
+        for found in (first(x), gradients(first, x)[0], forward(function, x), forward(first, x)):
+            close(tf.cast(found, "complex128"), expected, rtol)
+
+
+def test_a_stopped_gradient_in_a_graph(eager, backend):
+    import tensorflow as tf
+
+    variable = tf.Variable(2 * X)
+
+    def tensor(x, w):
+        return custom_gradient(lambda x: (x * tf.stop_gradient(w), lambda upstream: 7 * upstream))(x)
+
+    def both(x):
+        return gradients(lambda x: tensor(x, x * 3), x)[0]
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    for compiled in (False, True):
+        close(tf.function(both, jit_compile=compiled)(x), np.full(3, 7.0))
+        gx, gw = gradients(tf.function(tensor, jit_compile=compiled), x, w)
+        close(gx, np.full(3, 7.0))
+        assert gw is None
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.function(lambda x: tensor(x, variable), jit_compile=compiled)(x)
+        gx, gv = tape.gradient(y, [x, variable])
+        close(gx, np.full(3, 7.0))
+        assert gv is None
+
+
+def with_variable_and_tensor(x, w, variable):
+    def g(x):
+        return x * w * variable, lambda upstream, variables: (7 * upstream, [11 * upstream])
+
+    return custom_gradient(g)(x)
+
+
+def test_a_tensor_captured_beside_a_variable(eager, backend):
+    import tensorflow as tf
+
+    variable = tf.Variable(2 * X)
+    x, w = eager.tensor(X), eager.tensor(3 * X)
+    function = tf.function(lambda x, w: with_variable_and_tensor(x, w, variable))
+    function(x, w)
+    with tf.GradientTape() as tape:
+        tape.watch([x, w])
+        y = function(x, w)
+    gx, gw, gv = tape.gradient(y, [x, w, variable])
+    close(gx, np.full(3, 7.0))
+    close(gw, np.full(3, np.nan))
+    close(gv, np.full(3, 11.0))
+    with pytest.raises(CapturedVariableError, match="is being differentiated and is not among its arguments"):
+        tf.function(lambda x: gradients(lambda x: with_variable_and_tensor(x, x * 3, variable), x))(x)
+
+
+def test_a_tensor_captured_beside_a_variable_is_a_limit_in_eager_mode(eager, backend):
+    import tensorflow as tf
+
+    # The outputs hang on the variable, and nothing tells that they hang on something else, too.
+    variable = tf.Variable(2 * X)
+    gx, gw = gradients(lambda x, w: with_variable_and_tensor(x, w, variable), eager.tensor(X), eager.tensor(3 * X))
+    close(gx, np.full(3, 7.0))
+    assert gw is None
+
+
+def test_variables_in_a_graph_of_tensorflow_1(eager, backend):
+    import tensorflow as tf
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("variable", initializer=2 * X, use_resource=True)
+        x = tf.compat.v1.placeholder(tf.float32, (3,))
+        y = custom_gradient(lambda x: (x * variable, lambda u, variables: (7 * u, [11 * u])))(x)
+        session.run(tf.compat.v1.global_variables_initializer())
+        gx, gv = session.run(tf.gradients(y, [x, variable]), {x: X})
+    close(gx, np.full(3, 7.0))
+    close(gv, np.full(3, 11.0))
+
+
+# --- graphs, loops, tapes ------------------------------------------------------------------------------------------
+
+
+def power(tf, x):
+    return tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, f(a)), (0, x), maximum_iterations=2)[1]
+
+
+COMPOSED = {
+    "while_loop": power,
+    "cond": lambda tf, x: tf.cond(x[0] < 0, lambda: f(x), lambda: x),
+    "switch_case": lambda tf, x: tf.switch_case(tf.constant(1), [lambda: x, lambda: f(x)]),
+    "map_fn": lambda tf, x: tf.map_fn(f, x),
+    "scan": lambda tf, x: tf.scan(lambda a, b: f(b), x, initializer=tf.zeros(())),
+    "foldl": lambda tf, x: tf.foldl(lambda a, b: a + f(b), x, initializer=tf.zeros(())),
+    "stop_gradient beside": lambda tf, x: f(x) + tf.stop_gradient(f(x)),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", COMPOSED)
+def test_control_flow_to_the_second_order(eager, backend, name, mode):
+    import tensorflow as tf
+
+    def derivatives(x):
+        with tf.GradientTape(persistent=True) as outer:
+            outer.watch(x)
+            with tf.GradientTape(persistent=True) as inner:
+                inner.watch(x)
+                y = COMPOSED[name](tf, x)
+            first = inner.gradient(y, x)
+        return first, outer.gradient(first, x)
+
+    first, second = within(mode)(derivatives)(eager.tensor(X))
+    if name == "while_loop":
+        # f(f(x)) with f = 2x by value and f' = f'' = 7 exp by rule.
+        outer, inner = 7 * np.exp(2 * X.astype(float)), 7 * EXP
+        close(first, outer * inner)
+        close(second, outer * inner * inner + outer * inner)
+    else:
+        close(first, 7 * EXP)
+        close(second, 7 * EXP)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["function", "xla"])
+def test_symbolic_gradients(eager, backend, compiled):
+    import tensorflow as tf
+
+    @tf.function(jit_compile=compiled)
+    def derivatives(x, other):
+        y = f(x)
+        (first,) = tf.gradients(y, x)
+        (second,) = tf.gradients(first, x)
+        (third,) = tf.gradients(second, x)
+        return first, second, third, *tf.gradients(y, other, unconnected_gradients="zero")
+
+    *orders, unconnected = derivatives(eager.tensor(X), eager.tensor(X))
+    for found in orders:
+        close(found, 7 * EXP)
+    close(unconnected, np.zeros(3))
+
+
+def test_tapes_that_do_not_watch_or_record(eager, backend):
+    import tensorflow as tf
+
+    x = eager.tensor(X)
+    for wrap in (lambda g: g, tf.function):
+        g = wrap(lambda x: f(x))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with tape.stop_recording():
+                stopped = g(x)
+            y = g(x)
+        assert tape.gradient([stopped], x) is None if wrap is not tf.function else True
+        with tf.GradientTape(persistent=True) as tape:
+            y = g(x)
+            tape.watch(x)
+            z = g(x)
+        assert tape.gradient(y, x) is None
+        close(tape.gradient(y, x, unconnected_gradients="zero"), np.zeros(3))
+        for _ in range(2):
+            close(tape.gradient(z, x), 7 * EXP)
+            close(tape.gradient(z, x, output_gradients=eager.tensor(X)), 7 * EXP * X)
+
+
+@pytest.mark.parametrize("pfor", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_jacobians(eager, backend, mode, pfor):
+    import tensorflow as tf
+
+    g = within(mode)(lambda x: f(x))
+    x = tf.constant(np.stack([X, 2 * X]))
+    expected = 7 * np.exp(np.stack([X, 2 * X]).astype(float))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = g(x)
+    close(tf.einsum("ijij->ij", tape.jacobian(y, x, experimental_use_pfor=pfor)), expected)
+    close(tf.einsum("ijj->ij", tape.batch_jacobian(y, x, experimental_use_pfor=pfor)), expected)
+    with tf.GradientTape(persistent=True) as outer:
+        outer.watch(x)
+        (first,) = gradients(g, x)
+    hessian = outer.jacobian(first, x, experimental_use_pfor=pfor)
+    close(tf.einsum("ijij->ij", hessian), expected)
+    close(tf.reduce_sum(hessian), expected.sum())
+
+
+@pytest.mark.parametrize("shape", [None, [None], [None, None]], ids=["rank", "size", "wrong rank"])
+def test_unknown_shapes(eager, backend, shape):
+    import tensorflow as tf
+
+    @tf.function(input_signature=[tf.TensorSpec(shape)], reduce_retracing=True)
+    def function(x):
+        return f(x)
+
+    for x in (X, np.stack([X, X]), np.zeros((0,), np.float32), np.zeros((2, 0), np.float32)):
+        if shape is None or len(shape) == x.ndim:
+            close(gradients(function, tf.constant(x))[0], 7 * np.exp(x.astype(float)))
+            close(gradients(lambda x: gradients(function, x)[0], tf.constant(x))[0], 7 * np.exp(x.astype(float)))
+
+
+def test_a_wrong_shape_that_only_the_run_shows_is_an_error(eager, backend):
+    import tensorflow as tf
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def function(x):
+        return custom_gradient(lambda x: (x * 2, lambda u: tf.concat([u, u], 0)))(x) + tf.reduce_sum(x)
+
+    with pytest.raises((GradientError, tf.errors.InvalidArgumentError)):
+        gradients(function, eager.tensor(X))
+
+
+def test_autograph_inside_the_function(eager, backend):
+    import tensorflow as tf
+
+    @custom_gradient
+    def g(x):
+        e = x * 0
+        for _ in tf.range(2):
+            e = e + tf.exp(x) / 2
+        y = x * 2
+        if tf.reduce_sum(x) > 100:
+            y = x
+        return y, lambda upstream: 7 * upstream * e
+
+    x = eager.tensor(X)
+    function = tf.function(lambda x: g(x))
+    close(function(x), 2 * X)
+    close(gradients(function, x)[0], 7 * EXP)
+    close(gradients(lambda x: gradients(function, x)[0], x)[0], 7 * EXP)
+
+
+def test_recompute_grad_says_so_where_it_cannot(eager, backend):
+    import tensorflow as tf
+
+    x = eager.tensor(X)
+    g = tf.recompute_grad(lambda x: f(f(x)))
+    outer, inner = 7 * np.exp(2 * X.astype(float)), 7 * EXP
+    for wrap in (lambda g: g, tf.function, tf.function(jit_compile=True)):
+        close(gradients(wrap(g), x)[0], outer * inner)
+    close(gradients(lambda x: gradients(g, x)[0], x)[0], outer * inner * inner + outer * inner)
+    with pytest.raises(NotImplementedError, match="recompute_grad tried to transpose"):
+        tf.function(lambda x: gradients(lambda x: gradients(g, x)[0], x)[0])(x)
+
+
+def count(tf, decorate, function):
+    """The operations of the graph of the value and the gradient of a function, by type."""
+
+    def both(x, n):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = decorate(function)(x, n)
+        return y, tape.gradient(y, x)
+
+    graph = tf.function(both).get_concrete_function(tf.TensorSpec((3,)), tf.TensorSpec((), tf.int32)).graph
+    return sorted(each.type for each in graph.get_operations() if each.type not in ("Const", "Identity", "NoOp"))
+
+
+def test_a_graph_holds_the_operations_of_the_native_rule(eager, backend):
+    import tensorflow as tf
+
+    constant, variable = tf.linspace(0.0, 1.0, 300)[:3], tf.Variable(X)
+
+    def plain(x, n):
+        e = tf.exp(x) + constant
+        return tf.math.log(1 + e), lambda upstream: (upstream * (1 - 1 / (1 + e)), None)
+
+    def captures(x, n):
+        return x * variable, lambda upstream, variables=None: ((7 * upstream, None), [upstream * x])
+
+    assert count(tf, custom_gradient, plain) == count(tf, tf.custom_gradient, plain)
+    ours, native = count(tf, custom_gradient, captures), count(tf, tf.custom_gradient, captures)
+    native.remove("ReadVariableOp")  # which it reads once more
+    assert ours == native
+
+
+# --- strategies and saved models -----------------------------------------------------------------------------------
+
+
+def run(code, *arguments, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_CG_BACKEND": "tensorflow", **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_mirrored_strategy(backend):
+    run("""
+        import numpy as np, tensorflow as tf
+        from keras_cg import CapturedVariableError, custom_gradient
+
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            v = tf.Variable([2.0, 3.0, 4.0])
+            frozen = tf.Variable([2.0, 3.0, 4.0], trainable=False)
+        X = np.array([-1.0, 0.5, 1.0], np.float32)
+
+        @custom_gradient
+        def plain(x):
+            e = tf.exp(x)
+            return x * 2, lambda upstream: 7 * upstream * e
+
+        def closing(v):
+            return custom_gradient(lambda x: (x * v, lambda upstream: 7 * upstream))
+
+        served = custom_gradient(lambda x: (x * v, lambda upstream, variables: (7 * upstream, [11 * upstream * x])))
+        argument = custom_gradient(lambda x, w: (x * w, lambda upstream: (7 * upstream, 11 * upstream)))
+
+        def step(g):
+            def on_a_replica():
+                replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+                x = X * tf.cast(replica + 1, tf.float32)
+                with tf.GradientTape() as outer:
+                    outer.watch(x)
+                    with tf.GradientTape() as tape:
+                        tape.watch(x)
+                        y = g(x)
+                    gx, gv = tape.gradient(y, [x, v])
+                return gx, outer.gradient(gx, x), gv
+            return on_a_replica
+
+        def check(found, expected):
+            for replica, came in enumerate(strategy.experimental_local_results(found)):
+                due = expected((replica + 1) * X.astype(float))
+                if due is None:
+                    assert came is None
+                else:
+                    np.testing.assert_allclose(came, due, rtol=1e-5)
+
+        for wrap in (lambda g: g, tf.function, lambda g: tf.function(lambda: g())):
+            for g, expected in [
+                (plain, [lambda x: 7 * np.exp(x), lambda x: 7 * np.exp(x), lambda x: None]),
+                (served, [lambda x: np.full(3, 7.0), lambda x: None, lambda x: 11 * x]),
+                (lambda x: argument(x, v), [lambda x: np.full(3, 7.0), lambda x: None, lambda x: np.full(3, 11.0)]),
+                (closing(frozen), [lambda x: np.full(3, 7.0), lambda x: None, lambda x: None]),
+            ]:
+                for found, due in zip(wrap(lambda: strategy.run(step(g)))(), expected):
+                    check(found, due)
+            try:
+                wrap(lambda: strategy.run(step(closing(v))))()
+            except CapturedVariableError as error:
+                assert "reads 1 trainable value" in str(error)
+            else:
+                raise AssertionError("a captured variable went unseen")
+    """)
+
+
+LOAD = """
+    import sys
+    import numpy as np, tensorflow as tf
+
+    module = tf.saved_model.load(sys.argv[1])
+    assert "keras_cg" not in sys.modules
+    X = np.array([-1.0, 0.5, 1.0], np.float32)
+    x, y = tf.constant(X), tf.constant(X)
+
+    def gradients(g, *inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            output = g(*inputs)
+        return tape.gradient(output, inputs)
+"""
+
+
+def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, backend, tmp_path):
+    import tensorflow as tf
+
+    constant = tf.linspace(1.0, 2.0, 300)
+
+    @custom_gradient
+    def nested(p, *, n):
+        e = tf.exp(p["a"])
+        return (p["a"] * n, p["b"] * 3), lambda one, two: {"a": 7 * one * e, "b": 5 * two}
+
+    @custom_gradient
+    def closing(x):
+        return x + tf.reduce_sum(constant), lambda upstream: 7 * upstream
+
+    class Module(tf.Module):
+        def __init__(self):
+            self.v = tf.Variable(2 * X)
+
+        @tf.function(input_signature=[tf.TensorSpec([None])])
+        def f(self, x):
+            return f(x)
+
+        @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None])])
+        def nested(self, a, b):
+            return nested({"a": a, "b": b}, n=3)
+
+        @tf.function(input_signature=[tf.TensorSpec([None])])
+        def captures(self, x):
+            return custom_gradient(lambda x: (x * self.v, lambda u, variables: (7 * u, [11 * u])))(x)
+
+        @tf.function(input_signature=[tf.TensorSpec([None])])
+        def closing(self, x):
+            return closing(x)
+
+    for rules in (True, False):
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=rules)
+        tf.saved_model.save(Module(), str(tmp_path / str(rules)), options=options)
+    run(
+        LOAD
+        + """
+    def check(found, expected):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+    exp = 7 * np.exp(X.astype(float))
+    for g in (module.f, tf.function(module.f), tf.function(module.f, jit_compile=True)):
+        check(g(x), 2 * X)
+        check(gradients(g, x)[0], exp)
+        check(gradients(lambda x: gradients(g, x)[0], x)[0], exp)
+    with tf.autodiff.ForwardAccumulator(x, tf.ones(3)) as accumulator:
+        output = module.f(x)
+    check(accumulator.jvp(output), exp)
+    ga, gb = gradients(module.nested, x, y)
+    check(ga, exp)
+    check(gb, np.full(3, 5.0))
+    gx, gv = gradients(lambda x, v: module.captures(x), x, module.v)
+    check(gx, np.full(3, 7.0))
+    check(gv, np.full(3, 11.0))
+    check(gradients(module.closing, x)[0], np.full(3, 7.0))
+    """,
+        str(tmp_path / "True"),
+    )
+    run(
+        LOAD
+        + """
+    for g, inputs in [(module.f, [x]), (module.nested, [x, y]), (module.captures, [x]), (module.closing, [x])]:
+        g(*inputs)
+        try:
+            found = gradients(g, *inputs)
+        except LookupError as error:
+            assert "No gradient defined for operation" in str(error)
+        else:
+            raise AssertionError(f"the rule was dropped: {found}")
+    """,
+        str(tmp_path / "False"),
+    )
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def uncollected():
+    """What is freed here is freed without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_an_output_is_freed_without_the_collector(eager, backend, uncollected):
+    import tensorflow as tf
+
+    @custom_gradient
+    def g(x):
+        y = tf.exp(x)
+        return y, lambda upstream: 7 * upstream * y
+
+    x = eager.tensor(X)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = g(x)
+    close(tape.gradient(y, x), 7 * EXP)
+    with tf.autodiff.ForwardAccumulator(x, tf.ones(3)) as accumulator:
+        z = g(x)
+    dead = [weakref.ref(each) for each in (y, z, tape, accumulator)]
+    del y, z, tape, accumulator
+    assert [each() for each in dead] == [None] * 4
+
+
+def test_a_thousand_eager_calls_leave_nothing(eager, backend, uncollected):
+    import tensorflow as tf
+
+    variable, x = tf.Variable(2 * X), eager.tensor(X)
+    captures = custom_gradient(lambda x: (x * variable, lambda u, variables: (7 * u, [11 * u])))
+
+    def calls(number):
+        for _ in range(number):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = f(x) + captures(x)
+            tape.gradient(y, [x, variable])
+
+    calls(50)
+    before = len(gc.get_objects())
+    calls(1000)
+    assert len(gc.get_objects()) - before < 100
+
+
+def test_a_trace_keeps_no_more_than_the_native_decorator(eager, backend):
+    import tensorflow as tf
+
+    def rule(x):
+        e = tf.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    kinds = (tf.Graph, tf.Operation, tf.Tensor)
+
+    def growth(decorate, traces=10):
+        """How many graphs, operations and tensors so many traces leave, when everything of them is dropped."""
+
+        def trace():
+            function = tf.function(lambda x: decorate(rule)(x), autograph=False)
+            close(gradients(function, eager.tensor(X))[0], 7 * EXP)
+
+        trace()
+        gc.collect()
+        before = [sum(isinstance(each, kind) for each in gc.get_objects()) for kind in kinds]
+        for _ in range(traces):
+            trace()
+        gc.collect()
+        after = [sum(isinstance(each, kind) for each in gc.get_objects()) for kind in kinds]
+        return np.subtract(after, before)
+
+    ours, native = growth(custom_gradient), growth(tf.custom_gradient)
+    assert native[0] == 10  # the graph of each
+    assert (ours <= native).all()
+
+
+# --- complex numbers -----------------------------------------------------------------------------------------------
+
+
+Z = np.array([0.5 + 0.3j, -0.7 + 1.1j, 1.2 - 0.4j])
+
+# A function, and its rule for upstream u: the gradient is dL/dx + i dL/dy.
+COMPLEX = {
+    "square": (lambda o, z: z * z, lambda o, z, u: 2 * o.conj(z) * u),
+    "exp": (lambda o, z: o.exp(z), lambda o, z, u: o.conj(o.exp(z)) * u),
+    "conj": (lambda o, z: o.conj(z), lambda o, z, u: o.conj(u)),
+    "z conj(z)": (lambda o, z: z * o.conj(z), lambda o, z, u: z * (u + o.conj(u))),
+    "abs": (lambda o, z: o.abs(z), lambda o, z, u: o.complex(u) * z / o.complex(o.abs(z))),
+    "real": (lambda o, z: o.real(z), lambda o, z, u: o.complex(u)),
+    "imag": (lambda o, z: o.imag(z), lambda o, z, u: 1j * o.complex(u)),
+    "angle": (lambda o, z: o.angle(z), lambda o, z, u: 1j * o.complex(u) / o.conj(z)),
+    "fft": (lambda o, z: o.fft(z * z), lambda o, z, u: 2 * o.conj(z) * 3 * o.ifft(u)),
+    "ifft": (lambda o, z: o.ifft(z * z), lambda o, z, u: 2 * o.conj(z) * o.fft(u) / 3),
+}
+
+
+class NumPy:
+    """The operations of the rules above in NumPy, for the truth."""
+
+    exp, conj, abs, real, imag, angle = np.exp, np.conj, np.abs, np.real, np.imag, np.angle
+    fft, ifft = np.fft.fft, np.fft.ifft
+
+
+def tensorflow_operations(tf):
+    class TensorFlow:
+        exp, conj, abs = tf.exp, tf.math.conj, tf.abs
+        real, imag, angle = tf.math.real, tf.math.imag, tf.math.angle
+        fft, ifft = tf.signal.fft, tf.signal.ifft
+
+        @staticmethod
+        def complex(x):
+            return tf.cast(x, tf.complex128)
+
+    return TensorFlow
+
+
+WEIGHTS = np.array([0.4 - 1.3j, 1.7 + 0.2j, -0.6 + 0.9j])
+DIRECTION = np.array([1.1 + 0.5j, -0.3 + 0.8j, 0.7 - 1.4j])
+
+
+def loss(o, y):
+    """A real number that is nonlinear in real and imaginary parts."""
+    real, imag = o.real(y), o.imag(y)
+    return real**2 * WEIGHTS.real + imag * real * WEIGHTS.imag + imag**3
+
+
+def differences(function, z, step=1e-5):
+    """dL/dx + i dL/dy by central differences."""
+    found = np.zeros(3, complex)
+    for place, unit in itertools.product(range(3), (1, 1j)):
+        moved = [np.sum(function(z + sign * step * unit * np.eye(3)[place])) for sign in (1, -1)]
+        found[place] += unit * (moved[0] - moved[1]) / (2 * step)
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_numbers_to_the_second_order(eager, backend, name, mode):
+    import tensorflow as tf
+
+    value, rule = COMPLEX[name]
+    o = tensorflow_operations(tf)
+
+    @custom_gradient
+    def g(z):
+        return value(o, z), lambda upstream: rule(o, z, upstream)
+
+    def of(z):
+        y = g(z)
+        return tf.reduce_sum(loss(o, y) if y.dtype.is_complex else y**3)
+
+    def truth(z):
+        y = value(NumPy, z)
+        return loss(NumPy, y) if np.iscomplexobj(y) else y**3
+
+    def along(z):
+        (first,) = gradients(of, z)
+        return tf.reduce_sum(tf.math.real(first * tf.math.conj(tf.constant(DIRECTION)))), first
+
+    def both(z):
+        with tf.GradientTape() as tape:
+            tape.watch(z)
+            slope, first = along(z)
+        return first, tape.gradient(slope, z)
+
+    first, second = within(mode)(both)(tf.constant(Z))
+    close(first, differences(truth, Z), 1e-6)
+
+    def slope(z):
+        return np.real(differences(truth, z, 1e-3) * np.conj(DIRECTION))
+
+    # The differences of differences are as exact as this, and the second derivatives of the order of one.
+    np.testing.assert_allclose(second, differences(slope, Z, 1e-3), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", COMPLEX)
+def test_forward_mode_of_complex_rules(eager, backend, name, mode):
+    import tensorflow as tf
+
+    value, rule = COMPLEX[name]
+    o = tensorflow_operations(tf)
+
+    @custom_gradient
+    def g(z):
+        return value(o, z), lambda upstream: rule(o, z, upstream)
+
+    step = 1e-6
+    expected = (value(NumPy, Z + step * DIRECTION) - value(NumPy, Z - step * DIRECTION)) / (2 * step)
+    found = forward(within(mode)(lambda z: g(z)), tf.constant(Z), tf.constant(DIRECTION))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
+# --- kinds of tensors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64", "complex128"])
+def test_every_width_to_the_second_order_and_forward(eager, backend, dtype, mode):
+    import tensorflow as tf
+
+    @custom_gradient
+    def rule(x):
+        e = tf.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    x = tf.cast([0.0, 1.0], dtype)
+    expected = 7 * np.exp([0.0, 1.0])
+    g = within(mode)(lambda x: rule(x))
+    (first,) = gradients(g, x)
+    (second,) = gradients(lambda x: gradients(g, x)[0], x)
+    for found in (first, second, forward(g, x)):
+        assert found.dtype == dtype
+        close(tf.cast(found, "complex128"), expected, 1e-2 if "16" in dtype else 1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0)])
+def test_scalars_and_nothing(eager, backend, shape, mode):
+    import tensorflow as tf
+
+    g = within(mode)(lambda x: f(x))
+    x = tf.ones(shape)
+    for found in (gradients(g, x)[0], gradients(lambda x: gradients(g, x)[0], x)[0], forward(g, x)):
+        close(found, np.full(shape, 7 * np.e))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_slices_as_gradients_stay_slices(eager, backend, mode):
+    import tensorflow as tf
+
+    table, places = tf.Variable(tf.ones((1000, 2))), tf.constant([1, 1, 3])
+    due = np.zeros((1000, 2))
+    due[1], due[3] = 14, 7
+
+    @custom_gradient
+    def look_up(table, places):
+        def grad(upstream):
+            return tf.IndexedSlices(7 * upstream, places, tf.constant([1000, 2])), None
+
+        return tf.gather(table, places), grad
+
+    @custom_gradient
+    def captures(places):
+        def grad(upstream, variables):
+            return None, [tf.IndexedSlices(7 * upstream, places, tf.constant([1000, 2]))]
+
+        return tf.gather(table, places), grad
+
+    wrap = within(mode)
+    for g in (lambda places: look_up(table, places), captures):
+        with tf.GradientTape() as tape:
+            y = wrap(g)(places)
+        found = tape.gradient(y, table)
+        assert isinstance(found, tf.IndexedSlices) and found.values.shape == (3, 2)
+        close(tf.convert_to_tensor(found), due)
+    x = tf.ones((1000, 2))
+    close(tf.convert_to_tensor(gradients(wrap(lambda x: look_up(x, places)), x)[0]), due)
+    close(forward(wrap(lambda x: look_up(x, places)), x), np.full((3, 2), 7.0))
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])  # XLA has no operations for either
+def test_composite_tensors(eager, backend, mode):
+    import tensorflow as tf
+
+    wrap = within(mode)
+    values = eager.tensor(X)
+
+    @custom_gradient
+    def either(x):
+        e = tf.sparse.map_values(tf.exp, x) if isinstance(x, tf.SparseTensor) else tf.exp(x)
+        y = tf.sparse.map_values(tf.multiply, x, 2.0) if isinstance(x, tf.SparseTensor) else x * 2
+
+        def grad(upstream):
+            assert type(upstream) is type(x)
+            return x.with_values(7 * upstream.values * e.values)
+
+        return y, grad
+
+    def ragged(values):
+        return either(tf.RaggedTensor.from_row_lengths(values, [1, 2])).values
+
+    def sparse(values):
+        return either(tf.SparseTensor([[0, 0], [1, 0], [1, 1]], values, [2, 2])).values
+
+    for g in (ragged, sparse):
+        close(wrap(g)(values), 2 * X)
+        for found in (
+            gradients(wrap(g), values)[0],
+            gradients(lambda x, g=g: gradients(wrap(g), x)[0], values)[0],
+            forward(wrap(g), values),
+            wrap(lambda x, g=g: forward(g, x))(values),
+        ):
+            close(found, 7 * EXP)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_sparse_argument_beside_a_dense_one(eager, backend, mode):
+    import tensorflow as tf
+
+    @custom_gradient
+    def matmul(a, b):
+        return tf.sparse.sparse_dense_matmul(a, b), lambda upstream: (a.with_values(7 * a.values), 5 * upstream)
+
+    def g(values, b):
+        return matmul(tf.SparseTensor([[0, 0], [1, 0], [1, 1]], values, [2, 2]), b)
+
+    ga, gb = gradients(within(mode)(g), eager.tensor(X), tf.ones((2, 2)))
+    close(ga, 7 * X)
+    close(gb, np.full((2, 2), 5.0))
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_a_gradient_of_another_kind_of_tensor_is_refused(eager, backend, mode):
+    import tensorflow as tf
+
+    sparse = tf.sparse.from_dense(tf.ones((2, 2)))
+    dense = custom_gradient(lambda x: (x * 1, lambda upstream: sparse))
+    with pytest.raises(ValueError, match="don't have the same nested structure"):
+        gradients(within(mode)(lambda x: dense(x)), tf.ones((2, 2)))
+    g = custom_gradient(lambda x: (x.values * 1, lambda upstream: tf.ones((2, 2))))
+    with pytest.raises(ValueError, match="don't have the same nested structure"):
+        gradients(within(mode)(lambda x: g(sparse.with_values(x))), tf.ones(4))
+
+
+# --- private names -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["record.record_operation", "record.stop_recording", "forwardprop_util.pack_tangents"])
+def test_a_private_name_that_is_gone_is_an_error_at_once(backend, name):
+    run(f"""
+        from tensorflow.python.eager import forwardprop_util, record
+        del {name}
+        import keras_cg
+        try:
+            keras_cg.custom_gradient(lambda x: (x, lambda upstream: upstream))(1.0)
+        except ImportError as error:
+            assert "is installed but does not start" in str(error) and "{name.partition(".")[2]}" in str(error)
+        else:
+            raise AssertionError("nobody noticed")
+    """)
