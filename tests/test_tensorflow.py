@@ -131,6 +131,7 @@ NONLINEAR = {
     "wide clip": lambda u: ops.clip(u, -90.0, 90.0),
     "sign": lambda u: ops.sign(u),
     "norm": lambda u: 7 * u / ops.sqrt(ops.sum(u * u)),
+    "clip beside infinity": lambda u: ops.clip(u, -1.0, 1.0) / np.array([0.0, 1.0, 1.0], np.float32),
     "largest": lambda u: ops.max(u) + 0 * u,
 }
 
@@ -708,6 +709,25 @@ def test_an_output_is_freed_without_the_collector(eager, backend, uncollected):
     dead = [weakref.ref(each) for each in (y, z, tape, accumulator)]
     del y, z, tape, accumulator
     assert [each() for each in dead] == [None] * 4
+
+
+def test_a_tape_does_not_hold_an_output_that_the_rule_does_not_use(eager, backend, uncollected):
+    import tensorflow as tf
+
+    made = []
+
+    @custom_gradient
+    def g(x):
+        y = x * 2
+        made.append(weakref.ref(y))
+        return y, lambda upstream: 7 * upstream
+
+    x = eager.tensor(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(g(x))
+    assert made[0]() is None
+    close(tape.gradient(y, x), np.full(3, 7.0))
 
 
 def test_a_thousand_eager_calls_leave_nothing(eager, backend, uncollected):

@@ -75,13 +75,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             "tf.vectorized_map (and a jacobian with experimental_use_pfor=True)",
             "use tf.map_fn, call the function on the whole batch, or pass experimental_use_pfor=False",
         )
-    # A tape or an accumulator also records what happens inside `fun`. Forward mode would take it for the derivative;
-    # cut from the inputs, it cannot. Reverse mode in a graph, on the other hand, differentiates the rule through it.
-    cut = eager or _has_tangents(_parts(tensors))
     graph = tf.compat.v1.get_default_graph()
     before = 0 if eager else len(graph.get_operations())
     with VariableWatcher() as watcher:
-        outputs, pullback = fun(*(map(_cut, tensors) if cut else tensors))
+        # A tape or an accumulator also records what happens in here. Eagerly, cut from the inputs, it says nothing; in a
+        # graph nobody reaches it but by the rule, which is differentiated through it.
+        outputs, pullback = fun(*(map(_cut, tensors) if eager else tensors))
     variables = watcher.watched_variables()
     results = _parts(outputs)
     if eager:
@@ -108,8 +107,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
     def backward(*cotangents: Any) -> list[Any]:
         # When somebody differentiates this gradient, the rule must hang on the inputs, as what was cut does not.
-        again = cut and (not eager or could_possibly_record())
-        pull = fun(*tensors)[1] if again else pullback
+        pull = fun(*tensors)[1] if eager and could_possibly_record() else pullback
 
         def rule(*cotangents: Any) -> list[Any]:
             arriving = iter([_dense(each) for each in cotangents])
@@ -233,7 +231,6 @@ def _linear(rule: Callable[..., list[Any]], cotangents: Sequence[Any]) -> list[A
                 for last, first, second in zip(after, gradients, stepped, strict=True)
                 if first is not None
             ]
-            or [True]
         )
     if tf.executing_eagerly():
         if not same:
