@@ -78,8 +78,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     graph = tf.compat.v1.get_default_graph()
     before = 0 if eager else len(graph.get_operations())
     with VariableWatcher() as watcher:
-        # A tape or an accumulator also records what happens in here. Eagerly, cut from the inputs, it says nothing; in a
-        # graph nobody reaches it but by the rule, which is differentiated through it.
+        # A tape or an accumulator also records what happens in here. Eagerly it is cut from the inputs, and says nothing;
+        # in a graph it is reached by the rule alone, which is differentiated through it.
         outputs, pullback = fun(*(map(_cut, tensors) if eager else tensors))
     variables = watcher.watched_variables()
     results = _parts(outputs)
@@ -166,7 +166,8 @@ def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
         return [None] * len(_parts([tensor]))
     if isinstance(gradient, tf.IndexedSlices) and not _is_composite(tensor):
         # Copied, because a graph (2.21) does not find what it did not compute itself, as the indices that were given.
-        return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True)]
+        size = None if gradient.dense_shape is None else tf.identity(gradient.dense_shape)
+        return [tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices), size)]
     tf.nest.assert_same_structure(tensor, gradient, expand_composites=True)
     return _parts([gradient])
 
