@@ -78,8 +78,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     graph = tf.compat.v1.get_default_graph()
     before = 0 if eager else len(graph.get_operations())
     with VariableWatcher() as watcher:
-        # A tape or an accumulator also records what happens in here. Eagerly it is cut from the inputs, and says nothing;
-        # in a graph it is reached by the rule alone, which is differentiated through it.
+        # A tape or an accumulator also records what happens in here. Eagerly that is cut from the inputs, so that the
+        # rule alone counts; in a graph only the rule leads to it, and is differentiated through it.
         outputs, pullback = fun(*(map(_cut, tensors) if eager else tensors))
     variables = watcher.watched_variables()
     results = _parts(outputs)
