@@ -20,7 +20,9 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 BACKENDS = sorted(path.stem for path in pathlib.Path("keras_cg/backends").glob("[a-z]*.py"))
 FRAMEWORKS = [backend for backend in BACKENDS if backend in PYPROJECT["project"]["optional-dependencies"]]
 # Quiet about its choice of CPU instructions; TensorFlow logs it at every start.
-ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+# One thread for torch: two test processes run side by side, and its own threads would only wait for each other.
+ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1"}
+PARALLEL = ("--numprocesses=2", "--dist=loadfile")
 
 
 def install(session: nox.Session, *extras: str, groups: tuple[str, ...] = ()) -> None:
@@ -49,7 +51,8 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session, backend: str) -> None:
     """The tests of one backend, in an environment with that framework alone."""
     install(session, *([backend] if backend in FRAMEWORKS else []), "examples", groups=("test",))
-    session.run("pytest", f"--backends={backend}", "-m", "not keras", *session.posargs, env=ENVIRONMENT)
+    options = (f"--backends={backend}", "-m", "not keras", "--ignore=tests/conformance")
+    session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session
@@ -57,7 +60,24 @@ def together(session: nox.Session) -> None:
     """All frameworks and Keras in one process, the backend switched at run time; parity with Keras."""
     install(session, *FRAMEWORKS, "keras", "examples", groups=("test",))
     backends = f"--backends={','.join(BACKENDS)}"
-    session.run("pytest", backends, "--ignore=tests/test_examples.py", *session.posargs, env=ENVIRONMENT)
+    # What needs no other framework beside its own runs in the sessions of the backends.
+    alone = (
+        f"--ignore=tests/{name}" for name in ("conformance", "test_examples.py", *(f"test_{b}.py" for b in BACKENDS))
+    )
+    session.run("pytest", *PARALLEL, backends, *alone, *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Every rule of the zoo under every transform; writes docs/conformance.md, and fails if that changed."""
+    install(session, *FRAMEWORKS, groups=("test",))
+    reports = []
+    for backend in BACKENDS:
+        reports.append(f"{session.create_tmp()}/{backend}.json")
+        options = [f"--backends={backend}", f"--conformance-report={reports[-1]}"]
+        session.run("pytest", "--numprocesses=2", "tests/conformance", *options, *session.posargs, env=ENVIRONMENT)
+    if not session.posargs:
+        session.run("python", "-m", "conformance.report", *reports, env={"PYTHONPATH": "tests"})
 
 
 @nox.session(default=False)

@@ -8,19 +8,33 @@ import pytest
 OUTCOMES = pytest.StashKey()
 
 
-def pytest_configure(config):
-    config.stash[OUTCOMES] = []
-
-
 @pytest.fixture
-def record_outcome(request):
-    def record(outcome):
-        request.config.stash[OUTCOMES].append([*request.node.callspec.params["case"], outcome])
+def record_outcome(request, record_property):
+    """Says what came: the outcome and, if it is not a pass, the reason."""
+
+    def record(outcome, reason):
+        record_property("conformance", [*request.node.callspec.params["case"], outcome, reason])
 
     return record
 
 
+class Recorder:
+    """Collects what the tests say, from every process that runs some."""
+
+    def __init__(self):
+        self.outcomes = []
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call":
+            self.outcomes += [value for name, value in report.user_properties if name == "conformance"]
+
+
+def pytest_configure(config):
+    config.stash[OUTCOMES] = Recorder()
+    config.pluginmanager.register(config.stash[OUTCOMES])
+
+
 def pytest_sessionfinish(session):
     path = session.config.getoption("conformance_report")
-    if path:
-        pathlib.Path(path).write_text(json.dumps(session.config.stash[OUTCOMES]))
+    if path and not hasattr(session.config, "workerinput"):
+        pathlib.Path(path).write_text(json.dumps(session.config.stash[OUTCOMES].outcomes))

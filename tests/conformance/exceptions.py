@@ -1,4 +1,4 @@
-"""The one table of what is refused: where, with what message, and for what reason.
+"""The one table of what is not right: where, what comes instead, and for what reason.
 
 It is strict: what stands here and works fails the run.
 """
@@ -13,10 +13,13 @@ class Refusal:
     # Patterns of fnmatch, with `|` between several.
     transforms: str
     rules: str
-    # What the error says, a regular expression.
+    # What the error says, a regular expression. Or NAN: NaN comes where no value can be looked at in time. Or LIMIT:
+    # a wrong number comes, which nothing of ours can notice; README's Limits must say so.
     match: str
     reason: str
 
+
+NAN, LIMIT = "(NaN)", "(limit)"
 
 COMPLEX = "holomorphic|conjugate|fourier transform"
 CLIPS = "clip by *"
@@ -89,6 +92,49 @@ TABLE = [
         CLIPS,
         "forward mode needs a rule that is linear in upstream",
         "no transpose: the rule is not linear in upstream",
+    ),
+    # --- TensorFlow
+    Refusal(
+        "tensorflow",
+        "tape of vectorized_map",
+        "*",
+        "vectorized_map.* ignores custom gradients",
+        "TensorFlow: vectorized_map rebuilds the operations without their custom gradients",
+    ),
+    Refusal(
+        "tensorflow",
+        "ForwardAccumulator|ForwardAccumulator of tape",
+        CLIPS,
+        "forward mode needs a rule that is linear in upstream",
+        "no transpose: the rule is not linear in upstream",
+    ),
+    Refusal(
+        "tensorflow",
+        "function of ForwardAccumulator",
+        CLIPS,
+        NAN,
+        "no transpose: the rule is not linear in upstream, and in a graph no value can be looked at",
+    ),
+    Refusal(
+        "tensorflow",
+        "ForwardAccumulator of function",
+        CLIPS,
+        LIMIT,
+        "the rule is not linear, and TensorFlow transposes the traced function by itself, at an upstream of ones",
+    ),
+    Refusal(
+        "tensorflow",
+        "tape of function*|tape of jit_compile|tf.gradients|tape of tape of function|ForwardAccumulator of*function",
+        "captured value",
+        NAN,
+        "TensorFlow: nothing tells, while a graph is built, which of the tensors it closes over will be differentiated",
+    ),
+    Refusal(
+        "tensorflow",
+        "* tape|tape *|*tape*|ForwardAccumulator*|recompute_grad|function of *|three tapes",
+        "captured value",
+        "reads a value that is being differentiated",
+        "TensorFlow: tf.custom_gradient serves variables, not tensors",
     ),
     # --- NumPy
     Refusal(

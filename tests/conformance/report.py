@@ -1,0 +1,96 @@
+"""Writes docs/conformance.md of what runs wrote down: `python -m conformance.report FILE.json ...`."""
+
+import importlib
+import json
+import pathlib
+import sys
+from importlib import metadata
+
+from conformance.zoo import ZOO
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "conformance.md"
+README = PAGE.parents[1] / "README.md"
+PACKAGES = {"jax": ["jax"], "torch": ["torch"], "tensorflow": ["tensorflow-cpu"], "numpy": ["numpy", "autograd"]}
+OUTCOMES = ("pass", "clear error", "NaN", "limit")
+
+INTRO = """\
+# Conformance
+
+<!-- Made by `nox -s conformance`. Do not edit. -->
+
+{rules} rules, each wrong on purpose, under every transform of every framework. What must come out is a closed form in
+float64, differentiated by central differences ([truth](../tests/conformance/truth.py)); the rules are in
+[the zoo](../tests/conformance/zoo.py), the transforms in [a file for each framework](../tests/conformance/transforms),
+and what does not pass in [one table](../tests/conformance/exceptions.py). Made by `nox -s conformance` with {versions}.
+
+- **pass**: value, first, second or third derivative, tangent or batch as the closed form says.
+- **clear error**: refused, with a message that says why.
+- **NaN**: the answer cannot be had and no error can be raised in time, so that NaN comes.
+- **limit**: a wrong number that nothing of ours can notice; README's Limits has it.
+"""
+
+
+def row(*cells):
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def totals(outcomes):
+    """The table of totals, for the page and for the README."""
+    lines = [row("backend", "transforms", *OUTCOMES), row(*["---"] * (2 + len(OUTCOMES)))]
+    for backend in sorted({each[0] for each in outcomes}):
+        found = [each for each in outcomes if each[0] == backend]
+        counts = [sum(each[3] == outcome for each in found) for outcome in OUTCOMES]
+        lines.append(row(f"`{backend}`", len({each[1] for each in found}), *counts))
+    return lines
+
+
+def section(backend, found):
+    """The table of one backend: its transforms down, the rules across, by number."""
+    transforms = importlib.import_module(f"conformance.transforms.{backend}").TRANSFORMS
+    by_pair = {(each[1], each[2]): each for each in found}
+    found = [by_pair[transform, rule] for transform in transforms for rule in ZOO]
+    reasons = list(dict.fromkeys(each[4] for each in found if each[4]))
+    marks = {reason: chr(ord("a") + place) for place, reason in enumerate(reasons)}
+    lines = [f"## `{backend}`", "", row("", *range(1, len(ZOO) + 1)), row("---", *[":-:"] * len(ZOO))]
+    for transform in transforms:
+        cells = [by_pair[transform, rule] for rule in ZOO]
+        lines.append(row(transform, *("·" if each[3] == "pass" else marks[each[4]] for each in cells)))
+    lines.append("")
+    for reason, mark in marks.items():
+        outcome = next(each[3] for each in found if each[4] == reason)
+        lines.append(f"- {mark}: {outcome}. {reason}.")
+    return [*lines, ""]
+
+
+def render(outcomes):
+    backends = sorted({each[0] for each in outcomes})
+    versions = ", ".join(
+        f"{package} {metadata.version(package).partition('+')[0]}" for name in backends for package in PACKAGES[name]
+    )
+    lines = [INTRO.format(rules=len(ZOO), versions=versions), "## Totals", "", *totals(outcomes), ""]
+    lines += ["The rules, by number:", ""]
+    lines += [f"{place}. {name}" for place, name in enumerate(ZOO, 1)]
+    lines += ["", "A dot is a pass.", ""]
+    for backend in backends:
+        lines += section(backend, [each for each in outcomes if each[0] == backend])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def with_totals(readme, outcomes):
+    """README with its table of totals made anew, between two comments."""
+    start, stop = "<!-- conformance -->\n", "<!-- /conformance -->"
+    before, _, rest = readme.partition(start)
+    return before + start + "\n".join(totals(outcomes)) + "\n" + stop + rest.partition(stop)[2]
+
+
+def main(paths):
+    outcomes = [tuple(each) for path in paths for each in json.loads(pathlib.Path(path).read_text())]
+    wanted = {PAGE: render(outcomes), README: with_totals(README.read_text(), outcomes)}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    for path in stale:
+        path.write_text(wanted[path])
+    return [f"{path.name} was out of date and is written anew: look at it and commit it." for path in stale]
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(main(sys.argv[1:])))
