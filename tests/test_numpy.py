@@ -169,17 +169,79 @@ def test_an_upstream_that_is_differentiated_where_the_rule_closes_over_an_argume
         autograd.grad(lambda z: autograd.grad(lambda u: ops.sum(pull(u) * z))(X)[0])(2.0)
 
 
-def test_captured_with_and_without_variables_is_refused(backend):
+def closing_losses(rule):
+    """Three losses of w, which a custom gradient closes over: alone, beside an argument, inside another derivative."""
     import autograd
 
-    for rule in (lambda upstream: 7 * upstream, lambda upstream, variables=None: (7 * upstream, [5 * upstream])):
-        for loss in (
-            lambda w: ops.sum(custom_gradient(lambda x: (x * w, rule))(X)),
-            lambda w: ops.sum(custom_gradient(lambda x: (x * w, rule))(w)),
-            lambda w: autograd.grad(lambda x: ops.sum(custom_gradient(lambda x: (x * w, rule))(x)))(X)[0],
-        ):
-            with pytest.raises(CapturedVariableError):
-                autograd.grad(loss)(X)
+    return (
+        lambda w: ops.sum(custom_gradient(lambda x: (x * w, rule))(X)),
+        lambda w: ops.sum(custom_gradient(lambda x: (x * w, rule))(w)),
+        lambda w: ops.sum(autograd.grad(lambda x: ops.sum(custom_gradient(lambda x: (x * w, rule))(x) ** 2))(X)),
+    )
+
+
+def test_captured_without_variables_is_refused(backend):
+    import autograd
+
+    for loss in closing_losses(lambda upstream: 7 * upstream):
+        with pytest.raises(CapturedVariableError, match="reads 1 trainable value"):
+            autograd.grad(loss)(X)
+
+
+def test_captured_reaches_the_rule(backend):
+    import autograd
+
+    def rule(upstream, variables=None):
+        return 7 * upstream if variables is None else (7 * upstream, [5 * upstream])
+
+    alone, beside, within = closing_losses(rule)
+    np.testing.assert_allclose(autograd.grad(alone)(X), 5 * ONE)
+    np.testing.assert_allclose(autograd.grad(beside)(X), 12 * ONE)
+    # The gradient for x of sum (x w)^2 is 7 * 2 x w by the rule; its derivative for w is 7 * 2 by another 5.
+    np.testing.assert_allclose(autograd.grad(within)(X), 7 * 2 * 5 * ONE)
+
+
+def test_captured_in_the_order_of_first_use_to_second_order(backend):
+    import autograd
+
+    def loss(v, w, unused):
+        @custom_gradient
+        def f(x):
+            ops.sum(unused)
+            moved = x * w
+
+            def grad(upstream, variables):
+                first, second = variables
+                return 7 * upstream, [5 * upstream * first**2, 3 * upstream * second**2]
+
+            return moved + v, grad
+
+        return ops.sum(f(X))
+
+    gradient = autograd.grad(lambda given: loss(*given))
+    gv, gw, gu = gradient((X, 2 * X, 3 * X))
+    np.testing.assert_allclose(gw, 5 * (2 * X) ** 2)
+    np.testing.assert_allclose(gv, 3 * X**2)
+    np.testing.assert_allclose(gu, 0 * X)
+    second = autograd.grad(lambda given: ops.sum(gradient(given)[1]))((X, 2 * X, 3 * X))
+    np.testing.assert_allclose(second[1], 2 * 5 * 2 * X)
+
+
+def test_captured_by_an_attribute_is_refused(backend):
+    import autograd
+
+    class Holder:
+        @custom_gradient
+        def call(self, x):
+            return x * self.w, lambda upstream, variables=None: (7 * upstream, [5 * upstream])
+
+    def loss(w):
+        holder = Holder()
+        holder.w = w
+        return ops.sum(holder.call(X))
+
+    with pytest.raises(CapturedVariableError, match=r"'numpy' \(where it is not in a closure\) cannot hand it"):
+        autograd.grad(loss)(X)
 
 
 def test_what_autograd_cannot_differentiate_is_a_constant(backend):

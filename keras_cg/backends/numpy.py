@@ -12,8 +12,9 @@ from autograd.builtins import DictBox, SequenceBox
 from autograd.builtins import tuple as boxed_tuple
 from autograd.core import make_vjp
 from autograd.extend import Box, defvjp_argnums, primitive, vspace
+from autograd.tracer import Node, new_box, trace_stack
 
-from keras_cg import errors
+from keras_cg import closure, errors
 from keras_cg.backends import Function, Pullback
 
 __all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
@@ -55,21 +56,55 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    try:
+        return _attach(fun, tensors, ())
+    except _CapturedError as error:
+        pullback = error.pullback
+    pullback.capture(["(a value that autograd differentiates)"])
+    # What `fun` closes over is made an argument.
+    held, rebuild = closure.take_apart(fun, (), lambda value: isinstance(value, Box) and is_tensor(value), children)
+    given = len(tensors)
+
+    def around(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
+        return rebuild(tensors[given:])[0](*tensors[:given])  # type: ignore[no-any-return]
+
+    try:
+        places = _uses(around, tensors, held)
+        return _attach(around, (*tensors, *held), [given + place for place in places])
+    except _CapturedError:
+        raise errors.unserved_variables("numpy", "(where it is not in a closure)") from None
+
+
+class _CapturedError(Exception):
+    """Run on plain arrays, a function can only return a box if it closes over one."""
+
+    def __init__(self, pullback: Pullback):
+        super().__init__()
+        self.pullback = pullback
+
+
+def _attach(fun: Function, tensors: Sequence[Any], variables: Sequence[int]) -> tuple[Any, ...]:
+    """The same, where those of `tensors` that stand at `variables` are none of the user's arguments."""
     if not any(isinstance(tensor, Box) for tensor in tensors):
-        outputs, pullback = fun(*tensors)
-        _capture(outputs, pullback)
-        return outputs
-    attached = _Attached(fun, tensors)
+        return _plain(*fun(*tensors))[0]
+    attached = _Attached(fun, tensors, variables)
     floating = iter(custom_gradient(attached, *tensors))
     # autograd has no vector space of integers, so they go past it.
     return tuple(next(floating) if _is_floating(each) else each for each in attached.outputs)
 
 
+def _plain(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[tuple[Any, ...], Pullback]:
+    if any(isinstance(output, Box) for output in outputs):
+        raise _CapturedError(pullback)
+    return outputs, pullback
+
+
 class _Attached:
     """One call: the function, its run on plain arrays, and the boxes that its arguments came in."""
 
-    def __init__(self, fun: Function, tensors: Sequence[Any]):
+    def __init__(self, fun: Function, tensors: Sequence[Any], variables: Sequence[int]):
         self.fun = fun
+        self.variables = variables
         self.boxes = [box for tensor in tensors for box in _boxes(tensor)]
         self.outputs: tuple[Any, ...]
         self.pullback: Pullback
@@ -77,14 +112,56 @@ class _Attached:
     def run(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], Pullback]:
         return self.fun(*map(asarray, tensors))
 
+    def gradients(self, pullback: Pullback, cotangents: Sequence[Any], tensors: Sequence[Any]) -> dict[int, Any]:
+        """The gradients of the tensors, by their places."""
+        gradients, others = pullback(cotangents, [tensors[place] for place in self.variables])
+        return {**dict(enumerate(gradients)), **dict(zip(self.variables, others, strict=True))}
+
 
 # One primitive for all calls: autograd (1.9) keeps every primitive for ever.
 @primitive  # type: ignore[untyped-decorator]
 def custom_gradient(attached: _Attached, *tensors: Any) -> tuple[Any, ...]:
-    attached.outputs, attached.pullback = attached.run(tensors)
-    _capture(attached.outputs, attached.pullback)
+    attached.outputs, attached.pullback = _plain(*attached.run(tensors))
     floating: tuple[Any, ...] = boxed_tuple([each for each in attached.outputs if _is_floating(each)])
     return floating
+
+
+class _Use(Node):  # type: ignore[misc]
+    """A node that knows which of some values it hangs on, and keeps the order in which they were first used.
+
+    Made as autograd's own tracers are, in `autograd.misc.tracers` (1.9).
+    """
+
+    __slots__ = ("order", "places")
+    order: list[int]
+    places: set[int]
+
+    def __init__(self, value: Any, fun: Any, args: Any, kwargs: Any, parent_argnums: Any, parents: Sequence[_Use]):
+        self.order = parents[0].order
+        self.places = set().union(*(parent.places for parent in parents))
+        self.order += [place for parent in parents for place in sorted(parent.places) if place not in self.order]
+
+    def initialize_root(self, place: int, order: list[int]) -> None:
+        self.order = order
+        self.places = {place}
+
+
+def _uses(fun: Function, tensors: Sequence[Any], held: Sequence[Any]) -> list[int]:
+    """Which of `held` the outputs of `fun` hang on, in the order of their first use."""
+    order: list[int] = []
+    with trace_stack.new_trace() as level:
+        roots = [new_box(_innermost(each), level, _Use.new_root(place, order)) for place, each in enumerate(held)]
+        outputs, _ = fun(*map(_innermost, tensors), *roots)
+    found = set().union(
+        *(output._node.places for output in outputs if isinstance(getattr(output, "_node", None), _Use))
+    )
+    return [place for place in order if place in found]
+
+
+def _innermost(tensor: Any) -> Any:
+    while isinstance(tensor, Box):
+        tensor = tensor._value
+    return tensor
 
 
 def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
@@ -97,11 +174,11 @@ def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) ->
         outputs, pullback = attached.run(tensors) if again else (attached.outputs, attached.pullback)
         arriving = iter(upstream)
         cotangents = [_conjugate(next(arriving)) if _is_floating(each) else None for each in outputs]
-        gradients, _ = pullback(cotangents)
+        gradients = attached.gradients(pullback, cotangents, tensors)
         ended = [box for box in attached.boxes if box._trace > outer]
         return [
             vspace(tensors[argnum - 1]).zeros()
-            if gradients[argnum - 1] is None
+            if gradients.get(argnum - 1) is None
             else _conjugate(_outside(gradients[argnum - 1], ended, outer))
             for argnum in argnums
         ]
@@ -150,13 +227,6 @@ def _starts(box: Any) -> set[Any]:
 
 def _is_floating(tensor: Any) -> bool:
     return bool(numpy.issubdtype(namespace.result_type(tensor), numpy.inexact))
-
-
-def _capture(outputs: Sequence[Any], pullback: Pullback) -> None:
-    # Run on plain arrays, `fun` can only return a box if it closes over one.
-    if any(isinstance(output, Box) for output in outputs):
-        pullback.capture(["(a value that autograd differentiates)"])
-        raise errors.unserved_variables("numpy")
 
 
 def _conjugate(tensor: Any) -> Any:
