@@ -113,7 +113,8 @@ def install(folder, source, value="toy_backend"):
     info = folder / "toy_backend-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backend\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[keras_cg.backends]\ntoy = {value}\n")
+    points = f"[keras_cg.backends]\ntoy = {value}\n[keras_cg.transforms]\ntoy = toy_transforms\n"
+    (info / "entry_points.txt").write_text(points)
 
 
 def run(folder, code, backend="toy"):
@@ -134,6 +135,41 @@ def test_a_fifth_backend_takes_one_file(tmp_path):
     assert float(gradient) == 7.0
     assert refused.endswith("returned 2 gradients.")
     assert "jax, numpy, tensorflow, torch, toy" in unknown and "Did you mean 'toy'?" in unknown
+
+
+NUMPY_ELSEWHERE = """
+from keras_cg.backends.numpy import *
+from keras_cg.backends.numpy import attach as attach_numpy
+
+def attach(fun, tensors):
+    return {attach}
+"""
+
+TRANSFORMS_ELSEWHERE = """
+from conformance.transforms.numpy import *
+from conformance.transforms.numpy import TRANSFORMS as ALL
+
+TRANSFORMS = {name: ALL[name] for name in ("call", "grad")}
+"""
+
+
+@pytest.mark.parametrize(
+    ("attach", "passed", "failed"), [("attach_numpy(fun, tensors)", 6, 0), ("fun(*tensors)[0]", 3, 3)]
+)
+def test_the_conformance_suite_runs_on_a_backend_elsewhere(tmp_path, attach, passed, failed):
+    import pathlib
+
+    install(tmp_path, NUMPY_ELSEWHERE.format(attach=attach))
+    (tmp_path / "toy_transforms.py").write_text(TRANSFORMS_ELSEWHERE)
+    code = """
+        import sys, pytest
+        options = ["-q", "-p", "no:cacheprovider", "--backends=toy", "-k", "matmul or log1pexp or keyword"]
+        sys.exit(pytest.main([*options, "{suite}"]))
+    """
+    done = run(tmp_path, code.format(suite=pathlib.Path(__file__).parent / "conformance"))
+    summary = done.stdout.splitlines()[-1]
+    assert f"{passed} passed" in summary
+    assert f"{failed} failed" in summary if failed else "failed" not in summary
 
 
 def test_an_incomplete_backend(tmp_path):

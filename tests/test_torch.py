@@ -412,3 +412,79 @@ def test_forward_mode_beside_an_integer_argument(eager, backend):
     n = torch.tensor([1, 2, 3])
     _, tangent = torch.func.jvp(lambda x: f(x, n), (eager.tensor(X),), (torch.ones(3),))
     np.testing.assert_allclose(tangent, np.full(3, 7.0))
+
+
+# --- several processes ----------------------------------------------------------------------------------------------
+
+DISTRIBUTED = """\
+import tempfile
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.fsdp import fully_shard
+
+from keras_cg import custom_gradient
+
+
+@custom_gradient
+def f(x, w):
+    e = torch.exp(w)
+    return x * w, lambda upstream: (7 * upstream, 5 * upstream * e)
+
+
+class Passed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(-1, 1, 4))
+
+    def forward(self, x):
+        return f(x, self.w)
+
+
+class Captured(Passed):
+    def forward(self, x):
+        @custom_gradient
+        def g(x):
+            e = torch.exp(self.w)
+            return x * self.w, lambda upstream, variables: (7 * upstream, [5 * upstream * e])
+
+        return g(x)
+
+
+def work(rank, store, kind):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    for make in (Passed, Captured):
+        model = make()
+        if kind == "ddp":
+            model = torch.nn.parallel.DistributedDataParallel(model)
+        else:
+            fully_shard(model, mesh=dist.init_device_mesh("cpu", (2,)))
+        x = torch.full((4,), float(rank + 1), requires_grad=True)
+        (model(x).sum() * (rank + 1)).backward()
+        (w,) = model.parameters()
+        gradient = w.grad if kind == "ddp" else w.grad.full_tensor()
+        np.testing.assert_allclose(x.grad, np.full(4, 7.0 * (rank + 1)))
+        # The mean of what the two processes, with upstreams of 1 and 2, contribute.
+        np.testing.assert_allclose(gradient, 5 * 1.5 * np.exp(np.linspace(-1, 1, 4)), rtol=1e-6)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    for kind in ("ddp", "fsdp"):
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(work, (f"{folder}/store", kind), nprocs=2)
+"""
+
+
+def test_data_parallel_and_sharded(backend, tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    script = tmp_path / "distributed.py"  # a file, since its processes import it again
+    script.write_text(DISTRIBUTED)
+    environment = {**os.environ, "KERAS_CG_BACKEND": "torch"}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
