@@ -227,6 +227,19 @@ def wrong_structure(function: str, came: str, expected: str) -> GradientError:
     )
 
 
+def ambiguous(function: str, came: str, expected: str) -> GradientError:
+    """The gradients fit the arguments in two ways, which differ."""
+    return GradientError(
+        _lines(
+            f"the rule of {function} returned gradients that fit its arguments in two ways.",
+            f"    got: {came}",
+            f"    expected: {expected}",
+            "    usual cause: None or 0 for a whole nest, in a result that is also a flat list with one part per leaf.",
+            "    remedy: return the same nest as the arguments, with None at each leaf that has no gradient.",
+        )
+    )
+
+
 def wrong_shape(function: str, argument: str, came: str, expected: str) -> GradientError:
     """The shape of a gradient is not that of its argument."""
     return GradientError(

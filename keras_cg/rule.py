@@ -215,18 +215,38 @@ class Pullback:
         if backend.is_tensor(result) and len(places) == 1:
             return [result]
         value = nest.wrap(result, backend.is_tensor, backend.children)
+        fits = self._fits(value, count)
+        picked = next(fits, None)
+        if picked is None:
+            raise self._misfit(value)
+        has_containers = self.call.nest.spec.num_nodes > count + 1
+        # None may stand for a whole nest as for a leaf, so that one result can mean two things.
+        blank = has_containers and any(map(_is_nothing, nest.leaves(value)))
+        if blank and not all(self._is_same(picked, other) for other in fits):
+            raise errors.ambiguous(self.call.name, nest.show(value), f"({', '.join(self.call.labels())})")
+        return picked
+
+    def _is_same(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
+        """Whether two readings of a result give every argument the same gradient."""
+        return all(
+            a is b or (_is_nothing(a) and _is_nothing(b)) or not is_differentiable(self.call.backend.dtype(tensor))
+            for a, b, tensor in zip(one, other, self.tensors, strict=True)
+        )
+
+    def _fits(self, value: Any, count: int) -> Iterator[Sequence[Any]]:
+        """For every structure that `value` may be, what it has for each tensor argument."""
+        places = self.places
         if _is_flat(value):
             if len(value) == len(places):
-                return value
+                yield value
             if len(value) == count:
-                return [value[place] for place in places]
+                yield [value[place] for place in places]
         elif nest.is_leaf(value) and len(places) == 1:
-            return [value]
+            yield [value]
         for specs, kept in self._forms():
             aligned = _align_all(specs, value)
             if aligned is not None:
-                return [aligned[place] for place in kept]
-        raise self._misfit(value)
+                yield [aligned[place] for place in kept]
 
     def _forms(self) -> Iterator[tuple[list[Any], list[int]]]:
         """The structures a rule may return, each with the positions of the tensors in it."""
@@ -292,7 +312,7 @@ class Pullback:
         if gradient is None or not is_differentiable(dtype):
             return None
         if isinstance(gradient, (int, float, complex)):
-            if not isinstance(gradient, bool) and gradient == 0:
+            if type(gradient) in (int, float, complex) and gradient == 0:
                 return None
         elif not backend.is_tensor(gradient):
             raise errors.not_a_gradient(name, label(), gradient, describe(dtype, shape))
@@ -344,6 +364,12 @@ def _form(arguments: list[tuple[Any, list[bool]]]) -> tuple[list[Any], list[int]
     return [spec for spec, _ in arguments], [place for place, mark in enumerate(marks) if mark]
 
 
+def _is_nothing(value: Any) -> bool:
+    """Whether a rule says by `value` that there is no gradient."""
+    # The exact types: a number of NumPy is a float, too, and a gradient.
+    return value is None or (type(value) in (int, float) and value == 0)
+
+
 def _is_flat(value: Any) -> TypeGuard[Sequence[Any]]:
     """Whether something that `nest.wrap` gave is a sequence of leaves."""
     return isinstance(value, (tuple, list)) and all(nest.is_leaf(each) for each in value)
@@ -365,7 +391,7 @@ def _align(spec: Any, value: Any) -> list[Any] | None:
     """
     if spec is None or spec.is_leaf():
         return [value] if nest.is_leaf(value) else None
-    if value is None or (isinstance(value, (int, float)) and value == 0):
+    if _is_nothing(value):
         return [None] * spec.num_leaves
     if nest.is_leaf(value):
         return None

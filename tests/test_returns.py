@@ -320,6 +320,14 @@ def test_a_shape_that_would_broadcast_is_wrong(frame):
     refuse(frame, lambda g: (7.0, g), "wrong shape for x", "[]", "expected: float32[3]")
 
 
+@pytest.mark.only("numpy")
+def test_a_zero_that_numpy_computed_is_a_gradient(eager, backend):
+    # Its float64 is a float to Python, too, and 0.0 as a number would say that there is no gradient.
+    decorated = custom_gradient(lambda x: (x * 2, lambda upstream: np.sum(0 * upstream)))
+    with pytest.raises(GradientError, match=r"got: float64\[\]"):
+        eager.gradients(decorated, X.astype(float))
+
+
 def test_a_swapped_pair_of_shapes(frame):
     refuse(
         frame,
@@ -346,6 +354,42 @@ def test_wrong_keys(eager):
         eager.gradients(lambda x: culprit({"w": x}), X)
     assert "wrong structure" in str(caught.value)
     assert "'v'" in str(caught.value) and 'expected: (params["w"])' in str(caught.value).replace("'", '"')
+
+
+@pytest.mark.parametrize("nothing", [None, 0], ids=str)
+def test_nothing_for_a_nest_in_what_is_also_a_flat_list(frame, nothing):
+    @custom_gradient
+    def culprit(params, x, name):
+        return params[0] * params[1] * x, lambda upstream: (nothing, 7 * upstream, None)
+
+    with pytest.raises(Exception) as caught:
+        frame.gradients(lambda x, y: culprit([x, y], x, "name"), X, Y)
+    for line in (
+        "the rule of",
+        "culprit returned gradients that fit its arguments in two ways.",
+        "got: (*, *, *)",
+        "expected: (params[0], params[1], x, name)",
+        "usual cause: None or 0 for a whole nest, in a result that is also a flat list with one part per leaf.",
+        "remedy: return the same nest as the arguments, with None at each leaf that has no gradient.",
+    ):
+        assert line in str(caught.value)
+
+
+def test_nothing_for_a_nest_beside_a_number(eager):
+    @custom_gradient
+    def culprit(params, n):
+        return params[0] * params[1] * n, lambda upstream: (None, 7 * upstream)
+
+    # The gradient of n as a tensor, or that of params[1]?
+    with pytest.raises(GradientError, match="in two ways"):
+        eager.gradients(lambda x, y: culprit([x, y], 2), X, Y)
+
+
+def test_nothing_in_a_flat_list_that_can_mean_one_thing_only(eager):
+    decorated = custom_gradient(lambda params, x: (params[0] * params[1] * x, lambda g: (None, 5 * g, 7 * g)))
+    gx, gy = eager.gradients(lambda x, y: decorated([x, y], x), X, Y)
+    np.testing.assert_allclose(gx, SEVEN)
+    np.testing.assert_allclose(gy, FIVE)
 
 
 def test_complex_for_real(frame):
