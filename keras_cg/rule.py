@@ -311,17 +311,20 @@ class Pullback:
         dtype, shape = like
         if gradient is None or not is_differentiable(dtype):
             return None
-        if isinstance(gradient, (int, float, complex)):
-            if type(gradient) in (int, float, complex) and gradient == 0:
+        number = None
+        if isinstance(gradient, (int, float, complex)) and not backend.is_tensor(gradient):
+            if gradient == 0 and not isinstance(gradient, bool):
                 return None
+            # Which dtype a number gets differs from framework to framework.
+            number = type(gradient).__name__
         elif not backend.is_tensor(gradient):
             raise errors.not_a_gradient(name, label(), gradient, describe(dtype, shape))
         gradient = backend.asarray(gradient)
         came, size = backend.dtype(gradient), backend.shape(gradient)
         if came.startswith("complex") and not dtype.startswith("complex"):
-            raise errors.wrong_kind(name, label(), describe(came, size), describe(dtype, shape))
+            raise errors.wrong_kind(name, label(), describe(number or came, size), describe(dtype, shape))
         if not _compatible(size, shape):
-            raise errors.wrong_shape(name, label(), describe(came, size), describe(dtype, shape))
+            raise errors.wrong_shape(name, label(), describe(number or came, size), describe(dtype, shape))
         return gradient if came == dtype else backend.cast(gradient, dtype)
 
 
