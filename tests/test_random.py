@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
@@ -24,8 +25,8 @@ EXAMPLES = {
     "grad(jit)": 50,
     "function": 50,
     "jit_compile": 50,
-    "aot_eager": 10,
-    "inductor": 5,
+    "aot_eager": 8,
+    "inductor": 4,
 }
 TOGETHER = 200
 
@@ -615,6 +616,8 @@ def dtypes_of(*names):
     return tuple(dtype for dtype in DTYPES if dtype != "bfloat16" or "numpy" not in names)
 
 
+# It says so and runs them uncompiled (torch 2.13).
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex operators")
 def test_random_cases(frame):
     understood = []
 
