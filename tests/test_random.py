@@ -25,8 +25,8 @@ EXAMPLES = {
     "grad(jit)": 50,
     "function": 50,
     "jit_compile": 50,
-    "aot_eager": 8,
-    "inductor": 4,
+    "aot_eager": 5,
+    "inductor": 3,
 }
 TOGETHER = 200
 
