@@ -229,8 +229,8 @@ class Pullback:
     def _is_same(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
         """Whether two readings of a result give every argument the same gradient."""
         return all(
-            a is b or (_is_nothing(a) and _is_nothing(b)) or not is_differentiable(self.call.backend.dtype(tensor))
-            for a, b, tensor in zip(one, other, self.tensors, strict=True)
+            a is b or (_is_nothing(a) and _is_nothing(b)) or not is_differentiable(dtype)
+            for a, b, (dtype, _) in zip(one, other, self.likes, strict=True)
         )
 
     def _fits(self, value: Any, count: int) -> Iterator[Sequence[Any]]:
