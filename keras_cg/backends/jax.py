@@ -155,12 +155,10 @@ def _attach_staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     for all: JAX may ask for the gradient when what they close over is gone.
     """
     traced = _trace(fun, tensors, None)
-    if traced.rule is None and traced.refusal is None:
-        traced = _trace(fun, tensors, traced.captured)
     if traced.rule is None:
-        # The rule raises. It is to do so when the gradient is asked for, where it runs again.
-        return _attach(functools.partial(_run, fun), tensors)
-    jaxpr, pull, stop = traced.jaxpr, traced.rule, traced.outputs
+        traced = _trace(fun, tensors, traced.captured)
+    jaxpr, stop = traced.jaxpr, traced.outputs
+    pull: Callable[..., list[Any]] = traced.rule  # type: ignore[assignment]
     fixed = [None if _is_traced(each) else each for each in traced.consts]
     hoisted = [each for each in traced.consts if _is_traced(each)]
     start, served = len(hoisted), [_place(each, hoisted) for each in traced.variables]
@@ -187,8 +185,8 @@ class _Traced(NamedTuple):
     """A function and its rule as one jaxpr, whose constants are what they close over.
 
     It gives the `outputs`, so many, and then what `rule` uses of the forward run. Without `rule` it gives the
-    outputs alone: the rule raises, or wants `variables`, which are not known yet. `captured` is what the outputs
-    depend on besides the arguments, and `refusal` what a rule without `variables` says to its being differentiated.
+    outputs alone: the rule wants `variables`, which are not known yet. `captured` is what the outputs depend on
+    besides the arguments, and `refusal` what a rule without `variables` says to its being differentiated.
     """
 
     jaxpr: Any
@@ -211,7 +209,9 @@ def _trace(fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | Non
             return [*outputs]
         try:
             residuals = _Residuals.of(_flat(pullback, outputs, variables or ()), outputs)
-        except Exception:
+        except Exception as error:
+            # It is to be raised when the gradient is asked for.
+            kept[1] = functools.partial(_raise, error)
             return [*outputs]
         kept[1] = residuals.rule
         return [*outputs, *residuals.values]
@@ -225,6 +225,10 @@ def _trace(fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | Non
         if _is_traced(each) and variable in read
     ]
     return _Traced(closed.jaxpr, closed.consts, count, rule, captured, refusal, variables or ())
+
+
+def _raise(error: Exception, *_: Any) -> list[Any]:
+    raise error
 
 
 def _refusal(pullback: Pullback) -> errors.CapturedVariableError | None:
