@@ -60,11 +60,12 @@ def together(session: nox.Session) -> None:
     """All frameworks and Keras in one process, the backend switched at run time; parity with Keras."""
     install(session, *FRAMEWORKS, "keras", "examples", groups=("test",))
     backends = f"--backends={','.join(BACKENDS)}"
-    # What needs no other framework beside its own runs in the sessions of the backends.
-    alone = (
+    # What needs one framework alone, and what takes long to compile, runs in the sessions of the backends.
+    alone = [
         f"--ignore=tests/{name}" for name in ("conformance", "test_examples.py", *(f"test_{b}.py" for b in BACKENDS))
-    )
-    session.run("pytest", *PARALLEL, backends, *alone, *session.posargs, env=ENVIRONMENT)
+    ]
+    short = "not inductor and not (test_random_cases and not one_process)"
+    session.run("pytest", *PARALLEL, backends, *alone, "-k", short, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session
