@@ -358,6 +358,51 @@ def test_control_flow_to_the_second_order(eager, backend, name, mode):
         close(second, 7 * EXP)
 
 
+def test_inputs_of_an_outer_graph_as_outputs(eager, backend):
+    import tensorflow as tf
+
+    @custom_gradient
+    def g(x, y):
+        return (x, y * x, y), lambda a, b, c: (7 * a + 5 * b, 3 * b + 2 * c)
+
+    def run(x, y):
+        return tf.cond(x[0] < 9, lambda: tf.add_n([k * each for k, each in enumerate(g(x, y), 1)]), lambda: x)
+
+    # Recorded by a tape while the branch is traced, and only later.
+    for function in (lambda x, y: gradients(run, x, y), lambda x, y: gradients(tf.function(run), x, y)):
+        gx, gy = tf.function(function)(eager.tensor(X), eager.tensor(2 * X))
+        close(gx, np.full(3, 7.0 + 2 * 5))
+        close(gy, np.full(3, 2 * 3.0 + 3 * 2))
+
+
+@custom_gradient
+def inner(x):
+    return x * x, lambda upstream: 7 * upstream * ops.exp(x)
+
+
+@custom_gradient
+def outer(x):
+    return inner(x) * x, lambda upstream: 5 * upstream * inner(x)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_custom_gradient_in_a_rule(eager, backend, mode):
+    x = eager.tensor(X)
+    function = within(mode)(lambda x: outer(x))
+
+    def first(x):
+        return gradients(function, x)[0]
+
+    def second(x):
+        return gradients(first, x)[0]
+
+    close(first(x), 5 * X**2)
+    close(second(x), 5 * 7 * np.exp(X))
+    close(gradients(second, x)[0], 5 * 7 * np.exp(X))
+    close(forward(function, x), 5 * X**2)
+    close(forward(first, x), 5 * 7 * np.exp(X))
+
+
 @pytest.mark.parametrize("compiled", [False, True], ids=["function", "xla"])
 def test_symbolic_gradients(eager, backend, compiled):
     import tensorflow as tf

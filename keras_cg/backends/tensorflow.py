@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -76,6 +77,10 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             "use tf.map_fn, call the function on the whole batch, or pass experimental_use_pfor=False",
         )
     graph = tf.compat.v1.get_default_graph()
+    if not eager:
+        # A rule may call this in the graph of a gradient, with tensors of the graph that is differentiated. When that
+        # gradient is differentiated again, only tensors of its own graph are within reach.
+        tensors = [_each(functools.partial(_inside, graph), each) for each in tensors]
     before = 0 if eager else len(graph.get_operations())
     with VariableWatcher() as watcher:
         # A tape or an accumulator also records what happens in here. Eagerly that is cut from the inputs, so that the
@@ -89,8 +94,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         variables = variables if is_differentiated else ()
         captured, is_unserved = [], is_differentiated and not variables
     else:
-        given = [_inside(graph, each) for each in _parts(tensors)]
-        sources = _sources(results, given, graph.get_operations()[before:])
+        results = [_inside(graph, each) for each in results]
+        sources = _sources(results, _parts(tensors), graph.get_operations()[before:])
         variables = [each for each in variables if id(_inside(graph, each.handle)) in sources]
         read = _parts(list(sources.values()))
         captured, is_unserved = _not_constant(read), _is_recorded(read) or _has_tangents(read)
@@ -174,7 +179,12 @@ def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
 
 def _cut(tensor: Any) -> Any:
     """`tensor`, or every part of a composite one, without its gradient."""
-    return tf.nest.map_structure(tf.stop_gradient, tensor, expand_composites=True)
+    return _each(tf.stop_gradient, tensor)
+
+
+def _each(function: Callable[[Any], Any], tensor: Any) -> Any:
+    """`function` of `tensor`, or of every part of a composite one."""
+    return tf.nest.map_structure(function, tensor, expand_composites=True)
 
 
 def _dense(cotangent: Any) -> Any:
@@ -282,7 +292,7 @@ def vjp(
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
     # A tape goes by the identity of tensors: one that is passed twice, or closed over as well, must not be taken for
     # the argument that is differentiated.
-    inputs = [tf.nest.map_structure(tf.identity, each, expand_composites=True) for each in tensors]
+    inputs = [_each(tf.identity, each) for each in tensors]
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         outputs, aux = fun(*inputs)
