@@ -465,6 +465,59 @@ def test_jacobians(eager, backend, mode, pfor):
     close(tf.reduce_sum(hessian), expected.sum())
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_vectorized_map_obeys_the_rule_in_its_body_and_refuses_to_be_differentiated(eager, backend, mode):
+    import tensorflow as tf
+
+    def first(x):
+        return gradients(f, x)[0]
+
+    def of_function(x):
+        return gradients(tf.function(lambda x: f(x)), x)[0]
+
+    def second(x):
+        return gradients(first, x)[0]
+
+    def vectorized(g):
+        return lambda x: tf.vectorized_map(g, x)
+
+    run, x = within(mode), tf.constant(X)
+    close(run(vectorized(f))(x), 2 * X)
+    for derivative in (first, of_function, second, lambda x: forward(f, x), lambda x: forward(first, x)):
+        close(run(vectorized(derivative))(x), 7 * EXP)
+    # What the rule computed is differentiated as ever.
+    close(run(lambda x: gradients(vectorized(first), x)[0])(x), 7 * EXP)
+    close(gradients(run(vectorized(first)), x)[0], 7 * EXP)
+
+    traced = run(vectorized(f))
+    traced(x)
+    both = vectorized(tf.function(lambda x: f(x)))
+    for transform in (forward, lambda g, x: gradients(g, x)[0]):
+        for g in (vectorized(f), run(vectorized(f)), traced, both):
+            for outside in (lambda g: g, run):
+                # A LookupError; a StagingError with its text where AutoGraph was at work.
+                with pytest.raises(Exception, match=r"ignores custom gradients.*remedy: use tf\.map_fn"):
+                    outside(lambda x, g=g, transform=transform: transform(g, x))(x)
+
+
+@pytest.mark.parametrize("pfor", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_jacobians_of_a_custom_gradient_in_a_rule(eager, backend, mode, pfor):
+    import tensorflow as tf
+
+    def jacobian(g, x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = g(x)
+        return tape.jacobian(y, x, experimental_use_pfor=pfor)
+
+    x = tf.constant(X)
+    function = within(mode)(lambda x: outer(x))
+    close(tf.linalg.diag_part(jacobian(function, x)), 5 * X**2)
+    for run in (within("eager"), within("function")):
+        close(gradients(run(lambda x: jacobian(outer, x)), x)[0], 5 * 7 * np.exp(X))
+
+
 @pytest.mark.parametrize("shape", [None, [None], [None, None]], ids=["rank", "size", "wrong rank"])
 def test_unknown_shapes(eager, backend, shape):
     import tensorflow as tf

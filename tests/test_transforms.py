@@ -321,16 +321,6 @@ def test_tensorflow(eager, backend, mode):
 
 
 @pytest.mark.only("tensorflow")
-def test_tensorflow_refuses_vectorized_map(eager, backend):
-    import tensorflow as tf
-
-    for g in (f, tf.function(lambda x: f(x))):
-        with pytest.raises(NotImplementedError, match="ignores custom gradients") as caught:
-            tf.vectorized_map(g, eager.tensor(X))
-        assert "tf.map_fn" in str(caught.value)
-
-
-@pytest.mark.only("tensorflow")
 def test_tensorflow_vectorized_map_of_what_was_traced_before_is_a_limit(eager, backend):
     import tensorflow as tf
 

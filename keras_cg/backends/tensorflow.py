@@ -29,6 +29,17 @@ namespace = tf.experimental.numpy
 tensors = (tf.Tensor, tf.Variable, tf.__internal__.CompositeTensor)
 
 
+# TensorFlow shows it as the reason of a LookupError, as bytes.
+_DROPPED = " ".join(
+    str(
+        errors.rule_dropped(
+            "what is outside of tf.vectorized_map (and of a jacobian with experimental_use_pfor=True)",
+            "use tf.map_fn, call the function on the whole batch, or pass experimental_use_pfor=False",
+        )
+    ).split()
+)
+
+
 def is_tensor(value: object) -> bool:
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return value.dtype.kind in "biufc"
@@ -71,11 +82,6 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     eager = tf.executing_eagerly()
     if eager and not could_possibly_record():
         return fun(*tensors)[0]
-    if not eager and _is_vectorizing():
-        raise errors.rule_dropped(
-            "tf.vectorized_map (and a jacobian with experimental_use_pfor=True)",
-            "use tf.map_fn, call the function on the whole batch, or pass experimental_use_pfor=False",
-        )
     graph = tf.compat.v1.get_default_graph()
     if not eager:
         # A rule may call this in the graph of a gradient, with tensors of the graph that is differentiated. When that
@@ -96,6 +102,10 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     else:
         results = [_inside(graph, each) for each in results]
         sources = _sources(results, _parts(tensors), graph.get_operations()[before:])
+        if _is_vectorizing():
+            # The rule serves whoever differentiates in the body. Afterwards it is gone, and this is what they meet.
+            with stop_recording():
+                results = [tf.raw_ops.PreventGradient(input=each, message=_DROPPED) for each in results]
         variables = [each for each in variables if id(_inside(graph, each.handle)) in sources]
         read = _parts(list(sources.values()))
         captured, is_unserved = _not_constant(read), _is_recorded(read) or _has_tangents(read)
