@@ -292,12 +292,73 @@ def test_a_tensor_captured_beside_a_variable(eager, backend):
         tf.function(lambda x: gradients(lambda x: with_variable_and_tensor(x, x * 3, variable), x))(x)
 
 
-def test_a_tensor_captured_beside_a_variable_is_a_limit_in_eager_mode(eager, backend):
+def test_a_captured_tensor_in_eager_mode(eager, backend):
+    import tensorflow as tf
+
+    def run(x, w):
+        def grad(upstream, variables=None):
+            gradient = 7 * upstream * (variables or [w])[0]
+            return (gradient, [11 * upstream * x]) if variables else gradient
+
+        return custom_gradient(lambda x: (x * w, grad))(x)
+
+    def run_stopped(x, w):
+        return custom_gradient(lambda x: (x * tf.stop_gradient(w), lambda u: 7 * u * w))(x)
+
+    def gradient(g, index):
+        return lambda x, w: gradients(g, x, w)[index]
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    for found, expected in zip(gradients(run, x, w), (7 * 2 * X, 11 * X), strict=True):
+        close(found, expected)
+    close(gradients(gradient(run, 0), x, w)[1], np.full(3, 7.0))
+    close(gradients(gradient(run, 1), x, w)[0], np.full(3, 11.0))
+    close(forward(lambda x: run(x, w), x), 7 * 2 * X)
+    close(forward(lambda w: run(x, w), w), 11 * X)
+    gx, gw = gradients(run_stopped, x, w)
+    close(gx, 7 * 2 * X)
+    assert gw is None
+    close(gradients(gradient(run_stopped, 0), x, w)[1], np.full(3, 7.0))
+    with pytest.raises(CapturedVariableError, match="being differentiated"):
+        gradients(lambda x, w: closing_over(w)(x), x, w)
+
+
+class Holder:
+    """Something that a function closes over, with a tensor inside."""
+
+    def __init__(self, w):
+        self.w = w
+
+
+def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(eager, backend):
+    import tensorflow as tf
+
+    variable = tf.Variable(2 * X)
+
+    def two(x, w):
+        v = w * 2
+        return custom_gradient(lambda x: (x * w * v, lambda u, variables: (7 * u, [11 * u] * len(variables))))(x)
+
+    def hidden(x, w):
+        holder = Holder(w)
+        return custom_gradient(lambda x: (x * holder.w, lambda u, variables: (7 * u, [11 * u])))(x)
+
+    for g in (lambda x, w: with_variable_and_tensor(x, w, variable), two, hidden):
+        with pytest.raises(CapturedVariableError, match="is being differentiated and is not among its arguments"):
+            gradients(g, eager.tensor(X), eager.tensor(3 * X))
+
+
+def test_a_hidden_tensor_beside_a_variable_is_a_limit_in_eager_mode(eager, backend):
     import tensorflow as tf
 
     # The outputs hang on the variable, and nothing tells that they hang on something else, too.
     variable = tf.Variable(2 * X)
-    gx, gw = gradients(lambda x, w: with_variable_and_tensor(x, w, variable), eager.tensor(X), eager.tensor(3 * X))
+
+    def run(x, w):
+        holder = Holder(w)
+        return custom_gradient(lambda x: (x * holder.w * variable, lambda u, variables: (7 * u, [11 * u])))(x)
+
+    gx, gw = gradients(run, eager.tensor(X), eager.tensor(3 * X))
     close(gx, np.full(3, 7.0))
     assert gw is None
 

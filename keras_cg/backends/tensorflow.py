@@ -20,7 +20,7 @@ from tensorflow.python.eager.record import (
     stop_recording,
 )
 
-from keras_cg import errors
+from keras_cg import closure, errors
 from keras_cg.backends import Function
 
 __all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
@@ -91,14 +91,15 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     with VariableWatcher() as watcher:
         # A tape or an accumulator also records what happens in here. Eagerly that is cut from the inputs, so that the
         # rule alone counts; in a graph only the rule leads to it, and is differentiated through it.
-        outputs, pullback = fun(*(map(_cut, tensors) if eager else tensors))
+        outputs, pullback, used = _run_cut(fun, tensors) if eager else (*fun(*tensors), [])
     variables = watcher.watched_variables()
     results = _parts(outputs)
     if eager:
         # Cut from the inputs, the outputs can only hang on what `fun` captured, and need not if it stops the gradient.
         is_differentiated = _is_recorded(results) or _has_tangents(results)
         variables = variables if is_differentiated else ()
-        captured, is_unserved = [], is_differentiated and not variables
+        # Of several, nothing tells which is used first.
+        captured, is_unserved = [], (is_differentiated and not variables) or len(used) > 1 or bool(used and variables)
     else:
         results = [_inside(graph, each) for each in results]
         sources = _sources(results, _parts(tensors), graph.get_operations()[before:])
@@ -109,10 +110,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         variables = [each for each in variables if id(_inside(graph, each.handle)) in sources]
         read = _parts(list(sources.values()))
         captured, is_unserved = _not_constant(read), _is_recorded(read) or _has_tangents(read)
-    pullback.capture([variable.name for variable in variables])
+    closed_over = "(a tensor that is being differentiated)"
+    pullback.capture([*(each.name for each in variables), *(closed_over for _ in used)])
     if is_unserved:
-        pullback.capture(["(a tensor that is being differentiated)"])
+        pullback.capture([closed_over])
         raise errors.unserved_variables("tensorflow")
+    variables = [*variables, *used]
 
     values = [tf.convert_to_tensor(each) for each in variables]
     inputs = [*_parts(tensors), *values, *captured]
@@ -141,6 +144,30 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     is_recording = False
     filling = iter(wrapped)
     return tuple(_fill(each, filling) for each in outputs)
+
+
+def _run_cut(fun: Function, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], Any, list[Any]]:
+    """The outputs and the pullback of `fun`, cut from its inputs and from the tensors that it closes over.
+
+    Also given are those of the latter that the outputs hang on.
+    """
+    given = [_cut(each) for each in tensors]
+    held, rebuild = closure.take_apart(fun, (), _is_differentiated_tensor, children)
+    if not held:
+        return (*fun(*given), [])
+    cut = [_cut(each) for each in held]
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        # Some cannot be replaced, and are used as they are.
+        tape.watch([*held, *cut])
+        outputs, pullback = rebuild(cut)[0](*given)
+    with stop_recording():
+        slopes = [tape.gradient(_parts(outputs), pair) for pair in zip(held, cut, strict=True)]
+    used = [each for each, pair in zip(held, slopes, strict=True) if any(slope is not None for slope in pair)]
+    return outputs, pullback, used
+
+
+def _is_differentiated_tensor(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and (_is_recorded([value]) or _has_tangents([value]))
 
 
 def _wrap(results: list[Any], inputs: list[Any], backward: Callable[..., list[Any]]) -> list[Any]:
