@@ -363,6 +363,31 @@ def test_a_hidden_tensor_beside_a_variable_is_a_limit_in_eager_mode(eager, backe
     assert gw is None
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_variables_come_in_the_order_of_creation_in_every_mode(eager, backend, mode):
+    import tensorflow as tf
+
+    a, b = tf.Variable(2 * X, name="a"), tf.Variable(3 * X, name="b")
+    came = []
+
+    @custom_gradient
+    def g(x):
+        def grad(upstream, variables):
+            came.append([each.name for each in variables])
+            return 7 * upstream, [11 * upstream, 13 * upstream]
+
+        return x * b + a, grad
+
+    function = within(mode)(lambda x: g(x))
+    x = eager.tensor(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    for found, expected in zip(tape.gradient(y, [x, a, b]), (7, 11, 13), strict=True):
+        close(found, np.full(3, float(expected)))
+    assert came == [["a:0", "b:0"]]
+
+
 def test_variables_in_a_graph_of_tensorflow_1(eager, backend):
     import tensorflow as tf
 

@@ -92,6 +92,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         # A tape or an accumulator also records what happens in here. Eagerly that is cut from the inputs, so that the
         # rule alone counts; in a graph only the rule leads to it, and is differentiated through it.
         outputs, pullback, used = _run_cut(fun, tensors) if eager else (*fun(*tensors), [])
+    # In the order of creation. Which was read first, TensorFlow (2.21) does not tell for eager operations, and a rule
+    # must not get another order in a graph.
     variables = watcher.watched_variables()
     results = _parts(outputs)
     if eager:
