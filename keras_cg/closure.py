@@ -109,7 +109,7 @@ class _Search:
 
     def _nest(self, value: Any, own: bool) -> Build | None:
         laid = nest.flatten(value, self.is_tensor, self.children)
-        looked = [self.look(leaf, own) for leaf in laid.leaves]
+        looked = [None if isinstance(leaf, nest.ATOMS) else self.look(leaf, own) for leaf in laid.leaves]
         found = {place: build for place, build in enumerate(looked) if build is not None}
         if not found or not own:
             return None

@@ -16,7 +16,7 @@ import optree
 _NAMESPACE = "keras_cg"
 
 # Leaves that are no containers for certain; asking further would only cost time.
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, type, numpy.generic, numpy.ndarray)
+ATOMS = (type(None), bool, int, float, complex, str, bytes, type, numpy.generic, numpy.ndarray)
 
 Children = Callable[[Any], tuple[list[Any], Callable[[list[Any]], Any]] | None]
 
@@ -143,7 +143,7 @@ def show(wrapped: Any) -> str:
 
 
 def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
-    if isinstance(leaf, _ATOMS) or is_tensor(leaf):
+    if isinstance(leaf, ATOMS) or is_tensor(leaf):
         return leaf
     opened = children(leaf)
     if opened is not None:

@@ -98,7 +98,7 @@ TABLE = [
         "tensorflow",
         "tape of vectorized_map",
         "*",
-        "vectorized_map.* ignores custom gradients",
+        "ignores custom gradients|reads a value that is being differentiated",
         "TensorFlow: vectorized_map rebuilds the operations without their custom gradients",
     ),
     Refusal(
@@ -124,17 +124,24 @@ TABLE = [
     ),
     Refusal(
         "tensorflow",
-        "tape of function*|tape of jit_compile|tf.gradients|tape of tape of function|ForwardAccumulator of*function",
+        "tape of tape of function|ForwardAccumulator of tape of function",
+        "captured value",
+        LIMIT,
+        "as below, and TensorFlow's loops do not bear a NaN that hangs on the inputs, so that its derivative is 0",
+    ),
+    Refusal(
+        "tensorflow",
+        "tape of function*|tape of jit_compile|tf.gradients|ForwardAccumulator of function",
         "captured value",
         NAN,
         "TensorFlow: nothing tells, while a graph is built, which of the tensors it closes over will be differentiated",
     ),
     Refusal(
         "tensorflow",
-        "* tape|tape *|*tape*|ForwardAccumulator*|recompute_grad|function of *|three tapes",
+        "function of *|jit_compile of *|tape of cond|tape of map_fn",
         "captured value",
         "reads a value that is being differentiated",
-        "TensorFlow: tf.custom_gradient serves variables, not tensors",
+        "TensorFlow: in a graph, tf.custom_gradient serves variables, not tensors",
     ),
     # --- NumPy
     Refusal(
