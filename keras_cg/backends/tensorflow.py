@@ -106,8 +106,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         results = [_inside(graph, each) for each in results]
         sources = _sources(results, _parts(tensors), graph.get_operations()[before:])
         if _is_vectorizing():
-            # The rule serves whoever differentiates in the body. Afterwards it is gone, and this is what they meet, even
-            # where plain differentiation would not get from the outputs to the inputs.
+            # The rule serves whoever differentiates in the body. Afterwards it is gone, and this is what they meet,
+            # even where plain differentiation would not get from the outputs to the inputs.
             with stop_recording():
                 linked = tf.raw_ops.IdentityN(input=[*results, *_parts(tensors)])[: len(results)] if results else []
                 results = [tf.raw_ops.PreventGradient(input=each, message=_DROPPED) for each in linked]
