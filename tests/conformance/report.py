@@ -93,4 +93,4 @@ def main(paths):
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(main(sys.argv[1:])))
+    sys.exit("\n".join(main(sys.argv[1:])) or None)
