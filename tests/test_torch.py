@@ -393,6 +393,25 @@ def test_a_captured_value_in_forward_mode_alone_is_refused(eager, backend):
             custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))(x)
 
 
+def test_no_grad_does_not_stop_forward_mode(eager, backend):
+    import torch
+    from torch.autograd import forward_ad
+
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    x = eager.tensor(X)
+    without = torch.no_grad()(f)
+    np.testing.assert_allclose(torch.func.jvp(without, (x,), (torch.ones(3),))[1], np.full(3, 7.0))
+    with torch.no_grad(), forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones(3))
+        np.testing.assert_allclose(forward_ad.unpack_dual(f(dual)).tangent, np.full(3, 7.0))
+        with pytest.raises(TypeError, match="reads 1 trainable value"):
+            custom_gradient(lambda x: (x * dual, lambda upstream: 7 * upstream))(x)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            np.testing.assert_allclose(torch.func.jvp(f, (x,), (torch.ones(3),))[1], np.full(3, 7.0))
+            np.testing.assert_allclose(torch.func.grad(lambda x: f(x).sum())(x), np.full(3, 7.0))
+
+
 def test_forward_mode_of_several_outputs(eager, backend):
     import torch
     from torch.autograd import forward_ad

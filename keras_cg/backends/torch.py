@@ -57,8 +57,8 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    if not torch.is_grad_enabled():
-        return fun(*tensors)[0]
+    if not torch.is_grad_enabled() and (torch.compiler.is_compiling() or not _is_forward(tensors)):
+        return _not_dual(*fun(*tensors))
     # Either way `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So
     # an output that somebody differentiates all the same hangs on something that `fun` captured.
     inputs = [tensor.detach() for tensor in tensors]
@@ -70,9 +70,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     if _transforms_active() or any(map(_is_dual, tensors)):
         return _attach_transformed(fun, tensors, random)
     outputs, pullback = _run(fun, inputs)
-    if any(map(_is_dual, outputs)):
-        pullback.capture(["(a value that forward mode differentiates)"])
-        raise errors.unserved_variables("torch", "in forward mode")
+    _not_dual(outputs, pullback)
     variables: list[torch.Tensor] = []
     if any(output.requires_grad for output in outputs):
         variables = _captured(outputs)
@@ -92,6 +90,13 @@ def _run(fun: Function, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...]
             "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
         )
     return outputs, pullback
+
+
+def _not_dual(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
+    if not torch.compiler.is_compiling() and any(map(_is_dual, outputs)):
+        pullback.capture(["(a value that forward mode differentiates)"])
+        raise errors.unserved_variables("torch", "in forward mode")
+    return outputs
 
 
 def _attach_transformed(fun: Function, tensors: Sequence[torch.Tensor], random: Any) -> tuple[torch.Tensor, ...]:
@@ -417,6 +422,11 @@ def _holds(condition: torch.Tensor) -> bool:
     while _functorch.is_functorch_wrapped_tensor(condition):
         condition = _functorch.get_unwrapped(condition)
     return bool(condition.all())
+
+
+def _is_forward(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether forward mode is at work, which no_grad does not stop."""
+    return any(map(_is_dual, tensors)) or (_transforms_active() and _forward_levels() > 0)
 
 
 def _forward_levels() -> int:
