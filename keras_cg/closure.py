@@ -8,11 +8,12 @@ function closes over under a transform of torch.func is made an argument of it.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import dis
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from types import CellType, CodeType, FunctionType, MethodType
+from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 from keras_cg import nest
@@ -31,9 +32,9 @@ def take_apart(
     """The tensors that a function holds, and `rebuild(tensors)`, the same function and arguments around others.
 
     Found are tensors in nests, in closures, defaults and partials, and in those of the functions found there. Some
-    are found but stay where they are: those in the attributes of a callable object or behind a `__wrapped__`, which
-    cannot be made anew; those in lists and dicts that the run of `made_by` may not have made; and all of them if a
-    function assigns to what it closes over.
+    are found but stay where they are: those in the attributes of a callable object, in a set or behind a
+    `__wrapped__`, which cannot be made anew; those in lists and dicts that the run of `made_by` may not have made;
+    and all of them if a function assigns to what it closes over.
 
     Args:
         function: A rule, most often.
@@ -101,6 +102,16 @@ class _Search:
             return self._tuple(value, own)
         if isinstance(value, (list, dict)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
             return self._nest(value, own)
+        if isinstance(value, (set, frozenset, collections.deque)):
+            inside = list(value)
+        elif isinstance(value, SimpleNamespace):
+            inside = list(vars(value).values())
+        elif isinstance(value, BuiltinMethodType):
+            inside = [value.__self__]
+        else:
+            inside = []
+        for part in inside:
+            self.look(part, False)
         if isinstance(value, MethodType):
             self.look(value.__func__, False)
         elif callable(value) and not isinstance(value, type):

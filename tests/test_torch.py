@@ -1,9 +1,11 @@
 """torch: what a rule holds between the passes are saved tensors, and what else torch alone does to a function."""
 
+import collections
 import dataclasses
 import functools
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,7 +157,15 @@ def test_a_checkpoint_does_not_keep_it(eager, backend, without_collector):
 def test_changes_in_place_are_refused(eager, backend):
     import torch
 
-    makers = {**HOLDERS, "recursive function": recursive, "object": Kept}
+    makers = {
+        **HOLDERS,
+        "recursive function": recursive,
+        "object": Kept,
+        "namespace": lambda e: (lambda kept: lambda upstream: 7 * upstream * kept.e)(SimpleNamespace(e=e)),
+        "set": lambda e: (lambda kept: lambda upstream: 7 * upstream * next(iter(kept)))({e}),
+        "deque": lambda e: (lambda kept: lambda upstream: 7 * upstream * kept[0])(collections.deque([e])),
+        "bound method": lambda e: (lambda times: lambda upstream: 7 * times(upstream))(e.mul),
+    }
     for name, make in makers.items():
         kept = []
 
@@ -326,6 +336,69 @@ def test_captured_values_in_second_order_and_forward_mode(eager, backend):
         np.testing.assert_allclose(second, expected, rtol=1e-6)
     _, tangent = torch.func.jvp(lambda w: loss(x, w), (w,), (torch.ones(3),))
     np.testing.assert_allclose(tangent, np.sum(5 * 3 * X * X), rtol=1e-6)
+
+
+def product(x, w):
+    """`x w` with the gradient 7 for x and 5 for w, which is closed over."""
+
+    @custom_gradient
+    def f(x):
+        return x * w, lambda upstream, variables: (7 * upstream, [5 * upstream * x])
+
+    return f(x)
+
+
+def test_a_value_computed_from_what_is_trainable(eager, backend):
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    x = eager.tensor(X)
+    w = eager.tensor(2 * X).requires_grad_()
+    expected = 5 * X * 2 * (2 * X)
+    (found,) = torch.autograd.grad(product(x, w * w).sum(), w)
+    np.testing.assert_allclose(found, expected)
+    (found,) = torch.autograd.grad(checkpoint(lambda w: product(x, w * w), w, use_reentrant=False).sum(), w)
+    np.testing.assert_allclose(found, expected)
+    middle = w * w
+    np.testing.assert_allclose(torch.autograd.grad(product(x, middle).sum(), middle)[0], 5 * X)
+    # As argument and captured, directly and computed: 7 of the argument, 5 x for its square.
+    (first,) = torch.autograd.grad(product(w, w * w).sum(), w, create_graph=True)
+    np.testing.assert_allclose(first.detach(), 7 + 5 * 2 * X * 2 * (2 * X))
+    (second,) = torch.autograd.grad(first.sum(), w)
+    np.testing.assert_allclose(second, 5 * 4 * (2 * X))
+
+
+def test_computed_values_come_in_the_order_of_first_use(eager, backend):
+    x, v, w = (eager.tensor(k * X).requires_grad_() for k in (1, 2, 3))
+    weighted(x, v * 1, w * 1).backward()
+    np.testing.assert_allclose(v.grad, 3 * 2 * X)
+    np.testing.assert_allclose(w.grad, 5 * 3 * X)
+
+
+def test_a_computed_value_outside_the_closure_is_refused(eager, backend):
+    class Holder:
+        pass
+
+    w = eager.tensor(X).requires_grad_()
+    holder = Holder()
+    holder.w = w * w
+    f = custom_gradient(lambda x: (x * holder.w, lambda upstream, variables: (7 * upstream, [5 * upstream])))
+    with pytest.raises(TypeError, match=r"\(where it is not in a closure\) cannot hand it to the rule"):
+        f(eager.tensor(X))
+
+
+def test_forward_mode_over_vmap(eager, backend):
+    import torch
+
+    @custom_gradient
+    def f(x):
+        e = torch.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    x, v = eager.tensor(X), torch.ones(3)
+    for g in (torch.func.vmap(f), torch.func.vmap(torch.func.grad(f))):
+        np.testing.assert_allclose(torch.func.jvp(g, (x,), (v,))[1], 7 * np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(torch.func.jacfwd(torch.func.vmap(f))(x).diag(), 7 * np.exp(X), rtol=1e-6)
 
 
 def test_a_frozen_value_is_not_among_them(eager, backend):

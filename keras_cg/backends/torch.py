@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -69,11 +70,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     random = _random_states(tensors)
     if _transforms_active() or any(map(_is_dual, tensors)):
         return _attach_transformed(fun, tensors, random)
+    start = _sequence_number()
     outputs, pullback = _run(fun, inputs)
     _not_dual(outputs, pullback)
     variables: list[torch.Tensor] = []
     if any(output.requires_grad for output in outputs):
-        variables = _captured(outputs)
+        variables = _captured(fun, outputs, start, pullback)
         pullback.capture([_describe(variable) for variable in variables])
         outputs = tuple(output.detach() for output in outputs)
     elif not any(tensor.requires_grad for tensor in tensors):
@@ -126,7 +128,18 @@ def _attach_transformed(fun: Function, tensors: Sequence[torch.Tensor], random: 
             probed = again(*cut[:given], *held)[0]
         variables = uses.places if any(map(_is_differentiated, probed)) else []
         pullback.capture([_describe(held[place]) for place in variables])
-    return _apply(_Transformed, again, given, variables, len(outputs), *outputs, *tensors, *held)
+    return _apply(_Transformed, _Plan(again, given, variables, len(outputs)), *outputs, *tensors, *held)
+
+
+@dataclasses.dataclass
+class _Plan:
+    """What `_Transformed` needs besides tensors. Not a tuple: torch's vmap would look into it."""
+
+    fun: Function
+    given: int
+    # Which of the tensors that `fun` closes over get a gradient.
+    variables: Sequence[int]
+    count: int
 
 
 class _Uses(TorchFunctionMode):
@@ -176,6 +189,8 @@ def _attach_compiling(
 # Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
 # choose between the two ways to apply a Function. If it is gone, importing this file fails, and with it the backend.
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+# Likewise, for the number that the next node of the graph will get; the documentation of the profiler describes it.
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 # Likewise, for looking through the wrappers that the transforms put around tensors.
 _functorch: Any = torch._C._functorch
 
@@ -230,24 +245,44 @@ def _is_transformed(value: object) -> bool:
 
 def _is_differentiated(tensor: torch.Tensor) -> bool:
     """Whether any level of differentiation, forward or reverse, tracks `tensor`."""
-    while not (tensor.requires_grad or _is_dual(tensor)):
+    # A batched tensor cannot be asked; what it wraps can.
+    while _functorch.is_batchedtensor(tensor) or not (tensor.requires_grad or _is_dual(tensor)):
         if not _functorch.is_functorch_wrapped_tensor(tensor):
             return False
         tensor = _functorch.get_unwrapped(tensor)
     return True
 
 
-def _captured(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The leaves that `outputs` hang on, in the order in which they were first used."""
-    used: dict[torch.Tensor, int] = {each: 0 for each in outputs if each.is_leaf and each.requires_grad}
-    for node in _nodes(outputs):
-        for following, _ in node.next_functions:
-            variable = getattr(following, "variable", None)
-            if variable is not None:
-                # Nodes are numbered as they are made. The number has no public name (torch 2.13); the documentation
-                # of the profiler is where it is described.
-                used[variable] = min(node._sequence_nr(), used.get(variable, node._sequence_nr()))
+def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
+    """The tensors that `fun` captured and `outputs` hang on, in the order in which they were first used.
+
+    Nodes are numbered as they are made; those from `start` on were made by `fun`.
+    """
+    held = closure.take_apart(fun, (), _is_computed, children)[0]
+    known = {(each.grad_fn, each.output_nr): each for each in held}
+    used: dict[torch.Tensor, int] = {}
+    for each in outputs:
+        if each.is_leaf and each.requires_grad:
+            used[each] = 0
+    stack = [(each.grad_fn, each.output_nr, start) for each in outputs if each.grad_fn is not None]
+    seen = set()
+    while stack:
+        node, number, user = stack.pop()
+        tensor = known.get((node, number), getattr(node, "variable", None))
+        if tensor is not None:
+            used[tensor] = min(user, used.get(tensor, user))
+        elif node._sequence_nr() < start:
+            # Computed before, from what is trainable, and held where it is not to be found.
+            pullback.capture(["(a tensor computed from trainable ones)"])
+            raise errors.unserved_variables("torch", "(where it is not in a closure)")
+        elif node not in seen:
+            seen.add(node)
+            stack += [(each, index, node._sequence_nr()) for each, index in node.next_functions if each is not None]
     return sorted(used, key=used.__getitem__)
+
+
+def _is_computed(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
 def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
@@ -358,39 +393,39 @@ class _Transformed(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(fun: Function, given: int, variables: Sequence[int], count: int, *tensors: torch.Tensor) -> Any:
+    def forward(plan: _Plan, *tensors: torch.Tensor) -> Any:
         # Not view_as: the tangent of a second output that is a view would be lost in forward mode (torch 2.13).
-        return tuple(output.detach() for output in tensors[:count])
+        return tuple(output.detach() for output in tensors[: plan.count])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.fun, ctx.given, ctx.variables, ctx.count, *tensors = inputs
-        ctx.save_for_backward(*tensors[ctx.count :])
-        ctx.save_for_forward(*tensors[ctx.count :])
+        ctx.plan, *tensors = inputs
+        ctx.save_for_backward(*tensors[ctx.plan.count :])
+        ctx.save_for_forward(*tensors[ctx.plan.count :])
         ctx.mark_non_differentiable(*_integers(output))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         inputs = ctx.saved_tensors
-        gradients = _gradients(ctx, inputs, ctx.fun(*inputs)[1], cotangents)
-        return (None, None, None, None, *[None] * ctx.count, *gradients)
+        gradients = _gradients(ctx.plan, inputs, ctx.plan.fun(*inputs)[1], cotangents)
+        return (None, *[None] * ctx.plan.count, *gradients)
 
     @staticmethod
-    def jvp(ctx: Any, _fun: None, _given: None, _variables: None, _count: None, *tangents: torch.Tensor) -> Any:
+    def jvp(ctx: Any, _: None, *tangents: torch.Tensor) -> Any:
         """The transpose of the rule, which is a linear map: the vjp of `cotangents -> gradients`."""
         inputs = ctx.saved_tensors
-        outputs, pullback = ctx.fun(*inputs)
+        outputs, pullback = ctx.plan.fun(*inputs)
         floating = [_is_floating(each) for each in outputs]
         places = [place for place, each in enumerate(inputs) if _is_floating(each)]
 
         def pull(*cotangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
             arriving = iter(cotangents)
-            gradients = _gradients(ctx, inputs, pullback, [next(arriving) if real else None for real in floating])
+            gradients = _gradients(ctx.plan, inputs, pullback, [next(arriving) if real else None for real in floating])
             return tuple(
                 torch.zeros_like(inputs[place]) if gradients[place] is None else gradients[place] for place in places
             )
 
-        moved = tangents[ctx.count :]
+        moved = tangents[ctx.plan.count :]
         given = tuple(torch.zeros_like(inputs[place]) if moved[place] is None else moved[place] for place in places)
         points = [
             [torch.full_like(each, fill) for each, real in zip(outputs, floating, strict=True) if real]
@@ -399,8 +434,7 @@ class _Transformed(torch.autograd.Function):
         at_zero, elsewhere = (torch.func.vjp(pull, *point) for point in points)
         found = at_zero[1](given)
         # That of a linear rule is the same wherever the rule is transposed, and the rule gives zero for zero.
-        pairs = zip(found, elsewhere[1](given), strict=True)
-        same = [torch.isclose(a, b, rtol=1e-3, equal_nan=True) for a, b in pairs]
+        same = [_is_close(a, b) for a, b in zip(found, elsewhere[1](given), strict=True)]
         nothing = [(each == 0) | each.isnan() for each in at_zero[0]]
         if not all(map(_holds, (*same, *nothing))):
             raise errors.not_linear()
@@ -408,13 +442,19 @@ class _Transformed(torch.autograd.Function):
         return tuple(next(derivatives) if real else None for real in floating)
 
 
-def _gradients(ctx: Any, inputs: Sequence[Any], pullback: Pullback, cotangents: Sequence[Any]) -> list[Any]:
+def _gradients(plan: _Plan, inputs: Sequence[Any], pullback: Pullback, cotangents: Sequence[Any]) -> list[Any]:
     """One gradient for each argument, then for each tensor that the function closes over."""
-    gradients, others = pullback(cotangents, [inputs[ctx.given + place] for place in ctx.variables])
-    found = [*gradients, *[None] * (len(inputs) - ctx.given)]
-    for place, gradient in zip(ctx.variables, others, strict=True):
-        found[ctx.given + place] = gradient
+    places = [plan.given + place for place in plan.variables]
+    gradients, others = pullback(cotangents, [inputs[place] for place in places])
+    found = [*gradients, *[None] * (len(inputs) - plan.given)]
+    for place, gradient in zip(places, others, strict=True):
+        found[place] = gradient
     return found
+
+
+def _is_close(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    # Not isclose, which vmap (2.13) does slowly, with a warning.
+    return ((a - b).abs() <= 1e-8 + 1e-3 * b.abs()) | (a == b) | (a.isnan() & b.isnan())
 
 
 def _holds(condition: torch.Tensor) -> bool:
