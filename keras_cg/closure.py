@@ -102,20 +102,8 @@ class _Search:
             return self._tuple(value, own)
         if isinstance(value, (list, dict)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
             return self._nest(value, own)
-        if isinstance(value, (set, frozenset, collections.deque)):
-            inside = list(value)
-        elif isinstance(value, SimpleNamespace):
-            inside = list(vars(value).values())
-        elif isinstance(value, BuiltinMethodType):
-            inside = [value.__self__]
-        else:
-            inside = []
-        for part in inside:
+        for part in _inside(value):
             self.look(part, False)
-        if isinstance(value, MethodType):
-            self.look(value.__func__, False)
-        elif callable(value) and not isinstance(value, type):
-            self.look(getattr(value, "__wrapped__", None), False)
         return None
 
     def _nest(self, value: Any, own: bool) -> Build | None:
@@ -204,6 +192,19 @@ def _once(build: Build, tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
     if build not in done:
         done[build] = build(tensors, done)
     return done[build]
+
+
+def _inside(value: Any) -> Sequence[Any]:
+    """What something holds that cannot be made anew."""
+    if isinstance(value, (set, frozenset, collections.deque)):
+        return list(value)
+    if isinstance(value, SimpleNamespace):
+        return list(vars(value).values())
+    if isinstance(value, BuiltinMethodType):
+        return [value.__self__]
+    if isinstance(value, MethodType):
+        return [value.__func__]
+    return [getattr(value, "__wrapped__", None)] if callable(value) and not isinstance(value, type) else []
 
 
 def _attributes(function: Callable[..., Any]) -> Iterator[Any]:

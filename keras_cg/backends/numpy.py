@@ -47,8 +47,7 @@ def cast(value: Any, dtype: str) -> Any:
 def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     # autograd differentiates containers as one box, whose parts are boxes again.
     if isinstance(value, SequenceBox):
-        *_, innermost = _boxes(value)
-        return list(value), type(innermost._value)
+        return list(value), type(_innermost(value))
     if isinstance(value, DictBox):
         keys = list(value)
         return [value[key] for key in keys], lambda parts: dict(zip(keys, parts, strict=True))
