@@ -12,7 +12,10 @@ from keras_cg import backends
 TOY = '''
 """A backend whose tensors are one Python float each, with a tape of its own."""
 
+import contextlib
 import types
+
+import numpy
 
 namespace = types.ModuleType("toy.namespace")
 namespace.exp = lambda x: Toy(__import__("math").exp(x.value), [(x, __import__("math").exp(x.value))])
@@ -39,6 +42,10 @@ def is_tensor(value):
 
 def asarray(value):
     return value if isinstance(value, Toy) else Toy(float(value))
+
+
+def to_numpy(tensor):
+    return numpy.asarray(tensor.value)
 
 
 def shape(tensor):
@@ -83,6 +90,18 @@ def vjp(fun, tensors):
         return tuple(Toy(found[id(each)]) for each in tensors)
 
     return outputs, pullback, aux
+
+
+def compiled(fun):
+    return None
+
+
+def double_precision():
+    return contextlib.nullcontext()
+
+
+def devices():
+    return ("toy",)
 '''
 
 USE = """

@@ -12,6 +12,7 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
 `tensors`             the classes of its tensors, so that other backends can tell a stranger's.
 `is_tensor(value)`    can the framework hold `value` as a tensor? Numbers are not tensors.
 `asarray(value)`      `value`, a tensor or a number, as the framework's own tensor.
+`to_numpy(tensor)`    its values as a NumPy array, cut from every gradient.
 `shape(tensor)`       a tuple, with None for what is unknown until run time; None for an unknown rank.
 `dtype(tensor)`       the dtype's plain name: "float32", "complex64", "int32", "bool".
 `cast(value, dtype)`  the tensor `value` in the dtype of that plain name.
@@ -30,10 +31,17 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
                       `fun` may be called again, on values that somebody differentiates.
 `vjp(fun, tensors)`   `(outputs, pullback, aux)` of `fun(*tensors) -> (outputs, aux)`, by the framework's
                       own engine; `pullback(cotangents)` gives one gradient per tensor, zeros where unused.
+
+The checker (`keras_cg.testing`) and the command line also ask for these:
+
+`compiled(fun)`       `fun`, of flat tensors, as the framework compiles it; None where it has no compiler.
+`double_precision()`  a context in which tensors may have 64 bits.
+`devices()`           the names of the devices it can use.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -44,11 +52,28 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy
+
 from keras_cg import errors
 
 GROUP = "keras_cg.backends"
 
-CONTRACT = ("namespace", "tensors", "is_tensor", "asarray", "shape", "dtype", "cast", "children", "attach", "vjp")
+CONTRACT = (
+    "namespace",
+    "tensors",
+    "is_tensor",
+    "asarray",
+    "to_numpy",
+    "shape",
+    "dtype",
+    "cast",
+    "children",
+    "attach",
+    "vjp",
+    "compiled",
+    "double_precision",
+    "devices",
+)
 
 
 class Pullback(Protocol):
@@ -75,6 +100,7 @@ class Backend(Protocol):
 
     def is_tensor(self, value: object) -> bool: ...
     def asarray(self, value: Any) -> Any: ...
+    def to_numpy(self, tensor: Any) -> numpy.ndarray: ...
     def shape(self, tensor: Any) -> tuple[int | None, ...] | None: ...
     def dtype(self, tensor: Any) -> str: ...
     def cast(self, value: Any, dtype: str) -> Any: ...
@@ -83,6 +109,9 @@ class Backend(Protocol):
     def vjp(
         self, fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
     ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]: ...
+    def compiled(self, fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None: ...
+    def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
+    def devices(self) -> tuple[str, ...]: ...
 
 
 _loaded: dict[str, Backend] = {}

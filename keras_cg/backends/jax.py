@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,22 @@ from jax.extend.core import Literal
 from keras_cg import errors
 from keras_cg.backends import Function, Pullback
 
-__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
+__all__ = [
+    "asarray",
+    "attach",
+    "cast",
+    "children",
+    "compiled",
+    "devices",
+    "double_precision",
+    "dtype",
+    "is_tensor",
+    "namespace",
+    "shape",
+    "tensors",
+    "to_numpy",
+    "vjp",
+]
 
 tensors = (jax.Array, jax.core.Tracer)
 
@@ -27,6 +43,10 @@ def is_tensor(value: object) -> bool:
 
 def asarray(value: Any) -> Any:
     return namespace.asarray(value)
+
+
+def to_numpy(tensor: Any) -> numpy.ndarray:
+    return numpy.asarray(tensor)
 
 
 def shape(tensor: Any) -> tuple[int | None, ...]:
@@ -412,3 +432,15 @@ def vjp(
         return tuple(_conjugate(each) for each in back(tuple(_conjugate(each) for each in cotangents)))
 
     return outputs, pullback, aux
+
+
+def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:
+    return jax.jit(fun)
+
+
+def double_precision() -> contextlib.AbstractContextManager[Any]:
+    return jax.enable_x64(True)  # type: ignore[no-any-return]
+
+
+def devices() -> tuple[str, ...]:
+    return tuple(map(str, jax.devices()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,7 +18,22 @@ from autograd.tracer import Node, new_box, trace_stack
 from keras_cg import closure, errors
 from keras_cg.backends import Function, Pullback
 
-__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
+__all__ = [
+    "asarray",
+    "attach",
+    "cast",
+    "children",
+    "compiled",
+    "devices",
+    "double_precision",
+    "dtype",
+    "is_tensor",
+    "namespace",
+    "shape",
+    "tensors",
+    "to_numpy",
+    "vjp",
+]
 
 tensors = (numpy.ndarray, Box)
 
@@ -30,6 +46,10 @@ def is_tensor(value: object) -> bool:
 
 def asarray(value: Any) -> Any:
     return value if is_tensor(value) else numpy.asarray(value)
+
+
+def to_numpy(tensor: Any) -> numpy.ndarray:
+    return numpy.asarray(_innermost(tensor))
 
 
 def shape(tensor: Any) -> tuple[int | None, ...]:
@@ -254,3 +274,15 @@ def vjp(
         return tuple(_conjugate(each) for each in gradients)
 
     return tuple(outputs), pullback, aux[0]
+
+
+def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:
+    return None
+
+
+def double_precision() -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext()
+
+
+def devices() -> tuple[str, ...]:
+    return ("cpu",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,22 @@ from tensorflow.python.eager.record import (
 from keras_cg import closure, errors
 from keras_cg.backends import Function
 
-__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
+__all__ = [
+    "asarray",
+    "attach",
+    "cast",
+    "children",
+    "compiled",
+    "devices",
+    "double_precision",
+    "dtype",
+    "is_tensor",
+    "namespace",
+    "shape",
+    "tensors",
+    "to_numpy",
+    "vjp",
+]
 
 namespace = tf.experimental.numpy
 tensors = (tf.Tensor, tf.Variable, tf.__internal__.CompositeTensor)
@@ -50,6 +66,10 @@ def asarray(value: Any) -> Any:
     if isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable):
         return value
     return tf.convert_to_tensor(value)
+
+
+def to_numpy(tensor: Any) -> numpy.ndarray:
+    return numpy.asarray(_dense(tensor))
 
 
 def shape(tensor: Any) -> tuple[int | None, ...] | None:
@@ -342,3 +362,15 @@ def vjp(
         return tuple(tape.gradient(outputs, inputs, list(cotangents), tf.UnconnectedGradients.ZERO))
 
     return outputs, pullback, aux
+
+
+def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:
+    return tf.function(fun)  # type: ignore[no-any-return]
+
+
+def double_precision() -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext()
+
+
+def devices() -> tuple[str, ...]:
+    return tuple(device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices())

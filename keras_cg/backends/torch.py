@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import array_api_compat.torch as namespace
+import numpy
 import torch
 import torch.utils._pytree as pytree
 from torch._C._functorch import TransformType
@@ -19,7 +20,22 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from keras_cg import closure, errors
 from keras_cg.backends import Function, Pullback, owner
 
-__all__ = ["asarray", "attach", "cast", "children", "dtype", "is_tensor", "namespace", "shape", "tensors", "vjp"]
+__all__ = [
+    "asarray",
+    "attach",
+    "cast",
+    "children",
+    "compiled",
+    "devices",
+    "double_precision",
+    "dtype",
+    "is_tensor",
+    "namespace",
+    "shape",
+    "tensors",
+    "to_numpy",
+    "vjp",
+]
 
 tensors = (torch.Tensor,)
 
@@ -33,6 +49,12 @@ def is_tensor(value: object) -> bool:
 
 def asarray(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+
+
+def to_numpy(tensor: Any) -> numpy.ndarray:
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().to_dense()
+    # NumPy has no bfloat16.
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # type: ignore[no-any-return]
 
 
 def shape(tensor: Any) -> tuple[int | None, ...]:
@@ -521,3 +543,19 @@ def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
     leaves = [each for each in outputs if each.is_leaf and each.requires_grad]
     found = (getattr(node, "variable", None) for node in _nodes(outputs))
     return any(leaf is not None and not hasattr(leaf, "is_spent") for leaf in (*leaves, *found))
+
+
+def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:
+    # Traced and differentiated ahead of time, as always; what inductor makes of it afterwards takes long.
+    return torch.compile(fun, fullgraph=True, backend="aot_eager")
+
+
+def double_precision() -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext()
+
+
+def devices() -> tuple[str, ...]:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return ("cpu",)
+    return ("cpu", *(f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())))
