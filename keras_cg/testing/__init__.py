@@ -1,5 +1,9 @@
-"""Checks a custom gradient: against central differences, against itself, and between backends."""
+"""Checks a custom gradient: against differences, against itself, and between backends.
 
+Needs SciPy: `pip install "keras-cg[testing]"`.
+"""
+
+from keras_cg.testing.checker import agreement, assert_gradients, check_gradients
 from keras_cg.testing.report import Finding, Report
 
-__all__ = ["Finding", "Report"]
+__all__ = ["Finding", "Report", "agreement", "assert_gradients", "check_gradients"]

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from keras_cg.testing.arrays import Array
+
 __all__ = ["CHECKS", "Finding", "Report"]
 
 # What is checked, in this order.
@@ -46,15 +48,16 @@ class Finding:
     reason: str | None = None
 
     def __str__(self) -> str:
-        of = f" of {self.argument}" if self.argument else ""
-        lines = [f"{self.check}{of}: {self.status}"]
-        if self.reason:
-            lines[0] += f": {self.reason}"
+        is_element = self.where is not None and self.where.startswith("[")
+        place = f"{self.argument or ''}{self.where}" if is_element else self.argument
+        told = [f"{self.check}: {self.status}", f"at {place}" if place else "", self.reason or ""]
+        lines = [", ".join(each for each in told if each)]
         if self.status == "failed" and self.error is not None:
-            lines[0] += f" at {self.where or 'its only element'}" if self.where != "along a random direction" else ""
+            if self.where and not is_element:
+                lines.append(f"    {self.where}")
             lines.append(f"    got: {self.came}")
             lines.append(f"    expected: {self.expected}")
-            lines.append(f"    largest error: {self.error:.1e} (tolerance {self.tolerance:.0e})")
+            lines.append(f"    error: {self.error:.1e} of the largest number, allowed {self.tolerance:.0e}")
         if self.diagnosis:
             lines.append(f"    diagnosis: {self.diagnosis}")
         return "\n".join(lines)
@@ -69,10 +72,13 @@ class Report:
     Attributes:
         function: The function's name.
         findings: One `Finding` for each backend, check and argument.
+        evidence: For each backend the arrays that it computed: "output", "gradient of x" for each argument, and
+            "epsilon", the precision. Not part of `to_dict`.
     """
 
     function: str
     findings: tuple[Finding, ...]
+    evidence: dict[str, dict[str, list[Array]]] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     @property
     def backends(self) -> tuple[str, ...]:

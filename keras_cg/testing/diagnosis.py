@@ -1,0 +1,204 @@
+"""What a wrong gradient looks like, and so what its fault most likely is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy
+
+from keras_cg.testing.arrays import Array
+
+Arrays = list[Array]
+
+# Two gradients that differ by no more are taken for the same, relative to the largest number.
+SAME = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """Of one point: what the rule gives for any upstream, and what it should.
+
+    Attributes:
+        names: The differentiated arguments.
+        upstream: One array for each floating output.
+        came: What the rule gives for it, one array for each argument.
+        expected: What it should give; NaN where nobody looked.
+        tolerance: What the two may differ by, relative to the largest number.
+        pull: What the rule gives for any upstream.
+        pull_expected: What it should give.
+        jacobians: The derivative of all outputs, as one row of real numbers, with respect to each argument, or None.
+        shapes: The shapes of all arguments and outputs.
+        is_declared: Whether the rule is compared with what somebody said that it should be.
+    """
+
+    names: list[str]
+    upstream: Arrays
+    came: Arrays
+    expected: Arrays
+    tolerance: float
+    pull: Callable[[Sequence[Array]], Arrays]
+    pull_expected: Callable[[Sequence[Array]], Arrays]
+    jacobians: list[Array | None]
+    shapes: list[tuple[int, ...]]
+    is_declared: bool
+
+    def is_same(self, one: Array, other: Array) -> bool:
+        """Whether two gradients are equal wherever both are known."""
+        return one.shape == other.shape and is_same(one, other, 10 * self.tolerance)
+
+
+def is_same(one: Array, other: Array, tolerance: float = SAME) -> bool:
+    """Whether two arrays of one shape are equal wherever both are known; nothing equals nothing but itself."""
+    known = ~(numpy.isnan(one) | numpy.isnan(other))
+    if not known.any():
+        return False
+    size = max(numpy.abs(one[known]).max(), numpy.abs(other[known]).max())
+    return bool(numpy.abs(one[known] - other[known]).max() <= tolerance * size)
+
+
+def diagnose(evidence: Evidence, index: int) -> str | None:
+    """What is most likely wrong with the gradient of the argument number `index`."""
+    for look in (_nothing, _swapped, _conjugate, _transposed, _upstream, _factor, _flat):
+        found = look(evidence, index)
+        if found is not None:
+            return found
+    return None
+
+
+def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Arrays, index: int) -> str | None:
+    """How a rule that is not linear depends on upstream."""
+    once, twice, other = (pull(each)[index] for each in (upstream, _times(2, upstream), _turned(upstream)))
+    if not numpy.any(once):
+        return None
+    if is_same(once, twice) and is_same(once, other):
+        return "upstream forgotten: the rule gives the same for every upstream"
+    if is_same(4 * once, twice):
+        return "upstream used twice: the gradient grows with the square of upstream"
+    nothing = pull(_times(0, upstream))[index]
+    if is_same(once - nothing, (twice - nothing) / 2) and numpy.any(nothing):
+        return "something is added that does not depend on upstream: the rule gives a gradient for an upstream of zero"
+    if not is_same(32 * once, pull(_times(32, upstream))[index]):
+        return "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`"
+    return None
+
+
+def diagnose_higher(came: Array, expected: Array, lower: str) -> str:
+    """What is most likely wrong if a higher order is, and the one below is right."""
+    if not numpy.any(came):
+        lost = "its derivative is zero"
+    elif is_same(came, 2 * expected):
+        lost = "its derivative is twice what it should be"
+    else:
+        lost = "a part of its derivative is missing"
+    return (
+        f"a detached intermediate: the {lower} is right, but {lost}, as if the rule used a value that was cut from the"
+        " arguments (by NumPy, detach, stop_gradient, or a custom gradient inside it)"
+    )
+
+
+def _times(factor: float, upstream: Arrays) -> Arrays:
+    return [factor * each for each in upstream]
+
+
+def _turned(upstream: Arrays) -> Arrays:
+    """The same numbers, each one elsewhere, and of other signs."""
+    return [-numpy.roll(each, 1) for each in upstream]
+
+
+def _nothing(evidence: Evidence, index: int) -> str | None:
+    if not numpy.any(evidence.came[index]) and numpy.any(numpy.nan_to_num(evidence.expected[index])):
+        return f"no gradient for {evidence.names[index]}: the rule gives zero or None where there is one"
+    return None
+
+
+def _swapped(evidence: Evidence, index: int) -> str | None:
+    for other, name in enumerate(evidence.names):
+        if (
+            other != index
+            and evidence.is_same(evidence.came[index], evidence.expected[other])
+            and evidence.is_same(evidence.came[other], evidence.expected[index])
+        ):
+            return f"the gradients of {evidence.names[index]} and {name} are swapped"
+    return None
+
+
+def _conjugate(evidence: Evidence, index: int) -> str | None:
+    came, expected = evidence.came[index], evidence.expected[index]
+    if not numpy.iscomplexobj(came):
+        return None
+    conjugated = evidence.pull_expected([numpy.conj(each) for each in evidence.upstream])[index]
+    if any(evidence.is_same(came, other) for other in (numpy.conj(expected), numpy.conj(conjugated), conjugated)):
+        return "a missing conjugate: the gradient of a loss at x + iy is dL/dx + i dL/dy on every backend"
+    return None
+
+
+def _transposed(evidence: Evidence, index: int) -> str | None:
+    came, expected = evidence.came[index], evidence.expected[index]
+    jacobian = evidence.jacobians[index]
+    if (
+        len(evidence.upstream) == 1
+        and jacobian is not None
+        and jacobian.shape == (came.size, evidence.upstream[0].size)
+    ):
+        pushed = numpy.reshape(evidence.upstream[0].ravel() @ jacobian, came.shape)
+        if evidence.is_same(came, pushed):
+            return "a transposed Jacobian: the rule multiplies upstream with the Jacobian itself, as forward mode would"
+    if came.ndim == 2 and came.shape[0] == came.shape[1] and evidence.is_same(came, expected.T):
+        return "a transposed gradient: rows and columns are exchanged"
+    return None
+
+
+def _upstream(evidence: Evidence, index: int) -> str | None:
+    return diagnose_upstream(evidence.pull, evidence.upstream, index)
+
+
+def _factor(evidence: Evidence, index: int) -> str | None:
+    came, expected = evidence.came[index], evidence.expected[index]
+    known = ~numpy.isnan(expected)
+    square = float(numpy.sum(numpy.abs(expected[known]) ** 2))
+    if square == 0:
+        return None
+    factor = float(numpy.sum(numpy.real(numpy.conj(expected[known]) * came[known])) / square)
+    if not evidence.is_same(came, factor * expected):
+        return None
+    return f"a factor of {_named(factor, evidence)}"
+
+
+def _named(factor: float, evidence: Evidence) -> str:
+    def is_close(number: float) -> bool:
+        return abs(factor - number) <= 10 * evidence.tolerance * abs(number)
+
+    batches = {shape[0] for shape in evidence.shapes if shape and shape[0] > 1}
+    sizes = {each.size for each in (*evidence.came, *evidence.upstream) if each.size > 1} - batches
+    means = [
+        (size, name)
+        for found, name in ((batches, "the batch size"), (sizes, "the number of elements"))
+        for size in sorted(found)
+    ]
+    meant = ""
+    for size, name in means:
+        if is_close(size):
+            meant = f", which is {name}: a mean that the function takes is missing in the rule"
+        elif is_close(1 / size):
+            meant = f", which is one over {name}: a mean in the rule that the function does not take"
+        if meant:
+            break
+    if is_close(-1):
+        reason = (
+            "a wrong sign" if evidence.is_declared else "a wrong sign, or a reversal that `expected` should declare"
+        )
+        return f"-1: {reason}"
+    for number, text in ((2, "2"), (0.5, "1/2"), (-2, "-2"), (-0.5, "-1/2")):
+        if is_close(number):
+            return text + meant
+    return f"{factor:.6g}" + meant
+
+
+def _flat(evidence: Evidence, index: int) -> str | None:
+    if evidence.is_declared or numpy.any(numpy.nan_to_num(evidence.expected[index])):
+        return None
+    return (
+        f"the function does not change with {evidence.names[index]} here; if the rule is meant to differ, as a"
+        " straight-through estimator does, declare what it should be by `expected`"
+    )

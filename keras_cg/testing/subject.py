@@ -1,0 +1,200 @@
+"""The function under test on one backend, as flat NumPy arrays in and out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from keras_cg import backends, config, errors, nest, signature
+from keras_cg.backends import Backend
+from keras_cg.frontend import CustomGradient, custom_gradient, function_name, unwrap
+from keras_cg.nest import Nest
+from keras_cg.rule import Call, is_differentiable
+from keras_cg.testing.arrays import Array, wide
+
+Arrays = list[Array]
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call, laid flat, every tensor as a NumPy array."""
+
+    nest: Nest
+    positionals: int
+    keywords: tuple[str, ...]
+    # Which leaves are arrays, their dtypes by name, and which of them are differentiated.
+    places: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    floating: tuple[int, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def points(self) -> Arrays:
+        """Where the function is differentiated: the floating arrays as float64 or complex128."""
+        return [wide(self.nest.leaves[self.places[index]]) for index in self.floating]
+
+    @property
+    def names(self) -> list[str]:
+        """What messages call those."""
+        return [self.labels[self.places[index]] for index in self.floating]
+
+
+def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """Lays the arguments of a call flat.
+
+    Raises:
+        ValueError: There is no floating or complex array among them.
+        TypeError: One is a tensor without a dense array.
+    """
+    backend = config.active
+    laid = nest.flatten((*args, *kwargs.values()), _is_array, backend.children)
+    keywords = tuple(kwargs)
+    fun = f.__wrapped__ if isinstance(f, CustomGradient) else f
+    labels = tuple(Call(backend, function_name(f), fun, len(args), keywords, laid).labels())
+    places, dtypes = [], []
+    for place, leaf in enumerate(laid.leaves):
+        leaf = unwrap(leaf)
+        if not _is_array(leaf):
+            continue
+        owner = _owner(leaf)
+        places.append(place)
+        dtypes.append(str(leaf.dtype) if owner is None else owner.dtype(leaf))
+        try:
+            laid.leaves[place] = numpy.array(leaf if owner is None else owner.to_numpy(leaf))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise errors.not_dense(function_name(f), labels[place], leaf) from error
+    floating = tuple(index for index, dtype in enumerate(dtypes) if is_differentiable(dtype))
+    if not floating:
+        raise errors.nothing_to_check(function_name(f))
+    return Arguments(laid, len(args), keywords, tuple(places), tuple(dtypes), floating, labels)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (numpy.ndarray, numpy.generic)) or _owner(value) is not None
+
+
+def _owner(value: Any) -> Backend | None:
+    """The backend whose tensor `value` is, NumPy's arrays excepted."""
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        return None
+    name = backends.owner(type(value))
+    found = None if name is None else backends.load(name, name)
+    return found if found is not None and found.is_tensor(value) else None
+
+
+# Whatever has fewer digits, in double precision.
+_DOUBLE = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
+
+_EPSILONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "complex64": 2.0**-23}
+
+
+def epsilon(dtypes: Sequence[str]) -> float:
+    """The machine epsilon of the coarsest of some dtypes."""
+    return max((_EPSILONS.get(dtype, 2.0**-52) for dtype in dtypes), default=2.0**-52)
+
+
+class Subject:
+    """A function on the active backend, in the dtypes of its arguments or in double precision.
+
+    What goes in and comes out are lists of arrays of float64 or complex128: the differentiated arguments, and the
+    floating leaves of the output.
+    """
+
+    def __init__(self, f: Callable[..., Any], given: Arguments, double: bool = False):
+        self.backend = config.active
+        self.f = f
+        self.name = function_name(f)
+        self.given = given
+        self.dtypes = [_DOUBLE.get(dtype, dtype) if double else dtype for dtype in given.dtypes]
+
+    def tensors(self, points: Sequence[Array]) -> list[Any]:
+        """The arguments that are tensors, with `points` in the places of those that are differentiated."""
+        values = [self.given.nest.leaves[place] for place in self.given.places]
+        for index, point in zip(self.given.floating, points, strict=True):
+            values[index] = point
+        return [self.tensor(value, dtype) for value, dtype in zip(values, self.dtypes, strict=True)]
+
+    def tensor(self, value: Array, dtype: str) -> Any:
+        """A NumPy array as a tensor of the backend."""
+        if dtype == "bfloat16":  # which NumPy has not
+            return self.backend.cast(self.backend.asarray(value.astype(numpy.float32)), dtype)
+        return self.backend.asarray(numpy.array(value, dtype))
+
+    def call(self, *tensors: Any) -> Any:
+        """The output of the function."""
+        given = self.given
+        values = given.nest.fill(given.places, tensors)
+        return self.f(
+            *values[: given.positionals], **dict(zip(given.keywords, values[given.positionals :], strict=True))
+        )
+
+    def flat(self, *floating: Any, others: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The floating leaves of the output for the differentiated tensors; the others are what `tensors` gave."""
+        tensors = list(others)
+        for index, tensor in zip(self.given.floating, floating, strict=True):
+            tensors[index] = tensor
+        leaves = nest.flatten(self.call(*tensors), self.backend.is_tensor, self.backend.children).leaves
+        found = [self.backend.asarray(leaf) for leaf in map(unwrap, leaves) if self.backend.is_tensor(leaf)]
+        return tuple(leaf for leaf in found if is_differentiable(self.backend.dtype(leaf))), ()
+
+    def bound(self, points: Sequence[Array]) -> tuple[Callable[..., Any], list[Any]]:
+        """`flat` as a function of the differentiated tensors alone, and these."""
+        tensors = self.tensors(points)
+        return functools.partial(self.flat, others=tensors), [tensors[index] for index in self.given.floating]
+
+    def output(self, points: Sequence[Array]) -> Arrays:
+        """The floating leaves of the output."""
+        flat, floating = self.bound(points)
+        return self.arrays(flat(*floating)[0])
+
+    def epsilon(self, points: Sequence[Array]) -> float:
+        """The machine epsilon of the coarsest dtype among the floating leaves of the output."""
+        flat, floating = self.bound(points)
+        return epsilon([self.backend.dtype(each) for each in flat(*floating)[0]])
+
+    def arrays(self, tensors: Sequence[Any]) -> Arrays:
+        """Tensors as arrays."""
+        return [wide(self.backend.to_numpy(each)) for each in tensors]
+
+    def cast(self, arrays: Sequence[Array], likes: Sequence[Any]) -> list[Any]:
+        """Arrays as tensors of the dtypes of other tensors."""
+        return [self.tensor(array, self.backend.dtype(each)) for array, each in zip(arrays, likes, strict=True)]
+
+    def gradients(self, points: Sequence[Array], upstreams: Sequence[Sequence[Array]]) -> Arrays:
+        """The derivative of order `len(upstreams)`, one array for each differentiated argument.
+
+        The first of `upstreams` arrives at the output, the next at the gradient, and so on.
+        """
+        flat, floating = self.bound(points)
+        for upstream in upstreams:
+            flat = functools.partial(self._pulled, flat, upstream)
+        return self.arrays(flat(*floating)[0])
+
+    def _pulled(self, flat: Callable[..., Any], upstream: Sequence[Array], *floating: Any) -> Any:
+        outputs, pullback, _ = self.backend.vjp(flat, floating)
+        return pullback(self.cast(upstream, outputs)), ()
+
+    def tangents(self, points: Sequence[Array], directions: Sequence[Array]) -> Arrays:
+        """The forward derivative of the output along a direction."""
+        flat, floating = self.bound(points)
+        _, found, _ = self.backend.jvp(flat, floating, self.cast(directions, floating))
+        return self.arrays(found)
+
+
+def with_rule(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
+    """`f` with another rule in the place of its own."""
+    plain = f.__wrapped__ if isinstance(f, CustomGradient) else f
+
+    @functools.wraps(plain)
+    def pair(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs), rule
+
+    return custom_gradient(pair)
+
+
+def is_rule(expected: Callable[..., Any]) -> bool:
+    """Whether `expected` is a rule, which has a parameter called `upstream`, and not a function."""
+    found = signature.parameters(expected)
+    return found is not None and "upstream" in found.names()
