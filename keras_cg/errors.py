@@ -422,3 +422,47 @@ def wrong_expected(function: str, came: str, expected: str) -> ValueError:
             " derivative the rule should be; or a rule, with a parameter called `upstream`.",
         )
     )
+
+
+# --- the pytest plugin ---------------------------------------------------------------------------
+
+
+def marker_without_names(test: str) -> TypeError:
+    """The marker names no backend, or names them in another way."""
+    return TypeError(
+        f"{test}: the marker cg_backends takes the names of backends, one argument each:"
+        ' @pytest.mark.cg_backends("jax", "torch").'
+    )
+
+
+def marker_without_fixture(test: str) -> TypeError:
+    """The marker is on a test that does not run on the backends."""
+    return TypeError(
+        _lines(
+            f"{test}: the marker cg_backends needs the fixture `cg_backend`, which this test does not use.",
+            "    what would happen: the test would run once, on whichever backend is active.",
+            "    remedy: take `cg_backend` as an argument of the test, or mark only the tests that do.",
+        )
+    )
+
+
+def marker_on_a_parameter(test: str) -> TypeError:
+    """The marker came too late to restrict anything."""
+    return TypeError(
+        _lines(
+            f"{test}: the marker cg_backends does not name the backend that this test runs on.",
+            "    usual cause: it stands on one parameter, pytest.param(..., marks=...), or was added after collection.",
+            "    remedy: put it on a test, a class or a module.",
+        )
+    )
+
+
+def fixture_without_parameter(test: str) -> TypeError:
+    """The fixture was asked for where pytest cannot run the test several times."""
+    return TypeError(
+        _lines(
+            f"{test}: the fixture `cg_backend` was asked for where a test cannot run once on each backend.",
+            "    usual cause: request.getfixturevalue(), or a method of a unittest.TestCase.",
+            "    remedy: take `cg_backend` as an argument of a test function or of a fixture that it uses.",
+        )
+    )

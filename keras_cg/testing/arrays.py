@@ -18,16 +18,9 @@ def wide(array: Any) -> Array:
 
 
 def vector(arrays: Sequence[Array]) -> Array:
-    """All numbers in one row: those of the first array, then those of the next."""
-    rows = [numpy.ravel(each) for each in arrays]
-    return numpy.concatenate([_real(row) for row in rows]) if rows else numpy.zeros(0)
-
-
-def _real(row: Array) -> Array:
-    if numpy.iscomplexobj(row):
-        row = numpy.ascontiguousarray(row, numpy.complex128).view(numpy.float64)
-    found: Array = row.astype(numpy.float64)
-    return found
+    """All numbers in one row of float64: those of the first array, then those of the next."""
+    rows = [wide(each).reshape(-1).view(numpy.float64) for each in arrays]
+    return numpy.concatenate(rows) if rows else numpy.zeros(0)
 
 
 def random(generator: numpy.random.Generator, array: Array) -> Array:
