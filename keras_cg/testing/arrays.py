@@ -19,13 +19,14 @@ def wide(array: Any) -> Array:
 
 def vector(arrays: Sequence[Array]) -> Array:
     """All numbers in one row of float64: those of the first array, then those of the next."""
-    rows = [wide(each).reshape(-1).view(numpy.float64) for each in arrays]
-    return numpy.concatenate(rows) if rows else numpy.zeros(0)
+    rows: list[Array] = [wide(each).reshape(-1).view(numpy.float64) for each in arrays]
+    found: Array = numpy.concatenate([numpy.zeros(0), *rows])
+    return found
 
 
 def random(generator: numpy.random.Generator, array: Array) -> Array:
     """Values of either sign from 0.2 to 1.5, in the shape and kind of `array`; every float dtype holds them exactly."""
     found = (2 * generator.integers(13, 96, array.shape) + 1) / 128 * generator.choice([-1, 1], array.shape)
     if numpy.iscomplexobj(array):
-        return found + 1j * random(generator, found)
+        found = found + 1j * random(generator, found)
     return numpy.asarray(found)

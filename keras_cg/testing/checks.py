@@ -8,6 +8,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import numpy
@@ -314,7 +315,7 @@ class Inspection:
     def _compiled(self) -> Iterator[Finding]:
         check = "compiled"
         flat, floating = self.subject.bound(self.points)
-        program = self.backend.compiled(lambda *floating: flat(*floating)[0])
+        program = self.backend.compiled(_fresh(lambda *floating: flat(*floating)[0]))
         if program is None:
             yield self._finding(check, "skipped", reason=f"{self.name} has no compiler")
             return
@@ -446,12 +447,22 @@ class Inspection:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
         details = [line for line in lines[1:] if line.startswith(("got:", "expected:"))]
         causes = [line.removeprefix("usual cause: ") for line in lines if line.startswith("usual cause:")]
-        reason = f"{type(error).__name__}: " + "; ".join([lines[0].removesuffix("."), *details])
+        # TensorFlow puts its own traceback before what happened.
+        happened = lines[-1] if lines[0] == "in user code:" else lines[0]
+        reason = f"{type(error).__name__}: " + "; ".join([happened.removesuffix("."), *details])
         return self._finding(check, "failed", reason=reason, diagnosis=causes[0] if causes else None)
 
 
 def _combine(a: float, first: Arrays, b: float, second: Arrays) -> Arrays:
     return [a * one + b * other for one, other in zip(first, second, strict=True)]
+
+
+def _fresh(fun: Any) -> Callable[..., Any]:
+    """The same function with a code object of its own.
+
+    torch (2.13) compiles the same code for only so many closures, and TensorFlow (2.21) warns of it.
+    """
+    return FunctionType(fun.__code__.replace(), fun.__globals__, fun.__name__, None, fun.__closure__)
 
 
 def _largest(array: Array) -> float:

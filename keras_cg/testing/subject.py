@@ -107,6 +107,7 @@ class Subject:
         self.f = f
         self.name = function_name(f)
         self.given = given
+        self.template = given.nest.fill(given.places, [None] * len(given.places))
         self.dtypes = [_DOUBLE.get(dtype, dtype) if double else dtype for dtype in given.dtypes]
 
     def tensors(self, points: Sequence[Array]) -> list[Any]:
@@ -125,7 +126,9 @@ class Subject:
     def call(self, *tensors: Any) -> Any:
         """The output of the function."""
         given = self.given
-        values = given.nest.fill(given.places, tensors)
+        # Laid flat here again, for torch.compile (2.13) takes no structure from outside of what it traces.
+        laid = nest.flatten(self.template, self.backend.is_tensor, self.backend.children)
+        values = laid.fill(given.places, tensors)
         return self.f(
             *values[: given.positionals], **dict(zip(given.keywords, values[given.positionals :], strict=True))
         )
