@@ -12,7 +12,6 @@ import numpy
 import torch
 import torch.utils._pytree as pytree
 from torch._C._functorch import TransformType
-from torch._functorch import config as aot_config
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
@@ -548,14 +547,7 @@ def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
 
 def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:
     # Traced and differentiated ahead of time, as always; what inductor makes of it afterwards takes long.
-    program = torch.compile(fun, fullgraph=True, backend="aot_eager")
-
-    def run(*tensors: Any) -> tuple[Any, ...]:
-        # Else a pullback could be called only once; torch (2.13) says so, naming this setting.
-        with aot_config.patch(donated_buffer=False):
-            return program(*tensors)
-
-    return run
+    return torch.compile(fun, fullgraph=True, backend="aot_eager")
 
 
 def double_precision() -> contextlib.AbstractContextManager[Any]:
