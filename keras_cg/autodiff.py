@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_cg import config, errors, nest
-from keras_cg.backends import Backend
 from keras_cg.frontend import function_name, split
 from keras_cg.nest import Nest
 from keras_cg.rule import describe, is_differentiable
@@ -51,14 +50,7 @@ def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: boo
         >>> keras_cg.grad(lambda p, x: p["w"] * x)({"w": np.array([1.0, 2.0])}, 5.0)
         {'w': array([5., 5.])}
     """
-    both = value_and_grad(f, argnums, has_aux)
-
-    @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
-    def gradient(*args: Any, **kwargs: Any) -> Any:
-        value, found = both(*args, **kwargs)
-        return (found, value[1]) if has_aux else found
-
-    return gradient
+    return _gradient("grad", f, argnums, has_aux)
 
 
 def value_and_grad(
@@ -86,78 +78,164 @@ def value_and_grad(
         >>> value.item(), gradient.item()
         (9.0, 6.0)
     """
+    return _value_and_gradient("value_and_grad", f, argnums, has_aux)
 
-    @functools.wraps(f, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+
+def _gradient(caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool) -> Callable[..., Any]:
+    both = _value_and_gradient(caller, f, argnums, has_aux)
+
+    @_named(f)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradient
+
+
+def _value_and_gradient(
+    caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool
+) -> Callable[..., Any]:
+    where = f"{caller}({function_name(f)})"
+
+    @_named(f)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        backend = config.active
-        name = function_name(f)
-        indices = _indices(name, argnums, len(args))
-        chosen = nest.flatten([args[index] for index in indices], backend.is_tensor, backend.children)
-        places, tensors = _differentiated(backend, name, chosen, indices)
-        others: list[tuple[Nest, tuple[int, ...]]] = []
-
-        def fun(*tensors: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-            given = list(args)
-            for index, value in zip(indices, chosen.fill(places, tensors), strict=True):
-                given[index] = value
-            output = f(*given, **kwargs)
-            aux = None
-            if has_aux:
-                if not isinstance(output, (tuple, list)) or len(output) != 2:
-                    raise errors.no_aux(name, output)
-                output, aux = output
-            if not backend.is_tensor(output):
-                raise errors.not_a_scalar_output(name, errors.article(errors.type_name(output)))
-            kind = backend.dtype(output)
-            if not is_differentiable(kind) or kind.startswith("complex"):
-                raise errors.not_a_scalar_output(name, describe(kind, backend.shape(output)))
-            laid = nest.flatten(aux, backend.is_tensor, backend.children)
-            found = split(backend, name, laid, lambda place: f"aux{laid.paths()[place]}")
-            others.append((laid, found))
-            return (output,), tuple(backend.asarray(laid.leaves[place]) for place in found)
-
-        (output,), pullback, aux = backend.vjp(fun, tensors)
-        gradients = pullback([backend.namespace.ones_like(output)])
-        found = chosen._replace(leaves=[None] * len(chosen.leaves)).fill(places, gradients)
-        gradient = found[0] if isinstance(argnums, int) else tuple(found)
-        if not has_aux:
-            return output, gradient
-        laid, at = others[0]
-        return (output, laid.fill(at, aux)), gradient
+        run = _LossRun(where, f, args, kwargs, _indices(where, argnums, len(args)), has_aux)
+        (output,), pullback, aux = run.backend.vjp(run, run.tensors)
+        gradients = run.like_arguments(pullback([run.backend.namespace.ones_like(output)]))
+        value = run.result([output], aux)
+        return (value if has_aux else value[0]), _chosen(gradients, argnums)
 
     return both
 
 
-def _indices(name: str, argnums: Any, count: int) -> list[int]:
+def _named(f: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    # Not `__wrapped__`: what the function returns is another.
+    return functools.wraps(f, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+
+
+def _chosen(found: Sequence[Any], argnums: int | tuple[int, ...]) -> Any:
+    """One part for each index of `argnums`, bare if that is a number."""
+    return found[0] if isinstance(argnums, int) else tuple(found)
+
+
+def _indices(where: str, argnums: Any, count: int) -> list[int]:
     """`argnums` as indices into the positional arguments."""
     wanted = (argnums,) if isinstance(argnums, int) else argnums
     if not isinstance(wanted, (tuple, list)) or not wanted:
-        raise errors.bad_argnums(name, argnums, count)
+        raise errors.bad_argnums(where, argnums, count)
     for index in wanted:
         if not isinstance(index, int) or not -count <= index < count:
-            raise errors.bad_argnums(name, argnums, count)
+            raise errors.bad_argnums(where, argnums, count)
     found = [index % count for index in wanted]
     if len(set(found)) < len(found):
-        raise errors.bad_argnums(name, argnums, count)
+        raise errors.bad_argnums(where, argnums, count)
     return found
 
 
-def _differentiated(backend: Backend, name: str, chosen: Nest, indices: list[int]) -> tuple[tuple[int, ...], list[Any]]:
-    """Where the differentiated tensors stand among the leaves of the chosen arguments, and the tensors."""
+class _Run:
+    """One call of a function as a backend sees it, `run(*tensors) -> (outputs, aux)`.
 
-    def label(place: int) -> str:
-        number, _, rest = chosen.paths()[place][1:].partition("]")
-        return f"argument {indices[int(number)]}{rest}"
+    From the floating tensors among some of its arguments to those in its output; aux is the other tensors there.
+    """
 
-    for place, leaf in enumerate(chosen.leaves):
-        if isinstance(leaf, (int, float, complex)) and not backend.is_tensor(leaf):
-            if isinstance(leaf, int):
-                raise errors.not_differentiable(name, label(place), errors.article(errors.type_name(leaf)))
-            chosen.leaves[place] = backend.asarray(leaf)
-    places = split(backend, name, chosen, label)
-    tensors = [backend.asarray(chosen.leaves[place]) for place in places]
-    for place, tensor in zip(places, tensors, strict=True):
-        kind = backend.dtype(tensor)
-        if not is_differentiable(kind):
-            raise errors.not_differentiable(name, label(place), describe(kind, backend.shape(tensor)))
-    return places, tensors
+    # Whether every number and tensor among the arguments must have a gradient.
+    is_strict = False
+
+    def __init__(self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int]):
+        self.backend = config.active
+        self.where, self.f = where, f
+        self.args, self.kwargs, self.indices = args, kwargs, indices
+        self.arguments = self._flatten([args[index] for index in indices])
+        self.places, self.tensors = self._differentiated()
+        # The output, and which of its leaves are differentiated, and which are other tensors.
+        self.output: Nest
+        self.floating: list[int]
+        self.others: list[int]
+
+    def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        args = list(self.args)
+        for index, value in zip(self.indices, self.arguments.fill(self.places, tensors), strict=True):
+            args[index] = value
+        self.output, found, self.floating = self.read(self.f(*args, **self.kwargs))
+        self.others = [place for place in found if place not in self.floating]
+        leaves = self.output.leaves
+        return tuple(leaves[place] for place in self.floating), tuple(leaves[place] for place in self.others)
+
+    def read(self, value: Any) -> tuple[Nest, tuple[int, ...], list[int]]:
+        """What the function returned, laid flat: which of the leaves are tensors, and which of these differentiated."""
+        output, found = self._lay(value, "the output{}".format)
+        floating = [place for place in found if is_differentiable(self.backend.dtype(output.leaves[place]))]
+        return output, found, floating
+
+    def result(self, outputs: Sequence[Any], aux: Sequence[Any]) -> Any:
+        """The output again, of what the backend made of its tensors."""
+        return self.output.fill([*self.floating, *self.others], [*outputs, *aux])
+
+    def like_arguments(self, values: Sequence[Any]) -> list[Any]:
+        """A nest like each of the arguments, with one of `values` for each tensor, and None elsewhere."""
+        blank = self.arguments._replace(leaves=[None] * len(self.arguments.leaves))
+        return blank.fill(self.places, values)  # type: ignore[no-any-return]
+
+    def _flatten(self, value: Any) -> Nest:
+        return nest.flatten(value, self.backend.is_tensor, self.backend.children)
+
+    def _lay(self, value: Any, label: Callable[[str], str]) -> tuple[Nest, tuple[int, ...]]:
+        """A nest laid flat, its tensors as the framework's own, and where they stand."""
+        laid = self._flatten(value)
+        found = split(self.backend, self.where, laid, lambda place: label(laid.paths()[place]))
+        for place in found:
+            laid.leaves[place] = self.backend.asarray(laid.leaves[place])
+        return laid, found
+
+    def _differentiated(self) -> tuple[list[int], list[Any]]:
+        """Where the differentiated tensors stand among the leaves of the arguments, and the tensors."""
+        backend, leaves = self.backend, self.arguments.leaves
+        for place, leaf in enumerate(leaves):
+            if isinstance(leaf, (int, float, complex)) and not backend.is_tensor(leaf):
+                if not isinstance(leaf, int):
+                    leaves[place] = backend.asarray(leaf)
+                elif self.is_strict:
+                    came = errors.article(errors.type_name(leaf))
+                    raise errors.not_differentiable(self.where, self._label(place), came)
+        places, tensors = [], []
+        for place in split(backend, self.where, self.arguments, self._label):
+            tensor = backend.asarray(leaves[place])
+            kind = backend.dtype(tensor)
+            if is_differentiable(kind):
+                places.append(place)
+                tensors.append(tensor)
+            elif self.is_strict:
+                raise errors.not_differentiable(self.where, self._label(place), describe(kind, backend.shape(tensor)))
+        if not places:
+            raise errors.nothing_to_differentiate(self.where)
+        return places, tensors
+
+    def _label(self, place: int) -> str:
+        number, _, rest = self.arguments.paths()[place][1:].partition("]")
+        return f"argument {self.indices[int(number)]}{rest}"
+
+
+class _LossRun(_Run):
+    """One call of a function of which `grad` is asked for: its result is the pair `(output, aux)`."""
+
+    is_strict = True
+
+    def __init__(
+        self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int], has_aux: bool
+    ):
+        super().__init__(where, f, args, kwargs, indices)
+        self.has_aux = has_aux
+
+    def read(self, value: Any) -> tuple[Nest, tuple[int, ...], list[int]]:
+        output, aux = value, None
+        if self.has_aux:
+            if not isinstance(value, (tuple, list)) or len(value) != 2:
+                raise errors.no_aux(self.where, value)
+            output, aux = value
+        if not self.backend.is_tensor(output):
+            raise errors.not_a_scalar_output(self.where, errors.article(errors.type_name(output)))
+        kind = self.backend.dtype(output)
+        if not is_differentiable(kind) or kind.startswith("complex"):
+            raise errors.not_a_scalar_output(self.where, describe(kind, self.backend.shape(output)))
+        laid, found = self._lay((output, aux), lambda path: f"aux{path.removeprefix('[1]')}")
+        return laid, found, [0]

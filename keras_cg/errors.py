@@ -352,38 +352,97 @@ def wrong_variable_count(function: str, came: str, expected: int) -> GradientErr
     )
 
 
-# --- keras_cg.grad -------------------------------------------------------------------------------
+# --- keras_cg.grad and its like ------------------------------------------------------------------
+
+# Here `where` is the call as the user would write it: `grad(f)`, `jvp(f)`.
 
 
-def not_differentiable(function: str, argument: str, came: str) -> TypeError:
+def not_differentiable(where: str, argument: str, came: str) -> TypeError:
     """`grad` was asked for the gradient of something that has none."""
     return TypeError(
-        f"grad({function}): {argument} is {came}, and only floating or complex tensors have a gradient."
+        f"{where}: {argument} is {came}, and only floating or complex tensors have a gradient."
         " Convert it to a floating dtype, or leave it out of `argnums`."
     )
 
 
-def bad_argnums(function: str, argnums: object, count: int) -> TypeError:
+def nothing_to_differentiate(where: str) -> TypeError:
+    """No argument holds a tensor that has a gradient."""
+    return TypeError(
+        f"{where}: there is no floating or complex tensor among the arguments to differentiate."
+        " Give at least one: integers, booleans and strings have no gradient."
+    )
+
+
+def bad_argnums(where: str, argnums: object, count: int) -> TypeError:
     """`argnums` does not name positional arguments of the call."""
     return TypeError(
-        f"grad({function}): argnums={argnums!r} does not fit a call with {_count(count, 'positional argument')}."
+        f"{where}: argnums={argnums!r} does not fit a call with {_count(count, 'positional argument')}."
         " Give the index of a positional argument, or a tuple of different ones; keywords are not differentiated."
     )
 
 
-def not_a_scalar_output(function: str, came: str) -> TypeError:
+def not_a_scalar_output(where: str, came: str) -> TypeError:
     """`grad` can differentiate one real tensor."""
     return TypeError(
-        f"grad({function}): the function must return one real floating tensor, got {came}."
+        f"{where}: the function must return one real floating tensor, got {came}."
         " Return the loss alone, or (loss, aux) with has_aux=True."
     )
 
 
-def no_aux(function: str, value: object) -> TypeError:
+def no_aux(where: str, value: object) -> TypeError:
     """`has_aux=True` and the function returned no pair."""
     return TypeError(
-        f"grad({function}, has_aux=True): the function must return a pair (output, aux),"
-        f" got {article(type_name(value))}."
+        f"{where}: with has_aux=True the function must return a pair (output, aux), got {article(type_name(value))}."
+    )
+
+
+def no_floating_output(where: str, came: str) -> TypeError:
+    """Nothing in the output has a derivative."""
+    return TypeError(
+        f"{where}: the function must return at least one floating or complex tensor, got {came}."
+        " A forgotten `return`, or a comparison or an index where its values were meant, gives such an output."
+    )
+
+
+def complex_jacobian(where: str, what: str, came: str) -> TypeError:
+    """There is no one Jacobian of complex numbers."""
+    return TypeError(
+        f"{where}: {what} is {came}, and one complex matrix cannot hold the derivative of a complex function that is"
+        " not holomorphic. Use keras_cg.vjp or keras_cg.jvp, or give real and imaginary parts as tensors of their own."
+    )
+
+
+def not_arguments(where: str, name: str, value: object) -> TypeError:
+    """`primals` or `tangents` is no sequence of arguments."""
+    return TypeError(
+        f"{where}: {name} must be a tuple with one part for each argument, got {article(type_name(value))}."
+        " For one argument write jvp(f, (x,), (tangent,))."
+    )
+
+
+def not_the_nest(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
+    """Upstream or tangents with another structure than what they belong to."""
+    return ValueError(
+        _lines(
+            f"{where}: {name} has another structure than {model}.",
+            f"    got: {came}",
+            f"    expected: {expected}",
+            "    usual cause: keys or levels that differ, or a bare tensor where a tuple of one is due.",
+            "    remedy: give the same nest, with None for zeros and at every leaf that is no floating tensor.",
+        )
+    )
+
+
+def not_alike(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
+    """One leaf of upstream or tangents that does not fit the tensor it belongs to."""
+    return ValueError(
+        _lines(
+            f"{where}: {name} does not fit {model}.",
+            f"    got: {came}",
+            f"    expected: {expected}",
+            "    usual cause: a value that was to be broadcast, an integer tensor, or complex numbers for real ones.",
+            "    remedy: give a floating tensor of exactly that shape; None stands for zeros. Nothing is broadcast.",
+        )
     )
 
 

@@ -247,5 +247,21 @@ def test_outputs_that_cannot_be_differentiated(tensor):
 
 
 def test_no_aux(backend):
-    with pytest.raises(TypeError, match=r"has_aux=True\): the function must return a pair \(output, aux\)"):
+    with pytest.raises(TypeError, match=r"with has_aux=True the function must return a pair \(output, aux\)"):
         keras_cg.grad(lambda x: x, has_aux=True)(1.0)
+
+
+def test_nothing_to_differentiate(backend):
+    with pytest.raises(TypeError, match="no floating or complex tensor among the arguments") as caught:
+        keras_cg.grad(lambda p: 1.0)({"name": "static"})
+    assert "integers, booleans and strings have no gradient" in str(caught.value)
+
+
+def test_messages_say_which_function_was_called(backend):
+    def f(x):
+        return x
+
+    with pytest.raises(TypeError, match=r"^grad\(.*f\): argument 0 is an int"):
+        grad(f)(3)
+    with pytest.raises(TypeError, match=r"^value_and_grad\(.*f\): argument 0 is an int"):
+        value_and_grad(f)(3)
