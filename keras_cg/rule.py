@@ -323,7 +323,7 @@ class Pullback:
         came, size = backend.dtype(gradient), backend.shape(gradient)
         if came.startswith("complex") and not dtype.startswith("complex"):
             raise errors.wrong_kind(name, label(), describe(number or came, size), describe(dtype, shape))
-        if not _compatible(size, shape):
+        if not compatible(size, shape):
             raise errors.wrong_shape(name, label(), describe(number or came, size), describe(dtype, shape))
         return gradient if came == dtype else backend.cast(gradient, dtype)
 
@@ -353,7 +353,7 @@ def _takes_arguments(found: Parameters, positional: tuple[str, ...], count: int)
     return len(positional) == count or (len(positional) > count >= found.required())
 
 
-def _compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> bool:
+def compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> bool:
     """Whether two shapes are equal, as far as they are known."""
     if came is None or expected is None:
         return True
@@ -384,10 +384,10 @@ def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
         aligned = _align_each(specs, value)
         if aligned is not None:
             return aligned
-    return _align(specs[0], value) if len(specs) == 1 else None
+    return align(specs[0], value) if len(specs) == 1 else None
 
 
-def _align(spec: Any, value: Any) -> list[Any] | None:
+def align(spec: Any, value: Any) -> list[Any] | None:
     """The leaves of `value` in the order of `spec`, or None if it is another structure.
 
     A `spec` of None is a leaf. None or the number 0 may stand for a whole part; a list may stand for a tuple.
@@ -416,7 +416,7 @@ def _align_each(specs: Sequence[Any], values: Sequence[Any]) -> list[Any] | None
     """The leaves of all `values`, each in the order of its spec, or None if one is another structure."""
     leaves: list[Any] = []
     for spec, value in zip(specs, values, strict=True):
-        part = _align(spec, value)
+        part = align(spec, value)
         if part is None:
             return None
         leaves += part
