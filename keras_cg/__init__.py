@@ -1,7 +1,7 @@
 """Write the gradient of a function once; it is the gradient on JAX, PyTorch, TensorFlow and NumPy."""
 
 from keras_cg import ops
-from keras_cg.autodiff import grad, value_and_grad
+from keras_cg.autodiff import grad, hessian, jacobian, jvp, value_and_grad, vjp
 from keras_cg.config import available_backends, backend, set_backend, use_backend
 from keras_cg.errors import CapturedVariableError, GradientError
 from keras_cg.frontend import custom_gradient
@@ -15,8 +15,12 @@ __all__ = [
     "backend",
     "custom_gradient",
     "grad",
+    "hessian",
+    "jacobian",
+    "jvp",
     "ops",
     "set_backend",
     "use_backend",
     "value_and_grad",
+    "vjp",
 ]

@@ -1,4 +1,4 @@
-"""`grad` and `value_and_grad`: the gradient of any function on any backend, by the framework's own engine."""
+"""`grad`, `vjp`, `jvp` and their like: derivatives of any function on any backend, by the framework's own engine."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from keras_cg import config, errors, nest
 from keras_cg.frontend import function_name, split
 from keras_cg.nest import Nest
-from keras_cg.rule import describe, is_differentiable
+from keras_cg.rule import align, compatible, describe, is_differentiable
 
-__all__ = ["grad", "value_and_grad"]
+__all__ = ["grad", "hessian", "jacobian", "jvp", "value_and_grad", "vjp"]
 
 
 def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
@@ -81,6 +81,148 @@ def value_and_grad(
     return _value_and_gradient("value_and_grad", f, argnums, has_aux)
 
 
+def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+    """The output of a function, and its pullback: from an upstream to the gradients of all arguments.
+
+    As `jax.vjp`, on every backend. With J the Jacobian of `f` at `args`, the pullback gives upstream times J, at the
+    cost of a backward pass; `grad` is the pullback of ones.
+
+    - The pullback can be called any number of times, and what it gives can be differentiated again, with respect to
+      the arguments and to upstream.
+    - An argument that the output does not depend on gets zeros.
+    - A Python float among the arguments counts as a tensor of the framework's default dtype. Integers, booleans,
+      strings, None and the like ride along.
+    - For complex numbers, upstream and gradients are dL/dx + i dL/dy on every backend.
+
+    Args:
+        f: A function of `args` that returns any nest with at least one floating or complex tensor in it.
+        *args: The positional arguments, each any nest.
+
+    Returns:
+        The pair `(output, pullback)`. `pullback(upstream)` takes a nest like the output: at each floating leaf a
+        tensor of its shape, a number if that is a scalar, or None for zeros; anything at the others. It returns a
+        tuple with one nest for each argument: at each floating leaf the gradient, of its shape and dtype, and None
+        at the others.
+
+    Raises:
+        TypeError: There is no floating tensor among the arguments, or none in the output.
+        ValueError: When the pullback is called: upstream has another structure, shape or kind than the output.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> output, pullback = keras_cg.vjp(lambda x, n: {"power": x**n}, np.array([1.0, 2.0]), 3)
+        >>> output
+        {'power': array([1., 8.])}
+        >>> pullback({"power": np.array([1.0, 10.0])})
+        (array([  3., 120.]), None)
+    """
+    run = _Run(f"vjp({function_name(f)})", f, args, {}, range(len(args)))
+    outputs, back, aux = run.backend.vjp(run, run.tensors)
+
+    def pullback(upstream: Any) -> tuple[Any, ...]:
+        cotangents = run.fit("upstream", upstream, run.output, run.floating, outputs, "the output")
+        return run.like_arguments(back(cotangents))
+
+    return run.result(outputs, aux), pullback
+
+
+def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """The output of a function, and its derivative along a direction: forward mode.
+
+    As `jax.jvp`, on every backend. With J the Jacobian of `f` at `primals`, the second part is J times `tangents`.
+    For a function with a `custom_gradient` it comes from the rule: a rule is linear in upstream, and the transpose of
+    that linear map is the forward derivative. For complex numbers it is the plain directional derivative.
+
+    Args:
+        f: A function that returns any nest with at least one floating or complex tensor in it.
+        primals: A tuple or list of the positional arguments, each any nest, as for `vjp`.
+        tangents: The direction, the same structure: at each floating leaf a tensor of its shape, a number if that is
+            a scalar, or None for zeros; anything at the others.
+
+    Returns:
+        The pair `(output, output_tangent)`, the second with the output's structure: at each floating leaf the
+        derivative, of its shape and dtype, and None at the others.
+
+    Raises:
+        TypeError: `primals` or `tangents` is no tuple or list, or as for `vjp`.
+        ValueError: `tangents` has another structure, shape or kind than `primals`; or a rule is not linear in
+            upstream, as one that clips it. Inside a `tf.function` such a rule gives NaN, and inside `jax.jit` JAX
+            raises a TypeError of its own.
+
+    Example:
+        >>> import keras_cg
+        >>> output, tangent = keras_cg.jvp(lambda x, y: x * y, (3.0, 5.0), (1.0, 10.0))
+        >>> output.item(), tangent.item()
+        (15.0, 35.0)
+    """
+    where = f"jvp({function_name(f)})"
+    for name, value in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(value, (tuple, list)):
+            raise errors.not_arguments(where, name, value)
+    run = _Run(where, f, primals, {}, range(len(primals)))
+    given = run.fit("tangents", tuple(tangents), run.arguments, run.places, run.tensors, "primals")
+    outputs, moved, aux = run.backend.jvp(run, run.tensors, given)
+    return run.result(outputs, aux), run.like_output(moved)
+
+
+def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+    """The Jacobian of a function, as a function of the same arguments.
+
+    As `jax.jacrev`, on every backend: one backward pass for each number in the output. It can be nested, and what it
+    returns can be differentiated by the framework's own means.
+
+    Args:
+        f: A function that returns any nest with at least one real floating tensor in it.
+        argnums: Which positional arguments to differentiate: an index or a tuple of indices. Each may be any
+            nest of real floating tensors.
+
+    Returns:
+        A function that returns a nest like the output of `f`. In the place of each floating leaf stands a nest like
+        the argument, or a tuple of such if `argnums` is a tuple; each of its tensors has the shape of that output
+        followed by the shape of that argument. Elsewhere stands None.
+
+    Raises:
+        TypeError: When the result is called: an argument to be differentiated is an integer, a boolean or complex,
+            `argnums` names no argument, or an output is complex (use `vjp` or `jvp` there).
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> keras_cg.jacobian(lambda x: x**2)(np.array([1.0, 2.0]))
+        array([[2., 0.],
+               [0., 4.]])
+    """
+    return _jacobian("jacobian", f, f, argnums)
+
+
+def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+    """The matrix of second derivatives of a function, as a function of the same arguments.
+
+    It is `jacobian(grad(f))`: reverse mode twice, which serves every rule on every backend.
+
+    Args:
+        f: A function that returns one real floating tensor. It is summed if it is not a scalar.
+        argnums: As for `jacobian`.
+
+    Returns:
+        A function that returns a nest like the argument; at each floating leaf stands a nest like the argument
+        again, whose tensors have the shape of the one followed by the shape of the other. If `argnums` is a tuple,
+        both nests are tuples, so that `hessian(f, (0, 1))(x, y)[0][1]` is that of x and y.
+
+    Raises:
+        TypeError: As for `jacobian`, and as for `grad`.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> keras_cg.hessian(lambda x: x[0] ** 2 * x[1])(np.array([3.0, 5.0]))
+        array([[10.,  6.],
+               [ 6.,  0.]])
+    """
+    return _jacobian("hessian", f, _gradient("hessian", f, argnums, has_aux=False), argnums)
+
+
 def _gradient(caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool) -> Callable[..., Any]:
     both = _value_and_gradient(caller, f, argnums, has_aux)
 
@@ -108,14 +250,28 @@ def _value_and_gradient(
     return both
 
 
+def _jacobian(
+    caller: str, f: Callable[..., Any], differentiated: Callable[..., Any], argnums: int | tuple[int, ...]
+) -> Callable[..., Any]:
+    where = f"{caller}({function_name(f)})"
+
+    @_named(f)
+    def found(*args: Any, **kwargs: Any) -> Any:
+        run = _RealRun(where, differentiated, args, kwargs, _indices(where, argnums, len(args)))
+        _, rows, _ = run.backend.jacobian(run, run.tensors)
+        return run.like_output([_chosen(run.like_arguments(row), argnums) for row in rows])
+
+    return found
+
+
 def _named(f: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     # Not `__wrapped__`: what the function returns is another.
     return functools.wraps(f, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
 
 
-def _chosen(found: Sequence[Any], argnums: int | tuple[int, ...]) -> Any:
+def _chosen(found: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:
     """One part for each index of `argnums`, bare if that is a number."""
-    return found[0] if isinstance(argnums, int) else tuple(found)
+    return found[0] if isinstance(argnums, int) else found
 
 
 def _indices(where: str, argnums: Any, count: int) -> list[int]:
@@ -145,7 +301,7 @@ class _Run:
         self.backend = config.active
         self.where, self.f = where, f
         self.args, self.kwargs, self.indices = args, kwargs, indices
-        self.arguments = self._flatten([args[index] for index in indices])
+        self.arguments = self._flatten(tuple(args[index] for index in indices))
         self.places, self.tensors = self._differentiated()
         # The output, and which of its leaves are differentiated, and which are other tensors.
         self.output: Nest
@@ -165,16 +321,67 @@ class _Run:
         """What the function returned, laid flat: which of the leaves are tensors, and which of these differentiated."""
         output, found = self._lay(value, "the output{}".format)
         floating = [place for place in found if is_differentiable(self.backend.dtype(output.leaves[place]))]
+        if not floating:
+            raise errors.no_floating_output(self.where, self._describe(value))
         return output, found, floating
 
     def result(self, outputs: Sequence[Any], aux: Sequence[Any]) -> Any:
         """The output again, of what the backend made of its tensors."""
         return self.output.fill([*self.floating, *self.others], [*outputs, *aux])
 
-    def like_arguments(self, values: Sequence[Any]) -> list[Any]:
+    def like_arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """A nest like each of the arguments, with one of `values` for each tensor, and None elsewhere."""
         blank = self.arguments._replace(leaves=[None] * len(self.arguments.leaves))
         return blank.fill(self.places, values)  # type: ignore[no-any-return]
+
+    def like_output(self, values: Sequence[Any]) -> Any:
+        """A nest like the output, with one of `values` for each tensor that is differentiated, and None elsewhere."""
+        blank = self.output._replace(leaves=[None] * len(self.output.leaves))
+        return blank.fill(self.floating, values)
+
+    def fit(
+        self, name: str, value: Any, like: Nest, places: Sequence[int], tensors: Sequence[Any], model: str
+    ) -> list[Any]:
+        """What `value`, a nest like `like`, has at `places`, where `tensors` stand: each a tensor like its own."""
+        backend = self.backend
+        wrapped = nest.wrap(value, backend.is_tensor, backend.children)
+        leaves = align(like.spec, wrapped)
+        if leaves is None:
+            blank = nest.wrap(like.pack([None] * len(like.leaves)), backend.is_tensor, backend.children)
+            raise errors.not_the_nest(self.where, name, nest.show(wrapped), nest.show(blank), model)
+        given = Nest([leaves[place] for place in places], None, False)
+
+        def label(index: int) -> str:
+            return name + like.paths()[places[index]]
+
+        split(backend, self.where, given, label)
+        pairs = enumerate(zip(given.leaves, tensors, strict=True))
+        return [self._fit_leaf(leaf, tensor, functools.partial(label, index), model) for index, (leaf, tensor) in pairs]
+
+    def _fit_leaf(self, leaf: Any, tensor: Any, label: Callable[[], str], model: str) -> Any:
+        """An upstream or a tangent as a tensor like the one that it belongs to."""
+        backend = self.backend
+        kind, shape = backend.dtype(tensor), backend.shape(tensor)
+        if leaf is None:
+            return backend.namespace.zeros_like(tensor)
+        came, size = "", None
+        if backend.is_tensor(leaf):
+            came, size = backend.dtype(leaf), backend.shape(leaf)
+        elif isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool):
+            came, size = "complex" if isinstance(leaf, complex) else "float", ()
+        is_too_complex = came.startswith("complex") and not kind.startswith("complex")
+        if not is_differentiable(came) or is_too_complex or not compatible(size, shape):
+            raise errors.not_alike(self.where, label(), self._describe(leaf), describe(kind, shape), model)
+        if not backend.is_tensor(leaf):
+            return backend.namespace.ones_like(tensor) * (leaf if came == "complex" else float(leaf))
+        leaf = backend.asarray(leaf)
+        return leaf if came == kind else backend.cast(leaf, kind)
+
+    def _describe(self, value: Any) -> str:
+        """A value in a message."""
+        if self.backend.is_tensor(value):
+            return describe(self.backend.dtype(value), self.backend.shape(value))
+        return errors.article(errors.type_name(value))
 
     def _flatten(self, value: Any) -> Nest:
         return nest.flatten(value, self.backend.is_tensor, self.backend.children)
@@ -195,8 +402,7 @@ class _Run:
                 if not isinstance(leaf, int):
                     leaves[place] = backend.asarray(leaf)
                 elif self.is_strict:
-                    came = errors.article(errors.type_name(leaf))
-                    raise errors.not_differentiable(self.where, self._label(place), came)
+                    raise errors.not_differentiable(self.where, self._label(place), self._describe(leaf))
         places, tensors = [], []
         for place in split(backend, self.where, self.arguments, self._label):
             tensor = backend.asarray(leaves[place])
@@ -205,7 +411,7 @@ class _Run:
                 places.append(place)
                 tensors.append(tensor)
             elif self.is_strict:
-                raise errors.not_differentiable(self.where, self._label(place), describe(kind, backend.shape(tensor)))
+                raise errors.not_differentiable(self.where, self._label(place), self._describe(tensor))
         if not places:
             raise errors.nothing_to_differentiate(self.where)
         return places, tensors
@@ -232,10 +438,32 @@ class _LossRun(_Run):
             if not isinstance(value, (tuple, list)) or len(value) != 2:
                 raise errors.no_aux(self.where, value)
             output, aux = value
-        if not self.backend.is_tensor(output):
-            raise errors.not_a_scalar_output(self.where, errors.article(errors.type_name(output)))
-        kind = self.backend.dtype(output)
+        kind = self.backend.dtype(output) if self.backend.is_tensor(output) else ""
         if not is_differentiable(kind) or kind.startswith("complex"):
-            raise errors.not_a_scalar_output(self.where, describe(kind, self.backend.shape(output)))
+            raise errors.not_a_scalar_output(self.where, self._describe(output))
         laid, found = self._lay((output, aux), lambda path: f"aux{path.removeprefix('[1]')}")
         return laid, found, [0]
+
+
+class _RealRun(_Run):
+    """One call of a function of which a Jacobian is asked for."""
+
+    is_strict = True
+
+    def __init__(self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int]):
+        super().__init__(where, f, args, kwargs, indices)
+        for place, tensor in zip(self.places, self.tensors, strict=True):
+            self._refuse_complex(tensor, functools.partial(self._label, place))
+
+    def read(self, value: Any) -> tuple[Nest, tuple[int, ...], list[int]]:
+        output, found, floating = super().read(value)
+        for place in floating:
+            self._refuse_complex(output.leaves[place], functools.partial(self._output_label, output, place))
+        return output, found, floating
+
+    def _output_label(self, output: Nest, place: int) -> str:
+        return f"the output{output.paths()[place]}"
+
+    def _refuse_complex(self, tensor: Any, label: Callable[[], str]) -> None:
+        if self.backend.dtype(tensor).startswith("complex"):
+            raise errors.complex_jacobian(self.where, label(), self._describe(tensor))

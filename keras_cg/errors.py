@@ -339,6 +339,18 @@ def not_linear() -> ValueError:
     )
 
 
+def no_forward_mode() -> ValueError:
+    """JAX met a function that has a rule for reverse mode only, in a compiled program or of another library."""
+    return ValueError(
+        _lines(
+            "forward mode needs a rule that is linear in upstream, and JAX met a custom_vjp function that has none.",
+            "    usual cause: inside jax.jit, a rule that clips or normalises upstream; a jax.custom_vjp function of"
+            " another library; a gradient that is taken inside jvp through a scan, map or fori_loop.",
+            "    remedy: differentiate in reverse mode.",
+        )
+    )
+
+
 def wrong_variable_count(function: str, came: str, expected: int) -> GradientError:
     """The rule was given `variables` and did not return one gradient for each."""
     return GradientError(

@@ -20,6 +20,7 @@ import numpy
 namespace = types.ModuleType("toy.namespace")
 namespace.exp = lambda x: Toy(__import__("math").exp(x.value), [(x, __import__("math").exp(x.value))])
 namespace.ones_like = lambda x: Toy(1.0)
+namespace.zeros_like = lambda x: Toy(0.0)
 
 
 class Toy:
@@ -92,6 +93,17 @@ def vjp(fun, tensors):
     return outputs, pullback, aux
 
 
+def jvp(fun, tensors, tangents):
+    # The derivative of a number is itself, transposed or not.
+    outputs, (found,), aux = jacobian(fun, tensors)
+    return outputs, (Toy(sum(slope.value * tangent.value for slope, tangent in zip(found, tangents))),), aux
+
+
+def jacobian(fun, tensors):
+    outputs, pullback, aux = vjp(fun, tensors)
+    return outputs, (pullback([Toy(1.0)]),), aux
+
+
 def compiled(fun):
     return None
 
@@ -114,7 +126,10 @@ USE = """
         return {"y": y}, lambda *args, upstream: ({"w": 7 * upstream["y"] * y}, None)
 
     print(keras_cg.backend(), keras_cg.available_backends()[-1])
-    print(keras_cg.grad(lambda x: f({"w": x}, n=3)["y"])(0.0).value)
+    g = lambda x: f({"w": x}, n=3)["y"]
+    print(keras_cg.grad(g)(0.0).value)
+    tangent = keras_cg.jvp(g, (0.0,), (3.0,))[1]
+    print(keras_cg.vjp(g, 0.0)[1](2.0)[0].value, tangent.value, keras_cg.jacobian(g)(0.0).value)
     try:
         keras_cg.grad(lambda x: keras_cg.custom_gradient(lambda x: (x, lambda g: (g, g)))(x))(0.0)
     except keras_cg.GradientError as error:
@@ -149,9 +164,10 @@ def test_a_fifth_backend_takes_one_file(tmp_path):
     install(tmp_path, TOY)
     done = run(tmp_path, USE)
     assert done.returncode == 0, done.stderr
-    first, gradient, refused, unknown = done.stdout.splitlines()
+    first, gradient, others, refused, unknown = done.stdout.splitlines()
     assert first == "toy toy"
     assert float(gradient) == 7.0
+    assert others == "14.0 21.0 7.0"
     assert refused.endswith("returned 2 gradients.")
     assert "jax, numpy, tensorflow, torch, toy" in unknown and "Did you mean 'toy'?" in unknown
 

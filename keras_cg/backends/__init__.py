@@ -30,7 +30,14 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
                       the pullback around others, for a framework that keeps them in a way of its own.
                       `fun` may be called again, on values that somebody differentiates.
 `vjp(fun, tensors)`   `(outputs, pullback, aux)` of `fun(*tensors) -> (outputs, aux)`, by the framework's
-                      own engine; `pullback(cotangents)` gives one gradient per tensor, zeros where unused.
+                      own engine; `pullback(cotangents)` gives one gradient per tensor, zeros where unused, as often
+                      as it is called. All of it can be differentiated, with respect to the cotangents, too.
+`jvp(fun, tensors, tangents)`
+                      `(outputs, output_tangents, aux)` for such a `fun`: the derivative along `tangents`, zeros for
+                      an output that does not depend on them. It raises where a rule is not linear in upstream.
+`jacobian(fun, tensors)`
+                      `(outputs, rows, aux)` for such a `fun` of real tensors: `rows[i][j]` has the shape of output i
+                      followed by that of tensor j.
 
 The checker (`keras_cg.testing`) and the command line also ask for these:
 
@@ -70,6 +77,8 @@ CONTRACT = (
     "children",
     "attach",
     "vjp",
+    "jvp",
+    "jacobian",
     "compiled",
     "double_precision",
     "devices",
@@ -90,6 +99,9 @@ class Pullback(Protocol):
 
 Function = Callable[..., tuple[tuple[Any, ...], Pullback]]
 
+# What `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`.
+PlainFunction = Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
+
 
 class Backend(Protocol):
     """The names a backend module defines; the module docstring says what each one means."""
@@ -107,8 +119,14 @@ class Backend(Protocol):
     def children(self, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None: ...
     def attach(self, fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]: ...
     def vjp(
-        self, fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
+        self, fun: PlainFunction, tensors: Sequence[Any]
     ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]: ...
+    def jvp(
+        self, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]: ...
+    def jacobian(
+        self, fun: PlainFunction, tensors: Sequence[Any]
+    ) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]: ...
     def compiled(self, fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None: ...
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
     def devices(self) -> tuple[str, ...]: ...

@@ -13,7 +13,7 @@ import numpy
 from jax.extend.core import Literal
 
 from keras_cg import errors
-from keras_cg.backends import Function, Pullback
+from keras_cg.backends import Function, PlainFunction, Pullback
 
 __all__ = [
     "asarray",
@@ -25,6 +25,8 @@ __all__ = [
     "double_precision",
     "dtype",
     "is_tensor",
+    "jacobian",
+    "jvp",
     "namespace",
     "shape",
     "tensors",
@@ -113,7 +115,27 @@ def _attach(call: Callable[..., tuple[Sequence[Any], _Rule]], args: Sequence[Any
         return tuple(outputs), _Residuals((), lambda _, cotangents: rule(cotangents))
 
     run.defvjp(forward, _backward)
-    return run(*args)
+    if not _is_forward.value:
+        return run(*args)
+
+    @jax.custom_jvp
+    def both_ways(*args: Any) -> tuple[Any, ...]:
+        return run(*args)
+
+    @both_ways.defjvp
+    def derivative(args: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        outputs, rule = call(*args)
+        if any(map(_is_traced, outputs)) and not any(map(_is_traced, args)):
+            raise _CapturedError
+        residuals = _Residuals.of(rule, outputs)
+        return jax.jvp(lambda *args: _carry(residuals, outputs, args), args, tangents)
+
+    return both_ways(*args)
+
+
+# Whether `jvp` is at work: a custom_vjp has no forward mode. JAX keeps what it traced there apart from what it traced
+# elsewhere.
+_is_forward = jax.make_user_context(False)  # type: ignore[no-untyped-call]
 
 
 def _backward(residuals: _Residuals, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -155,7 +177,12 @@ def _carry(residuals: _Residuals, outputs: Sequence[Any], args: Sequence[Any]) -
         moved = rule.push(given[:start], given[start:stop], tangents[stop:])
         if moved is None:
             # No linear rule: JAX raises if this is asked for forwards.
-            _, moved = jax.jvp(functools.partial(backwards, *given[:stop]), given[stop:], tangents[stop:])
+            try:
+                _, moved = jax.jvp(functools.partial(backwards, *given[:stop]), given[stop:], tangents[stop:])
+            except TypeError as error:
+                if _is_forward.value:
+                    raise errors.not_linear() from error
+                raise
         return both_ways(*given), moved
 
     return both_ways(*values, *outputs, *args)
@@ -424,7 +451,7 @@ def _conjugate(tensor: Any) -> Any:
 
 
 def vjp(
-    fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
+    fun: PlainFunction, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
     outputs, back, aux = jax.vjp(fun, *tensors, has_aux=True)
 
@@ -432,6 +459,32 @@ def vjp(
         return tuple(_conjugate(each) for each in back(tuple(_conjugate(each) for each in cotangents)))
 
     return outputs, pullback, aux
+
+
+def jvp(
+    fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    try:
+        with _is_forward(True):
+            return jax.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)
+    except TypeError as error:
+        if "custom_vjp" in str(error):
+            raise errors.no_forward_mode() from error
+        raise
+
+
+def jacobian(
+    fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]:
+    outputs, pull, aux = jax.vjp(fun, *tensors, has_aux=True)
+    zeros = [namespace.zeros_like(each) for each in outputs]
+
+    def rows(place: int, output: Any) -> tuple[Any, ...]:
+        basis = namespace.eye(output.size, dtype=output.dtype).reshape((output.size, *output.shape))
+        found = jax.vmap(lambda each: pull((*zeros[:place], each, *zeros[place + 1 :])))(basis)
+        return tuple(each.reshape((*output.shape, *tensor.shape)) for each, tensor in zip(found, tensors, strict=True))
+
+    return outputs, tuple(rows(place, output) for place, output in enumerate(outputs)), aux
 
 
 def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:

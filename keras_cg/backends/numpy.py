@@ -16,7 +16,7 @@ from autograd.extend import Box, defvjp_argnums, primitive, vspace
 from autograd.tracer import Node, new_box, trace_stack
 
 from keras_cg import closure, errors
-from keras_cg.backends import Function, Pullback
+from keras_cg.backends import Function, PlainFunction, Pullback
 
 __all__ = [
     "asarray",
@@ -28,6 +28,8 @@ __all__ = [
     "double_precision",
     "dtype",
     "is_tensor",
+    "jacobian",
+    "jvp",
     "namespace",
     "shape",
     "tensors",
@@ -254,7 +256,7 @@ def _conjugate(tensor: Any) -> Any:
 
 
 def vjp(
-    fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
+    fun: PlainFunction, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
     aux: list[tuple[Any, ...]] = []
 
@@ -274,6 +276,59 @@ def vjp(
         return tuple(_conjugate(each) for each in gradients)
 
     return tuple(outputs), pullback, aux[0]
+
+
+def jvp(
+    fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    # autograd (1.9) has forward rules for its own primitives only. The vjp of `cotangents -> gradients`, which is a
+    # linear map, serves for every function: it is the transpose of a transpose.
+    outputs, pullback, aux = vjp(fun, tensors)
+
+    def pull(*cotangents: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return pullback(cotangents), ()
+
+    gradients, push, _ = vjp(pull, [numpy.zeros(namespace.shape(each), dtype(each)) for each in outputs])
+    push_elsewhere = vjp(pull, [_uneven(each) for each in outputs])[1]
+    moved = push(tangents)
+    # That of a linear rule is the same wherever the rule is transposed, and the rule gives zero for zero.
+    same = [_is_same(*pair) for pair in zip(push_elsewhere(tangents), moved, strict=True)]
+    nothing = [bool(numpy.all(numpy.isnan(found) | (found == 0))) for found in map(to_numpy, gradients)]
+    if not all((*same, *nothing)):
+        raise errors.not_linear()
+    return outputs, moved, aux
+
+
+def _uneven(tensor: Any) -> Any:
+    """Values of either sign and many sizes, in the shape of `tensor`."""
+    values = 100 * numpy.cos(numpy.arange(namespace.size(tensor))).reshape(namespace.shape(tensor))
+    return (values * (1 + 0.5j) if namespace.iscomplexobj(tensor) else values).astype(dtype(tensor))
+
+
+def _is_same(found: Any, expected: Any) -> bool:
+    """Whether two derivatives are equal up to rounding; what is not finite is taken to be."""
+    found, expected = to_numpy(found), to_numpy(expected)
+    size = numpy.max(numpy.abs(expected), initial=0, where=numpy.isfinite(expected))
+    tolerance = 0.1 if expected.dtype.itemsize <= 2 else 1e-3
+    return not numpy.any(numpy.abs(found - expected) > tolerance * size)
+
+
+def jacobian(
+    fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]:
+    outputs, pullback, aux = vjp(fun, tensors)
+    zeros = [numpy.zeros(namespace.shape(each), dtype(each)) for each in outputs]
+
+    def rows(place: int, output: Any) -> Iterator[Any]:
+        count = namespace.size(output)
+        basis = numpy.eye(count, dtype=dtype(output)).reshape((count, *namespace.shape(output)))
+        pulled = [pullback([*zeros[:place], each, *zeros[place + 1 :]]) for each in basis]
+        for index, tensor in enumerate(tensors):
+            parts = [each[index] for each in pulled]
+            found = namespace.stack(parts) if parts else numpy.zeros(0, dtype(tensor))
+            yield namespace.reshape(found, (*namespace.shape(output), *namespace.shape(tensor)))
+
+    return outputs, tuple(tuple(rows(place, output)) for place, output in enumerate(outputs)), aux
 
 
 def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:

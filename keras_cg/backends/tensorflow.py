@@ -22,7 +22,7 @@ from tensorflow.python.eager.record import (
 )
 
 from keras_cg import closure, errors
-from keras_cg.backends import Function
+from keras_cg.backends import Function, PlainFunction
 
 __all__ = [
     "asarray",
@@ -34,6 +34,8 @@ __all__ = [
     "double_precision",
     "dtype",
     "is_tensor",
+    "jacobian",
+    "jvp",
     "namespace",
     "shape",
     "tensors",
@@ -248,6 +250,11 @@ def _each(function: Callable[[Any], Any], tensor: Any) -> Any:
     return tf.nest.map_structure(function, tensor, expand_composites=True)
 
 
+def _each_floating(function: Callable[[Any], Any], tensor: Any) -> Any:
+    """The same, but for the parts that say where others stand."""
+    return _fill(tensor, map(function, _parts([tensor])))
+
+
 def _dense(cotangent: Any) -> Any:
     """An upstream as a tensor: that of what was gathered comes as slices."""
     return tf.convert_to_tensor(cotangent) if isinstance(cotangent, tf.IndexedSlices) else cotangent
@@ -349,19 +356,72 @@ def _is_vectorizing() -> bool:
 
 
 def vjp(
-    fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
+    fun: PlainFunction, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
+    outputs, inputs, tape, aux = _recorded(fun, tensors)
+
+    def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        found = tape.gradient(outputs, inputs, list(cotangents), tf.UnconnectedGradients.ZERO)
+        return tuple(
+            gradient if _is_composite(each) else _dense(gradient) for each, gradient in zip(inputs, found, strict=True)
+        )
+
+    return outputs, pullback, aux
+
+
+def _recorded(
+    fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[tuple[Any, ...], list[Any], tf.GradientTape, tuple[Any, ...]]:
+    """A run of `fun`, and the tape that recorded it from `inputs` on."""
     # A tape goes by the identity of tensors: one that is passed twice, or closed over as well, must not be taken for
     # the argument that is differentiated.
     inputs = [_each(tf.identity, each) for each in tensors]
-    with tf.GradientTape() as tape:
+    with tf.GradientTape(persistent=True) as tape:
         tape.watch(inputs)
         outputs, aux = fun(*inputs)
+    return outputs, inputs, tape, aux
 
-    def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(tape.gradient(outputs, inputs, list(cotangents), tf.UnconnectedGradients.ZERO))
 
-    return outputs, pullback, aux
+def jvp(
+    fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    # The vjp of `cotangents -> gradients`, which is a linear map: the transpose of a transpose. A ForwardAccumulator
+    # does that, too, but around a tf.function TensorFlow (2.21) does not ask whether the map is linear.
+    outputs, pullback, aux = vjp(fun, tensors)
+
+    def pull(*cotangents: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        return pullback(cotangents), ()
+
+    gradients, push, _ = vjp(pull, [_each_floating(tf.zeros_like, each) for each in outputs])
+    push_elsewhere = vjp(pull, [_each_floating(_uneven, each) for each in outputs])[1]
+    moved = push(tangents)
+    with stop_recording():
+        # That of a linear rule is the same wherever the rule is transposed, and the rule gives zero for zero.
+        pairs = zip(_parts(push_elsewhere(tangents)), _parts(moved), strict=True)
+        nothing = [tf.reduce_all((each == 0) | (each != each)) for each in _parts(gradients)]
+        same = tf.reduce_all([*(_is_same(*pair) for pair in pairs), *nothing])
+    if not tf.executing_eagerly():
+        # No value can be looked at, so that the answer cannot be an error; NaN at least is no wrong number.
+        unknown = tf.where(same, tf.zeros([], tf.float32), numpy.nan)
+        moved = tuple(_each_floating(lambda part: part + tf.cast(unknown, part.dtype), each) for each in moved)
+    elif not same:
+        raise errors.not_linear()
+    return outputs, moved, aux
+
+
+def jacobian(
+    fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]:
+    outputs, inputs, tape, aux = _recorded(fun, tensors)
+
+    def rows(output: Any) -> list[Any]:
+        if output.shape.num_elements() == 0:  # TensorFlow (2.21) stumbles over it
+            return [tf.zeros([*output.shape, *each.shape], each.dtype) for each in inputs]
+        # Not vectorized: the rule would be dropped there.
+        found = tape.jacobian(output, inputs, tf.UnconnectedGradients.ZERO, experimental_use_pfor=False)
+        return list(found)
+
+    return outputs, tuple(tuple(rows(output)) for output in outputs), aux
 
 
 def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:

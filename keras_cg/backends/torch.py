@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from keras_cg import closure, errors
-from keras_cg.backends import Function, Pullback, owner
+from keras_cg.backends import Function, PlainFunction, Pullback, owner
 
 __all__ = [
     "asarray",
@@ -30,6 +30,8 @@ __all__ = [
     "double_precision",
     "dtype",
     "is_tensor",
+    "jacobian",
+    "jvp",
     "namespace",
     "shape",
     "tensors",
@@ -497,7 +499,7 @@ def _forward_levels() -> int:
 
 
 def vjp(
-    fun: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]], tensors: Sequence[Any]
+    fun: PlainFunction, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
     if _transforms_active():
         # There no tensor can be made a leaf; torch.func's own vjp nests.
@@ -524,7 +526,7 @@ def vjp(
             [out for out, _ in used],
             inputs,
             [cotangent for _, cotangent in used],
-            create_graph=further,
+            create_graph=further or (torch.is_grad_enabled() and any(each.requires_grad for each in cotangents)),
             retain_graph=True,
             allow_unused=True,
             materialize_grads=True,
@@ -543,6 +545,31 @@ def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
     leaves = [each for each in outputs if each.is_leaf and each.requires_grad]
     found = (getattr(node, "variable", None) for node in _nodes(outputs))
     return any(leaf is not None and not hasattr(leaf, "is_spent") for leaf in (*leaves, *found))
+
+
+def jvp(
+    fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
+    outputs, moved, aux = torch.func.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)  # type: ignore[misc]
+    return outputs, moved, aux
+
+
+def jacobian(
+    fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]:
+    outputs, pullback, aux = vjp(fun, tensors)
+    zeros = [torch.zeros_like(each) for each in outputs]
+
+    def rows(place: int, output: torch.Tensor) -> Iterator[torch.Tensor]:
+        count = output.numel()
+        basis = torch.eye(count, dtype=output.dtype, device=output.device).reshape((count, *output.shape))
+        pulled = [pullback([*zeros[:place], each, *zeros[place + 1 :]]) for each in basis]
+        for index, tensor in enumerate(tensors):
+            parts = [each[index] for each in pulled]
+            found = torch.stack(parts) if parts else tensor.new_zeros(0)
+            yield found.reshape((*output.shape, *tensor.shape))
+
+    return outputs, tuple(tuple(rows(place, output)) for place, output in enumerate(outputs)), aux
 
 
 def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:
