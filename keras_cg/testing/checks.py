@@ -391,7 +391,12 @@ class Inspection:
         outputs, pullback, _ = self.backend.vjp(flat, floating)
         gradients = pullback(self.subject.cast(self.upstream, outputs))
         named = {"an argument": floating, "an output": outputs, "a gradient": gradients}
-        return [(what, weakref.ref(each)) for what, tensors in named.items() for each in tensors]
+        return [
+            (what, weakref.ref(each))
+            for what, tensors in named.items()
+            for each in tensors
+            if type(each).__weakrefoffset__  # a number of NumPy's is only a value
+        ]
 
     # --- findings -----------------------------------------------------------------------------------
 
