@@ -240,15 +240,18 @@ def ambiguous(function: str, came: str, expected: str) -> GradientError:
     )
 
 
-def wrong_shape(function: str, argument: str, came: str, expected: str) -> GradientError:
-    """The shape of a gradient is not that of its argument."""
+def wrong_shape(function: str, argument: str, came: str, expected: str, axes: Sequence[int]) -> GradientError:
+    """The shape of a gradient is not that of its argument, which may have been broadcast along `axes`."""
+    over = f"{'axis' if len(axes) == 1 else 'axes'} {' and '.join(map(str, axes))}"
+    cause = f"{argument} was broadcast, and a sum over {over} is missing."
+    if not axes:
+        cause = "a gradient that was summed or cut, or gradients in the wrong order."
     return GradientError(
         _lines(
             f"the rule of {function} returned a gradient of the wrong shape for {argument}.",
             f"    got: {came}",
             f"    expected: {expected}",
-            "    usual cause: an argument that was broadcast, whose gradient must be summed back, or two"
-            " gradients in the wrong order.",
+            f"    usual cause: {cause}",
             "    remedy: sum over the broadcast axes or reshape; nothing is broadcast or summed for you.",
         )
     )

@@ -324,7 +324,8 @@ class Pullback:
         if came.startswith("complex") and not dtype.startswith("complex"):
             raise errors.wrong_kind(name, label(), describe(number or came, size), describe(dtype, shape))
         if not compatible(size, shape):
-            raise errors.wrong_shape(name, label(), describe(number or came, size), describe(dtype, shape))
+            found, axes = describe(number or came, size), _broadcast_axes(size, shape)
+            raise errors.wrong_shape(name, label(), found, describe(dtype, shape), axes)
         return gradient if came == dtype else backend.cast(gradient, dtype)
 
 
@@ -360,6 +361,17 @@ def compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, 
     if len(came) != len(expected):
         return False
     return all(a is None or b is None or a == b for a, b in zip(came, expected, strict=True))
+
+
+def _broadcast_axes(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> list[int]:
+    """The axes of the shape `came` along which a tensor of the other shape may have been broadcast to it."""
+    if came is None or expected is None or len(came) < len(expected):
+        return []
+    added = len(came) - len(expected)
+    aligned = (*[1] * added, *expected)
+    if any(small not in (1, size) for size, small in zip(came, aligned, strict=True)):
+        return []
+    return [axis for axis, size in enumerate(came) if axis < added or (aligned[axis] == 1 and size != 1)]
 
 
 def _form(arguments: list[tuple[Any, list[bool]]]) -> tuple[list[Any], list[int]]:

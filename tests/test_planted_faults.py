@@ -53,13 +53,14 @@ the rule of culprit returned {came}.
     remedy: return one gradient per argument, in order; None where there is none."""
 
 
-def shape(argument, came, expected="float32[3]"):
+def shape(
+    argument, came, expected="float32[3]", cause="a gradient that was summed or cut, or gradients in the wrong order."
+):
     return f"""\
 the rule of culprit returned a gradient of the wrong shape for {argument}.
     got: {came}
     expected: {expected}
-    usual cause: an argument that was broadcast, whose gradient must be summed back, or two gradients in the \
-wrong order.
+    usual cause: {cause}
     remedy: sum over the broadcast axes or reshape; nothing is broadcast or summed for you."""
 
 
@@ -140,7 +141,9 @@ FAULTS = {
     # Shapes.
     "summed": wrong_rule(lambda g: (ops.sum(g), g), shape("x", "float32[]")),
     "cut off": wrong_rule(lambda g: (g, g[:2]), shape("y", "float32[2]")),
-    "an axis too many": wrong_rule(lambda g: (g, g[None]), shape("y", "float32[1, 3]")),
+    "an axis too many": wrong_rule(
+        lambda g: (g, g[None]), shape("y", "float32[1, 3]", cause="y was broadcast, and a sum over axis 0 is missing.")
+    ),
     "a number for an array": wrong_rule(lambda g: (g, 7.0), shape("y", "float[]")),
     "swapped dict entries": wrong_rule(lambda g: {"w": g[:2], "b": g}, shape("params['w']", "float32[2]"), nested=True),
     # Structures.

@@ -320,6 +320,16 @@ def test_a_shape_that_would_broadcast_is_wrong(frame):
     refuse(frame, lambda g: (7.0, g), "wrong shape for x", "[]", "expected: float32[3]")
 
 
+@pytest.mark.parametrize(
+    ("small", "axes"),
+    [((3,), "axis 0"), ((4, 1), "axis 1"), ((1, 3), "axis 0"), ((), "axes 0 and 1"), ((1,), "axes 0 and 1")],
+)
+def test_a_missing_sum_over_a_broadcast_axis_is_named(frame, small, axes):
+    function = custom_gradient(lambda x, s: (x * s, lambda upstream: (upstream * s, upstream * x)))
+    with pytest.raises(Exception, match=f"usual cause: s was broadcast, and a sum over {axes} is missing"):
+        frame.gradients(function, np.ones((4, 3), np.float32), np.ones(small, np.float32))
+
+
 @pytest.mark.only("numpy")
 def test_a_zero_that_numpy_computed_is_a_gradient(eager, backend):
     # Its float64 is a float to Python, too, and 0.0 as a number would say that there is no gradient.
