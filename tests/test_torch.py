@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import keras_cg
 from keras_cg import custom_gradient
 
 pytestmark = pytest.mark.only("torch")
@@ -517,6 +518,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
+import keras_cg
 from keras_cg import custom_gradient
 
 
@@ -582,3 +584,21 @@ def test_data_parallel_and_sharded(backend, tmp_path):
     command = [sys.executable, str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_torch_compile_made_can_be_differentiated_once(backend):
+    import torch
+
+    @custom_gradient
+    def relu(x):
+        is_positive = x > 0
+        return torch.where(is_positive, x, 0.0), lambda upstream: torch.where(is_positive, 7 * upstream, 0.0)
+
+    torch.compiler.reset()
+    x = torch.tensor([-1.0, 2.0])
+    compiled = torch.compile(relu, backend="aot_eager", fullgraph=True, dynamic=True)
+    assert keras_cg.grad(compiled)(x).tolist() == [0.0, 7.0]
+    _, pullback = keras_cg.vjp(compiled, x)
+    assert pullback(torch.ones(2))[0].tolist() == [0.0, 7.0]
+    with pytest.raises(RuntimeError, match=r"a second time|donated"):
+        pullback(torch.ones(2))

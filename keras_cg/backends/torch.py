@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -522,15 +523,23 @@ def vjp(
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
         if not used:
             return tuple(torch.zeros_like(each) for each in inputs)
-        return torch.autograd.grad(
+        differentiate = functools.partial(
+            torch.autograd.grad,
             [out for out, _ in used],
             inputs,
             [cotangent for _, cotangent in used],
             create_graph=further or (torch.is_grad_enabled() and any(each.requires_grad for each in cotangents)),
-            retain_graph=True,
             allow_unused=True,
             materialize_grads=True,
         )
+        try:
+            return differentiate(retain_graph=True)
+        except RuntimeError as error:
+            if "donated buffers" not in str(error):
+                raise
+            # What torch.compile (2.13) made may use the memory of what it saved for something else, and then serves
+            # once; torch refuses the next call.
+            return differentiate(retain_graph=False)
 
     if further:
         return outputs, pullback, aux
