@@ -13,7 +13,7 @@ import numpy
 import torch
 import torch.utils._pytree as pytree
 from torch._C._functorch import TransformType
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_pop_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import get_device_states, set_device_states
@@ -261,6 +261,18 @@ def _is_dual(tensor: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
+def _is_pushed(tensor: torch.Tensor) -> bool:
+    """Whether forward mode moves `tensor`, at the innermost of the running transforms or at an outer one."""
+    if _is_dual(tensor):
+        return True
+    levels = [each.level() for each in retrieve_all_functorch_interpreters()] if _transforms_active() else []
+    if not levels or _functorch.maybe_get_level(tensor) >= levels[-1]:
+        return False
+    # A tensor is asked at the level where forward mode runs; inside of it the answer is always no (torch 2.13).
+    with temporarily_pop_interpreter_stack():
+        return _is_pushed(tensor)
+
+
 def _is_transformed(value: object) -> bool:
     """Whether a tensor belongs to a level of some transform, or is differentiated without one."""
     return isinstance(value, torch.Tensor) and (
@@ -271,7 +283,7 @@ def _is_transformed(value: object) -> bool:
 def _is_differentiated(tensor: torch.Tensor) -> bool:
     """Whether any level of differentiation, forward or reverse, tracks `tensor`."""
     # A batched tensor cannot be asked; what it wraps can.
-    while _functorch.is_batchedtensor(tensor) or not (tensor.requires_grad or _is_dual(tensor)):
+    while _functorch.is_batchedtensor(tensor) or not (tensor.requires_grad or _is_pushed(tensor)):
         if not _functorch.is_functorch_wrapped_tensor(tensor):
             return False
         tensor = _functorch.get_unwrapped(tensor)
