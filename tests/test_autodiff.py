@@ -176,7 +176,7 @@ def test_captured_values(tensor, array):
         @custom_gradient
         def times(z):
             def rule(upstream, variables=None):
-                return 7 * upstream, [3 * upstream for _ in variables]
+                return (7 * upstream, [3 * upstream]) if variables else 7 * upstream
 
             return z * x, rule
 
@@ -185,6 +185,22 @@ def test_captured_values(tensor, array):
     np.testing.assert_allclose(array(vjp(f, tensor(X))[1](tensor(V))[0]), 10 * V)
     np.testing.assert_allclose(array(jvp(f, (tensor(X),), (tensor(V),))[1]), 10 * V)
     np.testing.assert_allclose(array(jacobian(f)(tensor(X))), 10 * np.eye(3))
+
+
+def test_values_captured_of_an_outer_level(backend):
+    def captures(y):
+        def f(z):
+            def rule(upstream, variables=None):
+                return (7 * upstream, [3 * upstream]) if variables else 7 * upstream
+
+            return z * y, rule
+
+        return custom_gradient(f)
+
+    assert float(grad(lambda y: jvp(captures(y), (5.0,), (1.0,))[0])(2.0)) == 3.0
+    assert float(grad(lambda y: vjp(captures(y), 5.0)[0])(2.0)) == 3.0
+    assert float(grad(lambda y: jvp(captures(y), (5.0,), (1.0,))[1])(2.0)) == 0.0
+    assert float(jvp(lambda y: vjp(captures(y), 5.0)[0], (2.0,), (1.0,))[1]) == 3.0
 
 
 def test_captured_values_are_refused(tensor):
@@ -593,7 +609,7 @@ def test_an_upstream_that_does_not_fit(tensor):
     _, pullback = vjp(f, tensor(X))
     for bad, shown in (
         (tensor(V[:2]), "float32[2]"),
-        (tensor(Z), "complex64[2]"),
+        (tensor(np.array([1j, 2j, 3j], np.complex64)), "complex64[3]"),
         (tensor(np.array([1, 2, 3])), "[3]"),
         (1.0, "a float"),
         ("text", "a str"),
@@ -607,6 +623,12 @@ def test_an_upstream_that_does_not_fit(tensor):
         assert expected == "    expected: float32[3]"
         assert "usual cause: a value that was to be broadcast, an integer tensor, or complex numbers" in cause
         assert "remedy: give a floating tensor of exactly that shape; None stands for zeros" in remedy
+
+
+def test_a_boolean_is_no_upstream(backend):
+    with pytest.raises(ValueError, match="upstream does not fit the output") as caught:
+        vjp(seven, 2.0)[1](True)
+    assert "got: a bool" in str(caught.value)
 
 
 def test_an_upstream_of_another_structure(tensor):
