@@ -1,0 +1,258 @@
+"""`keras-cg check`: the checker on every backend, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from keras_cg import errors, testing
+from keras_cg.command import processes, targets
+from keras_cg.testing.report import CHECKS, Finding, Report
+
+__all__ = ["Board", "Problem", "run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A backend that failed at something else than a check."""
+
+    backend: str
+    message: str
+    # The function it was at; None if it got to none.
+    function: str | None = None
+    check: str | None = None
+    stderr: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class Board:
+    """What is known so far.
+
+    Attributes:
+        target: As it was asked for.
+        backends: Those that run.
+        functions: The functions of the target; none before the first process has found them.
+        findings: What was found, by function and backend.
+        done: The pairs of function and backend that are.
+        problems: What failed on the way.
+        absent: A line for each backend that is not installed.
+        usage: The message of each backend that found no function.
+    """
+
+    target: str
+    backends: list[str]
+    functions: list[str] = dataclasses.field(default_factory=list)
+    findings: dict[tuple[str, str], list[Finding]] = dataclasses.field(default_factory=dict)
+    done: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    problems: list[Problem] = dataclasses.field(default_factory=list)
+    absent: list[str] = dataclasses.field(default_factory=list)
+    usage: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def found(self, function: str, backend: str) -> list[Finding]:
+        """The findings of a function on a backend."""
+        return self.findings.setdefault((function, backend), [])
+
+    def problem(self, function: str, backend: str) -> Problem | None:
+        """What failed there."""
+        return next((each for each in self.problems if each.backend == backend and each.function == function), None)
+
+    def running(self, function: str, backend: str) -> str | None:
+        """The check that is probably at work there; None if there is none."""
+        if (function, backend) in self.done or (self.functions and self._current(backend) != function):
+            return None
+        seen = [CHECKS.index(each.check) for each in self.found(function, backend) if each.check in CHECKS]
+        # Agreement comes last, when all of them are done.
+        return CHECKS[min(max(seen, default=-1) + 1, len(CHECKS) - 2)]
+
+    def _current(self, backend: str) -> str | None:
+        return next((each for each in self.functions if (each, backend) not in self.done), None)
+
+    def reports(self) -> list[Report]:
+        """One for each function, of all backends."""
+        return [
+            Report(name, tuple(each for backend in self.backends for each in self.found(name, backend)))
+            for name in self.functions
+        ]
+
+    def status(self) -> int:
+        """The exit status."""
+        if self.absent or (self.usage and len(self.usage) == len(self.backends)):
+            return 2
+        return 0 if not self.problems and all(report.status == "passed" for report in self.reports()) else 1
+
+
+def run(options: argparse.Namespace) -> int:
+    """Checks what the command line names.
+
+    Raises:
+        UsageError: It cannot be done as it was asked.
+    """
+    given = targets.validate(options.target, options.arg, options.expected)
+    names, absent = processes.chosen(options.backends)
+    board = Board(options.target, names, absent=absent)
+    with tempfile.TemporaryDirectory() as folder, _shown(board, options.json) as refresh:
+        job = {
+            "task": "check",
+            "target": options.target,
+            "given": given,
+            "expected": options.expected,
+            "seed": options.seed,
+            "order": options.order,
+            "modes": options.modes,
+            "compiled": options.compiled,
+            "folder": folder,
+        }
+        asyncio.run(_check_all(board, job, options.timeout, refresh))
+        _compare(board, Path(folder))
+    _conclude(board)
+    if options.json:
+        _write(board)
+    else:
+        from keras_cg.command import tables
+
+        tables.show(board)
+    return board.status()
+
+
+@contextlib.contextmanager
+def _shown(board: Board, as_json: bool) -> Iterator[Callable[[], None]]:
+    """Shows the board while it fills, where somebody can watch."""
+    if as_json:
+        yield lambda: None
+        return
+    from keras_cg.command import tables
+
+    with tables.live(board) as refresh:
+        yield refresh
+
+
+async def _check_all(board: Board, job: dict[str, Any], timeout: float, refresh: Callable[[], None]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for backend in board.backends:
+            group.create_task(_check_backend(board, {**job, "backend": backend}, timeout, refresh))
+
+
+async def _check_backend(board: Board, job: dict[str, Any], timeout: float, refresh: Callable[[], None]) -> None:
+    """Checks all functions on one backend; after one that killed its process, the others in a new one."""
+    backend = job["backend"]
+
+    def handle(event: dict[str, Any]) -> None:
+        _take(board, backend, event)
+        refresh()
+
+    while True:
+        start = sum(pair[1] == backend for pair in board.done)
+        death = await processes.follow({**job, "start": start}, timeout, handle)
+        if death is not None:
+            _bury(board, backend, death, timeout)
+        refresh()
+        left = [each for each in board.functions if (each, backend) not in board.done]
+        if death is None or not left or start == sum(pair[1] == backend for pair in board.done):
+            break
+    board.done |= {(each, backend) for each in board.functions}
+
+
+def _take(board: Board, backend: str, event: dict[str, Any]) -> None:
+    """Notes one event of a process."""
+    kind = event["event"]
+    if kind == "functions":
+        board.functions = board.functions or event["names"]
+    elif kind == "usage":
+        board.usage[backend] = event["message"]
+    elif kind == "problem":
+        board.problems.append(Problem(backend, event["message"], board._current(backend)))
+    elif kind == "finding":
+        current = board._current(backend)
+        if current is not None:
+            board.found(current, backend).append(Finding(**event["finding"]))
+    elif kind == "report":
+        current = board._current(backend)
+        if current is not None:
+            if event["report"] is not None:
+                board.findings[current, backend] = list(Report.from_dict(event["report"]).findings)
+            board.done.add((current, backend))
+
+
+def _bury(board: Board, backend: str, death: processes.Death, timeout: float) -> None:
+    """Notes how a process ended."""
+    current = board._current(backend)
+    check = board.running(current, backend) if current else None
+    doing = f"checking {check!r} of {current}" if current else "importing the target"
+    if death.how is None:
+        message = errors.process_late(backend, timeout, doing, death.where)
+    else:
+        message = errors.process_died(backend, death.how, doing, death.where)
+    board.problems.append(Problem(backend, message, current, check, death.stderr[-20:]))
+    if current is not None:
+        board.done.add((current, backend))
+
+
+def _compare(board: Board, folder: Path) -> None:
+    """Adds whether the backends agree, which no process can see by itself."""
+    for number, function in enumerate(board.functions):
+        evidence = {}
+        for backend in board.backends:
+            path = folder / f"{number} {backend}.npz"
+            if path.is_file():
+                evidence[backend] = _arrays(path)
+        if len(evidence) < 2:
+            continue
+        for backend in evidence:
+            findings = board.found(function, backend)
+            findings[:] = [each for each in findings if each.check != "agreement"]
+        for finding in testing.agreement(evidence):
+            board.found(function, finding.backend).append(finding)
+
+
+def _arrays(path: Path) -> dict[str, list[numpy.ndarray]]:
+    found: dict[str, list[numpy.ndarray]] = {}
+    with numpy.load(path, allow_pickle=False) as arrays:
+        for place, name in enumerate(arrays["names"]):
+            found.setdefault(str(name), []).append(arrays[str(place)])
+    return found
+
+
+def _conclude(board: Board) -> None:
+    """Ends with a line if no backend could do anything with the target.
+
+    Raises:
+        UsageError: So it is.
+    """
+    if not board.backends:
+        raise errors.UsageError("; ".join(board.absent))
+    if len(board.usage) == len(board.backends):
+        messages = sorted(set(board.usage.values()))
+        if len(messages) == 1:
+            raise errors.UsageError(messages[0])
+    board.problems += [Problem(backend, f"{backend}: {message}") for backend, message in board.usage.items()]
+
+
+def _write(board: Board) -> None:
+    problems = [dataclasses.asdict(each) for each in board.problems]
+    data = {
+        "reports": [report.to_dict() for report in board.reports()],
+        "problems": problems,
+        "not_installed": board.absent,
+    }
+    json.dump(_strict(data), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _strict(data: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not have."""
+    if isinstance(data, dict):
+        return {key: _strict(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_strict(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

@@ -1,0 +1,103 @@
+"""`keras-cg info`: the backends here, and which is active."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import json
+import sys
+from typing import Any
+
+from keras_cg import backends, config, errors
+from keras_cg.command import processes
+
+__all__ = ["run"]
+
+# An import of a large framework from a cold disk takes long.
+TIMEOUT = 120.0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Shows the backends.
+
+    Raises:
+        UsageError: The active backend is none of them, or rich is missing.
+    """
+    show = _write if options.json else _show
+    active, source = config.resolve()
+    installed = backends.installed()
+    found = [{"name": name, "installed": name in installed, "version": _version(name)} for name in backends.names()]
+    asyncio.run(_ask_all([each for each in found if each["installed"]]))
+    show({"active": active, "because": source, "backends": found})
+    if active not in backends.names():
+        raise errors.UsageError(str(errors.unknown_backend(active, source, backends.names())))
+    if active not in installed:
+        raise errors.not_installed(active)
+    return 1 if any(each.get("problem") for each in found) else 0
+
+
+def _write(data: dict[str, Any]) -> None:
+    json.dump(data, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _version(name: str) -> str | None:
+    """The version of a backend's framework, without importing it."""
+    point = next((each for each in importlib.metadata.entry_points(group=backends.GROUP) if each.name == name), None)
+    if point is not None and point.dist is not None:
+        return point.dist.version
+    # The package may be called otherwise than the module: tensorflow-cpu.
+    for distribution in importlib.metadata.packages_distributions().get(name, []):
+        return importlib.metadata.version(distribution)
+    return None
+
+
+async def _ask_all(found: list[dict[str, Any]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for each in found:
+            group.create_task(_ask(each))
+
+
+async def _ask(found: dict[str, Any]) -> None:
+    """Adds the devices of a backend, or what keeps it from starting."""
+
+    def handle(event: dict[str, Any]) -> None:
+        if event["event"] == "devices":
+            found["devices"] = event["names"]
+        else:
+            found["problem"] = event["message"]
+
+    death = await processes.follow({"task": "devices", "backend": found["name"]}, TIMEOUT, handle)
+    if death is not None:
+        doing = "starting"
+        found["problem"] = (
+            errors.process_late(found["name"], TIMEOUT, doing, death.where)
+            if death.how is None
+            else errors.process_died(found["name"], death.how, doing, death.where)
+        )
+
+
+def _show(data: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.ROUNDED, border_style="dim", padding=(0, 2))
+    for column in ("backend", "version", "devices", ""):
+        table.add_column(column, header_style="dim")
+    for each in data["backends"]:
+        active = each["name"] == data["active"]
+        style = "bold green" if active else "" if each["installed"] else "dim"
+        devices = ", ".join(each.get("devices", ())) if each["installed"] else f'pip install "keras-cg[{each["name"]}]"'
+        if each.get("problem"):
+            devices, style = "does not start", "red"
+        version = (each["version"] or "?") if each["installed"] else "not installed"
+        table.add_row(Text(each["name"], style), Text(version, style), Text(devices, style), "active" if active else "")
+    console = Console()
+    console.print(table)
+    for each in data["backends"]:
+        if each.get("problem"):
+            console.print(Text(each["problem"], "red"), soft_wrap=True)
+    console.print(Text(f"active: {data['active']}, from {data['because']}"), soft_wrap=True)

@@ -1,0 +1,287 @@
+"""`keras-cg plot`: a function, its custom gradient and the numerical one over a range, and where the two part."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+
+from keras_cg import errors
+from keras_cg.command import processes, targets
+from keras_cg.command.curves import Curves
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "run"]
+
+
+class _Look(NamedTuple):
+    """The colours of a plot."""
+
+    ground: str
+    ink: str
+    faint: str
+    truth: str
+    apart: str
+    lines: tuple[str, ...]
+
+
+# One colour for each backend, told apart by the colour-blind too (after M. Okabe and K. Ito, 2008).
+LOOKS = {
+    "light": _Look("#ffffff", "#1f2328", "#d8dee4", "#c9d1d9", "#d1242f", ("#0072b2", "#e08b00", "#009e73", "#b5509c")),
+    "dark": _Look("#0d1117", "#e6edf3", "#2b3138", "#485260", "#ff6b6b", ("#58a6ff", "#ffb84d", "#3fd0a0", "#e391cf")),
+}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draws what the command line names.
+
+    Raises:
+        UsageError: It cannot be done as it was asked.
+    """
+    if not targets.split(options.target)[1]:
+        raise errors.needs_function(options.target, "plot")
+    given = targets.validate(options.target, options.arg, options.expected)
+    _require_image(options.output)
+    names, absent = processes.chosen(options.backends)
+    job = {
+        "task": "plot",
+        "target": options.target,
+        "given": given,
+        "expected": options.expected,
+        "seed": options.seed,
+    }
+    found: dict[str, Curves] = {}
+    problems: dict[str, str] = {}
+    usage: dict[str, str] = {}
+    asyncio.run(_compute_all(names, job, options.timeout, found, problems, usage))
+    found = {name: found[name] for name in names if name in found}
+    if usage and not found and not problems:
+        raise errors.UsageError("; ".join(sorted(set(usage.values()))))
+    for line in (*problems.values(), *(f"{name}: {text}" for name, text in usage.items()), *absent):
+        print(line, file=sys.stderr)  # noqa: T201
+    if found:
+        figure = draw(targets.split(options.target)[1], found, options.look, options.expected)
+        _save(figure, options.output)
+        for line in (*_parts(found), f"plot: {options.output}"):
+            print(line)  # noqa: T201
+    return 2 if absent else 1 if problems or usage or not found else 0
+
+
+def _require_image(path: str) -> None:
+    """Raises before any work if the image could not be written."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    suffix = Path(path).suffix.removeprefix(".").lower()
+    if suffix not in known:
+        raise errors.not_a_file_to_write(path, f"no image format {suffix!r}; use one of {', '.join(known)}")
+    if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
+        raise errors.not_a_file_to_write(path, "its folder is not there, or it is one")
+
+
+def _save(figure: Figure, path: str) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise errors.not_a_file_to_write(path, error.strerror or str(error)) from None
+
+
+async def _compute_all(
+    names: list[str],
+    job: dict[str, Any],
+    timeout: float,
+    found: dict[str, Curves],
+    problems: dict[str, str],
+    usage: dict[str, str],
+) -> None:
+    """The curves of every backend, in processes side by side."""
+
+    async def compute(name: str, folder: str) -> None:
+        told: dict[str, Any] = {}
+        death = await processes.follow(
+            {**job, "backend": name, "folder": folder}, timeout, lambda event: told.update({event.pop("event"): event})
+        )
+        if death is not None:
+            problems[name] = (
+                errors.process_late(name, timeout, "computing", death.where)
+                if death.how is None
+                else errors.process_died(name, death.how, "computing", death.where)
+            )
+        elif "curves" in told:
+            with numpy.load(Path(folder, f"{name}.npz"), allow_pickle=False) as arrays:
+                found[name] = Curves(**arrays, **told["curves"])
+        elif "usage" in told:
+            usage[name] = told["usage"]["message"]
+        else:
+            problems[name] = told["problem"]["message"]
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(compute(name, folder))
+
+
+def _parts(found: Mapping[str, Curves]) -> Iterator[str]:
+    """Where the gradient is right and where not, as lines of text."""
+    for names, curves in _alike(found):
+        unknown = int((~numpy.isfinite(curves.expected)).sum())
+        beside = f" ({unknown} of {curves.x.size} points undecided: a kink, or no finite number)" if unknown else ""
+        where = _where(curves)
+        yield f"{', '.join(names)}: {f'apart for {where}' if where else 'together everywhere'}{beside}"
+
+
+def _alike(found: Mapping[str, Curves]) -> list[tuple[list[str], Curves]]:
+    """Backends that part at the same points, together."""
+    groups: list[tuple[list[str], Curves]] = []
+    for name, curves in found.items():
+        for names, other in groups:
+            # At the edge of a region the rounding of each decides.
+            if numpy.count_nonzero(curves.apart != other.apart) <= 2 and curves.apart.any() == other.apart.any():
+                names.append(name)
+                break
+        else:
+            groups.append(([name], curves))
+    return groups
+
+
+def _spans(curves: Curves) -> list[tuple[float, float]]:
+    """The intervals where the gradient parts, half a step wider than their points."""
+    edges = numpy.flatnonzero(numpy.diff(curves.apart.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    x = curves.x
+    middles = numpy.concatenate([x[:1], (x[1:] + x[:-1]) / 2, x[-1:]])
+    return [(float(middles[first]), float(middles[last])) for first, last in edges]
+
+
+def _where(curves: Curves) -> str:
+    """The same in words; "" where it parts nowhere."""
+    if not curves.apart.any():
+        return ""
+    if curves.apart[numpy.isfinite(curves.expected)].all():
+        return f"every {curves.label}"
+    spans = _spans(curves)
+    if len(spans) <= 2:
+        return " and ".join(f"{low:.3g} < {curves.label} < {high:.3g}" for low, high in spans)
+    return f"{curves.apart.mean():.0%} of the range, in {len(spans)} pieces"
+
+
+def draw(name: str, found: Mapping[str, Curves], look: str = "light", expected: str | None = None) -> Figure:
+    """The plot of a function.
+
+    Args:
+        name: The function's name, for the title.
+        found: The curves, by backend.
+        look: "light" or "dark".
+        expected: What the gradient was compared with; None for the function's own derivative.
+
+    Returns:
+        A figure of two panels; nothing of matplotlib's global state is touched.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    colours = LOOKS[look]
+    style: Any = {
+        "axes.edgecolor": colours.faint,
+        "axes.facecolor": colours.ground,
+        "axes.labelcolor": colours.ink,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "font.size": 10.0,
+        "grid.color": colours.faint,
+        "grid.linewidth": 0.6,
+        "text.color": colours.ink,
+        "xtick.color": colours.ink,
+        "ytick.color": colours.ink,
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(8, 6.4), facecolor=colours.ground, layout="constrained")
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.4, 1))
+        for panel in (top, bottom):
+            panel.grid(True)
+            panel.set_axisbelow(True)
+            panel.tick_params(length=0)
+        _draw_curves(top, found, colours, expected)
+        _draw_differences(bottom, found, colours)
+        _shade((top, bottom), found, colours)
+        _label(figure, top, name, next(iter(found.values())))
+    return figure
+
+
+def _draw_curves(panel: Axes, found: Mapping[str, Curves], colours: _Look, expected: str | None) -> None:
+    """The function, what its gradient should be as a broad way, and its gradients as dashes upon that."""
+    truth = f"gradient of {expected}" if expected else "numerical derivative"
+    first = next(iter(found.values()))
+    panel.plot(first.x, first.expected, color=colours.truth, linewidth=7, solid_capstyle="butt", label=truth)
+    for number, (backend, curves) in enumerate(found.items()):
+        colour = colours.lines[number % len(colours.lines)]
+        alike = numpy.allclose(curves.value, first.value, 1e-3, 1e-3, equal_nan=True)
+        if number == 0 or not alike:
+            label = "function" if number == 0 else f"function on {backend}"
+            panel.plot(curves.x, curves.value, color=colours.ink if number == 0 else colour, linewidth=1.4, label=label)
+        if number and not numpy.allclose(curves.expected, first.expected, 1e-2, 1e-2, equal_nan=True):
+            panel.plot(curves.x, curves.expected, color=colour, linewidth=7, alpha=0.3, label=f"{truth} on {backend}")
+        # Where all backends agree, their dashes take turns, and none hides another.
+        panel.plot(curves.x, curves.gradient, color=colour, linewidth=2.2, linestyle=_dashes(number, len(found)))
+        # Dashes that take turns are far between; those of the legend need not be.
+        panel.plot([], [], color=colour, linewidth=2.2, linestyle=(0, (3, 1)), label=f"custom gradient, {backend}")
+    _limit(panel, [each for curves in found.values() for each in (curves.value, curves.gradient, curves.expected)])
+
+
+def _dashes(number: int, count: int) -> tuple[float, tuple[float, float]]:
+    """The dashes of a line that lies upon others, which take turns with it."""
+    return -3.0 * number, (3.0, 3.0 * max(1, count - 1))
+
+
+def _draw_differences(panel: Axes, found: Mapping[str, Curves], colours: _Look) -> None:
+    differences = []
+    for number, (_backend, curves) in enumerate(found.items()):
+        colour = colours.lines[number % len(colours.lines)]
+        with numpy.errstate(invalid="ignore"):
+            differences.append(curves.gradient - curves.expected)
+        panel.plot(curves.x, differences[-1], color=colour, linewidth=1.8, linestyle=_dashes(number, len(found)))
+    allowed = numpy.max([curves.tolerance for curves in found.values()], axis=0)
+    panel.fill_between(curves.x, -allowed, allowed, color=colours.truth, alpha=0.5, linewidth=0)
+    # Rounding below what is allowed shall look like what it is.
+    _limit(panel, [*differences, 2 * allowed, -2 * allowed])
+    panel.set_ylabel("difference")
+    panel.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=True)
+    panel.set_xlabel(curves.label)
+    panel.set_xlim(curves.x[0], curves.x[-1])
+
+
+def _limit(panel: Axes, arrays: list[numpy.ndarray]) -> None:
+    """Keeps poles from pressing everything else flat."""
+    numbers = numpy.concatenate(arrays)
+    numbers = numbers[numpy.isfinite(numbers)]
+    if not numbers.size:
+        return
+    low, high = numpy.quantile(numbers, (0.02, 0.98))
+    room = 4 * (high - low)
+    low, high = max(numbers.min(), low - room), min(numbers.max(), high + room)
+    margin = 0.06 * (high - low) or 0.5
+    panel.set_ylim(low - margin, high + margin)
+
+
+def _shade(panels: tuple[Axes, Axes], found: Mapping[str, Curves], colours: _Look) -> None:
+    for names, curves in _alike(found):
+        colour = colours.apart if len(names) > 1 else colours.lines[list(found).index(names[0]) % len(colours.lines)]
+        label: str | None = f"apart on {', '.join(names)}: {_where(curves)}"
+        for low, high in _spans(curves):
+            for panel in panels:
+                panel.axvspan(low, high, color=colour, alpha=0.13, linewidth=0, label=label, zorder=0.5)
+                label = None
+
+
+def _label(figure: Figure, panel: Axes, name: str, curves: Curves) -> None:
+    title = f"{name}({curves.label}{', ' + curves.others if curves.others else ''})"
+    panel.set_title(title, loc="left", fontweight="bold", fontsize=13)
+    figure.legend(loc="outside lower left", ncols=2, frameon=False, handlelength=3.2)

@@ -1,0 +1,251 @@
+"""Finds the function that `path/to/file.py:function` or `package.module:function` means, and its arguments."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy
+import optree
+
+from keras_cg import errors
+from keras_cg.command import specs
+from keras_cg.frontend import CustomGradient
+
+__all__ = ["Target", "find", "is_users", "split", "validate", "where"]
+
+
+class Target(NamedTuple):
+    """A function to look at, with its arguments and what its gradient is meant to be."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    expected: Callable[..., Any] | None
+
+
+def split(target: str) -> tuple[str, str]:
+    """The file or module, and the function in it; "" for all of them."""
+    if target.endswith(".py") or ":" not in target:
+        return target, ""
+    place, _, name = target.rpartition(":")
+    return place, name
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or os.sep in place or "/" in place
+
+
+def _require_file(target: str) -> None:
+    """Raises if the target is in a file that is not there.
+
+    Raises:
+        UsageError: So it is.
+    """
+    place, _ = split(target)
+    if _is_file(place) and not Path(place).is_file():
+        near = f"{place}.py"
+        raise errors.no_such_file(place, near if Path(near).is_file() else None)
+
+
+def validate(target: str, arguments: Sequence[str], expected: str | None) -> dict[str, str]:
+    """The specs of the command line by name, after a look at all that needs no import.
+
+    Raises:
+        UsageError: Something does not parse or does not go together, or the file is missing.
+    """
+    given = specs.named(arguments)
+    for name, spec in given.items():
+        specs.parse(name, spec)
+    _require_file(target)
+    if not split(target)[1]:
+        for option, value in (("--arg", arguments), ("--expected", expected)):
+            if value:
+                raise errors.needs_function(target, option)
+    return given
+
+
+def find(target: str, given: Mapping[str, str], expected: str | None, seed: int) -> list[Target]:
+    """The functions that `target` names, with their arguments made.
+
+    Args:
+        target: A file or module, with `:function` or without.
+        given: The specs of the command line, which come before `example_args`.
+        expected: A target too, or a name beside the function; it comes before the function's own `expected`.
+        seed: For random numbers.
+
+    Raises:
+        UsageError: Something of it is not there, or not as it must be.
+    """
+    place, name = split(target)
+    module = _load(place)
+    if not name:
+        return [_made(each, getattr(module, each), {}, None, seed) for each in _hinted(place, module)]
+    function = _attribute(place, module, name)
+    if not _is_decorated(function):
+        raise errors.not_decorated(target, function)
+    return [_made(name, function, given, _reference(place, module, expected), seed)]
+
+
+def _load(place: str) -> ModuleType:
+    """Imports a file, or a module by its name."""
+    # What the user's code does at import may be anything, to the point of leaving Python.
+    try:
+        return _import_file(Path(place)) if _is_file(place) else _import_module(place)
+    except errors.UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise errors.not_importable(place, error, where(error)) from error
+
+
+def _import_module(name: str) -> ModuleType:
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    _require_file(str(path))
+    sys.path.insert(0, str(path.resolve().parent))
+    # A script is never found under its own name either, so it may be called as something that exists.
+    name = path.stem if path.stem not in sys.modules else f"{path.stem} (target)"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ImportError("it is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def where(error: BaseException) -> str | None:
+    """The file and line of the user's code that an exception comes from; None if it was raised elsewhere."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if is_users(each.filename)]
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
+
+
+def is_users(filename: str) -> bool:
+    """Whether a line of code is the user's: not Python's own, not that of an installed package, nor of this one."""
+    paths = sysconfig.get_paths()
+    installed = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parents[1]) + os.sep)
+    return not filename.startswith((*installed, "<"))
+
+
+def _is_decorated(value: object) -> bool:
+    # A class method is a bound method whose function is decorated (Python 3.13).
+    return isinstance(value, CustomGradient) or isinstance(getattr(value, "__func__", None), CustomGradient)
+
+
+def _decorated(module: ModuleType) -> list[str]:
+    """The names of the decorated functions that a module defines, in its order."""
+    found = [name for name, value in vars(module).items() if isinstance(value, CustomGradient)]
+    return [name for name in found if getattr(module, name).__module__ == module.__name__]
+
+
+def _hinted(place: str, module: ModuleType) -> list[str]:
+    names = _decorated(module)
+    hinted = [name for name in names if hasattr(getattr(module, name), "example_args")]
+    if not hinted:
+        raise errors.no_hints(place, names)
+    return hinted
+
+
+def _attribute(place: str, module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise errors.no_such_function(place, name, _decorated(module))
+        found = getattr(found, part)
+    return found
+
+
+def _reference(place: str, module: ModuleType, expected: str | None) -> Any:
+    """What `--expected` names."""
+    if expected is None:
+        return None
+    other, name = split(expected) if ":" in expected else ("", expected)
+    found = _attribute(other or place, _load(other) if other else module, name)
+    if not callable(found):
+        raise errors.not_a_reference(expected, found)
+    return found
+
+
+def _made(name: str, function: Any, given: Mapping[str, str], expected: Any, seed: int) -> Target:
+    hints = _by_name(name, function, getattr(function, "example_args", {}))
+    arguments = {**hints, **given}
+    # Each argument has a generator of its own, so that its numbers do not hang on the others.
+    values = {
+        each: specs.parse(each, value)(numpy.random.default_rng([seed, *each.encode()]))
+        if isinstance(value, str)
+        else value
+        for each, value in arguments.items()
+    }
+    args, kwargs = _bound(name, function, values)
+    if not any(map(_is_differentiated, optree.tree_leaves((args, kwargs)))):  # type: ignore[arg-type]
+        raise errors.no_array(name)
+    return Target(name, function, args, kwargs, expected or getattr(function, "expected", None))
+
+
+def _is_differentiated(leaf: Any) -> bool:
+    """Whether a leaf is an array of floating or complex numbers; of another object nothing is known."""
+    static = (str, bytes, bool, int, float, complex, type(None))
+    return leaf.dtype.kind in "fc" if isinstance(leaf, (numpy.ndarray, numpy.generic)) else not isinstance(leaf, static)
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _by_name(name: str, function: Callable[..., Any], hints: Any) -> dict[str, Any]:
+    """`example_args` as a dict."""
+    if isinstance(hints, Mapping):
+        if not all(isinstance(key, str) for key in hints):
+            raise errors.bad_hint(name, "has keys that are no names")
+        return dict(hints)
+    if not isinstance(hints, (tuple, list)):
+        raise errors.bad_hint(name, f"is {errors.article(errors.type_name(hints))}")
+    found = _signature(function)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [key for key, each in found.parameters.items() if each.kind in kinds] if found else []
+    if len(hints) > len(names):
+        raise errors.bad_hint(name, f"has {len(hints)} values for {len(names)} positional parameters")
+    return dict(zip(names, hints, strict=False))
+
+
+def _bound(name: str, function: Callable[..., Any], values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the call; positional wherever they may be, since rules are handed those."""
+    found = _signature(function)
+    if found is None:
+        return (), values
+    parameters = found.parameters
+    further = next((key for key, each in parameters.items() if each.kind is each.VAR_KEYWORD), None)
+    variadic = [key for key, each in parameters.items() if each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    named = {key: value for key, value in values.items() if key in parameters and key not in variadic}
+    others = {key: value for key, value in values.items() if key not in named}
+    if others and further is None:
+        known: Sequence[str] = [key for key in parameters if key not in variadic]
+        raise errors.unknown_argument(name, next(iter(others)), known)
+    missing = [
+        key
+        for key, each in parameters.items()
+        if each.default is each.empty and key not in named and key not in variadic
+    ]
+    if missing:
+        raise errors.missing_arguments(name, missing)
+    ordered = {key: named[key] for key in parameters if key in named}
+    call = inspect.BoundArguments(found, {**ordered, **({further: others} if further else {})})
+    return call.args, call.kwargs

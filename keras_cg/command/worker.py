@@ -1,0 +1,146 @@
+"""The process of one backend: imports the framework and the user's file, which may do anything, and tells what comes.
+
+A job is one line of JSON on its standard input. Events are a line of JSON each on its standard output:
+
+`functions`  the names of the functions of the job, once they are found
+`finding`    what a check gave
+`report`     everything about one function
+`devices`    those of the backend
+`curves`     numbers were written for a plot
+`usage`      it cannot be done as asked; the message for the user
+`problem`    something raised; the message for the user
+`done`       the last one
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from keras_cg import backends, config, errors
+from keras_cg.command import curves, targets
+
+Job = dict[str, Any]
+Say = Callable[..., None]
+
+
+def main() -> None:
+    """Does the job on the standard input, and leaves."""
+    # A dead process shall say where it was: faulthandler at once, this signal when its time is over.
+    faulthandler.enable()
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1)
+    inlet, outlet = _pipes()
+    with os.fdopen(outlet, "w", encoding="utf-8") as told:
+
+        def say(event: str, **fields: Any) -> None:
+            told.write(json.dumps({"event": event, **fields}) + "\n")
+            told.flush()
+
+        _do(_job(inlet), say)
+        say("done")
+    # A framework may crash while it is taken down, and nothing is left to do.
+    os._exit(0)
+
+
+def _pipes() -> tuple[int, int]:
+    """The two pipes to the parent; what the user's code prints goes to stderr instead, and it has nothing to read."""
+    inlet, outlet = os.dup(0), os.dup(1)
+    with open(os.devnull, encoding="utf-8") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return inlet, outlet
+
+
+def _job(inlet: int) -> Job:
+    """Reads the job; the pipe stays open as long as the parent lives, and this process shall not live longer."""
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(inlet, 65536)
+        if not part:
+            os._exit(1)
+        line += part
+
+    def watch() -> None:
+        os.read(inlet, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    return json.loads(line)  # type: ignore[no-any-return]
+
+
+def _do(job: Job, say: Say) -> None:
+    backend = job["backend"]
+    config.set_backend(backend)
+    try:
+        _TASKS[job["task"]](job, say)
+    except errors.UsageError as error:
+        say("usage", message=str(error))
+    except (Exception, SystemExit) as error:
+        say("problem", message=errors.process_raised(backend, error, targets.where(error)))
+
+
+def _devices(job: Job, say: Say) -> None:
+    say("devices", names=backends.load(job["backend"], "keras-cg info").devices())
+
+
+def _targets(job: Job, say: Say) -> list[targets.Target]:
+    found = targets.find(job["target"], job["given"], job["expected"], job["seed"])
+    say("functions", names=[each.name for each in found])
+    backends.load(job["backend"], "keras-cg")
+    return found
+
+
+def _check(job: Job, say: Say) -> None:
+    for number, target in enumerate(_targets(job, say)):
+        if number < job["start"]:
+            continue
+        try:
+            _check_one(job, target, number, say)
+        except (Exception, SystemExit) as error:
+            say("problem", message=errors.process_raised(job["backend"], error, targets.where(error)))
+            say("report", report=None)
+
+
+def _check_one(job: Job, target: targets.Target, number: int, say: Say) -> None:
+    from keras_cg import testing  # needs an extra, and is needed for nothing else
+
+    report = testing.check_gradients(
+        target.function,
+        *target.args,
+        kwargs=target.kwargs,
+        order=job["order"],
+        modes=tuple(job["modes"]),
+        backends=(job["backend"],),
+        expected=target.expected,
+        seed=job["seed"],
+        compiled=job["compiled"],
+        on_finding=lambda finding: say("finding", finding=dataclasses.asdict(finding)),
+    )
+    flat = [(what, array) for what, arrays in report.evidence[job["backend"]].items() for array in arrays]
+    path = os.path.join(job["folder"], f"{number} {job['backend']}.npz")
+    arrays = {str(place): array for place, (_, array) in enumerate(flat)}
+    numpy.savez(path, allow_pickle=False, names=numpy.array([what for what, _ in flat], str), **arrays)
+    say("report", report=report.to_dict())
+
+
+def _plot(job: Job, say: Say) -> None:
+    (target,) = _targets(job, say)
+    found = curves.curves(target)
+    numpy.savez(os.path.join(job["folder"], f"{job['backend']}.npz"), allow_pickle=False, **found.arrays())
+    say("curves", label=found.label, others=found.others)
+
+
+_TASKS: dict[str, Callable[[Job, Say], None]] = {"devices": _devices, "check": _check, "plot": _plot}
+
+
+if __name__ == "__main__":
+    main()
