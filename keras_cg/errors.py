@@ -596,15 +596,17 @@ def not_importable(target: str, error: BaseException, where: str | None) -> Usag
         remedy = "give the path of a file ending in .py, or the name of a module that can be imported from here"
     elif isinstance(error, ImportError) and "relative import" in str(error):
         remedy = "name a file of a package as a module: package.module:function"
+    elif isinstance(error, ModuleNotFoundError):
+        remedy = f"install {error.name!r}, or put the folder that has it on PYTHONPATH"
     else:
-        remedy = "it must be importable without running anything"
+        remedy = "see that python can import it by itself"
     return UsageError(f"{target} cannot be imported: {what}{at}; {remedy}")
 
 
 def no_such_function(target: str, name: str, known: Sequence[str]) -> UsageError:
     """The target's module has no attribute of that name."""
     near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"decorated there: {', '.join(known) or 'nothing'}"
+    hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known) or 'none'}"
     return UsageError(f"{target} has no {name!r}; {hint}")
 
 
@@ -618,6 +620,8 @@ def not_decorated(target: str, value: object) -> UsageError:
 
 def missing_arguments(function: str, names: Sequence[str]) -> UsageError:
     """Required arguments that nobody gave."""
+    if names[0] == "self":
+        return UsageError(f"{function} is the method of a class; name that of an object: MODULE:OBJECT.METHOD")
     options = " ".join(f"--arg {name}=..." for name in names)
     return UsageError(
         f"{function} needs {_count(len(names), 'more argument')}: add {options}, or set {function}.example_args"

@@ -99,8 +99,7 @@ async def _process(
         yield process, drained
     finally:
         drained.cancel()
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
         await process.wait()
 
 
@@ -124,9 +123,15 @@ async def _drain(process: asyncio.subprocess.Process, stderr: deque[str]) -> Non
 async def _ask_where(process: asyncio.subprocess.Process) -> None:
     """Has a process that hangs write where it is."""
     if hasattr(signal, "SIGUSR1"):
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGUSR1)
+        _signal(process, signal.SIGUSR1)
         await asyncio.sleep(0.3)
+
+
+def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    # Not by the process's own methods, which take its exit status away from the event loop (Python 3.11).
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def _ending(returncode: int | None) -> str:

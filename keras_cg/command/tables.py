@@ -103,6 +103,8 @@ def _cell(
     if spinner is not None and board.running(function, backend) == check:
         return spinner
     problem = board.problem(function, backend)
+    if problem is None and (function, backend) in board.done and (spinner is None or check != "agreement"):
+        return _summary([], marks)
     if problem is not None and problem.check in (check, None):
         return Text(f"{marks['failed']} stopped", STYLES["failed"]) if problem.check or check == CHECKS[0] else Text("")
     return Text("")
@@ -138,6 +140,7 @@ def show(board: Board) -> None:
         console.print(_problem(problem, marks), soft_wrap=True)
     for line in board.absent:
         console.print(Text(f"{marks['undecided']} {line}", STYLES["undecided"]), soft_wrap=True)
+    console.print()
     console.print(_verdict(board, marks), soft_wrap=True)
 
 
@@ -153,7 +156,8 @@ def _told(report: Report, marks: dict[str, str]) -> Iterator[Text]:
         if each.status in ("failed", "undecided"):
             key = (each.check, each.argument, each.status, each.diagnosis, each.reason)
             groups.setdefault(key, []).append(each)
-    for findings in groups.values():
+    order = [*CHECKS, *report.checks]
+    for findings in sorted(groups.values(), key=lambda each: order.index(each[0].check)):
         yield _group(findings, marks)
 
 
@@ -170,7 +174,8 @@ def _group(findings: Sequence[Finding], marks: dict[str, str]) -> Text:
     if one.reason:
         text.append(f"\n    {one.reason}")
     if one.error is not None and one.came is not None:
-        where = f"{one.where}: " if one.where else ""
+        is_element = one.where is not None and one.where.startswith("[")
+        where = f"{(one.argument or '') if is_element else ''}{one.where}: " if one.where else ""
         text.append(f"\n    {where}got {one.came}, expected {one.expected}")
         text.append(f" (error {_short(one.error)}, tolerance {_short(one.tolerance or 0)})", "dim")
     if one.diagnosis:

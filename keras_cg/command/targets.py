@@ -91,7 +91,7 @@ def find(target: str, given: Mapping[str, str], expected: str | None, seed: int)
     module = _load(place)
     if not name:
         return [_made(each, getattr(module, each), {}, None, seed) for each in _hinted(place, module)]
-    function = _attribute(place, module, name)
+    function = _attribute(place, module, name, _decorated(module))
     if not _is_decorated(function):
         raise errors.not_decorated(target, function)
     return [_made(name, function, given, _reference(place, module, expected), seed)]
@@ -161,11 +161,11 @@ def _hinted(place: str, module: ModuleType) -> list[str]:
     return hinted
 
 
-def _attribute(place: str, module: ModuleType, name: str) -> Any:
+def _attribute(place: str, module: ModuleType, name: str, known: Sequence[str]) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise errors.no_such_function(place, name, _decorated(module))
+            raise errors.no_such_function(place, name, known)
         found = getattr(found, part)
     return found
 
@@ -175,7 +175,8 @@ def _reference(place: str, module: ModuleType, expected: str | None) -> Any:
     if expected is None:
         return None
     other, name = split(expected) if ":" in expected else ("", expected)
-    found = _attribute(other or place, _load(other) if other else module, name)
+    beside = _load(other) if other else module
+    found = _attribute(other or place, beside, name, [key for key, each in vars(beside).items() if callable(each)])
     if not callable(found):
         raise errors.not_a_reference(expected, found)
     return found

@@ -1,0 +1,1 @@
+import absent_module  # noqa: F401
