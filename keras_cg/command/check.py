@@ -193,7 +193,7 @@ def _bury(board: Board, backend: str, death: processes.Death, timeout: float) ->
         message = errors.process_late(backend, timeout, doing, death.where)
     else:
         message = errors.process_died(backend, death.how, doing, death.where)
-    board.problems.append(Problem(backend, message, current, check, death.stderr[-20:]))
+    board.problems.append(Problem(backend, message, current, check, death.stderr[-100:]))
     if current is not None:
         board.done.add((current, backend))
 

@@ -249,7 +249,7 @@ def _draw_differences(panel: Axes, found: Mapping[str, Curves], colours: _Look) 
             differences.append(curves.gradient - curves.expected)
         panel.plot(curves.x, differences[-1], color=colour, linewidth=1.8, linestyle=_dashes(number, len(found)))
     allowed = numpy.max([curves.tolerance for curves in found.values()], axis=0)
-    panel.fill_between(curves.x, -allowed, allowed, color=colours.truth, alpha=0.5, linewidth=0)
+    panel.fill_between(curves.x, -allowed, allowed, color=colours.truth, alpha=0.5, linewidth=0, label="tolerance")
     # Rounding below what is allowed shall look like what it is.
     _limit(panel, [*differences, 2 * allowed, -2 * allowed])
     panel.set_ylabel("difference")

@@ -65,3 +65,8 @@ def only_numpy(x):
     if keras_cg.backend() != "numpy":
         raise RuntimeError("not here")
     return x, lambda upstream: upstream
+
+
+@keras_cg.custom_gradient
+def counts(x):
+    return numpy.arange(len(x)), lambda upstream: None

@@ -1,0 +1,690 @@
+"""The command line, as its users meet it: through processes of its own."""
+
+import json
+import math
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keras_cg
+from keras_cg import errors
+from keras_cg.command import curves, plot, specs, targets
+from keras_cg.command.curves import Curves
+
+TARGETS = Path(__file__).parent / "command_targets"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PNG = b"\x89PNG\r\n\x1a\n"
+# What is quickest; every backend has its turn in some tests.
+QUICK = ("--backends", "numpy", "--modes", "reverse", "--no-compiled", "--order", "1")
+
+
+def environment(*folders):
+    paths = [*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100"}
+
+
+def run(*words, folder=None, **variables):
+    """`python -m keras_cg`, with another folder to import from and environment variables."""
+    command = [sys.executable, "-m", "keras_cg", *map(str, words)]
+    env = {**environment(*filter(None, [folder])), **variables}
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, cwd=TARGETS, timeout=300)
+
+
+def check(*words, **others):
+    return run("check", *QUICK, *words, **others)
+
+
+def refused(done, *parts):
+    """One line of error that says all this, and nothing else."""
+    assert done.returncode == 2 and done.stdout == "", done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr, done.stderr
+
+
+def report(done):
+    (found,) = json.loads(done.stdout)["reports"]
+    return found
+
+
+# --- the arguments -------------------------------------------------------------------------------------------------
+
+
+def made(spec, seed=0):
+    return specs.parse("x", spec)(np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "dtype"),
+    [
+        ("normal:4,3", (4, 3), "float32"),
+        ("normal:", (), "float32"),
+        ("normal:()", (), "float32"),
+        ("normal:(2,)", (2,), "float32"),
+        ("normal:0,3", (0, 3), "float32"),
+        ("normal:5:float64", (5,), "float64"),
+        ("normal:2,2:float16", (2, 2), "float16"),
+        ("normal:3:complex64", (3,), "complex64"),
+        ("uniform:-2,-1:7", (7,), "float32"),
+        ("uniform:0,1:3:complex128", (3,), "complex128"),
+        ("uniform:0,9:3:int32", (3,), "int32"),
+        ("linspace:-5,5,11", (11,), "float32"),
+        ("linspace:0,1e-3,3:float64", (3,), "float64"),
+        ("0.5:float32", (), "float32"),
+        ("[1, 2]:float64", (2,), "float64"),
+        ("1+2j:complex64", (), "complex64"),
+    ],
+)
+def test_a_spec_makes_an_array(spec, shape, dtype):
+    array = made(spec)
+    assert isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
+
+
+def test_a_spec_makes_the_numbers_that_it_says():
+    np.testing.assert_array_equal(made("linspace:-1,1,5:float64"), [-1, -0.5, 0, 0.5, 1])
+    assert (made("uniform:-2,-1:1000") >= -2).all() and (made("uniform:-2,-1:1000") <= -1).all()
+    assert set(made("uniform:0,3:1000:int64")) == {0, 1, 2}
+    normal = made("normal:100000:float64")
+    assert abs(normal.mean()) < 0.02 and abs(normal.std() - 1) < 0.02
+    assert abs(made("normal:100000:complex128").imag.std() - 1) < 0.02
+    np.testing.assert_array_equal(made("normal:3", 1), made("normal:3", 1))
+    assert (made("normal:3", 1) != made("normal:3", 2)).all()
+
+
+@pytest.mark.parametrize(
+    "text", ["3", "0.5", "'mean'", "[1, 2]", "(1, 2)", "None", "True", "{'w': 1.5}", "-1e3", "'a:b'"]
+)
+def test_a_literal_stays_what_it_is(text):
+    value = made(text)
+    assert repr(value) == repr(eval(text))
+
+
+def test_a_file_keeps_its_dtype(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(3.0))
+    assert made(f"@{tmp_path}/x.npy").dtype == "float64"
+    assert made(f"@{tmp_path}/x.npy:float32").dtype == "float32"
+    np.testing.assert_array_equal(made(f"@{tmp_path}/x.npy"), [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("normal:a", "'a' is no SHAPE, such as 4,3"),
+        ("normal:-1", "'-1' is no SHAPE"),
+        ("normal:4,,3", "'4,,3' is no SHAPE"),
+        ("normal:4:float23", "there is no dtype 'float23'; use one of float16, float32"),
+        ("normal:4:int32", "int32 does not fit it; use one of float16"),
+        ("normal:4:bfloat16", "has no bfloat16; use float16, or cast inside the function"),
+        ("normal:4:float32:1", "expected normal:SHAPE or normal:SHAPE:DTYPE"),
+        ("uniform:0,1", "expected uniform:LO,HI:SHAPE"),
+        ("uniform:1,0:3", "LO must be below HI, and 1 is not below 0"),
+        ("uniform:0:3", "'0' is not LO,HI, with finite numbers"),
+        ("uniform:0,inf:3", "'0,inf' is not LO,HI, with finite numbers"),
+        ("linspace:0,1", "'0,1' is not LO,HI,N, with finite numbers"),
+        ("linspace:0,1,2.5", "N must be a whole number above 0, and is 2.5"),
+        ("linspace:0,1,0", "N must be a whole number above 0, and is 0"),
+        ("mean", "'mean' is none of the forms; a string needs quotes: '\"mean\"'"),
+        ("[1, 2", "'[1, 2' is none of the forms"),
+        ("", "'' is none of the forms"),
+        ("1:float23", "there is no dtype 'float23'"),
+        ("'a':float32", "no array of float32 can be made of 'a'"),
+        ("@absent.npy", "there is no file 'absent.npy'"),
+        ("@planted.py", "'planted.py' cannot be read as .npy"),
+    ],
+)
+def test_a_spec_that_does_not_parse(spec, problem, monkeypatch):
+    monkeypatch.chdir(TARGETS)
+    with pytest.raises(errors.UsageError) as caught:
+        specs.parse("x", spec)
+    message = str(caught.value)
+    assert message.startswith(f"argument x={spec}: ") and problem in message and "\n" not in message
+    forms = "normal:SHAPE, uniform:LO,HI:SHAPE, linspace:LO,HI,N, a Python literal, @FILE.npy; also with :DTYPE"
+    assert message.endswith(f". The forms are: {forms}")
+
+
+def test_a_file_that_is_no_array_of_numbers(tmp_path):
+    np.save(tmp_path / "text.npy", np.array(["a"]))
+    np.savez(tmp_path / "several.npz", a=np.zeros(1))
+    for name in ("text.npy", "several.npz"):
+        with pytest.raises(errors.UsageError, match="does not hold one array of numbers"):
+            specs.parse("x", f"@{tmp_path}/{name}")
+
+
+def test_every_form_of_a_spec_on_the_command_line(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
+    for spec in ("normal:2,2", "uniform:1,2:3", "linspace:1,2,3", "0.5:float64", f"@{tmp_path}/x.npy"):
+        done = check("planted.py:power", "--arg", f"x={spec}", "--arg", "n=2")
+        assert done.returncode == 0, done.stdout
+    weights = ("--arg", "x=normal:3", "--arg", "weights={'w': 2.0}", "--arg", 'mode="sum"', "--arg", "scale=0.5")
+    (found,) = targets.find(str(TARGETS / "planted.py:keywords"), specs.named(weights[1::2]), None, 0)
+    assert found.kwargs == {"weights": {"w": 2.0}, "mode": "sum", "scale": 0.5} and found.args[0].shape == (3,)
+
+
+def test_the_seed_makes_the_numbers_the_same_in_all_processes():
+    found = [targets.find(str(TARGETS / "planted.py:power"), {}, None, seed)[0].args[0] for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert (found[0] != found[2]).all()
+    (both,) = targets.find(str(TARGETS / "planted.py:swapped"), {"x": "normal:3", "y": "normal:3"}, None, 0)
+    assert (both.args[0] != both.args[1]).all()
+
+
+# --- what cannot be done -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["nowhere.py:f"], ["no file 'nowhere.py'; check the path"]),
+        (["../command_targets/planted:power"], ["did you mean '../command_targets/planted.py'?"]),
+        (["absent_module:f"], ["absent_module cannot be imported", "No module named 'absent_module'", "ending in .py"]),
+        (["imports_what_is_absent.py:f"], ["(imports_what_is_absent.py:1)", "install 'absent_module', or put"]),
+        (["relative_import.py:f"], ["(relative_import.py:1)", "name a file of a package as a module"]),
+        (["raises_at_import.py:f"], ["RuntimeError: not today (raises_at_import.py:1); see that python can import it"]),
+        (["exits_at_import.py:f"], ["it calls sys.exit('no') (exits_at_import.py:3)"]),
+        (["planted.py:powr"], ["planted.py has no 'powr'; did you mean 'power'?"]),
+        (["planted.py:zzz"], ["planted.py has no 'zzz'; it has: power, doubled"]),
+        (["planted.py:scale"], ["planted.py:scale is a function, not a function with a custom gradient; decorate it"]),
+        (["planted.py:swapped"], ["needs 2 more arguments: add --arg x=... --arg y=..., or set swapped.example_args"]),
+        (["planted.py:Scale.method", "--arg", "x=normal:3"], ["is the method of a class; name that of an object"]),
+        (["planted.py:power", "--arg", "z=3"], ["power has no argument 'z'; its arguments are: x, n"]),
+        (["planted.py:power", "--arg", "x=normal:a"], ["argument x=normal:a: 'a' is no SHAPE", "The forms are:"]),
+        (["planted.py:power", "--arg", "x"], ["--arg x: expected NAME=SPEC, such as x=normal:4,3 or n=3"]),
+        (["planted.py:power", "--arg", "n=1", "--arg", "n=2"], ["--arg n: given twice"]),
+        (["planted.py:doubled", "--arg", "x=3"], ["x=3 is static; give x=3:float32 or x=normal:4,3"]),
+        (["planted.py", "--arg", "x=3"], ["--arg is for one function: name it, as in planted.py:FUNCTION"]),
+        (["planted.py", "--expected", "scale"], ["--expected is for one function"]),
+        (["planted.py:scaled", "--expected", "scales"], ["has no 'scales'; did you mean 'scale'?"]),
+        (["planted.py:scaled", "--expected", "nothing.py:f"], ["no file 'nothing.py'"]),
+        (["no_hints.py"], ["no function of no_hints.py has example_args", "no_hints.py:silent with --arg"]),
+        (["no_hints.py:silent", "--arg", "x=normal:3", "--expected", "number"], ["--expected number is an int; name"]),
+        (["bad_hints.py:a_number"], ["a_number.example_args is an int; expected a dict such as"]),
+        (["bad_hints.py:too_many"], ["too_many.example_args has 2 values for 1 positional parameters"]),
+        (["bad_hints.py:numbered"], ["numbered.example_args has keys that are no names"]),
+        (["bad_hints.py:misspelt"], ["argument x=norml:3: 'norml:3' is none of the forms"]),
+        (["unmarked.py"], ["unmarked.py has no function decorated with @keras_cg.custom_gradient; nothing to check"]),
+        (["planted.py:power", "--backends", "jaxx"], ["unknown backend 'jaxx'", "Did you mean 'jax'?"]),
+        (["planted.py:power", "--backends", ","], ["argument --backends: name one or more of jax, numpy"]),
+        (["planted.py:power", "--order", "7"], ["argument --order: invalid choice: 7"]),
+        (["planted.py:power", "--modes", "sideways"], ["'sideways' is not reverse, forward or reverse,forward"]),
+        (["planted.py:power", "--seed", "-1"], ["argument --seed: '-1' is not 0, 1, 2 ..."]),
+        (["planted.py:power", "--timeout", "0"], ["'0' is not a number of seconds above 0"]),
+        (["planted.py:power", "--timeout", "soon"], ["'soon' is not a number of seconds above 0"]),
+        ([], ["the following arguments are required: TARGET; see keras-cg check --help"]),
+    ],
+    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) and "such as" not in value else None,
+)
+def test_what_cannot_be_checked_is_told_in_one_line(words, parts):
+    given = [] if "--backends" in words else ["--backends", "numpy"]
+    refused(run("check", *words, *given), *parts)
+
+
+def test_a_file_that_is_no_python(tmp_path):
+    (tmp_path / "broken.py").write_text("x = (\n")
+    refused(check(f"{tmp_path}/broken.py:f"), "SyntaxError: '(' was never closed (broken.py:1)")
+
+
+def test_all_backends_tell_the_same_once(backends):
+    refused(run("check", "planted.py:powr", "--backends", ",".join(backends)), "has no 'powr'; did you mean 'power'?")
+
+
+def test_no_command_and_the_version():
+    refused(run(), "keras-cg: the following arguments are required: COMMAND; see keras-cg --help")
+    assert run("--version").stdout == f"keras-cg {keras_cg.__version__}\n"
+    assert "normal:SHAPE" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("rich", ["info"]),
+        ("rich", ["check", "planted.py:power", "--backends", "numpy"]),
+        ("scipy", ["check", "planted.py:power", "--backends", "numpy"]),
+        ("matplotlib", ["plot", "plots.py:cube", "--arg", "x=linspace:0,1,9", "-o", "cube.png"]),
+    ],
+)
+def test_a_missing_extra_is_named(module, words, tmp_path):
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module named {module}', name='{module}')\n")
+    refused(run(*words, folder=tmp_path), f'{module} is not installed: pip install "keras-cg[cli]"')
+
+
+def test_json_needs_no_rich(tmp_path):
+    (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('No module named rich', name='rich')\n")
+    assert check("planted.py:power", "--json", folder=tmp_path).returncode == 0
+    assert run("info", "--json", folder=tmp_path).returncode == 0
+
+
+def test_importing_the_package_loads_neither_the_command_nor_what_it_draws_with():
+    code = "import sys, keras_cg; print([m for m in ('keras_cg.command', 'rich', 'matplotlib', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert done.stdout == "[]\n"
+    code = code.replace("keras_cg;", "keras_cg.command.tables;")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert "'rich'" in done.stdout
+
+
+# --- check ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_right_gradient_passes_on_every_backend(backends):
+    done = run("check", "planted.py:power", "--backends", ",".join(backends))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1].split() == ["power", "planted.py"]
+    assert lines[3].replace("│", " ").split() == ["check", *backends]
+    agree = ", which agree" if len(backends) > 1 else ""
+    assert lines[-1] == f"✓ passed: power on {', '.join(backends)}{agree}"
+    assert "\x1b" not in done.stdout and done.stderr == ""
+
+
+def test_a_wrong_gradient_fails_on_every_backend_and_is_told_once(backends):
+    done = run("check", "planted.py:doubled", "--arg", "x=normal:4,3", "--backends", ",".join(backends))
+    assert done.returncode == 1
+    assert done.stdout.count(f"✗ first order of x on {', '.join(backends)}\n") == 1
+    assert done.stdout.count("diagnosis: a factor of 2\n") == 1
+    assert done.stdout.splitlines()[-1] == "✗ failed: doubled"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("log1pexp.py:log1pexp", ["x=normal:4,3"]),
+        ("gradient_clipping.py:clip_gradient", ["x=uniform:-0.01,0.01:3", "limit=100.0"]),
+    ],
+)
+def test_the_examples_pass(name, words):
+    given = [word for each in words for word in ("--arg", each)]
+    done = check(EXAMPLES / name, *given)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_gradient_that_is_meant_to_differ(tmp_path):
+    example = EXAMPLES / "gradient_reversal.py:reverse_gradient"
+    given = ("--arg", "x=normal:3", "--arg", "strength=0.5")
+    assert check(example, *given).returncode == 1
+    (tmp_path / "meant.py").write_text("def meant(x, strength):\n    return -strength * x\n")
+    assert check(example, *given, "--expected", f"{tmp_path}/meant.py:meant").returncode == 0
+    # A function's own hint, another function in its place, and a rule.
+    assert check("planted.py:scaled").returncode == 0
+    assert check("planted.py:scaled", "--expected", "scaling_rule").returncode == 0
+    assert check("planted.py:scaled", "--expected", "power").returncode == 1
+
+
+def test_undecided_is_not_passed():
+    done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "? undecided: kinked" and "a kink at the test point" in done.stdout
+
+
+def test_targets_of_every_kind(tmp_path):
+    for target in ("planted:power", "planted:triple.method", "planted.py:triple.method", "planted.py:Scale.static"):
+        done = check(target, "--arg", "x=normal:3")
+        assert done.returncode == 0, done.stdout + done.stderr
+    # A file is found with what lies beside it, wherever the command runs; and may be called as what exists.
+    (tmp_path / "helper.py").write_text("factor = 3\n")
+    source = "import keras_cg\nfrom helper import factor\n@keras_cg.custom_gradient\ndef f(x):\n"
+    (tmp_path / "json.py").write_text(source + "    return factor * x, lambda g: factor * g\n")
+    assert check(f"{tmp_path}/json.py:f", "--arg", "x=normal:3").returncode == 0
+
+
+def test_a_whole_module():
+    done = check("planted.py", "--json")
+    data = json.loads(done.stdout)
+    assert done.returncode == 0 and data["problems"] == [] and data["not_installed"] == []
+    assert [each["function"] for each in data["reports"]] == ["power", "scaled"]
+    assert [each["status"] for each in data["reports"]] == ["passed", "passed"]
+    done = check("planted")
+    assert done.stdout.count("╭") == 2 and done.stdout.endswith("✓ passed: power, scaled on numpy\n")
+
+
+def test_json_is_all_there_is_on_the_standard_output(backends):
+    done = run("check", "planted.py:swapped", "--arg", "x=normal:3", "--arg", "y=normal:3", "--json", "--order", "1",
+               "--no-compiled", "--backends", ",".join(backends))  # fmt: skip
+    found = report(done)
+    assert done.returncode == 1 and found["function"] == "swapped" and found["status"] == "failed"
+    wrong = [each for each in found["findings"] if each["check"] == "first order"]
+    assert [(each["backend"], each["argument"]) for each in wrong] == [(name, arg) for name in backends for arg in "xy"]
+    assert all("swapped" in each["diagnosis"] for each in wrong)
+    agreement = [each for each in found["findings"] if each["check"] == "agreement"]
+    assert [each["backend"] for each in agreement] == (list(backends) if len(backends) > 1 else [])
+
+
+def test_json_has_no_nan():
+    done = check("planted.py:power", "--arg", "x=[1.0, nan]:float32".replace("nan", "1e999"), "--json")
+    json.loads(done.stdout, parse_constant=lambda name: pytest.fail(name))
+    assert done.returncode == 1
+
+
+def test_backends_that_disagree_are_told():
+    if len(keras_cg.available_backends()) < 2:
+        return
+    first, second = "numpy", next(name for name in keras_cg.available_backends() if name != "numpy")
+    done = run("check", "disagreeing.py:f", "--arg", "x=normal:3", "--backends", f"{first},{second}", "--json",
+               "--no-compiled", "--order", "1", "--modes", "reverse")  # fmt: skip
+    agreement = [each["status"] for each in report(done)["findings"] if each["check"] == "agreement"]
+    assert done.returncode == 1 and "failed" in agreement
+
+
+# --- what a process may do -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("crashes", "✗ numpy: the process died of SIGSEGV while checking 'first order' of crashes, in unruly.py:"),
+        ("killed", "✗ numpy: the process died of SIGKILL while checking 'value' of killed; usual cause: out of memory"),
+        ("exits", "✗ numpy: the process exited with status 3 while checking 'value' of exits; the function must not"),
+        ("leaves", "✗ numpy: SystemExit: leaving (unruly.py:"),
+        ("hungry", "MemoryError"),
+    ],
+)
+def test_a_process_that_ends_is_told_in_one_line(name, told):
+    done = check(f"unruly.py:{name}", "--arg", "x=normal:3")
+    assert done.returncode == 1 and done.stderr == ""
+    assert sum(told in line for line in done.stdout.splitlines()) == 1, done.stdout
+
+
+def test_a_process_that_hangs_is_ended():
+    done = check("unruly.py:hangs", "--arg", "x=normal:3", "--timeout", "3")
+    told = "✗ numpy: not done after 3 s while checking 'value' of hangs, in unruly.py:"
+    assert done.returncode == 1 and told in done.stdout and "a longer --timeout" in done.stdout
+
+
+def test_the_other_backends_go_on(backends):
+    others = [name for name in backends if name != "numpy"]
+    done = run("check", "unruly.py:crashes_on_numpy", "--arg", "x=normal:3", "--backends", ",".join(["numpy", *others]),
+               "--order", "1", "--no-compiled", "--json")  # fmt: skip
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert done.returncode == 1 and problem["backend"] == "numpy" and problem["function"] == "crashes_on_numpy"
+    assert any("Segmentation fault" in line for line in problem["stderr"])
+    found = report(done)["findings"]
+    assert {each["backend"] for each in found} == set(others)
+    assert {each["status"] for each in found} <= {"passed", "skipped"}
+
+
+def test_the_functions_after_one_that_kills_its_process():
+    done = check("unruly_module.py", "--json")
+    data = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [each["status"] for each in data["reports"]] == ["passed", "skipped", "passed"]
+    (problem,) = data["problems"]
+    assert problem["function"] == "second" and "died of SIGABRT while checking 'value' of second" in problem["message"]
+
+
+def test_what_a_module_prints_disturbs_nobody():
+    for name in ("talks", "reads"):
+        done = check(f"unruly.py:{name}", "--arg", "x=normal:3", "--json")
+        assert done.returncode == 0 and report(done)["status"] == "passed"
+        assert "printed" not in done.stdout + done.stderr
+
+
+def test_a_backend_that_does_not_start(tmp_path):
+    (tmp_path / "torch.py").write_text("raise RuntimeError('broken on purpose')\n")
+    done = run("check", "planted.py:power", "--backends", "numpy,torch", *QUICK[2:], folder=tmp_path)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("✗ torch: ")]
+    assert "the backend 'torch' (from keras-cg) is installed but does not start" in line
+    assert "first order" in done.stdout and done.stdout.endswith("stopped: torch\n")
+
+
+def ghost(folder):
+    """Registers a backend whose framework is not installed."""
+    info = folder / "ghost-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ghost\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[keras_cg.backends]\nghost = ghost_framework\n")
+
+
+def test_a_backend_that_is_not_installed(tmp_path):
+    ghost(tmp_path)
+    line = 'ghost: not installed: pip install "keras-cg[ghost]"'
+    done = run("check", "planted.py:power", "--backends", "numpy,ghost", *QUICK[2:], folder=tmp_path)
+    assert done.returncode == 2 and f"? {line}\n" in done.stdout and "│ ✓ " in done.stdout
+    assert done.stdout.endswith("not installed: ghost\n")
+    refused(run("check", "planted.py:power", "--backends", "ghost", folder=tmp_path), line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_command(number, tmp_path):
+    source = "import os, time, keras_cg\n@keras_cg.custom_gradient\ndef f(x):\n"
+    source += f"    open({str(tmp_path / 'pid')!r} + str(os.getpid()), 'w').close()\n    time.sleep(600)\n"
+    (tmp_path / "sleepy.py").write_text(source)
+    command = [sys.executable, "-m", "keras_cg", "check", f"{tmp_path}/sleepy.py:f", "--arg", "x=normal:3", *QUICK]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not (found := list(tmp_path.glob("pid*"))):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == (130 if number == signal.SIGINT else -number) and told == b""
+    child = int(found[0].name.removeprefix("pid"))
+    for _ in range(600):
+        if not is_running(child):
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker is still there")
+
+
+def is_running(pid):
+    try:
+        # One that ended and that nobody has waited for is over.
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_terminal_shows_how_far_it_is():
+    command = [sys.executable, "-m", "keras_cg", "check", "planted.py:power", *QUICK]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(TARGETS)
+        os.execvpe(command[0], command, {**environment(), "TERM": "xterm-256color", "PYTHONWARNINGS": "ignore"})
+    shown = b""
+    try:
+        while piece := os.read(terminal, 65536):
+            shown += piece
+    except OSError:
+        pass
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    text = shown.decode()
+    assert "of 7 checks" in text and any(mark in text for mark in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") and "\x1b[32m✓" in text
+
+
+def test_a_terminal_without_unicode():
+    done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2", PYTHONIOENCODING="ascii")
+    assert done.returncode == 1 and "ok" in done.stdout and done.stdout.isascii()
+    assert done.stdout.splitlines()[-1] == "? undecided: kinked"
+
+
+# --- info ----------------------------------------------------------------------------------------------------------
+
+
+def test_info_shows_every_backend(backends):
+    done = run("info", KERAS_CG_BACKEND=backends[0])
+    assert done.returncode == 0
+    for name in backends:
+        (line,) = [line for line in done.stdout.splitlines() if line.replace("│", " ").split()[:1] == [name]]
+        assert "cpu" in line.lower() and ("active" in line) == (name == backends[0])
+    assert done.stdout.endswith(f"active: {backends[0]}, from the environment variable KERAS_CG_BACKEND\n")
+
+
+def test_info_as_json():
+    data = json.loads(run("info", "--json", KERAS_CG_BACKEND="numpy").stdout)
+    assert data["active"] == "numpy" and data["because"] == "the environment variable KERAS_CG_BACKEND"
+    found = {each["name"]: each for each in data["backends"]}
+    assert found["numpy"] == {"name": "numpy", "installed": True, "version": np.__version__, "devices": ["cpu"]}
+    assert {name for name, each in found.items() if each["installed"]} == set(keras_cg.available_backends())
+
+
+def test_info_about_what_is_not_there(tmp_path):
+    ghost(tmp_path)
+    (tmp_path / "torch.py").write_text("raise RuntimeError('broken on purpose')\n")
+    done = run("info", folder=tmp_path, KERAS_CG_BACKEND="numpy")
+    assert done.returncode == 1
+    assert 'pip install "keras-cg[ghost]"' in done.stdout and "not installed" in done.stdout
+    assert "does not start" in done.stdout and "the backend 'torch' (from keras-cg info) is installed" in done.stdout
+    done = run("info", "--json", folder=tmp_path, KERAS_CG_BACKEND="ghost")
+    assert (
+        done.returncode == 2 and done.stderr == 'keras-cg info: ghost: not installed: pip install "keras-cg[ghost]"\n'
+    )
+    done = run("info", "--json", KERAS_CG_BACKEND="nump")
+    assert done.returncode == 2 and "unknown backend 'nump'" in done.stderr and "Did you mean 'numpy'?" in done.stderr
+
+
+# --- plot ----------------------------------------------------------------------------------------------------------
+
+
+def drawn(name, spec="linspace:-3,3,61", expected=None, **given):
+    """The curves of a function of plots.py on the active backend."""
+    (target,) = targets.find(str(TARGETS / f"plots.py:{name}"), {"x": spec, **given}, expected, 0)
+    return curves.curves(target)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_curves_are_the_function_and_its_derivatives(backend, dtype):
+    found = drawn("cube", f"linspace:-3,3,61:{dtype}", n="3")
+    x = np.linspace(-3, 3, 61).astype(dtype).astype(float)
+    close = {"float16": 2e-2, "float32": 1e-5, "float64": 1e-8}[dtype]
+    np.testing.assert_array_equal(found.x, x)
+    np.testing.assert_allclose(found.value, x**3, close, close)
+    np.testing.assert_allclose(found.gradient, 3 * x**2, close, close)
+    # By differences, in double precision whatever the dtype.
+    np.testing.assert_allclose(found.expected, 3 * x**2, 1e-7, 1e-7)
+    assert not found.apart.any() and found.label == "x" and found.others == "n = 3"
+
+
+def test_the_curves_part_where_the_rule_is_wrong(backend):
+    found = drawn("half_right")
+    np.testing.assert_allclose(found.expected, np.cos(found.x), 1e-6, 1e-6)
+    np.testing.assert_allclose(found.gradient, np.where(found.x > 0, 1, 0.5) * np.cos(found.x), 1e-5, 1e-6)
+    np.testing.assert_array_equal(found.apart, found.x < 1e-6)
+
+
+def test_nothing_is_expected_at_a_kink_or_a_jump(backend):
+    found = drawn("relu", "linspace:-1,1,5")
+    np.testing.assert_allclose(found.expected, [0, 0, math.nan, 1, 1], atol=1e-9)
+    assert not found.apart.any()
+    found = drawn("rounded", "linspace:-1,1,5")
+    np.testing.assert_allclose(found.expected, [0, math.nan, 0, math.nan, 0], atol=1e-9)
+    np.testing.assert_array_equal(found.apart, [True, False, True, False, True])
+
+
+def test_what_is_expected_may_be_a_function_or_a_rule(backend):
+    for expected in ("identity", "passed_on"):
+        found = drawn("rounded", expected=expected)
+        np.testing.assert_allclose(found.expected, 1, 1e-6)
+        assert not found.apart.any()
+
+
+@pytest.mark.only("numpy")
+def test_a_function_of_one_dtype_is_drawn_in_it(backend):
+    found = drawn("single_only")
+    np.testing.assert_allclose(found.expected, 2 * found.x, 1e-2, 1e-2)
+    assert not found.apart.any()
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.parametrize(
+    ("name", "spec", "problem"),
+    [
+        ("softmax", "linspace:0,1,9", "softmax does not: numbers of x change the output at others"),
+        ("total", "linspace:0,1,9", "total does not: from the shape (9,) it makes ()"),
+        ("several", "linspace:0,1,9", "several does not: its output is a tuple"),
+        ("counts", "linspace:0,1,9", "counts does not: its output is of int64"),
+        ("cube", "normal:4,3", "exactly one argument of cube with increasing numbers (one axis, 3 or more), and none"),
+        ("cube", "linspace:1,0,9", "give one as --arg x=linspace:-5,5,400"),
+    ],
+)
+def test_a_function_without_a_curve_is_refused(backend, name, spec, problem):
+    with pytest.raises(errors.UsageError) as caught:
+        drawn(name, spec)
+    assert problem in str(caught.value)
+
+
+def made_up(apart):
+    """Curves that part at some of ten points."""
+    x = np.arange(10.0)
+    return Curves(x, x**2, 2 * x + np.asarray(apart), 2 * x, np.full(10, 0.1))
+
+
+def test_the_parts_are_named():
+    nowhere, left, other = made_up([0] * 10), made_up([1] * 3 + [0] * 7), made_up([0] * 6 + [1] * 4)
+    everywhere, pieces = made_up([1] * 10), made_up([1, 0] * 5)
+    assert list(plot._parts({"jax": nowhere, "torch": nowhere})) == ["jax, torch: together everywhere"]
+    assert list(plot._parts({"jax": left, "torch": other})) == [
+        "jax: apart for 0 < x < 2.5",
+        "torch: apart for 5.5 < x < 9",
+    ]
+    assert list(plot._parts({"jax": everywhere})) == ["jax: apart for every x"]
+    assert list(plot._parts({"jax": pieces})) == ["jax: apart for 50% of the range, in 5 pieces"]
+
+
+def test_the_figure_shows_what_parts():
+    from matplotlib.patches import Rectangle
+
+    figure = plot.draw("f", {"jax": made_up([1] * 3 + [0] * 7), "torch": made_up([0] * 10)})
+    top, bottom = figure.axes
+    for panel in (top, bottom):
+        (shaded,) = [patch for patch in panel.patches if isinstance(patch, Rectangle)]
+        assert (shaded.get_x(), shaded.get_width()) == (0, 2.5)
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["numerical derivative", "function", "custom gradient, jax", "custom gradient, torch",
+                      "apart on jax: 0 < x < 2.5", "tolerance"]  # fmt: skip
+    assert top.get_title(loc="left") == "f(x)"
+    curves_of_jax = [line.get_ydata() for line in bottom.lines]
+    np.testing.assert_array_equal(curves_of_jax[0], [1] * 3 + [0] * 7)
+
+
+def test_plot_writes_an_image_of_every_backend(backends, tmp_path):
+    from matplotlib.image import imread
+
+    words = ("plot", "plots.py:half_right", "--arg", "x=linspace:-3,3,200", "--backends", ",".join(backends))
+    pixels = {}
+    for look in ("light", "dark"):
+        path = tmp_path / f"{look}.png"
+        done = run(*words, "-o", path, f"--{look}")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            f"{', '.join(backends)}: apart for -3 < x < 0.0151"[:-5] + "0",
+            f"plot: {path}",
+        ] or (done.stdout.startswith(f"{', '.join(backends)}: apart for -3 < x < "))
+        assert path.read_bytes().startswith(PNG)
+        pixels[look] = imread(path)
+    assert pixels["light"].shape == pixels["dark"].shape == (960, 1200, 4)
+    assert pixels["light"][..., :3].mean() > 0.7 and pixels["dark"][..., :3].mean() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["plots.py:cube", "-o", "cube.xyz"], ["cannot write cube.xyz: no image format 'xyz'; use one of", "png"]),
+        (["plots.py:cube", "-o", "nowhere/cube.png"], ["cannot write nowhere/cube.png: its folder is not there"]),
+        (["plots.py:cube", "-o", "/proc/cube.png"], ["cannot write /proc/cube.png: "]),
+        (["plots.py", "-o", "cube.png"], ["plot is for one function: name it, as in plots.py:FUNCTION"]),
+        (["plots.py:softmax", "-o", "cube.png"], ["plot draws functions that act on each number by itself"]),
+        (["plots.py:cube"], ["the following arguments are required: -o/--output"]),
+    ],
+)
+def test_what_cannot_be_drawn_is_told_in_one_line(words, parts):
+    given = ["--arg", "x=linspace:0,1,9"] if ":" in words[0] else []
+    refused(run("plot", *words, *given, "--backends", "numpy"), *parts)
+
+
+def test_plot_draws_what_it_can(backends, tmp_path):
+    others = [name for name in backends if name != "numpy"]
+    path = tmp_path / "f.png"
+    words = ("--arg", "x=linspace:0,1,9", "--backends", ",".join(["numpy", *others]), "-o", path)
+    done = run("plot", "plots.py:only_numpy", *words)
+    assert done.returncode == (1 if others else 0) and path.read_bytes().startswith(PNG)
+    assert [line.partition(":")[0] for line in done.stderr.splitlines()] == others
+    assert all("RuntimeError: not here (plots.py:" in line for line in done.stderr.splitlines())
+    ghost(tmp_path)
+    done = run("plot", "plots.py:cube", *words[:2], "--backends", "numpy,ghost", "-o", path, folder=tmp_path)
+    assert done.returncode == 2 and done.stderr == 'ghost: not installed: pip install "keras-cg[ghost]"\n'
