@@ -42,7 +42,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Types: mypy --strict on the package, with every framework installed."""
-    install(session, *FRAMEWORKS, groups=("typecheck",))
+    install(session, *FRAMEWORKS, "cli", groups=("typecheck",))
     session.run("mypy", *session.posargs)
 
 
@@ -50,7 +50,7 @@ def typecheck(session: nox.Session) -> None:
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def tests(session: nox.Session, backend: str) -> None:
     """The tests of one backend, in an environment with that framework alone."""
-    install(session, *([backend] if backend in FRAMEWORKS else []), "examples", groups=("test",))
+    install(session, *([backend] if backend in FRAMEWORKS else []), "cli", "examples", groups=("test",))
     options = (f"--backends={backend}", "-m", "not keras", "--ignore=tests/conformance")
     session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
 
@@ -58,7 +58,7 @@ def tests(session: nox.Session, backend: str) -> None:
 @nox.session
 def together(session: nox.Session) -> None:
     """All frameworks and Keras in one process, the backend switched at run time; parity with Keras."""
-    install(session, *FRAMEWORKS, "keras", "examples", groups=("test",))
+    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test",))
     backends = f"--backends={','.join(BACKENDS)}"
     # What needs one framework alone, and what takes long to compile, runs in the sessions of the backends.
     alone = [

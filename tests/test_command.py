@@ -261,7 +261,8 @@ def test_json_needs_no_rich(tmp_path):
 
 
 def test_importing_the_package_loads_neither_the_command_nor_what_it_draws_with():
-    code = "import sys, keras_cg; print([m for m in ('keras_cg.command', 'rich', 'matplotlib', 'scipy') if m in sys.modules])"
+    names = ("keras_cg.command", "rich", "matplotlib", "scipy")
+    code = f"import sys, keras_cg; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.stdout == "[]\n"
     code = code.replace("keras_cg;", "keras_cg.command.tables;")
@@ -651,10 +652,7 @@ def test_plot_writes_an_image_of_every_backend(backends, tmp_path):
         path = tmp_path / f"{look}.png"
         done = run(*words, "-o", path, f"--{look}")
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [
-            f"{', '.join(backends)}: apart for -3 < x < 0.0151"[:-5] + "0",
-            f"plot: {path}",
-        ] or (done.stdout.startswith(f"{', '.join(backends)}: apart for -3 < x < "))
+        assert done.stdout.splitlines() == [f"{', '.join(backends)}: apart for -3 < x < 0", f"plot: {path}"]
         assert path.read_bytes().startswith(PNG)
         pixels[look] = imread(path)
     assert pixels["light"].shape == pixels["dark"].shape == (960, 1200, 4)

@@ -189,10 +189,7 @@ def _bury(board: Board, backend: str, death: processes.Death, timeout: float) ->
     current = board._current(backend)
     check = board.running(current, backend) if current else None
     doing = f"checking {check!r} of {current}" if current else "importing the target"
-    if death.how is None:
-        message = errors.process_late(backend, timeout, doing, death.where)
-    else:
-        message = errors.process_died(backend, death.how, doing, death.where)
+    message = processes.obituary(backend, death, timeout, doing)
     board.problems.append(Problem(backend, message, current, check, death.stderr[-100:]))
     if current is not None:
         board.done.add((current, backend))
@@ -236,6 +233,7 @@ def _conclude(board: Board) -> None:
         if len(messages) == 1:
             raise errors.UsageError(messages[0])
     board.problems += [Problem(backend, f"{backend}: {message}") for backend, message in board.usage.items()]
+    board.problems.sort(key=lambda problem: board.backends.index(problem.backend))
 
 
 def _write(board: Board) -> None:

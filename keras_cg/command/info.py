@@ -70,12 +70,7 @@ async def _ask(found: dict[str, Any]) -> None:
 
     death = await processes.follow({"task": "devices", "backend": found["name"]}, TIMEOUT, handle)
     if death is not None:
-        doing = "starting"
-        found["problem"] = (
-            errors.process_late(found["name"], TIMEOUT, doing, death.where)
-            if death.how is None
-            else errors.process_died(found["name"], death.how, doing, death.where)
-        )
+        found["problem"] = processes.obituary(found["name"], death, TIMEOUT, "starting")
 
 
 def _show(data: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["draw", "run"]
+
+
+# The curves of a backend; or why it has none, as a line about the backend or as a refusal.
+_Outcome: TypeAlias = "Curves | str | errors.UsageError"
 
 
 class _Look(NamedTuple):
@@ -59,21 +63,28 @@ def run(options: argparse.Namespace) -> int:
         "expected": options.expected,
         "seed": options.seed,
     }
-    found: dict[str, Curves] = {}
-    problems: dict[str, str] = {}
-    usage: dict[str, str] = {}
-    asyncio.run(_compute_all(names, job, options.timeout, found, problems, usage))
-    found = {name: found[name] for name in names if name in found}
-    if usage and not found and not problems:
-        raise errors.UsageError("; ".join(sorted(set(usage.values()))))
-    for line in (*problems.values(), *(f"{name}: {text}" for name, text in usage.items()), *absent):
-        print(line, file=sys.stderr)  # noqa: T201
+    outcomes = asyncio.run(_compute_all(names, job, options.timeout))
+    found = {name: each for name, each in outcomes.items() if isinstance(each, Curves)}
+    refused = {str(each) for each in outcomes.values() if isinstance(each, errors.UsageError)}
+    if refused and len(refused) == len(set(map(str, outcomes.values()))):
+        raise errors.UsageError("; ".join(sorted(refused)))
+    for line in (*_failures(outcomes), *absent):
+        print(line, file=sys.stderr)  # noqa: T201 - that is what a command does
     if found:
         figure = draw(targets.split(options.target)[1], found, options.look, options.expected)
         _save(figure, options.output)
         for line in (*_parts(found), f"plot: {options.output}"):
             print(line)  # noqa: T201
-    return 2 if absent else 1 if problems or usage or not found else 0
+    return 2 if absent else 0 if len(found) == len(outcomes) else 1
+
+
+def _failures(outcomes: Mapping[str, _Outcome]) -> Iterator[str]:
+    """A line for each backend without curves."""
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, errors.UsageError):
+            yield f"{name}: {outcome}"
+        elif isinstance(outcome, str):
+            yield outcome
 
 
 def _require_image(path: str) -> None:
@@ -95,39 +106,25 @@ def _save(figure: Figure, path: str) -> None:
         raise errors.not_a_file_to_write(path, error.strerror or str(error)) from None
 
 
-async def _compute_all(
-    names: list[str],
-    job: dict[str, Any],
-    timeout: float,
-    found: dict[str, Curves],
-    problems: dict[str, str],
-    usage: dict[str, str],
-) -> None:
-    """The curves of every backend, in processes side by side."""
-
-    async def compute(name: str, folder: str) -> None:
-        told: dict[str, Any] = {}
-        death = await processes.follow(
-            {**job, "backend": name, "folder": folder}, timeout, lambda event: told.update({event.pop("event"): event})
-        )
-        if death is not None:
-            problems[name] = (
-                errors.process_late(name, timeout, "computing", death.where)
-                if death.how is None
-                else errors.process_died(name, death.how, "computing", death.where)
-            )
-        elif "curves" in told:
-            with numpy.load(Path(folder, f"{name}.npz"), allow_pickle=False) as arrays:
-                found[name] = Curves(**arrays, **told["curves"])
-        elif "usage" in told:
-            usage[name] = told["usage"]["message"]
-        else:
-            problems[name] = told["problem"]["message"]
-
+async def _compute_all(names: list[str], job: dict[str, Any], timeout: float) -> dict[str, _Outcome]:
+    """What comes of every backend, in processes side by side."""
     with tempfile.TemporaryDirectory() as folder:
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                group.create_task(compute(name, folder))
+        jobs = [{**job, "backend": name, "folder": folder} for name in names]
+        return dict(zip(names, await asyncio.gather(*(_compute(each, timeout) for each in jobs)), strict=True))
+
+
+async def _compute(job: dict[str, Any], timeout: float) -> _Outcome:
+    name = job["backend"]
+    told: dict[str, Any] = {}
+    death = await processes.follow(job, timeout, lambda event: told.update({event["event"]: event}))
+    if death is not None:
+        return processes.obituary(name, death, timeout, "computing")
+    if "usage" in told:
+        return errors.UsageError(told["usage"]["message"])
+    if "problem" in told:
+        return str(told["problem"]["message"])
+    with numpy.load(Path(job["folder"], f"{name}.npz"), allow_pickle=False) as arrays:
+        return Curves(**arrays, label=told["curves"]["label"], others=told["curves"]["others"])
 
 
 def _parts(found: Mapping[str, Curves]) -> Iterator[str]:

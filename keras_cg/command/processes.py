@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from keras_cg import backends, errors
 from keras_cg.command import targets
 
-__all__ = ["Death", "chosen", "follow"]
+__all__ = ["Death", "chosen", "follow", "obituary"]
 
 # A line of an event may hold everything about a function.
 LIMIT = 2**26
@@ -33,6 +33,13 @@ class Death(NamedTuple):
     where: str | None
     # The last that it wrote.
     stderr: tuple[str, ...]
+
+
+def obituary(backend: str, death: Death, timeout: float, doing: str) -> str:
+    """The line that tells how a process ended."""
+    if death.how is None:
+        return errors.process_late(backend, timeout, doing, death.where)
+    return errors.process_died(backend, death.how, doing, death.where)
 
 
 def chosen(names: tuple[str, ...] | None) -> tuple[list[str], list[str]]:

@@ -33,7 +33,7 @@ def passed_on(x, upstream):
 
 @keras_cg.custom_gradient
 def relu(x):
-    return x * (x > 0), lambda upstream: upstream * (x > 0)
+    return ops.where(x > 0, x, 0 * x), lambda upstream: upstream * ops.where(x > 0, ops.ones_like(x), 0 * x)
 
 
 @keras_cg.custom_gradient
