@@ -28,6 +28,17 @@ def clip_gradient(x: Any, limit: float) -> tuple[Any, Callable[[Any], Any]]:
     return x, grad
 
 
+def expected(x: Any, limit: float, upstream: Any) -> Any:
+    """What `clip_gradient` promises: the direction of upstream, and its norm up to the limit."""
+    norm = ops.sqrt(ops.sum(upstream * upstream))
+    return upstream if norm <= limit else limit * (upstream / norm)
+
+
+# For `keras-cg check examples/gradient_clipping.py`.
+clip_gradient.example_args = {"x": "normal:4,3", "limit": 2.0}
+clip_gradient.expected = expected
+
+
 def steep(x: Any, limit: float) -> Any:
     """A loss whose gradient is 100 * x before it is clipped."""
     return 50 * ops.sum(clip_gradient(x, limit) ** 2)

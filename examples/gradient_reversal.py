@@ -27,6 +27,11 @@ def reverse_gradient(x: Any, strength: float) -> tuple[Any, Callable[[Any], Any]
     return x, grad
 
 
+# For `keras-cg check examples/gradient_reversal.py`: the gradient is that of the negated function.
+reverse_gradient.example_args = {"x": "normal:4,3", "strength": 0.5}
+reverse_gradient.expected = lambda x, strength: -strength * x
+
+
 def domain_loss(features: Any, strength: float) -> Any:
     """What a domain classifier would minimise; here the sum of squares, whose gradient is 2 * features."""
     return ops.sum(reverse_gradient(features, strength) ** 2)

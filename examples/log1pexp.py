@@ -33,6 +33,10 @@ def log1pexp(x: Any) -> tuple[Any, Callable[[Any], Any]]:
     return ops.log(1 + e), grad
 
 
+# For `keras-cg check examples/log1pexp.py`.
+log1pexp.example_args = {"x": "normal:4,3"}
+
+
 def main() -> None:
     x = ops.asarray(100.0, dtype=ops.float32)
     # The overflow is the point of this example; NumPy alone would warn of it.
