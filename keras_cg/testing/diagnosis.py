@@ -136,11 +136,7 @@ def _conjugate(evidence: Evidence, index: int) -> str | None:
 def _transposed(evidence: Evidence, index: int) -> str | None:
     came, expected = evidence.came[index], evidence.expected[index]
     jacobian = evidence.jacobians[index]
-    if (
-        len(evidence.upstream) == 1
-        and jacobian is not None
-        and jacobian.shape == (came.size, evidence.upstream[0].size)
-    ):
+    if jacobian is not None and len(evidence.upstream) == 1 and evidence.upstream[0].size == came.size:
         pushed = numpy.reshape(evidence.upstream[0].ravel() @ jacobian, came.shape)
         if evidence.is_same(came, pushed):
             return "a transposed Jacobian: the rule multiplies upstream with the Jacobian itself, as forward mode would"
