@@ -464,6 +464,17 @@ def not_alike(where: str, name: str, came: str, expected: str, model: str) -> Va
 # --- keras_cg.testing ------------------------------------------------------------------------------
 
 
+def missing_scipy() -> ImportError:
+    """The checker was imported where SciPy is missing or old."""
+    return ImportError(
+        _lines(
+            "keras_cg.testing needs SciPy 1.15 or later, for derivatives by differences.",
+            '    remedy: pip install "keras-cg[testing]".',
+        ),
+        name="scipy.differentiate",
+    )
+
+
 def nothing_to_check(function: str) -> ValueError:
     """No argument can be differentiated."""
     return ValueError(
