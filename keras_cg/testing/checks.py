@@ -371,7 +371,8 @@ class Inspection:
         try:
             held = self._held()
             alive = [what for what, each in held if each() is not None]
-            gc.collect()
+            if alive:  # for it takes long
+                gc.collect()
             lost = [what for what, each in held if each() is not None]
         finally:
             if collects:
@@ -423,7 +424,8 @@ class Inspection:
         # Rather an element than a direction: it says more.
         for each in sorted(sure, key=lambda each: (each.where == ALONG, -each.difference)):
             if any(each is other for other in wrong):
-                scale = size or abs(each.came)
+                alike = [abs(other.expected) for other in rows if (other.where == ALONG) == (each.where == ALONG)]
+                scale = max((number for number in alike if number > noise), default=0.0) or abs(each.came)
                 return found(
                     "failed",
                     where=each.where,

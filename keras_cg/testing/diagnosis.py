@@ -47,6 +47,10 @@ class Evidence:
         """Whether two gradients are equal wherever both are known."""
         return one.shape == other.shape and is_same(one, other, 10 * self.tolerance)
 
+    def is_mistaken(self, index: int, other: Array) -> bool:
+        """Whether the gradient is `other` in the place of the right one, and the two can be told apart."""
+        return self.is_same(self.came[index], other) and not self.is_same(self.expected[index], other)
+
 
 def is_same(one: Array, other: Array, tolerance: float = SAME) -> bool:
     """Whether two arrays of one shape are equal wherever both are known; nothing equals nothing but itself."""
@@ -116,8 +120,8 @@ def _swapped(evidence: Evidence, index: int) -> str | None:
     for other, name in enumerate(evidence.names):
         if (
             other != index
-            and evidence.is_same(evidence.came[index], evidence.expected[other])
-            and evidence.is_same(evidence.came[other], evidence.expected[index])
+            and evidence.is_mistaken(index, evidence.expected[other])
+            and evidence.is_mistaken(other, evidence.expected[index])
         ):
             return f"the gradients of {evidence.names[index]} and {name} are swapped"
     return None
@@ -128,7 +132,8 @@ def _conjugate(evidence: Evidence, index: int) -> str | None:
     if not numpy.iscomplexobj(came):
         return None
     conjugated = evidence.pull_expected([numpy.conj(each) for each in evidence.upstream])[index]
-    if any(evidence.is_same(came, other) for other in (numpy.conj(expected), numpy.conj(conjugated), conjugated)):
+    others = (numpy.conj(expected), numpy.conj(conjugated), conjugated)
+    if any(evidence.is_mistaken(index, other) for other in others):
         return "a missing conjugate: the gradient of a loss at x + iy is dL/dx + i dL/dy on every backend"
     return None
 
@@ -138,9 +143,9 @@ def _transposed(evidence: Evidence, index: int) -> str | None:
     jacobian = evidence.jacobians[index]
     if jacobian is not None and len(evidence.upstream) == 1 and evidence.upstream[0].size == came.size:
         pushed = numpy.reshape(evidence.upstream[0].ravel() @ jacobian, came.shape)
-        if evidence.is_same(came, pushed):
+        if evidence.is_mistaken(index, pushed):
             return "a transposed Jacobian: the rule multiplies upstream with the Jacobian itself, as forward mode would"
-    if came.ndim == 2 and came.shape[0] == came.shape[1] and evidence.is_same(came, expected.T):
+    if came.ndim == 2 and came.shape[0] == came.shape[1] and evidence.is_mistaken(index, expected.T):
         return "a transposed gradient: rows and columns are exchanged"
     return None
 
