@@ -26,6 +26,10 @@ from keras_cg.testing.subject import Arguments, Arrays, Subject, epsilon, is_rul
 # looked at together, along random directions.
 ELEMENTS, ELEMENTS_OF_HIGHER_ORDERS, DIRECTIONS = 24, 4, 2
 
+# So many numbers are followed one by one along a direction, with their whole Jacobian; of more, only the sum that
+# upstream weighs.
+NUMBERS = 4096
+
 # What a gradient may be off by, relative to its largest number, for each machine epsilon. In double precision at least
 # six digits of the differences are right; in coarser dtypes the rounding of function and rule counts.
 DOUBLE = 2.0**-52
@@ -173,24 +177,32 @@ class Inspection:
         """What it should give; NaN where nobody looked."""
         if self.is_rule:
             return self.reference.gradients(self.points, [upstream])
+        weights = _weights(upstream)
+        if upstream is not self.upstream and vector(upstream).size > NUMBERS:
+            weights = numpy.full(1, numpy.nan)
         return [
-            comparison.gradient(self._columns_of_output(number), point, upstream)
+            comparison.gradient(self._columns_of_output(number), point, weights)
             for number, point in enumerate(self.points)
         ]
 
     # --- differences --------------------------------------------------------------------------------
 
-    def _path(self, number: int, direction: Array, function: Callable[[Arrays], Arrays]) -> Path:
+    def _path(self, number: int, direction: Array, function: Callable[[Arrays], Arrays], upstream: Arrays) -> Path:
         """`function` of the points as a row of numbers, while one of them moves along a direction."""
+        weights = vector(upstream)
+        here = vector(function(self.points)) if weights.size > NUMBERS else None
 
         def path(t: float) -> Array:
             points = [*self.points]
             points[number] = points[number] + t * direction
-            return vector(function(points))
+            row = vector(function(points))
+            return row if here is None else numpy.array([weights @ (row - here)])
 
         return path
 
-    def _columns(self, number: int, function: Callable[[Arrays], Arrays], elements: int) -> list[Column]:
+    def _columns(
+        self, number: int, function: Callable[[Arrays], Arrays], upstream: Arrays, elements: int
+    ) -> list[Column]:
         """The derivatives of `function` along the elements of one argument, and along random directions."""
         point = self.points[number]
         places = list(numpy.ndindex(point.shape))
@@ -205,17 +217,18 @@ class Inspection:
         if point.size > 1:
             directions += [(None, random(self.random, point)) for _ in range(DIRECTIONS)]
         return [
-            Column(place, direction, slope(self._path(number, direction, function), self.eps))
+            Column(place, direction, slope(self._path(number, direction, function, upstream), self.eps))
             for place, direction in directions
         ]
 
     @functools.cache  # noqa: B019 - an inspection is dropped after its one run
     def _columns_of_output(self, number: int) -> list[Column]:
-        return self._columns(number, self.reference.output, ELEMENTS)
+        return self._columns(number, self.reference.output, self.upstream, ELEMENTS)
 
     def _jacobian(self, number: int) -> Array | None:
         """The derivative of the outputs by one argument, an element of it to a row, if all of it is known and real."""
-        if self.is_rule or any(map(numpy.iscomplexobj, (self.points[number], *self.output))):
+        is_complex = any(map(numpy.iscomplexobj, (self.points[number], *self.output)))
+        if self.is_rule or is_complex or vector(self.output).size > NUMBERS:
             return None
         found = [each.slope.values for each in self._columns_of_output(number) if each.place is not None]
         return numpy.stack(found) if len(found) == self.points[number].size > 0 else None
@@ -240,7 +253,7 @@ class Inspection:
             if self.is_rule:
                 found = self._compare(ORDERS[0], number, comparison.elements(came, expected[number]))
             else:
-                rows = comparison.rows(self._columns_of_output(number), came, self.upstream)
+                rows = comparison.rows(self._columns_of_output(number), came, _weights(self.upstream))
                 look = functools.partial(self._kink, number, self.reference.output, self.upstream)
                 found = self._compare(ORDERS[0], number, rows, look)
             if found.status == "failed":
@@ -271,17 +284,17 @@ class Inspection:
             return self.reference.gradients(points, upstreams[:-1])
 
         for number, came in enumerate(self.subject.gradients(self.points, upstreams)):
-            columns = self._columns(number, lower, ELEMENTS_OF_HIGHER_ORDERS)
+            columns = self._columns(number, lower, upstreams[-1], ELEMENTS_OF_HIGHER_ORDERS)
             look = functools.partial(self._kink, number, lower, upstreams[-1])
-            found = self._compare(ORDERS[order], number, comparison.rows(columns, came, upstreams[-1]), look)
+            found = self._compare(ORDERS[order], number, comparison.rows(columns, came, _weights(upstreams[-1])), look)
             if found.status == "failed":
-                expected = comparison.gradient(columns, came, upstreams[-1])
+                expected = comparison.gradient(columns, came, _weights(upstreams[-1]))
                 found = replace(found, diagnosis=diagnose_higher(came, expected, ORDERS[order - 1]))
             yield found
 
     def _kink(self, number: int, function: Callable[[Arrays], Arrays], upstream: Arrays, row: Row) -> str | None:
         """Why there is no derivative to compare a number with, if there is none."""
-        return kink(self._path(number, row.direction, function), vector(upstream), self.eps)
+        return kink(self._path(number, row.direction, function, upstream), _weights(upstream), self.eps)
 
     # --- the other checks ---------------------------------------------------------------------------
 
@@ -355,7 +368,10 @@ class Inspection:
                 right = vector(self._pull_expected(self.upstream)) @ vector(direction)
                 rows = [Row(ALONG, point, float(vector(self.upstream) @ came), float(right), 0.0)]
             else:
-                values, errors = slope(self._path(number, direction[number], self.reference.output), self.eps)
+                path = self._path(number, direction[number], self.reference.output, self.upstream)
+                values, errors = slope(path, self.eps)
+                if came.size > NUMBERS:
+                    came = numpy.array([vector(self.upstream) @ came])
                 rows = [
                     Row(f"number {place} of the output", direction[number], *numbers)
                     for place, numbers in enumerate(zip(came.tolist(), values.tolist(), errors.tolist(), strict=True))
@@ -458,6 +474,12 @@ class Inspection:
         happened = lines[-1] if lines[0] == "in user code:" else lines[0]
         reason = f"{type(error).__name__}: " + "; ".join([happened.removesuffix("."), *details])
         return self._finding(check, "failed", reason=reason, diagnosis=causes[0] if causes else None)
+
+
+def _weights(upstream: Sequence[Array]) -> Array:
+    """What the numbers of a path are weighed with."""
+    weights = vector(upstream)
+    return weights if weights.size <= NUMBERS else numpy.ones(1)
 
 
 def _combine(a: float, first: Arrays, b: float, second: Arrays) -> Arrays:

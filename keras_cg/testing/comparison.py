@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,9 @@ import numpy
 
 from keras_cg.testing.arrays import Array, vector
 from keras_cg.testing.differences import Slope
+
+# How many numbers of a large array are compared as Python's.
+MOST = 64
 
 ALONG = "along a random direction"
 
@@ -33,12 +37,13 @@ class Row(NamedTuple):
     @property
     def difference(self) -> float:
         """How far off it is; infinitely far if that is no number."""
-        return float(numpy.nan_to_num(abs(self.came - self.expected), nan=numpy.inf))
+        found = abs(self.came - self.expected)
+        return math.inf if math.isnan(found) else found
 
 
-def rows(columns: Sequence[Column], came: Array, upstream: Sequence[Array]) -> list[Row]:
-    """The gradient that an upstream gives, beside the one by differences."""
-    weights, found = vector(upstream), []
+def rows(columns: Sequence[Column], came: Array, weights: Array) -> list[Row]:
+    """The gradient of `weights @ path`, beside the one by differences."""
+    found = []
     for place, direction, (values, errors) in columns:
         expected, error = float(weights @ values), float(numpy.abs(weights) @ errors)
         if place is None:
@@ -51,17 +56,22 @@ def rows(columns: Sequence[Column], came: Array, upstream: Sequence[Array]) -> l
 
 
 def elements(came: Array, expected: Array) -> list[Row]:
-    """A gradient beside another one."""
+    """A gradient beside another one: of a large one the numbers that are furthest off, and the largest one expected."""
+    with numpy.errstate(invalid="ignore"):
+        difference = numpy.nan_to_num(numpy.abs(came - expected), nan=numpy.inf).ravel()
+    places = numpy.argsort(-difference, kind="stable")[:MOST]
+    if difference.size > MOST:
+        places = numpy.append(places, numpy.argmax(numpy.abs(expected)))
     nowhere = numpy.zeros(0)
     return [
         Row(index(place), nowhere, came[place].item(), expected[place].item(), 0.0)
-        for place in numpy.ndindex(came.shape)
+        for place in (tuple(map(int, numpy.unravel_index(each, came.shape))) for each in places)
     ]
 
 
-def gradient(columns: Sequence[Column], point: Array, upstream: Sequence[Array]) -> Array:
-    """The gradient by differences, in the shape of `point`; NaN where nobody looked."""
-    weights, found = vector(upstream), numpy.full(point.shape, numpy.nan, point.dtype)
+def gradient(columns: Sequence[Column], point: Array, weights: Array) -> Array:
+    """The gradient of `weights @ path` by differences, in the shape of `point`; NaN where nobody looked."""
+    found = numpy.full(point.shape, numpy.nan, point.dtype)
     for place, direction, (values, _) in columns:
         if place is not None:
             unit = direction[place]
