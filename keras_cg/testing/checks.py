@@ -370,10 +370,11 @@ class Inspection:
             else:
                 path = self._path(number, direction[number], self.reference.output, self.upstream)
                 values, errors = slope(path, self.eps)
+                named = "number {} of the output"
                 if came.size > NUMBERS:
-                    came = numpy.array([vector(self.upstream) @ came])
+                    came, named = numpy.array([vector(self.upstream) @ came]), "the sum of the output, randomly weighed"
                 rows = [
-                    Row(f"number {place} of the output", direction[number], *numbers)
+                    Row(named.format(place), direction[number], *numbers)
                     for place, numbers in enumerate(zip(came.tolist(), values.tolist(), errors.tolist(), strict=True))
                 ]
             look = None if self.is_rule else functools.partial(self._kink, number, self.reference.output, self.upstream)
