@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(importlib.import_module(f"keras_cg.command.{options.command}").run(options))
     except errors.UsageError as error:
         return _refuse(options.command, error)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
