@@ -1,0 +1,34 @@
+"""The worked example of checking.md: a custom gradient with a bug in it, and the same without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras_cg
+from keras_cg import ops
+
+
+@keras_cg.custom_gradient
+def softplus(x: Any, beta: float) -> tuple[Any, Callable[[Any], Any]]:
+    """log(1 + exp(beta x)) / beta, a smooth ramp."""
+    e = ops.exp(beta * x)
+
+    def grad(upstream: Any) -> Any:
+        return upstream * beta * (1 - 1 / (1 + e))
+
+    return ops.log(1 + e) / beta, grad
+
+
+@keras_cg.custom_gradient
+def mended(x: Any, beta: float) -> tuple[Any, Callable[[Any], Any]]:
+    """The same without the bug: the factor of the chain rule cancels the division."""
+    e = ops.exp(beta * x)
+
+    def grad(upstream: Any) -> Any:
+        return upstream * (1 - 1 / (1 + e))
+
+    return ops.log(1 + e) / beta, grad
+
+
+softplus.example_args = mended.example_args = {"x": "normal:4,3", "beta": 3.0}

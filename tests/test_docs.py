@@ -1,0 +1,44 @@
+"""docs/checking.md: its Python runs on every backend, and its commands print what it says."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from mktestdocs import check_md_file
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "checking.md"
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "keras_cg", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_python_blocks(backend):
+    assert "```python" in PAGE.read_text()
+    check_md_file(PAGE, memory=True)
+
+
+def test_the_bug_is_found_as_the_page_says(backend):
+    shown = re.search(r"<!-- output -->\n```text\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    found = run("check", "docs/softplus.py:softplus", f"--backends={backend}")
+    assert found.returncode == 1
+    # Not the table, in which rounding shows.
+    told = shown[shown.index("✗ first order") :].replace("jax, numpy, tensorflow, torch", backend)
+    assert told.strip() in found.stdout
+
+
+def test_the_mended_one_passes(backend):
+    found = run("check", "docs/softplus.py:mended", f"--backends={backend}")
+    assert (found.returncode, found.stdout.splitlines()[-1]) == (0, f"✓ passed: mended on {backend}")
+
+
+@pytest.mark.only("numpy")
+def test_the_plot_is_drawn_by_the_command_of_the_page(backend, tmp_path):
+    command = next(line for line in PAGE.read_text().splitlines() if line.startswith("keras-cg plot docs"))
+    arguments = command.replace("docs/softplus.png", str(tmp_path / "softplus.png")).split()[1:]
+    found = run(*arguments, "--backends=numpy")
+    assert (found.returncode, (tmp_path / "softplus.png").stat().st_size > 10_000) == (0, True)
