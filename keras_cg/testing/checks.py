@@ -66,8 +66,10 @@ class Inspection:
         right = f if expected is None else with_rule(f, expected) if self.is_rule else expected
         self.subject, self.reference = Subject(f, given), Subject(right, given)
         self.in_double = Subject(f, given, double=True), Subject(right, given, double=True)
-        self.precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self.eps = epsilon(self.subject.dtypes)
+        self.precision: Callable[[], contextlib.AbstractContextManager[Any]] = (
+            self.backend.double_precision if self.eps == DOUBLE else contextlib.nullcontext
+        )
         self.output: Arrays = []
         self.upstream: Arrays = []
         self.gradient: Arrays = []
@@ -82,12 +84,14 @@ class Inspection:
             The output and the gradient, for comparison with other backends; nothing if there is none.
         """
         checks = self._checks()
-        value = self._value()
+        with self.precision():
+            value = self._value()
         tell(value)
         if value.status != "passed":
             self._skip(list(checks), "there is no value to go on with", tell)
             return {}
-        failure = self._gradient()
+        with self.precision():
+            failure = self._gradient()
         if failure is not None:
             tell(failure)
             self._skip([each for each in checks if each != ORDERS[0]], "there is no gradient to go on with", tell)
@@ -151,7 +155,6 @@ class Inspection:
             return self._raised(ORDERS[0], error)
         subject, reference = self.in_double
         if self.eps == DOUBLE:
-            self.precision = self.backend.double_precision
             return None
         try:
             with self.backend.double_precision():
@@ -405,16 +408,18 @@ class Inspection:
 
     def _held(self) -> list[tuple[str, weakref.ref[Any]]]:
         """References to the tensors of one run, forwards and backwards, of which nobody holds one."""
-        flat, floating = self.subject.bound(self.points)
+        seen: list[weakref.ref[Any]] = []
+        flat, floating = self.subject.watched(seen).bound(self.points)
         outputs, pullback, _ = self.backend.vjp(flat, floating)
         gradients = pullback(self.subject.cast(self.upstream, outputs))
         named = {"an argument": floating, "an output": outputs, "a gradient": gradients}
-        return [
+        found = [
             (what, weakref.ref(each))
             for what, tensors in named.items()
             for each in tensors
             if type(each).__weakrefoffset__  # a number of NumPy's is only a value
         ]
+        return [*(("an argument", each) for each in seen), *found]
 
     # --- findings -----------------------------------------------------------------------------------
 

@@ -86,4 +86,4 @@ def index(place: tuple[int, ...]) -> str:
 
 def text(number: complex) -> str:
     """A number for a message."""
-    return f"{number:.6g}"
+    return f"{number + 0:.6g}"  # rather 0 than -0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -62,9 +64,12 @@ def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
         places.append(place)
         dtypes.append(str(leaf.dtype) if owner is None else owner.dtype(leaf))
         try:
-            laid.leaves[place] = numpy.array(leaf if owner is None else owner.to_numpy(leaf))
+            array = numpy.array(leaf if owner is None else owner.to_numpy(leaf))
         except (TypeError, ValueError, AttributeError) as error:
             raise errors.not_dense(function_name(f), labels[place], leaf) from error
+        if owner is not None and array.dtype == object:  # one that holds the tensor itself
+            raise errors.not_dense(function_name(f), labels[place], leaf)
+        laid.leaves[place] = array
     floating = tuple(index for index, dtype in enumerate(dtypes) if is_differentiable(dtype))
     if not floating:
         raise errors.nothing_to_check(function_name(f))
@@ -109,6 +114,12 @@ class Subject:
         self.given = given
         self.template = given.nest.fill(given.places, [None] * len(given.places))
         self.dtypes = [_DOUBLE.get(dtype, dtype) if double else dtype for dtype in given.dtypes]
+
+    def watched(self, seen: list[weakref.ref[Any]]) -> Subject:
+        """The same, and references to the tensors that the function gets."""
+        found = copy.copy(self)
+        found.f = watched(self.f, seen)
+        return found
 
     def tensors(self, points: Sequence[Array]) -> list[Any]:
         """The arguments that are tensors, with `points` in the places of those that are differentiated."""
@@ -195,6 +206,21 @@ def with_rule(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., 
         return f(*args, **kwargs), rule
 
     return custom_gradient(pair)
+
+
+def watched(f: Callable[..., Any], seen: list[weakref.ref[Any]]) -> Callable[..., Any]:
+    """`f` as it is, and references to the tensors that it gets, which are not those that it is called with."""
+    if not isinstance(f, CustomGradient):
+        return f
+    plain, backend = f.__wrapped__, config.active
+
+    @functools.wraps(plain)
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        leaves = nest.flatten((args, kwargs), backend.is_tensor, backend.children).leaves
+        seen.extend(weakref.ref(leaf) for leaf in leaves if backend.is_tensor(leaf) and type(leaf).__weakrefoffset__)
+        return plain(*args, **kwargs)
+
+    return custom_gradient(spy)
 
 
 def is_rule(expected: Callable[..., Any]) -> bool:
