@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy
+
 from keras_cg import config, errors
 from keras_cg.frontend import function_name
 from keras_cg.testing import comparison
@@ -103,7 +105,8 @@ def check_gradients(
             on_finding(finding)
 
     for backend in (config.backend(),) if backends is None else backends:
-        with config.use_backend(backend):
+        # Away from the point a function may overflow, and NumPy warns of it.
+        with config.use_backend(backend), numpy.errstate(all="ignore"):
             given = arguments(f, args, kwargs or {})
             evidence[backend] = Inspection(f, given, expected, order, modes, compiled, seed).run(tell)
     for finding in agreement(evidence):

@@ -369,10 +369,10 @@ class Inspection:
             if self.is_rule:
                 # The transpose: <u, J c> = <pull(u), c>.
                 right = vector(self._pull_expected(self.upstream)) @ vector(direction)
-                rows = [Row(ALONG, point, float(vector(self.upstream) @ came), float(right), 0.0)]
+                rows = [Row(ALONG, point, float(vector(self.upstream) @ came), float(right))]
             else:
                 path = self._path(number, direction[number], self.reference.output, self.upstream)
-                values, errors = slope(path, self.eps)
+                values, errors, _ = slope(path, self.eps)
                 named = "number {} of the output"
                 if came.size > NUMBERS:
                     came, named = numpy.array([vector(self.upstream) @ came]), "the sum of the output, randomly weighed"
@@ -439,7 +439,8 @@ class Inspection:
         size = max((abs(each.expected) for each in rows if abs(each.expected) > noise), default=0.0)
         wrong = [each for each in rows if not each.difference <= tolerance * size + 4 * each.error + noise]
         rough = [each for each in rows if 4 * each.error > max(0.05 * size, 1e-5 * largest)]
-        doubtful = [each for each in rows if any(each is other for other in (*wrong, *rough))]
+        bent = [each for each in rows if each.bend > 1e-2 * max(size, abs(each.came)) + 1e-4 * largest * self.eps**0.5]
+        doubtful = [each for each in rows if any(each is other for other in (*wrong, *rough, *bent))]
         reasons = [None if look is None else look(each) for each in doubtful]
         sure = [each for each, reason in zip(doubtful, reasons, strict=True) if reason is None]
         found = functools.partial(self._finding, check, argument=name, tolerance=tolerance)

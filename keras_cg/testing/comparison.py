@@ -26,13 +26,17 @@ class Column(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One number of a gradient, or its product with a direction: what came and what should, give or take an error."""
+    """One number of a gradient, or its product with a direction: what came and what should, give or take an error.
+
+    `bend` is by how much the slopes on the two sides seem to differ.
+    """
 
     where: str
     direction: Array
     came: complex
     expected: complex
-    error: float
+    error: float = 0.0
+    bend: float = 0.0
 
     @property
     def difference(self) -> float:
@@ -44,14 +48,14 @@ class Row(NamedTuple):
 def rows(columns: Sequence[Column], came: Array, weights: Array) -> list[Row]:
     """The gradient of `weights @ path`, beside the one by differences."""
     found = []
-    for place, direction, (values, errors) in columns:
-        expected, error = float(weights @ values), float(numpy.abs(weights) @ errors)
+    for place, direction, (values, errors, bends) in columns:
         if place is None:
-            found.append(Row(ALONG, direction, float(vector([came]) @ vector([direction])), expected, error))
+            where, part = ALONG, float(vector([came]) @ vector([direction]))
         else:
             # The part along the real axis, or that along the imaginary one.
-            part = came[place].imag if numpy.imag(direction[place]) else came[place].real
-            found.append(Row(index(place), direction, float(part), expected, error))
+            where, part = index(place), came[place].imag if numpy.imag(direction[place]) else came[place].real
+        error, bend = (float(numpy.abs(weights) @ each) for each in (errors, bends))
+        found.append(Row(where, direction, float(part), float(weights @ values), error, bend))
     return found
 
 
@@ -64,7 +68,7 @@ def elements(came: Array, expected: Array) -> list[Row]:
         places = numpy.append(places, numpy.argmax(numpy.abs(expected)))
     nowhere = numpy.zeros(0)
     return [
-        Row(index(place), nowhere, came[place].item(), expected[place].item(), 0.0)
+        Row(index(place), nowhere, came[place].item(), expected[place].item())
         for place in (tuple(map(int, numpy.unravel_index(each, came.shape))) for each in places)
     ]
 
@@ -72,7 +76,7 @@ def elements(came: Array, expected: Array) -> list[Row]:
 def gradient(columns: Sequence[Column], point: Array, weights: Array) -> Array:
     """The gradient of `weights @ path` by differences, in the shape of `point`; NaN where nobody looked."""
     found = numpy.full(point.shape, numpy.nan, point.dtype)
-    for place, direction, (values, _) in columns:
+    for place, direction, (values, _, _) in columns:
         if place is not None:
             unit = direction[place]
             found[place] = numpy.nan_to_num(found[place]) * (unit != 1) + unit * float(weights @ values)

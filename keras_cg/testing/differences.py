@@ -10,18 +10,25 @@ from scipy.differentiate import derivative
 
 from keras_cg.testing.arrays import Array
 
-# The first is wide enough for float32, and SciPy halves it as long as that helps. The others are for a function that is
-# not defined so far away from the point.
-STEPS = (2.0**-3, 2.0**-8, 2.0**-13)
+# The first is wide enough for float32, and SciPy halves it up to ten times. The others are for a function that is not
+# defined, or has a kink, so far away from the point.
+STEPS = (2.0**-3, 2.0**-11, 2.0**-19)
+
+# How far off a derivative may be, relative to itself, before smaller steps are tried.
+ROUGH = 1e-8
 
 Path = Callable[[float], Array]
 
 
 class Slope(NamedTuple):
-    """The derivative of a row of numbers with respect to one, and how far it may be off; NaN where there is none."""
+    """The derivative of a row of numbers with respect to one, and how far it may be off; NaN where there is none.
+
+    `bends` is by how much the slopes on the two sides differ, as seen from nearby: there may be a kink.
+    """
 
     values: Array
     errors: Array
+    bends: Array
 
 
 def slope(path: Path, eps: float, side: int = 0) -> Slope:
@@ -39,10 +46,8 @@ def slope(path: Path, eps: float, side: int = 0) -> Slope:
     size = numpy.abs(here).max(initial=0)
     values, errors = numpy.full(here.shape, numpy.nan), numpy.full(here.shape, numpy.inf)
     for step in STEPS:
-        missing = ~numpy.isfinite(values)
-        if not missing.any():
+        if not numpy.any(errors > ROUGH * numpy.abs(numpy.nan_to_num(values)) + 256 * eps * size / STEPS[0]):
             break
-        rounding = eps * size / step
         with numpy.errstate(all="ignore"):
             found = derivative(
                 lambda steps: numpy.stack([path(float(t)) for t in steps.ravel()], -1).reshape(
@@ -52,11 +57,16 @@ def slope(path: Path, eps: float, side: int = 0) -> Slope:
                 initial_step=step,
                 step_direction=side,
                 preserve_shape=True,
-                tolerances={"atol": 64 * rounding, "rtol": eps**0.75},
+                tolerances={"atol": 64 * eps * size / step, "rtol": eps**0.75},
             )
-        values = numpy.where(missing, found.df, values)
-        errors = numpy.where(missing, numpy.maximum(found.error, 2 * rounding), errors)
-    return Slope(values, errors)
+        # Two steps may agree by chance, in the digits that rounding left.
+        rounded = numpy.maximum(found.error, 2 * eps * size / (step * 0.5**found.nit))
+        better = numpy.isfinite(found.df) & (rounded < errors)
+        values, errors = numpy.where(better, found.df, values), numpy.where(better, rounded, errors)
+    if side:
+        return Slope(values, errors, numpy.zeros_like(values))
+    near = eps ** (1 / 3)
+    return Slope(values, errors, numpy.abs(path(near) - 2 * here + path(-near)) / near)
 
 
 def kink(path: Path, weights: Array, eps: float) -> str | None:
