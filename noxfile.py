@@ -91,7 +91,7 @@ def parity(session: nox.Session) -> None:
 @nox.session
 def readme(session: nox.Session) -> None:
     """Every Python block of README.md runs, on every backend."""
-    install(session, *FRAMEWORKS, groups=("test",))
+    install(session, *FRAMEWORKS, "testing", groups=("test",))
     session.run("pytest", f"--backends={','.join(BACKENDS)}", "tests/test_readme.py", *session.posargs, env=ENVIRONMENT)
 
 
