@@ -350,7 +350,7 @@ def test_detached(backend, rule, said):
 
 def test_higher_orders(backend):
     fifth = custom_gradient(lambda x: (x**5, lambda upstream: 5 * upstream * x**4))
-    report = check_gradients(fifth, V[:2], order=4, modes=("reverse",), compiled=False)
+    report = check_gradients(fifth, V[:1], order=4, modes=("reverse",), compiled=False)
     assert_passed(report)
     assert report.checks == (
         *("value", "first order", "second order", "third order", "fourth order"),
@@ -368,7 +368,7 @@ def test_a_fault_of_a_higher_order(backend, wrong, lower):
     }[wrong]
     second = custom_gradient(lambda x: (4 * x**3, lambda upstream: upstream * fourth(x)))
     f = custom_gradient(lambda x: (x**4, lambda upstream: upstream * second(x)))
-    report = check_gradients(f, V[:2], order=4, modes=("reverse",), compiled=False)
+    report = check_gradients(f, V[:1], order=4, modes=("reverse",), compiled=False)
     failures = found(report, "failed", "undecided")
     assert next(iter(failures)) == (wrong, "x")
     assert failures[wrong, "x"] == DETACHED.format(lower, ZERO)
