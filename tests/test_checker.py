@@ -131,8 +131,8 @@ square_fault(
     "no gradient for x: the rule gives zero or None where there is one",
 )
 
-MISSING_MEAN = ": a mean that the function takes is missing in the rule"
-MEAN_TOO_MUCH = ": a mean in the rule that the function does not take"
+MISSING_MEAN = ": does the function take a mean that the rule leaves out?"
+MEAN_TOO_MUCH = ": does the rule take a mean that the function does not?"
 FACTORS = {
     2: "2",
     0.5: "1/2",

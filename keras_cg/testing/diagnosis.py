@@ -166,34 +166,26 @@ def _factor(evidence: Evidence, index: int) -> str | None:
     return f"a factor of {_named(factor, evidence)}"
 
 
+# How factors are written that are no decimal fractions to anybody.
+_FRACTIONS = {0.5: "1/2", -0.5: "-1/2"}
+
+
 def _named(factor: float, evidence: Evidence) -> str:
     def is_close(number: float) -> bool:
         return abs(factor - number) <= 10 * evidence.tolerance * abs(number)
 
-    batches = {shape[0] for shape in evidence.shapes if shape and shape[0] > 1}
-    sizes = {each.size for each in (*evidence.came, *evidence.upstream) if each.size > 1} - batches
-    means = [
-        (size, name)
-        for found, name in ((batches, "the batch size"), (sizes, "the number of elements"))
-        for size in sorted(found)
-    ]
-    meant = ""
-    for size, name in means:
-        if is_close(size):
-            meant = f", which is {name}: a mean that the function takes is missing in the rule"
-        elif is_close(1 / size):
-            meant = f", which is one over {name}: a mean in the rule that the function does not take"
-        if meant:
-            break
     if is_close(-1):
-        reason = (
-            "a wrong sign" if evidence.is_declared else "a wrong sign, or a reversal that `expected` should declare"
-        )
-        return f"-1: {reason}"
-    for number, text in ((2, "2"), (0.5, "1/2"), (-2, "-2"), (-0.5, "-1/2")):
-        if is_close(number):
-            return text + meant
-    return f"{factor:.6g}" + meant
+        return "-1: a wrong sign" + ("" if evidence.is_declared else ", or a reversal that `expected` should declare")
+    name = next((text for number, text in _FRACTIONS.items() if is_close(number)), f"{factor:.6g}")
+    counts = {shape[0]: "the batch size" for shape in evidence.shapes if shape}
+    for each in (*evidence.came, *evidence.upstream):
+        counts.setdefault(each.size, "the number of elements")
+    for count, what in counts.items():
+        if count > 1 and is_close(count):
+            return f"{name}, which is {what}: does the function take a mean that the rule leaves out?"
+        if count > 1 and is_close(1 / count):
+            return f"{name}, which is one over {what}: does the rule take a mean that the function does not?"
+    return name
 
 
 def _flat(evidence: Evidence, index: int) -> str | None:
