@@ -51,7 +51,8 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session, backend: str) -> None:
     """The tests of one backend, in an environment with that framework alone."""
     install(session, *([backend] if backend in FRAMEWORKS else []), "cli", "examples", groups=("test",))
-    options = (f"--backends={backend}", "-m", "not keras", "--ignore=tests/conformance")
+    marks = "not keras" if backend == "numpy" else "not keras and not once"
+    options = (f"--backends={backend}", "-m", marks, "--ignore=tests/conformance")
     session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
 
 
@@ -61,11 +62,10 @@ def together(session: nox.Session) -> None:
     install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test",))
     backends = f"--backends={','.join(BACKENDS)}"
     # What needs one framework alone, and what takes long to compile, runs in the sessions of the backends.
-    alone = [
-        f"--ignore=tests/{name}" for name in ("conformance", "test_examples.py", *(f"test_{b}.py" for b in BACKENDS))
-    ]
-    short = "not inductor and not (test_random_cases and not one_process)"
-    session.run("pytest", *PARALLEL, backends, *alone, "-k", short, *session.posargs, env=ENVIRONMENT)
+    files = ("test_examples.py", "test_docs.py", "test_checker.py", "test_checker_zoo.py")
+    alone = [f"--ignore=tests/{name}" for name in ("conformance", *files, *(f"test_{b}.py" for b in BACKENDS))]
+    short = ("-m", "not once", "-k", "not inductor and not (test_random_cases and not one_process)")
+    session.run("pytest", *PARALLEL, backends, *alone, *short, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session

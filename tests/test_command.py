@@ -62,6 +62,7 @@ def made(spec, seed=0):
     return specs.parse("x", spec)(np.random.default_rng(seed))
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("spec", "shape", "dtype"),
     [
@@ -88,6 +89,7 @@ def test_a_spec_makes_an_array(spec, shape, dtype):
     assert isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
 
 
+@pytest.mark.once
 def test_a_spec_makes_the_numbers_that_it_says():
     np.testing.assert_array_equal(made("linspace:-1,1,5:float64"), [-1, -0.5, 0, 0.5, 1])
     assert (made("uniform:-2,-1:1000") >= -2).all() and (made("uniform:-2,-1:1000") <= -1).all()
@@ -99,6 +101,7 @@ def test_a_spec_makes_the_numbers_that_it_says():
     assert (made("normal:3", 1) != made("normal:3", 2)).all()
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "text", ["3", "0.5", "'mean'", "[1, 2]", "(1, 2)", "None", "True", "{'w': 1.5}", "-1e3", "'a:b'"]
 )
@@ -107,6 +110,7 @@ def test_a_literal_stays_what_it_is(text):
     assert repr(value) == repr(eval(text))
 
 
+@pytest.mark.once
 def test_a_file_keeps_its_dtype(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(3.0))
     assert made(f"@{tmp_path}/x.npy").dtype == "float64"
@@ -114,6 +118,7 @@ def test_a_file_keeps_its_dtype(tmp_path):
     np.testing.assert_array_equal(made(f"@{tmp_path}/x.npy"), [0, 1, 2])
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
@@ -150,6 +155,7 @@ def test_a_spec_that_does_not_parse(spec, problem, monkeypatch):
     assert message.endswith(f". The forms are: {forms}")
 
 
+@pytest.mark.once
 def test_a_file_that_is_no_array_of_numbers(tmp_path):
     np.save(tmp_path / "text.npy", np.array(["a"]))
     np.savez(tmp_path / "several.npz", a=np.zeros(1))
@@ -158,6 +164,7 @@ def test_a_file_that_is_no_array_of_numbers(tmp_path):
             specs.parse("x", f"@{tmp_path}/{name}")
 
 
+@pytest.mark.once
 def test_every_form_of_a_spec_on_the_command_line(tmp_path):
     np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
     for spec in ("normal:2,2", "uniform:1,2:3", "linspace:1,2,3", "0.5:float64", f"@{tmp_path}/x.npy"):
@@ -168,6 +175,7 @@ def test_every_form_of_a_spec_on_the_command_line(tmp_path):
     assert found.kwargs == {"weights": {"w": 2.0}, "mode": "sum", "scale": 0.5} and found.args[0].shape == (3,)
 
 
+@pytest.mark.once
 def test_the_seed_makes_the_numbers_the_same_in_all_processes():
     found = [targets.find(str(TARGETS / "planted.py:power"), {}, None, seed)[0].args[0] for seed in (0, 0, 1)]
     np.testing.assert_array_equal(found[0], found[1])
@@ -179,6 +187,7 @@ def test_the_seed_makes_the_numbers_the_same_in_all_processes():
 # --- what cannot be done -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -226,6 +235,7 @@ def test_what_cannot_be_checked_is_told_in_one_line(words, parts):
     refused(run("check", *words, *given), *parts)
 
 
+@pytest.mark.once
 def test_a_file_that_is_no_python(tmp_path):
     (tmp_path / "broken.py").write_text("x = (\n")
     refused(check(f"{tmp_path}/broken.py:f"), "SyntaxError: '(' was never closed (broken.py:1)")
@@ -235,12 +245,14 @@ def test_all_backends_tell_the_same_once(backends):
     refused(run("check", "planted.py:powr", "--backends", ",".join(backends)), "has no 'powr'; did you mean 'power'?")
 
 
+@pytest.mark.once
 def test_no_command_and_the_version():
     refused(run(), "keras-cg: the following arguments are required: COMMAND; see keras-cg --help")
     assert run("--version").stdout == f"keras-cg {keras_cg.__version__}\n"
     assert "normal:SHAPE" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("module", "words"),
     [
@@ -255,12 +267,14 @@ def test_a_missing_extra_is_named(module, words, tmp_path):
     refused(run(*words, folder=tmp_path), f'{module} is not installed: pip install "keras-cg[cli]"')
 
 
+@pytest.mark.once
 def test_json_needs_no_rich(tmp_path):
     (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('No module named rich', name='rich')\n")
     assert check("planted.py:power", "--json", folder=tmp_path).returncode == 0
     assert run("info", "--json", folder=tmp_path).returncode == 0
 
 
+@pytest.mark.once
 def test_importing_the_package_loads_neither_the_command_nor_what_it_draws_with():
     names = ("keras_cg.command", "rich", "matplotlib", "scipy")
     code = f"import sys, keras_cg; print([name for name in {names} if name in sys.modules])"
@@ -299,6 +313,7 @@ def test_the_examples_pass(name, backends):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.once
 def test_a_gradient_that_is_meant_to_differ(tmp_path):
     (tmp_path / "other.py").write_text("def meant(x, strength):\n    return strength * x\n")
     # A function's own hint, a function in its place, one of another file, and a rule.
@@ -308,12 +323,14 @@ def test_a_gradient_that_is_meant_to_differ(tmp_path):
     assert check("planted.py:scaled", "--expected", "scaling_rule").returncode == 0
 
 
+@pytest.mark.once
 def test_undecided_is_not_passed():
     done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "? undecided: kinked" and "a kink at the test point" in done.stdout
 
 
+@pytest.mark.once
 def test_targets_of_every_kind(tmp_path):
     for target in ("planted:power", "planted:triple.method", "planted.py:triple.method", "planted.py:Scale.static"):
         done = check(target, "--arg", "x=normal:3")
@@ -325,6 +342,7 @@ def test_targets_of_every_kind(tmp_path):
     assert check(f"{tmp_path}/json.py:f", "--arg", "x=normal:3").returncode == 0
 
 
+@pytest.mark.once
 def test_a_whole_module():
     done = check("planted.py", "--json")
     data = json.loads(done.stdout)
@@ -347,6 +365,7 @@ def test_json_is_all_there_is_on_the_standard_output(backends):
     assert [each["backend"] for each in agreement] == (list(backends) if len(backends) > 1 else [])
 
 
+@pytest.mark.once
 def test_json_has_no_nan():
     found = {"findings": [{"error": math.nan, "tolerance": 1e-6}], "more": (math.inf, "nan", None)}
     assert check_command._strict(found) == {
@@ -355,6 +374,7 @@ def test_json_has_no_nan():
     }
 
 
+@pytest.mark.once
 def test_backends_that_disagree_are_told():
     if len(keras_cg.available_backends()) < 2:
         return
@@ -368,6 +388,7 @@ def test_backends_that_disagree_are_told():
 # --- what a process may do -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -384,6 +405,7 @@ def test_a_process_that_ends_is_told_in_one_line(name, told):
     assert sum(told in line for line in done.stdout.splitlines()) == 1, done.stdout
 
 
+@pytest.mark.once
 def test_a_process_that_hangs_is_ended():
     done = check("unruly.py:hangs", "--arg", "x=normal:3", "--timeout", "3")
     told = "✗ numpy: not done after 3 s while checking 'value' of hangs, in unruly.py:"
@@ -402,6 +424,7 @@ def test_the_other_backends_go_on(backends):
     assert {each["status"] for each in found} <= {"passed", "skipped"}
 
 
+@pytest.mark.once
 def test_the_functions_after_one_that_kills_its_process():
     done = check("unruly_module.py", "--json")
     data = json.loads(done.stdout)
@@ -413,6 +436,7 @@ def test_the_functions_after_one_that_kills_its_process():
     assert left["function"] == "third" and left["message"].startswith("numpy: SystemExit: leaving (unruly_module.py:")
 
 
+@pytest.mark.once
 def test_what_a_module_prints_disturbs_nobody():
     for name in ("talks", "reads"):
         done = check(f"unruly.py:{name}", "--arg", "x=normal:3", "--json")
@@ -420,6 +444,7 @@ def test_what_a_module_prints_disturbs_nobody():
         assert "printed" not in done.stdout + done.stderr
 
 
+@pytest.mark.once
 def test_a_backend_that_does_not_start(tmp_path):
     (tmp_path / "torch.py").write_text("raise RuntimeError('broken on purpose')\n")
     done = run("check", "planted.py:power", "--backends", "numpy,torch", *QUICK[2:], folder=tmp_path)
@@ -437,6 +462,7 @@ def ghost(folder):
     (info / "entry_points.txt").write_text("[keras_cg.backends]\nghost = ghost_framework\n")
 
 
+@pytest.mark.once
 def test_a_backend_that_is_not_installed(tmp_path):
     ghost(tmp_path)
     line = 'ghost: not installed: pip install "keras-cg[ghost]"'
@@ -446,6 +472,7 @@ def test_a_backend_that_is_not_installed(tmp_path):
     refused(run("check", "planted.py:power", "--backends", "ghost", folder=tmp_path), line)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_command(number, tmp_path):
     source = "import os, time, keras_cg\n@keras_cg.custom_gradient\ndef f(x):\n"
@@ -475,6 +502,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.once
 def test_a_terminal_shows_how_far_it_is():
     command = [sys.executable, "-m", "keras_cg", "check", "planted.py:power", *QUICK]
     pid, terminal = pty.fork()
@@ -493,6 +521,7 @@ def test_a_terminal_shows_how_far_it_is():
     assert "of 7 checks" in text and any(mark in text for mark in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") and "\x1b[32m✓" in text
 
 
+@pytest.mark.once
 def test_a_terminal_without_unicode():
     done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2", PYTHONIOENCODING="ascii")
     assert done.returncode == 1 and "ok" in done.stdout and done.stdout.isascii()
@@ -511,6 +540,7 @@ def test_info_shows_every_backend(backends):
     assert done.stdout.endswith(f"active: {backends[0]}, from the environment variable KERAS_CG_BACKEND\n")
 
 
+@pytest.mark.once
 def test_info_as_json():
     data = json.loads(run("info", "--json", KERAS_CG_BACKEND="numpy").stdout)
     assert data["active"] == "numpy" and data["because"] == "the environment variable KERAS_CG_BACKEND"
@@ -519,6 +549,7 @@ def test_info_as_json():
     assert {name for name, each in found.items() if each["installed"]} == set(keras_cg.available_backends())
 
 
+@pytest.mark.once
 def test_info_about_what_is_not_there(tmp_path):
     ghost(tmp_path)
     (tmp_path / "torch.py").write_text("raise RuntimeError('broken on purpose')\n")
@@ -610,6 +641,7 @@ def made_up(apart):
     return Curves(x, x**2, 2 * x + np.asarray(apart), 2 * x, np.full(10, 0.1))
 
 
+@pytest.mark.once
 def test_the_parts_are_named():
     nowhere, left, other = made_up([0] * 10), made_up([1] * 3 + [0] * 7), made_up([0] * 6 + [1] * 4)
     everywhere, pieces = made_up([1] * 10), made_up([1, 0] * 5)
@@ -622,6 +654,7 @@ def test_the_parts_are_named():
     assert list(plot._parts({"jax": pieces})) == ["jax: apart for 50% of the range, in 5 pieces"]
 
 
+@pytest.mark.once
 def test_the_figure_shows_what_parts():
     from matplotlib.patches import Rectangle
 
@@ -654,6 +687,7 @@ def test_plot_writes_an_image_of_every_backend(backends, tmp_path):
     assert pixels["light"][..., :3].mean() > 0.7 and pixels["dark"][..., :3].mean() < 0.3
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

@@ -80,6 +80,7 @@ def test_each_backend_is_active_in_its_test(inner, backends):
         result.stdout.fnmatch_lines(f"PASSED *::test_gradient[[]{name}[]]")
 
 
+@pytest.mark.once
 def test_the_backend_is_as_before_after_the_test(inner):
     code = """
         os.environ["KERAS_CG_BACKEND"] = "torch"
@@ -94,11 +95,13 @@ def test_the_backend_is_as_before_after_the_test(inner):
     result.assert_outcomes(passed=2)
 
 
+@pytest.mark.once
 def test_by_default_on_all_that_are_installed(inner, all_found):
     result = inner("def test_it(cg_backend): pass", *LIST)
     assert collected(result) == [f"test_it[{name}]" for name in ("jax", "numpy", "tensorflow", "torch")]
 
 
+@pytest.mark.once
 def test_one_found_by_default_that_does_not_start_fails_its_tests_alone(inner, all_found):
     result = inner("def test_it(cg_backend): pass\ndef test_other(): pass")
     result.assert_outcomes(passed=2, errors=3)
@@ -108,6 +111,7 @@ def test_one_found_by_default_that_does_not_start_fails_its_tests_alone(inner, a
     assert "pytest_plugin.py" not in said(result)
 
 
+@pytest.mark.once
 def test_works_through_other_fixtures_and_usefixtures(inner):
     code = """
         os.environ["KERAS_CG_BACKEND"] = "jax"
@@ -128,6 +132,7 @@ def test_works_through_other_fixtures_and_usefixtures(inner):
     result.assert_outcomes(passed=3)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "code",
     [
@@ -149,15 +154,18 @@ def test_where_it_cannot_be_parametrised(inner, code):
 # --- the option ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_the_option_chooses_in_its_order_and_each_once(inner, all_start):
     result = inner("def test_it(cg_backend): pass", "--cg-backends=torch, numpy,jax,numpy", *LIST)
     assert collected(result) == ["test_it[torch]", "test_it[numpy]", "test_it[jax]"]
 
 
+@pytest.mark.once
 def test_an_empty_option_is_none(inner, all_found):
     assert len(collected(inner("def test_it(cg_backend): pass", "--cg-backends=", *LIST))) == 4
 
 
+@pytest.mark.once
 def test_an_unknown_backend_fails_the_run(inner):
     result = inner("def test_it(): pass", "--cg-backends=numpy,pytorch")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -168,6 +176,7 @@ def test_an_unknown_backend_fails_the_run(inner):
     )
 
 
+@pytest.mark.once
 def test_a_backend_that_is_not_installed_fails_the_run(inner, pytester):
     pytester.makeconftest("import sys; sys.modules['jax'] = None")
     result = inner("def test_it(): pass", "--cg-backends=jax")
@@ -180,6 +189,7 @@ def test_a_backend_that_is_not_installed_fails_the_run(inner, pytester):
     )
 
 
+@pytest.mark.once
 def test_a_backend_that_does_not_start_fails_the_run(inner, all_found):
     result = inner("def test_it(): pass", "--cg-backends=jax")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -195,6 +205,7 @@ def test_a_backend_that_does_not_start_fails_the_run(inner, all_found):
 # --- the marker ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_the_closest_marker_restricts(inner, all_found):
     code = """
         pytestmark = pytest.mark.cg_backends("jax", "torch")
@@ -218,6 +229,7 @@ def test_the_closest_marker_restricts(inner, all_found):
     ]
 
 
+@pytest.mark.once
 def test_what_is_left_to_no_backend_is_deselected(inner):
     code = """
         @pytest.mark.cg_backends("torch", "jax")
@@ -231,6 +243,7 @@ def test_what_is_left_to_no_backend_is_deselected(inner):
     result.stdout.fnmatch_lines("PASSED *::test_some[[]numpy[]]")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("names", ["'numpy', 'tf'", "['numpy']"])
 def test_an_unknown_name_in_a_marker_is_an_error_of_collection(inner, names):
     result = inner(f"@pytest.mark.cg_backends({names})\ndef test_it(cg_backend): pass", "--cg-backends=numpy")
@@ -242,6 +255,7 @@ def test_an_unknown_name_in_a_marker_is_an_error_of_collection(inner, names):
     assert "pytest_plugin.py" not in said(result)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("marker", ["cg_backends", "cg_backends()", "cg_backends('numpy', only='jax')"])
 def test_a_marker_without_names(inner, marker):
     result = inner(f"@pytest.mark.{marker}\ndef test_it(cg_backend): pass", "--cg-backends=numpy")
@@ -253,6 +267,7 @@ def test_a_marker_without_names(inner, marker):
     assert message in said(result)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "code",
     [
@@ -270,6 +285,7 @@ def test_a_marker_without_the_fixture(inner, code):
     assert "    remedy: take `cg_backend` as an argument of the test, or mark only the tests that do." in said(result)
 
 
+@pytest.mark.once
 def test_a_marker_on_a_parameter(inner):
     code = """
         @pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.cg_backends("jax"))])
@@ -285,6 +301,7 @@ def test_a_marker_on_a_parameter(inner):
 # --- the checker ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_the_assertion_is_that_of_the_checker(inner):
     code = """
         from keras_cg import testing
@@ -322,6 +339,7 @@ def test_a_right_rule_passes_and_a_wrong_one_is_diagnosed(inner, backends):
     assert "keras_cg/" not in said(result)
 
 
+@pytest.mark.once
 def test_the_example_of_the_docstring_runs(inner):
     example = textwrap.dedent(pytest_plugin.__doc__.partition("Example:\n")[2])
     inner(example, "--cg-backends=numpy").assert_outcomes(passed=1)
@@ -330,11 +348,13 @@ def test_the_example_of_the_docstring_runs(inner):
 # --- manners -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 def test_the_header_names_the_backends(inner, all_found):
     inner("").stdout.fnmatch_lines("keras_cg backends: jax, numpy, tensorflow, torch")
     inner("", "--cg-backends=numpy").stdout.fnmatch_lines("keras_cg backends: numpy")
 
 
+@pytest.mark.once
 def test_the_marker_and_the_option_are_listed(inner):
     inner("", "--markers").stdout.fnmatch_lines(
         "@pytest.mark.cg_backends(*names): run the test, which uses cg_backend, on these backends"
@@ -342,6 +362,7 @@ def test_the_marker_and_the_option_are_listed(inner):
     inner("", "--help").stdout.fnmatch_lines("*--cg-backends=NAMES*the backends of the fixture cg_backend*")
 
 
+@pytest.mark.once
 def test_no_framework_is_loaded(inner):
     code = """
         import sys
@@ -353,6 +374,7 @@ def test_no_framework_is_loaded(inner):
     inner(code).assert_outcomes(passed=1)
 
 
+@pytest.mark.once
 def test_two_processes_collect_the_same(inner, all_start):
     code = """
         @pytest.mark.cg_backends("torch", "numpy", "jax")
@@ -368,6 +390,7 @@ def test_two_processes_collect_the_same(inner, all_start):
     result.assert_outcomes(passed=3 + 8)
 
 
+@pytest.mark.once
 def test_the_entry_point_loads_it(inner):
     assert "keras_cg" in entry_points(group="pytest11").names, "the package must be installed anew"
     result = inner("def test_it(cg_backend): pass", "--cg-backends=numpy", plugin=())
