@@ -18,7 +18,7 @@ from keras_cg.testing import comparison
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text
 from keras_cg.testing.diagnosis import Evidence, diagnose, diagnose_higher, diagnose_upstream
-from keras_cg.testing.differences import Path, kink, slope
+from keras_cg.testing.differences import Path, Slope, kink, slope
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arguments, Arrays, Subject, epsilon, is_rule, with_rule
 
@@ -203,6 +203,15 @@ class Inspection:
 
         return path
 
+    def _slope(self, number: int, direction: Array, function: Callable[[Arrays], Arrays], upstream: Arrays) -> Slope:
+        path = self._path(number, direction, function, upstream)
+        return slope(path, self.eps, self._scale(number, direction))
+
+    def _scale(self, number: int, direction: Array) -> float:
+        """How far it is along a direction until a number of the argument is not what it was: zero, say."""
+        sizes = numpy.abs(self.points[number][direction != 0])
+        return float(numpy.min(sizes, initial=1.0, where=sizes > 0))
+
     def _columns(
         self, number: int, function: Callable[[Arrays], Arrays], upstream: Arrays, elements: int
     ) -> list[Column]:
@@ -220,7 +229,7 @@ class Inspection:
         if point.size > 1:
             directions += [(None, random(self.random, point)) for _ in range(DIRECTIONS)]
         return [
-            Column(place, direction, slope(self._path(number, direction, function, upstream), self.eps))
+            Column(place, direction, self._slope(number, direction, function, upstream))
             for place, direction in directions
         ]
 
@@ -297,7 +306,8 @@ class Inspection:
 
     def _kink(self, number: int, function: Callable[[Arrays], Arrays], upstream: Arrays, row: Row) -> str | None:
         """Why there is no derivative to compare a number with, if there is none."""
-        return kink(self._path(number, row.direction, function, upstream), _weights(upstream), self.eps)
+        path = self._path(number, row.direction, function, upstream)
+        return kink(path, _weights(upstream), self.eps, self._scale(number, row.direction))
 
     # --- the other checks ---------------------------------------------------------------------------
 
@@ -371,8 +381,7 @@ class Inspection:
                 right = vector(self._pull_expected(self.upstream)) @ vector(direction)
                 rows = [Row(ALONG, point, float(vector(self.upstream) @ came), float(right))]
             else:
-                path = self._path(number, direction[number], self.reference.output, self.upstream)
-                values, errors, _ = slope(path, self.eps)
+                values, errors, _ = self._slope(number, direction[number], self.reference.output, self.upstream)
                 named = "number {} of the output"
                 if came.size > NUMBERS:
                     came, named = numpy.array([vector(self.upstream) @ came]), "the sum of the output, randomly weighed"

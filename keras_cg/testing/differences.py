@@ -31,7 +31,7 @@ class Slope(NamedTuple):
     bends: Array
 
 
-def slope(path: Path, eps: float, side: int = 0) -> Slope:
+def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
     """The derivative of `path(t)`, a row of real numbers, at t = 0.
 
     By `scipy.differentiate.derivative`: finite differences of order 8, with steps that shrink as long as they get
@@ -40,12 +40,17 @@ def slope(path: Path, eps: float, side: int = 0) -> Slope:
     Args:
         path: The function.
         eps: The machine epsilon of the dtype that it computes in.
+        scale: How far t may go, at the least, without leaving the neighbourhood of the point.
         side: -1 or 1 to look at what is left or right of t = 0 alone.
     """
-    here = path(0.0)
+    here, near = path(0.0), min(eps ** (1 / 3), scale / 16)
     size = numpy.abs(here).max(initial=0)
+    right = path(near if side >= 0 else -near)
+    left = here if side else path(-near)
+    # Wide steps may agree with each other and be wrong, on a staircase or between the waves of a sine.
+    secant = (right - left) / (near * (side or 2))
     values, errors = numpy.full(here.shape, numpy.nan), numpy.full(here.shape, numpy.inf)
-    for step in STEPS:
+    for step in (*STEPS, scale / 8):
         if not numpy.any(errors > ROUGH * numpy.abs(numpy.nan_to_num(values)) + 256 * eps * size / STEPS[0]):
             break
         with numpy.errstate(all="ignore"):
@@ -61,25 +66,29 @@ def slope(path: Path, eps: float, side: int = 0) -> Slope:
             )
         # Two steps may agree by chance, in the digits that rounding left.
         rounded = numpy.maximum(found.error, 2 * eps * size / (step * 0.5**found.nit))
+        off = numpy.abs(found.df - secant)
+        rounded = numpy.where(off > 1e-2 * numpy.abs(found.df) + 8 * eps * size / near, off, rounded)
         better = numpy.isfinite(found.df) & (rounded < errors)
         values, errors = numpy.where(better, found.df, values), numpy.where(better, rounded, errors)
-    if side:
-        return Slope(values, errors, numpy.zeros_like(values))
-    near = eps ** (1 / 3)
-    return Slope(values, errors, numpy.abs(path(near) - 2 * here + path(-near)) / near)
+    bends = numpy.zeros_like(here) if side else numpy.abs(right - 2 * here + left) / near
+    return Slope(values, errors, bends)
 
 
-def kink(path: Path, weights: Array, eps: float) -> str | None:
+def kink(path: Path, weights: Array, eps: float, scale: float) -> str | None:
     """Why `weights @ path(t)` has no derivative at t = 0, if it has none."""
-    near = eps**0.5
+    near = min(eps**0.5, scale / 16)
+    here = float(weights @ path(0.0))
     with numpy.errstate(all="ignore"):
-        left, here, right = (float(weights @ path(t)) for t in (-near, 0.0, near))
+        # A jump is as large from nearby as from farther away.
+        left, right, closer_left, closer_right = (
+            float(weights @ path(t)) for t in (-near, near, -near / 64, near / 64)
+        )
     if not numpy.isfinite([left, right]).all():
         return "it is not finite on both sides"
     size = abs(here) + numpy.abs(weights).max(initial=0)
-    if abs(right - left) > 1e-2 * size:
+    if min(abs(right - left), 2 * abs(closer_right - closer_left)) > 1e-2 * size:
         return f"it jumps, from {left:.3g} to {right:.3g}"
-    sides = [slope(path, eps, side) for side in (-1, 1)]
+    sides = [slope(path, eps, scale, side) for side in (-1, 1)]
     left, right = (float(weights @ each.values) for each in sides)
     error = sum(float(numpy.abs(weights) @ each.errors) for each in sides)
     if not numpy.isfinite([left, right]).all():
