@@ -96,6 +96,10 @@ def check_gradients(
         raise errors.bad_option(name, "modes", modes, 'a sequence of "reverse", "forward" or both')
     if expected is not None and not callable(expected):
         raise errors.bad_option(name, "expected", expected, "a function or a rule")
+    if backends is not None and (isinstance(backends, str) or not backends):
+        raise errors.bad_option(name, "backends", backends, "a sequence of names of backends")
+    if not isinstance(seed, int) or seed < 0:
+        raise errors.bad_option(name, "seed", seed, "a number from 0 on")
     findings: list[Finding] = []
     evidence: dict[str, dict[str, list[Array]]] = {}
 

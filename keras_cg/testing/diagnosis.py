@@ -161,7 +161,7 @@ def _factor(evidence: Evidence, index: int) -> str | None:
     if square == 0:
         return None
     factor = float(numpy.sum(numpy.real(numpy.conj(expected[known]) * came[known])) / square)
-    if not evidence.is_same(came, factor * expected):
+    if abs(factor - 1) <= evidence.tolerance or not evidence.is_same(came, factor * expected):
         return None
     return f"a factor of {_named(factor, evidence)}"
 

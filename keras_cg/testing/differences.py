@@ -44,33 +44,38 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
         side: -1 or 1 to look at what is left or right of t = 0 alone.
     """
     here, near = path(0.0), min(eps ** (1 / 3), scale / 16)
-    size = numpy.abs(here).max(initial=0)
-    right = path(near if side >= 0 else -near)
-    left = here if side else path(-near)
+    ends = [path(t) for t in (near if side >= 0 else -near, 0.0 if side else -near)]
+    # Each number in its own units, so that a small one is not judged by the rounding of a large one.
+    with numpy.errstate(all="ignore"):
+        units = numpy.maximum.reduce([numpy.nan_to_num(numpy.abs(row)) for row in (here, *ends, path(STEPS[0]))])
+    units = numpy.where(units > 0, units, 1.0)
     # Wide steps may agree with each other and be wrong, on a staircase or between the waves of a sine.
-    secant = (right - left) / (near * (side or 2))
+    secant = (ends[0] - ends[1]) / units / (near * (side or 2))
     values, errors = numpy.full(here.shape, numpy.nan), numpy.full(here.shape, numpy.inf)
     for step in (*STEPS, scale / 8):
-        if not numpy.any(errors > ROUGH * numpy.abs(numpy.nan_to_num(values)) + 256 * eps * size / STEPS[0]):
+        if not numpy.any(errors > ROUGH * numpy.abs(numpy.nan_to_num(values)) + 256 * eps / STEPS[0]):
             break
         with numpy.errstate(all="ignore"):
             found = derivative(
-                lambda steps: numpy.stack([path(float(t)) for t in steps.ravel()], -1).reshape(
+                lambda steps: numpy.stack([path(float(t)) / units for t in steps.ravel()], -1).reshape(
                     *here.shape, *steps.shape
                 ),
                 0.0,
                 initial_step=step,
                 step_direction=side,
                 preserve_shape=True,
-                tolerances={"atol": 64 * eps * size / step, "rtol": eps**0.75},
+                tolerances={"atol": 64 * eps / step, "rtol": eps**0.75},
             )
         # Two steps may agree by chance, in the digits that rounding left.
-        rounded = numpy.maximum(found.error, 2 * eps * size / (step * 0.5**found.nit))
+        rounded = numpy.maximum(found.error, 2 * eps / (step * 0.5**found.nit))
         off = numpy.abs(found.df - secant)
-        rounded = numpy.where(off > 1e-2 * numpy.abs(found.df) + 8 * eps * size / near, off, rounded)
+        rounded = numpy.where(off > 1e-2 * numpy.abs(found.df) + 8 * eps / near, off, rounded)
+        # What does not move at all is known exactly.
+        rounded = numpy.where((found.df == 0) & (secant == 0), 0.0, rounded)
         better = numpy.isfinite(found.df) & (rounded < errors)
         values, errors = numpy.where(better, found.df, values), numpy.where(better, rounded, errors)
-    bends = numpy.zeros_like(here) if side else numpy.abs(right - 2 * here + left) / near
+    values, errors = values * units, errors * units
+    bends = numpy.zeros_like(here) if side else numpy.abs(ends[0] - 2 * here + ends[1]) / near
     return Slope(values, errors, bends)
 
 

@@ -62,7 +62,7 @@ def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             continue
         owner = _owner(leaf)
         places.append(place)
-        dtypes.append(str(leaf.dtype) if owner is None else owner.dtype(leaf))
+        dtypes.append(leaf.dtype.name if owner is None else owner.dtype(leaf))
         try:
             array = numpy.array(leaf if owner is None else owner.to_numpy(leaf))
         except (TypeError, ValueError, AttributeError) as error:
@@ -162,6 +162,14 @@ class Subject:
         """The floating leaves of the output."""
         flat, floating = self.bound(points)
         return self.arrays(flat(*floating)[0])
+
+    def changed_argument(self, points: Sequence[Array]) -> str | None:
+        """The name of an argument that the function changes in place."""
+        flat, floating = self.bound(points)
+        before = self.arrays(floating)
+        flat(*floating)
+        pairs = zip(self.given.names, before, self.arrays(floating), strict=True)
+        return next((name for name, one, other in pairs if not numpy.array_equal(one, other)), None)
 
     def epsilon(self, points: Sequence[Array]) -> float:
         """The machine epsilon of the coarsest dtype among the floating leaves of the output."""
