@@ -1123,3 +1123,111 @@ def test_importing_loads_no_framework():
 
 def test_the_test_above_can_fail():
     assert run(LAZY.format(extra="import autograd")) == "autograd"
+
+
+# --- found by hostile readers ----------------------------------------------------------------------------------------
+
+
+def derived(f, slope):
+    return custom_gradient(lambda x: (f(x), lambda upstream: upstream * slope(x)))
+
+
+RIGHT = {
+    "steep sine": (derived(lambda x: ops.sin(1000 * x), lambda x: 1000 * ops.cos(1000 * x)), [0.13, -0.13, 0.64]),
+    "steep step": (
+        derived(lambda x: ops.tanh(1000 * x), lambda x: 1000 * (1 - ops.tanh(1000 * x) ** 2)),
+        [1e-4, -1e-4, 6e-4],
+    ),
+    "logarithm near zero": (derived(lambda x: ops.log(x), lambda x: 1 / x), [1e-12, 1e-4, 1.0]),
+    "root near zero": (derived(lambda x: ops.sqrt(x), lambda x: 0.5 / ops.sqrt(x)), [1e-8, 1.0]),
+    "beside a kink": (derived(lambda x: ops.abs(x), lambda x: ops.sign(x)), [1e-6, -1e-6, 1.0]),
+    "staircase": (derived(lambda x: ops.floor(1000 * x) / 1000, lambda x: 0 * x), [0.12573, -0.1321, 0.64042]),
+    "large and small": (derived(lambda x: x * x, lambda x: 2 * x), [1e-6, 1.0, 1e6]),
+    "many kinks": (derived(lambda x: ops.abs(x), lambda x: ops.sign(x)), np.random.default_rng(0).normal(size=5000)),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_no_false_alarm(backend, name):
+    f, x = RIGHT[name]
+    report = check_gradients(f, np.asarray(x), compiled=False)
+    assert report, report
+
+
+def test_a_kink_is_noticed_where_the_rule_gives_the_mean_of_both_sides(backend):
+    report = check_gradients(derived(lambda x: ops.abs(x), lambda x: ops.sign(x)), np.array([0.0, 1.0]), **QUICK)
+    finding = single(report, "first order")
+    assert (finding.status, finding.where) == ("undecided", "[0]")
+    assert "it has a kink, with the slope" in finding.reason
+
+
+def test_a_small_number_is_not_lost_beside_a_large_one(backend):
+    wrong = derived(lambda x: x * x, lambda x: 2 * x * ops.where(x < 1e-3, 3 * ops.ones_like(x), ops.ones_like(x)))
+    finding = single(check_gradients(wrong, np.array([1e-6, 1.0, 1e6]), **QUICK), "first order")
+    assert (finding.status, finding.where) == ("failed", "[0]")
+    assert float(finding.came) == pytest.approx(3 * float(finding.expected), rel=1e-4)
+
+
+@pytest.mark.only("numpy")
+def test_an_argument_that_is_changed_in_place(backend):
+    def f(given):
+        given *= 2
+        return given * 1.0, lambda upstream: 2 * upstream
+
+    finding = single(check_gradients(custom_gradient(f), V, **QUICK), "value")
+    assert (finding.status, finding.argument) == ("failed", "given")
+    assert finding.reason == "the function changes given in place; work on a copy"
+
+
+def test_a_rule_that_gives_no_number(backend):
+    report = check_gradients(derived(lambda x: x * x, lambda x: 2 * x * float("nan")), V, **QUICK)
+    finding = single(report, "first order")
+    assert (finding.status, finding.argument, finding.where) == ("failed", "x", "[0]")
+    assert finding.reason == "the rule gives NaN or infinity where the function is finite"
+    assert single(report, "linearity").status == "skipped"
+
+
+square = derived(lambda x: x * x, lambda x: 2 * x)
+
+
+def test_a_rule_that_clips_far_away(backend):
+    clips = custom_gradient(lambda x: (x * x, lambda upstream: 2 * x * ops.clip(upstream, -1000, 1000)))
+    assert single(check_gradients(clips, V, **QUICK), "linearity").status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("expected", "status", "reason"),
+    [
+        (lambda x, y: x, "failed", "`expected` raised TypeError: "),
+        (lambda x, upstream: ops.sum(upstream), "failed", "`expected` raised GradientError: "),
+        (lambda x, upstream: upstream * float("nan"), "undecided", "`expected` gives NaN or infinity at this point"),
+    ],
+)
+def test_what_is_wrong_with_expected_is_not_blamed_on_the_rule(backend, expected, status, reason):
+    finding = single(check_gradients(square, V, expected=expected, **QUICK), "first order")
+    assert finding.status == status and finding.reason.startswith(reason)
+
+
+def test_a_higher_order_is_not_explained_by_a_lower_one_that_failed(backend):
+    half = derived(lambda x: x * x, lambda x: x)
+    report = check_gradients(half, V, expected=lambda x: x * x, compiled=False)
+    assert single(report, "first order").diagnosis == "a factor of 1/2"
+    assert (single(report, "second order").status, single(report, "second order").diagnosis) == ("failed", None)
+
+
+def test_the_order_of_bytes_does_not_matter(backend):
+    assert check_gradients(square, V.astype(">f8"), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"backends": "jax"}, "backends='jax' is not a sequence of names of backends."),
+        ({"backends": []}, "backends=[] is not a sequence of names of backends."),
+        ({"seed": -1}, "seed=-1 is not a number from 0 on."),
+    ],
+)
+def test_options_that_were_taken_before(option, words):
+    with pytest.raises(ValueError, match="check_gradients") as caught:
+        check_gradients(square, V, **option)
+    assert str(caught.value).endswith(words)
