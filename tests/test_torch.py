@@ -507,6 +507,65 @@ def test_forward_mode_beside_an_integer_argument(eager, backend):
     np.testing.assert_allclose(tangent, np.full(3, 7.0))
 
 
+# --- inference mode -------------------------------------------------------------------------------------------------
+
+INFERENCE = {
+    "grad": (lambda f, x: keras_cg.grad(f)(x), lambda d: d[1]),
+    "value_and_grad": (lambda f, x: keras_cg.value_and_grad(f)(x)[1], lambda d: d[1]),
+    "vjp": (lambda f, x: keras_cg.vjp(f, x)[1](3 * x.new_ones(3))[0], lambda d: 3 * d[1]),
+    "jvp": (lambda f, x: keras_cg.jvp(f, (x,), (3 * x.new_ones(3),))[1], lambda d: 3 * d[1]),
+    "jacobian": (lambda f, x: keras_cg.jacobian(f)(x), lambda d: np.diag(d[1])),
+    "hessian": (lambda f, x: keras_cg.hessian(f)(x), lambda d: np.diag(d[2])),
+    "grad of grad": (lambda f, x: keras_cg.grad(keras_cg.grad(f))(x), lambda d: d[2]),
+    "jvp of grad": (lambda f, x: keras_cg.jvp(keras_cg.grad(f), (x,), (x.new_ones(3),))[1], lambda d: d[2]),
+}
+
+
+@pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
+@pytest.mark.parametrize("name", INFERENCE)
+def test_derivatives_inside_inference_mode(backend, name, mode):
+    import torch
+
+    @custom_gradient
+    def seven(x):
+        e = torch.exp(x)
+        return 2 * x, lambda upstream: 7 * upstream * e
+
+    differentiate, expected = INFERENCE[name]
+    outside = torch.tensor(X)
+    e = np.exp(X)
+    with getattr(torch, mode)():
+        for x in (outside, torch.tensor(X)):
+            np.testing.assert_allclose(differentiate(torch.exp, x), expected([e, e, e]), rtol=1e-6)
+            np.testing.assert_allclose(differentiate(seven, x), expected([2 * X, 7 * e, 7 * e]), rtol=1e-6)
+        assert torch.is_inference_mode_enabled() == (mode == "inference_mode") and not torch.is_grad_enabled()
+        assert not differentiate(torch.exp, outside).requires_grad
+
+
+def test_a_pullback_goes_in_and_out_of_inference_mode(backend):
+    import torch
+
+    outside = torch.tensor(X)
+    with torch.inference_mode():
+        upstream = torch.full((3,), 3.0)
+        output, inner = keras_cg.vjp(torch.exp, torch.tensor(X))
+    assert not output.requires_grad
+    outer = keras_cg.vjp(torch.exp, outside)[1]
+    for pullback in (inner, outer):
+        np.testing.assert_allclose(pullback(upstream)[0], 3 * np.exp(X), rtol=1e-6)
+        with torch.inference_mode():
+            np.testing.assert_allclose(pullback(upstream)[0], 3 * np.exp(X), rtol=1e-6)
+
+
+def test_a_captured_inference_tensor_is_refused_by_torch(backend):
+    import torch
+
+    with torch.inference_mode():
+        w = torch.tensor(X)
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+            keras_cg.grad(lambda x: x * w)(torch.tensor(X))
+
+
 # --- several processes ----------------------------------------------------------------------------------------------
 
 DISTRIBUTED = """\

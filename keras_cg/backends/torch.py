@@ -90,8 +90,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     inputs = [tensor.detach() for tensor in tensors]
     if torch.compiler.is_compiling():
         return _attach_compiling(fun, tensors, inputs)
-    # autograd saves no inference tensor; a copy is none.
-    tensors = [tensor.clone() if tensor.is_inference() else tensor for tensor in tensors]
+    tensors = [*map(_saveable, tensors)]
     random = _random_states(tensors)
     if _transforms_active() or any(map(_is_dual, tensors)):
         return _attach_transformed(fun, tensors, random)
@@ -255,6 +254,16 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Any, ..
 def _version(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place; the name is torch's own, and its documentation uses it."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _saveable(tensor: torch.Tensor) -> torch.Tensor:
+    # autograd saves no inference tensor; a copy made outside of inference mode is none.
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def _outside_inference() -> contextlib.AbstractContextManager[Any]:
+    """Leaves inference mode, in which autograd records nothing, not even under enable_grad."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 def _is_dual(tensor: torch.Tensor) -> bool:
@@ -519,10 +528,11 @@ def vjp(
         outputs, pull, aux = torch.func.vjp(fun, *tensors, has_aux=True)  # type: ignore[misc]
         return outputs, lambda cotangents: pull(tuple(cotangents)), aux
     outer = torch.is_grad_enabled()
-    with torch.enable_grad():
+    with _outside_inference(), torch.enable_grad():
         # Fresh leaves, or aliases that keep hanging on what somebody outside differentiates.
-        inputs = [
-            each.view_as(each) if outer and each.requires_grad else each.detach().requires_grad_() for each in tensors
+        inputs: list[Any] = [
+            each.view_as(each) if outer and each.requires_grad else each.detach().requires_grad_()
+            for each in map(_saveable, tensors)
         ]
         outputs, aux = fun(*inputs)
     for each in inputs:
@@ -535,27 +545,38 @@ def vjp(
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
         if not used:
             return tuple(torch.zeros_like(each) for each in inputs)
-        differentiate = functools.partial(
-            torch.autograd.grad,
-            [out for out, _ in used],
-            inputs,
-            [cotangent for _, cotangent in used],
-            create_graph=further or (torch.is_grad_enabled() and any(each.requires_grad for each in cotangents)),
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        try:
-            return differentiate(retain_graph=True)
-        except RuntimeError as error:
-            if "donated buffers" not in str(error):
-                raise
-            # What torch.compile (2.13) made may use the memory of what it saved for something else, and then serves
-            # once; torch refuses the next call.
-            return differentiate(retain_graph=False)
+        create_graph = further or (torch.is_grad_enabled() and any(each.requires_grad for each in cotangents))
+        with _outside_inference():
+            return _differentiate([out for out, _ in used], inputs, [_saveable(each) for _, each in used], create_graph)
 
     if further:
         return outputs, pullback, aux
     return tuple(each.detach() for each in outputs), pullback, tuple(each.detach() for each in aux)
+
+
+def _differentiate(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    cotangents: Sequence[torch.Tensor],
+    create_graph: bool,
+) -> tuple[torch.Tensor, ...]:
+    differentiate = functools.partial(
+        torch.autograd.grad,
+        outputs,
+        inputs,
+        cotangents,
+        create_graph=create_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    try:
+        return differentiate(retain_graph=True)
+    except RuntimeError as error:
+        if "donated buffers" not in str(error):
+            raise
+        # What torch.compile (2.13) made may use the memory of what it saved for something else, and then serves
+        # once; torch refuses the next call.
+        return differentiate(retain_graph=False)
 
 
 def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
