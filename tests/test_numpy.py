@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from complex_rules import COMPLEX, C, D, Z, differences
 
-from keras_cg import CapturedVariableError, custom_gradient, grad, ops
+from keras_cg import CapturedVariableError, custom_gradient, grad, ops, vjp
 
 pytestmark = pytest.mark.only("numpy")
 
@@ -391,3 +391,47 @@ def test_eight_threads(backend):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
+
+
+# --- changes in place ----------------------------------------------------------------------------------------------
+
+
+def test_a_pullback_does_not_see_its_argument_change(backend):
+    x = X.copy()
+    _, pullback = vjp(lambda x: x * x, x)
+    x *= 10
+    np.testing.assert_allclose(pullback(ONE)[0], 2 * X)
+
+
+def test_a_pullback_does_not_see_its_output_change(backend):
+    output, pullback = vjp(ops.exp, X)
+    output *= 2
+    np.testing.assert_allclose(pullback(ONE)[0], E)
+
+    @custom_gradient
+    def g(x):
+        e = ops.exp(x)
+        return e, lambda upstream: 7 * upstream * e
+
+    output, pullback = vjp(g, X)
+    output *= 2
+    np.testing.assert_allclose(pullback(ONE)[0], 7 * E)
+
+
+def test_a_pullback_does_not_see_a_mask_change(backend):
+    def relu(x):
+        mask = x > 0
+        return ops.where(mask, x, 0.0), mask
+
+    (_, mask), pullback = vjp(relu, X)
+    mask[:] = True
+    np.testing.assert_allclose(pullback((ONE, None))[0], [0, 1, 1])
+
+
+def test_an_outer_pullback_does_not_see_its_argument_change(backend):
+    x = X.copy()
+    output, pullback = vjp(lambda x: vjp(lambda x: x * x * x, x)[1](ONE)[0], x)
+    np.testing.assert_allclose(output, 3 * X**2)
+    x *= 10
+    output *= 10
+    np.testing.assert_allclose(pullback(ONE)[0], 6 * X)

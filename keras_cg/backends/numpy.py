@@ -269,13 +269,18 @@ def vjp(
     with warnings.catch_warnings():
         # An argument that the output does not depend on gets zeros here, as on every backend.
         warnings.filterwarnings("ignore", "Output seems independent of input")
-        back, outputs = make_vjp(run, tuple(tensors))
+        back, outputs = make_vjp(run, tuple(map(_own, tensors)))
 
     def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
         gradients = back(boxed_tuple(tuple(_conjugate(each) for each in cotangents)))
         return tuple(_conjugate(each) for each in gradients)
 
-    return tuple(outputs), pullback, aux[0]
+    return tuple(map(_own, outputs)), pullback, tuple(map(_own, aux[0]))
+
+
+def _own(tensor: Any) -> Any:
+    # What autograd saves for the pullback, nobody outside may change in place; of what is in a box, nobody can.
+    return tensor.copy() if isinstance(tensor, numpy.ndarray) else tensor
 
 
 def jvp(
