@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from complex_rules import COMPLEX, C, D, Z, differences
 
-from keras_cg import CapturedVariableError, custom_gradient, grad, ops
+from keras_cg import CapturedVariableError, custom_gradient, grad, jvp, ops
 
 pytestmark = pytest.mark.only("jax")
 
@@ -245,6 +245,34 @@ def test_linear_rules_in_other_words(eager, backend, name):
         np.testing.assert_allclose(
             transform(lambda x: ops.sum(g(x) ** 2))(eager.tensor(X)), 2 * 14**2 * np.eye(3), rtol=1e-4, atol=1e-3
         )
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [lambda u, x: 0 * x, lambda u, x: -(0 * x) * x, lambda u, x: ops.zeros((3, 3)) @ x, lambda u, x: 0 * (u + 0 * x)],
+)
+def test_a_rule_that_writes_nothing_as_a_product(eager, backend, nothing):
+    import jax
+
+    # The gradient of y is twice as large as it should be.
+    g = custom_gradient(lambda x, y: (y * y, lambda u: (nothing(u, x), 4 * u * y)))
+    x, w = eager.tensor(X), eager.tensor(W)
+    for wrap in (lambda h: h, jax.jit):
+        check(wrap(lambda x, w: jvp(g, (x, w), (x, x)))(x, w)[1], 4 * W * X)
+    second = jax.hessian(lambda x, y: ops.sum(g(x, y)), (0, 1))(x, w)
+    for found, expected in zip(jax.tree.leaves(second), (0, 0, 0, 4), strict=True):
+        check(found, expected * np.eye(3))
+
+
+def test_a_rule_with_an_empty_argument(eager, backend):
+    import jax
+
+    nothing, w = ops.zeros((0,)), eager.tensor(W)
+    for rule in (lambda u, x: ops.cos(x) * ops.sum(u), lambda u, x: 3 * x, lambda u, x: ops.exp(x)):
+        g = custom_gradient(lambda x, y: (ops.sum(x) + y * y, lambda u: (rule(u, x), 4 * u * y)))
+        check(jvp(g, (nothing, w), (nothing, eager.tensor(X)))[1], 4 * W * X)
+        check(jax.hessian(lambda y: ops.sum(g(nothing, y)))(w), 4 * np.eye(3))
+    check(jvp(lambda x, y: ops.sum(x) + y * y, (nothing, w), (nothing, eager.tensor(X)))[1], 2 * W * X)
 
 
 def test_forward_mode_and_transposition_are_refused(eager, backend, rewritten):

@@ -410,7 +410,9 @@ def _kinds(jaxpr: Any, inputs: Sequence[str]) -> list[str]:
     def kind(operand: Any) -> str:
         if isinstance(operand, Literal):
             return "constant" if operand.val else "zero"
-        return kinds.get(operand, "constant")
+        found = kinds.get(operand, "constant")
+        # What has no elements has none that is not zero.
+        return "zero" if found == "constant" and 0 in getattr(operand.aval, "shape", ()) else found
 
     for equation in jaxpr.eqns:
         operands = [kind(each) for each in equation.invars]
@@ -427,7 +429,7 @@ def _kind(equation: Any, operands: list[str]) -> str:
     if name in _SUMS and set(operands) == {"zero"}:
         return "zero"
     if not {"linear", "unknown"}.intersection(operands):
-        return "constant"
+        return "zero" if name in _PRODUCTS and "zero" in operands else "constant"
     if "unknown" in operands or not all(_is_floating(each.aval) for each in equation.outvars):
         return "unknown"
     numbers = [kind for kind, each in zip(operands, equation.invars, strict=True) if _is_floating(each.aval)]
