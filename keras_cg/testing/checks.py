@@ -410,8 +410,9 @@ class Inspection:
                 return
             if self.is_rule:
                 # The transpose: <u, J c> = <pull(u), c>.
-                right = vector(self._pull_expected(self.upstream)) @ vector(direction)
-                rows = [Row(ALONG, point, float(vector(self.upstream) @ came), float(right))]
+                terms = vector(self._pull_expected(self.upstream)) * vector(direction)
+                pushed, right = float(vector(self.upstream) @ came), float(terms.sum())
+                rows = [Row(ALONG, point, pushed, right, size=float(numpy.abs(terms).sum()))]
             else:
                 values, margins, _ = self._slope(number, direction[number], self.reference.output, self.upstream)
                 named = "number {} of the output"
@@ -476,7 +477,8 @@ class Inspection:
         tolerance = tolerance or TOLERANCES[self.eps]
         name = None if number is None else self.given.names[number]
         largest = max(map(_largest, (*self.output, *self.upstream, *self.gradient)))
-        size = max((abs(each.expected) for each in rows if not numpy.isnan(each.expected)), default=0.0)
+        sizes = [max(abs(each.expected), each.size) for each in rows if not numpy.isnan(each.expected)]
+        size = max(sizes, default=0.0)
         noise = 256 * self.eps * max(size, *map(_largest, self.upstream))
         size = size if size > noise else 0.0
         # In double precision each element has to be right by itself; elsewhere rounding is that of the largest.

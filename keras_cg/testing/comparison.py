@@ -28,7 +28,8 @@ class Column(NamedTuple):
 class Row(NamedTuple):
     """One number of a gradient, or its product with a direction: what came and what should, give or take an error.
 
-    `bend` is by how much the slopes on the two sides seem to differ.
+    `bend` is by how much the slopes on the two sides seem to differ, and `size` how large the terms are of which the
+    number is the sum.
     """
 
     where: str
@@ -37,6 +38,7 @@ class Row(NamedTuple):
     expected: complex
     error: float = 0.0
     bend: float = 0.0
+    size: float = 0.0
 
     @property
     def difference(self) -> float:
@@ -50,12 +52,14 @@ def rows(columns: Sequence[Column], came: Array, weights: Array) -> list[Row]:
     found = []
     for place, direction, (values, errors, bends) in columns:
         if place is None:
-            where, part = ALONG, float(vector([came]) @ vector([direction]))
+            terms = vector([came]) * vector([direction])
+            where, part, size = ALONG, terms.sum(), numpy.abs(terms).sum()
         else:
             # The part along the real axis, or that along the imaginary one.
             where, part = index(place), came[place].imag if numpy.imag(direction[place]) else came[place].real
+            size = 0.0
         error, bend = (float(numpy.abs(weights) @ each) for each in (errors, bends))
-        found.append(Row(where, direction, float(part), float(weights @ values), error, bend))
+        found.append(Row(where, direction, float(part), float(weights @ values), error, bend, float(size)))
     return found
 
 
