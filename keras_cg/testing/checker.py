@@ -39,7 +39,7 @@ def check_gradients(
 
     - *value*: the function is finite and gives the same when it is called again;
     - *first order*: the rule gives the derivative, by differences along each element (24 of a larger argument) and
-      along random directions, argument by argument; and it does not lose more than rounding in the dtypes given;
+      along random directions, argument by argument; and in the dtypes given it is right to two digits;
     - *second order* and so on: the derivative of what the rule gives is that of its differences;
     - *linearity*: the rule is linear in upstream;
     - *compiled*: `jax.jit`, `torch.compile` or `tf.function` changes neither output nor gradient;
@@ -49,7 +49,7 @@ def check_gradients(
 
     Where the function can be computed in double precision, it is checked there, to six digits; else in the dtypes of
     its arguments, with float32 to three. A check that cannot decide, at a kink or for a function that gives NaN, is
-    "undecided" and never "passed".
+    "undecided" and never "passed". What a rule gives for captured `variables` is not looked at: pass them as arguments.
 
     Args:
         f: The function.
