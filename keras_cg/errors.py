@@ -689,6 +689,11 @@ def not_a_file_to_write(path: str, problem: str) -> UsageError:
     return UsageError(f"cannot write {path}: {problem}")
 
 
+def output_lost(problem: str) -> UsageError:
+    """The standard output does not take what a command wrote."""
+    return UsageError(f"cannot write to the standard output: {problem}; send it elsewhere, or make room")
+
+
 def no_range(function: str, came: Sequence[str]) -> UsageError:
     """A plot needs one argument that runs along the axis."""
     found = f"{', '.join(came)} do" if came else "none does"

@@ -535,6 +535,53 @@ def test_a_terminal_without_unicode():
     assert done.stdout.splitlines()[-1] == "? undecided: kinked"
 
 
+def piped(words, output, unbuffered):
+    """The exit status and the standard error of a command that writes to `output`."""
+    command = [sys.executable, "-m", "keras_cg", *words]
+    env = {**environment(), "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, env=env, cwd=TARGETS)
+    return done.returncode, done.stderr
+
+
+WRITERS = {
+    "check": ["check", "planted.py:power", *QUICK],
+    "check --json": ["check", "planted.py:power", *QUICK, "--json"],
+    "info --json": ["info", "--json"],
+    "--version": ["--version"],
+}
+# What argparse writes without a buffer it does not look after.
+PIPED = [(name, unbuffered) for name in WRITERS for unbuffered in ("", "1") if (name, unbuffered) != ("--version", "1")]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("name", "unbuffered"), PIPED)
+def test_a_reader_that_leaves_is_no_disagreement(name, unbuffered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert piped(WRITERS[name], writer, unbuffered) == (141, "")
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("name", "unbuffered"), PIPED)
+def test_an_output_without_room_is_told_in_one_line(name, unbuffered):
+    with open("/dev/full", "w") as full:
+        status, told = piped(WRITERS[name], full, unbuffered)
+    expected = "cannot write to the standard output: No space left on device; send it elsewhere, or make room"
+    assert (status, told) == (2, f"keras-cg: {expected}\n")
+
+
+@pytest.mark.once
+def test_no_output_at_all():
+    command = [sys.executable, "-m", "keras_cg", *WRITERS["check"]]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, env=environment(), cwd=TARGETS
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # --- info ----------------------------------------------------------------------------------------------------------
 
 

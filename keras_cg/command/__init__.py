@@ -11,8 +11,10 @@ info.py  check.py  tables.py  curves.py  plot.py
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -35,6 +37,11 @@ with :DTYPE at will, as in normal:4,3:float64 or 0.5:float32 (an array without a
 # What the commands need besides the package itself: its extra "cli".
 EXTRAS = ("matplotlib", "rich", "scipy")
 
+# What a shell reports of a command that SIGPIPE ends: 128 and its number, which Windows lacks.
+BROKEN_PIPE = 141
+
+OUTPUT_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
+
 
 class _Parser(argparse.ArgumentParser):
     """Tells a mistake in one line."""
@@ -51,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 if all is well, 1 for a gradient that is not right or a backend that failed, 2 for something
-        that cannot be done as it was asked, 130 after Ctrl-C.
+        that cannot be done as it was asked, 130 after Ctrl-C, 141 if nobody reads the output any more.
 
     Raises:
         SystemExit: The words do not parse (status 2), or ask for help or the version.
@@ -59,7 +66,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show must not end the command
-    options = _parser().parse_args(argv)
+    try:
+        try:
+            return _run(_parser().parse_args(argv))
+        finally:
+            if sys.stdout is not None:  # as `>&-` makes it
+                sys.stdout.flush()
+    except SystemExit as end:
+        # rich (15) leaves with 1 after a broken pipe.
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in OUTPUT_LOST or error.filename is not None:
+            raise
+        return _lose_output(error)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         # Each command is imported when it is asked for: rich and matplotlib are extras.
         return int(importlib.import_module(f"keras_cg.command.{options.command}").run(options))
@@ -72,6 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(options.command, errors.missing_extra(module))
     except KeyboardInterrupt:
         return 130
+
+
+def _lose_output(error: OSError) -> int:
+    """The exit status when the standard output takes no more."""
+    # Python flushes it once more when it ends, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE
+    print(f"keras-cg: {errors.output_lost(error.strerror or str(error))}", file=sys.stderr)  # noqa: T201
+    return 2
 
 
 def _refuse(command: str, error: Exception) -> int:
