@@ -22,6 +22,8 @@ FRAMEWORKS = [backend for backend in BACKENDS if backend in PYPROJECT["project"]
 # Quiet about its choice of CPU instructions; TensorFlow logs it at every start.
 # One thread for torch: two test processes run side by side, and its own threads would only wait for each other.
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1"}
+# The tests of documentation, which have a session of their own.
+PAGES = ("test_readme.py", "test_docs.py")
 PARALLEL = ("--numprocesses=2", "--dist=loadfile")
 
 
@@ -51,9 +53,11 @@ def typecheck(session: nox.Session) -> None:
 def tests(session: nox.Session, backend: str) -> None:
     """The tests of one backend, in an environment with that framework alone."""
     install(session, *([backend] if backend in FRAMEWORKS else []), "cli", "examples", groups=("test",))
-    marks = "not keras" if backend == "numpy" else "not keras and not once"
-    options = (f"--backends={backend}", "-m", marks, "--ignore=tests/conformance")
-    session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
+    marks = "not keras and not side_by_side" + ("" if backend == "numpy" else " and not once")
+    elsewhere = [f"--ignore=tests/{name}" for name in ("conformance", *PAGES)]
+    session.run(
+        "pytest", *PARALLEL, f"--backends={backend}", "-m", marks, *elsewhere, *session.posargs, env=ENVIRONMENT
+    )
 
 
 @nox.session
@@ -62,7 +66,7 @@ def together(session: nox.Session) -> None:
     install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test",))
     backends = f"--backends={','.join(BACKENDS)}"
     # What needs one framework alone, and what takes long to compile, runs in the sessions of the backends.
-    files = ("test_examples.py", "test_docs.py", "test_checker.py", "test_checker_zoo.py")
+    files = ("test_examples.py", "test_checker.py", "test_checker_zoo.py", *PAGES)
     alone = [f"--ignore=tests/{name}" for name in ("conformance", *files, *(f"test_{b}.py" for b in BACKENDS))]
     short = ("-m", "not once", "-k", "not inductor and not (test_random_cases and not one_process)")
     session.run("pytest", *PARALLEL, backends, *alone, *short, *session.posargs, env=ENVIRONMENT)
@@ -90,9 +94,10 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def readme(session: nox.Session) -> None:
-    """Every Python block of README.md runs, on every backend."""
-    install(session, *FRAMEWORKS, "testing", groups=("test",))
-    session.run("pytest", f"--backends={','.join(BACKENDS)}", "tests/test_readme.py", *session.posargs, env=ENVIRONMENT)
+    """The Python of README.md and docs/checking.md runs, on every backend; the commands there print what they say."""
+    install(session, *FRAMEWORKS, "cli", groups=("test",))
+    pages = [f"tests/{name}" for name in PAGES]
+    session.run("pytest", *PARALLEL, f"--backends={','.join(BACKENDS)}", *pages, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session

@@ -241,6 +241,7 @@ def test_a_file_that_is_no_python(tmp_path):
     refused(check(f"{tmp_path}/broken.py:f"), "SyntaxError: '(' was never closed (broken.py:1)")
 
 
+@pytest.mark.side_by_side
 def test_all_backends_tell_the_same_once(backends):
     refused(run("check", "planted.py:powr", "--backends", ",".join(backends)), "has no 'powr'; did you mean 'power'?")
 
@@ -288,6 +289,7 @@ def test_importing_the_package_loads_neither_the_command_nor_what_it_draws_with(
 # --- check ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.side_by_side
 def test_a_right_gradient_passes_on_every_backend(backends):
     done = run("check", "planted.py:power", "--backends", ",".join(backends))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -299,6 +301,7 @@ def test_a_right_gradient_passes_on_every_backend(backends):
     assert "\x1b" not in done.stdout and done.stderr == ""
 
 
+@pytest.mark.side_by_side
 def test_a_wrong_gradient_fails_on_every_backend_and_is_told_once(backends):
     done = run("check", "planted.py:doubled", "--arg", "x=normal:4,3", "--backends", ",".join(backends))
     assert done.returncode == 1
@@ -307,6 +310,7 @@ def test_a_wrong_gradient_fails_on_every_backend_and_is_told_once(backends):
     assert done.stdout.splitlines()[-1] == "✗ failed: doubled"
 
 
+@pytest.mark.side_by_side
 @pytest.mark.parametrize("name", ["log1pexp", "gradient_clipping", "gradient_reversal", "digits"])
 def test_the_examples_pass(name, backends):
     done = run("check", EXAMPLES / f"{name}.py", "--backends", ",".join(backends))
@@ -353,6 +357,7 @@ def test_a_whole_module():
     assert done.stdout.count("╭") == 2 and done.stdout.endswith("✓ passed: power, scaled on numpy\n")
 
 
+@pytest.mark.side_by_side
 def test_json_is_all_there_is_on_the_standard_output(backends):
     done = run("check", "planted.py:swapped", "--arg", "x=normal:3", "--arg", "y=normal:3", "--json", "--order", "1",
                "--no-compiled", "--backends", ",".join(backends))  # fmt: skip
@@ -412,6 +417,7 @@ def test_a_process_that_hangs_is_ended():
     assert done.returncode == 1 and told in done.stdout and "a longer --timeout" in done.stdout
 
 
+@pytest.mark.side_by_side
 def test_the_other_backends_go_on(backends):
     others = [name for name in backends if name != "numpy"]
     done = run("check", "unruly.py:crashes_on_numpy", "--arg", "x=normal:3", "--backends", ",".join(["numpy", *others]),
@@ -585,6 +591,7 @@ def test_no_output_at_all():
 # --- info ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.side_by_side
 def test_info_shows_every_backend(backends):
     done = run("info", KERAS_CG_BACKEND=backends[0])
     assert done.returncode == 0
@@ -725,6 +732,7 @@ def test_the_figure_shows_what_parts():
     np.testing.assert_array_equal(curves_of_jax[0], [1] * 3 + [0] * 7)
 
 
+@pytest.mark.side_by_side
 def test_plot_writes_an_image_of_every_backend(backends, tmp_path):
     from matplotlib.image import imread
 
@@ -758,6 +766,7 @@ def test_what_cannot_be_drawn_is_told_in_one_line(words, parts):
     refused(run("plot", *words, *given, "--backends", "numpy"), *parts)
 
 
+@pytest.mark.side_by_side
 def test_plot_draws_what_it_can(backends, tmp_path):
     others = [name for name in backends if name != "numpy"]
     path = tmp_path / "f.png"
