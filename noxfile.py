@@ -30,7 +30,8 @@ PARALLEL = ("--numprocesses=2", "--dist=loadfile")
 def install(session: nox.Session, *extras: str, groups: tuple[str, ...] = ()) -> None:
     """Installs the package with some extras, and dependency groups."""
     package = f".[{','.join(extras)}]" if extras else "."
-    session.install(*CONSTRAINTS, package, *nox.project.dependency_groups(PYPROJECT, *groups))
+    # Without bytecode: of the frameworks only a part is imported, and that part is compiled then.
+    session.install("--no-compile", *CONSTRAINTS, package, *nox.project.dependency_groups(PYPROJECT, *groups))
 
 
 @nox.session
@@ -66,7 +67,7 @@ def together(session: nox.Session) -> None:
     install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test",))
     backends = f"--backends={','.join(BACKENDS)}"
     # What needs one framework alone, and what takes long to compile, runs in the sessions of the backends.
-    files = ("test_examples.py", "test_checker.py", "test_checker_zoo.py", *PAGES)
+    files = ("test_autodiff.py", "test_examples.py", "test_checker.py", "test_checker_zoo.py", *PAGES)
     alone = [f"--ignore=tests/{name}" for name in ("conformance", *files, *(f"test_{b}.py" for b in BACKENDS))]
     short = ("-m", "not once", "-k", "not inductor and not (test_random_cases and not one_process)")
     session.run("pytest", *PARALLEL, backends, *alone, *short, *session.posargs, env=ENVIRONMENT)
