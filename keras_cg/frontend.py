@@ -40,6 +40,9 @@ class CustomGradient(Generic[P, Output]):
 
     __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
     __signature__ = _Signature()
+    # What `keras-cg check` tries it on, and what its gradient is meant to be, if somebody says so.
+    example_args: Any
+    expected: Any
 
     def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
         functools.update_wrapper(self, fun)
