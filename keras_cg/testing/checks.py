@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -483,36 +484,40 @@ class Inspection:
         size = size if size > noise else 0.0
         # In double precision each element has to be right by itself; elsewhere rounding is that of the largest.
         is_single = self.eps == DOUBLE and tolerance == TOLERANCES[DOUBLE]
-        wrong = [
-            each
-            for each in rows
-            if not each.difference
-            <= tolerance * (abs(each.expected) if is_single and each.where != ALONG else size) + 4 * each.error + noise
-        ]
-        rough = [each for each in rows if 4 * each.error > max(0.05 * size, 1e-5 * largest)]
-        bent = [each for each in rows if each.bend > 1e-2 * max(size, abs(each.came)) + 1e-4 * largest * self.eps**0.5]
-        doubtful = [each for each in rows if any(each is other for other in (*wrong, *rough, *bent))]
-        reasons = [None if look is None else look(each) for each in doubtful]
-        sure = [each for each, reason in zip(doubtful, reasons, strict=True) if reason is None]
+
+        def is_wrong(row: Row) -> bool:
+            measure = abs(row.expected) if is_single and row.where != ALONG else size
+            # NaN is not less either.
+            return not row.difference <= tolerance * measure + 4 * row.error + noise
+
+        def is_rough(row: Row) -> bool:
+            return 4 * row.error > max(0.05 * size, 1e-5 * largest)
+
+        def is_bent(row: Row) -> bool:
+            return row.bend > 1e-2 * max(size, abs(row.came)) + 1e-4 * largest * math.sqrt(self.eps)
+
+        doubtful = [each for each in rows if is_wrong(each) or is_rough(each) or is_bent(each)]
+        looked = [(each, None if look is None else look(each)) for each in doubtful]
+        sure = [each for each, reason in looked if reason is None and is_wrong(each)]
         found = functools.partial(self._finding, check, argument=name, tolerance=tolerance)
-        # Rather an element than a direction: it says more.
-        for each in sorted(sure, key=lambda each: (each.where == ALONG, -each.difference)):
-            if any(each is other for other in wrong):
-                alike = [abs(other.expected) for other in rows if (other.where == ALONG) == (each.where == ALONG)]
-                scale = max((number for number in alike if number > noise), default=0.0) or abs(each.came)
-                return found(
-                    "failed",
-                    where=each.where,
-                    came=text(each.came),
-                    expected=text(each.expected),
-                    error=each.difference / scale,
-                )
-        for each, reason in zip(doubtful, reasons, strict=True):
+        if sure:
+            # Rather an element than a direction: it says more.
+            worst = min(sure, key=lambda each: (each.where == ALONG, -each.difference))
+            alike = [abs(each.expected) for each in rows if (each.where == ALONG) == (worst.where == ALONG)]
+            scale = max((number for number in alike if number > noise), default=0.0) or abs(worst.came)
+            return found(
+                "failed",
+                where=worst.where,
+                came=text(worst.came),
+                expected=text(worst.expected),
+                error=worst.difference / scale,
+            )
+        for each, reason in looked:
             if reason is not None:
                 what = "the gradient" if check in ORDERS[1:] else "the function"
                 reason = f"{what} has no derivative there: {reason}. The rule gives {text(each.came)}"
                 return found("undecided", where=each.where, reason=reason, diagnosis=KINK)
-        if rough:
+        if any(map(is_rough, rows)):
             return found(
                 "undecided",
                 reason="the differences do not settle: the function changes too fast here, or rounds too much",
