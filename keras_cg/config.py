@@ -27,12 +27,22 @@ def resolve() -> tuple[str, str]:
         return _in_process, "keras_cg.set_backend()"
     if name := os.environ.get("KERAS_CG_BACKEND"):
         return name, "the environment variable KERAS_CG_BACKEND"
-    keras: Any = getattr(sys.modules.get("keras"), "backend", None)
-    if hasattr(keras, "backend"):
-        return keras.backend(), "keras.backend.backend()"
+    if choice := keras():
+        return choice[0], "keras.backend.backend()"
     if name := os.environ.get("KERAS_BACKEND"):
         return name, "the environment variable KERAS_BACKEND"
     return DEFAULT, "the default"
+
+
+def keras() -> tuple[str, str] | None:
+    """The name of the backend that Keras runs on and where that choice came from, if Keras is imported."""
+    module: Any = getattr(sys.modules.get("keras"), "backend", None)
+    if not hasattr(module, "backend"):
+        return None
+    name = module.backend()
+    if os.environ.get("KERAS_BACKEND") == name:
+        return name, "the environment variable KERAS_BACKEND"
+    return name, "Keras's file keras.json, or its default"
 
 
 def backend() -> str:

@@ -131,14 +131,82 @@ def foreign_tensor(function: str, role: str, value: object, backend: str, source
     )
 
 
-def symbolic_tensor(function: str, role: str) -> TypeError:
-    """A placeholder of Keras's functional API."""
+def keras_elsewhere(
+    function: str, role: str, value: object, backend: str, source: str, keras: str, keras_source: str
+) -> TypeError:
+    """Keras runs on another backend than the active one."""
+    kind = type_name(value)
+    public = f"keras.{type(value).__name__}" if kind.startswith("keras.") else kind
     return TypeError(
         _lines(
-            f"{function}: {role} is a KerasTensor, which holds no numbers: the model would be built without the rule.",
-            "    usual cause: the function was called on the inputs of a functional model.",
-            "    remedy: call it inside a layer: keras.layers.Lambda(f)(inputs), or the `call` of your own.",
+            f"{function}: {role} is {article(public)}, and Keras runs on {keras!r}, but the active backend of keras_cg is"
+            f" {backend!r}.",
+            f"    the backend of keras_cg comes from: {source}",
+            f"    the backend of Keras comes from: {keras_source}",
+            "    remedy: let keras_cg follow Keras by choosing no backend for it, or choose the same one for both:"
+            f" KERAS_CG_BACKEND={keras}.",
         )
+    )
+
+
+def symbolic_tensor(function: str, role: str) -> TypeError:
+    """A placeholder of Keras's functional API where Keras would not find it."""
+    return TypeError(
+        _lines(
+            f"{function}: {role} is a KerasTensor, which holds no numbers, in a place where Keras does not look for one.",
+            "    usual cause: it is the attribute of a dataclass or of an object that only another framework opens, or"
+            " it was closed over.",
+            "    remedy: pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",
+        )
+    )
+
+
+def symbolic_variable(function: str, role: str, variable: str) -> TypeError:
+    """A Keras variable beside a KerasTensor: no model would own it."""
+    return TypeError(
+        _lines(
+            f"{function}: {role} is the Keras variable {variable!r}, and another argument a KerasTensor: the model would"
+            " neither train the variable nor save it.",
+            "    usual cause: a weight used in the functional API without a layer that owns it.",
+            "    remedy: make the weight in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
+        )
+    )
+
+
+def not_saveable() -> TypeError:
+    """Keras is to save a decorated lambda."""
+    return TypeError(
+        _lines(
+            "a decorated lambda cannot be saved: Keras finds a function again by its name, and it has none.",
+            "    remedy: write it with `def`, and register it:"
+            " @keras.saving.register_keras_serializable() above @keras_cg.custom_gradient.",
+        )
+    )
+
+
+def not_registered(name: str) -> TypeError:
+    """Keras loads a decorated function that it does not know."""
+    return TypeError(
+        _lines(
+            f"could not find the decorated function {name!r} that a saved model uses.",
+            "    usual cause: the module that defines it was not imported, or it was not registered.",
+            "    remedy: register it (@keras.saving.register_keras_serializable() above @keras_cg.custom_gradient) and"
+            " import its module before loading, or pass custom_objects={"
+            f"{name!r}: ...}} to keras.saving.load_model.",
+        )
+    )
+
+
+def keras_has_moved(place: str, version: str) -> ImportError:
+    """Keras keeps its decorator somewhere else than we know."""
+    return ImportError(
+        _lines(
+            f"Keras {version} has no {place}: `keras_cg.keras.install` would leave some of its layers without our"
+            " gradients, and so changes nothing.",
+            "    remedy: use keras_cg.custom_gradient itself, or a version of Keras that this version of keras_cg was"
+            " tested with (see constraints.txt).",
+        ),
+        name="keras",
     )
 
 

@@ -51,7 +51,7 @@ class CustomGradient(Generic[P, Output]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
-        return call(self._name, self.__wrapped__, args, kwargs)  # type: ignore[no-any-return]
+        return call(self, args, kwargs)  # type: ignore[no-any-return]
 
     @overload
     def __get__(self, instance: None, owner: type) -> CustomGradient[P, Output]: ...
@@ -73,6 +73,19 @@ class CustomGradient(Generic[P, Output]):
         if owner is not None:
             return getattr, (owner, self.__wrapped__.__name__)
         return self.__wrapped__.__qualname__
+
+    def get_config(self) -> dict[str, Any]:
+        """What Keras saves of the function, in a model or a layer that uses it."""
+        from keras_cg.keras import operation
+
+        return operation.to_config(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> CustomGradient[..., Any]:
+        """The function that `get_config` described."""
+        from keras_cg.keras import operation
+
+        return operation.of_config(config)
 
     def __copy__(self) -> CustomGradient[P, Output]:
         return self
@@ -157,10 +170,10 @@ def unwrap(leaf: Any) -> Any:
     return leaf.value if variable is not None and isinstance(leaf, variable) else leaf
 
 
-def _is_symbolic(leaf: Any) -> bool:
-    """Whether a leaf is the placeholder that Keras's functional API passes around."""
+def _is_symbolic(leaves: Sequence[Any]) -> bool:
+    """Whether there is a placeholder among them, as Keras's functional API passes around."""
     symbolic = getattr(sys.modules.get("keras"), "KerasTensor", None)
-    return symbolic is not None and isinstance(leaf, symbolic)
+    return symbolic is not None and any(isinstance(leaf, symbolic) for leaf in leaves)
 
 
 def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) -> tuple[int, ...]:
@@ -170,19 +183,26 @@ def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) 
         TypeError: A leaf is a tensor of another framework, or a placeholder of Keras.
     """
     places = []
-    for place, leaf in enumerate(laid.leaves):
-        if isinstance(leaf, (type(None), bool, int, float, str, FunctionType)) and not backend.is_tensor(leaf):
+    for place, given in enumerate(laid.leaves):
+        if isinstance(given, (type(None), bool, int, float, str, FunctionType)) and not backend.is_tensor(given):
             continue
-        leaf = laid.leaves[place] = unwrap(leaf)
-        if backend.is_tensor(leaf):
+        leaf = laid.leaves[place] = unwrap(given)
+        if backend.is_tensor(leaf) and (leaf is given or isinstance(leaf, backend.tensors)):
             places.append(place)
         elif not isinstance(leaf, complex) and not _is_numpy_scalar(leaf):
-            if _is_symbolic(leaf):
+            if _is_symbolic([leaf]):
                 raise errors.symbolic_tensor(name, label(place))
             owner = backends.owner(type(leaf))
             if owner is not None and backends.load(owner, owner).is_tensor(leaf):
-                raise errors.foreign_tensor(name, label(place), leaf, *config.resolve(), owner)
+                raise _foreign(name, label(place), given, owner)
     return tuple(places)
+
+
+def _foreign(name: str, role: str, leaf: Any, owner: str) -> TypeError:
+    keras = config.keras()
+    if keras and keras[0] == owner:
+        return errors.keras_elsewhere(name, role, leaf, *config.resolve(), *keras)
+    return errors.foreign_tensor(name, role, leaf, *config.resolve(), owner)
 
 
 def _is_numpy_scalar(leaf: Any) -> bool:
@@ -190,15 +210,19 @@ def _is_numpy_scalar(leaf: Any) -> bool:
     return isinstance(leaf, numpy.generic) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0)
 
 
-def call(name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a decorated function: the whole way in, to the backend, and back."""
-    backend = config.active
+    backend, name, fun = config.active, function._name, function.__wrapped__
     if kwargs:
         kwargs = _in_order(fun, kwargs)
     arguments = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
     # Below, `flat` outlives this call, and must not keep the arguments.
     count, keywords = len(args), tuple(kwargs)
     given = Call(backend, name, fun, count, keywords, arguments)
+    if _is_symbolic(arguments.leaves):
+        from keras_cg.keras import operation
+
+        return operation.apply(function, args, kwargs, dict(zip(given.labels(), arguments.leaves, strict=True)))
     places = split(backend, name, arguments, lambda place: f"the argument {given.labels()[place]}")
     tensors = [backend.asarray(arguments.leaves[place]) for place in places]
     for place in places:

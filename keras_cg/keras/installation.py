@@ -1,0 +1,104 @@
+"""`install`: our decorator in place of `keras.ops.custom_gradient`, wherever Keras looks it up."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import keras
+
+from keras_cg import errors
+from keras_cg.frontend import custom_gradient
+
+__all__ = ["install", "installed", "uninstall"]
+
+NAME = "custom_gradient"
+
+# Where Keras (3.15) keeps its decorator. `keras.ops` is public; the others are private, but there is no public way to
+# reach Keras's own layers, which read `keras.src.ops`, and what imported the function before, which asks the backend's
+# module. `_places` raises if one of them is gone.
+PLACES = ("keras.ops", "keras._tf_keras.keras.ops", "keras.src.ops", "keras.src.ops.core", "keras.src.backend.core")
+
+_replaced: list[tuple[ModuleType, Any]] = []
+
+
+def install() -> None:
+    """Puts `keras_cg.custom_gradient` in the place of `keras.ops.custom_gradient`, everywhere in this process.
+
+    Keras's own quantised layers and libraries that use `keras.ops.custom_gradient` have our gradients from then on,
+    without an edit, also if they imported the function before. What was decorated already stays as it is. Doing it
+    twice is harmless.
+
+    Raises:
+        ImportError: This version of Keras keeps its decorator somewhere else.
+
+    Example:
+        >>> import keras, keras_cg
+        >>> keras_cg.keras.install()
+        >>> keras.ops.custom_gradient is keras_cg.custom_gradient
+        True
+        >>> keras_cg.keras.uninstall()
+    """
+    if _replaced:
+        return
+    found = _places()
+    for module in found:
+        _replaced.append((module, getattr(module, NAME)))
+        setattr(module, NAME, custom_gradient)
+
+
+def uninstall() -> None:
+    """Takes `install` back: Keras's own decorator is in its place again. Without `install`, nothing happens.
+
+    Example:
+        >>> import keras, keras_cg
+        >>> keras_cg.keras.install()
+        >>> keras_cg.keras.uninstall()
+        >>> keras.ops.custom_gradient is keras_cg.custom_gradient
+        False
+    """
+    while _replaced:
+        module, original = _replaced.pop()
+        setattr(module, NAME, original)
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Installs for the length of a `with` block; afterwards it is as before, also if it was installed before.
+
+    Raises:
+        ImportError: This version of Keras keeps its decorator somewhere else.
+
+    Example:
+        >>> import keras, keras_cg
+        >>> with keras_cg.keras.installed():
+        ...     keras.ops.custom_gradient is keras_cg.custom_gradient
+        True
+        >>> keras.ops.custom_gradient is keras_cg.custom_gradient
+        False
+    """
+    before = bool(_replaced)
+    install()
+    try:
+        yield
+    finally:
+        if not before:
+            uninstall()
+
+
+def _places() -> list[ModuleType]:
+    modules = []
+    for place in PLACES:
+        try:
+            # The backend's module is an attribute only: it is called as the backend is.
+            parent, _, name = place.rpartition(".")
+            module = getattr(importlib.import_module(parent), name)
+        except (ImportError, AttributeError):
+            module = None
+        if not callable(getattr(module, NAME, None)):
+            raise errors.keras_has_moved(f"{place}.{NAME}", keras.__version__)
+        modules.append(module)
+    return modules

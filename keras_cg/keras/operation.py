@@ -1,0 +1,120 @@
+"""A decorated function as a Keras operation: what a call on a `KerasTensor` becomes, and how Keras saves it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import keras
+
+from keras_cg import config, errors
+from keras_cg.frontend import CustomGradient
+
+__all__ = ["CustomGradientOperation"]
+
+keras.saving.register_keras_serializable(package="keras_cg")(CustomGradient)
+
+
+@keras.saving.register_keras_serializable(package="keras_cg")
+class CustomGradientOperation(keras.Operation):
+    """A decorated function as a node of a functional model.
+
+    Calling a function decorated with `keras_cg.custom_gradient` on a `keras.KerasTensor` makes one and calls it, as
+    `keras.ops` do. The model obeys the rule, and saves, loads and clones with the function in it: by the name under
+    which `keras.saving.register_keras_serializable` knows it, else by its own, which then must be among the
+    `custom_objects` when the model is loaded.
+
+    Args:
+        function: A function decorated with `keras_cg.custom_gradient`.
+        name: The operation's name; None to call it as the function, and a number.
+
+    Raises:
+        TypeError: When it is saved: the function has no name to find it by. When it is loaded: nothing of that name is
+            registered.
+
+    Example:
+        >>> import keras, keras_cg
+        >>> @keras_cg.custom_gradient
+        ... def double(x):
+        ...     return 2 * x, lambda upstream: 2 * upstream
+        >>> inputs = keras.Input([3])
+        >>> double(inputs).shape
+        (None, 3)
+    """
+
+    def __init__(self, function: CustomGradient[..., Any], name: str | None = None):
+        super().__init__(name=name or _new_name(function))
+        self.function = function
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's output, whose gradient is the rule's."""
+        return self.function(*args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "function": self.function}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> CustomGradientOperation:
+        """The operation again, from what `get_config` gave, or from what Keras saved of that."""
+        function = config["function"]
+        if isinstance(function, dict):
+            function = keras.saving.deserialize_keras_object(function)
+        return cls(function, config["name"])
+
+
+def apply(
+    function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: dict[str, Any]
+) -> Any:
+    """The symbolic output of a call with a `KerasTensor` among the `leaves` of its arguments, called as the user would.
+
+    Raises:
+        TypeError: Keras runs on another backend, would not find a `KerasTensor`, or not own a variable.
+    """
+    seen = {id(each) for each in keras.tree.flatten((args, kwargs))}
+    for label, leaf in leaves.items():
+        role = f"the argument {label}"
+        if isinstance(leaf, keras.KerasTensor):
+            if id(leaf) not in seen:
+                raise errors.symbolic_tensor(function.__name__, role)
+            if keras.backend.backend() != config.backend():
+                raise errors.keras_elsewhere(function.__name__, role, leaf, *config.resolve(), *config.keras())
+        if isinstance(leaf, keras.Variable):
+            raise errors.symbolic_variable(function.__name__, role, leaf.path)
+    return CustomGradientOperation(function)(*args, **kwargs)
+
+
+def _new_name(function: CustomGradient[..., Any]) -> str:
+    # Layers are called like this: `dense`, `dense_1`.
+    name = re.sub(r"\W+", "_", function.__name__).strip("_") or "custom_gradient"
+    number: int = keras.backend.get_uid(name)
+    return name if number == 1 else f"{name}_{number - 1}"
+
+
+def to_config(function: CustomGradient[..., Any]) -> dict[str, Any]:
+    """What Keras saves of a decorated function.
+
+    Raises:
+        TypeError: It has no name by which it could be found again.
+    """
+    name = keras.saving.get_registered_name(function)
+    if name == "<lambda>":
+        raise errors.not_saveable()
+    return {"function": name, "module": function.__module__}
+
+
+def of_config(config: dict[str, Any]) -> CustomGradient[..., Any]:
+    """The decorated function that `config` names.
+
+    Raises:
+        TypeError: None is registered under that name, nor among the `custom_objects`.
+    """
+    name, module = config["function"], config["module"]
+    function = keras.saving.get_registered_object(name)
+    if function is None and module.partition(".")[0] == "keras_cg":
+        # Our own are found where they are; any other module is not imported because a file says so.
+        function = getattr(importlib.import_module(module), name, None)
+    if not isinstance(function, CustomGradient):
+        raise errors.not_registered(name)
+    return function
