@@ -139,8 +139,8 @@ def keras_elsewhere(
     public = f"keras.{type(value).__name__}" if kind.startswith("keras.") else kind
     return TypeError(
         _lines(
-            f"{function}: {role} is {article(public)}, and Keras runs on {keras!r}, but the active backend of keras_cg is"
-            f" {backend!r}.",
+            f"{function}: {role} is {article(public)}, and Keras runs on {keras!r}, but the active backend of keras_cg"
+            f" is {backend!r}.",
             f"    the backend of keras_cg comes from: {source}",
             f"    the backend of Keras comes from: {keras_source}",
             "    remedy: let keras_cg follow Keras by choosing no backend for it, or choose the same one for both:"
@@ -153,7 +153,7 @@ def symbolic_tensor(function: str, role: str) -> TypeError:
     """A placeholder of Keras's functional API where Keras would not find it."""
     return TypeError(
         _lines(
-            f"{function}: {role} is a KerasTensor, which holds no numbers, in a place where Keras does not look for one.",
+            f"{function}: {role} is a KerasTensor, which holds no numbers, where Keras does not look for one.",
             "    usual cause: it is the attribute of a dataclass or of an object that only another framework opens, or"
             " it was closed over.",
             "    remedy: pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",
@@ -165,19 +165,20 @@ def symbolic_variable(function: str, role: str, variable: str) -> TypeError:
     """A Keras variable beside a KerasTensor: no model would own it."""
     return TypeError(
         _lines(
-            f"{function}: {role} is the Keras variable {variable!r}, and another argument a KerasTensor: the model would"
-            " neither train the variable nor save it.",
+            f"{function}: {role} is the Keras variable {variable!r}, and another argument a KerasTensor: the model"
+            " would neither train the variable nor save it.",
             "    usual cause: a weight used in the functional API without a layer that owns it.",
-            "    remedy: make the weight in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
+            "    remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
         )
     )
 
 
-def not_saveable() -> TypeError:
-    """Keras is to save a decorated lambda."""
+def not_saveable(function: str) -> TypeError:
+    """Keras is to save a decorated lambda, or a partial."""
     return TypeError(
         _lines(
-            "a decorated lambda cannot be saved: Keras finds a function again by its name, and it has none.",
+            f"{function} cannot be saved: Keras finds a function again by its name, and this one has none.",
+            "    usual cause: a lambda, a functools.partial or a callable object that was decorated.",
             "    remedy: write it with `def`, and register it:"
             " @keras.saving.register_keras_serializable() above @keras_cg.custom_gradient.",
         )

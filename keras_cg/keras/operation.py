@@ -7,9 +7,10 @@ import re
 from typing import Any
 
 import keras
+import numpy
 
 from keras_cg import config, errors
-from keras_cg.frontend import CustomGradient
+from keras_cg.frontend import CustomGradient, function_name
 
 __all__ = ["CustomGradientOperation"]
 
@@ -17,7 +18,7 @@ keras.saving.register_keras_serializable(package="keras_cg")(CustomGradient)
 
 
 @keras.saving.register_keras_serializable(package="keras_cg")
-class CustomGradientOperation(keras.Operation):
+class CustomGradientOperation(keras.Operation):  # type: ignore[misc]  # Keras has no types
     """A decorated function as a node of a functional model.
 
     Calling a function decorated with `keras_cg.custom_gradient` on a `keras.KerasTensor` makes one and calls it, as
@@ -51,6 +52,12 @@ class CustomGradientOperation(keras.Operation):
         """The function's output, whose gradient is the rule's."""
         return self.function(*args, **kwargs)
 
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """The output's shapes and dtypes, by a run of the function on placeholders."""
+        # On NumPy, Keras (3.15) runs it on memory with anything in it.
+        with numpy.errstate(all="ignore"):
+            return super().compute_output_spec(*args, **kwargs)
+
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return {**super().get_config(), "function": self.function}
@@ -72,22 +79,23 @@ def apply(
     Raises:
         TypeError: Keras runs on another backend, would not find a `KerasTensor`, or not own a variable.
     """
-    seen = {id(each) for each in keras.tree.flatten((args, kwargs))}
+    name, seen = function_name(function), {id(each) for each in keras.tree.flatten((args, kwargs))}
     for label, leaf in leaves.items():
         role = f"the argument {label}"
-        if isinstance(leaf, keras.KerasTensor):
-            if id(leaf) not in seen:
-                raise errors.symbolic_tensor(function.__name__, role)
-            if keras.backend.backend() != config.backend():
-                raise errors.keras_elsewhere(function.__name__, role, leaf, *config.resolve(), *config.keras())
         if isinstance(leaf, keras.Variable):
-            raise errors.symbolic_variable(function.__name__, role, leaf.path)
+            raise errors.symbolic_variable(name, role, leaf.path)
+        if isinstance(leaf, keras.KerasTensor):
+            chosen, running = config.resolve(), config.keras()
+            if running and running[0] != chosen[0]:
+                raise errors.keras_elsewhere(name, role, leaf, *chosen, *running)
+            if id(leaf) not in seen:
+                raise errors.symbolic_tensor(name, role)
     return CustomGradientOperation(function)(*args, **kwargs)
 
 
 def _new_name(function: CustomGradient[..., Any]) -> str:
     # Layers are called like this: `dense`, `dense_1`.
-    name = re.sub(r"\W+", "_", function.__name__).strip("_") or "custom_gradient"
+    name = re.sub(r"\W+", "_", getattr(function, "__name__", "")).strip("_") or "custom_gradient"
     number: int = keras.backend.get_uid(name)
     return name if number == 1 else f"{name}_{number - 1}"
 
@@ -98,10 +106,9 @@ def to_config(function: CustomGradient[..., Any]) -> dict[str, Any]:
     Raises:
         TypeError: It has no name by which it could be found again.
     """
-    name = keras.saving.get_registered_name(function)
-    if name == "<lambda>":
-        raise errors.not_saveable()
-    return {"function": name, "module": function.__module__}
+    if getattr(function, "__name__", "<lambda>") == "<lambda>":
+        raise errors.not_saveable(repr(function))
+    return {"function": keras.saving.get_registered_name(function), "module": function.__module__}
 
 
 def of_config(config: dict[str, Any]) -> CustomGradient[..., Any]:

@@ -1,0 +1,308 @@
+"""A decorated function in Keras's functional API: shapes, the rule, saving, loading, cloning, and what is refused."""
+
+import dataclasses
+import functools
+import subprocess
+import sys
+import textwrap
+
+import keras
+import numpy as np
+import pytest
+
+import keras_cg
+import keras_cg.keras
+from keras_cg import custom_gradient
+
+pytestmark = pytest.mark.keras
+X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])
+
+
+@keras.saving.register_keras_serializable(package="tests")
+@custom_gradient
+def wrong_on_purpose(x, factor=2.0, *, shift=0):
+    return x * factor + shift, lambda upstream: 7 * upstream
+
+
+@custom_gradient
+def unregistered(x):
+    return x * 1.0, lambda upstream: 7 * upstream
+
+
+@keras.saving.register_keras_serializable(package="tests")
+@custom_gradient
+def two_in_two_out(pair, label="sum"):
+    a, b = pair["a"], pair["b"]
+
+    def grad(upstream):
+        return 7 * upstream[label] + 5 * upstream["places"][0], 5 * upstream[label]
+
+    return {label: a + b, "places": (a - b, keras.ops.argmax(b, axis=-1))}, grad
+
+
+def array(tensor):
+    return keras.ops.convert_to_numpy(tensor)
+
+
+def saved(model, tmp_path, **options):
+    model.save(tmp_path / "model.keras")
+    return keras.saving.load_model(tmp_path / "model.keras", **options)
+
+
+def cloned(model, tmp_path):
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    return clone
+
+
+def rebuilt(model, tmp_path):
+    return keras.Model.from_config(model.get_config())
+
+
+def gradient(eager, model, x=X):
+    """What the framework's own engine gives for the sum of the outputs; NumPy's cannot see through Keras's layers."""
+    return eager.gradients(lambda x: keras.ops.sum(model(x)), np.asarray(x, np.float32))[0]
+
+
+def test_shape_and_dtype(backend):
+    inputs = keras.Input([3])
+    output = wrong_on_purpose(inputs)
+    assert isinstance(output, keras.KerasTensor)
+    assert (output.shape, output.dtype) == ((None, 3), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int32"])
+def test_dtypes(backend, dtype):
+    assert wrong_on_purpose(keras.Input([3], dtype=dtype), 2).dtype == dtype
+
+
+def test_a_nest_of_inputs_and_outputs(backend):
+    inputs = {"a": keras.Input([3], name="a"), "b": keras.Input([3], name="b")}
+    outputs = two_in_two_out(inputs, label="total")
+    assert set(outputs) == {"total", "places"}
+    assert [each.shape for each in (outputs["total"], *outputs["places"])] == [(None, 3), (None, 3), (None,)]
+    assert outputs["places"][1].dtype.startswith("int")
+    found = keras.Model(inputs, outputs)({"a": X.astype("float32"), "b": 2 * X.astype("float32")})
+    np.testing.assert_allclose(array(found["total"]), 3 * X)
+    np.testing.assert_allclose(array(found["places"][0]), -X)
+    np.testing.assert_array_equal(array(found["places"][1]), np.argmax(X, axis=-1))
+
+
+@pytest.mark.parametrize(
+    "copy", [lambda model, path: model, cloned, saved, rebuilt], ids=["built", "cloned", "saved", "rebuilt"]
+)
+def test_the_model_computes_the_same(backend, copy, tmp_path):
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, wrong_on_purpose(wrong_on_purpose(inputs, 3.0), shift=1))
+    np.testing.assert_allclose(array(copy(model, tmp_path)(X.astype("float32"))), 6 * X + 1)
+
+
+@pytest.mark.only("jax", "tensorflow", "torch")
+@pytest.mark.parametrize(
+    "copy", [lambda model, path: model, cloned, saved, rebuilt], ids=["built", "cloned", "saved", "rebuilt"]
+)
+def test_the_model_obeys_the_rule(eager, backend, copy, tmp_path):
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, wrong_on_purpose(inputs, 3.0))
+    np.testing.assert_allclose(gradient(eager, copy(model, tmp_path)), np.full(X.shape, 7.0))
+
+
+@pytest.mark.only("jax", "tensorflow", "torch")
+def test_the_rule_of_several_outputs(eager, backend):
+    inputs = {"a": keras.Input([3], name="a"), "b": keras.Input([3], name="b")}
+    outputs = two_in_two_out(inputs)
+    model = keras.Model(inputs, outputs["sum"] + 2 * outputs["places"][0])
+    f = lambda a, b: keras.ops.sum(model({"a": a, "b": b}))
+    ga, gb = eager.gradients(f, X.astype("float32"), X.astype("float32"))
+    np.testing.assert_allclose(ga, np.full(X.shape, 7.0 + 5 * 2))
+    np.testing.assert_allclose(gb, np.full(X.shape, 5.0))
+
+
+@pytest.mark.only("jax", "tensorflow", "torch")
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["compiled", "eager"])
+def test_training(backend, run_eagerly):
+    inputs = keras.Input([3])
+    hidden = keras.layers.Dense(3, use_bias=False, kernel_initializer="zeros")(inputs)
+    model = keras.Model(inputs, wrong_on_purpose(hidden))
+    model.compile(keras.optimizers.SGD(0.1), lambda y, output: keras.ops.sum(output), run_eagerly=run_eagerly)
+    model.fit(X.astype("float32"), X.astype("float32"), batch_size=2, epochs=1, verbose=0)
+    # The loss is a sum, and the rule multiplies by 7: the gradient of the kernel is 7 times the sums of x.
+    np.testing.assert_allclose(model.get_weights()[0], -0.1 * 7 * X.sum(0)[:, None] * np.ones(3), rtol=1e-5)
+
+
+@pytest.mark.only("jax", "tensorflow", "torch")
+def test_a_lambda_and_an_activation_are_saved(eager, backend, tmp_path):
+    layers = [keras.Input([3]), keras.layers.Lambda(wrong_on_purpose), keras.layers.Activation(wrong_on_purpose)]
+    model = saved(keras.Sequential(layers), tmp_path)
+    np.testing.assert_allclose(array(model(X.astype("float32"))), 4 * X)
+    np.testing.assert_allclose(gradient(eager, model), np.full(X.shape, 49.0))
+
+
+def test_custom_objects(backend, tmp_path):
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, unregistered(inputs))
+    loaded = saved(model, tmp_path, custom_objects={"unregistered": unregistered})
+    np.testing.assert_allclose(array(loaded(X.astype("float32"))), X)
+    with pytest.raises(TypeError) as caught:
+        keras.saving.load_model(tmp_path / "model.keras")
+    for part in (
+        "could not find the decorated function 'unregistered' that a saved model uses.",
+        "usual cause: the module that defines it was not imported, or it was not registered.",
+        "remedy: register it (@keras.saving.register_keras_serializable() above @keras_cg.custom_gradient) and"
+        " import its module before loading, or pass custom_objects={'unregistered': ...} to keras.saving.load_model.",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: (x, lambda upstream: upstream), functools.partial(wrong_on_purpose.__wrapped__, factor=3.0)],
+    ids=["lambda", "partial"],
+)
+def test_what_has_no_name_clones_but_is_not_saved(backend, tmp_path, function):
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, custom_gradient(function)(inputs))
+    np.testing.assert_allclose(array(cloned(model, tmp_path)(X.astype("float32"))), array(model(X.astype("float32"))))
+    with pytest.raises(TypeError) as caught:
+        model.save(tmp_path / "model.keras")
+    for part in (
+        "cannot be saved: Keras finds a function again by its name, and this one has none.",
+        "usual cause: a lambda, a functools.partial or a callable object that was decorated.",
+        "remedy: write it with `def`, and register it: @keras.saving.register_keras_serializable() above"
+        " @keras_cg.custom_gradient.",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_saved_model_in_another_process(backend, tmp_path):
+    inputs = keras.Input([3])
+    keras.Model(inputs, unregistered(inputs)).save(tmp_path / "model.keras")
+    code = f"""
+        import keras, keras_cg.keras, numpy
+        unregistered = keras_cg.custom_gradient(lambda x: (x * 5, lambda upstream: upstream))
+        objects = {{"unregistered": unregistered}}
+        model = keras.saving.load_model({str(tmp_path / "model.keras")!r}, custom_objects=objects)
+        print(keras.ops.convert_to_numpy(model(numpy.ones((1, 3), "float32"))).sum())
+    """
+    found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-1] == "15.0"
+
+
+def test_operations_are_called_as_their_functions(backend):
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, wrong_on_purpose(wrong_on_purpose(inputs)))
+    names = [operation.name for operation in model.operations[1:]]
+    assert len(set(names)) == 2 and all(name.startswith("wrong_on_purpose") for name in names)
+    assert all(isinstance(operation, keras_cg.keras.CustomGradientOperation) for operation in model.operations[1:])
+
+
+def test_mixed_with_tensors_and_static_arguments(backend):
+    inputs = keras.Input([3])
+    scale = keras.ops.convert_to_tensor(np.float32([1, 2, 3]))
+
+    @custom_gradient
+    def scaled(x, by, how, times=1):
+        assert how == "rows" and times == 2
+        return x * by * times, lambda upstream: (7 * upstream, None)
+
+    model = keras.Model(inputs, scaled(inputs, scale, "rows", times=2))
+    np.testing.assert_allclose(array(model(X.astype("float32"))), X * [2, 4, 6])
+
+
+def test_a_shape_that_cannot_be_inferred(backend):
+    @custom_gradient
+    def misfit(x):
+        return keras.ops.matmul(x, keras.ops.ones([5, 2])), lambda upstream: upstream
+
+    with pytest.raises(Exception, match="Could not automatically infer the output shape / dtype of 'misfit"):
+        misfit(keras.Input([3]))
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Hidden:
+    tensor: object
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
+def test_a_placeholder_where_keras_does_not_look(backend, beside):
+    @custom_gradient
+    def culprit(hidden, x=None):
+        return hidden.tensor * 1, lambda upstream: 7 * upstream
+
+    with pytest.raises(TypeError) as caught:
+        culprit(Hidden(keras.Input([3])), *([keras.Input([3])] if beside else []))
+    for part in (
+        "culprit: the argument hidden.tensor is a KerasTensor, which holds no numbers, where Keras does not look for"
+        " one.",
+        "usual cause: it is the attribute of a dataclass or of an object that only another framework opens, or it was"
+        " closed over.",
+        "remedy: pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_placeholder_as_output(backend):
+    inputs = keras.Input([3])
+
+    @custom_gradient
+    def culprit(x):
+        return inputs, lambda upstream: 7 * upstream
+
+    with pytest.raises(TypeError, match="culprit: the output is a KerasTensor, which holds no numbers"):
+        culprit(keras.ops.ones(3))
+
+
+def test_a_variable_beside_a_placeholder(backend):
+    @custom_gradient
+    def culprit(x, params):
+        return x * params["w"], lambda upstream: (7 * upstream, None)
+
+    with pytest.raises(TypeError) as caught:
+        culprit(keras.Input([3]), {"w": keras.Variable(np.ones(3), name="weight")})
+    for part in (
+        "culprit: the argument params['w'] is the Keras variable 'weight', and another argument a KerasTensor: the"
+        " model would neither train the variable nor save it.",
+        "usual cause: a weight used in the functional API without a layer that owns it.",
+        "remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.only("jax", "tensorflow", "torch")
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("keras.KerasTensor", lambda: keras.Input([3])),
+        ("keras.Variable", lambda: keras.Variable(np.ones(3))),
+        ("tensor", lambda: keras.ops.ones(3)),
+    ],
+    ids=["placeholder", "variable", "tensor"],
+)
+def test_keras_on_another_backend(backend, monkeypatch, kind, make):
+    """Keras runs on the backend under test, and keras_cg is told to use another one."""
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+
+    @custom_gradient
+    def culprit(x):
+        return x * 1, lambda upstream: 7 * upstream
+
+    with keras_cg.use_backend("numpy"), pytest.raises(TypeError) as caught:
+        culprit(make())
+    for part in (
+        "culprit: the argument x is a",
+        f"and Keras runs on {backend!r}, but the active backend of keras_cg is 'numpy'.",
+        "the backend of keras_cg comes from: keras_cg.use_backend()",
+        "the backend of Keras comes from: the environment variable KERAS_BACKEND",
+        "remedy: let keras_cg follow Keras by choosing no backend for it, or choose the same one for both:"
+        f" KERAS_CG_BACKEND={backend}.",
+    ):
+        assert part in str(caught.value)
+    assert kind in str(caught.value) or kind == "tensor"
+
+
+def test_where_keras_got_its_backend_from(backend, monkeypatch):
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    assert keras_cg.config.keras() == (backend, "Keras's file keras.json, or its default")
