@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -511,3 +513,18 @@ class TestForeign:
         decorated = custom_gradient(lambda x, s: (x * 2, lambda upstream: (7 * upstream, None)))
         (gx,) = frame.gradients(lambda x: decorated(x, scalar), X)
         np.testing.assert_allclose(gx, SEVEN)
+
+    @pytest.mark.only("jax", "tensorflow", "torch")
+    def test_a_variable_of_keras_on_numpy(self, backend, monkeypatch):
+        """JAX and TensorFlow take NumPy's arrays for their own, but not from a Keras that runs on NumPy."""
+
+        class Variable:
+            value = np.ones(3, np.float32)
+
+        keras = SimpleNamespace(Variable=Variable, backend=SimpleNamespace(backend=lambda: "numpy"))
+        monkeypatch.setitem(sys.modules, "keras", keras)
+        decorated = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+        with pytest.raises(
+            TypeError, match=f"Keras runs on 'numpy', but the active backend of keras_cg is '{backend}'"
+        ):
+            decorated({"w": Variable()})
