@@ -1,7 +1,9 @@
 """A decorated function in Keras's functional API: shapes, the rule, saving, loading, cloning, and what is refused."""
 
 import dataclasses
+import doctest
 import functools
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -306,3 +308,9 @@ def test_keras_on_another_backend(backend, monkeypatch, kind, make):
 def test_where_keras_got_its_backend_from(backend, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     assert keras_cg.config.keras() == (backend, "Keras's file keras.json, or its default")
+
+
+@pytest.mark.parametrize("module", ["installation", "operation"])
+def test_the_docstrings_run(backend, module):
+    tested = doctest.testmod(importlib.import_module(f"keras_cg.keras.{module}"))
+    assert tested.attempted and not tested.failed
