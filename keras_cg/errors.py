@@ -629,6 +629,26 @@ def not_alike_output(function: str, came: str, expected: str) -> GradientError:
     )
 
 
+def unknown_surrogate(kind: object, kinds: Sequence[str]) -> ValueError:
+    """`surrogate_spike` has no derivative of that name."""
+    message = f"surrogate_spike: there is no kind {kind!r}. The kinds are: {', '.join(kinds)}."
+    near = difflib.get_close_matches(str(kind).lower(), kinds, 1)
+    return ValueError(message + (f" Did you mean {near[0]!r}?" if near else ""))
+
+
+def lost_to_recompute(backend: str) -> CapturedVariableError:
+    """A recomputed function reads what the backend cannot hand it again."""
+    return CapturedVariableError(
+        _lines(
+            "recompute: the function reads a value that is being differentiated and is not among its arguments.",
+            "    usual cause: a tensor in an attribute, a set or a global.",
+            f"    what would happen: the backend {backend!r} finds only what is in closures, and it would silently"
+            " get no gradient.",
+            "    remedy: pass it as an argument, or stop its gradient inside the function.",
+        )
+    )
+
+
 def unknown_count(recipe: str) -> ValueError:
     """The paper's scale needs a number that is not known until run time."""
     return ValueError(

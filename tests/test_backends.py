@@ -104,6 +104,10 @@ def jacobian(fun, tensors):
     return outputs, (pullback([Toy(1.0)]),), aux
 
 
+def recompute(fun, tensors):
+    return fun(*tensors)
+
+
 def compiled(fun):
     return None
 
@@ -265,7 +269,8 @@ def test_the_docstrings_run(clean_environment):
     import doctest
 
     from keras_cg import autodiff, config, frontend
+    from keras_cg.recipes import discrete, passing, repeated, safe
 
-    for module in (autodiff, config, frontend):
+    for module in (autodiff, config, frontend, discrete, passing, repeated, safe):
         tested = doctest.testmod(module)
         assert tested.attempted and not tested.failed

@@ -1,9 +1,7 @@
 """`keras_cg.recipes`: the values and the gradients of closed forms, on every backend."""
 
 import numpy as np
-import pytest
 
-import keras_cg
 from keras_cg import ops, recipes
 from keras_cg.testing import assert_gradients
 

@@ -38,6 +38,9 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
 `jacobian(fun, tensors)`
                       `(outputs, rows, aux)` for such a `fun` of real tensors: `rows[i][j]` has the shape of output i
                       followed by that of tensor j.
+`recompute(fun, tensors)`
+                      `fun(*tensors)`, a tuple of tensors, of which nothing but `tensors` is kept for the backward pass:
+                      `fun` runs again there. What it closes over and somebody differentiates gets its gradient, too.
 
 The checker (`keras_cg.testing`) and the command line also ask for these:
 
@@ -79,6 +82,7 @@ CONTRACT = (
     "vjp",
     "jvp",
     "jacobian",
+    "recompute",
     "compiled",
     "double_precision",
     "devices",
@@ -127,6 +131,7 @@ class Backend(Protocol):
     def jacobian(
         self, fun: PlainFunction, tensors: Sequence[Any]
     ) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]: ...
+    def recompute(self, fun: Callable[..., tuple[Any, ...]], tensors: Sequence[Any]) -> tuple[Any, ...]: ...
     def compiled(self, fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None: ...
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
     def devices(self) -> tuple[str, ...]: ...

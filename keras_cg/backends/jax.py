@@ -28,6 +28,7 @@ __all__ = [
     "jacobian",
     "jvp",
     "namespace",
+    "recompute",
     "shape",
     "tensors",
     "to_numpy",
@@ -488,6 +489,10 @@ def jacobian(
         return tuple(each.reshape((*output.shape, *tensor.shape)) for each, tensor in zip(found, tensors, strict=True))
 
     return outputs, tuple(rows(place, output) for place, output in enumerate(outputs)), aux
+
+
+def recompute(fun: Callable[..., tuple[Any, ...]], tensors: Sequence[Any]) -> tuple[Any, ...]:
+    return jax.checkpoint(fun)(*tensors)  # type: ignore[no-any-return]
 
 
 def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:

@@ -31,6 +31,7 @@ __all__ = [
     "jacobian",
     "jvp",
     "namespace",
+    "recompute",
     "shape",
     "tensors",
     "to_numpy",
@@ -334,6 +335,54 @@ def jacobian(
             yield namespace.reshape(found, (*namespace.shape(output), *namespace.shape(tensor)))
 
     return outputs, tuple(tuple(rows(place, output)) for place, output in enumerate(outputs)), aux
+
+
+def recompute(fun: Callable[..., tuple[Any, ...]], tensors: Sequence[Any]) -> tuple[Any, ...]:
+    held, rebuild = closure.take_apart(fun, (), lambda value: isinstance(value, Box) and is_tensor(value), children)
+    given = len(tensors)
+
+    def around(*tensors: Any) -> tuple[Any, ...]:
+        return rebuild(tensors[given:])[0](*tensors[:given])  # type: ignore[no-any-return]
+
+    run = _Recomputed(around)
+    floating = iter(recomputed(run, *tensors, *held))
+    return tuple(next(floating) if _is_floating(each) else each for each in run.outputs)
+
+
+class _Recomputed:
+    """One call of a function that is to run again in the backward pass."""
+
+    def __init__(self, fun: Callable[..., tuple[Any, ...]]):
+        self.fun = fun
+        self.outputs: tuple[Any, ...]
+
+
+# One primitive for all calls, as for custom gradients; autograd's own `checkpoint` (1.9) makes one of each function.
+@primitive  # type: ignore[untyped-decorator]
+def recomputed(run: _Recomputed, *tensors: Any) -> tuple[Any, ...]:
+    run.outputs = run.fun(*tensors)
+    if any(isinstance(output, Box) for output in run.outputs):
+        raise errors.lost_to_recompute("numpy")
+    floating: tuple[Any, ...] = boxed_tuple([each for each in run.outputs if _is_floating(each)])
+    return floating
+
+
+def _recomputed_vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    run, *tensors = args
+    places = [argnum - 1 for argnum in argnums]
+
+    def again(*moving: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        values = dict(enumerate(tensors)) | dict(zip(places, moving, strict=True))
+        return tuple(each for each in run.fun(*values.values()) if _is_floating(each)), ()
+
+    def pull(upstream: Any) -> list[Any]:
+        _, pullback, _ = vjp(again, [tensors[place] for place in places])
+        return [_conjugate(each) for each in pullback([_conjugate(each) for each in upstream])]
+
+    return pull
+
+
+defvjp_argnums(recomputed, _recomputed_vjps)
 
 
 def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:

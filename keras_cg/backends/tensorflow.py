@@ -37,6 +37,7 @@ __all__ = [
     "jacobian",
     "jvp",
     "namespace",
+    "recompute",
     "shape",
     "tensors",
     "to_numpy",
@@ -422,6 +423,31 @@ def jacobian(
         return list(found)
 
     return outputs, tuple(tuple(rows(output)) for output in outputs), aux
+
+
+def recompute(fun: Callable[..., tuple[Any, ...]], tensors: Sequence[Any]) -> tuple[Any, ...]:
+    # Not tf.recompute_grad, which has no second derivative (2.21), and none for the tensors that `fun` closes over.
+    held, rebuild = closure.take_apart(fun, (), lambda value: isinstance(value, tf.Tensor), children)
+    given = len(tensors)
+
+    def run(*inputs: Any) -> Any:
+        with stop_recording():
+            outputs = list(rebuild(inputs[given:])[0](*inputs[:given]))
+
+        def rule(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+            with tf.control_dependencies(cotangents):  # or else a graph would merge the second run with the first
+                again = [tf.identity(each) for each in inputs]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*_parts(again), *variables])
+                found = rebuild(again[given:])[0](*again[:given])
+            pairs = [(out, arrived) for out, arrived in zip(found, cotangents, strict=True) if _is_floating(out)]
+            gradients = tape.gradient([out for out, _ in pairs], [*again, *variables], [each for _, each in pairs])
+            gradients = [None if each is None else _dense(each) for each in gradients]
+            return (gradients[: len(again)], gradients[len(again) :]) if variables else gradients
+
+        return outputs, rule
+
+    return tuple(tf.custom_gradient(run)(*tensors, *held))
 
 
 def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:

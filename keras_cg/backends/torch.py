@@ -16,7 +16,7 @@ from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_pop_interpreter_stack
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import get_device_states, set_device_states
+from torch.utils.checkpoint import checkpoint, get_device_states, set_device_states
 
 from keras_cg import closure, errors
 from keras_cg.backends import Function, PlainFunction, Pullback, owner
@@ -34,6 +34,7 @@ __all__ = [
     "jacobian",
     "jvp",
     "namespace",
+    "recompute",
     "shape",
     "tensors",
     "to_numpy",
@@ -612,6 +613,14 @@ def jacobian(
             yield found.reshape((*output.shape, *tensor.shape))
 
     return outputs, tuple(tuple(rows(place, output)) for place, output in enumerate(outputs)), aux
+
+
+def recompute(fun: Callable[..., tuple[Any, ...]], tensors: Sequence[Any]) -> tuple[Any, ...]:
+    # torch.func has no hooks for saved tensors (2.13), and so it keeps them. Under torch.compile `fun` would have to be
+    # without side effects, and the partitioner decides by itself what to keep.
+    if torch.compiler.is_compiling() or _transforms_active() or any(map(_is_dual, tensors)):
+        return fun(*tensors)
+    return checkpoint(fun, *tensors, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:

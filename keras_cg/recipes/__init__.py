@@ -1,0 +1,27 @@
+"""What people write custom gradients for, done once, for every backend.
+
+Each recipe is a plain function. It runs on whichever backend is active, keeps the dtype of what it is given, and can be
+differentiated, compiled and batched by the framework's own means. Where a parameter may be a number or a tensor (a
+schedule, a variable), it gets no gradient unless the recipe says so. Half precision is computed in float32 and rounded
+once, at the end.
+"""
+
+from keras_cg.recipes.discrete import quantize, surrogate_spike
+from keras_cg.recipes.passing import clip_gradient, reverse_gradient, scale_gradient, straight_through
+from keras_cg.recipes.repeated import fixed_point, recompute
+from keras_cg.recipes.safe import log1pexp, safe_log, safe_norm, safe_sqrt
+
+__all__ = [
+    "clip_gradient",
+    "fixed_point",
+    "log1pexp",
+    "quantize",
+    "recompute",
+    "reverse_gradient",
+    "safe_log",
+    "safe_norm",
+    "safe_sqrt",
+    "scale_gradient",
+    "straight_through",
+    "surrogate_spike",
+]

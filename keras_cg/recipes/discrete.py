@@ -1,0 +1,190 @@
+"""Functions that are constant but for jumps, with a gradient all the same."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+from keras_cg import config, errors, ops
+from keras_cg.frontend import custom_gradient
+from keras_cg.recipes import tensors
+from keras_cg.recipes.tensors import Pair
+
+
+def _fast_sigmoid(x: Any, slope: float) -> Any:
+    factor = 1 / (1 + slope * ops.abs(x))
+    return factor * factor
+
+
+def _arctan(x: Any, slope: float) -> Any:
+    scaled = math.pi / 2 * slope * x
+    return slope / 2 / (1 + scaled * scaled)
+
+
+def _triangle(x: Any, slope: float) -> Any:
+    height = 1 - ops.abs(x)
+    return slope * ops.where(height > 0, height, ops.zeros_like(height))
+
+
+# The surrogate derivative, and the slope of its source.
+_SURROGATES: dict[str, tuple[Callable[[Any, float], Any], float]] = {
+    "fast_sigmoid": (_fast_sigmoid, 100.0),
+    "arctan": (_arctan, 2.0),
+    "triangle": (_triangle, 0.3),
+}
+
+
+@custom_gradient
+def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = None) -> Pair:
+    """Whether a membrane potential has reached its threshold, with the gradient of something smooth.
+
+        y = 1 where x >= 0, else 0,    dL/dx = dL/dy s(x)
+
+        kind            s(x)                                      slope a
+        fast_sigmoid    1 / (1 + a |x|)^2                         100
+        arctan          a / 2 / (1 + (pi / 2 a x)^2)              2
+        triangle        a max(0, 1 - |x|)                         0.3
+
+    Sources: fast_sigmoid: Zenke & Ganguli 2018, SuperSpike, https://arxiv.org/abs/1705.11146, with the slope of the
+    tutorial to Neftci, Mostafa & Zenke 2019, https://arxiv.org/abs/1901.09948. arctan: Fang et al. 2021, Incorporating
+    learnable membrane time constant, https://arxiv.org/abs/2007.05785. triangle: Esser et al. 2016,
+    https://arxiv.org/abs/1603.08270, with the dampening factor of Bellec et al. 2018, https://arxiv.org/abs/1803.09574.
+
+    Args:
+        x: A real floating tensor: the potential less the threshold.
+        kind: "fast_sigmoid", "arctan" or "triangle".
+        slope: A positive number, or None for that of the source.
+
+    Returns:
+        A tensor of zeros and ones, of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no real floating tensor.
+        ValueError: There is no surrogate of that name, or `slope` is not positive.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> recipes.surrogate_spike(np.array([-0.5, 0.0, 1.0]))
+        array([0., 1., 1.])
+        >>> keras_cg.grad(recipes.surrogate_spike)(np.array([-0.5, 0.0, 1.0]), "triangle")
+        array([0.15, 0.3 , 0.  ])
+    """
+    if kind not in _SURROGATES:
+        raise errors.unknown_surrogate(kind, tuple(_SURROGATES))
+    surrogate, default = _SURROGATES[kind]
+    steep = tensors.positive("surrogate_spike", "slope", default if slope is None else slope)
+    x = tensors.real("surrogate_spike", "x", x)
+    wide = tensors.wide(x)
+
+    def grad(upstream: Any) -> Any:
+        return tensors.as_like(upstream, wide) * surrogate(wide, steep), None, None
+
+    return ops.where(x >= 0, ops.ones_like(x), ops.zeros_like(x)), grad
+
+
+@custom_gradient
+def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_scale: Any = None) -> Pair:
+    """Uniform quantisation with a step size that is given, or learned as in LSQ.
+
+        y = step round(min(max(x / step, -Qn), Qp)),
+
+    where round goes to the nearest integer and half-way cases to the even one, and Qn = 2^(bits-1), Qp = Qn - 1 if
+    `signed`, Qn = 0, Qp = 2^bits - 1 otherwise. With r = x / step:
+
+        dL/dx    = dL/dy    where -Qn < r < Qp, else 0
+        dL/dstep = gradient_scale sum dL/dy (round(r) - r  where -Qn < r < Qp; -Qn below; Qp above)
+
+    Source: Esser et al. 2020, Learned step size quantization, equations 1 to 5, https://arxiv.org/abs/1902.08153
+
+    Args:
+        x: A real floating tensor.
+        step: The distance of two levels. A positive number is taken as it is. A floating tensor is learned: a scalar,
+            or one that broadcasts to `x`, such as one step per channel; its gradient is summed to its shape.
+        bits: 1 to 24; at least 2 if `signed`.
+        signed: Whether the levels lie on both sides of zero.
+        gradient_scale: What the gradient of `step` is multiplied by: None for 1, which is equation 3 as it stands;
+            "lsq" for the paper's 1 / sqrt(N Qp) with N the number of elements of `x` that share a step, as it is meant
+            for weights; or a number. For activations the paper's N does not count the batch: give the number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` or `step` is no real floating tensor.
+        ValueError: `step` is a number that is not positive, or `bits` or `gradient_scale` is none of the above.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> x = np.array([-9.0, -0.6, 0.3, 9.0])
+        >>> recipes.quantize(x, 0.5, bits=3)
+        array([-2. , -0.5,  0.5,  1.5])
+        >>> for gradient in keras_cg.grad(lambda x, s: recipes.quantize(x, s, bits=3), (0, 1))(x, np.array(0.5)):
+        ...     print(gradient.round(3))
+        [0. 1. 1. 0.]
+        -0.4
+    """
+    low, high = _levels(bits, signed)
+    if not (gradient_scale is None or gradient_scale == "lsq" or isinstance(gradient_scale, numbers.Real)):
+        raise errors.bad_parameter("quantize", "gradient_scale", gradient_scale, 'None, "lsq" or a number')
+    wide = tensors.wide(tensors.real("quantize", "x", x))
+    size = tensors.number("quantize", "step", step)
+    if isinstance(size, float) and not size > 0:
+        raise errors.bad_parameter("quantize", "step", step, "a positive number or a floating tensor")
+    ratio = wide / tensors.fit(size, wide)
+    level = _round(ops.maximum(ops.minimum(ratio, ops.full_like(ratio, high)), ops.full_like(ratio, low)))
+
+    def grad(upstream: Any) -> Any:
+        inside = (ratio > low) & (ratio < high)
+        arriving = tensors.as_like(upstream, ratio)
+        found = ops.where(inside, arriving, ops.zeros_like(arriving))
+        if isinstance(size, float):
+            return found, None, None, None, None
+        slope = arriving * ops.where(inside, level - ratio, level)
+        return found, _sum_to(slope, size) * _step_scale(gradient_scale, x, size, high), None, None, None
+
+    return tensors.as_like(level * tensors.fit(size, wide), tensors.real("quantize", "x", x)), grad
+
+
+def _levels(bits: Any, signed: bool) -> tuple[float, float]:
+    """-Qn and Qp."""
+    if not isinstance(bits, int) or not (2 if signed else 1) <= bits <= 24:
+        raise errors.bad_parameter("quantize", "bits", bits, "a whole number from 1 (if signed, from 2) to 24")
+    return (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
+
+
+def _round(x: Any) -> Any:
+    """The nearest integers, half-way cases to the even one."""
+    # By hand, because tf.experimental.numpy.round raises (TensorFlow 2.21).
+    down = ops.floor(x)
+    rest = x - down
+    is_odd = down - 2 * ops.floor(down / 2) > 0
+    return ops.where((rest > 0.5) | ((rest >= 0.5) & is_odd), down + 1, down)
+
+
+def _step_scale(scale: Any, x: Any, step: Any, high: float) -> Any:
+    """What the gradient of a learned step is multiplied by."""
+    if scale is None:
+        return 1.0
+    if scale != "lsq":
+        return float(scale)
+    sizes = config.active.shape(x), config.active.shape(step)
+    if any(size is None or None in size for size in sizes):
+        raise errors.unknown_count("quantize")
+    elements, steps = map(math.prod, sizes)
+    return 1 / math.sqrt(max(elements // steps, 1) * high)
+
+
+def _sum_to(x: Any, like: Any) -> Any:
+    """`x` summed to the shape of `like`, which broadcasts to it."""
+    size = config.active.shape(like)
+    lead = len(config.active.shape(x)) - len(size)
+    kept = tuple(lead + place for place, length in enumerate(size) if length == 1)
+    if kept:
+        x = ops.sum(x, axis=kept, keepdims=True)
+    return ops.sum(x, axis=tuple(range(lead))) if lead else x

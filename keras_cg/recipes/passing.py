@@ -1,0 +1,188 @@
+"""What goes forward as it is, and comes back changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_cg import config, errors, ops
+from keras_cg.frontend import custom_gradient, function_name
+from keras_cg.recipes import tensors
+from keras_cg.recipes.safe import safe_norm
+from keras_cg.recipes.tensors import Pair
+
+
+def straight_through(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with the gradient of the identity: the straight-through estimator.
+
+    As `fn`, but the gradient of its first argument is upstream itself, as if the output were that argument. What else
+    `fn` is given, by position or by keyword, gets no gradient.
+
+        y = fn(x, ...),    dL/dx = dL/dy
+
+    Source: Bengio, Léonard & Courville 2013, Estimating or propagating gradients through stochastic neurons,
+    https://arxiv.org/abs/1308.3432
+
+    Args:
+        fn: A function whose output has the structure and the shapes of its first argument, and a floating dtype. A
+            compiled one serves as well.
+
+    Returns:
+        A function with the arguments and the output of `fn`.
+
+    Raises:
+        TypeError: `fn` cannot be called.
+        GradientError: When the result is called: the output is not like the first argument.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> sign = recipes.straight_through(np.sign)
+        >>> sign(np.array([-0.3, 2.0]))
+        array([-1.,  1.])
+        >>> keras_cg.grad(sign)(np.array([-0.3, 2.0]))
+        array([1., 1.])
+    """
+    if not callable(fn):
+        raise errors.not_a_function("straight_through", fn)
+    name = f"straight_through({function_name(fn)})"
+
+    @custom_gradient
+    @tensors.named_like(fn)
+    def estimate(*args: Any, **kwargs: Any) -> Pair:
+        output = fn(*args, **kwargs)
+        first, *others = (*args, *kwargs.values())
+        tensors.check_alike(name, tensors.leaves(first), tensors.leaves(output))
+        count = len(tensors.leaves(others))
+
+        def grad(upstream: Any) -> Any:
+            return [*tensors.leaves(upstream), *[None] * count]
+
+        return output, grad
+
+    return estimate
+
+
+@custom_gradient
+def reverse_gradient(x: Any, scale: Any = 1.0) -> Pair:
+    """The identity, with the gradient reversed: what makes one part of a network work against another.
+
+        y = x,    dL/dx = -scale dL/dy
+
+    Source: Ganin & Lempitsky 2015, Unsupervised domain adaptation by backpropagation,
+    https://arxiv.org/abs/1409.7495
+
+    Args:
+        x: A tensor or any nest of tensors.
+        scale: A number, or a tensor that broadcasts to every tensor of `x`, which gets no gradient.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: `scale` is neither a number nor a real floating tensor.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> keras_cg.grad(lambda x: 3 * recipes.reverse_gradient(x, 0.5))(np.array([1.0, 2.0]))
+        array([-1.5, -1.5])
+    """
+    scale = tensors.number("reverse_gradient", "scale", scale)
+    return x, lambda upstream: (tensors.mapped(lambda each: -each * tensors.fit(scale, each), upstream), None)
+
+
+@custom_gradient
+def scale_gradient(x: Any, scale: Any) -> Pair:
+    """The identity, with the gradient multiplied by a number.
+
+        y = x,    dL/dx = scale dL/dy
+
+    With 0 no gradient passes; between 0 and 1 a part of a network learns more slowly than the rest.
+
+    Source: Ganin & Lempitsky 2015, as `reverse_gradient`, which is this with a negative number.
+
+    Args:
+        x: A tensor or any nest of tensors.
+        scale: A number, or a tensor that broadcasts to every tensor of `x`, which gets no gradient.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: `scale` is neither a number nor a real floating tensor.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> keras_cg.grad(lambda x: 3 * recipes.scale_gradient(x, 0.5))(np.array([1.0, 2.0]))
+        array([1.5, 1.5])
+    """
+    scale = tensors.number("scale_gradient", "scale", scale)
+    return x, lambda upstream: (tensors.mapped(lambda each: each * tensors.fit(scale, each), upstream), None)
+
+
+@custom_gradient
+def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Pair:
+    """The identity, with the gradient clipped: by value, or by its norm.
+
+        y = x,    dL/dx = min(max(dL/dy, -value), value)
+        y = x,    dL/dx = dL/dy min(1, norm / |dL/dy|)
+
+    The norm is the 2-norm of the upstreams of the whole nest together, so that their direction stays. Neither is linear
+    in upstream: forward mode refuses it.
+
+    Source: Pascanu, Mikolov & Bengio 2013, On the difficulty of training recurrent neural networks,
+    https://arxiv.org/abs/1211.5063
+
+    Args:
+        x: A real floating tensor or any nest of such.
+        value: The largest element that passes: a positive number, or a tensor that broadcasts, which gets no gradient.
+        norm: The largest norm that passes: a positive number or a scalar tensor, which gets no gradient.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: Not exactly one of `value` and `norm` is given, it is no number and no real floating tensor, or `x`
+            is complex.
+        ValueError: It is not positive.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> upstream = np.array([3.0, 4.0])
+        >>> keras_cg.grad(lambda x: upstream * recipes.clip_gradient(x, value=3.5))(np.zeros(2))
+        array([3. , 3.5])
+        >>> keras_cg.grad(lambda x: upstream * recipes.clip_gradient(x, norm=1.0))(np.zeros(2))
+        array([0.6, 0.8])
+    """
+    if (value is None) == (norm is None):
+        raise errors.not_one_limit()
+    name = "value" if norm is None else "norm"
+    limit = tensors.number("clip_gradient", name, value if norm is None else norm)
+    if isinstance(limit, float) and not limit > 0:
+        raise errors.bad_parameter("clip_gradient", name, limit, "a positive number")
+    for leaf in filter(config.active.is_tensor, tensors.leaves(x)):
+        if config.active.dtype(leaf).startswith("complex"):
+            raise errors.not_real("clip_gradient", "x", tensors.described(leaf))
+
+    def by_value(each: Any) -> Any:
+        bound = tensors.fit(limit, each) * ops.ones_like(each)
+        return ops.maximum(ops.minimum(each, bound), -bound)
+
+    def by_norm(upstream: Any) -> Any:
+        parts = [tensors.wide(each) for each in tensors.leaves(upstream) if each is not None]
+        if not parts:
+            return upstream
+        widest = max(map(config.active.dtype, parts))
+        total = safe_norm(ops.stack([tensors.cast(safe_norm(each), widest) for each in parts]))
+        bound = tensors.fit(limit, total) * ops.ones_like(total)
+        factor = bound / ops.maximum(total, bound)
+        return tensors.mapped(lambda each: each * tensors.fit(factor, each), upstream)
+
+    return x, lambda upstream: (tensors.mapped(by_value, upstream) if norm is None else by_norm(upstream), None)

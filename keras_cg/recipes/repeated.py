@@ -1,0 +1,180 @@
+"""Functions that run more than once: again for the gradient, or until nothing moves any more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from keras_cg import config, errors, nest, ops
+from keras_cg.autodiff import vjp
+from keras_cg.frontend import custom_gradient, function_name, split
+from keras_cg.nest import Nest
+from keras_cg.recipes import tensors
+from keras_cg.recipes.tensors import Pair
+from keras_cg.rule import Call
+
+
+def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that keeps only its arguments for the backward pass, and runs again there: rematerialisation.
+
+    The output, the gradients and all higher derivatives are those of `f`; memory is traded for time. What `f` closes
+    over is trained as ever, and a `custom_gradient` inside keeps its rule. JAX and torch do it by themselves
+    (`jax.checkpoint`, `torch.utils.checkpoint`), and torch draws the same random numbers again; for TensorFlow draw
+    them with `tf.random.stateless_*` functions. Under a transform of torch.func no memory
+    is saved, and under `torch.compile` its own partitioner decides.
+
+    Source: Griewank & Walther 2000, Algorithm 799: revolve, https://doi.org/10.1145/347837.347846; Chen et al. 2016,
+    Training deep nets with sublinear memory cost, https://arxiv.org/abs/1604.06174
+
+    Args:
+        f: A function of any arguments, by position or keyword: nests of tensors, and whatever else. It returns a nest.
+
+    Returns:
+        A function with the arguments and the output of `f`.
+
+    Raises:
+        TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework.
+        CapturedVariableError: When the result is called: `f` reads a value that is being differentiated and that is
+            neither an argument nor in a closure, where the backend cannot tell (TensorFlow, NumPy).
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> runs = []
+        >>> def cube(x):
+        ...     runs.append("forward")
+        ...     return x**3
+        >>> keras_cg.grad(recipes.recompute(cube))(np.array(2.0)).item(), len(runs)
+        (12.0, 2)
+    """
+    if not callable(f):
+        raise errors.not_a_function("recompute", f)
+    name = f"recompute({function_name(f)})"
+
+    @tensors.named_like(f)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        backend = config.active
+        laid = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
+        given = Call(backend, name, f, len(args), tuple(kwargs), laid)
+        places = split(backend, name, laid, lambda place: f"the argument {given.labels()[place]}")
+        values = [backend.asarray(laid.leaves[place]) for place in places]
+        for place in places:
+            laid.leaves[place] = None
+        finished: list[tuple[Nest, tuple[int, ...]]] = []
+
+        def flat(*values: Any) -> tuple[Any, ...]:
+            filled = laid.fill(places, values)
+            output = f(
+                *filled[: given.positionals], **dict(zip(given.keywords, filled[given.positionals :], strict=True))
+            )
+            outputs = nest.flatten(output, backend.is_tensor, backend.children)
+            found = split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")
+            results = tuple(backend.asarray(outputs.leaves[place]) for place in found)
+            for place in found:
+                outputs.leaves[place] = None
+            finished[:] = [(outputs, found)]
+            return results
+
+        results = backend.recompute(flat, values)
+        outputs, found = finished[0]
+        return outputs.fill(found, results)
+
+    return recomputed
+
+
+def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | None = None) -> Callable[..., Any]:
+    """The solution of z = f(z, ...), with the gradient of the implicit function theorem.
+
+    `solve(z0, *args)` applies `f` so many times, and forgets how it got there: the gradient needs the solution alone.
+
+        z = f(z, args),    w = dL/dz + (df/dz)^T w,    dL/dargs = (df/dargs)^T w,    none for z0
+
+    Both are iterated `steps` times, so that they compile everywhere: `f` must be a contraction near the solution. If
+    the last step moves z, or w, by more than `tolerance` times its largest element, then **the result is NaN**, for no
+    compiled program can raise: give more steps.
+
+    Source: Christianson 1994, Reverse accumulation and attractive fixed points,
+    https://doi.org/10.1080/10556789408805572; Bai, Kolter & Koltun 2019, Deep equilibrium models,
+    https://arxiv.org/abs/1909.01377
+
+    Args:
+        f: A function `f(z, *args)` that returns a nest like `z`. What it is differentiated by must be in `args`.
+        steps: How often it is applied, at least 1.
+        tolerance: A positive number; None for the square root of the dtype's epsilon. Of a solution that is zero,
+            the size is that of z0, or 1 if that is smaller.
+
+    Returns:
+        A function `solve(z0, *args)`, where `z0` is a real floating tensor or a nest of such and each of `args` is any
+        nest; it returns the solution.
+
+    Raises:
+        TypeError: `f` cannot be called. When the result is called: `z0` has something else than real floating tensors.
+        ValueError: `steps` or `tolerance` is none of the above.
+        GradientError: When the result is called: `f` returned something that is not like `z`.
+        CapturedVariableError: When the result is called: `f` closes over a value that is being differentiated.
+
+    Example:
+        The square root of a by Heron's rule, and its derivative 1 / (2 sqrt(a)):
+
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> sqrt = recipes.fixed_point(lambda z, a: (z + a / z) / 2, steps=10)
+        >>> sqrt(np.array(1.0), np.array(4.0)).item()
+        2.0
+        >>> keras_cg.grad(sqrt, 1)(np.array(1.0), np.array(4.0)).item()
+        0.25
+    """
+    if not callable(f):
+        raise errors.not_a_function("fixed_point", f)
+    if not isinstance(steps, int) or steps < 1:
+        raise errors.bad_parameter("fixed_point", "steps", steps, "a whole number from 1 on")
+    if tolerance is not None:
+        tolerance = tensors.positive("fixed_point", "tolerance", tolerance)
+    name = f"fixed_point({function_name(f)})"
+
+    @custom_gradient
+    def solve(z0: Any, *args: Any) -> Pair:
+        for leaf in tensors.leaves(z0):
+            if not tensors.is_real(leaf):
+                raise errors.not_real(name, "z0", tensors.described(leaf))
+        z = _iterate(name, lambda z: f(z, *args), z0, steps, tolerance)
+
+        def grad(upstream: Any) -> Any:
+            # Differentiated again, z hangs on the arguments by its own iteration, and w by this one.
+            _, pullback = vjp(f, z, *args)
+            w = _iterate(
+                name, lambda w: tensors.mapped(lambda a, b: a + b, upstream, pullback(w)[0]), upstream, steps, tolerance
+            )
+            return tensors.mapped(lambda each: None, z0), *pullback(w)[1:]
+
+        return z, grad
+
+    return solve
+
+
+_EPSILONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+
+
+def _iterate(name: str, f: Callable[[Any], Any], start: Any, steps: int, tolerance: float | None) -> Any:
+    """What `f` leads to from `start`, and NaN if it still moves."""
+    before, z = start, f(start)
+    tensors.check_alike(name, tensors.leaves(start), tensors.leaves(z))
+    for _ in range(steps - 1):
+        before, z = z, f(z)
+    kinds = [config.active.dtype(each) for each in tensors.leaves(z)]
+    allowed = max(_EPSILONS[kind] for kind in kinds) ** 0.5 if tolerance is None else tolerance
+    moved = _largest(tensors.mapped(lambda a, b: a - b, z, before))
+    first = _largest(start)
+    size = ops.maximum(_largest(z), ops.minimum(first, ops.ones_like(first)))
+    is_still = moved <= allowed * size
+    return tensors.mapped(lambda each: ops.where(is_still, each, ops.full_like(each, math.nan)), z)
+
+
+def _largest(value: Any) -> Any:
+    """The largest magnitude in a nest, in the widest of its dtypes."""
+    found = [tensors.wide(ops.max(ops.abs(each))) for each in tensors.leaves(value)]
+    widest = max(map(config.active.dtype, found))
+    return ops.max(ops.stack([tensors.cast(each, widest) for each in found]))

@@ -1,0 +1,210 @@
+"""Functions whose plain derivative overflows, or is NaN."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from keras_cg import config, errors, ops
+from keras_cg.frontend import custom_gradient
+from keras_cg.recipes import tensors
+from keras_cg.recipes.tensors import Pair
+
+
+@custom_gradient
+def log1pexp(x: Any) -> Pair:
+    """log(1 + exp(x)), the softplus, right for numbers of any size and in every derivative.
+
+        y = max(x, 0) + log1p(exp(-|x|)),    dL/dx = dL/dy / (1 + exp(-x))
+
+    Plain differentiation gives NaN where exp(x) overflows.
+
+    Source: Mächler 2012, Accurately computing log(1 - exp(-|a|)),
+    https://cran.r-project.org/web/packages/Rmpfr/vignettes/log1mexp-note.pdf
+
+    Args:
+        x: A real floating tensor.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no real floating tensor.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> x = np.array([-1000.0, 0.0, 1000.0])
+        >>> recipes.log1pexp(x).tolist()
+        [0.0, 0.6931471805599453, 1000.0]
+        >>> keras_cg.grad(recipes.log1pexp)(x)
+        array([0. , 0.5, 1. ])
+    """
+    x = tensors.real("log1pexp", "x", x)
+    wide = tensors.wide(x)
+    is_positive = wide >= 0
+    # Not abs, whose derivative at 0 is 0.
+    e = ops.exp(ops.where(is_positive, -wide, wide))
+    value = ops.where(is_positive, wide, ops.zeros_like(wide)) + ops.log1p(e)
+
+    def grad(upstream: Any) -> Any:
+        return tensors.as_like(upstream, e) * ops.where(is_positive, 1 / (1 + e), e / (1 + e))
+
+    return tensors.as_like(value, x), grad
+
+
+@custom_gradient
+def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Pair:
+    """The 2-norm, whose gradient is 0 at 0, and which neither overflows nor underflows.
+
+        y = sqrt(sum x^2) = m sqrt(sum (x / m)^2)  with m = max |x|,    dL/dx = dL/dy x / y, and 0 where y = 0
+
+    Plain differentiation gives NaN at 0. In float32 the plain norm is infinite for elements of 1e20 and zero for 1e-30.
+
+    Source: Blue 1978, A portable Fortran program to find the Euclidean norm of a vector,
+    https://doi.org/10.1145/355769.355771 (the scaling); at 0 it is the subgradient of least norm.
+
+    Args:
+        x: A real floating tensor.
+        axis: The axis or the axes to sum over; None for all.
+        keepdims: Whether these stay, with size 1.
+
+    Returns:
+        A tensor of the dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no real floating tensor.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> x = np.array([[3e200, 4e200], [0.0, 0.0]])
+        >>> recipes.safe_norm(x, axis=1)
+        array([5.e+200, 0.e+000])
+        >>> keras_cg.grad(lambda x: recipes.safe_norm(x, axis=1))(x)
+        array([[0.6, 0.8],
+               [0. , 0. ]])
+    """
+    x = tensors.real("safe_norm", "x", x)
+    wide, axes = tensors.wide(x), _axes(x, axis)
+    # Of nothing there is no maximum; the sum of nothing is 0.
+    reduced = ops.sum if 0 in config.active.shape(x) else ops.max
+    largest = tensors.constant(reduced(ops.abs(wide), axis=axes, keepdims=True) if axes else ops.abs(wide))
+    unit = ops.where((largest > 0) & (largest < math.inf), largest, ops.ones_like(largest))
+    scaled = wide / unit
+    total = ops.sum(scaled * scaled, axis=axes, keepdims=True) if axes else scaled * scaled
+    is_zero = total <= 0
+    length = ops.sqrt(ops.where(is_zero, ops.ones_like(total), total))
+    norm = tensors.as_like(ops.where(is_zero, ops.zeros_like(length), unit * length), x)
+
+    def grad(upstream: Any) -> Any:
+        for place in () if keepdims else axes:
+            upstream = ops.expand_dims(upstream, axis=place)
+        direction = ops.where(is_zero, ops.zeros_like(scaled), scaled / length)
+        return tensors.as_like(upstream, direction) * direction, None, None
+
+    return norm if keepdims or not axes else ops.squeeze(norm, axis=axes), grad
+
+
+def _axes(x: Any, axis: Any) -> tuple[int, ...]:
+    """One axis, several or None for all, as numbers from 0 on."""
+    rank = len(config.active.shape(x) or ())
+    if axis is None:
+        return tuple(range(rank))
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    if not all(isinstance(each, int) and -rank <= each < rank for each in given):
+        raise errors.bad_parameter("safe_norm", "axis", axis, f"an axis of a tensor with {rank}, or a tuple of such")
+    return tuple(sorted({each % rank for each in given}))
+
+
+@custom_gradient
+def safe_sqrt(x: Any) -> Pair:
+    """The square root, 0 and with gradient 0 for x <= 0.
+
+        y = sqrt(max(x, 0)),    dL/dx = dL/dy / (2 sqrt(x)) where x > 0, else 0
+
+    Plain differentiation gives infinity at 0, and NaN as soon as that is multiplied by zero.
+
+    Source: the convention of the subgradient that is finite, as in `safe_norm`; written as in the JAX FAQ,
+    https://docs.jax.dev/en/latest/faq.html#gradients-contain-nan-where-using-where
+
+    Args:
+        x: A real floating tensor.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no real floating tensor.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> recipes.safe_sqrt(np.array([-1.0, 0.0, 4.0]))
+        array([0., 0., 2.])
+        >>> keras_cg.grad(recipes.safe_sqrt)(np.array([-1.0, 0.0, 4.0]))
+        array([0.  , 0.  , 0.25])
+    """
+    x = tensors.real("safe_sqrt", "x", x)
+    wide = tensors.wide(x)
+    is_out = wide <= 0
+    root = ops.sqrt(ops.where(is_out, ops.ones_like(wide), wide))
+    value = ops.where(is_out, ops.zeros_like(root), root)
+
+    def grad(upstream: Any) -> Any:
+        return tensors.as_like(upstream, root) * ops.where(is_out, ops.zeros_like(root), 0.5 / root)
+
+    return tensors.as_like(value, x), grad
+
+
+# The smallest normal numbers.
+_SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
+
+
+@custom_gradient
+def safe_log(x: Any, floor: float | None = None) -> Pair:
+    """The logarithm of what is at least a floor, with gradient 0 below it.
+
+        y = log(max(x, floor)),    dL/dx = dL/dy / x where x >= floor, else 0
+
+    Plain differentiation gives infinity or NaN at 0, where a probability or a likelihood may well be.
+
+    Source: the derivative of the formula, written as in the JAX FAQ,
+    https://docs.jax.dev/en/latest/faq.html#gradients-contain-nan-where-using-where
+
+    Args:
+        x: A real floating tensor.
+        floor: A positive number; at least, and if it is None, the smallest normal number of the dtype.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no real floating tensor.
+        ValueError: `floor` is no positive number.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> recipes.safe_log(np.array([0.0, 1.0]), 1e-3).round(2)
+        array([-6.91,  0.  ])
+        >>> keras_cg.grad(recipes.safe_log)(np.array([0.0, 1.0, 4.0]))
+        array([0.  , 1.  , 0.25])
+    """
+    x = tensors.real("safe_log", "x", x)
+    least = _SMALLEST[config.active.dtype(x)]
+    if floor is not None:
+        least = max(least, tensors.positive("safe_log", "floor", floor))
+    wide = tensors.wide(x)
+    is_out = wide < least
+    inside = ops.where(is_out, ops.full_like(wide, least), wide)
+
+    def grad(upstream: Any) -> Any:
+        slope = 1 / ops.where(is_out, ops.ones_like(wide), wide)
+        return tensors.as_like(upstream, wide) * ops.where(is_out, ops.zeros_like(slope), slope), None
+
+    return tensors.as_like(ops.log(inside), x), grad
