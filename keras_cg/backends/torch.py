@@ -524,7 +524,7 @@ def _forward_levels() -> int:
 def vjp(
     fun: PlainFunction, tensors: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
-    if _transforms_active():
+    if torch.compiler.is_compiling() or _transforms_active():
         # There no tensor can be made a leaf; torch.func's own vjp nests.
         outputs, pull, aux = torch.func.vjp(fun, *tensors, has_aux=True)  # type: ignore[misc]
         return outputs, lambda cotangents: pull(tuple(cotangents)), aux
