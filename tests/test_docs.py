@@ -1,4 +1,4 @@
-"""docs/checking.md: its Python runs on every backend, and its commands print what it says."""
+"""docs/checking.md and docs/recipes.md: their Python runs on every backend, and their commands do what they say."""
 
 import pathlib
 import re
@@ -7,6 +7,8 @@ import sys
 
 import pages
 import pytest
+
+import keras_cg.recipes
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "checking.md"
@@ -17,8 +19,9 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_python_blocks(backend, tmp_path):
-    pages.run(PAGE, tmp_path)
+@pytest.mark.parametrize("page", ["checking", "recipes"])
+def test_python_blocks(backend, page, tmp_path):
+    pages.run(PAGE.with_stem(page), tmp_path)
 
 
 def test_the_bug_is_found_as_the_page_says(backend):
@@ -41,3 +44,17 @@ def test_the_plot_is_drawn_by_the_command_of_the_page(backend, tmp_path):
     arguments = command.replace("docs/softplus.png", str(tmp_path / "softplus.png")).split()[1:]
     found = run(*arguments, "--backends=numpy")
     assert (found.returncode, (tmp_path / "softplus.png").stat().st_size > 10_000) == (0, True)
+
+
+@pytest.mark.only("numpy")
+def test_the_recipes_are_drawn(backend, tmp_path):
+    path = tmp_path / "recipes.png"
+    command = [sys.executable, "docs/recipes.py", str(path)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert 10_000 < path.stat().st_size < 200_000
+
+
+@pytest.mark.only("numpy")
+def test_every_recipe_has_a_section(backend):
+    sections = re.findall(r"^## (.*)$", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
+    assert sorted(sections) == keras_cg.recipes.__all__

@@ -91,7 +91,7 @@ CHECKED = {
     ),
     "quantize, by channel": (
         recipes.quantize,
-        [np.stack([X, -X]), np.array([[0.4], [0.6]]), 2],
+        [np.stack([X, -X]), np.array([[0.4], [0.57]]), 2],
         {
             "expected": lambda x, step, bits, upstream: lsq(-2, 1, lambda each: ops.sum(each, axis=1, keepdims=True))(
                 x, step, upstream=upstream
@@ -125,9 +125,9 @@ CHECKED = {
 @pytest.mark.parametrize("case", CHECKED)
 def test_checked(backend, case):
     f, args, options = CHECKED[case]
-    # Compiling takes torch and TensorFlow seconds; each of these two runs what others run, too.
-    once = case not in ("reverse_gradient, scaled", "safe_norm, keeping dimensions", "surrogate_spike, triangle")
-    assert_gradients(f, *args, **options, compiled=once)
+    # Compiling takes seconds, and of each recipe one case may be enough.
+    is_first = case.partition(",")[0] not in [each.partition(",")[0] for each in CHECKED][: list(CHECKED).index(case)]
+    assert_gradients(f, *args, **options, compiled=is_first or case in ("quantize, learned", "clip_gradient, by norm"))
 
 
 def grid(backend, dtype, *arrays):
@@ -181,9 +181,17 @@ BATCHED = {
 
 @pytest.mark.parametrize("case", BATCHED)
 def test_batched(backend, case):
-    gradient = keras_cg.grad(lambda x: ops.sum(BATCHED[case](x)))
+    def loss(x):
+        return ops.sum(BATCHED[case](x))
+
+    gradient = keras_cg.grad(loss)
     expected = np.stack([found(gradient(config.active.asarray(row))) for row in ROWS])
     assert np.abs(expected).max() > 0
+    if backend == "torch":
+        import torch
+
+        # Under a vmap of keras_cg.grad, a rule that calls keras_cg.vjp is refused by torch (2.13).
+        gradient = torch.func.grad(loss)
     np.testing.assert_allclose(found(over_batch(backend, gradient, ROWS)), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -191,6 +199,8 @@ def test_batched(backend, case):
 
 KEEPING = {
     **BATCHED,
+    # tf.experimental.numpy.floor knows no bfloat16 (TensorFlow 2.21).
+    "straight_through": recipes.straight_through(lambda x: ops.where(x > 0, x * 2, x)),
     "quantize, learned": lambda x: recipes.quantize(x, ops.ones_like(x)[0] * 0.5, 3),
     "reverse_gradient, by a tensor": lambda x: recipes.reverse_gradient(x, np.float32(2.0)) * 3,
 }
@@ -223,7 +233,8 @@ def test_clipping_a_nest(backend, kwargs):
     def f(x):
         output = recipes.clip_gradient(x, **kwargs)
         assert output["name"] == "static"
-        return ops.sum(output["a"] * 3) + ops.sum(output["b"][0] * -4) + ops.sum(output["n"])
+        assert found(output["n"]).tolist() == [1, 2]
+        return ops.sum(output["a"] * 3) + ops.sum(output["b"][0] * -4)
 
     a, b = (config.active.asarray(np.zeros(shape, np.float32)) for shape in ((), (1,)))
     n = config.active.asarray(np.array([1, 2]))
