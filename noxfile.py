@@ -1,12 +1,14 @@
 """The manual of the project: `nox -l` lists what can be done, `nox` does all of it, `nox -s NAME` one thing.
 
-Every session has an environment of its own with the versions of constraints.txt. What follows `--` goes to the tool:
+Every session has an environment of its own with the versions of constraints.txt, but for those that need every
+framework: they share that of the session `frameworks`, which runs before them. What follows `--` goes to the tool:
 `nox -s "tests(torch)" -- -k conventions`.
 """
 
 from __future__ import annotations
 
 import pathlib
+import sysconfig
 
 import nox
 
@@ -22,9 +24,12 @@ FRAMEWORKS = [backend for backend in BACKENDS if backend in PYPROJECT["project"]
 # Quiet about its choice of CPU instructions; TensorFlow logs it at every start.
 # One thread for torch: two test processes run side by side, and its own threads would only wait for each other.
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1"}
-# The tests of documentation, which have a session of their own.
-PAGES = ("test_readme.py", "test_docs.py")
-PARALLEL = ("--numprocesses=2", "--dist=loadfile")
+# The tests of documentation, which have a session of their own, as the conformance suite has.
+PAGES = ("tests/test_readme.py", "tests/test_docs.py")
+ELSEWHERE = [f"--ignore={path}" for path in ("tests/conformance", *PAGES)]
+# Test by test, or file by file where a file keeps what its tests share.
+PARALLEL = ("--numprocesses=2", "--dist=worksteal")
+BY_FILE = ("--numprocesses=2", "--dist=loadfile")
 
 
 def install(session: nox.Session, *extras: str, groups: tuple[str, ...] = ()) -> None:
@@ -32,6 +37,18 @@ def install(session: nox.Session, *extras: str, groups: tuple[str, ...] = ()) ->
     package = f".[{','.join(extras)}]" if extras else "."
     # Without bytecode: of the frameworks only a part is imported, and that part is compiled then.
     session.install("--no-compile", *CONSTRAINTS, package, *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+def framework(backend: str) -> list[str]:
+    """The extra with the framework of a backend; NumPy's needs none."""
+    return [backend] if backend in FRAMEWORKS else []
+
+
+def run_shared(session: nox.Session, program: str, *arguments: str, env: dict[str, str] | None = None) -> None:
+    """Runs a program of the environment that the session `frameworks` made."""
+    environment = session.cache_dir.parent / "frameworks"
+    scripts = sysconfig.get_path("scripts", "venv", {"base": str(environment)})
+    session.run(str(pathlib.Path(scripts, program)), *arguments, env=env, external=True)
 
 
 @nox.session
@@ -43,62 +60,76 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
-def typecheck(session: nox.Session) -> None:
-    """Types: mypy --strict on the package, with every framework installed."""
-    install(session, *FRAMEWORKS, "cli", groups=("typecheck",))
-    session.run("mypy", *session.posargs)
+@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
+def tests(session: nox.Session, backend: str) -> None:
+    """The tests of one backend, in an environment with that framework alone."""
+    install(session, *framework(backend), "cli", "examples", groups=("test",))
+    marks = "not keras and not side_by_side" + ("" if backend == "numpy" else " and not once")
+    options = (f"--backends={backend}", "-m", marks, *ELSEWHERE)
+    session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
-def tests(session: nox.Session, backend: str) -> None:
-    """The tests of one backend, in an environment with that framework alone."""
-    install(session, *([backend] if backend in FRAMEWORKS else []), "cli", "examples", groups=("test",))
-    marks = "not keras and not side_by_side" + ("" if backend == "numpy" else " and not once")
-    elsewhere = [f"--ignore=tests/{name}" for name in ("conformance", *PAGES)]
-    session.run(
-        "pytest", *PARALLEL, f"--backends={backend}", "-m", marks, *elsewhere, *session.posargs, env=ENVIRONMENT
-    )
+def keras(session: nox.Session, backend: str) -> None:
+    """The tests with Keras on one backend, in an environment with Keras and that framework alone; its example."""
+    install(session, *framework(backend), "keras", "cli", "examples", groups=("test",))
+    environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
+    options = (f"--backends={backend}", "-m", "keras and not side_by_side", *ELSEWHERE)
+    session.run("pytest", *BY_FILE, *options, *session.posargs, env=environment)
+    if not session.posargs:
+        picture = f"{session.create_tmp()}/keras_digits.png"
+        session.run("python", "examples/keras_digits.py", "--output", picture, env=environment)
 
 
 @nox.session
+def frameworks(session: nox.Session) -> None:
+    """The environment with every framework and Keras, for the sessions that follow."""
+    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck"))
+
+
+@nox.session(venv_backend="none", requires=["frameworks"])
+def typecheck(session: nox.Session) -> None:
+    """Types: mypy --strict on the package, with every framework installed."""
+    run_shared(session, "mypy", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["frameworks"])
 def together(session: nox.Session) -> None:
-    """All frameworks and Keras in one process, the backend switched at run time; parity with Keras."""
-    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test",))
-    backends = f"--backends={','.join(BACKENDS)}"
-    # What needs one framework alone, and what takes long to compile, runs in the sessions of the backends.
-    files = ("test_autodiff.py", "test_examples.py", "test_checker.py", "test_checker_zoo.py", *PAGES)
-    alone = [f"--ignore=tests/{name}" for name in ("conformance", *files, *(f"test_{b}.py" for b in BACKENDS))]
-    short = ("-m", "not once", "-k", "not inductor and not (test_random_cases and not one_process)")
-    session.run("pytest", *PARALLEL, backends, *alone, *short, *session.posargs, env=ENVIRONMENT)
+    """What there is to being together: all frameworks in one process, the backend switched at run time; parity.
+
+    A backend by itself is the matter of `tests`. Here runs what needs several at once (the marker `side_by_side`), and
+    what other loaded frameworks could disturb (`together`): the choice of the backend, its namespace, types that
+    frameworks register, what functions capture, the same function on one backend after the other.
+    """
+    options = (f"--backends={','.join(BACKENDS)}", "-m", "(side_by_side or together) and not once", *ELSEWHERE)
+    run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=ENVIRONMENT)
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=["frameworks"])
 def conformance(session: nox.Session) -> None:
     """Every rule of the zoo under every transform; writes docs/conformance.md, and fails if that changed."""
-    install(session, *FRAMEWORKS, groups=("test",))
     reports = []
     for backend in BACKENDS:
         reports.append(f"{session.create_tmp()}/{backend}.json")
         options = [f"--backends={backend}", f"--conformance-report={reports[-1]}"]
-        session.run("pytest", "--numprocesses=2", "tests/conformance", *options, *session.posargs, env=ENVIRONMENT)
+        command = ("pytest", "--numprocesses=2", "tests/conformance", *options, *session.posargs)
+        run_shared(session, *command, env=ENVIRONMENT)
     if not session.posargs:
-        session.run("python", "-m", "conformance.report", *reports, env={"PYTHONPATH": "tests"})
+        run_shared(session, "python", "-m", "conformance.report", *reports, env={"PYTHONPATH": "tests"})
 
 
-@nox.session(default=False)
+@nox.session(venv_backend="none", requires=["frameworks"], default=False)
 def parity(session: nox.Session) -> None:
     """Writes docs/keras_parity.md: what comes of a program with Keras's decorator, and with ours."""
-    install(session, *FRAMEWORKS, "keras")
-    session.run("python", "-m", "parity.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
+    run_shared(session, "python", "-m", "parity.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
-@nox.session
+@nox.session(venv_backend="none", requires=["frameworks"])
 def readme(session: nox.Session) -> None:
     """The Python of README.md and docs/checking.md runs, on every backend; the commands there print what they say."""
-    install(session, *FRAMEWORKS, "cli", groups=("test",))
-    pages = [f"tests/{name}" for name in PAGES]
-    session.run("pytest", *PARALLEL, f"--backends={','.join(BACKENDS)}", *pages, *session.posargs, env=ENVIRONMENT)
+    backends = f"--backends={','.join(BACKENDS)}"
+    run_shared(session, "pytest", *PARALLEL, backends, *PAGES, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session

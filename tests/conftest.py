@@ -30,6 +30,8 @@ def pytest_configure(config):
 
 
 NAMES = pytest.StashKey()
+# Dynamo traces for it as it does for aot_eager; then it takes seconds to generate code.
+SLOW = "inductor"
 
 
 class Frame:
@@ -58,6 +60,8 @@ def pytest_generate_tests(metafunc):
     names = metafunc.config.stash[NAMES]
     if "frame" in metafunc.fixturenames:
         frames = [(name, mode) for name in names for mode in importlib.import_module(f"frameworks.{name}").MODES]
+        if not metafunc.definition.get_closest_marker(SLOW):
+            frames = [(name, mode) for name, mode in frames if mode != SLOW]
         metafunc.parametrize("frame", frames, ids=[f"{name}-{mode}" for name, mode in frames], indirect=True)
     elif "backend" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("only")

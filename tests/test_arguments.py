@@ -92,7 +92,7 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 def test_uses(frame, use):
     f = USES[use]
-    if use == "class" and frame.mode in ("aot_eager", "inductor"):
+    if use == "class" and frame.mode == "aot_eager":
         # torch.compile (2.13) cannot follow a class method to a descriptor; bound outside of what it compiles, it can.
         with pytest.raises(Exception, match="SourcelessBuilder"):
             frame.gradients(lambda x: f(x), X)
@@ -150,6 +150,7 @@ LEAVES = {
 }
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("kind", NESTS)
 def test_nests_in_and_out(frame, kind):
     build, parts = NESTS[kind], LEAVES[kind]
@@ -180,6 +181,7 @@ def test_nests_in_and_out(frame, kind):
     np.testing.assert_allclose(gy, np.full(3, 10.0))
 
 
+@pytest.mark.together
 def test_a_type_registered_with_the_frameworks_own_tree_utility(frame):
     Box = REGISTER[frame.name]()
 
@@ -284,6 +286,7 @@ def test_an_argument_that_needs_no_gradient(frame):
     np.testing.assert_allclose(gx, SEVEN)
 
 
+@pytest.mark.inductor
 def test_an_integer_argument(frame):
     @custom_gradient
     def f(x, indices):
@@ -330,6 +333,7 @@ def test_no_tensor_argument(frame):
 # --- outputs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.inductor
 def test_an_input_returned(frame):
     decorated = custom_gradient(lambda x: (x, lambda upstream: 7 * upstream))
     output, (gx,) = frame.differentiate(lambda x: decorated(x) * 2, X)
@@ -337,6 +341,7 @@ def test_an_input_returned(frame):
     np.testing.assert_allclose(gx, np.full(3, 14.0))
 
 
+@pytest.mark.inductor
 def test_inputs_returned_in_another_order(frame):
     decorated = custom_gradient(lambda x, y: ((y, x), lambda upstream: (7 * upstream[0], 5 * upstream[1])))
 
@@ -350,6 +355,7 @@ def test_inputs_returned_in_another_order(frame):
     np.testing.assert_allclose(gy, np.full(3, 10.0))
 
 
+@pytest.mark.inductor
 def test_one_tensor_returned_twice(frame):
     @custom_gradient
     def f(x):
@@ -365,6 +371,7 @@ def test_one_tensor_returned_twice(frame):
     np.testing.assert_allclose(gx, np.full(3, 7 + 22.0))
 
 
+@pytest.mark.inductor
 def test_one_tensor_passed_twice(frame):
     decorated = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream, 5 * upstream)))
     output, (gx,) = frame.differentiate(lambda x: decorated(x, x), X)
@@ -372,6 +379,7 @@ def test_one_tensor_passed_twice(frame):
     np.testing.assert_allclose(gx, np.full(3, 12.0))
 
 
+@pytest.mark.inductor
 def test_a_view_of_an_input(frame):
     decorated = custom_gradient(lambda x: (ops.reshape(x, (3, 1)), lambda upstream: 7 * ops.reshape(upstream, (3,))))
     output, (gx,) = frame.differentiate(lambda x: decorated(x), X)
@@ -399,6 +407,7 @@ def test_no_output(frame):
 # --- dtypes and shapes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.inductor
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (2, 3)], ids=str)
 def test_shapes(frame, shape):
     array = np.linspace(1, 2, int(np.prod(shape)), dtype=np.float32).reshape(shape)
@@ -408,6 +417,7 @@ def test_shapes(frame, shape):
     np.testing.assert_allclose(gx, np.full(shape, 7.0))
 
 
+@pytest.mark.inductor
 @pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "complex128"])
 def test_dtypes(frame, dtype):
     if frame.name == "jax" and dtype in ("float64", "complex128"):
@@ -435,6 +445,7 @@ def check_dtype(frame, dtype):
         np.testing.assert_allclose(gx, SEVEN)
 
 
+@pytest.mark.inductor
 def test_bfloat16(frame):
     if frame.name == "numpy":
         return  # NumPy has no bfloat16
@@ -473,6 +484,7 @@ class TestForeign:
         tensor = importlib.import_module(f"frameworks.{other}").tensor(X)
         return tensor, {"torch": "torch.Tensor", "jax": "jaxlib", "tensorflow": "EagerTensor"}[other], other
 
+    @pytest.mark.side_by_side
     def test_argument(self, eager, backend, backends):
         found = self.foreign(backend, backends)
         if found is None:
@@ -491,6 +503,7 @@ class TestForeign:
         for part in ("usual cause: ", "remedy: ", "set_backend", "KERAS_CG_BACKEND"):
             assert part in str(caught.value)
 
+    @pytest.mark.side_by_side
     def test_output(self, eager, backend, backends):
         found = self.foreign(backend, backends)
         if found is None:

@@ -9,6 +9,8 @@ import pytest
 import keras_cg
 from keras_cg import backends
 
+pytestmark = pytest.mark.together
+
 TOY = '''
 """A backend whose tensors are one Python float each, with a tape of its own."""
 
@@ -164,6 +166,7 @@ def run(folder, code, backend="toy"):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
 
 
+@pytest.mark.once
 def test_a_fifth_backend_takes_one_file(tmp_path):
     install(tmp_path, TOY)
     done = run(tmp_path, USE)
@@ -192,6 +195,7 @@ TRANSFORMS = {name: ALL[name] for name in ("call", "grad")}
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("attach", "passed", "failed"), [("attach_numpy(fun, tensors)", 6, 0), ("fun(*tensors)[0]", 3, 3)]
 )
@@ -211,6 +215,7 @@ def test_the_conformance_suite_runs_on_a_backend_elsewhere(tmp_path, attach, pas
     assert f"{failed} failed" in summary if failed else "failed" not in summary
 
 
+@pytest.mark.once
 def test_an_incomplete_backend(tmp_path):
     install(tmp_path, TOY.replace("def attach(", "def attached(").replace("def shape(", "def shaped("))
     done = run(tmp_path, "import keras_cg; keras_cg.custom_gradient(lambda x: (x, lambda g: g))(1)")
@@ -218,6 +223,7 @@ def test_an_incomplete_backend(tmp_path):
     assert "ImportError: the backend 'toy' lacks shape, attach" in done.stderr
 
 
+@pytest.mark.once
 def test_an_entry_point_to_nowhere(tmp_path):
     install(tmp_path, TOY, "absent_package.module")
     done = run(tmp_path, "import keras_cg; print(keras_cg.available_backends()); keras_cg.ops.exp")

@@ -5,6 +5,8 @@ import pytest
 
 from keras_cg import CapturedVariableError, custom_gradient
 
+pytestmark = pytest.mark.together
+
 X = np.array([1.0, 2.0, 3.0], np.float32)
 
 

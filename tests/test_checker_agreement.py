@@ -13,6 +13,7 @@ V = np.array([0.7, -1.2, 0.4], np.float32)
 QUICK = {"order": 1, "modes": ("reverse",), "compiled": False}
 
 
+@pytest.mark.side_by_side
 def test_agreement(backends):
     report = check_gradients(custom_gradient(lambda x: (x**2, lambda u: 2 * u * x)), V, backends=backends, **QUICK)
     assert report, report
@@ -22,6 +23,7 @@ def test_agreement(backends):
     assert list(report.evidence) == list(backends)
 
 
+@pytest.mark.side_by_side
 def test_the_odd_one_out(backends):
     """On every backend a function gives something else there, as a bug of one framework would."""
     for odd in backends:

@@ -11,6 +11,8 @@ import pytest
 
 import keras_cg
 
+pytestmark = pytest.mark.together
+
 
 def run(code, **environment):
     """Runs code in a fresh interpreter and returns what it printed."""

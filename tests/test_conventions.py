@@ -238,10 +238,11 @@ TWO_OUTPUTS = [
 UNREADABLE_WHILE_TRACING = (two_positionals_and_a_default, two_positionals_and_variables)
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("function", TWO_OUTPUTS, ids=lambda function: function.__name__)
 def test_two_outputs(frame, function):
     decorated = custom_gradient(function)
-    if frame.mode in ("aot_eager", "inductor") and function in UNREADABLE_WHILE_TRACING:
+    if frame.mode == "aot_eager" and function in UNREADABLE_WHILE_TRACING:
         with pytest.raises(AssertionError, match="make them keyword-only"):
             frame.gradients(lambda x: decorated(x)[0], X)
         return
@@ -255,6 +256,7 @@ def test_two_outputs(frame, function):
     np.testing.assert_allclose(gx, np.full(3, 7 * 2 + 11 * 3.0))
 
 
+@pytest.mark.together
 def test_upstream_has_the_structure_of_the_output(frame):
     @custom_gradient
     def f(x):
@@ -276,6 +278,7 @@ def test_upstream_has_the_structure_of_the_output(frame):
     np.testing.assert_allclose(gx, np.full(3, 7 * 2 + 11 * 5.0))
 
 
+@pytest.mark.inductor
 def test_an_output_that_nobody_used_has_zeros_upstream(frame):
     @custom_gradient
     def f(x):
@@ -288,6 +291,7 @@ def test_an_output_that_nobody_used_has_zeros_upstream(frame):
     np.testing.assert_allclose(gx, np.full(3, 18.0))
 
 
+@pytest.mark.inductor
 def test_an_integer_output_has_no_upstream(frame):
     @custom_gradient
     def f(x):
@@ -302,6 +306,7 @@ def test_an_integer_output_has_no_upstream(frame):
     np.testing.assert_allclose(gx, np.full(3, 7.0))
 
 
+@pytest.mark.together
 def test_the_rule_gets_the_arguments_it_was_called_with(frame):
     @custom_gradient
     def f(x, n=2, *, scale=1.0):
@@ -390,7 +395,7 @@ def test_no_convention_fits(frame, rule):
     with pytest.raises(Exception) as caught:
         frame.gradients(lambda x, y: clumsy(x, y), X, Y)
     text = str(caught.value)
-    if frame.mode in ("aot_eager", "inductor"):
+    if frame.mode == "aot_eager":
         # torch.compile reports in its own words, with what it stopped at: a call that does not fit, or our error.
         assert "Argument mismatch" in text or "no calling convention fits the signature of its rule" in text
         return

@@ -148,15 +148,17 @@ def test_digits_learn_with_the_rule_and_not_without(backend, digits, tmp_path):
     assert len(set(trainings["no_gradient"]["losses"])) == 1
 
 
-def test_digits_compare_backends(backend, digits, tmp_path):
-    done = run_digits(tmp_path, "--compare", backend, "--passes", "1", "--json", "results.json")
+@pytest.mark.side_by_side
+def test_digits_compare_backends(backends, digits, tmp_path):
+    done = run_digits(tmp_path, "--compare", *backends, "--passes", "1", "--json", "results.json")
     assert done.returncode == 0, done.stderr
-    assert f"{backend}: done" in done.stdout
+    assert all(f"{name}: done" in done.stdout for name in backends)
     assert (tmp_path / "digits-compare.png").read_bytes().startswith(PNG)
-    (result,) = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert result["backend"] == backend
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert [result["backend"] for result in results] == list(backends)
 
 
+@pytest.mark.once
 def test_digits_compare_survives_a_backend_that_dies(backends, digits, tmp_path):
     options = ["--passes", "1", "--json", "results.json", "--output", "curves.png"]
     done = run_digits(tmp_path, *options, "--compare", "nonsense", backends[0])
@@ -168,6 +170,7 @@ def test_digits_compare_survives_a_backend_that_dies(backends, digits, tmp_path)
     assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("missing", ["matplotlib", "rich", "sklearn"])
 def test_digits_say_what_to_install(digits, tmp_path, missing):
     (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('absent', name={missing!r})", encoding="utf-8")

@@ -22,6 +22,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("program", programs, ids=[f"{backend}-{case.title}" for backend, case in programs])
 
 
+@pytest.mark.side_by_side
 @pytest.mark.keras
 def test_program(program):
     backend, case = program
@@ -30,6 +31,7 @@ def test_program(program):
     assert theirs[0] == case.keras[backend], theirs[1]
 
 
+@pytest.mark.side_by_side
 @pytest.mark.keras
 def test_the_page_is_what_a_run_gives():
     page = report.render({backend: report.run(backend) for backend in report.BACKENDS})

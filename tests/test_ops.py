@@ -6,6 +6,8 @@ import pytest
 import keras_cg
 from keras_cg import grad, ops
 
+pytestmark = pytest.mark.together
+
 NAMESPACES = {
     "jax": "jax.numpy",
     "torch": "array_api_compat.torch",
@@ -29,6 +31,7 @@ def test_it_is_the_frameworks_own(backend):
     assert {"exp", "custom_gradient"} <= set(dir(ops))
 
 
+@pytest.mark.side_by_side
 def test_it_is_looked_up_at_every_access(backends):
     found = []
     for name in backends:
@@ -89,6 +92,7 @@ def torch_specific():
 
 
 # The overflow, and the NaN that plain differentiation makes of it, are the point of the example.
+@pytest.mark.inductor
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 @pytest.mark.parametrize("example", [backend_agnostic, jax_and_tensorflow_specific, torch_specific])
 def test_the_examples_of_keras(frame, example):

@@ -66,6 +66,7 @@ LIST = ("--collect-only", "-q", "-rN")
 # --- the fixture ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.side_by_side
 def test_each_backend_is_active_in_its_test(inner, backends):
     code = """
         os.environ["KERAS_CG_BACKEND"] = "nobody"
@@ -314,6 +315,7 @@ def test_the_assertion_is_that_of_the_checker(inner):
     inner(code, "--cg-backends=numpy").assert_outcomes(passed=1)
 
 
+@pytest.mark.side_by_side
 def test_a_right_rule_passes_and_a_wrong_one_is_diagnosed(inner, backends):
     code = """
         import numpy as np

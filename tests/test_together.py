@@ -9,6 +9,8 @@ import pytest
 import keras_cg
 from keras_cg import custom_gradient, ops
 
+pytestmark = pytest.mark.side_by_side
+
 X = np.array([1.0, 2.0, 3.0], np.float32)
 
 
