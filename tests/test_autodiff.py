@@ -471,6 +471,25 @@ def test_compiled(backend, tensor, array):
     np.testing.assert_allclose(array(compiled(hessian(cube))(x)), np.diag(10 * X))
 
 
+@pytest.mark.only("torch")
+def test_inside_torch_compile(backend):
+    """Of plain functions; a rule would be dropped there, and is refused."""
+    import torch
+
+    def compiled(f):
+        torch.compiler.reset()
+        return torch.compile(f, backend="aot_eager", fullgraph=True)
+
+    w, x = (torch.tensor(each, requires_grad=True) for each in ([2.0, 3.0], [1.0, 4.0]))
+    found = compiled(lambda w, x: grad(lambda x: w * x**3)(x))(w, x)
+    np.testing.assert_allclose(found.detach(), [6, 144])
+    found.sum().backward()
+    np.testing.assert_allclose(w.grad, [3, 48])
+    np.testing.assert_allclose(x.grad, [12, 72])
+    with pytest.raises(Exception, match=r"torch\.compile around a transform of torch\.func ignores custom gradients"):
+        compiled(grad(cube))(x.detach())
+
+
 @pytest.mark.only("jax")
 def test_jax_transforms(backend):
     import jax

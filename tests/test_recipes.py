@@ -63,8 +63,8 @@ def seven_exp(x):
     return x * 2, lambda upstream: 7 * upstream * e
 
 
-def mixed(x, w, n):
-    return ops.sum(w * ops.tanh(x) ** n)
+def mixed(x, w, mode):
+    return ops.sum(w * ops.tanh(x) ** (3 if mode == "cubes" else 1))
 
 
 CHECKED = {
@@ -91,7 +91,7 @@ CHECKED = {
     ),
     "quantize, by channel": (
         recipes.quantize,
-        [np.stack([X, -X]), np.array([[0.4], [0.57]]), 2],
+        [np.array([[0.3, 2.6], [-0.7, 0.1]]), np.array([[0.4], [0.57]]), 2],
         {
             "expected": lambda x, step, bits, upstream: lsq(-2, 1, lambda each: ops.sum(each, axis=1, keepdims=True))(
                 x, step, upstream=upstream
@@ -105,9 +105,9 @@ CHECKED = {
     "safe_sqrt": (recipes.safe_sqrt, [X], {}),
     "safe_log": (recipes.safe_log, [X, 0.1], {}),
     "safe_norm": (recipes.safe_norm, [X], {}),
-    "safe_norm, by axis": (recipes.safe_norm, [np.stack([X, 3 * X]), 1], {}),
-    "safe_norm, keeping dimensions": (recipes.safe_norm, [np.stack([X, 3 * X]), (-2,), True], {}),
-    "recompute": (recipes.recompute(mixed), [X, np.array([0.5, -1.0, 2.0]), 3], {}),
+    "safe_norm, by axis": (recipes.safe_norm, [np.array([[0.3, 2.6], [-0.7, 0.1]]), 1], {}),
+    "safe_norm, keeping dimensions": (recipes.safe_norm, [np.array([[0.3], [-0.7]]), (-2,), True], {}),
+    "recompute": (recipes.recompute(mixed), [X, np.array([0.5, -1.0, 2.0]), "cubes"], {}),
     "recompute, with a rule": (
         recipes.recompute(lambda x: seven_exp(x)),
         [X],
@@ -233,7 +233,7 @@ def test_clipping_a_nest(backend, kwargs):
     def f(x):
         output = recipes.clip_gradient(x, **kwargs)
         assert output["name"] == "static"
-        assert found(output["n"]).tolist() == [1, 2]
+        assert config.active.dtype(output["n"]).startswith("int")
         return ops.sum(output["a"] * 3) + ops.sum(output["b"][0] * -4)
 
     a, b = (config.active.asarray(np.zeros(shape, np.float32)) for shape in ((), (1,)))
