@@ -400,6 +400,18 @@ def changed_in_place(what: str, remedy: str) -> RuntimeError:
     )
 
 
+def changes_variables(function: str) -> RuntimeError:
+    """A function that must run again, and would not do the same."""
+    return RuntimeError(
+        _lines(
+            f"{function} changes a variable of Keras whenever it runs, and what was asked for, such as the derivative"
+            " of its gradient, needs to run it again: with other values than the first time.",
+            "    usual cause: a keras.random.SeedGenerator, or a layer with a state such as Dropout, inside of it.",
+            "    remedy: use it outside and pass what it gives as an argument, such as seed=generator.next().",
+        )
+    )
+
+
 def not_linear() -> ValueError:
     """Forward mode was asked for a rule that has no transpose."""
     return ValueError(

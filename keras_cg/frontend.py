@@ -15,6 +15,7 @@ from keras_cg import backends, config, errors, nest, signature
 from keras_cg.backends import Backend
 from keras_cg.nest import Nest
 from keras_cg.rule import Call, Pullback
+from keras_cg.state import State
 
 __all__ = ["CustomGradient", "custom_gradient"]
 
@@ -229,12 +230,14 @@ def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict
         # The backend has them; here they would live as long as the pullback.
         arguments.leaves[place] = None
     finished: list[tuple[Nest, tuple[int, ...]]] = []
+    state = State(name)
 
     def flat(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         values = arguments.fill(places, tensors)
         positional = values[:count]
         named = dict(zip(keywords, values[count:], strict=True))
-        output, rule = _pair(name, fun(*positional, **named))
+        pair, changed = state.run(lambda: fun(*positional, **named))
+        output, rule = _pair(name, pair)
         outputs = nest.flatten(output, backend.is_tensor, backend.children)
         found = split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")
         results = tuple(backend.asarray(outputs.leaves[place]) for place in found)
@@ -244,11 +247,13 @@ def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict
         if named:
             positional = (*positional, *_positional(fun, count, named))
         likes = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
-        return results, Pullback(rule, tuple(positional), given, len(positional), places, likes, outputs, found)
+        pullback = Pullback(rule, tuple(positional), given, len(positional), places, likes, outputs, found)
+        return (*results, *changed), pullback
 
     results = backend.attach(flat, tensors)
     outputs, found = finished[0]
-    return outputs.fill(found, results)
+    state.settle(results[len(found) :])
+    return outputs.fill(found, results[: len(found)])
 
 
 def _pair(name: str, pair: Any) -> tuple[Any, Callable[..., Any]]:

@@ -118,7 +118,8 @@ class Pullback:
         """The gradients of the tensor arguments and of `variables`, None where there is none."""
         backend = self.call.backend
         leaves = [None] * len(self.outputs.leaves)
-        for place, cotangent in zip(self.found, cotangents, strict=True):
+        # After those of the outputs come those of what the function changed in Keras's variables: see `State`.
+        for place, cotangent in zip(self.found, cotangents[: len(self.found)], strict=True):
             if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
                 leaves[place] = cotangent
         args, kwargs = self._arrange(leaves)

@@ -1,0 +1,76 @@
+"""What a function changes in Keras's variables while it runs: a seed generator's state, moving averages, counters."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from keras_cg import config, errors
+
+Result = TypeVar("Result")
+
+
+class State:
+    """The variables of Keras, as they are when a decorated function is called; every run of it starts from them.
+
+    Inside a `keras.StatelessScope`, in which Keras trains on JAX, new values are put aside in the scope. What a
+    function puts there while a framework traces it must come out as its outputs do: `run` gives it, `settle` takes it.
+    """
+
+    def __init__(self, function: str):
+        self.function = function
+        self.scope = _active_scope()
+        self.before = dict(self.scope.state_mapping) if self.scope is not None else {}
+        self.is_first = True
+        # Of the variables that changed, as the scope knows them.
+        self.keys: list[int] = []
+
+    def run(self, call: Callable[[], Result]) -> tuple[Result, tuple[Any, ...]]:
+        """What `call` returns, and the new values of the variables that it changed inside a scope.
+
+        Raises:
+            RuntimeError: It runs again, and changed some for good the first time.
+        """
+        if self.is_first and self.scope is None:
+            self.is_first = False
+            return call(), ()
+        keras: Any = sys.modules.get("keras")
+        if keras is None:
+            return call(), ()
+        # One of its own when it runs again, when the first one may be over.
+        scope = self.scope if self.is_first else keras.StatelessScope(initialize_variables=False)
+        self.is_first = False
+        with contextlib.nullcontext() if scope is self.scope else scope, _holding(scope, self.before):
+            result = call()
+            changed = {key: each for key, each in scope.state_mapping.items() if self.before.get(key) is not each}
+        if changed and self.scope is None:
+            raise errors.changes_variables(self.function)
+        self.keys = list(changed)
+        return result, tuple(map(keras.ops.stop_gradient, changed.values()))
+
+    def settle(self, values: tuple[Any, ...]) -> None:
+        """Puts the new values into the scope."""
+        if values:
+            self.scope.state_mapping.update(zip(self.keys, values, strict=True))
+
+
+def _active_scope() -> Any:
+    keras: Any = sys.modules.get("keras")
+    if not hasattr(keras, "StatelessScope"):
+        return None
+    # There is no public way to ask (Keras 3.15); if it is gone, this raises.
+    scope = keras.src.backend.get_stateless_scope()
+    return scope if scope is not None and keras.backend.backend() == config.backend() else None
+
+
+@contextlib.contextmanager
+def _holding(scope: Any, values: dict[int, Any]) -> Iterator[None]:
+    """A scope that holds `values`, and is afterwards what it was."""
+    before = scope.state_mapping
+    scope.state_mapping = dict(values)
+    try:
+        yield
+    finally:
+        scope.state_mapping = before
