@@ -721,61 +721,6 @@ def test_random_keys_may_be_closed_over(eager, backend):
     check(rows, [7.0 * np.asarray(jax.random.bernoulli(each, 0.5, (3,))) for each in keys])
 
 
-KERAS = """
-import jax, numpy as np
-import keras
-import keras_cg
-from keras_cg import CapturedVariableError, ops
-
-x = np.array([1.0, 2.0], np.float32)
-v, frozen = keras.Variable([3.0, 4.0]), keras.Variable([5.0, 6.0], trainable=False)
-
-def loss(rule):
-    f = keras_cg.custom_gradient(lambda x: (x * v * frozen, rule))
-
-    def stateless(value, x):
-        with keras.StatelessScope(state_mapping=[(v, value)]):
-            return f(x).sum()
-
-    return stateless
-
-served = loss(lambda upstream, variables=None: (7 * upstream, [5 * upstream * x for _ in variables]))
-for transform in (jax.grad, lambda h, at: jax.jit(jax.grad(h, at)), lambda h, at: jax.grad(jax.jit(h), at)):
-    gv, gx = transform(served, (0, 1))(v.value, x)
-    np.testing.assert_allclose(gv, 5 * x)
-    np.testing.assert_allclose(gx, [7.0, 7.0])
-    try:
-        transform(loss(lambda upstream: 7 * upstream), 0)(v.value, x)
-    except CapturedVariableError as error:
-        assert "reads 1 trainable value" in str(error)
-    else:
-        raise AssertionError
-    np.testing.assert_allclose(transform(loss(lambda upstream: 7 * upstream), 1)(v.value, x), [7.0, 7.0])
-
-seeds = keras.random.SeedGenerator(0)
-
-@keras_cg.custom_gradient
-def dropout(x):
-    mask = keras.random.dropout(ops.ones(x.shape), 0.5, seed=seeds)
-    return x * mask, lambda upstream: 7 * upstream * mask
-
-@jax.jit
-def step(state, x):
-    with keras.StatelessScope(state_mapping=[(seeds.state, state)]):
-        return jax.value_and_grad(lambda x: (lambda y: (y.sum(), y))(dropout(x)), has_aux=True)(x)
-
-many = np.ones(64, np.float32)
-(_, y), gradient = step(seeds.state.value, many)
-assert 0 < np.count_nonzero(y) < 64
-np.testing.assert_allclose(gradient, 7 * np.asarray(y))
-"""
-
-
-@pytest.mark.keras
-def test_keras_variables_and_seeds(backend):
-    in_a_process(KERAS, KERAS_BACKEND="jax")
-
-
 # --- arguments -----------------------------------------------------------------------------------------------------
 
 

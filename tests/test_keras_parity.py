@@ -23,7 +23,6 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.mark.side_by_side
-@pytest.mark.keras
 def test_program(program):
     backend, case = program
     theirs, ours = (found[case.title] for found in report.run(backend))
@@ -32,7 +31,6 @@ def test_program(program):
 
 
 @pytest.mark.side_by_side
-@pytest.mark.keras
 def test_the_page_is_what_a_run_gives():
     page = report.render({backend: report.run(backend) for backend in report.BACKENDS})
     assert report.PAGE.read_text(encoding="utf-8") == page, "docs/keras_parity.md is stale: run `nox -s parity`"

@@ -16,7 +16,6 @@ import keras_cg
 import keras_cg.keras
 from keras_cg import custom_gradient
 
-pytestmark = pytest.mark.keras
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])
 
 

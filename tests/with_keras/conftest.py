@@ -1,0 +1,14 @@
+"""What needs Keras. A process has one Keras on one backend, which must be the one under test: `KERAS_BACKEND=jax`."""
+
+import keras
+import pytest
+from conftest import NAMES
+
+
+def pytest_sessionstart(session):
+    config = session.config
+    if config.stash[NAMES] != (keras.backend.backend(),):
+        raise pytest.UsageError(
+            f"Keras runs on {keras.backend.backend()}, and the tests on {', '.join(config.stash[NAMES])}:"
+            " give one backend to both, as KERAS_BACKEND=jax pytest --backends=jax tests/with_keras"
+        )
