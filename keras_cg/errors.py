@@ -542,6 +542,28 @@ def not_alike(where: str, name: str, came: str, expected: str, model: str) -> Va
     )
 
 
+# --- keras_cg.keras.layers -----------------------------------------------------------------------
+
+
+def weights_are_away(layer: str) -> RuntimeError:
+    """A layer's scale is set while Keras's trainer on JAX holds the model's weights."""
+    return RuntimeError(
+        _lines(
+            f"the scale of the layer {layer} cannot be set here.",
+            "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
+            f'In a callback reach the layer through the model, which fetches them: self.model.get_layer("{layer}"), or',
+            "set the scale at the beginning of an epoch.",
+        )
+    )
+
+
+def unknown_operation(name: str, known: Iterable[str]) -> ValueError:
+    """`keras.ops` has no function of that name."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"keras.ops has no function {name!r}; {hint}A function of your own is given itself, not its name")
+
+
 # --- keras_cg.testing ------------------------------------------------------------------------------
 
 

@@ -1,1 +1,327 @@
-"""Keras layers."""
+"""The recipes of `keras_cg.recipes` as Keras layers.
+
+They keep the shape of their input, pass its mask on, work under mixed precision, and save, load and clone:
+
+    from keras_cg.keras import layers
+
+    model = keras.Sequential([features, layers.GradientReversal(0.1), domain])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_cg import errors, recipes
+
+__all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
+
+
+class _SameShape(keras.layers.Layer):  # type: ignore[misc]
+    """A layer whose output has the shape of its input."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        return input_shape
+
+    def _try(self) -> None:
+        """Raises what the recipe says of its arguments, and not only in the first step of a training."""
+        self.call(keras.ops.zeros(1))
+
+
+class _Scaled(_SameShape):
+    """A layer with a `scale` that may be set at any time, in compiled training, too."""
+
+    def __init__(self, scale: float, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._initial_scale = float(scale)
+        # A weight, and not a number, which a compiled training step would take for a constant.
+        initial = keras.initializers.Constant(self._initial_scale)
+        self._scale = self.add_weight(shape=(), initializer=initial, trainable=False, name="scale")
+
+    @property
+    def scale(self) -> Any:
+        """The factor, a variable that is not trained; `layer.scale = 0.5` sets it."""
+        return self._scale
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        # Keras's trainer on JAX (3.15) takes the values out of a model's variables in the middle of an epoch, and
+        # would overwrite this one. Nothing public tells; a Keras without `_value` fails here.
+        if self._scale._value is None:
+            raise errors.weights_are_away(self.name)
+        self._scale.assign(value)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "scale": self._initial_scale}
+
+
+@keras.saving.register_keras_serializable(package="keras_cg")
+class GradientReversal(_Scaled):
+    """Returns its input, and turns the gradient around: the layer of domain-adversarial training.
+
+    The gradient of the output is multiplied by `-scale`: what lies before the layer learns to increase the loss that
+    what lies behind it learns to decrease. Input and output are tensors of floating numbers of any shape. From Ganin
+    and Lempitsky, *Unsupervised domain adaptation by backpropagation*, 2015, [arXiv:1409.7495](https://arxiv.org/abs/1409.7495).
+
+    Args:
+        scale: The factor at the beginning, 1 by default. Set `layer.scale` to change it during training, as a schedule
+            does; it is a weight of the layer, which is saved with it and not trained.
+
+    Raises:
+        RuntimeError: `layer.scale` is set in the middle of an epoch on JAX, and not through `self.model` of a callback.
+
+    Example:
+        >>> import keras
+        >>> from keras_cg.keras import layers
+        >>> domain = keras.Sequential([layers.GradientReversal(0.1), keras.layers.Dense(2)])
+        >>> domain.layers[0].scale = 0.2
+        >>> domain(keras.ops.ones((4, 3))).shape == (4, 2)
+        True
+    """
+
+    def __init__(self, scale: float = 1.0, **kwargs: Any):
+        super().__init__(scale, **kwargs)
+
+    def call(self, inputs: Any) -> Any:
+        return recipes.reverse_gradient(inputs, self._scale)
+
+
+@keras.saving.register_keras_serializable(package="keras_cg")
+class GradientScaling(_Scaled):
+    """Returns its input, and multiplies the gradient by `scale`.
+
+    With a factor below one, what lies before the layer learns more slowly than the rest, and not at all with zero.
+    Input and output are tensors of floating numbers of any shape.
+
+    Args:
+        scale: The factor at the beginning. Set `layer.scale` to change it during training; it is a weight of the
+            layer, which is saved with it and not trained.
+
+    Raises:
+        RuntimeError: `layer.scale` is set in the middle of an epoch on JAX, and not through `self.model` of a callback.
+
+    Example:
+        >>> import keras
+        >>> from keras_cg.keras import layers
+        >>> layer = layers.GradientScaling(0.1)
+        >>> layer(keras.ops.ones((4, 3))).shape == (4, 3)
+        True
+    """
+
+    def __init__(self, scale: float, **kwargs: Any):
+        super().__init__(scale, **kwargs)
+
+    def call(self, inputs: Any) -> Any:
+        return recipes.scale_gradient(inputs, self._scale)
+
+
+@keras.saving.register_keras_serializable(package="keras_cg")
+class GradientClipping(_SameShape):
+    """Returns its input, and clips the gradient, by value or by norm.
+
+    Unlike `clipnorm` of an optimizer it acts at one place of the network, such as between the steps of a recurrent
+    one. Input and output are tensors of floating numbers of any shape.
+
+    Args:
+        value: Each number of the gradient is kept within `[-value, value]`.
+        norm: The gradient, that of the whole batch, is shortened to this Euclidean length where it is longer.
+
+    Raises:
+        TypeError: Not exactly one of `value` and `norm` is given.
+        ValueError: It is not positive.
+
+    Example:
+        >>> import keras
+        >>> from keras_cg.keras import layers
+        >>> layers.GradientClipping(norm=1.0)(keras.ops.ones((4, 3))).shape == (4, 3)
+        True
+    """
+
+    def __init__(self, value: float | None = None, norm: float | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.value = value
+        self.norm = norm
+        self._try()
+
+    def call(self, inputs: Any) -> Any:
+        return recipes.clip_gradient(inputs, value=self.value, norm=self.norm)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "value": self.value, "norm": self.norm}
+
+
+@keras.saving.register_keras_serializable(package="keras_cg")
+class StraightThrough(_SameShape):
+    """Applies a function, and gives it the gradient of the identity.
+
+    For functions such as rounding, whose own gradient is zero and teaches nothing. Input and output are tensors of
+    floating numbers of any shape. From Bengio et al., *Estimating or propagating gradients through stochastic
+    neurons*, 2013, [arXiv:1308.3432](https://arxiv.org/abs/1308.3432).
+
+    Args:
+        function: The name of a function of `keras.ops`, such as `"round"`; that function itself; or another that keeps
+            the shape of its argument. To be loaded again, one of your own is decorated with
+            `@keras.saving.register_keras_serializable()`, as one for `keras.layers.Activation` is.
+
+    Raises:
+        ValueError: `keras.ops` has no function of that name.
+        TypeError: What is given cannot be called.
+
+    Example:
+        >>> import keras
+        >>> from keras_cg.keras import layers
+        >>> keras.ops.convert_to_numpy(layers.StraightThrough("sign")(keras.ops.array([-0.2, 3.0]))).tolist()
+        [-1.0, 1.0]
+    """
+
+    def __init__(self, function: str | Callable[[Any], Any], **kwargs: Any):
+        super().__init__(**kwargs)
+        self.function = _operation(function) if isinstance(function, str) else function
+        self._estimate = recipes.straight_through(self.function)
+
+    def call(self, inputs: Any) -> Any:
+        return self._estimate(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        name = getattr(self.function, "__name__", None)
+        # Keras (3.15) writes an operation of its own in a way that it cannot read.
+        is_operation = name is not None and getattr(keras.ops, name, None) is self.function
+        function = name if is_operation else keras.saving.serialize_keras_object(self.function)
+        return {**super().get_config(), "function": function}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> StraightThrough:
+        function = config["function"]
+        if not isinstance(function, str):
+            function = keras.saving.deserialize_keras_object(function)
+        return cls(**{**config, "function": function})
+
+
+def _operation(name: str) -> Callable[[Any], Any]:
+    function = getattr(keras.ops, name, None)
+    if function is None:
+        raise errors.unknown_operation(name, dir(keras.ops))
+    return function  # type: ignore[no-any-return]
+
+
+def _positive(step: Any) -> Any:
+    return keras.ops.maximum(step, keras.config.epsilon())
+
+
+@keras.saving.register_keras_serializable(package="keras_cg")
+class Quantize(_SameShape):
+    """Rounds its input to 2**bits evenly spaced levels, whose distance it learns.
+
+    With `low, high = -2**(bits - 1), 2**(bits - 1) - 1`, or `0, 2**bits - 1` if not `signed`, the output is
+    `step * round(clip(x / step, low, high))`. The gradient passes straight through where the input lies within the
+    range, and the step has that of Esser et al., *Learned step size quantization*, 2020,
+    [arXiv:1902.08153](https://arxiv.org/abs/1902.08153). Input and output are tensors of floating numbers of any shape.
+
+    Args:
+        bits: How many bits a level takes.
+        signed: Whether levels may be negative. False for what comes from a ReLU.
+        initial_step: The step at the beginning. None for `2 / sqrt(high)`, what the paper takes for inputs whose mean
+            magnitude is one; `adapt(data)` sets it from data, as the paper does.
+        gradient_scale: What the gradient of the step is multiplied by. None for the paper's `1 / sqrt(n * high)` for
+            activations: n counts the numbers of one example, without the first axis. `"lsq"` for that of weights, where
+            n counts all; or a number.
+
+    The step stays positive: it is kept above `keras.config.epsilon()`.
+
+    Raises:
+        ValueError: `bits` is no number of bits, or `initial_step` is not positive.
+
+    Example:
+        >>> import keras
+        >>> from keras_cg.keras import layers
+        >>> layer = layers.Quantize(bits=2, initial_step=0.5)
+        >>> keras.ops.convert_to_numpy(layer(keras.ops.array([-9.0, -0.6, 0.1, 0.4, 9.0]))).tolist()
+        [-1.0, -0.5, 0.0, 0.5, 0.5]
+    """
+
+    def __init__(
+        self,
+        bits: int = 8,
+        signed: bool = True,
+        initial_step: float | None = None,
+        gradient_scale: float | str | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.bits = bits
+        self.signed = signed
+        self.initial_step = initial_step
+        self.gradient_scale = gradient_scale
+        # Raises here, and not in the first step of a training.
+        recipes.quantize(
+            keras.ops.zeros(1), 1.0 if initial_step is None else initial_step, bits, signed, gradient_scale
+        )
+        initial = keras.initializers.Constant(self._step_for(1.0) if initial_step is None else initial_step)
+        self.step = self.add_weight(shape=(), initializer=initial, constraint=_positive, name="step")
+
+    @property
+    def _high(self) -> int:
+        return 2 ** (self.bits - self.signed) - 1
+
+    def _step_for(self, magnitude: float) -> float:
+        """The paper's initial step for inputs of that mean magnitude (section 2.1)."""
+        return 2 * magnitude / math.sqrt(self._high)
+
+    def adapt(self, data: Any) -> None:
+        """Sets the step from an array of inputs: to `2 * mean(abs(data)) / sqrt(high)`."""
+        magnitude = keras.ops.convert_to_numpy(keras.ops.mean(keras.ops.abs(data)))
+        self.step.assign(self._step_for(float(magnitude)))
+
+    def call(self, inputs: Any) -> Any:
+        if self.gradient_scale is not None:
+            return recipes.quantize(inputs, self.step, self.bits, self.signed, self.gradient_scale)
+        # Not before the call, because an axis may be unknown until run time.
+        numbers = keras.ops.cast(math.prod(keras.ops.shape(inputs)[1:]) * self._high, "float32")
+        step = recipes.scale_gradient(self.step, keras.ops.rsqrt(numbers))
+        return recipes.quantize(inputs, step, self.bits, self.signed)
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("bits", "signed", "initial_step", "gradient_scale")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+@keras.saving.register_keras_serializable(package="keras_cg")
+class SurrogateSpike(_SameShape):
+    """Fires where its input is positive: 1 there and 0 elsewhere, with the gradient of a smooth function.
+
+    What trains spiking networks, since a step has the gradient zero. Input and output are tensors of floating numbers
+    of any shape, the input a membrane potential less its threshold. From Neftci et al., *Surrogate gradient learning
+    in spiking neural networks*, 2019, [arXiv:1901.09948](https://arxiv.org/abs/1901.09948).
+
+    Args:
+        kind: Whose gradient it has: `"fast_sigmoid"`, `"arctan"` or `"triangle"`.
+        slope: How steep that one is.
+
+    Raises:
+        ValueError: There is no such kind.
+
+    Example:
+        >>> import keras
+        >>> from keras_cg.keras import layers
+        >>> keras.ops.convert_to_numpy(layers.SurrogateSpike("triangle")(keras.ops.array([-0.2, 3.0]))).tolist()
+        [0.0, 1.0]
+    """
+
+    def __init__(self, kind: str = "fast_sigmoid", slope: float = 25.0, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.kind = kind
+        self.slope = slope
+        self._try()
+
+    def call(self, inputs: Any) -> Any:
+        return recipes.surrogate_spike(inputs, self.kind, self.slope)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "kind": self.kind, "slope": self.slope}

@@ -1,0 +1,435 @@
+"""The recipes as Keras layers: gradients against closed forms, schedules, and what a layer must do besides.
+
+Keras has one backend for each process: these tests need `KERAS_BACKEND` to be the backend under test.
+"""
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.keras
+
+# Keras has no training on NumPy.
+trains = pytest.mark.only("jax", "torch", "tensorflow")
+
+X = np.array([[0.25, -0.75, 1.75], [-3.0, 0.6, 0.1]])
+UPSTREAM = np.array([[1.0, -2.0, 0.5], [4.0, 3.0, -0.25]])
+RATE = 0.125
+
+
+@pytest.fixture
+def keras(backend, monkeypatch):
+    """Keras on the backend under test."""
+    import keras
+
+    assert keras.backend.backend() == backend, f"set KERAS_BACKEND={backend}: a process has one Keras"
+    if backend == "torch":
+        import torch
+
+        # Traced and differentiated ahead of time, as always; what inductor makes of it afterwards takes long.
+        whole = torch.compile
+        monkeypatch.setattr(torch, "compile", lambda function: whole(function, backend="aot_eager"))
+    return keras
+
+
+@pytest.fixture
+def layers(keras):
+    from keras_cg.keras import layers
+
+    return layers
+
+
+def spike_gradient(x, slope):
+    return np.maximum(0, 1 - slope * np.abs(x))
+
+
+NORM = np.linalg.norm(UPSTREAM)
+INSIDE = (X / 0.5 > -2) & (X / 0.5 < 1)
+LEVELS = np.clip(np.round(X / 0.5), -2, 1)
+
+# A layer, what it makes of X, and the gradient of X that UPSTREAM gives.
+CASES = {
+    "GradientReversal": ({"scale": 2.0}, X, -2 * UPSTREAM),
+    "GradientReversal()": ({}, X, -UPSTREAM),
+    "GradientScaling": ({"scale": 0.5}, X, 0.5 * UPSTREAM),
+    "GradientClipping": ({"value": 1.5}, X, np.clip(UPSTREAM, -1.5, 1.5)),
+    "GradientClipping of the norm": ({"norm": 2.0}, X, UPSTREAM * 2 / NORM),
+    "GradientClipping of a small norm": ({"norm": 100.0}, X, UPSTREAM),
+    "StraightThrough": ({"function": "round"}, np.round(X), UPSTREAM),
+    "Quantize": ({"bits": 2, "initial_step": 0.5}, 0.5 * LEVELS, np.where(INSIDE, UPSTREAM, 0)),
+    "Quantize, unsigned": (
+        {"bits": 1, "signed": False, "initial_step": 1.0},
+        np.array([[0, 0, 1], [0, 1, 0]]),
+        np.where((X > 0) & (X < 1), UPSTREAM, 0),
+    ),
+    "SurrogateSpike": ({"kind": "triangle", "slope": 0.5}, X > 0, UPSTREAM * spike_gradient(X, 0.5)),
+}
+
+
+def kind(case):
+    return case.replace("(", " ").replace(",", " ").split()[0]
+
+
+@pytest.fixture(params=CASES)
+def case(request, layers):
+    """`(layer class, configuration, output, gradient)`."""
+    return getattr(layers, kind(request.param)), *CASES[request.param]
+
+
+def array(keras, tensor):
+    return keras.ops.convert_to_numpy(tensor)
+
+
+def test_every_layer_has_a_case(layers):
+    assert {kind(case) for case in CASES} == set(layers.__all__)
+
+
+def test_output(keras, case):
+    layer, config, output, _ = case
+    found = layer(**config)(X.astype(np.float32))
+    np.testing.assert_array_equal(array(keras, found), output.astype(np.float32))
+
+
+@trains
+def test_gradient(keras, case, eager):
+    layer, config, _, gradient = case
+    made = layer(**config)
+    (found,) = eager.gradients(lambda x: made(x) * eager.tensor(UPSTREAM.astype(np.float32)), X.astype(np.float32))
+    np.testing.assert_allclose(found, gradient, rtol=1e-6)
+
+
+# The default is compiled on JAX, a graph on TensorFlow, and eager on torch.
+MODES = {"eager": {"run_eagerly": True}, "default": {}}
+
+
+def weighed(keras, upstream):
+    """A loss whose gradient with respect to the prediction is `upstream`."""
+    return lambda y, prediction: keras.ops.sum(prediction * keras.ops.convert_to_tensor(upstream, "float32"))
+
+
+def shift(keras):
+    """A layer that adds a weight of the shape of X to its input: the weight's gradient is what arrives."""
+
+    class Shift(keras.layers.Layer):
+        def build(self, input_shape):
+            self.shift = self.add_weight(shape=X.shape, initializer="zeros")
+
+        def call(self, inputs):
+            return inputs + self.shift
+
+        def compute_output_shape(self, input_shape):
+            return input_shape
+
+    return Shift(name="shift")
+
+
+def trainee(keras, *layers, upstream=UPSTREAM, rate=RATE, **options):
+    """A model that shifts X, and is trained by plain gradient descent."""
+    model = keras.Sequential([keras.layers.Input(X.shape[1:]), shift(keras), *layers])
+    model.compile(keras.optimizers.SGD(rate), weighed(keras, upstream), **options)
+    return model
+
+
+def fit(model, epochs=1, steps=1, **options):
+    rows = np.concatenate([X.astype(np.float32)] * steps)
+    model.fit(rows, rows, batch_size=len(X), epochs=epochs, shuffle=False, verbose=0, **options)
+
+
+@trains
+@pytest.mark.parametrize("mode", MODES)
+def test_training(keras, case, mode):
+    layer, config, _, gradient = case
+    model = trainee(keras, layer(**config), **MODES[mode])
+    fit(model)
+    np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * gradient, rtol=1e-5)
+
+
+@trains
+# Of torch.compile (2.13), which looks at everything.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor:UserWarning")
+def test_several_in_compiled_training(keras, layers):
+    reversal, quantize = layers.GradientReversal(7.0), layers.Quantize(bits=8, initial_step=1 / 16)
+
+    class Schedule(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            reversal.scale = [1.0, 0.5][epoch]
+
+    model = trainee(keras, reversal, layers.StraightThrough("floor"), quantize, jit_compile=True)
+    fit(model, epochs=2, callbacks=[Schedule()])
+    np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), RATE * 1.5 * UPSTREAM, rtol=1e-5)
+    # What comes to it is whole, and rounded without an error.
+    assert array(keras, quantize.step) == 1 / 16
+
+
+# --- the scale that may be set -------------------------------------------------------------------------------------
+
+
+@trains
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["GradientReversal", "GradientScaling"])
+def test_a_schedule(keras, layers, name, mode):
+    layer = getattr(layers, name)(7.0)
+
+    class Schedule(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            layer.scale = [1.0, 0.5, 0.0][epoch]
+
+    model = trainee(keras, layer, **MODES[mode])
+    fit(model, epochs=3, callbacks=[Schedule()])
+    factor = {"GradientReversal": -1.5, "GradientScaling": 1.5}[name]
+    np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * factor * UPSTREAM, rtol=1e-5)
+    assert array(keras, layer.scale) == 0.0
+
+
+@trains
+def test_a_schedule_in_the_middle_of_an_epoch(keras, layers):
+    class Schedule(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.model.get_layer("scaling").scale = [1.0, 0.5, 0.25][batch]
+
+    model = trainee(keras, layers.GradientScaling(7.0, name="scaling"))
+    fit(model, steps=3, callbacks=[Schedule()])
+    np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * 1.75 * UPSTREAM, rtol=1e-5)
+
+
+@pytest.mark.only("jax")
+def test_on_jax_the_scale_is_not_lost_in_the_middle_of_an_epoch(keras, layers):
+    layer = layers.GradientScaling(7.0, name="mine")
+
+    class Schedule(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            layer.scale = 0.5
+
+    with pytest.raises(RuntimeError) as caught:
+        fit(trainee(keras, layer), steps=2, callbacks=[Schedule()])
+    assert str(caught.value).splitlines() == [
+        "the scale of the layer mine cannot be set here.",
+        "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
+        'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
+        "set the scale at the beginning of an epoch.",
+    ]
+
+
+def test_the_scale_is_a_weight_that_is_not_trained(keras, layers):
+    layer = layers.GradientReversal(0.5)
+    assert [weight.name for weight in layer.non_trainable_weights] == ["scale"] and not layer.trainable_weights
+    layer.scale = 3
+    assert array(keras, layer.scale) == 3.0
+    assert layer.get_config()["scale"] == 0.5
+
+
+# --- what every layer does ------------------------------------------------------------------------------------------
+
+
+def test_saving_and_loading(keras, case, tmp_path):
+    layer, config, output, _ = case
+    model = keras.Sequential([keras.layers.Input(X.shape[1:]), layer(name="mine", **config)])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.get_layer("mine")) is layer
+    assert loaded.get_layer("mine").get_config() == model.get_layer("mine").get_config()
+    np.testing.assert_array_equal(loaded.predict(X.astype(np.float32), verbose=0), output.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["GradientReversal", "Quantize"])
+def test_weights_are_saved(keras, layers, name, tmp_path):
+    model = keras.Sequential([keras.layers.Input((3,)), getattr(layers, name)(name="mine")])
+    model.set_weights([np.float32(0.375)])
+    model.save(tmp_path / "model.keras")
+    assert keras.saving.load_model(tmp_path / "model.keras").get_weights() == [0.375]
+
+
+@trains
+def test_a_loaded_model_has_the_gradient(keras, case, tmp_path, eager):
+    layer, config, _, gradient = case
+    keras.Sequential([keras.layers.Input(X.shape[1:]), layer(**config)]).save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    (found,) = eager.gradients(lambda x: loaded(x) * eager.tensor(UPSTREAM.astype(np.float32)), X.astype(np.float32))
+    np.testing.assert_allclose(found, gradient, rtol=1e-6)
+
+
+def test_cloning(keras, case):
+    layer, config, output, _ = case
+    inputs = keras.Input(X.shape[1:])
+    model = keras.Model(inputs, layer(**config)(inputs))
+    clone = keras.models.clone_model(model)
+    assert clone.layers[-1] is not model.layers[-1] and type(clone.layers[-1]) is layer
+    assert clone.layers[-1].get_config() == model.layers[-1].get_config()
+    np.testing.assert_array_equal(clone.predict(X.astype(np.float32), verbose=0), output.astype(np.float32))
+
+
+def test_shapes_and_dtypes_of_symbolic_outputs(keras, case):
+    layer, config, _, _ = case
+    inputs = keras.Input((None, 3), dtype="float32")
+    found = layer(**config)(inputs)
+    assert (found.shape, found.dtype) == ((None, None, 3), "float32")
+    assert layer(**config).compute_output_shape((None, 5)) == (None, 5)
+
+
+def test_masks_are_passed_on(keras, case):
+    layer, config, output, _ = case
+    inputs = keras.Input((3, 3))
+    passed = layer(**config)(keras.layers.Masking()(inputs))
+    model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(passed))
+    padded = np.concatenate([X, np.zeros((1, 3))]).astype(np.float32)
+    np.testing.assert_allclose(model.predict(padded[None], verbose=0)[0], output.mean(0), rtol=1e-6)
+
+
+def test_mixed_precision(keras, case):
+    layer, config, output, _ = case
+    made = layer(**config, dtype="mixed_float16")
+    symbolic = made(keras.Input((3,)))
+    found = made(X.astype(np.float32))
+    assert keras.backend.standardize_dtype(found.dtype) == symbolic.dtype == "float16"
+    assert all(weight.dtype == "float32" for weight in made.weights)
+    np.testing.assert_allclose(array(keras, found), output, rtol=1e-3)
+
+
+@trains
+def test_training_in_mixed_precision(keras, case):
+    layer, config, _, gradient = case
+    model = trainee(keras, layer(**config, dtype="mixed_float16"))
+    fit(model)
+    np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * gradient, rtol=2e-3)
+
+
+def test_time_distributed(keras, case):
+    layer, config, output, _ = case
+    if layer.__name__ == "GradientClipping":
+        return  # its norm is that of one step: another gradient, the same output
+    found = keras.layers.TimeDistributed(layer(**config))(X[None].astype(np.float32))
+    np.testing.assert_array_equal(array(keras, found)[0], output.astype(np.float32))
+
+
+# --- StraightThrough ------------------------------------------------------------------------------------------------
+
+
+def doubled(x):
+    return 2 * x
+
+
+@pytest.fixture
+def registered(keras):
+    custom = keras.saving.get_custom_objects()
+    keras.saving.register_keras_serializable(package="tests", name="doubled")(doubled)
+    yield doubled
+    custom.pop("tests>doubled")
+
+
+def test_a_function_may_be_of_keras(keras, layers):
+    for function, name in ((keras.ops.sign, "sign"), (keras.ops.floor, "floor"), ("ceil", "ceil")):
+        layer = layers.StraightThrough(function)
+        assert layer.get_config()["function"] == name
+        again = layers.StraightThrough.from_config(layer.get_config())
+        assert again.function is getattr(keras.ops, name)
+
+
+def test_a_function_may_be_an_activation(keras, layers):
+    layer = layers.StraightThrough(keras.activations.hard_sigmoid)
+    assert layers.StraightThrough.from_config(layer.get_config()).function is keras.activations.hard_sigmoid
+
+
+def test_a_registered_function_is_loaded(keras, layers, registered, tmp_path):
+    model = keras.Sequential([keras.layers.Input((3,)), layers.StraightThrough(registered)])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(X.astype(np.float32), verbose=0), 2 * X.astype(np.float32))
+
+
+def test_a_lambda_is_loaded_by_those_who_trust_it(keras, layers, tmp_path):
+    model = keras.Sequential([keras.layers.Input((3,)), layers.StraightThrough(lambda x: 2 * x)])
+    with pytest.warns(UserWarning, match="lambda"):
+        model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="lambda"):
+        keras.saving.load_model(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras", safe_mode=False)
+    np.testing.assert_array_equal(loaded.predict(X.astype(np.float32), verbose=0), 2 * X.astype(np.float32))
+
+
+def test_a_name_that_keras_does_not_have(layers):
+    with pytest.raises(ValueError) as caught:
+        layers.StraightThrough("rund")
+    assert str(caught.value) == (
+        "keras.ops has no function 'rund'; did you mean 'round'? A function of your own is given itself, not its name"
+    )
+    with pytest.raises(ValueError) as caught:
+        layers.StraightThrough("qqqq")
+    assert str(caught.value) == (
+        "keras.ops has no function 'qqqq'; A function of your own is given itself, not its name"
+    )
+
+
+# --- Quantize -------------------------------------------------------------------------------------------------------
+
+
+@trains
+@pytest.mark.parametrize(
+    ("gradient_scale", "factor"), [(None, (3 * 3) ** -0.5), ("lsq", (6 * 3) ** -0.5), (0.25, 0.25), (1.0, 1.0)]
+)
+def test_the_step_is_learned(keras, layers, gradient_scale, factor):
+    layer = layers.Quantize(bits=3, initial_step=0.5, gradient_scale=gradient_scale)
+    fit(trainee(keras, layer))
+    ratio = X / 0.5
+    inside = (ratio > -4) & (ratio < 3)
+    slope = np.where(inside, np.round(ratio) - ratio, np.clip(ratio, -4, 3))
+    expected = 0.5 - RATE * factor * (UPSTREAM * slope).sum()
+    np.testing.assert_allclose(array(keras, layer.step), expected, rtol=1e-5)
+
+
+@trains
+def test_the_step_is_learned_where_an_axis_is_unknown(keras, layers):
+    layer = layers.Quantize(bits=3, initial_step=0.5)
+    model = keras.Sequential([keras.layers.Input((None,)), layer])
+    model.compile(keras.optimizers.SGD(RATE), weighed(keras, UPSTREAM))
+    fit(model)
+    ratio = X / 0.5
+    slope = np.where((ratio > -4) & (ratio < 3), np.round(ratio) - ratio, np.clip(ratio, -4, 3))
+    np.testing.assert_allclose(array(keras, layer.step), 0.5 - RATE / 3 * (UPSTREAM * slope).sum(), rtol=1e-5)
+
+
+@trains
+def test_the_step_stays_positive(keras, layers):
+    layer = layers.Quantize(bits=2, initial_step=0.25)
+    fit(trainee(keras, layer, upstream=np.where(X > 0, 1.0, -1.0), rate=100.0))
+    assert array(keras, layer.step) == np.float32(keras.config.epsilon())
+
+
+def test_the_initial_step(keras, layers):
+    assert array(keras, layers.Quantize(bits=3).step) == np.float32(2 / 3**0.5)
+    assert array(keras, layers.Quantize(bits=3, signed=False).step) == np.float32(2 / 7**0.5)
+
+
+def test_the_step_from_data(keras, layers):
+    layer = layers.Quantize(bits=3)
+    layer.adapt(X)
+    np.testing.assert_allclose(array(keras, layer.step), 2 * np.abs(X).mean() / 3**0.5, rtol=1e-6)
+    variable = keras.Variable(X)
+    layer.adapt(2 * variable)
+    np.testing.assert_allclose(array(keras, layer.step), 4 * np.abs(X).mean() / 3**0.5, rtol=1e-6)
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "error"),
+    [
+        ("GradientClipping", {}, TypeError),
+        ("GradientClipping", {"value": 1.0, "norm": 1.0}, TypeError),
+        ("GradientClipping", {"norm": -1.0}, ValueError),
+        ("Quantize", {"bits": 1}, ValueError),
+        ("Quantize", {"bits": 0, "signed": False}, ValueError),
+        ("Quantize", {"initial_step": 0.0}, ValueError),
+        ("SurrogateSpike", {"kind": "step"}, ValueError),
+        ("StraightThrough", {"function": None}, TypeError),
+    ],
+)
+def test_a_mistake_is_told_when_the_layer_is_made(layers, name, config, error):
+    with pytest.raises(error):
+        getattr(layers, name)(**config)
+
+
+def test_the_docstrings_run(layers):
+    import doctest
+
+    tested = doctest.testmod(layers)
+    assert tested.attempted and not tested.failed
