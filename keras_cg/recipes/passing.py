@@ -185,4 +185,4 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Pair:
         factor = bound / ops.maximum(total, bound)
         return tensors.mapped(lambda each: each * tensors.fit(factor, each), upstream)
 
-    return x, lambda upstream: (tensors.mapped(by_value, upstream) if norm is None else by_norm(upstream), None)
+    return x, lambda upstream: (tensors.mapped(by_value, upstream) if norm is None else by_norm(upstream), None, None)
