@@ -268,7 +268,7 @@ class Quantize(_SameShape):
 
     @property
     def _high(self) -> int:
-        return 2 ** (self.bits - self.signed) - 1
+        return (1 << (self.bits - self.signed)) - 1
 
     def _step_for(self, magnitude: float) -> float:
         """The paper's initial step for inputs of that mean magnitude (section 2.1)."""
@@ -294,18 +294,17 @@ class Quantize(_SameShape):
 
 @keras.saving.register_keras_serializable(package="keras_cg")
 class SurrogateSpike(_SameShape):
-    """Fires where its input is positive: 1 there and 0 elsewhere, with the gradient of a smooth function.
+    """Fires where its input is not negative: 1 there and 0 elsewhere, with the gradient of something smooth.
 
     What trains spiking networks, since a step has the gradient zero. Input and output are tensors of floating numbers
-    of any shape, the input a membrane potential less its threshold. From Neftci et al., *Surrogate gradient learning
-    in spiking neural networks*, 2019, [arXiv:1901.09948](https://arxiv.org/abs/1901.09948).
+    of any shape, the input a membrane potential less its threshold. Formulas and sources: `recipes.surrogate_spike`.
 
     Args:
         kind: Whose gradient it has: `"fast_sigmoid"`, `"arctan"` or `"triangle"`.
-        slope: How steep that one is.
+        slope: A positive number; None for that of the source.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: There is no such kind, or `slope` is not positive.
 
     Example:
         >>> import keras
@@ -314,7 +313,7 @@ class SurrogateSpike(_SameShape):
         [0.0, 1.0]
     """
 
-    def __init__(self, kind: str = "fast_sigmoid", slope: float = 25.0, **kwargs: Any):
+    def __init__(self, kind: str = "fast_sigmoid", slope: float | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         self.kind = kind
         self.slope = slope
