@@ -232,7 +232,11 @@ def main() -> int:
     backend = keras.backend.backend()
     data = load()
     if options.weights is not None:
-        correct = accuracies(restore(options.weights), data)
+        try:
+            models = restore(options.weights)
+        except (OSError, KeyError, ValueError) as error:
+            sys.exit(f"cannot take weights from {options.weights}: {error}")
+        correct = accuracies(models, data)
         show(correct, None, f"The weights of {options.weights} with Keras on {backend}", console)
         return 0
     if backend == "numpy":

@@ -1,0 +1,80 @@
+"""examples/keras_digits.py on the Keras backend under test, each run in a process of its own."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import keras_cg
+
+ROOT = Path(keras_cg.__file__).parents[1]
+EXAMPLE = Path(__file__).parents[1] / "examples" / "keras_digits.py"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+pytestmark = pytest.mark.keras
+
+# Keras has no training on NumPy.
+trains = pytest.mark.only("jax", "torch", "tensorflow")
+
+
+def run(folder, backend, *options):
+    """The script as a user runs it, in `folder`."""
+    pythonpath = os.pathsep.join([str(folder), str(ROOT)])
+    chosen = {"PYTHONPATH": pythonpath, "KERAS_BACKEND": backend, "COLUMNS": "120"}
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_CG_BACKEND"} | chosen
+    command = [sys.executable, str(EXAMPLE), *options]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace")
+
+
+def accuracies(text):
+    """The last column of the table: with the rule, without it, and without rounding."""
+    found = re.findall(
+        r"(2 bits, gradient of Quantize|2 bits, rounding's own gradient|full precision) .* ([\d.]+)%", text
+    )
+    assert len(found) == 3, text
+    return [float(percent) for _, percent in found]
+
+
+@trains
+def test_the_rule_is_what_trains_the_network(backend, tmp_path):
+    done = run(tmp_path, backend, "--epochs=3", "--save=weights.npz")
+    assert done.returncode == 0, done.stderr
+    quantised, without, full = accuracies(done.stdout)
+    # Guessing gets 10 %, and rounding's own gradient is no better.
+    assert quantised > 80 and without < 40 and full > 90
+    assert "Epoch 3/3" in done.stdout
+    assert (tmp_path / f"keras_digits-{backend}.png").read_bytes().startswith(PNG)
+    again = run(tmp_path, backend, "--weights=weights.npz")
+    assert (again.returncode, accuracies(again.stdout)) == (0, [quantised, without, full])
+
+
+@pytest.mark.only("numpy")
+def test_keras_does_not_train_on_numpy(backend, tmp_path):
+    done = run(tmp_path, backend)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == (
+        "Keras cannot train on its NumPy backend. Train on another one with KERAS_BACKEND=jax, torch or tensorflow, add"
+        " --save FILE, and evaluate that here with --weights FILE."
+    )
+
+
+@pytest.mark.only("numpy")
+def test_weights_are_evaluated_on_numpy(backend, tmp_path):
+    spec = importlib.util.spec_from_file_location("example_keras_digits", EXAMPLE)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    models = {key: example.network(quantize) for key, (_, quantize) in example.TRAININGS.items()}
+    example.save(models, tmp_path / "weights.npz")
+    expected = [round(100 * correct, 1) for correct in example.accuracies(models, example.load()).values()]
+    done = run(tmp_path, backend, "--weights=weights.npz")
+    assert (done.returncode, accuracies(done.stdout)) == (0, expected)
+
+
+def test_a_file_without_weights(backend, tmp_path):
+    done = run(tmp_path, backend, "--weights=absent.npz")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("cannot take weights from absent.npz: ")
