@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from keras_cg import ops
+from keras_cg import ops, recipes
 from keras_cg.autodiff import grad, hessian, jacobian, jvp, value_and_grad, vjp
 from keras_cg.config import available_backends, backend, set_backend, use_backend
 from keras_cg.errors import CapturedVariableError, GradientError
@@ -22,6 +22,7 @@ __all__ = [
     "jacobian",
     "jvp",
     "ops",
+    "recipes",
     "set_backend",
     "use_backend",
     "value_and_grad",

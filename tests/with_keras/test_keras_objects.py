@@ -2,8 +2,6 @@
 
 The rules are wrong on purpose, by a factor of 7, so that plain differentiation cannot pass. The loss is linear in the
 prediction, and what SGD makes of a weight is worked out by hand.
-
-Keras has one backend for each process: these tests need `KERAS_BACKEND` to be the backend under test.
 """
 
 import dataclasses

