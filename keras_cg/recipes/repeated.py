@@ -36,7 +36,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework.
         CapturedVariableError: When the result is called: `f` reads a value that is being differentiated and that is
-            neither an argument nor in a closure, where the backend cannot tell (TensorFlow, NumPy).
+            neither an argument nor in a closure, on NumPy. TensorFlow does not notice a tensor in an attribute.
 
     Example:
         >>> import numpy as np
