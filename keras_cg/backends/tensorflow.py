@@ -72,7 +72,9 @@ def asarray(value: Any) -> Any:
 
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
-    return numpy.asarray(_dense(tensor))
+    dense = _dense(tensor)
+    # By its method, for NumPy refuses a single bfloat16 (TensorFlow 2.21).
+    return numpy.asarray(dense.numpy() if hasattr(dense, "numpy") else dense)
 
 
 def shape(tensor: Any) -> tuple[int | None, ...] | None:
