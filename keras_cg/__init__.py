@@ -1,8 +1,5 @@
 """Write the gradient of a function once; it is the gradient on JAX, PyTorch, TensorFlow and NumPy."""
 
-import importlib
-from types import ModuleType
-
 from keras_cg import ops, recipes
 from keras_cg.autodiff import grad, hessian, jacobian, jvp, value_and_grad, vjp
 from keras_cg.config import available_backends, backend, set_backend, use_backend
@@ -30,8 +27,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> object:
     # Imports Keras, which `import keras_cg` must not.
     if name == "keras":
+        import importlib
+
         return importlib.import_module("keras_cg.keras")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

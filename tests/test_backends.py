@@ -260,8 +260,8 @@ def test_a_backend_knows_neither_the_frontend_nor_another_backend(backend):
 def test_the_public_names_are_what_is_exported():
     # pytest adds names with @ to the modules of a package that has a plugin.
     public = {name for name in vars(keras_cg) if not name.startswith(("_", "@"))}
-    modules = {"autodiff", "backends", "closure", "config", "errors", "frontend", "nest", "rule", "signature"}
-    modules |= {"command", "pytest_plugin", "testing"}  # if somebody imported them
+    modules = {"autodiff", "backends", "closure", "config", "errors", "frontend", "nest", "rule", "signature", "state"}
+    modules |= {"command", "keras", "pytest_plugin", "testing"}  # if somebody imported them
     assert public - modules == set(keras_cg.__all__)
     assert keras_cg.__all__ == sorted(keras_cg.__all__)
 
