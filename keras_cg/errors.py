@@ -412,6 +412,18 @@ def changes_variables(function: str) -> RuntimeError:
     )
 
 
+def not_repeated() -> RuntimeError:
+    """A function that ran again gave something else."""
+    return RuntimeError(
+        _lines(
+            "a function with a custom gradient ran again, because its gradient is differentiated, and gave another"
+            " output than the first time.",
+            "    usual cause: it draws random numbers, or changes what it reads.",
+            "    remedy: draw them outside and pass them as an argument, or draw them from a seed that is one.",
+        )
+    )
+
+
 def not_linear() -> ValueError:
     """Forward mode was asked for a rule that has no transpose."""
     return ValueError(

@@ -424,3 +424,43 @@ def test_a_result_that_is_no_sequence_is_named(eager, result):
     f = custom_gradient(lambda x, y: (x * y, result))
     with pytest.raises(GradientError, match=r"got: a (generator|set|NotImplementedType)"):
         eager.gradients(f, X, X)
+
+
+class TestRandomNumbers:
+    """A function that must run again for the derivative of its gradient, and would draw others."""
+
+    @pytest.mark.only("numpy", "tensorflow")
+    @pytest.mark.parametrize("where", ["float", "integer"])
+    def test_refused(self, backend, eager, where):
+        draws = iter(np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]], np.float32))
+
+        @custom_gradient
+        def dropout(x):
+            mask = eager.tensor(next(draws))
+            output = x * mask if where == "float" else (x, eager.tensor(np.asarray(eager.array(mask), np.int32)))
+            return output, lambda upstream: 7 * (upstream if where == "float" else upstream[0]) * mask
+
+        def loss(x):
+            output = dropout(x)
+            return ops.sum((output if where == "float" else output[0]) ** 2)
+
+        gradient = grad(loss)
+        with pytest.raises(RuntimeError) as caught:
+            grad(lambda x: ops.sum(gradient(x)))(eager.tensor([1.0, 2.0, 3.0]))
+        for part in (
+            "a function with a custom gradient ran again, because its gradient is differentiated, and gave another"
+            " output than the first time.",
+            "usual cause: it draws random numbers, or changes what it reads.",
+            "remedy: draw them outside and pass them as an argument, or draw them from a seed that is one.",
+        ):
+            assert part in str(caught.value)
+
+    @pytest.mark.only("numpy", "tensorflow")
+    def test_nan_is_the_same_again(self, backend, eager):
+        @custom_gradient
+        def masked(x):
+            return x * eager.tensor([1.0, np.nan, 1.0]), lambda upstream: 7 * upstream
+
+        gradient = grad(lambda x: ops.sum(masked(x) ** 2))
+        second = grad(lambda x: ops.sum(gradient(x)))(eager.tensor([1.0, 2.0, 3.0]))
+        np.testing.assert_allclose(eager.array(second), [98.0, 98.0, 98.0])
