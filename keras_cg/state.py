@@ -22,6 +22,7 @@ class State:
     def __init__(self, function: str):
         self.function = function
         self.scope = _active_scope()
+        self.half = _autocast_dtype()
         self.before = dict(self.scope.state_mapping) if self.scope is not None else {}
         self.is_first = True
         # Of the variables that changed, as the scope knows them.
@@ -39,10 +40,14 @@ class State:
         keras: Any = sys.modules.get("keras")
         if keras is None:
             return call(), ()
-        # One of its own when it runs again, when the first one may be over.
-        scope = self.scope if self.is_first else keras.StatelessScope(initialize_variables=False)
-        self.is_first = False
-        with contextlib.nullcontext() if scope is self.scope else scope, _holding(scope, self.before):
+        with contextlib.ExitStack() as stack:
+            scope = self.scope
+            if not self.is_first:
+                # When it runs again, the scopes of the first run may be over.
+                scope = stack.enter_context(keras.StatelessScope(initialize_variables=False))
+                stack.enter_context(keras.src.backend.AutocastScope(self.half))
+            self.is_first = False
+            stack.enter_context(_holding(scope, self.before))
             result = call()
             changed = {key: each for key, each in scope.state_mapping.items() if self.before.get(key) is not each}
         if changed and self.scope is None:
@@ -63,6 +68,15 @@ def _active_scope() -> Any:
     # There is no public way to ask (Keras 3.15); if it is gone, this raises.
     scope = keras.src.backend.get_stateless_scope()
     return scope if scope is not None and keras.backend.backend() == config.backend() else None
+
+
+def _autocast_dtype() -> Any:
+    """What Keras casts variables to when they are read, in a layer with mixed precision."""
+    keras: Any = sys.modules.get("keras")
+    if not hasattr(keras, "StatelessScope"):
+        return None
+    scope = keras.src.backend.get_autocast_scope()  # not public either
+    return scope and scope.dtype
 
 
 @contextlib.contextmanager

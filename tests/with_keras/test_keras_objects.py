@@ -767,3 +767,27 @@ def test_operations_of_keras_to_second_order_on_numpy(keras):
         keras_cg.grad(keras_cg.grad(mixture(keras)))(x)
     summed = keras_cg.custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * x * ops.sum(x)))
     close(keras_cg.grad(keras_cg.grad(summed))(x), np.full(X.shape, 14 * X.sum()))
+
+
+@pytest.mark.only("torch", "tensorflow")
+def test_a_function_that_runs_again_sees_the_same_precision(keras, backend):
+    seen = []
+
+    class Layer(keras.layers.Layer):
+        def build(self, shape):
+            self.c = self.add_weight(shape=(2,), initializer="ones", trainable=False)
+
+        def call(self, x):
+            @keras_cg.custom_gradient
+            def scaled(x):
+                seen.append(keras.backend.standardize_dtype(self.c.value.dtype))
+                return x * self.c, lambda upstream: 7 * upstream * self.c
+
+            return scaled(x)
+
+    layer = Layer(dtype="mixed_float16")
+    layer.build((None, 2))
+    gradient = keras_cg.grad(lambda x: keras.ops.sum(layer(x) ** 2))
+    second = keras_cg.grad(lambda x: keras.ops.sum(gradient(x)))(keras.ops.ones((1, 2)))
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(second), [[98.0, 98.0]])
+    assert len(seen) > 1 and set(seen) == {"float16"}
