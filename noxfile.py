@@ -72,13 +72,10 @@ def tests(session: nox.Session, backend: str) -> None:
 @nox.session
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def keras(session: nox.Session, backend: str) -> None:
-    """The tests with Keras on one backend, in an environment with Keras and that framework alone; its example."""
+    """The tests with Keras on one backend, and Keras's own, in an environment with Keras and that framework alone."""
     install(session, *framework(backend), "keras", "cli", "examples", groups=("test",))
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
     session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", *session.posargs, env=environment)
-    if not session.posargs and backend != "numpy":  # on which Keras has no training
-        picture = f"{session.create_tmp()}/keras_digits.png"
-        session.run("python", "examples/keras_digits.py", "--output", picture, env=environment)
 
 
 @nox.session
