@@ -1,0 +1,378 @@
+"""`keras_cg.keras.install`: our decorator wherever Keras looks its own up, and its quantised layers trained with it."""
+
+import functools
+import gc
+import importlib
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras.ops import custom_gradient as imported_before
+from keras.quantizers import Int4QuantizationConfig, Int8QuantizationConfig
+
+import keras_cg
+from keras_cg import frontend
+from keras_cg.keras import install, installation, installed, uninstall
+
+pytestmark = [
+    pytest.mark.keras,
+    # What Keras says of its own decorator on NumPy, and of its own way to make arrays (3.15).
+    pytest.mark.filterwarnings("ignore:`custom_gradient` for the numpy backend acts as a pass-through:UserWarning"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
+]
+TRAINABLE = pytest.mark.only("jax", "tensorflow", "torch")
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    yield
+    uninstall()
+
+
+BACKEND_MODULE = f"keras.src.backend.{keras.backend.backend()}.core"
+MODULES = ("keras.ops", "keras.src.ops", "keras.src.ops.core", BACKEND_MODULE)
+
+
+def decorators():
+    """What stands in each place where Keras looks its decorator up."""
+    return [importlib.import_module(module).custom_gradient for module in MODULES]
+
+
+ORIGINALS = decorators()
+
+
+def are_ours():
+    assert {each is keras_cg.custom_gradient for each in decorators()} == {True}
+
+
+def are_keras_own():
+    assert [each is original for each, original in zip(decorators(), ORIGINALS, strict=True)] == [True] * 4
+
+
+# --- in and out ----------------------------------------------------------------------------------------------------
+
+
+def test_install_and_uninstall():
+    are_keras_own()
+    install()
+    are_ours()
+    uninstall()
+    are_keras_own()
+
+
+def test_install_leaves_no_original_in_any_module_of_keras():
+    install()
+    left = [
+        name
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] == "keras" and any(vars(module).get("custom_gradient") is each for each in ORIGINALS)
+    ]
+    assert left == []
+
+
+def test_twice_is_harmless():
+    install()
+    install()
+    are_ours()
+    uninstall()
+    are_keras_own()
+    uninstall()
+    are_keras_own()
+
+
+def test_installed():
+    with installed():
+        are_ours()
+        with installed():
+            are_ours()
+        are_ours()
+    are_keras_own()
+
+
+def test_installed_keeps_what_was_installed_before():
+    install()
+    with installed():
+        are_ours()
+    are_ours()
+
+
+def test_an_exception_inside_installed():
+    with pytest.raises(ZeroDivisionError), installed():
+        _ = 1 / 0
+    are_keras_own()
+    install()
+    with pytest.raises(ZeroDivisionError), installed():
+        _ = 1 / 0
+    are_ours()
+
+
+@TRAINABLE
+@pytest.mark.parametrize("decorate", [lambda f: imported_before(f), lambda f: keras.ops.custom_gradient(f)])
+def test_what_is_decorated_afterwards_has_our_gradient(eager, backend, decorate):
+    def function(x, weight):
+        # A nest as an argument, a rule that takes the upstream by position: Keras's own does not take it on torch.
+        return x["a"] * weight, lambda upstream: ({"a": 7 * upstream}, 5 * upstream)
+
+    with installed():
+        decorated = decorate(function)
+    assert isinstance(decorated, frontend.CustomGradient)
+    gradients = eager.gradients(lambda x, weight: decorated({"a": x}, weight), [1.0, 2.0], [3.0, 4.0])
+    np.testing.assert_array_equal(gradients, [[7, 7], [5, 5]])
+
+
+@pytest.mark.parametrize(
+    ("module", "place"),
+    [
+        ("keras.ops", "keras.ops"),
+        ("keras.src.ops", "keras.src.ops"),
+        ("keras.src.ops.core", "keras.src.ops.core"),
+        (BACKEND_MODULE, "keras.src.backend.core"),
+    ],
+)
+def test_a_place_that_has_moved(monkeypatch, module, place):
+    monkeypatch.delattr(importlib.import_module(module), "custom_gradient")
+    with pytest.raises(ImportError) as caught:
+        install()
+    for part in (
+        f"Keras {keras.__version__} has no {place}.custom_gradient: `keras_cg.keras.install` would leave some of its"
+        " layers without our gradients, and so changes nothing.",
+        "remedy: use keras_cg.custom_gradient itself, or a version of Keras that this version of keras_cg was tested"
+        " with (see constraints.txt).",
+    ):
+        assert part in str(caught.value)
+    with pytest.raises(ImportError), installed():
+        pass
+    monkeypatch.undo()
+    are_keras_own()
+
+
+def test_a_module_that_is_gone(monkeypatch):
+    monkeypatch.setattr(installation, "PLACES", (*installation.PLACES, "keras.src.elsewhere.core"))
+    with pytest.raises(ImportError, match=r"has no keras\.src\.elsewhere\.core\.custom_gradient"):
+        install()
+    are_keras_own()
+
+
+@pytest.mark.parametrize(("code", "loaded"), [("keras_cg", False), ("keras_cg.keras", True)])
+def test_keras_is_imported_when_it_is_needed(code, loaded):
+    program = f"import sys, keras_cg; {code}; print('keras' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-1] == str(loaded)
+
+
+# --- Keras's quantised layers --------------------------------------------------------------------------------------
+
+X = np.random.default_rng(1).normal(size=(8, 3, 4)).astype("float32")
+TARGET = np.random.default_rng(2).normal(size=(8, 3, 5)).astype("float32")
+
+CONFIGURATIONS = {
+    "int8": lambda: Int8QuantizationConfig(),
+    "int8_weights": lambda: Int8QuantizationConfig(activation_quantizer=None),
+    "int4": lambda: Int4QuantizationConfig(),
+    "int4_groups": lambda: Int4QuantizationConfig(block_size=2),
+    "int4_channels": lambda: Int4QuantizationConfig(block_size=None),
+    "int4_inputs": lambda: Int4QuantizationConfig(
+        weight_quantizer=keras.quantizers.AbsMaxQuantizer(axis=0, value_range=(-8, 7), output_dtype="int8"),
+        activation_quantizer=keras.quantizers.AbsMaxQuantizer(axis=-1),
+        block_size=None,
+    ),
+}
+LAYERS = {
+    "dense": lambda name: keras.layers.Dense(5, activation="tanh", name=name),
+    "einsum": lambda name: keras.layers.EinsumDense(
+        "abc,cd->abd", (None, 5), bias_axes="d", activation="tanh", name=name
+    ),
+}
+
+
+@functools.cache
+def quantised(kind, lora):
+    """A model with one tower for each configuration: a dense layer, and on it the quantised one, with LoRA or not."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input(X.shape[1:])
+    first = {name: keras.layers.Dense(6, activation="tanh", name=f"{name}_first")(inputs) for name in CONFIGURATIONS}
+    model = keras.Model(inputs, {name: LAYERS[kind](name)(hidden) for name, hidden in first.items()})
+    # Keras collects garbage for each layer that it quantises, which takes long among a framework's objects.
+    gc.freeze()
+    for name, configuration in CONFIGURATIONS.items():
+        layer = model.get_layer(name)
+        layer.quantize(config=configuration())
+        if lora:
+            layer.enable_lora(2, b_initializer="he_uniform")
+    gc.unfreeze()
+    return model, model.get_weights()
+
+
+def fresh(kind, lora):
+    """The model as it was made, with nothing compiled."""
+    model, initial = quantised(kind, lora)
+    model.set_weights(initial)
+    model.compile()
+    return model
+
+
+def weights(model):
+    return {weight.path: np.array(keras.ops.convert_to_numpy(weight)) for weight in model.weights}
+
+
+def trained(model, **options):
+    before = weights(model)
+    loss = dict.fromkeys(CONFIGURATIONS, "mse")
+    model.compile(keras.optimizers.SGD(0.5), loss, **options)
+    model.fit(X, dict.fromkeys(CONFIGURATIONS, TARGET), epochs=STEPS, batch_size=len(X), verbose=0)
+    still = [each.path for each in model.trainable_weights if np.allclose(weights(model)[each.path], before[each.path])]
+    assert still == []
+    return weights(model)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The names of our decorated functions that were called."""
+    names = []
+
+    def call(function, *arguments):
+        names.append(function.__name__)
+        return original(function, *arguments)
+
+    original = frontend.call
+    monkeypatch.setattr(frontend, "call", call)
+    return names
+
+
+def assert_equal(found, expected):
+    assert set(found) == set(expected)
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+@TRAINABLE
+@pytest.mark.parametrize(("mode", "lora"), [("compiled", False), ("compiled", True), ("eager", True)])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_quantised_layers_train_as_they_do_without(backend, counted, kind, lora, mode):
+    # On torch Keras compiles nothing unless it is told to.
+    options = {"run_eagerly": mode == "eager"}
+    expected = trained(fresh(kind, lora), **options)
+    assert not counted
+    with installed():
+        found = trained(fresh(kind, lora), **options)
+    assert len(counted) >= len(CONFIGURATIONS)
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["alone", "lora"])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_quantised_layers_compute_the_same(backend, counted, kind, lora):
+    model = fresh(kind, lora)
+    expected = model.predict(X, verbose=0)
+    assert not counted
+    with installed():
+        found = fresh(kind, lora).predict(X, verbose=0)
+    assert len(counted) >= len(CONFIGURATIONS)
+    assert_equal(found, expected)
+
+
+@TRAINABLE
+@pytest.mark.parametrize(("kind", "lora"), [("dense", False), ("einsum", True)])
+def test_one_step_is_the_closed_form(backend, kind, lora):
+    """The rule of Keras's layers: the gradient of the inputs is that of a layer with the dequantised kernel."""
+    rate = 0.5
+    with installed():
+        model = fresh(kind, lora)
+        outputs = model.predict(X, verbose=0)
+        hidden = keras.Model(model.inputs, [model.get_layer(f"{name}_first").output for name in CONFIGURATIONS])
+        hidden = dict(zip(CONFIGURATIONS, hidden.predict(X, verbose=0), strict=True))
+        before = weights(model)
+        model.compile(keras.optimizers.SGD(rate), dict.fromkeys(CONFIGURATIONS, "mse"))
+        model.fit(X, dict.fromkeys(CONFIGURATIONS, TARGET), batch_size=len(X), verbose=0)
+        after = weights(model)
+
+    for name in ("int8", "int8_weights"):
+        y, h = (np.float64(each).reshape(-1, each.shape[-1]) for each in (outputs[name], hidden[name]))
+        upstream = 2 / TARGET.size * (y - TARGET.reshape(y.shape)) * (1 - y**2)
+        kernel = before[f"{name}/kernel"] / np.float64(before[f"{name}/kernel_scale"]).reshape(1, -1)
+        expected = {f"{name}/bias": upstream.sum(0)}
+        to_hidden = upstream @ kernel.T
+        if lora:
+            a, b = (np.float64(before[f"{name}/lora_kernel_{each}"]) for each in "ab")
+            expected |= {f"{name}/lora_kernel_a": h.T @ upstream @ b.T, f"{name}/lora_kernel_b": (h @ a).T @ upstream}
+            to_hidden += upstream @ b.T @ a.T
+        to_first = to_hidden * (1 - h**2)
+        expected |= {f"{name}_first/kernel": X.reshape(-1, 4).T @ to_first, f"{name}_first/bias": to_first.sum(0)}
+        for path, gradient in expected.items():
+            np.testing.assert_allclose(
+                (before[path] - after[path]) / rate, gradient, rtol=1e-3, atol=1e-5, err_msg=path
+            )
+
+
+def trained_in_float8(mode):
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input(X.shape[1:]), *(make(name) for name, make in LAYERS.items())]
+    model = keras.Sequential(layers, name="float8")
+    for layer in model.layers:
+        layer.quantize("float8")
+    before = weights(model)
+    model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=mode == "eager")
+    model.fit(X, TARGET, epochs=STEPS, verbose=0)
+    # What stands in a scale's place is what the rule returned for it. Those of the kernels hardly change.
+    still = [path for path, value in weights(model).items() if np.array_equal(value, before[path])]
+    assert not any(path.endswith(("/kernel", "/bias", "history")) for path in still)
+    return weights(model)
+
+
+@TRAINABLE
+@pytest.mark.parametrize("mode", ["compiled", "eager"])
+def test_float8_trains_as_it_does_without(backend, counted, mode):
+    # For eager training on TensorFlow, see below.
+    expected = trained_in_float8("compiled" if backend == "tensorflow" else mode)
+    assert not counted
+    with installed():
+        found = trained_in_float8(mode)
+    assert set(counted) == {"quantized_dequantize_inputs", "quantized_dequantize_outputs"}
+    assert_equal(found, expected)
+
+
+@pytest.mark.only("tensorflow")
+def test_float8_trains_eagerly_where_it_does_not_without(backend):
+    # Keras's rules have a parameter `variables`, and ignore it; tf.custom_gradient takes the scales for captured ones.
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        trained_in_float8("eager")
+    with installed():
+        trained_in_float8("eager")
+
+
+# --- Keras on another backend --------------------------------------------------------------------------------------
+
+
+QUANTISED_CALL = """
+import keras, keras_cg.keras
+keras_cg.keras.install()
+layer = keras.layers.Dense(2)
+layer.build([None, 3])
+layer.quantize("int8")
+try:
+    layer(keras.ops.ones([1, 3]))
+except TypeError as error:
+    print(error)
+"""
+
+
+@TRAINABLE
+def test_keras_on_another_backend(backend):
+    """keras_cg was told to use another backend than Keras does."""
+    environment = {**os.environ, "KERAS_BACKEND": backend, "KERAS_CG_BACKEND": "numpy"}
+    found = subprocess.run(
+        [sys.executable, "-c", QUANTISED_CALL], env=environment, capture_output=True, text=True, check=True
+    )
+    for part in (
+        "matmul_with_inputs_gradient: the argument inputs is a",
+        f"and Keras runs on {backend!r}, but the active backend of keras_cg is 'numpy'.",
+        "the backend of keras_cg comes from: the environment variable KERAS_CG_BACKEND",
+        "the backend of Keras comes from: the environment variable KERAS_BACKEND",
+        "remedy: let keras_cg follow Keras by choosing no backend for it, or choose the same one for both:"
+        f" KERAS_CG_BACKEND={backend}.",
+    ):
+        assert part in found.stdout
