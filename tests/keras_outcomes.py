@@ -15,9 +15,7 @@ MESSAGE = 4000
 
 def pytest_addoption(parser):
     parser.addoption("--outcomes", required=True, help="the JSON file to write")
-    parser.addoption(
-        "--installed", action="store_true", help="call keras_cg.keras.install() first"
-    )
+    parser.addoption("--installed", action="store_true", help="call keras_cg.keras.install() first")
 
 
 def pytest_configure(config):
