@@ -154,8 +154,8 @@ def symbolic_tensor(function: str, role: str) -> TypeError:
     return TypeError(
         _lines(
             f"{function}: {role} is a KerasTensor, which holds no numbers, where Keras does not look for one.",
-            "    usual cause: it is the attribute of a dataclass or of an object that only another framework opens, or"
-            " it was closed over.",
+            "    usual cause: it is the attribute of a dataclass or of an object that only another framework opens, it"
+            " was closed over, or what was called is no decorated function (recipes.recompute, keras_cg.grad).",
             "    remedy: pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",
         )
     )
@@ -165,8 +165,8 @@ def symbolic_variable(function: str, role: str, variable: str) -> TypeError:
     """A Keras variable beside a KerasTensor: no model would own it."""
     return TypeError(
         _lines(
-            f"{function}: {role} is the Keras variable {variable!r}, and another argument a KerasTensor: the model"
-            " would neither train the variable nor save it.",
+            f"{function}: {role} is the Keras variable {variable!r}, and an argument is a KerasTensor: the model would"
+            " neither train the variable nor save it.",
             "    usual cause: a weight used in the functional API without a layer that owns it.",
             "    remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
         )
@@ -178,9 +178,21 @@ def not_saveable(function: str) -> TypeError:
     return TypeError(
         _lines(
             f"{function} cannot be saved: Keras finds a function again by its name, and this one has none.",
-            "    usual cause: a lambda, a functools.partial or a callable object that was decorated.",
+            "    usual cause: a lambda, a functools.partial, a method or a callable object that was decorated.",
             "    remedy: write it with `def`, and register it:"
             " @keras.saving.register_keras_serializable() above @keras_cg.custom_gradient.",
+        )
+    )
+
+
+def name_is_taken(function: str, name: str) -> TypeError:
+    """Keras is to save a decorated function, and would load another one in its place."""
+    return TypeError(
+        _lines(
+            f"{function} cannot be saved: Keras knows another object as {name!r}, and would load that in its place.",
+            "    usual cause: a function that is made and registered several times, with different values in it.",
+            "    remedy: register each under a name of its own:"
+            " @keras.saving.register_keras_serializable(name=...), or make what differs an argument.",
         )
     )
 

@@ -707,3 +707,23 @@ def test_the_scale_of_lsq_needs_a_known_size(backend):
 
     with pytest.raises(ValueError, match="quantize: gradient_scale='lsq' needs the number of elements of x, which is"):
         tf.function(gradient, input_signature=[tf.TensorSpec([None], tf.float32)])(tf.constant([1.0]))
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["batch", "nest"])
+def test_fixed_point_does_not_hide_a_small_one_behind_a_large_one(eager, backend, nested):
+    """z = a z + b, of which the large one is there at once, and the small one after many steps."""
+    a, b, truth = (0.0, 0.97), (1e5, 1.0), (1e5, 1 / 0.03)
+
+    def arranged(pair):
+        tensors = tuple(eager.tensor(np.array([each], np.float64 if backend != "jax" else np.float32)) for each in pair)
+        return tensors if nested else ops.stack(tensors)
+
+    def step(z, a, b):
+        return tuple(map(lambda z, a, b: a * z + b, z, a, b)) if nested else a * z + b
+
+    def solved(steps):
+        found = recipes.fixed_point(step, steps=steps)(arranged((0.0, 0.0)), arranged(a), arranged(b))
+        return np.ravel([eager.array(each) for each in found])
+
+    assert np.isnan(solved(30)).all()
+    np.testing.assert_allclose(solved(600), truth, rtol=1e-3)

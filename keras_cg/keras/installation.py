@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,10 @@ NAME = "custom_gradient"
 PLACES = ("keras.ops", "keras._tf_keras.keras.ops", "keras.src.ops", "keras.src.ops.core", "keras.src.backend.core")
 
 _replaced: list[tuple[ModuleType, Any]] = []
+# Who wants it installed: `install`, and every block of `installed`, in whichever thread.
+_holders: list[object] = []
+_lock = threading.Lock()
+_INSTALL = object()
 
 
 def install() -> None:
@@ -42,16 +47,13 @@ def install() -> None:
         True
         >>> keras_cg.keras.uninstall()
     """
-    if _replaced:
-        return
-    found = _places()
-    for module in found:
-        _replaced.append((module, getattr(module, NAME)))
-        setattr(module, NAME, custom_gradient)
+    _hold(_INSTALL)
 
 
 def uninstall() -> None:
     """Takes `install` back: Keras's own decorator is in its place again. Without `install`, nothing happens.
+
+    A block of `installed` that is not over keeps ours until it is.
 
     Example:
         >>> import keras, keras_cg
@@ -60,14 +62,12 @@ def uninstall() -> None:
         >>> keras.ops.custom_gradient is keras_cg.custom_gradient
         False
     """
-    while _replaced:
-        module, original = _replaced.pop()
-        setattr(module, NAME, original)
+    _release(_INSTALL)
 
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Installs for the length of a `with` block; afterwards it is as before, also if it was installed before.
+    """Installs for the length of a `with` block, in all threads; what `install` installed stays after it.
 
     Raises:
         ImportError: This version of Keras keeps its decorator somewhere else.
@@ -80,13 +80,31 @@ def installed() -> Iterator[None]:
         >>> keras.ops.custom_gradient is keras_cg.custom_gradient
         False
     """
-    before = bool(_replaced)
-    install()
+    block = object()
+    _hold(block)
     try:
         yield
     finally:
-        if not before:
-            uninstall()
+        _release(block)
+
+
+def _hold(holder: object) -> None:
+    with _lock:
+        if not _holders:
+            for module in _places():
+                _replaced.append((module, getattr(module, NAME)))
+                setattr(module, NAME, custom_gradient)
+        if holder not in _holders:
+            _holders.append(holder)
+
+
+def _release(holder: object) -> None:
+    with _lock:
+        if holder in _holders:
+            _holders.remove(holder)
+        while _replaced and not _holders:
+            module, original = _replaced.pop()
+            setattr(module, NAME, original)
 
 
 def _places() -> list[ModuleType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from typing import Any
 
@@ -54,9 +55,11 @@ class CustomGradientOperation(keras.Operation):  # type: ignore[misc]  # Keras h
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         """The output's shapes and dtypes, by a run of the function on placeholders."""
+        leaves = keras.tree.flatten((args, kwargs))
+        inference = _Inference(self.function, args, kwargs, self.name)
         # On NumPy, Keras (3.15) runs it on memory with anything in it.
         with numpy.errstate(all="ignore"):
-            return super().compute_output_spec(*args, **kwargs)
+            return inference.compute_output_spec(*(each for each in leaves if isinstance(each, keras.KerasTensor)))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -71,6 +74,22 @@ class CustomGradientOperation(keras.Operation):  # type: ignore[misc]  # Keras h
         return cls(function, config["name"])
 
 
+class _Inference(keras.Operation):  # type: ignore[misc]  # Keras has no types
+    """A function of the placeholders among its arguments alone: Keras (3.15) would trace the others as well on JAX."""
+
+    def __init__(self, function: CustomGradient[..., Any], args: Any, kwargs: Any, name: str):
+        super().__init__(name=name)
+        self.run = function, args, kwargs
+
+    def call(self, *tensors: Any) -> Any:
+        function, args, kwargs = self.run
+        given = iter(tensors)
+        args, kwargs = keras.tree.map_structure(
+            lambda leaf: next(given) if isinstance(leaf, keras.KerasTensor) else leaf, (args, kwargs)
+        )
+        return function(*args, **kwargs)
+
+
 def apply(
     function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: dict[str, Any]
 ) -> Any:
@@ -80,6 +99,8 @@ def apply(
         TypeError: Keras runs on another backend, would not find a `KerasTensor`, or not own a variable.
     """
     name, seen = function_name(function), {id(each) for each in keras.tree.flatten((args, kwargs))}
+    for variable in _captured(function):
+        raise errors.symbolic_variable(name, f"what it reads as {variable[0]}", variable[1].path)
     for label, leaf in leaves.items():
         role = f"the argument {label}"
         if isinstance(leaf, keras.Variable):
@@ -91,6 +112,15 @@ def apply(
             if id(leaf) not in seen:
                 raise errors.symbolic_tensor(name, role)
     return CustomGradientOperation(function)(*args, **kwargs)
+
+
+def _captured(function: CustomGradient[..., Any]) -> list[tuple[str, Any]]:
+    """The trainable variables that a function reads by their names, in a closure or a global."""
+    if not inspect.isfunction(function.__wrapped__):
+        return []
+    found = inspect.getclosurevars(function.__wrapped__)
+    values = {**found.globals, **found.nonlocals}
+    return [(name, each) for name, each in values.items() if isinstance(each, keras.Variable) and each.trainable]
 
 
 def _new_name(function: CustomGradient[..., Any]) -> str:
@@ -106,9 +136,14 @@ def to_config(function: CustomGradient[..., Any]) -> dict[str, Any]:
     Raises:
         TypeError: It has no name by which it could be found again.
     """
-    if getattr(function, "__name__", "<lambda>") == "<lambda>":
+    is_bound = hasattr(function.__wrapped__, "__self__")
+    if is_bound or getattr(function, "__name__", "<lambda>") == "<lambda>":
         raise errors.not_saveable(repr(function))
-    return {"function": keras.saving.get_registered_name(function), "module": function.__module__}
+    name = keras.saving.get_registered_name(function)
+    known = keras.saving.get_registered_object(name)
+    if known is not None and known is not function:
+        raise errors.name_is_taken(repr(function), name)
+    return {"function": name, "module": function.__module__}
 
 
 def of_config(config: dict[str, Any]) -> CustomGradient[..., Any]:

@@ -92,7 +92,8 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
         z = f(z, args),    w = dL/dz + (df/dz)^T w,    dL/dargs = (df/dargs)^T w,    none for z0
 
     Both are iterated `steps` times, so that they compile everywhere: `f` must be a contraction near the solution. If
-    the last step moves z, or w, by more than `tolerance` times its largest element, then **the result is NaN**, for no
+    the last step moves any element of z, or w, by more than `tolerance` times its size, and by more than the rounding
+    of the largest element (of its row, in a tensor with several axes), then **all of the result is NaN**, for no
     compiled program can raise: give more steps.
 
     Source: Christianson 1994, Reverse accumulation and attractive fixed points,
@@ -102,8 +103,8 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
     Args:
         f: A function `f(z, *args)` that returns a nest like `z`. What it is differentiated by must be in `args`.
         steps: How often it is applied, at least 1.
-        tolerance: A positive number; None for the square root of the dtype's epsilon. Of a solution that is zero,
-            the size is that of z0, or 1 if that is smaller.
+        tolerance: A positive number; None for the square root of the dtype's epsilon. An element that is zero must
+            have come to rest, up to the dtype's epsilon times the largest element of z, or of z0 (at most 1).
 
     Returns:
         A function `solve(z0, *args)`, where `z0` is a real floating tensor or a nest of such and each of `args` is any
@@ -164,17 +165,21 @@ def _iterate(name: str, f: Callable[[Any], Any], start: Any, steps: int, toleran
     tensors.check_alike(name, tensors.leaves(start), tensors.leaves(z))
     for _ in range(steps - 1):
         before, z = z, f(z)
-    kinds = [config.active.dtype(each) for each in tensors.leaves(z)]
-    allowed = max(_EPSILONS[kind] for kind in kinds) ** 0.5 if tolerance is None else tolerance
-    moved = _largest(tensors.mapped(lambda a, b: a - b, z, before))
-    first = _largest(start)
-    size = ops.maximum(_largest(z), ops.minimum(first, ops.ones_like(first)))
-    is_still = moved <= allowed * size
+    still = tensors.mapped(lambda a, b, c: ops.max(_excess(a, b, c, tolerance)) <= 0, z, before, start)
+    is_still = ops.all(ops.stack(tensors.leaves(still)))
     return tensors.mapped(lambda each: ops.where(is_still, each, ops.full_like(each, math.nan)), z)
 
 
-def _largest(value: Any) -> Any:
-    """The largest magnitude in a nest, in the widest of its dtypes."""
-    found = [tensors.wide(ops.max(ops.abs(each))) for each in tensors.leaves(value)]
-    widest = max(map(config.active.dtype, found))
-    return ops.max(ops.stack([tensors.cast(each, widest) for each in found]))
+def _excess(z: Any, before: Any, start: Any, tolerance: float | None) -> Any:
+    """By how much more each element moved than it may."""
+    epsilon = _EPSILONS[config.active.dtype(z)]
+    size, first = _largest(z), _largest(start)
+    rounding = epsilon * ops.maximum(size, ops.minimum(first, ops.ones_like(first)))
+    allowed = (epsilon**0.5 if tolerance is None else tolerance) * ops.abs(z)
+    return tensors.wide(ops.abs(z - before) - ops.maximum(allowed, rounding + ops.zeros_like(allowed)))
+
+
+def _largest(x: Any) -> Any:
+    """The largest magnitude in a tensor, in a batch that of each row: one must not hide what another does."""
+    axes = tuple(range(1, len(config.active.shape(x) or ())))
+    return ops.max(ops.abs(x), axis=axes, keepdims=True) if axes else ops.max(ops.abs(x))

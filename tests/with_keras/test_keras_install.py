@@ -18,7 +18,6 @@ from keras_cg import frontend
 from keras_cg.keras import install, installation, installed, uninstall
 
 pytestmark = [
-    pytest.mark.keras,
     # What Keras says of its own decorator on NumPy, and of its own way to make arrays (3.15).
     pytest.mark.filterwarnings("ignore:`custom_gradient` for the numpy backend acts as a pass-through:UserWarning"),
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
@@ -98,6 +97,19 @@ def test_installed_keeps_what_was_installed_before():
     with installed():
         are_ours()
     are_ours()
+
+
+def test_blocks_that_overlap():
+    """As those of two threads do."""
+    first, second = installed(), installed()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert keras.ops.custom_gradient is keras_cg.custom_gradient
+    uninstall()
+    assert keras.ops.custom_gradient is keras_cg.custom_gradient
+    second.__exit__(None, None, None)
+    assert keras.ops.custom_gradient is not keras_cg.custom_gradient
 
 
 def test_an_exception_inside_installed():

@@ -168,7 +168,7 @@ def test_what_has_no_name_clones_but_is_not_saved(backend, tmp_path, function):
         model.save(tmp_path / "model.keras")
     for part in (
         "cannot be saved: Keras finds a function again by its name, and this one has none.",
-        "usual cause: a lambda, a functools.partial or a callable object that was decorated.",
+        "usual cause: a lambda, a functools.partial, a method or a callable object that was decorated.",
         "remedy: write it with `def`, and register it: @keras.saving.register_keras_serializable() above"
         " @keras_cg.custom_gradient.",
     ):
@@ -210,6 +210,21 @@ def test_mixed_with_tensors_and_static_arguments(backend):
     np.testing.assert_allclose(array(model(X.astype("float32"))), X * [2, 4, 6])
 
 
+def test_static_arguments_stay_what_they_are(backend):
+    """Not traced with the placeholders, in containers either."""
+
+    @custom_gradient
+    def selected(parts, function, rows, shape=None, *, kind=None):
+        output = function(parts["x"])[:, rows] * sum(range(parts["n"]))
+        return keras.ops.reshape(output, shape), lambda upstream: upstream
+
+    inputs = keras.Input([3])
+    output = selected({"x": inputs, "n": 3}, keras.ops.relu, slice(1, 2), (-1, 1, 1), kind=np.float32)
+    assert output.shape == (None, 1, 1)
+    found = array(keras.Model(inputs, output)(X.astype("float32")))
+    np.testing.assert_allclose(found, 3 * np.maximum(X[:, 1:2], 0)[:, None])
+
+
 def test_a_shape_that_cannot_be_inferred(backend):
     @custom_gradient
     def misfit(x):
@@ -238,8 +253,8 @@ def test_a_placeholder_where_keras_does_not_look(backend, beside):
     for part in (
         "culprit: the argument hidden.tensor is a KerasTensor, which holds no numbers, where Keras does not look for"
         " one.",
-        "usual cause: it is the attribute of a dataclass or of an object that only another framework opens, or it was"
-        " closed over.",
+        "usual cause: it is the attribute of a dataclass or of an object that only another framework opens, it was"
+        " closed over, or what was called is no decorated function (recipes.recompute, keras_cg.grad).",
         "remedy: pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",
     ):
         assert part in str(caught.value)
@@ -264,10 +279,66 @@ def test_a_variable_beside_a_placeholder(backend):
     with pytest.raises(TypeError) as caught:
         culprit(keras.Input([3]), {"w": keras.Variable(np.ones(3), name="weight")})
     for part in (
-        "culprit: the argument params['w'] is the Keras variable 'weight', and another argument a KerasTensor: the"
+        "culprit: the argument params['w'] is the Keras variable 'weight', and an argument is a KerasTensor: the"
         " model would neither train the variable nor save it.",
         "usual cause: a weight used in the functional API without a layer that owns it.",
         "remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
+    ):
+        assert part in str(caught.value)
+
+
+def test_a_variable_that_is_read_beside_a_placeholder(backend):
+    weight, frozen = keras.Variable(np.ones(3), name="weight"), keras.Variable(np.ones(3), trainable=False)
+
+    @custom_gradient
+    def constant(x):
+        return x * frozen, lambda upstream: 7 * upstream
+
+    assert constant(keras.Input([3])).shape == (None, 3)
+
+    @custom_gradient
+    def culprit(x):
+        return x * weight, lambda upstream, variables=None: (7 * upstream, [upstream for _ in variables])
+
+    with pytest.raises(
+        TypeError, match="culprit: what it reads as weight is the Keras variable 'weight', and an argument"
+    ):
+        culprit(keras.Input([3]))
+    np.testing.assert_allclose(array(culprit(keras.ops.ones(3))), np.ones(3))
+
+
+class Owner:
+    @custom_gradient
+    def method(self, x):
+        return x * 1, lambda upstream: 7 * upstream
+
+
+def test_a_method_is_not_saved(backend, tmp_path):
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, Owner().method(inputs))
+    with pytest.raises(TypeError, match="method> cannot be saved: Keras finds a function again by its name"):
+        model.save(tmp_path / "model.keras")
+
+
+def test_two_functions_of_one_name_are_not_saved(backend, tmp_path):
+    def make(factor):
+        @keras.saving.register_keras_serializable(package="tests")
+        @custom_gradient
+        def same(x):
+            return x * 1, lambda upstream: factor * upstream
+
+        return same
+
+    first, second = make(7), make(5)
+    inputs = keras.Input([3])
+    keras.Model(inputs, second(inputs)).save(tmp_path / "model.keras")
+    with pytest.raises(TypeError) as caught:
+        keras.Model(inputs, first(inputs)).save(tmp_path / "model.keras")
+    for part in (
+        "same> cannot be saved: Keras knows another object as 'tests>same', and would load that in its place.",
+        "usual cause: a function that is made and registered several times, with different values in it.",
+        "remedy: register each under a name of its own: @keras.saving.register_keras_serializable(name=...), or make"
+        " what differs an argument.",
     ):
         assert part in str(caught.value)
 
