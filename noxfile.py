@@ -70,19 +70,18 @@ def tests(session: nox.Session, backend: str) -> None:
 
 
 @nox.session
-@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
-def keras(session: nox.Session, backend: str) -> None:
-    """The tests with Keras on one backend, and Keras's own, in an environment with Keras and that framework alone."""
-    # Keras's own NumPy backend imports JAX (3.15).
-    install(session, *(framework(backend) or ["jax"]), "keras", "cli", "examples", groups=("test",))
-    environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-    session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", *session.posargs, env=environment)
-
-
-@nox.session
 def frameworks(session: nox.Session) -> None:
     """The environment with every framework and Keras, for the sessions that follow."""
     install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck"))
+
+
+@nox.session(venv_backend="none", requires=["frameworks"])
+@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
+def keras(session: nox.Session, backend: str) -> None:
+    """The tests with Keras on one backend, and Keras's own with our decorator in its place."""
+    environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
+    options = (f"--backends={backend}", "tests/with_keras")
+    run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])

@@ -727,3 +727,9 @@ def test_fixed_point_does_not_hide_a_small_one_behind_a_large_one(eager, backend
 
     assert np.isnan(solved(30)).all()
     np.testing.assert_allclose(solved(600), truth, rtol=1e-3)
+
+
+def test_clipping_by_a_norm_that_is_no_scalar(eager, backend):
+    with pytest.raises(ValueError, match=r"clip_gradient: norm='float32\[2\]' is not a number or a scalar tensor"):
+        recipes.clip_gradient(eager.tensor([1.0, 2.0]), norm=eager.tensor([1.0, 2.0]))
+    keras_cg.grad(lambda x: recipes.clip_gradient(x, norm=eager.tensor(1.0)))(eager.tensor([1.0, 2.0]))

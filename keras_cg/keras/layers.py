@@ -275,9 +275,15 @@ class Quantize(_SameShape):
         return 2 * magnitude / math.sqrt(self._high)
 
     def adapt(self, data: Any) -> None:
-        """Sets the step from an array of inputs: to `2 * mean(abs(data)) / sqrt(high)`."""
-        magnitude = keras.ops.convert_to_numpy(keras.ops.mean(keras.ops.abs(data)))
-        self.step.assign(self._step_for(float(magnitude)))
+        """Sets the step from an array of inputs: to `2 * mean(abs(data)) / sqrt(high)`.
+
+        Raises:
+            ValueError: That is not positive and finite.
+        """
+        magnitude = float(keras.ops.convert_to_numpy(keras.ops.mean(keras.ops.abs(data))))
+        if not 0 < magnitude < math.inf:
+            raise errors.bad_parameter("Quantize.adapt", "the mean magnitude of data", magnitude, "positive and finite")
+        self.step.assign(self._step_for(magnitude))
 
     def call(self, inputs: Any) -> Any:
         if self.gradient_scale is not None:

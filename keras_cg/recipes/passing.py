@@ -167,6 +167,8 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Pair:
     limit = tensors.number("clip_gradient", name, value if norm is None else norm)
     if isinstance(limit, float) and not limit > 0:
         raise errors.bad_parameter("clip_gradient", name, limit, "a positive number")
+    if norm is not None and not isinstance(limit, float) and config.active.shape(limit):
+        raise errors.bad_parameter("clip_gradient", name, tensors.described(limit), "a number or a scalar tensor")
     for leaf in filter(config.active.is_tensor, tensors.leaves(x)):
         if config.active.dtype(leaf).startswith("complex"):
             raise errors.not_real("clip_gradient", "x", tensors.described(leaf))

@@ -420,3 +420,14 @@ def test_the_docstrings_run(layers):
 
     tested = doctest.testmod(layers)
     assert tested.attempted and not tested.failed
+
+
+@pytest.mark.parametrize("data", [0.0, np.nan, np.inf])
+def test_a_step_from_data_without_a_magnitude(layers, data):
+    layer = layers.Quantize(3)
+    before = float(layer.step.numpy())
+    with pytest.raises(
+        ValueError, match=r"Quantize.adapt: the mean magnitude of data=(0.0|nan|inf) is not positive and finite"
+    ):
+        layer.adapt(np.full(3, data, np.float32))
+    assert float(layer.step.numpy()) == before
