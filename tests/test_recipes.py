@@ -733,3 +733,19 @@ def test_clipping_by_a_norm_that_is_no_scalar(eager, backend):
     with pytest.raises(ValueError, match=r"clip_gradient: norm='float32\[2\]' is not a number or a scalar tensor"):
         recipes.clip_gradient(eager.tensor([1.0, 2.0]), norm=eager.tensor([1.0, 2.0]))
     keras_cg.grad(lambda x: recipes.clip_gradient(x, norm=eager.tensor(1.0)))(eager.tensor([1.0, 2.0]))
+
+
+@pytest.mark.only("tensorflow")
+def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
+    """README's Limits: a tensor in an attribute, which is differentiated, and gets nothing."""
+    import tensorflow as tf
+
+    class Holder:
+        w = eager.tensor([5.0])
+
+    x, holder = eager.tensor([3.0]), Holder()
+    with tf.GradientTape() as tape:
+        tape.watch([x, holder.w])
+        output = recipes.recompute(lambda x: x * holder.w)(x)
+    gx, gw = tape.gradient(output, [x, holder.w])
+    assert eager.array(gx).tolist() == [5.0] and gw is None
