@@ -221,9 +221,7 @@ def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict
     count, keywords = len(args), tuple(kwargs)
     given = Call(backend, name, fun, count, keywords, arguments)
     if _is_symbolic(arguments.leaves):
-        from keras_cg.keras import operation
-
-        return operation.apply(function, args, kwargs, dict(zip(given.labels(), arguments.leaves, strict=True)))
+        return _operation(function, args, kwargs, given)
     places = split(backend, name, arguments, lambda place: f"the argument {given.labels()[place]}")
     tensors = [backend.asarray(arguments.leaves[place]) for place in places]
     for place in places:
@@ -236,7 +234,10 @@ def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict
         values = arguments.fill(places, tensors)
         positional = values[:count]
         named = dict(zip(keywords, values[count:], strict=True))
-        pair, changed = state.run(lambda: fun(*positional, **named))
+        with state:
+            # Called here, where TensorFlow's AutoGraph (2.21) finds and converts it.
+            pair = fun(*positional, **named)
+        changed = state.changes()
         output, rule = _pair(name, pair)
         outputs = nest.flatten(output, backend.is_tensor, backend.children)
         found = split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")
@@ -254,6 +255,14 @@ def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict
     outputs, found = finished[0]
     state.settle(results[len(found) :])
     return outputs.fill(found, results[: len(found)])
+
+
+def _operation(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Call) -> Any:
+    """A call as an operation of Keras's functional API."""
+    # Not in `call`, which TensorFlow's AutoGraph (2.21) could not convert with an import in it.
+    from keras_cg.keras import operation
+
+    return operation.apply(function, args, kwargs, dict(zip(given.labels(), given.nest.leaves, strict=True)))
 
 
 def _pair(name: str, pair: Any) -> tuple[Any, Callable[..., Any]]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from keras_cg import config, errors
-
-Result = TypeVar("Result")
 
 
 class State:
     """The variables of Keras, as they are when a decorated function is called; every run of it starts from them.
 
     Inside a `keras.StatelessScope`, in which Keras trains on JAX, new values are put aside in the scope. What a
-    function puts there while a framework traces it must come out as its outputs do: `run` gives it, `settle` takes it.
+    function puts there while a framework traces it must come out as its outputs do: `changes` gives it after a run
+    inside `with state:`, and `settle` takes it.
     """
 
     def __init__(self, function: str):
@@ -28,32 +27,43 @@ class State:
         # Of the variables that changed, as the scope knows them.
         self.keys: list[int] = []
 
-    def run(self, call: Callable[[], Result]) -> tuple[Result, tuple[Any, ...]]:
-        """What `call` returns, and the new values of the variables that it changed inside a scope.
+    def __enter__(self) -> None:
+        """Begins a run of the function, the first one or another."""
+        keras: Any = sys.modules.get("keras")
+        self.values: dict[int, Any] = {}
+        self.open: contextlib.ExitStack | None = None
+        if keras is None or (self.is_first and self.scope is None):
+            self.is_first = False
+            return
+        self.open = contextlib.ExitStack()
+        self.running = self.scope
+        if not self.is_first:
+            # When it runs again, the scopes of the first run may be over.
+            self.running = self.open.enter_context(keras.StatelessScope(initialize_variables=False))
+            self.open.enter_context(keras.src.backend.AutocastScope(self.half))
+        self.is_first = False
+        self.open.enter_context(_holding(self.running, self.before))
+
+    def __exit__(self, *error: object) -> None:
+        if self.open is not None:
+            self.values = {
+                key: each for key, each in self.running.state_mapping.items() if self.before.get(key) is not each
+            }
+            self.open.close()
+
+    def changes(self) -> tuple[Any, ...]:
+        """The new values of the variables that the run changed inside a scope.
 
         Raises:
-            RuntimeError: It runs again, and changed some for good the first time.
+            RuntimeError: It was not the first run, and changed some for good the first time.
         """
-        if self.is_first and self.scope is None:
-            self.is_first = False
-            return call(), ()
-        keras: Any = sys.modules.get("keras")
-        if keras is None:
-            return call(), ()
-        with contextlib.ExitStack() as stack:
-            scope = self.scope
-            if not self.is_first:
-                # When it runs again, the scopes of the first run may be over.
-                scope = stack.enter_context(keras.StatelessScope(initialize_variables=False))
-                stack.enter_context(keras.src.backend.AutocastScope(self.half))
-            self.is_first = False
-            stack.enter_context(_holding(scope, self.before))
-            result = call()
-            changed = {key: each for key, each in scope.state_mapping.items() if self.before.get(key) is not each}
-        if changed and self.scope is None:
+        if not self.values:
+            return ()
+        if self.scope is None:
             raise errors.changes_variables(self.function)
-        self.keys = list(changed)
-        return result, tuple(map(keras.ops.stop_gradient, changed.values()))
+        self.keys = list(self.values)
+        keras: Any = sys.modules["keras"]
+        return tuple(map(keras.ops.stop_gradient, self.values.values()))
 
     def settle(self, values: tuple[Any, ...]) -> None:
         """Puts the new values into the scope."""

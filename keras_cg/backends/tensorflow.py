@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -151,12 +152,14 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     # How to lay cotangents out like the outputs, without the values of these, which would live as long as the tape.
     shells = [each if _is_composite(each) else tf.TensorSpec(None, each.dtype) for each in outputs]
     is_recording = True
-    first = _values(outputs) if eager else []
+    # Weakly, for a tape must not hold what nobody else needs.
+    first: list[weakref.ref[Any]] = []
 
     def run_again() -> Any:
         again, pull = fun(*tensors)
+        pairs = [(found, each()) for found, each in zip(_values(again), first, strict=False)]
         with stop_recording():
-            if not all(map(_is_repeated, _values(again), first)):
+            if tf.executing_eagerly() and not all(_is_repeated(*pair) for pair in pairs if pair[1] is not None):
                 raise errors.not_repeated()
         return pull
 
@@ -180,7 +183,10 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     record_operation("custom_gradient", wrapped, inputs, backward)
     is_recording = False
     filling = iter(wrapped)
-    return tuple(_fill(each, filling) for each in outputs)
+    returned = tuple(_fill(each, filling) for each in outputs)
+    if eager:
+        first += map(weakref.ref, _values(returned))
+    return returned
 
 
 def _run_cut(fun: Function, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], Any, list[Any]]:
