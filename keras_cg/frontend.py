@@ -213,15 +213,19 @@ def _is_numpy_scalar(leaf: Any) -> bool:
 
 def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a decorated function: the whole way in, to the backend, and back."""
-    backend, name, fun = config.active, function._name, function.__wrapped__
+    backend, fun = config.active, function.__wrapped__
     if kwargs:
         kwargs = _in_order(fun, kwargs)
     arguments = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
+    given = Call(backend, function._name, fun, len(args), tuple(kwargs), arguments)
+    # No `return` inside of an `if`: TensorFlow's AutoGraph (2.21) would make a function of what follows.
+    return _operation(function, args, kwargs, given) if _is_symbolic(arguments.leaves) else _run(given)
+
+
+def _run(given: Call) -> Any:
+    """A call of a function whose arguments were laid flat."""
+    backend, name, fun, count, keywords, arguments = given
     # Below, `flat` outlives this call, and must not keep the arguments.
-    count, keywords = len(args), tuple(kwargs)
-    given = Call(backend, name, fun, count, keywords, arguments)
-    if _is_symbolic(arguments.leaves):
-        return _operation(function, args, kwargs, given)
     places = split(backend, name, arguments, lambda place: f"the argument {given.labels()[place]}")
     tensors = [backend.asarray(arguments.leaves[place]) for place in places]
     for place in places:

@@ -153,7 +153,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     shells = [each if _is_composite(each) else tf.TensorSpec(None, each.dtype) for each in outputs]
     is_recording = True
     # Weakly, for a tape must not hold what nobody else needs.
-    first: list[weakref.ref[Any]] = []
+    first = list[weakref.ref[Any]]()  # an annotation is too much for AutoGraph (2.21)
 
     def run_again() -> Any:
         again, pull = fun(*tensors)
