@@ -213,35 +213,35 @@ def _is_numpy_scalar(leaf: Any) -> bool:
 
 def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a decorated function: the whole way in, to the backend, and back."""
-    backend, fun = config.active, function.__wrapped__
+    backend, name, fun = config.active, function._name, function.__wrapped__
     if kwargs:
         kwargs = _in_order(fun, kwargs)
     arguments = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
-    given = Call(backend, function._name, fun, len(args), tuple(kwargs), arguments)
-    # No `return` inside of an `if`: TensorFlow's AutoGraph (2.21) would make a function of what follows.
-    return _operation(function, args, kwargs, given) if _is_symbolic(arguments.leaves) else _run(given)
-
-
-def _run(given: Call) -> Any:
-    """A call of a function whose arguments were laid flat."""
-    backend, name, fun, count, keywords, arguments = given
+    count, keywords = len(args), tuple(kwargs)
+    given = Call(backend, name, fun, count, keywords, arguments)
+    if _is_symbolic(arguments.leaves):
+        return _operation(function, args, kwargs, given)
     # Below, `flat` outlives this call, and must not keep the arguments.
     places = split(backend, name, arguments, lambda place: f"the argument {given.labels()[place]}")
     tensors = [backend.asarray(arguments.leaves[place]) for place in places]
     for place in places:
         # The backend has them; here they would live as long as the pullback.
         arguments.leaves[place] = None
-    finished: list[tuple[Nest, tuple[int, ...]]] = []
+    finished = []  # type: list[tuple[Nest, tuple[int, ...]]]  # TensorFlow's AutoGraph (2.21) takes no annotation here
     state = State(name)
 
     def flat(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         values = arguments.fill(places, tensors)
         positional = values[:count]
         named = dict(zip(keywords, values[count:], strict=True))
-        with state:
-            # Called here, where TensorFlow's AutoGraph (2.21) finds and converts it.
-            pair = fun(*positional, **named)
-        changed = state.changes()
+        # Called here, where TensorFlow's AutoGraph (2.21) finds and converts it; and without a context if it can be, in
+        # which torch.compile (2.13) could not break its graph.
+        if state.is_idle():
+            pair, changed = fun(*positional, **named), ()
+        else:
+            with state:
+                pair = fun(*positional, **named)
+            changed = state.changes()
         output, rule = _pair(name, pair)
         outputs = nest.flatten(output, backend.is_tensor, backend.children)
         found = split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")

@@ -27,14 +27,15 @@ class State:
         # Of the variables that changed, as the scope knows them.
         self.keys: list[int] = []
 
+    def is_idle(self) -> bool:
+        """Whether a run needs nothing of this: the first one, outside of a scope, or any without Keras."""
+        idle = sys.modules.get("keras") is None or (self.is_first and self.scope is None)
+        self.is_first = self.is_first and not idle
+        return idle
+
     def __enter__(self) -> None:
         """Begins a run of the function, the first one or another."""
-        keras: Any = sys.modules.get("keras")
-        self.values: dict[int, Any] = {}
-        self.open: contextlib.ExitStack | None = None
-        if keras is None or (self.is_first and self.scope is None):
-            self.is_first = False
-            return
+        keras: Any = sys.modules["keras"]
         self.open = contextlib.ExitStack()
         self.running = self.scope
         if not self.is_first:
@@ -45,11 +46,9 @@ class State:
         self.open.enter_context(_holding(self.running, self.before))
 
     def __exit__(self, *error: object) -> None:
-        if self.open is not None:
-            self.values = {
-                key: each for key, each in self.running.state_mapping.items() if self.before.get(key) is not each
-            }
-            self.open.close()
+        after = self.running.state_mapping
+        self.values = {key: each for key, each in after.items() if self.before.get(key) is not each}
+        self.open.close()
 
     def changes(self) -> tuple[Any, ...]:
         """The new values of the variables that the run changed inside a scope.
