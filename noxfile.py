@@ -98,7 +98,7 @@ def together(session: nox.Session) -> None:
     what other loaded frameworks could disturb (`together`): the choice of the backend, its namespace, types that
     frameworks register, what functions capture, the same function on one backend after the other.
     """
-    # torch.compile takes long; that it can trace while other frameworks are loaded is shown by a test in test_together.py.
+    # torch.compile takes long; that it traces beside other frameworks is shown by a test in test_together.py.
     which = ("-m", "(side_by_side or together) and not once", "-k", "not aot_eager")
     options = (f"--backends={','.join(BACKENDS)}", *which, *ELSEWHERE)
     run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=ENVIRONMENT)
