@@ -317,7 +317,7 @@ class _Run:
         leaves = self.output.leaves
         return tuple(leaves[place] for place in self.floating), tuple(leaves[place] for place in self.others)
 
-    def read(self, value: Any) -> tuple[Nest, tuple[int, ...], list[int]]:
+    def read(self, value: Any) -> tuple[Nest, Sequence[int], list[int]]:
         """What the function returned, laid flat: which of the leaves are tensors, and which of these differentiated."""
         output, found = self._lay(value, "the output{}".format)
         floating = [place for place in found if is_differentiable(self.backend.dtype(output.leaves[place]))]
@@ -327,7 +327,9 @@ class _Run:
 
     def result(self, outputs: Sequence[Any], aux: Sequence[Any]) -> Any:
         """The output again, of what the backend made of its tensors."""
-        return self.output.fill([*self.floating, *self.others], [*outputs, *aux])
+        values = dict(zip([*self.floating, *self.others], [*outputs, *aux], strict=True))
+        places = sorted(values)
+        return self.output.fill(places, [values[place] for place in places])
 
     def like_arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """A nest like each of the arguments, with one of `values` for each tensor, and None elsewhere."""
@@ -386,7 +388,7 @@ class _Run:
     def _flatten(self, value: Any) -> Nest:
         return nest.flatten(value, self.backend.is_tensor, self.backend.children)
 
-    def _lay(self, value: Any, label: Callable[[str], str]) -> tuple[Nest, tuple[int, ...]]:
+    def _lay(self, value: Any, label: Callable[[str], str]) -> tuple[Nest, Sequence[int]]:
         """A nest laid flat, its tensors as the framework's own, and where they stand."""
         laid = self._flatten(value)
         found = split(self.backend, self.where, laid, lambda place: label(laid.paths()[place]))
@@ -432,7 +434,7 @@ class _LossRun(_Run):
         super().__init__(where, f, args, kwargs, indices)
         self.has_aux = has_aux
 
-    def read(self, value: Any) -> tuple[Nest, tuple[int, ...], list[int]]:
+    def read(self, value: Any) -> tuple[Nest, Sequence[int], list[int]]:
         output, aux = value, None
         if self.has_aux:
             if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -455,7 +457,7 @@ class _RealRun(_Run):
         for place, tensor in zip(self.places, self.tensors, strict=True):
             self._refuse_complex(tensor, functools.partial(self._label, place))
 
-    def read(self, value: Any) -> tuple[Nest, tuple[int, ...], list[int]]:
+    def read(self, value: Any) -> tuple[Nest, Sequence[int], list[int]]:
         output, found, floating = super().read(value)
         for place in floating:
             self._refuse_complex(output.leaves[place], functools.partial(self._output_label, output, place))

@@ -43,6 +43,8 @@ def take_apart(
         children: Opens the containers of the active framework's own tree utility.
         made_by: The function whose run made it, if that is known.
     """
+    if not arguments and (found := _tensors_alone(function, is_tensor)) is not None:
+        return found
     search = _Search(made_by, is_tensor, children)
     new_function = search.look(function, True)
     for part in _attributes(function):
@@ -57,6 +59,35 @@ def take_apart(
         return make_function(tensors, done), make_arguments(tensors, done)
 
     return search.tensors, rebuild
+
+
+def _tensors_alone(
+    function: Callable[..., Any], is_tensor: Callable[[Any], bool]
+) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[Callable[..., Any], tuple[Any, ...]]]] | None:
+    """The same for a function that closes over tensors and nothing else that could hold some, as most rules do."""
+    if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__ or function.__dict__:
+        return None
+    code, scope, name = function.__code__, function.__globals__, function.__name__
+    if _assigns(code):
+        return None
+    try:
+        contents = [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:  # nothing was assigned to one of them yet
+        return None
+    places = [place for place, value in enumerate(contents) if is_tensor(value)]
+    if not all([is_tensor(value) or isinstance(value, nest.ATOMS) for value in contents]):
+        return None
+    tensors = [contents[place] for place in places]
+    for place in places:
+        contents[place] = None
+
+    def rebuild(tensors: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        inside = contents.copy()
+        for place, tensor in zip(places, tensors, strict=True):
+            inside[place] = tensor
+        return FunctionType(code, scope, name, None, tuple(map(CellType, inside))), ()
+
+    return tensors, rebuild
 
 
 class _Search:

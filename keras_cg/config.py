@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
+from types import ModuleType
 from typing import Any
 
 from keras_cg import backends, errors
@@ -131,12 +132,17 @@ def _known(name: str, source: str) -> str:
     return name
 
 
-def __getattr__(name: str) -> Any:
-    """`active`: the module of the active backend.
+class _Config(ModuleType):
+    @property
+    def active(self) -> Any:
+        """The module of the active backend.
 
-    An attribute and not a function because `torch.compile` can trace neither a context variable nor an
-    import, while it evaluates a module's attributes for real, and again at every call.
-    """
-    if name == "active":
+        An attribute and not a function because `torch.compile` can trace neither a context variable nor an import,
+        while it evaluates a module's attributes for real, and again at every call. A property and not a `__getattr__`,
+        which Python asks only after it has made the error that there is no such attribute.
+        """
         return backends.load(*resolve())
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+active: Any
+sys.modules[__name__].__class__ = _Config

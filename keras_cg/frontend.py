@@ -52,7 +52,17 @@ class CustomGradient(Generic[P, Output]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
-        return call(self, args, kwargs)  # type: ignore[no-any-return]
+        backend = config.active
+        if kwargs or backend.is_recording() or not all(map(backend.is_tensor, args)):
+            return call(self, backend, args, kwargs)  # type: ignore[no-any-return]
+        # Nobody differentiates it, so that there is nothing to attach the rule to.
+        fun: Callable[..., Any] = self.__wrapped__
+        output, _ = _pair(self._name, fun(*map(backend.asarray, args)))
+        if backend.is_tensor(output):
+            return backend.asarray(output)  # type: ignore[no-any-return]
+        outputs, found = _laid(backend, self._name, output)
+        filled: Output = outputs.fill(found, [backend.asarray(outputs.leaves[place]) for place in found])
+        return filled
 
     @overload
     def __get__(self, instance: None, owner: type) -> CustomGradient[P, Output]: ...
@@ -166,9 +176,8 @@ def function_name(fun: Callable[..., Any]) -> str:
 
 def unwrap(leaf: Any) -> Any:
     """The value of a Keras variable; any other leaf as it is."""
-    keras = sys.modules.get("keras")
-    variable = getattr(keras, "Variable", None)
-    return leaf.value if variable is not None and isinstance(leaf, variable) else leaf
+    variables = getattr(sys.modules.get("keras"), "Variable", ())
+    return leaf.value if isinstance(leaf, variables) else leaf
 
 
 def _is_symbolic(leaves: Sequence[Any]) -> bool:
@@ -177,26 +186,28 @@ def _is_symbolic(leaves: Sequence[Any]) -> bool:
     return symbolic is not None and any(isinstance(leaf, symbolic) for leaf in leaves)
 
 
-def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) -> tuple[int, ...]:
+def split(backend: Backend, name: str, laid: Nest, label: Callable[[int], str]) -> Sequence[int]:
     """Which leaves of a nest are tensors of the active backend; their Keras variables are unwrapped in place.
 
     Raises:
         TypeError: A leaf is a tensor of another framework, or a placeholder of Keras.
     """
     places = []
+    is_tensor, variables = backend.is_tensor, getattr(sys.modules.get("keras"), "Variable", ())
     for place, given in enumerate(laid.leaves):
-        if isinstance(given, (type(None), bool, int, float, str, FunctionType)) and not backend.is_tensor(given):
-            continue
-        leaf = laid.leaves[place] = unwrap(given)
-        if backend.is_tensor(leaf) and (leaf is given or isinstance(leaf, backend.tensors)):
+        if is_tensor(given) and not isinstance(given, variables):
             places.append(place)
-        elif not isinstance(leaf, complex) and not _is_numpy_scalar(leaf):
-            if _is_symbolic([leaf]):
-                raise errors.symbolic_tensor(name, label(place))
-            owner = backends.owner(type(leaf))
-            if owner is not None and backends.load(owner, owner).is_tensor(leaf):
-                raise _foreign(name, label(place), given, owner)
-    return tuple(places)
+        elif not isinstance(given, (type(None), bool, int, float, str, FunctionType)):
+            leaf = laid.leaves[place] = unwrap(given)
+            if leaf is not given and is_tensor(leaf) and isinstance(leaf, backend.tensors):
+                places.append(place)
+            elif not isinstance(leaf, complex) and not _is_numpy_scalar(leaf):
+                if _is_symbolic([leaf]):
+                    raise errors.symbolic_tensor(name, label(place))
+                owner = backends.owner(type(leaf))
+                if owner is not None and backends.load(owner, owner).is_tensor(leaf):
+                    raise _foreign(name, label(place), given, owner)
+    return places
 
 
 def _foreign(name: str, role: str, leaf: Any, owner: str) -> TypeError:
@@ -211,9 +222,9 @@ def _is_numpy_scalar(leaf: Any) -> bool:
     return isinstance(leaf, numpy.generic) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0)
 
 
-def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(function: CustomGradient[..., Any], backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a decorated function: the whole way in, to the backend, and back."""
-    backend, name, fun = config.active, function._name, function.__wrapped__
+    name, fun = function._name, function.__wrapped__
     if kwargs:
         kwargs = _in_order(fun, kwargs)
     arguments = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
@@ -227,13 +238,13 @@ def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict
     for place in places:
         # The backend has them; here they would live as long as the pullback.
         arguments.leaves[place] = None
-    finished = []  # type: list[tuple[Nest, tuple[int, ...]]]  # TensorFlow's AutoGraph (2.21) takes no annotation here
+    finished = []  # type: list[tuple[Nest, Sequence[int]]]  # TensorFlow's AutoGraph (2.21) takes no annotation here
     state = State(name)
 
     def flat(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
-        values = arguments.fill(places, tensors)
-        positional = values[:count]
-        named = dict(zip(keywords, values[count:], strict=True))
+        positional, named = arguments.fill(places, tensors), {}
+        if keywords:
+            positional, named = positional[:count], dict(zip(keywords, positional[count:], strict=True))
         # Called here, where TensorFlow's AutoGraph (2.21) finds and converts it; and without a context if it can be, in
         # which torch.compile (2.13) could not break its graph.
         if state.is_idle():
@@ -243,22 +254,27 @@ def call(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict
                 pair = fun(*positional, **named)
             changed = state.changes()
         output, rule = _pair(name, pair)
-        outputs = nest.flatten(output, backend.is_tensor, backend.children)
-        found = split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")
-        results = tuple(backend.asarray(outputs.leaves[place]) for place in found)
+        outputs, found = _laid(backend, name, output)
+        results = [backend.asarray(outputs.leaves[place]) for place in found]
         for place in found:
             outputs.leaves[place] = None
         finished.append((outputs, found))
         if named:
             positional = (*positional, *_positional(fun, count, named))
         likes = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
-        pullback = Pullback(rule, tuple(positional), given, len(positional), places, likes, outputs, found)
-        return (*results, *changed), pullback
+        return (*results, *changed), Pullback(given, rule, positional, len(positional), places, likes, outputs, found)
 
     results = backend.attach(flat, tensors)
     outputs, found = finished[0]
-    state.settle(results[len(found) :])
+    if len(results) > len(found):
+        state.settle(results[len(found) :])
     return outputs.fill(found, results[: len(found)])
+
+
+def _laid(backend: Backend, name: str, output: Any) -> tuple[Nest, Sequence[int]]:
+    """What the function returned, laid flat, and which of the leaves are tensors."""
+    outputs = nest.flatten(output, backend.is_tensor, backend.children)
+    return outputs, split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")
 
 
 def _operation(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Call) -> Any:

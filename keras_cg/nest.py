@@ -7,6 +7,7 @@ types registered with the active framework's own tree utility, is put into a `_N
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -81,7 +82,9 @@ class Nest(NamedTuple):
         return _unwrap(value) if self.wrapped else value
 
     def fill(self, places: Sequence[int], values: Sequence[Any]) -> Any:
-        """The structure again, with `values` at `places` and its own leaves elsewhere."""
+        """The structure again, with `values` at `places`, which ascend, and its own leaves elsewhere."""
+        if len(places) == len(self.leaves):
+            return self.pack(values)
         leaves = list(self.leaves)
         for place, value in zip(places, values, strict=True):
             leaves[place] = value
@@ -92,6 +95,33 @@ class Nest(NamedTuple):
         return [accessor.codify("") for accessor in optree.treespec_accessors(self.spec)]
 
 
+class Leaf(Nest):
+    """A single leaf as a nest: most outputs are one."""
+
+    # Not kept, but made when somebody asks: most calls need none, and torch.compile (2.13) cannot use one of elsewhere.
+    @property
+    def spec(self) -> Any:
+        """The structure, as optree writes it."""
+        return optree.treespec_leaf(none_is_leaf=True, namespace=_NAMESPACE)
+
+    def pack(self, leaves: Sequence[Any]) -> Any:
+        """The only one of `leaves`."""
+        return leaves[0]
+
+
+class Row(Nest):
+    """A tuple of leaves as a nest: the arguments of most calls are one."""
+
+    @property
+    def spec(self) -> Any:
+        """The structure, as optree writes it."""
+        return optree.tree_flatten(self.pack(self.leaves), none_is_leaf=True, namespace=_NAMESPACE)[1]
+
+    def pack(self, leaves: Sequence[Any]) -> Any:
+        """`leaves` as a tuple."""
+        return tuple(leaves)
+
+
 def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Nest:
     """Lays `value` flat; None and everything else that is no container is a leaf.
 
@@ -100,9 +130,13 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
         is_tensor: Says which leaves are tensors, and so no containers.
         children: Opens the containers of the active framework's own tree utility.
     """
+    if type(value) is tuple and all([is_tensor(each) or isinstance(each, ATOMS) for each in value]):
+        return Row(list(value), None, False)
+    if is_tensor(value):
+        return Leaf([value], None, False)
     leaves, spec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
-    nodes = [_wrap(leaf, is_tensor, children) for leaf in leaves]
-    if all(node is leaf for node, leaf in zip(nodes, leaves, strict=True)):
+    nodes = [leaf if is_tensor(leaf) else _wrap(leaf, is_tensor, children) for leaf in leaves]
+    if all(map(operator.is_, nodes, leaves)):
         return Nest(leaves, spec, False)
     value = optree.tree_unflatten(spec, nodes)
     leaves, spec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)

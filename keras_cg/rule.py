@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -58,19 +57,19 @@ class Pullback:
 
     def __init__(
         self,
+        call: Call,
         rule: Callable[..., Any],
         arguments: tuple[Any, ...],
-        call: Call,
         count: int,
-        places: tuple[int, ...],
-        likes: list[Like],
+        places: Sequence[int],
+        likes: Sequence[Like],
         outputs: Nest,
-        found: tuple[int, ...],
+        found: Sequence[int],
     ):
-        self.rule = rule
-        # The positional arguments of this run, or () once it is known that the rule is not called with them.
-        self.arguments = arguments
         self.call = call
+        self.rule = rule
+        # The positional arguments of this run, so many, or () once it is known that the rule is not called with them.
+        self.arguments = arguments
         self.count = count
         # Which leaves of all arguments are tensors, and what their gradients must look like.
         self.places = places
@@ -96,21 +95,21 @@ class Pullback:
     def take_apart(self) -> tuple[list[Any], Callable[[Sequence[Any]], Pullback]]:
         """The tensors that this pullback holds, and `rebuild(tensors)`, the same pullback around others."""
         backend = self.call.backend
-        found = signature.parameters(self.rule)
+        found = None if signature.takes_one(self.rule) else signature.parameters(self.rule)
         arguments = self.arguments if found is not None and _gets_arguments(found) else ()
         tensors, rebuild = closure.take_apart(
             self.rule, arguments, backend.is_tensor, backend.children, made_by=self.call.fun
         )
-        again = functools.partial(
-            Pullback,
-            call=self.call,
-            count=self.count,
-            places=self.places,
-            likes=self.likes,
-            outputs=self.outputs,
-            found=self.found,
+        # Not `self`, which holds the tensors.
+        call, count, places, likes, outputs, results = (
+            self.call,
+            self.count,
+            self.places,
+            self.likes,
+            self.outputs,
+            self.found,
         )
-        return tensors, lambda tensors: again(*rebuild(tensors))
+        return tensors, lambda tensors: Pullback(call, *rebuild(tensors), count, places, likes, outputs, results)
 
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = ()
@@ -119,7 +118,7 @@ class Pullback:
         backend = self.call.backend
         leaves = [None] * len(self.outputs.leaves)
         # After those of the outputs come those of what the function changed in Keras's variables: see `State`.
-        for place, cotangent in zip(self.found, cotangents[: len(self.found)], strict=True):
+        for place, cotangent in zip(self.found, cotangents, strict=False):
             if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
                 leaves[place] = cotangent
         args, kwargs = self._arrange(leaves)
@@ -141,11 +140,7 @@ class Pullback:
             came = f"{len(others)} of them" if isinstance(others, (tuple, list)) else errors.type_name(others)
             raise errors.wrong_variable_count(self.call.name, came, len(variables))
         return self._collect(gradients), tuple(
-            self._check(
-                other,
-                (backend.dtype(variable), backend.shape(variable)),
-                functools.partial("variables[{}]".format, index),
-            )
+            self._check(other, (backend.dtype(variable), backend.shape(variable)), "variables[{}]".format, index)
             for index, (other, variable) in enumerate(zip(others, variables, strict=True))
         )
 
@@ -154,6 +149,8 @@ class Pullback:
     def _arrange(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for the rule, by the first convention that its signature fits."""
         upstream = self.outputs.pack(leaves)
+        if signature.takes_one(self.rule):
+            return (upstream,), {}
         found = signature.parameters(self.rule)
         if found is None:
             return (upstream,), {}
@@ -202,8 +199,10 @@ class Pullback:
     def _collect(self, result: Any) -> tuple[Any, ...]:
         """One checked gradient per tensor argument, from whatever structure the rule chose."""
         return tuple(
-            self._check(gradient, like, functools.partial(self._label, place))
-            for gradient, like, place in zip(self._pick(result), self.likes, self.places, strict=True)
+            [
+                self._check(gradient, like, self._label, place)
+                for gradient, like, place in zip(self._pick(result), self.likes, self.places, strict=True)
+            ]
         )
 
     def _label(self, place: int) -> str:
@@ -213,8 +212,10 @@ class Pullback:
         """What the rule returned for each tensor argument, in order."""
         places, count = self.places, len(self.call.nest.leaves)
         backend = self.call.backend
-        if backend.is_tensor(result) and len(places) == 1:
+        if len(places) == 1 and backend.is_tensor(result):
             return [result]
+        if type(result) in (tuple, list) and len(result) == len(places) and all(map(backend.is_tensor, result)):
+            return result  # type: ignore[no-any-return]
         value = nest.wrap(result, backend.is_tensor, backend.children)
         fits = self._fits(value, count)
         picked = next(fits, None)
@@ -306,27 +307,29 @@ class Pullback:
             return errors.wrong_structure(call.name, nest.show(value), f"({', '.join(labels)})")
         return errors.wrong_count(call.name, came, [labels[place] for place in self.places], len(labels))
 
-    def _check(self, gradient: Any, like: Like, label: Callable[[], str]) -> Any:
+    def _check(self, gradient: Any, like: Like, label: Callable[[int], str], place: int) -> Any:
         """`gradient` as a tensor like the one it belongs to, or None."""
         backend, name = self.call.backend, self.call.name
         dtype, shape = like
         if gradient is None or not is_differentiable(dtype):
             return None
         number = None
-        if isinstance(gradient, (int, float, complex)) and not backend.is_tensor(gradient):
+        if not backend.is_tensor(gradient):
+            if not isinstance(gradient, (int, float, complex)):
+                raise errors.not_a_gradient(name, label(place), gradient, describe(dtype, shape))
             if gradient == 0 and not isinstance(gradient, bool):
                 return None
             # Which dtype a number gets differs from framework to framework.
             number = type(gradient).__name__
-        elif not backend.is_tensor(gradient):
-            raise errors.not_a_gradient(name, label(), gradient, describe(dtype, shape))
         gradient = backend.asarray(gradient)
         came, size = backend.dtype(gradient), backend.shape(gradient)
+        if came == dtype and size == shape:
+            return gradient
         if came.startswith("complex") and not dtype.startswith("complex"):
-            raise errors.wrong_kind(name, label(), describe(number or came, size), describe(dtype, shape))
+            raise errors.wrong_kind(name, label(place), describe(number or came, size), describe(dtype, shape))
         if not compatible(size, shape):
             found, axes = describe(number or came, size), _broadcast_axes(size, shape)
-            raise errors.wrong_shape(name, label(), found, describe(dtype, shape), axes)
+            raise errors.wrong_shape(name, label(place), found, describe(dtype, shape), axes)
         return gradient if came == dtype else backend.cast(gradient, dtype)
 
 

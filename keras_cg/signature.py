@@ -14,6 +14,7 @@ from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 class Parameters(NamedTuple):
@@ -62,6 +63,15 @@ class Parameters(NamedTuple):
         """The same with the first positional parameters already bound."""
         positional = self.positional[count:]
         return self._replace(positional=positional, defaults=lambda: _last(len(positional), self.defaults()))
+
+
+def takes_one(fun: Callable[..., Any]) -> bool:
+    """Whether `fun` is a plain function of one positional parameter, as most rules are: a short cut."""
+    if type(fun) is not FunctionType or hasattr(fun, "__wrapped__") or hasattr(fun, "__signature__"):
+        return False
+    code = fun.__code__
+    only = code.co_argcount == 1 and not code.co_kwonlyargcount and not code.co_flags & _STARS
+    return only and code.co_varnames[0] != "variables"
 
 
 def parameters(fun: Callable[..., Any]) -> Parameters | None:

@@ -18,6 +18,8 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
 `cast(value, dtype)`  the tensor `value` in the dtype of that plain name.
 `children(value)`     `(children, rebuild)` if `value` is a container that the framework's own tree
                       utility knows, else None; `rebuild(list)` makes it again.
+`is_recording()`      does anybody differentiate, batch or trace at the moment? If not, a function is called as it is,
+                      and `attach` is not asked.
 `attach(fun, tensors)`
                       `fun(*tensors)[0]`, a tuple of tensors whose gradient is what `pullback` says.
                       `pullback(cotangents, variables=())` takes one cotangent per output (None for an
@@ -78,6 +80,7 @@ CONTRACT = (
     "dtype",
     "cast",
     "children",
+    "is_recording",
     "attach",
     "vjp",
     "jvp",
@@ -121,6 +124,7 @@ class Backend(Protocol):
     def dtype(self, tensor: Any) -> str: ...
     def cast(self, value: Any, dtype: str) -> Any: ...
     def children(self, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None: ...
+    def is_recording(self) -> bool: ...
     def attach(self, fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]: ...
     def vjp(
         self, fun: PlainFunction, tensors: Sequence[Any]

@@ -24,6 +24,7 @@ __all__ = [
     "devices",
     "double_precision",
     "dtype",
+    "is_recording",
     "is_tensor",
     "jacobian",
     "jvp",
@@ -73,6 +74,10 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     if jax.tree_util.treedef_is_leaf(spec):
         return None
     return parts, lambda parts: jax.tree_util.tree_unflatten(spec, parts)
+
+
+def is_recording() -> bool:
+    return True
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ __all__ = [
     "devices",
     "double_precision",
     "dtype",
+    "is_recording",
     "is_tensor",
     "jacobian",
     "jvp",
@@ -39,16 +40,18 @@ __all__ = [
 ]
 
 tensors = (numpy.ndarray, Box)
+_arrays = (numpy.ndarray, numpy.generic)
+_classes = (*_arrays, Box)
 
 
 def is_tensor(value: object) -> bool:
-    if isinstance(value, Box):
-        return not isinstance(value, (SequenceBox, DictBox))
-    return isinstance(value, (numpy.ndarray, numpy.generic)) and value.dtype.kind in "biufc"
+    if isinstance(value, _arrays):
+        return value.dtype.kind in "biufc"
+    return isinstance(value, Box) and not isinstance(value, (SequenceBox, DictBox))
 
 
 def asarray(value: Any) -> Any:
-    return value if is_tensor(value) else numpy.asarray(value)
+    return value if isinstance(value, _classes) else numpy.asarray(value)
 
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
@@ -75,6 +78,10 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
         keys = list(value)
         return [value[key] for key in keys], lambda parts: dict(zip(keys, parts, strict=True))
     return None
+
+
+def is_recording() -> bool:
+    return trace_stack.top >= 0  # type: ignore[no-any-return]
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:

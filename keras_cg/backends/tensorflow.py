@@ -34,6 +34,7 @@ __all__ = [
     "devices",
     "double_precision",
     "dtype",
+    "is_recording",
     "is_tensor",
     "jacobian",
     "jvp",
@@ -102,6 +103,10 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     if hasattr(value, "__tf_flatten__") or hasattr(value, "__attrs_attrs__"):
         return tf.nest.flatten(value), lambda parts: tf.nest.pack_sequence_as(value, parts)
     return None
+
+
+def is_recording() -> bool:
+    return not tf.executing_eagerly() or bool(could_possibly_record())
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:

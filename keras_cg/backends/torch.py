@@ -30,6 +30,7 @@ __all__ = [
     "devices",
     "double_precision",
     "dtype",
+    "is_recording",
     "is_tensor",
     "jacobian",
     "jvp",
@@ -62,11 +63,15 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
 
 
 def shape(tensor: Any) -> tuple[int | None, ...]:
-    return tuple(tensor.shape)
+    return tensor.shape  # type: ignore[no-any-return]
+
+
+# Looked up, because every call asks for some.
+_dtypes = {each: str(each).removeprefix("torch.") for each in vars(torch).values() if isinstance(each, torch.dtype)}
 
 
 def dtype(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return _dtypes[tensor.dtype]
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -83,36 +88,43 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     return parts, lambda parts: pytree.tree_unflatten(parts, spec)
 
 
+def is_recording() -> bool:
+    return torch.is_grad_enabled() or torch.compiler.is_compiling() or _transforms_active() or _is_forward_open()
+
+
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    if not torch.is_grad_enabled() and (torch.compiler.is_compiling() or not _is_forward(tensors)):
-        return _not_dual(*fun(*tensors))
-    # Either way `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So
-    # an output that somebody differentiates all the same hangs on something that `fun` captured.
-    inputs = [tensor.detach() for tensor in tensors]
     if torch.compiler.is_compiling():
-        return _attach_compiling(fun, tensors, inputs)
-    tensors = [*map(_saveable, tensors)]
-    random = _random_states(tensors)
-    if _transforms_active() or any(map(_is_dual, tensors)):
-        return _attach_transformed(fun, tensors, random)
-    start = _sequence_number()
+        return _attach_compiling(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
+    if _transforms_active() or _is_forward_open():
+        if not torch.is_grad_enabled() and not _is_forward(tensors):
+            return _not_dual(*fun(*tensors))
+        if _transforms_active() or any(map(_is_dual, tensors)):
+            return _attach_transformed(fun, [*map(_saveable, tensors)])
+    return _attach_eager(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
+
+
+def _attach_eager(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    # `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So an output
+    # that somebody differentiates all the same hangs on something that `fun` captured.
+    inputs = [tensor.detach() for tensor in tensors]
+    again, start = _Replay(fun, tensors), _sequence_number()
     outputs, pullback = _run(fun, inputs)
-    _not_dual(outputs, pullback)
+    if _is_forward_open():
+        _not_dual(outputs, pullback)
     variables: list[torch.Tensor] = []
-    if any(output.requires_grad for output in outputs):
+    if any([output.requires_grad for output in outputs]):
         variables = _captured(fun, outputs, start, pullback)
         pullback.capture([_describe(variable) for variable in variables])
-        outputs = tuple(output.detach() for output in outputs)
-    elif not any(tensor.requires_grad for tensor in tensors):
+    elif not any([tensor.requires_grad for tensor in tensors]):
         return outputs
-    again = _Replay(fun, tensors, random)
-    return _apply(_Attach, again, *_keep(pullback, inputs), len(outputs), len(tensors), *outputs, *tensors, *variables)
+    kept = _Kept(again, pullback, inputs, len(variables))
+    return _apply(_Attach, kept, outputs, *map(_saveable, tensors), *variables)
 
 
 def _run(fun: Function, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], Pullback]:
-    versions = [_version(each) for each in inputs]
+    versions = [*map(_version, inputs)]
     outputs, pullback = fun(*inputs)
-    if versions != [_version(each) for each in inputs]:
+    if versions != [*map(_version, inputs)]:
         raise errors.changed_in_place(
             "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
         )
@@ -120,13 +132,13 @@ def _run(fun: Function, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...]
 
 
 def _not_dual(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
-    if not torch.compiler.is_compiling() and any(map(_is_dual, outputs)):
+    if any(map(_is_dual, outputs)):
         pullback.capture(["(a value that forward mode differentiates)"])
         raise errors.unserved_variables("torch", "in forward mode")
     return outputs
 
 
-def _attach_transformed(fun: Function, tensors: Sequence[torch.Tensor], random: Any) -> tuple[torch.Tensor, ...]:
+def _attach_transformed(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The same under the transforms of torch.func and in forward mode, where a tensor belongs to its level.
 
     What `fun` closes over is made an argument, because every level runs it again on tensors of its own.
@@ -141,7 +153,7 @@ def _attach_transformed(fun: Function, tensors: Sequence[torch.Tensor], random: 
     def around(*tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
         return rebuild(tensors[given:])[0](*tensors[:given])  # type: ignore[no-any-return]
 
-    again = _Replay(around, tensors, random)
+    again = _Replay(around, tensors)
     cut = [each.detach() for each in (*tensors, *held)]
     outputs, pullback = _run(around, cut)
     if any(map(_is_differentiated, outputs)):
@@ -184,9 +196,7 @@ class _Uses(TorchFunctionMode):
         return result
 
 
-def _attach_compiling(
-    fun: Function, tensors: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> tuple[torch.Tensor, ...]:
+def _attach_compiling(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The same while torch.compile traces, which has no graph to walk and guards against changes in place by itself."""
     # Where torch (2.13) would go on with plain differentiation and say nothing: pytorch#193279.
     if torch.compiler.is_exporting():
@@ -198,7 +208,7 @@ def _attach_compiling(
             "torch.compile around a transform of torch.func",
             "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
         )
-    outputs, pullback = fun(*inputs)
+    outputs, pullback = fun(*[tensor.detach() for tensor in tensors])
     if any(output.requires_grad for output in outputs):
         pullback.capture(["(a tensor that torch.compile does not name)"])
         raise errors.unserved_variables("torch", "under torch.compile")
@@ -208,7 +218,7 @@ def _attach_compiling(
     distinct: list[torch.Tensor] = []
     for tensor in (*outputs, *tensors):
         distinct.append(tensor.view_as(tensor) if any(tensor is other for other in distinct) else tensor)
-    return _apply(_Attach, fun, lambda saved: pullback, False, (), len(outputs), len(tensors), *distinct)
+    return _apply(_Compiling, fun, pullback, len(outputs), *distinct)
 
 
 # Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
@@ -216,26 +226,30 @@ def _attach_compiling(
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 # Likewise, for the number that the next node of the graph will get; the documentation of the profiler describes it.
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+# Likewise, for the level of forward mode that is open, -1 outside of any; torch's own unpack_dual begins with it.
+# Read through the module, since it is a number that changes.
+forward_ad._current_level  # noqa: B018
+
+
+def _is_forward_open() -> bool:
+    return forward_ad._current_level >= 0
+
+
 # Likewise, for looking through the wrappers that the transforms put around tensors.
 _functorch: Any = torch._C._functorch
-
-
-def _random_states(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
-    """The state of the generators that `fun` may draw from: the CPU's, and those of the tensors' devices."""
-    elsewhere = [tensor for tensor in tensors if tensor.device.type != "cpu"]
-    return torch.get_rng_state(), get_device_states(*elsewhere) if elsewhere else ([], [])
 
 
 class _Replay:
     """`fun` as it ran the first time: with the same random numbers and under the same autocast."""
 
-    def __init__(self, fun: Function, tensors: Sequence[torch.Tensor], random: Any):
+    def __init__(self, fun: Function, tensors: Sequence[torch.Tensor]):
         self.fun = fun
-        self.random, self.devices = random
-        self.autocast = [
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in {tensor.device.type for tensor in tensors}
-        ]
+        # The state of the generators that `fun` may draw from: the CPU's, and those of the tensors' devices.
+        elsewhere = [tensor for tensor in tensors if not tensor.is_cpu]
+        self.random = torch.default_generator.get_state()
+        self.devices = get_device_states(*elsewhere) if elsewhere else ([], [])
+        kinds = {"cpu", *(tensor.device.type for tensor in elsewhere)} if elsewhere else ("cpu",)
+        self.autocast = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
         with contextlib.ExitStack() as stack:
@@ -354,7 +368,7 @@ def _is_floating(tensor: torch.Tensor) -> bool:
 
 
 def _integers(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [each for each in tensors if not _is_floating(each)]
+    return [each for each in tensors if not (each.is_floating_point() or each.is_complex())]
 
 
 def _alias(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -363,72 +377,87 @@ def _alias(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor
     One that shares its memory with an input becomes a view of it in autograd's eyes as well, so that changing either in
     place is noticed.
     """
-    if not torch.compiler.is_compiling() and output.layout == torch.strided:
+    if output.layout is torch.strided:
+        memory = output.untyped_storage().data_ptr()
         for each in inputs:
-            if each.layout == torch.strided and output.data_ptr() != 0 and _memory(output) == _memory(each):
+            shared = memory != 0 and each.layout is torch.strided and memory == each.untyped_storage().data_ptr()
+            if shared and output.dtype == each.dtype and output.is_conj() == each.is_conj():
                 return each.as_strided(output.size(), output.stride(), output.storage_offset())
     return output.detach()
 
 
-def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype, bool]:
-    return tensor.untyped_storage().data_ptr(), tensor.dtype, tensor.is_conj()
+class _Kept:
+    """What `_Attach` keeps of one call, besides the saved tensors."""
 
+    def __init__(self, fun: Function, pullback: Pullback, inputs: Sequence[torch.Tensor], variables: int):
+        self.fun = fun
+        self.given = len(inputs)
+        self.variables = variables
+        tensors, self.rebuild = pullback.take_apart()
+        # Those that the rule holds and that are no inputs.
+        self.held: list[torch.Tensor] = []
+        # Each tensor of the rule: its place among the saved ones, or itself, where autograd saves no inference tensor.
+        self.sources: list[int | torch.Tensor] = []
+        places = {id(each): place for place, each in enumerate(inputs)}
+        for each in tensors:
+            if each.is_inference():
+                self.sources.append(each)
+                continue
+            if id(each) not in places:
+                places[id(each)] = len(places)
+                self.held.append(each)
+            self.sources.append(places[id(each)])
+        self.uses_inputs = any([isinstance(each, int) and each < self.given for each in self.sources])
+        # Whether a first order looks at what is saved. What only a higher one needs may have changed meanwhile.
+        self.needs_saved = variables > 0 or any([isinstance(each, int) for each in self.sources])
 
-def _keep(
-    pullback: Pullback, inputs: Sequence[torch.Tensor]
-) -> tuple[Callable[[Sequence[torch.Tensor]], Pullback], bool, list[torch.Tensor]]:
-    """A pullback as saved tensors: `load(saved)` makes it again, whether that needs any, and those besides `inputs`."""
-    tensors, rebuild = pullback.take_apart()
-    given = len(inputs)
-    held: list[torch.Tensor] = []
-    places = {id(each): place for place, each in enumerate(inputs)}
-    sources: list[int | torch.Tensor] = []
-    for each in tensors:
-        if each.is_inference():  # autograd saves none
-            sources.append(each)
-            continue
-        if id(each) not in places:
-            places[id(each)] = given + len(held)
-            held.append(each)
-        sources.append(places[id(each)])
-
-    def load(saved: Sequence[torch.Tensor]) -> Pullback:
-        known = [*(each.detach() for each in saved[:given]), *saved[given:]]
-        return rebuild([known[each] if isinstance(each, int) else each for each in sources])
-
-    return load, any(isinstance(each, int) for each in sources), held
+    def pullback(self, saved: Sequence[torch.Tensor]) -> Pullback:
+        """The pullback around tensors that were saved."""
+        # The rule saw inputs cut from the graph.
+        cut = [each.detach() for each in saved[: self.given]] if self.uses_inputs else ()
+        known = (*cut, *saved[len(cut) :])
+        return self.rebuild([known[each] if isinstance(each, int) else each for each in self.sources])
 
 
 class _Attach(torch.autograd.Function):
-    """Outputs that were computed already, with the rule as their gradient: eagerly and under torch.compile."""
+    """Outputs that were computed already, with the rule as their gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        fun: Function,
-        load: Callable[[Sequence[torch.Tensor]], Pullback],
-        needs: bool,
-        held: Sequence[torch.Tensor],
-        count: int,
-        given: int,
-        *tensors: torch.Tensor,
-    ) -> Any:
-        ctx.fun, ctx.load, ctx.count, ctx.given = fun, load, count, given
-        ctx.variables = len(tensors) - count - given
-        # What only a higher order needs is not looked at in the first, where it may have changed.
-        ctx.needs = needs or ctx.variables > 0
-        ctx.save_for_backward(*tensors[count : count + given], *held, *tensors[count + given :])
-        outputs = tuple(_alias(output, tensors[count:]) for output in tensors[:count])
+    def forward(ctx: Any, kept: _Kept, outputs: Sequence[torch.Tensor], *tensors: torch.Tensor) -> Any:
+        ctx.kept = kept
+        given = tensors[: kept.given]
+        ctx.save_for_backward(*given, *kept.held, *tensors[kept.given :])
+        kept.held = []
+        outputs = tuple([_alias(output, given) for output in outputs])
+        if integers := _integers(outputs):
+            ctx.mark_non_differentiable(*integers)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        kept: _Kept = ctx.kept
+        again = torch.is_grad_enabled()  # somebody differentiates this gradient, so the rule must hang on the inputs
+        saved = ctx.saved_tensors if again or kept.needs_saved else ()  # once: a checkpoint recomputes them only once
+        pullback = kept.fun(*saved[: kept.given])[1] if again else kept.pullback(saved)
+        gradients, others = pullback(cotangents, saved[len(saved) - kept.variables :] if kept.variables else ())
+        return (None, None, *gradients, *others)
+
+
+class _Compiling(torch.autograd.Function):
+    """The same under torch.compile, which frees what it does not need by itself."""
+
+    @staticmethod
+    def forward(ctx: Any, fun: Function, pullback: Pullback, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.fun, ctx.pullback, ctx.count = fun, pullback, count
+        ctx.save_for_backward(*tensors[count:])
+        outputs = tuple(output.detach() for output in tensors[:count])
         ctx.mark_non_differentiable(*_integers(outputs))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        again = torch.is_grad_enabled()  # somebody differentiates this gradient, so the rule must hang on the inputs
-        saved = ctx.saved_tensors if again or ctx.needs else ()  # once: a checkpoint recomputes them, and only once
-        pullback = ctx.fun(*saved[: ctx.given])[1] if again else ctx.load(saved)
-        gradients, others = pullback(cotangents, saved[len(saved) - ctx.variables :])
-        return (None, None, None, None, None, None, *[None] * ctx.count, *gradients, *others)
+        pullback = ctx.fun(*ctx.saved_tensors)[1] if torch.is_grad_enabled() else ctx.pullback
+        return (None, None, None, *[None] * ctx.count, *pullback(cotangents)[0])
 
 
 class _Transformed(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_cg import config, errors, nest, ops
@@ -62,7 +62,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         values = [backend.asarray(laid.leaves[place]) for place in places]
         for place in places:
             laid.leaves[place] = None
-        finished: list[tuple[Nest, tuple[int, ...]]] = []
+        finished: list[tuple[Nest, Sequence[int]]] = []
 
         def flat(*values: Any) -> tuple[Any, ...]:
             filled = laid.fill(places, values)
