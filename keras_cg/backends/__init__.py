@@ -56,17 +56,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
 
 from keras_cg import errors
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "keras_cg.backends"
 
@@ -145,7 +147,10 @@ _loaded: dict[str, Backend] = {}
 
 
 @functools.cache
-def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+def _entry_points() -> dict[str, EntryPoint]:
+    # Imported when needed: it takes as long as the rest of this package.
+    import importlib.metadata
+
     return {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
 
 
@@ -184,7 +189,7 @@ def load(name: str, source: str) -> Backend:
     """
     if name in _loaded:
         return _loaded[name]
-    if name not in names():
+    if name not in _built_in() and name not in names():
         raise errors.unknown_backend(name, source, names())
     module = f"{__name__}.{name}" if name in _built_in() else _entry_points()[name].module
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -59,11 +60,16 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
 
 
 def shape(tensor: Any) -> tuple[int | None, ...]:
-    return tuple(namespace.shape(tensor))
+    return numpy.shape(_innermost(tensor))
 
 
 def dtype(tensor: Any) -> str:
-    return str(namespace.result_type(tensor))
+    return _dtype_name(numpy.asarray(_innermost(tensor)).dtype)
+
+
+@functools.cache
+def _dtype_name(dtype: numpy.dtype) -> str:
+    return str(dtype)
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -272,12 +278,12 @@ def _starts(box: Any) -> set[Any]:
 
 
 def _is_floating(tensor: Any) -> bool:
-    return bool(numpy.issubdtype(namespace.result_type(tensor), numpy.inexact))
+    return numpy.asarray(_innermost(tensor)).dtype.kind in "fc"
 
 
 def _conjugate(tensor: Any) -> Any:
     # autograd's gradient of a real loss at x + iy is dL/dx - i dL/dy.
-    return namespace.conj(tensor) if namespace.iscomplexobj(tensor) else tensor
+    return namespace.conj(tensor) if numpy.iscomplexobj(_innermost(tensor)) else tensor
 
 
 def vjp(
