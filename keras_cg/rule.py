@@ -216,6 +216,11 @@ class Pullback:
             return [result]
         if type(result) in (tuple, list) and len(result) == len(places) and all(map(backend.is_tensor, result)):
             return result  # type: ignore[no-any-return]
+        # With something at every leaf, a nest like the arguments is nothing else.
+        whole = tuple(result) if type(result) in (tuple, list) else (result,)
+        laid = nest.flatten(whole, backend.is_tensor, backend.children)
+        if laid.spec == self.call.nest.spec and not any(map(_is_nothing, laid.leaves)):
+            return [laid.leaves[place] for place in places]
         value = nest.wrap(result, backend.is_tensor, backend.children)
         fits = self._fits(value, count)
         picked = next(fits, None)

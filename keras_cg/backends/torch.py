@@ -99,7 +99,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if not torch.is_grad_enabled() and not _is_forward(tensors):
             return _not_dual(*fun(*tensors))
         if _transforms_active() or any(map(_is_dual, tensors)):
-            return _attach_transformed(fun, [*map(_saveable, tensors)])
+            return _attach_transformed(fun, _saveable(tensors))
     return _attach_eager(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
 
 
@@ -118,13 +118,13 @@ def _attach_eager(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
     elif not any([tensor.requires_grad for tensor in tensors]):
         return outputs
     kept = _Kept(again, pullback, inputs, len(variables))
-    return _apply(_Attach, kept, outputs, *map(_saveable, tensors), *variables)
+    return _apply(_Attach, kept, outputs, *_saveable(tensors), *variables)
 
 
 def _run(fun: Function, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], Pullback]:
-    versions = [*map(_version, inputs)]
+    versions = _versions(inputs)
     outputs, pullback = fun(*inputs)
-    if versions != [*map(_version, inputs)]:
+    if versions != _versions(inputs):
         raise errors.changed_in_place(
             "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
         )
@@ -266,14 +266,14 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Any, ..
     return apply(*args)
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place; the name is torch's own, and its documentation uses it."""
-    return 0 if tensor.is_inference() else tensor._version
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often tensors were changed in place; the name is torch's own, and its documentation uses it."""
+    return [0 if each.is_inference() else each._version for each in tensors]
 
 
-def _saveable(tensor: torch.Tensor) -> torch.Tensor:
+def _saveable(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     # autograd saves no inference tensor; a copy made outside of inference mode is none.
-    return tensor.clone() if tensor.is_inference() else tensor
+    return [each.clone() if each.is_inference() else each for each in tensors]
 
 
 def _outside_inference() -> contextlib.AbstractContextManager[Any]:
@@ -371,19 +371,27 @@ def _integers(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [each for each in tensors if not (each.is_floating_point() or each.is_complex())]
 
 
-def _alias(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`output` as another object, since the rule may hold it, and it would then hold itself through its node.
+def _aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """`outputs` as other objects, since the rule may hold one, and it would then hold itself through its node.
 
     One that shares its memory with an input becomes a view of it in autograd's eyes as well, so that changing either in
     place is noticed.
     """
-    if output.layout is torch.strided:
-        memory = output.untyped_storage().data_ptr()
-        for each in inputs:
-            shared = memory != 0 and each.layout is torch.strided and memory == each.untyped_storage().data_ptr()
-            if shared and output.dtype == each.dtype and output.is_conj() == each.is_conj():
-                return each.as_strided(output.size(), output.stride(), output.storage_offset())
-    return output.detach()
+    sharing = {_storage(each): each for each in inputs}
+    found = []
+    for output in outputs:
+        storage = _storage(output)
+        each = sharing.get(storage) if storage else None
+        if each is not None and output.dtype == each.dtype and output.is_conj() == each.is_conj():
+            found.append(each.as_strided(output.size(), output.stride(), output.storage_offset()))
+        else:
+            found.append(output.detach())
+    return tuple(found)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins; 0 if it has none of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 class _Kept:
@@ -428,7 +436,7 @@ class _Attach(torch.autograd.Function):
         given = tensors[: kept.given]
         ctx.save_for_backward(*given, *kept.held, *tensors[kept.given :])
         kept.held = []
-        outputs = tuple([_alias(output, given) for output in outputs])
+        outputs = _aliases(outputs, given)
         if integers := _integers(outputs):
             ctx.mark_non_differentiable(*integers)
         return outputs
@@ -562,7 +570,7 @@ def vjp(
         # Fresh leaves, or aliases that keep hanging on what somebody outside differentiates.
         inputs: list[Any] = [
             each.view_as(each) if outer and each.requires_grad else each.detach().requires_grad_()
-            for each in map(_saveable, tensors)
+            for each in _saveable(tensors)
         ]
         outputs, aux = fun(*inputs)
     for each in inputs:
@@ -577,7 +585,7 @@ def vjp(
             return tuple(torch.zeros_like(each) for each in inputs)
         create_graph = further or (torch.is_grad_enabled() and any(each.requires_grad for each in cotangents))
         with _outside_inference():
-            return _differentiate([out for out, _ in used], inputs, [_saveable(each) for _, each in used], create_graph)
+            return _differentiate([out for out, _ in used], inputs, _saveable([each for _, each in used]), create_graph)
 
     if further:
         return outputs, pullback, aux
