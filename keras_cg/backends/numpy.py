@@ -60,7 +60,7 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
 
 
 def shape(tensor: Any) -> tuple[int | None, ...]:
-    return numpy.shape(_innermost(tensor))
+    return tuple(numpy.shape(_innermost(tensor)))
 
 
 def dtype(tensor: Any) -> str:
