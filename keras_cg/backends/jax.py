@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as namespace
 import numpy
-from jax.extend.core import Literal
+from jax.extend.core import Literal, get_opaque_trace_state
+
+# Whether a jit, or what works like one, is building a program around a call. JAX (0.10) exports no other way to ask but
+# to make an array and look at it, which takes fifty times as long; if the name is gone, this import raises.
+from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_staging
 
 from keras_cg import errors
 from keras_cg.backends import Function, PlainFunction, Pullback
@@ -40,14 +44,17 @@ tensors = (jax.Array, jax.core.Tracer)
 
 
 def is_tensor(value: object) -> bool:
+    if isinstance(value, jax.Array):
+        return True
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return namespace.issubdtype(value.dtype, numpy.number) or value.dtype == bool
-    return isinstance(value, jax.Array)
+    return False
 
 
 def asarray(value: Any) -> Any:
     # Arrays as well: while a program is built, this makes them a part of it.
-    return namespace.asarray(value)
+    # A traced one as well: JAX (0.10) would trace its conversion to what it is.
+    return value if isinstance(value, jax.Array) else namespace.asarray(value)
 
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
@@ -59,7 +66,10 @@ def shape(tensor: Any) -> tuple[int | None, ...]:
 
 
 def dtype(tensor: Any) -> str:
-    return str(tensor.dtype)
+    return _name(tensor.dtype)
+
+
+_name = functools.cache(str)
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -77,7 +87,12 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def is_recording() -> bool:
-    return True
+    return bool(get_opaque_trace_state() != _NOTHING)
+
+
+# What JAX works at where nothing differentiates, batches or traces.
+with jax.core.eval_context():
+    _NOTHING = get_opaque_trace_state()
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -97,11 +112,6 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 class _CapturedError(Exception):
     """Eagerly, only something that a function closes over can make its outputs traced when its inputs are not."""
-
-
-def _is_staging() -> bool:
-    """Whether a jit, or what works like one, is building a program around this call."""
-    return _is_traced(namespace.zeros(()))
 
 
 def _attach(call: Callable[..., tuple[Sequence[Any], _Rule]], args: Sequence[Any]) -> tuple[Any, ...]:
@@ -451,12 +461,17 @@ def _is_traced(value: Any) -> bool:
 
 
 def _is_floating(value: Any) -> bool:
-    return bool(namespace.issubdtype(value.dtype, namespace.inexact))
+    return _is_inexact(value.dtype)
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return bool(namespace.issubdtype(dtype, namespace.inexact))
 
 
 def _conjugate(tensor: Any) -> Any:
     # JAX's gradient of a real loss at x + iy is dL/dx - i dL/dy.
-    return namespace.conj(tensor) if namespace.iscomplexobj(tensor) else tensor
+    return namespace.conj(tensor) if tensor.dtype.kind == "c" else tensor
 
 
 def vjp(
