@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as namespace
 import numpy
+from jax.api_util import debug_info
+from jax.extend import linear_util
 from jax.extend.core import Literal, get_opaque_trace_state
 
 # Whether a jit, or what works like one, is building a program around a call. JAX (0.10) exports no other way to ask but
 # to make an array and look at it, which takes fifty times as long; if the name is gone, this import raises.
-from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_staging
+from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_staging  # type: ignore[attr-defined]
+from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic
 
 from keras_cg import errors
 from keras_cg.backends import Function, PlainFunction, Pullback
@@ -87,12 +91,13 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def is_recording() -> bool:
-    return bool(get_opaque_trace_state() != _NOTHING)
+    return bool(_state() != _NOTHING)
 
 
-# What JAX works at where nothing differentiates, batches or traces.
+# What JAX is at work on; and what that is where nothing is differentiated, batched or traced.
+_state: Callable[[], Any] = get_opaque_trace_state
 with jax.core.eval_context():
-    _NOTHING = get_opaque_trace_state()
+    _NOTHING = _state()
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -114,22 +119,19 @@ class _CapturedError(Exception):
     """Eagerly, only something that a function closes over can make its outputs traced when its inputs are not."""
 
 
-def _attach(call: Callable[..., tuple[Sequence[Any], _Rule]], args: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs of `call(*args) -> (outputs, rule)`, whose gradient is what the rule says."""
+def _attach(
+    call: Callable[..., tuple[Sequence[Any], Callable[[], _Residuals]]], args: Sequence[Any]
+) -> tuple[Any, ...]:
+    """The outputs of `call(*args) -> (outputs, residuals)`, whose gradient is what the rule in `residuals()` says."""
 
     @jax.custom_vjp
     def run(*args: Any) -> tuple[Any, ...]:
         return tuple(call(*args)[0])
 
     def forward(*args: Any) -> tuple[tuple[Any, ...], _Residuals]:
-        outputs, rule = call(*args)
-        if any(map(_is_traced, args)):
-            residuals = _Residuals.of(rule, outputs)
-            return _carry(residuals, outputs, args), residuals
-        if any(map(_is_traced, outputs)):
-            raise _CapturedError
-        # Eager, first order: the rule itself, which may look at values as Python does.
-        return tuple(outputs), _Residuals((), lambda _, cotangents: rule(cotangents))
+        outputs, residuals = call(*args)
+        found = residuals()
+        return _carry(found, outputs, args) if is_recording() else tuple(outputs), found
 
     run.defvjp(forward, _backward)
     if not _is_forward.value:
@@ -141,11 +143,9 @@ def _attach(call: Callable[..., tuple[Sequence[Any], _Rule]], args: Sequence[Any
 
     @both_ways.defjvp
     def derivative(args: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        outputs, rule = call(*args)
-        if any(map(_is_traced, outputs)) and not any(map(_is_traced, args)):
-            raise _CapturedError
-        residuals = _Residuals.of(rule, outputs)
-        return jax.jvp(lambda *args: _carry(residuals, outputs, args), args, tangents)
+        outputs, residuals = call(*args)
+        found = residuals()
+        return jax.jvp(lambda *args: _carry(found, outputs, args), args, tangents)
 
     return both_ways(*args)
 
@@ -205,11 +205,21 @@ def _carry(residuals: _Residuals, outputs: Sequence[Any], args: Sequence[Any]) -
     return both_ways(*values, *outputs, *args)
 
 
-def _run(fun: Function, *tensors: Any) -> tuple[tuple[Any, ...], _Rule]:
+def _run(fun: Function, *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], _Residuals]]:
     outputs, pullback = fun(*tensors)
+    if any(map(_is_traced, outputs)) and not any(map(_is_traced, tensors)):
+        raise _CapturedError
     for each in filter(_is_traced, pullback.take_apart()[0]):
         namespace.expand_dims(each, 0)  # raises here if it would in the backward pass
-    return outputs, _flat(pullback, outputs)
+    rule = _flat(pullback, outputs)
+
+    def residuals() -> _Residuals:
+        if is_recording() or _is_forward.value:
+            return _Residuals.of(rule, outputs)
+        # Eager, first order: the rule itself, which may look at values as Python does.
+        return _Residuals((), lambda _, cotangents: rule(cotangents))
+
+    return outputs, residuals
 
 
 def _attach_staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -222,7 +232,7 @@ def _attach_staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     if traced.rule is None:
         traced = _trace(fun, tensors, traced.captured)
     jaxpr, stop = traced.jaxpr, traced.outputs
-    pull: Callable[..., list[Any]] = traced.rule  # type: ignore[assignment]
+    rule: Callable[[], _TracedRule] = traced.rule  # type: ignore[assignment]
     fixed = [None if _is_traced(each) else each for each in traced.consts]
     hoisted = [each for each in traced.consts if _is_traced(each)]
     start, served = len(hoisted), [_place(each, hoisted) for each in traced.variables]
@@ -230,17 +240,11 @@ def _attach_staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         for place in [_place(each, hoisted) for each in traced.captured]:
             hoisted[place] = _guarded(hoisted[place], str(traced.refusal))
 
-    def call(*args: Any) -> tuple[Sequence[Any], _Rule]:
-        values, tensors = iter(args[:start]), args[start:]
+    def call(*args: Any) -> tuple[Sequence[Any], Callable[[], _Residuals]]:
+        values = iter(args[:start])
         consts = [next(values) if each is None else each for each in fixed]
-        found = jax.core.eval_jaxpr(jaxpr, consts, *tensors)
-
-        def rule(cotangents: Sequence[Any]) -> list[Any]:
-            gradients = pull(found[stop:], cotangents)
-            others = dict(zip(served, gradients[len(tensors) :], strict=True))
-            return [*map(others.get, range(start)), *gradients[: len(tensors)]]
-
-        return found[:stop], rule
+        found = jax.core.eval_jaxpr(jaxpr, consts, *args[start:])
+        return found[:stop], lambda: _Residuals(found[stop:], rule().after(start, served))
 
     return _attach(call, (*hoisted, *tensors))
 
@@ -248,7 +252,7 @@ def _attach_staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 class _Traced(NamedTuple):
     """A function and its rule as one jaxpr, whose constants are what they close over.
 
-    It gives the `outputs`, so many, and then what `rule` uses of the forward run. Without `rule` it gives the
+    It gives the `outputs`, so many, and then what `rule()` uses of the forward run. Without `rule` it gives the
     outputs alone: the rule wants `variables`, which are not known yet. `captured` is what the outputs depend on
     besides the arguments, and `refusal` what a rule without `variables` says to its being differentiated.
     """
@@ -256,7 +260,7 @@ class _Traced(NamedTuple):
     jaxpr: Any
     consts: Sequence[Any]
     outputs: int
-    rule: Callable[[Sequence[Any], Sequence[Any]], list[Any]] | None
+    rule: Callable[[], _TracedRule] | None
     captured: Sequence[Any]
     refusal: errors.CapturedVariableError | None
     variables: Sequence[Any]
@@ -277,21 +281,27 @@ def _trace(fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | Non
             # It is to be raised when the gradient is asked for.
             kept[1] = functools.partial(_raise, error)
             return [*outputs]
-        kept[1] = residuals.rule
+        rule = residuals.rule
+        kept[1] = lambda: rule
         return [*outputs, *residuals.values]
 
-    closed = jax.make_jaxpr(whole)(*tensors)
+    jaxpr, consts = _jaxpr(whole, tensors)
     count, rule, refusal = kept
-    read = _read(closed.jaxpr, closed.jaxpr.outvars[:count])
-    captured = [
-        each
-        for each, variable in zip(closed.consts, closed.jaxpr.constvars, strict=True)
-        if _is_traced(each) and variable in read
-    ]
-    return _Traced(closed.jaxpr, closed.consts, count, rule, captured, refusal, variables or ())
+    hoisted = [(each, variable) for each, variable in zip(consts, jaxpr.constvars, strict=True) if _is_traced(each)]
+    read = _read(jaxpr, jaxpr.outvars[:count]) if hoisted else ()
+    captured = [each for each, variable in hoisted if variable in read]
+    return _Traced(jaxpr, consts, count, rule, captured, refusal, variables or ())
 
 
-def _raise(error: Exception, *_: Any) -> list[Any]:
+def _jaxpr(fun: Callable[..., Sequence[Any]], examples: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """What `fun` does with values such as these, and what it closes over."""
+    # Not make_jaxpr, which is a jit around this: for a small function JAX (0.10) takes three times as long for that.
+    wrapped = linear_util.wrap_init(fun, debug_info=debug_info("keras_cg", fun, examples, {}))
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(wrapped, [jax.typeof(each) for each in examples])
+    return jaxpr, consts
+
+
+def _raise(error: Exception) -> _TracedRule:
     raise error
 
 
@@ -360,15 +370,16 @@ class _Residuals:
     @classmethod
     def of(cls, rule: _Rule, outputs: Sequence[Any]) -> _Residuals:
         """The rule as a jaxpr, whose constants are exactly what it uses of the forward run."""
-        absent: list[bool] = []
+        places: list[int | None] = []
 
         def present(*cotangents: Any) -> list[Any]:
             gradients = rule(cotangents)
-            absent[:] = [each is None for each in gradients]
+            count = itertools.count()
+            places[:] = [None if each is None else next(count) for each in gradients]
             return [each for each in gradients if each is not None]
 
-        closed = jax.make_jaxpr(present)(*filter(_is_floating, outputs))
-        return cls(closed.consts, _TracedRule(closed.jaxpr, absent))
+        jaxpr, consts = _jaxpr(present, [*filter(_is_floating, outputs)])
+        return cls(consts, _TracedRule(jaxpr, places))
 
     def pull(self, cotangents: Sequence[Any]) -> list[Any]:
         gradients: list[Any] = self.rule(self.values, cotangents)
@@ -383,21 +394,28 @@ class _Residuals:
 
 
 class _TracedRule:
-    """A rule as a jaxpr; and which of the gradients it does not give."""
+    """A rule as a jaxpr; and at which place that gives the gradient of each argument, None where it does not."""
 
-    def __init__(self, jaxpr: Any, absent: Sequence[bool]):
+    def __init__(self, jaxpr: Any, places: Sequence[int | None]):
         self.jaxpr = jaxpr
-        self.absent = absent
+        self.places = places
+
+    def after(self, count: int, others: Sequence[int]) -> _TracedRule:
+        """The same for `count` arguments more, which come first; the last gradients are those of `others` of them."""
+        own = len(self.places) - len(others)
+        found = dict(zip(others, self.places[own:], strict=True))
+        return _TracedRule(self.jaxpr, [*map(found.get, range(count)), *self.places[:own]])
 
     def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        found = iter(jax.core.eval_jaxpr(self.jaxpr, values, *cotangents))
-        return [None if missing else next(found) for missing in self.absent]
+        found = jax.core.eval_jaxpr(self.jaxpr, values, *cotangents)
+        return [None if place is None else found[place] for place in self.places]
 
     def push(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...] | None:
         """The tangents of the outputs, by the transpose of a linear rule; None for any other."""
         if not _is_linear(self.jaxpr):
             return None
-        moving = [each for each, missing in zip(tangents, self.absent, strict=True) if not missing]
+        placed = dict(zip(self.places, tangents, strict=True))
+        moving = [placed[place] for place in range(len(self.jaxpr.outvars))]
         pull = functools.partial(jax.core.eval_jaxpr, self.jaxpr, values)
         pushed = iter(jax.linear_transpose(pull, *filter(_is_floating, outputs))(moving))
         return tuple(
