@@ -209,9 +209,11 @@ def _run(fun: Function, *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], _R
     outputs, pullback = fun(*tensors)
     if any(map(_is_traced, outputs)) and not any(map(_is_traced, tensors)):
         raise _CapturedError
-    for each in filter(_is_traced, pullback.take_apart()[0]):
+    held, rebuild = pullback.take_apart()
+    for each in filter(_is_traced, held):
         namespace.expand_dims(each, 0)  # raises here if it would in the backward pass
-    rule = _flat(pullback, outputs)
+    # Made again, it holds the arguments only if the rule wants them.
+    rule = _flat(rebuild(held), outputs)
 
     def residuals() -> _Residuals:
         if is_recording() or _is_forward.value:
