@@ -122,7 +122,7 @@ PROGRAMS = {
 def operations(jax, function, *args):
     """How often each operation is in a program, as JAX writes it and as XLA has optimised it."""
     lowered = jax.jit(function).lower(*args)
-    written = re.findall(r"stablehlo\.(\w+)", lowered.as_text())
+    written = re.findall(r"stablehlo\.\w+|func\.func|call @", lowered.as_text())
     optimised = re.findall(r"= \S+ ([a-z][a-z0-9-]*)\(", lowered.compile().as_text())
     assert written
     assert optimised

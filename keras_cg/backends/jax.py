@@ -13,11 +13,12 @@ import jax.numpy as namespace
 import numpy
 from jax.api_util import debug_info
 from jax.extend import linear_util
-from jax.extend.core import Literal, get_opaque_trace_state
+from jax.extend.core import Literal, Primitive, get_opaque_trace_state
 
 # Whether a jit, or what works like one, is building a program around a call. JAX (0.10) exports no other way to ask but
 # to make an array and look at it, which takes fifty times as long; if the name is gone, this import raises.
 from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_staging  # type: ignore[attr-defined]
+from jax.interpreters import ad, batching, mlir
 from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic
 
 from keras_cg import errors
@@ -167,11 +168,47 @@ def _carry(residuals: _Residuals, outputs: Sequence[Any], args: Sequence[Any]) -
     """`outputs` again, differentiated by the rule.
 
     JAX differentiates a custom_vjp's forward function plainly when it differentiates again, and its outputs must keep
-    the rule there; in both modes, for `jax.hessian` takes the forward derivative of a reverse one.
+    the rule there; in both modes, for `jax.hessian` takes the forward derivative of a reverse one. A primitive of its
+    own does that, which leaves nothing in a compiled program: a custom_vjp inside a custom_jvp does it too, but for a
+    small function JAX (0.10) takes as long to trace that as for all the rest.
     """
-    values, rule = residuals.values, residuals.rule
-    start, stop = len(values), len(values) + len(outputs)
+    start = len(residuals.values)
+    given = (*residuals.values, *outputs, *args)
+    return tuple(_carried.bind(*given, rule=residuals.rule, start=start, stop=start + len(outputs)))
 
+
+def _outputs(*given: Any, rule: Any, start: int, stop: int) -> list[Any]:
+    return [*given[start:stop]]
+
+
+def _derivative(
+    given: Sequence[Any], tangents: Sequence[Any], rule: Any, start: int, stop: int
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    outputs = _carried.bind(*given, rule=rule, start=start, stop=stop)
+    nothing = [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in outputs]
+    if all(isinstance(each, ad.Zero) for each in tangents[stop:]):
+        return outputs, nothing
+    args = given[stop:]
+    moving = [
+        ad.instantiate_zeros(tangent) if _is_floating(like) else numpy.zeros(like.shape, jax.dtypes.float0)  # type: ignore[no-untyped-call]
+        for like, tangent in zip(map(jax.typeof, args), tangents[stop:], strict=True)
+    ]
+    moved = rule.push(given[:start], given[start:stop], moving)
+    if moved is None:
+        # No linear rule: JAX raises if this is asked for forwards.
+        backwards = functools.partial(_backwards(rule, start, stop), *given[:stop])
+        try:
+            _, moved = jax.jvp(backwards, tuple(args), tuple(moving))
+        except TypeError as error:
+            if _is_forward.value:
+                raise errors.not_linear() from error
+            raise
+    return outputs, [
+        tangent if _is_floating(each) else zero for each, tangent, zero in zip(outputs, moved, nothing, strict=True)
+    ]
+
+
+def _backwards(rule: Any, start: int, stop: int) -> Callable[..., tuple[Any, ...]]:
     @jax.custom_vjp
     def backwards(*given: Any) -> tuple[Any, ...]:
         return given[start:stop]
@@ -181,28 +218,54 @@ def _carry(residuals: _Residuals, outputs: Sequence[Any], args: Sequence[Any]) -
         return _carry(residuals, given[start:stop], given[stop:]), residuals
 
     backwards.defvjp(forward, lambda residuals, cotangents: (*[None] * stop, *_backward(residuals, cotangents)))
+    return backwards
 
-    @jax.custom_jvp
-    def both_ways(*given: Any) -> tuple[Any, ...]:
-        # Not the outputs as they are: inside a scan JAX (0.10) drops the rule of a custom_jvp where it differentiates
-        # again. This one stays then, which is right in reverse and raises forwards.
-        outputs: tuple[Any, ...] = backwards(*given)
-        return outputs
 
-    @both_ways.defjvp
-    def derivative(given: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-        moved = rule.push(given[:start], given[start:stop], tangents[stop:])
-        if moved is None:
-            # No linear rule: JAX raises if this is asked for forwards.
-            try:
-                _, moved = jax.jvp(functools.partial(backwards, *given[:stop]), given[stop:], tangents[stop:])
-            except TypeError as error:
-                if _is_forward.value:
-                    raise errors.not_linear() from error
-                raise
-        return both_ways(*given), moved
+def _batched(
+    axis: Any, given: Sequence[Any], places: Sequence[int | None], rule: Any, start: int, stop: int
+) -> tuple[Sequence[Any], Sequence[int | None]]:
+    if all(place is None for place in places):
+        return _carried.bind(*given, rule=rule, start=start, stop=stop), [None] * (stop - start)
+    # A derivative is batched if anything is, and so must the outputs be.
+    moved = [
+        batching.bdim_at_front(each, place, axis.size) if place is not None or start <= index < stop else each  # type: ignore[no-untyped-call]
+        for index, (each, place) in enumerate(zip(given, places, strict=True))
+    ]
+    axes = [None if place is None else 0 for place in places]
+    rule = _BatchedRule(rule, axis, axes[:start], axes[stop:])
+    return _carried.bind(*moved, rule=rule, start=start, stop=stop), [0] * (stop - start)
 
-    return both_ways(*values, *outputs, *args)
+
+class _BatchedRule:
+    """A rule under vmap, along the first axis of the values and the arguments that have one for it."""
+
+    def __init__(self, rule: Any, axis: Any, values: Sequence[int | None], args: Sequence[int | None]):
+        self.rule = rule
+        self.batch = functools.partial(
+            jax.vmap, axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name
+        )
+        self.values = values
+        self.args = args
+
+    def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        gradients: list[Any] = self.batch(self.rule, (self.values, 0))([*values], [*cotangents])
+        return [
+            namespace.sum(each, 0) if each is not None and axis is None else each
+            for each, axis in zip(gradients, self.args, strict=True)
+        ]
+
+    def push(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        push = self.batch(self.rule.push, (self.values, 0, self.args))
+        return push([*values], [*outputs], [*tangents])
+
+
+_carried: Any = Primitive("keras_cg")
+_carried.multiple_results = True
+_carried.def_impl(_outputs)
+_carried.def_abstract_eval(_outputs)
+ad.primitive_jvps[_carried] = _derivative
+batching.fancy_primitive_batchers[_carried] = _batched
+mlir.register_lowering(_carried, lambda context, *given, **params: _outputs(*given, **params), cacheable=False)
 
 
 def _run(fun: Function, *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], _Residuals]]:
@@ -412,7 +475,7 @@ class _TracedRule:
         found = jax.core.eval_jaxpr(self.jaxpr, values, *cotangents)
         return [None if place is None else found[place] for place in self.places]
 
-    def push(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...] | None:
+    def push(self, values: Sequence[Any], outputs: Sequence[Any], tangents: Sequence[Any]) -> list[Any] | None:
         """The tangents of the outputs, by the transpose of a linear rule; None for any other."""
         if not _is_linear(self.jaxpr):
             return None
@@ -420,9 +483,7 @@ class _TracedRule:
         moving = [placed[place] for place in range(len(self.jaxpr.outvars))]
         pull = functools.partial(jax.core.eval_jaxpr, self.jaxpr, values)
         pushed = iter(jax.linear_transpose(pull, *filter(_is_floating, outputs))(moving))
-        return tuple(
-            next(pushed) if _is_floating(each) else numpy.zeros(each.shape, jax.dtypes.float0) for each in outputs
-        )
+        return [next(pushed) if _is_floating(each) else None for each in outputs]
 
 
 # Linear in all operands together, and in one of them. An index or a condition is no operand.
