@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as namespace
 import numpy
-from jax.api_util import debug_info
 from jax.extend import linear_util
-from jax.extend.core import Literal, Primitive, get_opaque_trace_state
+from jax.extend.core import DebugInfo, Literal, Primitive, get_opaque_trace_state
 
 # Whether a jit, or what works like one, is building a program around a call. JAX (0.10) exports no other way to ask but
 # to make an array and look at it, which takes fifty times as long; if the name is gone, this import raises.
@@ -361,9 +360,13 @@ def _trace(fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | Non
 def _jaxpr(fun: Callable[..., Sequence[Any]], examples: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """What `fun` does with values such as these, and what it closes over."""
     # Not make_jaxpr, which is a jit around this: for a small function JAX (0.10) takes three times as long for that.
-    wrapped = linear_util.wrap_init(fun, debug_info=debug_info("keras_cg", fun, examples, {}))
+    wrapped = linear_util.wrap_init(fun, debug_info=_DESCRIPTION)
     jaxpr, _, consts = trace_to_jaxpr_dynamic(wrapped, [jax.typeof(each) for each in examples])
     return jaxpr, consts
+
+
+# What JAX's own messages say of what is traced here; its arguments have no names.
+_DESCRIPTION = DebugInfo("keras_cg.custom_gradient", "with a gradient of its own", None, None)
 
 
 def _raise(error: Exception) -> _TracedRule:
