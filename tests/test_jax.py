@@ -241,6 +241,18 @@ def test_orders_under_vmap_with_an_argument_and_outputs_that_have_no_axis(eager,
             check(wrap(second(jax.grad(along)))(y), np.sum(10 * X * 5 * X + 22 * 11))
 
 
+def test_a_rule_that_is_not_linear_under_vmap_with_an_argument_that_has_no_axis(eager, backend):
+    import jax
+
+    g = custom_gradient(lambda x, y: (x * y, lambda up: (7 * ops.clip(up, -1.0, 1.0), 5 * x * ops.clip(up, -9e9, 9e9))))
+    x, y = eager.tensor(X), eager.tensor(W)[0]
+    along = lambda y: (jax.vmap(g, (0, None))(x, y) ** 2).sum()
+    for wrap in (lambda h: h, jax.jit):
+        # Of the sum of 10 P x, with P' = 5 x.
+        check(wrap(jax.grad(along))(y), np.sum(10 * 2 * X * X))
+        check(wrap(jax.grad(jax.grad(along)))(y), np.sum(10 * X * 5 * X))
+
+
 # Linear in upstream in other words; each has the gradient 14 at first order.
 LINEAR = {
     "where": lambda u, x: ops.where(x < 9, 14 * u, 0.0),
@@ -689,6 +701,25 @@ def test_second_order_through_what_is_closed_over(eager, backend, rewritten):
         check(transform(both)(w), 5 * np.eye(3))
     with pytest.raises(CapturedVariableError):
         jax.jacfwd(lambda w: jax.grad(captured, 1)(w, x))(w)
+
+
+def test_second_order_of_variables_and_arguments(eager, backend, rewritten):
+    import jax
+
+    def loss(w, x):
+        def rule(upstream, variables):
+            return 7 * upstream, [5 * upstream * x for _ in variables]
+
+        return (custom_gradient(lambda x: (x * w, rule))(x) ** 2).sum()
+
+    w, x = eager.tensor(W), eager.tensor(X)
+    # Of gw = 10 P x and gx = 14 P, where P' is 5 x and 7.
+    expected = (50 * X * X, 70 * X + 10 * W * X, 70 * X, np.full(3, 98.0))
+    for second in (jax.jacfwd, jax.jacrev):
+        for wrap in (lambda h: h, jax.jit):
+            found = wrap(second(jax.grad(loss, (0, 1)), (0, 1)))(w, x)
+            for each, numbers in zip(jax.tree.leaves(found), expected, strict=True):
+                check(each, np.diag(numbers))
 
 
 def test_variables_come_in_order_of_first_use(eager, backend):
