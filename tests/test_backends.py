@@ -1,9 +1,11 @@
 """What a backend is: the folder is the registry, and a fifth one takes one file and no edit elsewhere."""
 
+import contextlib
 import subprocess
 import sys
 import textwrap
 
+import numpy
 import pytest
 
 import keras_cg
@@ -250,6 +252,72 @@ def test_a_backend_defines_the_contract_in_its_order(backend):
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in backends.CONTRACT]
     assert defined == [name for name in backends.CONTRACT if name not in ("namespace", "tensors")]
     assert sorted(module.__all__) == sorted(backends.CONTRACT)
+
+
+def nobody(backend):
+    """Where nobody differentiates: torch records everywhere else."""
+    if backend != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+def test_a_backend_says_whether_somebody_differentiates(backend):
+    module = backends.load(backend, "a test")
+    with nobody(backend):
+        assert module.is_recording() is False
+    seen = []
+
+    def f(x):
+        seen.append(module.is_recording())
+        return x * x
+
+    keras_cg.grad(f)(3.0)
+    keras_cg.hessian(f)(3.0)
+    keras_cg.jvp(f, (3.0,), (1.0,))
+    if compiled := module.compiled(lambda x: (f(x),)):
+        compiled(module.asarray(3.0))
+    assert set(seen) == {True}
+    with nobody(backend):
+        assert module.is_recording() is False
+
+
+CALLS = {
+    "a tensor": (lambda x: x * 2, lambda output: [output]),
+    "a nest": (lambda x: {"y": (x * 2, 3), "name": "f"}, lambda output: [output["y"][0]]),
+    "a tensor and numbers": (lambda x: (x * 2, 0.5, None), lambda output: [output[0]]),
+}
+
+
+@pytest.mark.parametrize("output", CALLS)
+def test_a_call_that_nobody_differentiates_is_the_function_alone(backend, monkeypatch, output):
+    module = backends.load(backend, "a test")
+    compute, tensors = CALLS[output]
+    monkeypatch.setattr(module, "attach", lambda fun, tensors: pytest.fail("attached"))
+    f = keras_cg.custom_gradient(lambda x: (compute(x), lambda *upstream: 7 * upstream[0]))
+    with nobody(backend):
+        found = f(module.asarray(numpy.array([1.0, 2.0])))
+    assert [module.to_numpy(each).tolist() for each in tensors(found)] == [[2.0, 4.0]]
+    if output == "a nest":
+        assert found["y"][1] == 3 and found["name"] == "f"
+
+
+def test_a_call_that_nobody_differentiates_must_return_a_pair(backend):
+    module = backends.load(backend, "a test")
+    with nobody(backend), pytest.raises(TypeError, match="must return a pair"):
+        keras_cg.custom_gradient(lambda x: x)(module.asarray(1.0))
+
+
+def test_a_call_that_nobody_differentiates_returns_the_frameworks_own_tensors(backend):
+    module = backends.load(backend, "a test")
+    f = keras_cg.custom_gradient(lambda x: (numpy.array([1.0, 2.0]), lambda upstream: upstream))
+    with nobody(backend):
+        if backend == "torch":
+            with pytest.raises(TypeError, match="the output"):
+                f(module.asarray(1.0))
+        else:
+            assert isinstance(f(module.asarray(1.0)), module.tensors)
 
 
 def test_a_backend_knows_neither_the_frontend_nor_another_backend(backend):

@@ -1,0 +1,40 @@
+"""Nests that optree need not lay flat are laid flat as it would."""
+
+import numpy as np
+import optree
+import pytest
+
+from keras_cg import nest
+
+X = np.array([1.0, 2.0])
+
+
+def flatten(value):
+    return nest.flatten(value, lambda leaf: isinstance(leaf, np.ndarray), lambda leaf: None)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "value", [X, (X,), (X, X), (X, 2.0, None, "a"), ()], ids=["leaf", "one", "two", "static", "no"]
+)
+def test_short_cuts_agree_with_optree(value):
+    laid = flatten(value)
+    leaves, spec = optree.tree_flatten(value, none_is_leaf=True, namespace="keras_cg")
+    assert type(laid) is not nest.Nest
+    assert all(a is b for a, b in zip(laid.leaves, leaves, strict=True))
+    assert laid.spec == spec
+    assert laid.paths() == [each.codify("") for each in optree.treespec_accessors(spec)]
+    assert laid.pack(range(len(leaves))) == optree.tree_unflatten(spec, range(len(leaves)))
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("value", [[X], (X, [X]), (X, {"a": X}), {"a": X}, None, 2.0], ids=str)
+def test_other_nests_are_left_to_optree(value):
+    assert type(flatten(value)) is nest.Nest
+
+
+@pytest.mark.once
+def test_filling_some_leaves_keeps_the_others():
+    assert flatten((X, 2.0, "a")).fill([0, 2], [1, 3]) == (1, 2.0, 3)
+    assert flatten((X, 2.0)).fill([0, 1], [1, 3]) == (1, 3)
+    assert flatten(X).fill([], []) is X
