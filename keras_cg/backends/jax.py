@@ -105,7 +105,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         outputs, _ = fun(*tensors)
         if not any(map(_is_traced, outputs)):
             return outputs
-    elif not _is_staging():
+    elif not _is_staging() and not jax.sharding.get_abstract_mesh().manual_axes:  # no jit around it, and no shard_map
         try:
             return _attach(functools.partial(_run, fun), tensors)
         except (jax.errors.UnexpectedTracerError, _CapturedError):
