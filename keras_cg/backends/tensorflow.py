@@ -49,6 +49,8 @@ __all__ = [
 namespace = tf.experimental.numpy
 tensors = (tf.Tensor, tf.Variable, tf.__internal__.CompositeTensor)
 
+# What is a tensor and nothing more: for most values the exact type tells at once what else takes several questions.
+_PLAIN = (tf.__internal__.EagerTensor, tf.__internal__.SymbolicTensor)
 
 # TensorFlow shows it as the reason of a LookupError, as bytes.
 _DROPPED = " ".join(
@@ -62,12 +64,16 @@ _DROPPED = " ".join(
 
 
 def is_tensor(value: object) -> bool:
+    if type(value) in _PLAIN:
+        return True
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return value.dtype.kind in "biufc"
     return bool(tf.is_tensor(value))
 
 
 def asarray(value: Any) -> Any:
+    if type(value) is _PLAIN[0] and tf.executing_eagerly():
+        return value
     if isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable):
         return value
     return tf.convert_to_tensor(value)
@@ -80,6 +86,8 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
 
 
 def shape(tensor: Any) -> tuple[int | None, ...] | None:
+    if type(tensor) is _PLAIN[0]:
+        return tuple(tensor.shape)
     if isinstance(tensor, tf.IndexedSlices):
         # Its own shape says nothing of what its values are.
         return (tensor.shape[0] if tensor.shape.rank else None, *tensor.values.shape[1:])
@@ -110,29 +118,39 @@ def is_recording() -> bool:
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    eager = tf.executing_eagerly()
-    if eager and not could_possibly_record():
+    if not is_recording():
         return fun(*tensors)[0]
+    eager = tf.executing_eagerly()
     graph = tf.compat.v1.get_default_graph()
-    if not eager:
+    if eager:
+        # A tape or an accumulator also records what happens in here. That is cut from the inputs, so that the rule
+        # alone counts; in a graph only the rule leads to it, and is differentiated through it.
+        is_asked = _is_differentiated(_parts(tensors))
+        given = _apart(tensors) if is_asked else tensors
+    else:
         # A rule may call this in the graph of a gradient, with tensors of the graph that is differentiated. When that
         # gradient is differentiated again, only tensors of its own graph are within reach.
-        tensors = [_each(functools.partial(_inside, graph), each) for each in tensors]
+        given = tensors = [_each(functools.partial(_inside, graph), each) for each in tensors]
     before = 0 if eager else len(graph.get_operations())
     with VariableWatcher() as watcher:
-        # A tape or an accumulator also records what happens in here. Eagerly that is cut from the inputs, so that the
-        # rule alone counts; in a graph only the rule leads to it, and is differentiated through it.
-        outputs, pullback, used = _run_cut(fun, tensors) if eager else (*fun(*tensors), [])
+        outputs, pullback = fun(*given)
     # In the order of creation. Which was read first, TensorFlow (2.21) does not tell for eager operations, and a rule
     # must not get another order in a graph.
     variables = watcher.watched_variables()
     results = _parts(outputs)
+    used = []
     if eager:
         # Cut from the inputs, the outputs can only hang on what `fun` captured, and need not if it stops the gradient.
-        is_differentiated = _is_recorded(results) or _has_tangents(results)
-        variables = variables if is_differentiated else ()
+        is_hanging = _is_differentiated(results)
+        if not is_asked and not is_hanging:
+            return outputs
+        if is_hanging:
+            outputs, pullback, used = _run_cut(fun, given, outputs, pullback)
+            results = _parts(outputs)
+            is_hanging = _is_differentiated(results)
+        variables = variables if is_hanging else ()
         # Of several, nothing tells which is used first.
-        captured, is_unserved = [], (is_differentiated and not variables) or len(used) > 1 or bool(used and variables)
+        captured, is_unserved = [], (is_hanging and not variables) or len(used) > 1 or bool(used and variables)
     else:
         results = [_inside(graph, each) for each in results]
         sources = _sources(results, _parts(tensors), graph.get_operations()[before:])
@@ -144,7 +162,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
                 results = [tf.raw_ops.PreventGradient(input=each, message=_DROPPED) for each in linked]
         variables = [each for each in variables if id(_inside(graph, each.handle)) in sources]
         read = _parts(list(sources.values()))
-        captured, is_unserved = _not_constant(read), _is_recorded(read) or _has_tangents(read)
+        captured, is_unserved = _not_constant(read), _is_differentiated(read)
     closed_over = "(a tensor that is being differentiated)"
     pullback.capture([*(each.name for each in variables), *(closed_over for _ in used)])
     if is_unserved:
@@ -155,8 +173,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     values = [tf.convert_to_tensor(each) for each in variables]
     inputs = [*_parts(tensors), *values, *captured]
     # How to lay cotangents out like the outputs, without the values of these, which would live as long as the tape.
-    shells = [each if _is_composite(each) else tf.TensorSpec(None, each.dtype) for each in outputs]
-    is_recording = True
+    shells = [each if _is_composite(each) else _is_floating(each) for each in outputs]
+    is_being_recorded = True
     # Weakly, for a tape must not hold what nobody else needs.
     first = list[weakref.ref[Any]]()  # an annotation is too much for AutoGraph (2.21)
 
@@ -173,20 +191,20 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         pull = run_again() if eager and could_possibly_record() else pullback
 
         def rule(*cotangents: Any) -> list[Any]:
-            arriving = iter([_dense(each) for each in cotangents])
-            gradients, others = pull([_fill(shell, arriving) for shell in shells], variables)
+            arriving = map(_dense, cotangents)
+            gradients, others = pull([_upstream(shell, arriving) for shell in shells], variables)
             pairs = zip([*tensors, *values], [*gradients, *others], strict=True)
             # Nobody can tell in a graph which of the values that `fun` closes over will be differentiated later. NaN is
             # no wrong number, and not even computed where nobody asks for it.
             return [*(part for pair in pairs for part in _gradient_parts(*pair)), *_unknown(captured, cotangents)]
 
         # Whoever asks before the operation is recorded is an accumulator, which transposes what it gets.
-        return _linear(rule, cotangents) if is_recording else rule(*cotangents)
+        return _linear(rule, cotangents) if is_being_recorded else rule(*cotangents)
 
     with stop_recording():
-        wrapped = [tf.identity(each) for each in results] if eager else _wrap(results, inputs, backward)
+        wrapped = _copied(results) if eager else _wrap(results, inputs, backward)
     record_operation("custom_gradient", wrapped, inputs, backward)
-    is_recording = False
+    is_being_recorded = False
     filling = iter(wrapped)
     returned = tuple(_fill(each, filling) for each in outputs)
     if eager:
@@ -194,16 +212,17 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     return returned
 
 
-def _run_cut(fun: Function, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], Any, list[Any]]:
-    """The outputs and the pullback of `fun`, cut from its inputs and from the tensors that it closes over.
+def _run_cut(
+    fun: Function, given: Sequence[Any], outputs: tuple[Any, ...], pullback: Any
+) -> tuple[tuple[Any, ...], Any, list[Any]]:
+    """`outputs` and `pullback`, by another run of `fun` if it closes over tensors: then cut from those.
 
     Also given are those of the latter that the outputs hang on.
     """
-    given = [_cut(each) for each in tensors]
     held, rebuild = closure.take_apart(fun, (), _is_differentiated_tensor, children)
     if not held:
-        return (*fun(*given), [])
-    cut = [_cut(each) for each in held]
+        return outputs, pullback, []
+    cut = _apart(held)
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         # Some cannot be replaced, and are used as they are.
         tape.watch([*held, *cut])
@@ -215,7 +234,7 @@ def _run_cut(fun: Function, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], An
 
 
 def _is_differentiated_tensor(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and (_is_recorded([value]) or _has_tangents([value]))
+    return isinstance(value, tf.Tensor) and _is_differentiated([value])
 
 
 def _wrap(results: list[Any], inputs: list[Any], backward: Callable[..., list[Any]]) -> list[Any]:
@@ -240,18 +259,29 @@ def _is_floating(tensor: Any) -> bool:
 
 def _parts(tensors: Sequence[Any]) -> list[Any]:
     """The tensors that have a gradient: those of `tensors`, and those that composite ones are made of."""
-    return [part for part in tf.nest.flatten(list(tensors), expand_composites=True) if _is_floating(part)]
+    return [part for part in _values(tensors) if _is_floating(part)]
 
 
 def _fill(tensor: Any, parts: Iterator[Any]) -> Any:
     """`tensor` with the next ones of `parts` in their places."""
+    if type(tensor) in _PLAIN:
+        return next(parts) if _is_floating(tensor) else tensor
     flat = tf.nest.flatten(tensor, expand_composites=True)
     filled = [next(parts) if _is_floating(each) else each for each in flat]
     return tf.nest.pack_sequence_as(tensor, filled, expand_composites=True)
 
 
+def _upstream(shell: Any, arriving: Iterator[Any]) -> Any:
+    """What arrives at an output: nothing if it has no gradient."""
+    if isinstance(shell, bool):
+        return next(arriving) if shell else None
+    return _fill(shell, arriving)
+
+
 def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
     """The gradients of the parts of `tensor`."""
+    if type(gradient) in _PLAIN and type(tensor) in _PLAIN:
+        return [gradient]
     if gradient is None:
         return [None] * len(_parts([tensor]))
     if isinstance(gradient, tf.IndexedSlices) and not _is_composite(tensor):
@@ -262,9 +292,16 @@ def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
     return _parts([gradient])
 
 
-def _cut(tensor: Any) -> Any:
-    """`tensor`, or every part of a composite one, without its gradient."""
-    return _each(tf.stop_gradient, tensor)
+def _apart(tensors: Sequence[Any]) -> list[Any]:
+    """`tensors` without their gradients, which no tape and no accumulator knows."""
+    with stop_recording():
+        copies = iter(_copied(_values(tensors)))
+    return [next(copies) if type(each) in _PLAIN else _each(lambda _: next(copies), each) for each in tensors]
+
+
+def _copied(tensors: list[Any]) -> list[Any]:
+    """The same values as other tensors; all by one operation, as most of its time is not spent on values."""
+    return list(tf.identity_n(tensors)) if tensors else []
 
 
 def _each(function: Callable[[Any], Any], tensor: Any) -> Any:
@@ -282,14 +319,9 @@ def _dense(cotangent: Any) -> Any:
     return tf.convert_to_tensor(cotangent) if isinstance(cotangent, tf.IndexedSlices) else cotangent
 
 
-def _is_recorded(tensors: list[Any]) -> bool:
-    """Whether a tape records any of `tensors`."""
-    return bool(should_record_backprop(tensors))
-
-
-def _has_tangents(tensors: list[Any]) -> bool:
-    """Whether an accumulator has a tangent for any of `tensors`."""
-    return bool(pack_tangents(tensors).tangents)
+def _is_differentiated(tensors: list[Any]) -> bool:
+    """Whether a tape records any of `tensors`, or an accumulator has a tangent for it."""
+    return bool(should_record_backprop(tensors) or pack_tangents(tensors).tangents)
 
 
 def _sources(results: list[Any], given: list[Any], made: list[Any]) -> dict[int, Any]:
@@ -367,6 +399,9 @@ def _is_same(found: Any, expected: Any) -> Any:
 
 
 def _values(tensors: Sequence[Any]) -> list[Any]:
+    """`tensors`, composite ones as those that they are made of."""
+    if all(type(each) in _PLAIN for each in tensors):
+        return list(tensors)
     return list(tf.nest.flatten(list(tensors), expand_composites=True))
 
 
