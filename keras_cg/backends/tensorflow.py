@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -51,6 +52,13 @@ tensors = (tf.Tensor, tf.Variable, tf.__internal__.CompositeTensor)
 
 # What is a tensor and nothing more: for most values the exact type tells at once what else takes several questions.
 _PLAIN = (tf.__internal__.EagerTensor, tf.__internal__.SymbolicTensor)
+
+# Which operation of its graph one is, in the order of creation. Public is only a list of all of them (2.21): with it the
+# time to trace would grow with the square of the number of calls.
+_number = tf.Operation._id.fget
+
+# For the names of gradients, which are registered for good, as those of `tf.custom_gradient` are.
+_numbers = itertools.count()
 
 # TensorFlow shows it as the reason of a LookupError, as bytes.
 _DROPPED = " ".join(
@@ -131,14 +139,13 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         # A rule may call this in the graph of a gradient, with tensors of the graph that is differentiated. When that
         # gradient is differentiated again, only tensors of its own graph are within reach.
         given = tensors = [_each(functools.partial(_inside, graph), each) for each in tensors]
-    before = 0 if eager else len(graph.get_operations())
+    before = 0 if eager else graph.version
     with VariableWatcher() as watcher:
         outputs, pullback = fun(*given)
     # In the order of creation. Which was read first, TensorFlow (2.21) does not tell for eager operations, and a rule
     # must not get another order in a graph.
     variables = watcher.watched_variables()
-    results = _parts(outputs)
-    used = []
+    results, used = _parts(outputs), list[Any]()
     if eager:
         # Cut from the inputs, the outputs can only hang on what `fun` captured, and need not if it stops the gradient.
         is_hanging = _is_differentiated(results)
@@ -153,7 +160,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         captured, is_unserved = [], (is_hanging and not variables) or len(used) > 1 or bool(used and variables)
     else:
         results = [_inside(graph, each) for each in results]
-        sources = _sources(results, _parts(tensors), graph.get_operations()[before:])
+        sources = _sources(results, _parts(tensors), before)
         if _is_vectorizing():
             # The rule serves whoever differentiates in the body. Afterwards it is gone, and this is what they meet,
             # even where plain differentiation would not get from the outputs to the inputs.
@@ -176,7 +183,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     shells = [each if _is_composite(each) else _is_floating(each) for each in outputs]
     is_being_recorded = True
     # Weakly, for a tape must not hold what nobody else needs.
-    first = list[weakref.ref[Any]]()  # an annotation is too much for AutoGraph (2.21)
+    first = []  # type: list[weakref.ref[Any]]  # TensorFlow's AutoGraph (2.21) takes no annotation here
 
     def run_again() -> Any:
         again, pull = fun(*tensors)
@@ -202,7 +209,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return _linear(rule, cotangents) if is_being_recorded else rule(*cotangents)
 
     with stop_recording():
-        wrapped = _copied(results) if eager else _wrap(results, inputs, backward)
+        wrapped = _copied(results) if eager else _wrap(graph, results, inputs, backward)
     record_operation("custom_gradient", wrapped, inputs, backward)
     is_being_recorded = False
     filling = iter(wrapped)
@@ -237,16 +244,18 @@ def _is_differentiated_tensor(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and _is_differentiated([value])
 
 
-def _wrap(results: list[Any], inputs: list[Any], backward: Callable[..., list[Any]]) -> list[Any]:
-    """`results`, from which a graph reaches `inputs` by `backward` alone."""
+def _wrap(graph: Any, results: list[Any], inputs: list[Any], backward: Callable[..., list[Any]]) -> list[Any]:
+    """`results`, from which `graph` reaches `inputs` by `backward` alone: what `tf.custom_gradient` does, no more."""
     if not results or not inputs:
         return results
+    name, count = f"KerasCustomGradient-{next(_numbers)}", len(results)
 
-    def told(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
-        # In a graph of TensorFlow 1 it finds the variables by itself; their values are among the inputs already.
-        return (backward(*cotangents), [None] * len(variables)) if variables else backward(*cotangents)
+    def gradient(operation: Any, *cotangents: Any) -> list[Any]:
+        return [None] * count + backward(*cotangents[:count])
 
-    return list(tf.custom_gradient(lambda *_: (results, told))(*inputs))
+    tf.RegisterGradient(name)(gradient)
+    with graph.gradient_override_map({"IdentityN": name}):
+        return list(tf.identity_n([*results, *inputs])[:count])
 
 
 def _is_composite(value: Any) -> bool:
@@ -296,7 +305,7 @@ def _apart(tensors: Sequence[Any]) -> list[Any]:
     """`tensors` without their gradients, which no tape and no accumulator knows."""
     with stop_recording():
         copies = iter(_copied(_values(tensors)))
-    return [next(copies) if type(each) in _PLAIN else _each(lambda _: next(copies), each) for each in tensors]
+    return [_each(lambda _: next(copies), each) for each in tensors]
 
 
 def _copied(tensors: list[Any]) -> list[Any]:
@@ -306,6 +315,8 @@ def _copied(tensors: list[Any]) -> list[Any]:
 
 def _each(function: Callable[[Any], Any], tensor: Any) -> Any:
     """`function` of `tensor`, or of every part of a composite one."""
+    if type(tensor) in _PLAIN:
+        return function(tensor)
     return tf.nest.map_structure(function, tensor, expand_composites=True)
 
 
@@ -324,10 +335,9 @@ def _is_differentiated(tensors: list[Any]) -> bool:
     return bool(should_record_backprop(tensors) or pack_tangents(tensors).tangents)
 
 
-def _sources(results: list[Any], given: list[Any], made: list[Any]) -> dict[int, Any]:
-    """What `results` hang on besides `given` that was there before the operations `made`, or was captured by them."""
+def _sources(results: list[Any], given: list[Any], before: int) -> dict[int, Any]:
+    """What `results` hang on besides `given` that the graph of version `before` had, or captured since then."""
     sources: dict[int, Any] = {}
-    names = {operation.name for operation in made}
     known = {id(each) for each in given}
     todo = list(results)
     while todo:
@@ -335,10 +345,12 @@ def _sources(results: list[Any], given: list[Any], made: list[Any]) -> dict[int,
         if id(tensor) in known:
             continue
         known.add(id(tensor))
-        if tensor.op.name not in names or tensor.op.type in ("Placeholder", "Const"):
+        operation = tensor.op
+        # Two nodes of every graph are no operations of it.
+        if _number(operation) < before + 2 or operation.type in ("Placeholder", "Const"):
             sources[id(tensor)] = tensor
-        elif tensor.op.type != "StopGradient":
-            todo += [each for each in tensor.op.inputs if _is_floating(each) or each.dtype in (tf.resource, tf.variant)]
+        elif operation.type != "StopGradient":
+            todo += [each for each in operation.inputs if _is_floating(each) or each.dtype in (tf.resource, tf.variant)]
     return sources
 
 
@@ -348,7 +360,8 @@ def _not_constant(tensors: list[Any]) -> list[Any]:
 
 def _inside(graph: Any, tensor: Any) -> Any:
     """What stands for `tensor`, of an outer graph, in `graph`."""
-    return graph.capture(tensor) if hasattr(graph, "capture") else tensor
+    is_there = getattr(tensor, "graph", None) is graph or not hasattr(graph, "capture")
+    return tensor if is_there else graph.capture(tensor)
 
 
 def _linear(rule: Callable[..., list[Any]], cotangents: Sequence[Any]) -> list[Any]:
