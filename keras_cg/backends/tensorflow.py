@@ -53,8 +53,8 @@ tensors = (tf.Tensor, tf.Variable, tf.__internal__.CompositeTensor)
 # What is a tensor and nothing more: for most values the exact type tells at once what else takes several questions.
 _PLAIN = (tf.__internal__.EagerTensor, tf.__internal__.SymbolicTensor)
 
-# Which operation of its graph one is, in the order of creation. Public is only a list of all of them (2.21): with it the
-# time to trace would grow with the square of the number of calls.
+# Which operation of its graph one is, in the order of creation. Public is only a list of all of them (2.21), and with
+# it the time to trace would grow with the square of the number of calls.
 _number = tf.Operation._id.fget
 
 # For the names of gradients, which are registered for good, as those of `tf.custom_gradient` are.
