@@ -349,9 +349,13 @@ def test_a_function_runs_once_but_for_captured_tensors_in_eager_mode(eager, back
         y = times(variable)(x)
     close(tape.gradient(y, variable), np.full(3, 11.0))
     assert len(runs) == 2
+    # What only the rule uses needs no other run.
+    only_in_rule = custom_gradient(lambda x: (runs.append(None) or x * 2, lambda u: 7 * u * w))
+    close(gradients(lambda x, w: only_in_rule(x), x, w)[0], 14 * X)
+    assert len(runs) == 3
     # Which tensors it uses shows only in a run around others.
     close(gradients(lambda x, w: times(w)(x), x, w)[1], np.full(3, 11.0))
-    assert len(runs) == 4
+    assert len(runs) == 5
 
 
 def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(eager, backend):
