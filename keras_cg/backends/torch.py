@@ -208,17 +208,28 @@ def _attach_compiling(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[t
             "torch.compile around a transform of torch.func",
             "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
         )
-    outputs, pullback = fun(*[tensor.detach() for tensor in tensors])
-    if any(output.requires_grad for output in outputs):
-        pullback.capture(["(a tensor that torch.compile does not name)"])
-        raise errors.unserved_variables("torch", "under torch.compile")
-    if not any(tensor.requires_grad for tensor in tensors):
+    # In plain loops here and in `_Compiling`, because torch.compile (2.13) traces a comprehension as a call of its own.
+    inputs = []
+    is_wanted = False
+    for tensor in tensors:
+        is_wanted = is_wanted or tensor.requires_grad
+        inputs.append(tensor.detach())
+    outputs, pullback = fun(*inputs)
+    for output in outputs:
+        if output.requires_grad:
+            pullback.capture(["(a tensor that torch.compile does not name)"])
+            raise errors.unserved_variables("torch", "under torch.compile")
+    if not is_wanted:
         return outputs
     # torch.compile (2.13) refuses a Function that gets one tensor twice.
     distinct: list[torch.Tensor] = []
     for tensor in (*outputs, *tensors):
-        distinct.append(tensor.view_as(tensor) if any(tensor is other for other in distinct) else tensor)
-    return _apply(_Compiling, fun, pullback, len(outputs), *distinct)
+        other = tensor
+        for each in distinct:
+            if each is tensor:
+                other = tensor.view_as(tensor)
+        distinct.append(other)
+    return _Compiling.apply(pullback, len(outputs), *distinct)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
@@ -455,17 +466,22 @@ class _Compiling(torch.autograd.Function):
     """The same under torch.compile, which frees what it does not need by itself."""
 
     @staticmethod
-    def forward(ctx: Any, fun: Function, pullback: Pullback, count: int, *tensors: torch.Tensor) -> Any:
-        ctx.fun, ctx.pullback, ctx.count = fun, pullback, count
-        ctx.save_for_backward(*tensors[count:])
-        outputs = tuple(output.detach() for output in tensors[:count])
-        ctx.mark_non_differentiable(*_integers(outputs))
-        return outputs
+    def forward(ctx: Any, pullback: Pullback, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.pullback, ctx.count = pullback, count
+        outputs = []
+        integers = []
+        for tensor in tensors[:count]:
+            output = tensor.detach()
+            outputs.append(output)
+            if not (output.is_floating_point() or output.is_complex()):
+                integers.append(output)
+        if integers:
+            ctx.mark_non_differentiable(*integers)
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        pullback = ctx.fun(*ctx.saved_tensors)[1] if torch.is_grad_enabled() else ctx.pullback
-        return (None, None, None, *[None] * ctx.count, *pullback(cotangents)[0])
+        return (None, None, *[None] * ctx.count, *ctx.pullback(cotangents)[0])
 
 
 class _Transformed(torch.autograd.Function):
