@@ -123,6 +123,12 @@ def parity(session: nox.Session) -> None:
     run_shared(session, "python", "-m", "parity.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
+@nox.session(venv_backend="none", requires=["frameworks"], default=False)
+def bench(session: nox.Session) -> None:
+    """Writes docs/performance.md: what the decorator costs beside everything else; takes the machine for itself."""
+    run_shared(session, "python", "-m", "benchmarks", *session.posargs)
+
+
 @nox.session(venv_backend="none", requires=["frameworks"])
 def readme(session: nox.Session) -> None:
     """The Python of README.md and docs/checking.md runs, on every backend; the commands there print what they say."""

@@ -1,0 +1,1 @@
+"""What the decorator costs, beside everything else that gives a function a gradient: `python -m benchmarks`."""

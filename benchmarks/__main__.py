@@ -1,0 +1,121 @@
+"""Measures every backend and writes docs/performance.json, its page and its plot: `python -m benchmarks`.
+
+What `nox -s bench` runs. With `--backends` it measures those and writes nothing but the tables to the screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import measure, report
+
+BACKENDS = sorted(path.stem for path in Path(__file__).parent.joinpath("workloads").glob("[a-z]*.py"))
+CONTESTANTS = (measure.OURS, measure.BY_HAND, measure.KERAS, measure.NATIVE, measure.PLAIN)
+# One thread, or as near to it as a framework lets us.
+THREADS = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONWARNINGS": "ignore"}
+PACKAGES = ("keras-cg", "numpy", "autograd", "jax", "torch", "tensorflow-cpu", "keras")
+
+
+def environment(backend: str) -> dict[str, str]:
+    """What a process of a backend sees; Keras has the same."""
+    return os.environ | THREADS | QUIET | {"KERAS_BACKEND": backend, "KERAS_CG_BACKEND": backend}
+
+
+def measured(backend: str, rounds: int) -> dict[str, Any]:
+    """The figures of a backend, from a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "figures.json")
+        command = [sys.executable, "-m", "benchmarks.worker", backend, str(rounds), str(file)]
+        subprocess.run(command, env=environment(backend), check=True)
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    found["memory"] = {contestant: held(backend, contestant) for contestant in CONTESTANTS}
+    return found
+
+
+def held(backend: str, contestant: str) -> dict[str, Any]:
+    """What a contestant holds between forward and backward, from a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.memory", backend, contestant]
+    done = subprocess.run(command, env=environment(backend), check=True, stdout=subprocess.PIPE, text=True)
+    line = next(each for each in done.stdout.splitlines() if each.startswith("HELD "))
+    return json.loads(line.removeprefix("HELD "))
+
+
+def imports(rounds: int) -> dict[str, Any]:
+    """The seconds that an import takes in a new process, the three taking turns."""
+    modules = ("numpy", "keras_cg", "keras")
+    times: dict[str, list[float]] = {module: [] for module in modules}
+    code = "import time; started = time.perf_counter(); import {}; print(time.perf_counter() - started)"
+    for _ in range(rounds + 1):
+        for module in modules:
+            # On NumPy Keras loads no other framework than those that it always does.
+            command = [sys.executable, "-c", code.format(module)]
+            done = subprocess.run(command, env=environment("numpy"), check=True, capture_output=True, text=True)
+            times[module].append(float(done.stdout))
+    # The first of each reads from the disk.
+    return {"rounds": rounds, "contestants": measure.summary({name: each[1:] for name, each in times.items()})}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on, without the name of the machine."""
+    cpu = platform.processor() or platform.machine()
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        names = [line for line in information.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
+        cpu = names[0].partition(": ")[2] if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def version(package: str) -> str:
+    """The version of a distribution, without the name of a build."""
+    return metadata.version(package).partition("+")[0]
+
+
+def main() -> int:
+    """Measures, shows and writes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=30, help="how often each contestant takes its turn (default: 30)")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="measure these alone, and write no page")
+    parser.add_argument("--report", action="store_true", help="measure nothing: make the page of the JSON anew")
+    options = parser.parse_args()
+    console = Console()
+    if options.report:
+        report.write(json.loads(report.FIGURES.read_text(encoding="utf-8")))
+        return 0
+    started = time.perf_counter()
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "versions": {package: version(package) for package in PACKAGES},
+        "date": datetime.date.today().isoformat(),
+        "rounds": options.rounds,
+        "imports": imports(options.rounds) if options.backends is None else None,
+        "backends": {backend: measured(backend, options.rounds) for backend in options.backends or BACKENDS},
+    }
+    results["seconds"] = round(time.perf_counter() - started)
+    report.show(results, console)
+    if options.backends is None:
+        report.FIGURES.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        report.write(results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

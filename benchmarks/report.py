@@ -1,0 +1,367 @@
+"""Tables on the screen, and docs/performance.md with its plot, of the figures: the same page of the same JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN
+
+DOCS = Path(__file__).parents[1] / "docs"
+FIGURES = DOCS / "performance.json"
+PAGE = DOCS / "performance.md"
+PLOT = DOCS / "performance.png"
+COLUMNS = (OURS, BY_HAND, KERAS, NATIVE, PLAIN, ALONE)
+
+Results = dict[str, Any]
+Line = dict[str, Any]
+
+INTRO = """\
+# Performance
+
+<!-- Made by `nox -s bench` from performance.json; a test compares them. Do not edit. -->
+
+What `keras_cg.custom_gradient` costs beside everything else that gives a function a gradient. Measured on {date} by
+`nox -s bench`, in {minutes} minutes, on {cores} cores of `{cpu}` ({system}), with Python {python} and
+{versions}.
+
+## How it was measured
+
+- **Contestants**: `{ours}`; `{keras}`, which is `keras.ops.custom_gradient`; the `{native}`, which is
+  `jax.custom_gradient` or `tf.custom_gradient`; `{by_hand}`, the best rule that we could write in the framework's own
+  way: `jax.custom_vjp`, a `torch.autograd.Function` that saves what its gradient needs, `tf.custom_gradient` on flat
+  tensors, a primitive of autograd; `{plain}`, the same function without a rule; and `{alone}`, the function that
+  `{ours}` decorates, called without the decorator.
+- **Right first**: before anything is timed, each contestant's value and gradient are compared with a closed form in
+  float64. One that is wrong is shown as wrong and is not timed; one that raises is shown with its error.
+- **In turn**: all contestants of a line run in one process, A B C A B C ..., for {rounds} rounds unless the line says
+  otherwise. A turn is as many calls as take about 4 ms, without garbage collection; between turns there is one.
+- **Told**: the median of the time of a call, and in brackets the median, over the rounds, of the ratio of our time to
+  that contestant's in the same round, with its quartiles. Below 1 ours is faster.
+- **One thread**: `OMP_NUM_THREADS=1`, `torch.set_num_threads(1)`, one thread for TensorFlow's operations, and
+  `--xla_cpu_multi_thread_eigen=false` for XLA. Each backend has a process of its own, where Keras runs on that backend.
+- **Numbers**: float32. With 8 of them nearly all is overhead, with 1,000,000 nearly none.
+"""
+
+TARGETS = """\
+That a compiled program holds the same operations as the hand-written rule (XLA's HLO, torch's lists for forward and
+backward, the nodes of TensorFlow's graph) is no matter of time: tests compare them. For what misses its target,
+[where the time goes](#where-the-time-goes) has the profile.
+"""
+
+MEMORY = """\
+## Memory
+
+A chain of 3 calls of log1pexp on 10,000,000 numbers, each contestant in a new process; in arrays of that size, the
+argument not counted. Held: what the process has more between forward and backward, the output among it. Peak: the most
+that it has more until the gradient is there. Counted: by the framework, which is the tensors that torch saves (an
+argument among them counts), JAX's live arrays, or what `tracemalloc` sees of NumPy's. TensorFlow counts nothing, and
+its allocator keeps some of what was freed.
+"""
+
+IMPORT = """\
+## Import
+
+In a new process each, {rounds} rounds in turn; Keras on its NumPy backend.
+"""
+
+CURVES = """\
+## Cost against numbers
+
+The time of a gradient against the number of leaves in a nest, of calls in a chain and of elements in an array. A
+straight line has R² = 1. Growth is the time for each at the largest number, over that at a tenth of it: 1 or less on a
+straight line, 10 where the time grows as the square.
+
+![Curves of cost, and of our ratio to the hand-written rule]({plot})
+"""
+
+PROFILES = """\
+## Where the time goes
+
+What `keras_cg` spends its time on: packages and functions by their own time as cProfile has it, in shares of the whole,
+which is the framework's share as well. The profiler makes many small calls look dearer than they are.
+"""
+
+
+# --- small things ----------------------------------------------------------------------------------------------------
+
+
+def duration(seconds: float) -> str:
+    """Three digits, in the unit that suits them."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def spread(found: Sequence[float], show: Callable[[float], str] = "{:.2f}".format) -> str:
+    """`median (lower quartile to upper quartile)`."""
+    low, median, high = map(show, found)
+    return f"{median} ({low} to {high})"
+
+
+def row(*cells: Any) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """A table, and an empty line."""
+    return [row(*head), "|" + "---|" * len(head), *(row(*each) for each in rows), ""]
+
+
+def cell(found: dict[str, Any] | None) -> str:
+    """A contestant in a line of figures."""
+    if found is None:
+        return ""
+    if "says" in found:
+        return str(found["says"]).replace("|", "\\|")
+    time = duration(found["time"][1])
+    return f"{time} ({spread(found['ratio'])})" if "ratio" in found else f"{time}"
+
+
+def lines_of(results: Results, backend: str, workload: str = "", measure: str = "") -> list[Line]:
+    """The lines of a backend whose workload and measure begin so."""
+    return [
+        line
+        for line in results["backends"].get(backend, {}).get("lines", [])
+        if line["workload"].startswith(workload) and line["measure"].startswith(measure)
+    ]
+
+
+# --- the targets -----------------------------------------------------------------------------------------------------
+
+
+class Target(NamedTuple):
+    """One figure that should not be above (or below) a limit."""
+
+    what: str
+    limit: str
+    # Lower quartile, median, upper quartile, or words.
+    found: list[float] | str
+    is_met: bool
+    unit: str = "×"
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Its row in the table."""
+        shown = self.found if isinstance(self.found, str) else f"{spread(self.found)} {self.unit}"
+        return self.what, self.limit, shown, "met" if self.is_met else "**missed**"
+
+
+def _ratio(backend: str, line: Line, to: str, most: float, least: float = 0.0) -> Target:
+    limit = f"{least} to {most} × {to}" if least else f"≤ {most} × {to}"
+    return _judged(backend, line, "ratio", to, limit, least, most)
+
+
+def _difference(backend: str, line: Line, to: str, most: float) -> Target:
+    found = _judged(backend, line, "difference", to, f"≤ {to} + {most} µs", float("-inf"), most * 1e-6)
+    if isinstance(found.found, str):
+        return found
+    return found._replace(found=[1e6 * seconds for seconds in found.found], unit="µs more")
+
+
+def _judged(backend: str, line: Line, key: str, to: str, limit: str, least: float, most: float) -> Target:
+    what, contestants = f"{backend}, {line['workload']}: {line['measure']}", line["contestants"]
+    # What ours does not do is missed; what cannot be done by them is met.
+    for name in (OURS, to):
+        if "says" in contestants[name]:
+            return Target(what, limit, f"{name}: {contestants[name]['says']}", name != OURS)
+    found = contestants[to][key]
+    return Target(what, limit, found, least <= found[1] <= most)
+
+
+def targets(results: Results) -> list[Target]:
+    """Every target, as far as it was measured."""
+    return list(_targets(results))
+
+
+def _targets(results: Results) -> Iterator[Target]:
+    for backend in results["backends"]:
+        for title in ("jax.jit,", "aot_eager,", "inductor,", "tf.function,", "jit_compile,"):
+            for line in lines_of(results, backend, measure=title):
+                yield _ratio(backend, line, BY_HAND, 1.03, 0.97)
+    small = "log1pexp, 8 numbers"
+    gradients = ("gradient of the sum", "forward and backward")
+    for measure in gradients:
+        for line in lines_of(results, "torch", small, measure):
+            yield _ratio("torch", line, BY_HAND, 1.05)
+            yield _ratio("torch", line, KERAS, 1.0)
+    for line in lines_of(results, "torch", small, "call"):
+        yield _difference("torch", line, ALONE, 0.5)
+        yield _ratio("torch", line, KERAS, 0.7)
+    for measure in gradients:
+        for line in lines_of(results, "jax", small, measure):
+            yield _ratio("jax", line, BY_HAND, 1.05)
+    for line in lines_of(results, "jax", small, "call"):
+        yield _ratio("jax", line, KERAS, 0.2)
+    for measure in gradients:
+        for line in lines_of(results, "tensorflow", small, measure):
+            yield _ratio("tensorflow", line, NATIVE, 1.0)
+    for line in lines_of(results, "tensorflow", small, "call without"):
+        yield _ratio("tensorflow", line, NATIVE, 0.5)
+    for line in lines_of(results, "numpy", small, "call"):
+        yield _difference("numpy", line, ALONE, 1.0)
+    for backend, title in (("jax", "trace"), ("torch", "Dynamo"), ("tensorflow", "trace")):
+        for line in lines_of(results, backend, measure=title):
+            yield _ratio(backend, line, BY_HAND, 1.1)
+    for backend in results["backends"]:
+        for line in lines_of(results, backend, "a nest of 1,000", "forward and backward"):
+            yield _ratio(backend, line, BY_HAND, 1.3)
+    for backend, found in results["backends"].items():
+        ours, by_hand = (found["memory"][name]["held"] for name in (OURS, BY_HAND))
+        # Objects, and what an allocator rounds up, are far below a tenth of an array.
+        shown = f"{ours:.2f} arrays, hand-written {by_hand:.2f}"
+        yield Target(f"{backend}: bytes held", "= hand-written", shown, ours < by_hand + 0.1)
+    if results["imports"]:
+        found = results["imports"]["contestants"]
+        ratio = found["keras"]["ratio"]
+        yield Target("`import keras_cg`", "≤ 0.05 × `import keras`", ratio, ratio[1] <= 0.05)
+        more = [1e3 * value for value in found["numpy"]["difference"]]
+        yield Target("`import keras_cg`", "≤ `import numpy` + 60 ms", more, more[1] <= 60, "ms more")
+
+
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+
+def straightness(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float, float]:
+    """`(slope, R², growth)` of the straight line through the points, by least squares.
+
+    `growth` is the time for each at the last point, over that for each at the point with about a tenth as many: 1 on a
+    straight line through zero, less where the first ones cost more, and 10 where the time grows as the square.
+    """
+    slope, intercept = statistics.linear_regression(sizes, times)
+    mean = statistics.fmean(times)
+    residual = sum((time - intercept - slope * size) ** 2 for size, time in zip(sizes, times, strict=True))
+    total = sum((time - mean) ** 2 for time in times)
+    tenth = min(range(len(sizes)), key=lambda place: abs(sizes[place] - sizes[-1] / 10))
+    return slope, 1 - residual / total, times[-1] / sizes[-1] / (times[tenth] / sizes[tenth])
+
+
+def _curves(results: Results) -> list[str]:
+    rows = []
+    for backend, found in results["backends"].items():
+        for curve in found["curves"]:
+            for name, times in curve["medians"].items():
+                slope, r2, growth = straightness(curve["sizes"], times)
+                each = duration(slope * (1e6 if curve["of"] == "elements" else 1))
+                rows.append((backend, curve["of"], name, each, f"{r2:.4f}", f"{growth:.2f}"))
+    return table(("backend", "number of", "", "one more (of elements, a million)", "R²", "growth"), rows)
+
+
+def draw(results: Results) -> None:
+    """The curves, and our ratio to the hand-written rule."""
+    backends = list(results["backends"])
+    figure = Figure(figsize=(13, 9), layout="constrained")
+    panels = figure.subplots(2, 3)
+    of = ("leaves", "calls", "elements")
+    colours = dict(zip(backends, ("tab:blue", "tab:orange", "tab:green", "tab:red"), strict=False))
+    for place, what in enumerate(of):
+        above, below = panels[0][place], panels[1][place]
+        for backend in backends:
+            curve = next(each for each in results["backends"][backend]["curves"] if each["of"] == what)
+            ours, by_hand = curve["medians"][OURS], curve["medians"][BY_HAND]
+            above.plot(curve["sizes"], ours, "o-", color=colours[backend], label=backend)
+            above.plot(curve["sizes"], by_hand, "--", color=colours[backend], linewidth=1)
+            ratios = [one / other for one, other in zip(ours, by_hand, strict=True)]
+            below.plot(curve["sizes"], ratios, "o-", color=colours[backend])
+        below.axhline(1, color="0.4", linewidth=1)
+        for axes in (above, below):
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.set_xlabel(f"number of {what}")
+            axes.grid(which="major", color="0.9")
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+        above.set_title(f"a gradient, by the number of {what}")
+    panels[0][0].set_ylabel("seconds (dashed: hand-written)")
+    panels[1][0].set_ylabel("keras_cg / hand-written")
+    panels[0][0].legend(frameon=False)
+    figure.savefig(PLOT, dpi=110, metadata={"Software": None})
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def render(results: Results) -> str:
+    """The page."""
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    names = {"ours": OURS, "keras": KERAS, "native": NATIVE, "by_hand": BY_HAND, "plain": PLAIN, "alone": ALONE}
+    facts = {**results["machine"], **names, "minutes": round(results["seconds"] / 60), "versions": versions}
+    judged = targets(results)
+    met = sum(target.is_met for target in judged)
+    page = [INTRO.format(**facts, date=results["date"], rounds=results["rounds"])]
+    page += ["## Targets", "", f"{met} of {len(judged)} are met.", ""]
+    page += table(("what", "target", "median (quartiles)", ""), [target.cells() for target in judged])
+    page += [TARGETS]
+    for backend, found in results["backends"].items():
+        page += [f"## `{backend}`", ""]
+        page += table(("workload, measure", *COLUMNS), [_cells(line, results["rounds"]) for line in found["lines"]])
+    page += [MEMORY, *_memory(results)]
+    page += [IMPORT.format(rounds=results["imports"]["rounds"]), *_imports(results)]
+    page += [CURVES.format(plot=PLOT.name), *_curves(results)]
+    page += [PROFILES, *_profiles(results)]
+    return "\n".join(page).rstrip() + "\n"
+
+
+def _cells(line: Line, rounds: int) -> list[str]:
+    fewer = "" if line["rounds"] == rounds else f" ({line['rounds']} rounds)"
+    return [f"{line['workload']}: {line['measure']}{fewer}", *(cell(line["contestants"].get(name)) for name in COLUMNS)]
+
+
+def _memory(results: Results) -> list[str]:
+    rows = []
+    for backend, found in results["backends"].items():
+        for name, sizes in found["memory"].items():
+            if "says" in sizes:
+                rows.append((backend, name, sizes["says"], "", ""))
+            else:
+                counted = "" if sizes["counted"] is None else f"{sizes['counted']:.2f}"
+                rows.append((backend, name, f"{sizes['held']:.2f}", f"{sizes['peak']:.2f}", counted))
+    return table(("backend", "", "held", "peak", "counted"), rows)
+
+
+def _imports(results: Results) -> list[str]:
+    found = results["imports"]["contestants"]
+    rows = [(f"`import {name}`", spread(each["time"], duration)) for name, each in found.items()]
+    return table(("", "median (quartiles)"), rows)
+
+
+def _profiles(results: Results) -> list[str]:
+    lines = []
+    for backend, found in results["backends"].items():
+        for each in found["profiles"]:
+            lines += [f"### `{backend}`, {each['workload']}: {each['measure']}", ""]
+            shares = [(f"all of {name}", share) for name, share in each["packages"]]
+            shares += [(f"`{name}`", share) for name, share in each["functions"]]
+            lines += table(("", "share"), [(name, f"{share:.0%}") for name, share in shares])
+    return lines
+
+
+def show(results: Results, console: Console) -> None:
+    """The tables on the screen."""
+    for backend, found in results["backends"].items():
+        shown = Table("workload, measure", "contestant", "time", "keras_cg / it (quartiles)", title=backend)
+        for line in found["lines"]:
+            what = f"{line['workload']}: {line['measure']}"
+            for place, (name, each) in enumerate(line["contestants"].items()):
+                time = str(each["says"]) if "says" in each else duration(each["time"][1])
+                ratio = spread(each["ratio"]) if "ratio" in each else ""
+                shown.add_row("" if place else what, name, time, ratio)
+            shown.add_section()
+        console.print(shown)
+    shown = Table("what", "target", "median (quartiles)", "", title="targets")
+    for target in targets(results):
+        shown.add_row(*target.cells())
+    console.print(shown)
+
+
+def write(results: Results) -> None:
+    """The page and its plot."""
+    PAGE.write_text(render(results), encoding="utf-8")
+    draw(results)

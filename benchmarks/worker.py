@@ -1,0 +1,243 @@
+"""Measures one backend and writes the figures as JSON: `python -m benchmarks.worker torch 30 figures.json`.
+
+A backend has a process of its own, so that no framework disturbs another; Keras runs on the same backend there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras_cg
+from benchmarks import measure, tasks
+from benchmarks.measure import ALONE, BY_HAND, OURS, Program
+from benchmarks.tasks import Function, Workload
+
+# The curves take their turns this often: they have many points, and each is a median as well.
+ROUNDS_OF_CURVES = 5
+
+Make = Callable[[Function, Any], Program]
+
+
+class Bench:
+    """The measurements of one backend."""
+
+    def __init__(self, backend: str, rounds: int):
+        self.kit: Any = importlib.import_module(f"benchmarks.workloads.{backend}")
+        self.rounds = rounds
+        self.lines: list[dict[str, Any]] = []
+        self.started = time.perf_counter()
+        self.kit.setup()
+
+    def tell(self, what: str) -> None:
+        """What is done, on stderr, for those who wait."""
+        print(f"{time.perf_counter() - self.started:5.0f} s  {what}", file=sys.stderr, flush=True)
+
+    def functions(self, workload: Workload) -> dict[str, Function | str]:
+        """The contestants of a workload: what is called, or why it is not."""
+        return {
+            name: each if isinstance(each, str) else workload.around(each, self.kit.tensor)
+            for name, each in getattr(self.kit, workload.contestants)().items()
+        }
+
+    def arguments(self, workload: Workload) -> Any:
+        """Its arguments as tensors."""
+        return tasks.mapped(self.kit.tensor, workload.arguments)
+
+    def verdict(self, workload: Workload, program: Program) -> str | None:
+        """What is to be said of a contestant whose program, `() -> (outputs, gradients)`, is not right."""
+        try:
+            outputs, gradients = program()
+            right = tasks.is_right(outputs, workload.outputs, self.kit.array)
+            right = right and tasks.is_right(gradients, workload.gradients, self.kit.array)
+        except Exception as error:
+            return in_words(error)
+        return None if right else "wrong"
+
+    def checked(self, workload: Workload, make: Make | None = None) -> dict[str, Function | str]:
+        """The contestants, those that are wrong replaced by words."""
+        arguments, found = self.arguments(workload), self.functions(workload)
+        for name, function in found.items():
+            if name != ALONE and not isinstance(function, str):
+                found[name] = self.verdict(workload, self.whole(function, arguments, make)) or function
+        return found
+
+    def whole(self, function: Function, arguments: Any, make: Make | None) -> Program:
+        """A program `() -> (outputs, gradients)`; `make` gives the gradients, the kit's `vjp` if there is none."""
+
+        def program() -> Any:
+            if make is not None:
+                return function(*arguments), make(function, arguments)()
+            outputs, backward = self.kit.vjp(function, arguments)()
+            return outputs, backward()
+
+        return program
+
+    def line(self, workload: Workload, title: str, contestants: dict[str, Any], make: Make, rounds: int = 0) -> None:
+        """Measures the programs that `make` makes of a workload's contestants."""
+        arguments = self.arguments(workload)
+        programs = {
+            name: each if isinstance(each, str) else make(each, arguments) for name, each in contestants.items()
+        }
+        figures = measure.compare(programs, rounds or self.rounds)
+        self.lines.append({"workload": workload.title, "measure": title, **figures})
+        self.tell(f"{workload.title}: {title}")
+
+    def vjp(self, function: Function, arguments: Any) -> Program:
+        """Forward and backward, with upstream given."""
+        start = self.kit.vjp(function, arguments)
+        return lambda: self.kit.wait(start()[1]())
+
+    def step(self, function: Function, arguments: Any) -> Program:
+        """A gradient, and the arguments a little further down."""
+        gradient, weights = self.kit.gradient(function, arguments), tasks.flat(arguments)
+        return lambda: self.kit.wait(
+            [weight - 0.01 * each for weight, each in zip(weights, tasks.flat(gradient()), strict=True)]
+        )
+
+    # --- the measures ------------------------------------------------------------------------------------------------
+
+    def eager(self) -> None:
+        """Calls and gradients of every workload, nothing compiled."""
+        small = tasks.log1pexp(8)
+        for workload in (small, tasks.log1pexp(1_000_000), tasks.pair(), tasks.leaves(1000)):
+            found = self.checked(workload)
+            for title, make in self.kit.calls.items():
+                if workload is small or make is next(iter(self.kit.calls.values())):
+                    self.line(workload, title, found, make)
+            found = {name: each for name, each in found.items() if name != ALONE}
+            if workload.contestants == "log1pexp":
+                self.line(workload, "gradient of the sum", found, self.kit.gradient)
+            self.line(workload, "forward and backward, upstream given", found, self.vjp)
+        workload = tasks.chain(self.kit.CHAIN)
+        self.line(workload, "gradient of the sum", without(self.checked(workload), ALONE), self.kit.gradient)
+        workload = tasks.network()
+        found = without(self.checked(workload, self.kit.gradient), ALONE)
+        self.line(workload, "one training step", found, self.step)
+        workload = tasks.log1pexp_twice()
+        found = without(self.functions(workload), ALONE)
+        arguments = self.arguments(workload)
+        for name, function in found.items():
+            if not isinstance(function, str):
+                found[name] = self.verdict(workload, self.twice(function, arguments)) or function
+        self.line(workload, "gradient of the gradient", found, self.kit.second_order)
+
+    def twice(self, function: Function, arguments: Any) -> Program:
+        """A program for the first and the second derivative."""
+        return lambda: (
+            self.kit.gradient(function, arguments)(),
+            self.kit.second_order(function, arguments)(),
+        )
+
+    def steady(self) -> None:
+        """Gradients of compiled programs, once they are compiled."""
+        for title, compiled in self.kit.compilers.items():
+            wanted = [tasks.log1pexp(8), tasks.log1pexp(1_000_000), tasks.pair(), tasks.network()]
+            # It takes inductor seconds to compile one.
+            for workload in wanted[:1] if title == "inductor" else wanted:
+                arguments = self.arguments(workload)
+                programs: dict[str, Any] = without(self.functions(workload), ALONE)
+                for name, function in programs.items():
+                    if not isinstance(function, str):
+                        programs[name] = self.compiled(workload, function, arguments, compiled)
+                self.line(workload, f"{title}, forward and backward", programs, lambda program, _: program)
+
+    def compiled(self, workload: Workload, function: Function, arguments: Any, compiled: Make) -> Program | str:
+        """A compiled program that is right, or words."""
+        try:
+            program = compiled(function, arguments)
+        except Exception as error:
+            return in_words(error)
+        return self.verdict(workload, program) or program
+
+    def tracing(self) -> None:
+        """The time until a program of many calls is traced."""
+        title, calls, rounds = self.kit.TRACED
+        if rounds:
+            workload = tasks.chain(calls)
+            found = without(self.checked(tasks.log1pexp(8)), ALONE)
+            found = {
+                name: each if isinstance(each, str) else workload.around(each, self.kit.tensor)
+                for name, each in found.items()
+            }
+            arguments = self.arguments(workload)
+            for name, function in found.items():
+                if not isinstance(function, str):
+                    try:
+                        self.kit.trace(function, arguments)()
+                    except Exception as error:
+                        found[name] = in_words(error)
+            self.line(workload, title, found, self.kit.trace, rounds)
+
+    def curves(self) -> list[dict[str, Any]]:
+        """The time of a gradient against the number of leaves, of calls and of elements."""
+        return [
+            self.curve("leaves", tasks.leaves, (1, 10, 30, 100, 300, 1000), self.vjp),
+            self.curve("calls", tasks.chain, (1, 10, 30, 100, 300, 1000), self.kit.gradient),
+            self.curve("elements", tasks.log1pexp, (8, 100_000, 1_000_000, 3_000_000, 10_000_000), self.kit.gradient),
+        ]
+
+    def curve(self, of: str, workload: Callable[[int], Workload], sizes: tuple[int, ...], make: Make) -> dict[str, Any]:
+        """One of them: the medians of ours and of the hand-written one."""
+        medians: dict[str, list[float]] = {OURS: [], BY_HAND: []}
+        for size in sizes:
+            this = workload(size)
+            functions, arguments = self.functions(this), self.arguments(this)
+            programs = {name: make(functions[name], arguments) for name in medians}
+            figures = measure.compare(programs, ROUNDS_OF_CURVES)
+            for name, found in medians.items():
+                found.append(figures["contestants"][name]["time"][1])
+        self.tell(f"curve of {of}")
+        return {"of": of, "sizes": sizes, "rounds": ROUNDS_OF_CURVES, "medians": medians}
+
+    def profiles(self) -> list[dict[str, Any]]:
+        """Where our time goes: the call, the gradient, and the nest of many leaves."""
+        title, call = next(iter(self.kit.calls.items()))
+        wanted = [
+            (tasks.log1pexp(8), title, call),
+            (tasks.log1pexp(8), "forward and backward, upstream given", self.vjp),
+            (tasks.leaves(1000), "forward and backward, upstream given", self.vjp),
+        ]
+        found = []
+        for workload, what, make in wanted:
+            program = make(self.functions(workload)[OURS], self.arguments(workload))
+            figures = measure.profile(program, seconds=1.0, top=8)
+            found.append({"workload": workload.title, "measure": what, **figures})
+        return found
+
+
+def without(contestants: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The contestants but for some."""
+    return {name: each for name, each in contestants.items() if name not in names}
+
+
+def in_words(error: Exception) -> str:
+    """An error in a cell of a table."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    # A path belongs to one machine.
+    return type(error).__name__ if "/" in first or not first else f"{type(error).__name__}: {first[:60]}"
+
+
+def run(backend: str, rounds: int) -> dict[str, Any]:
+    """Every figure of a backend."""
+    with keras_cg.use_backend(backend):
+        bench = Bench(backend, rounds)
+        bench.eager()
+        bench.steady()
+        bench.tracing()
+        return {
+            "lines": bench.lines,
+            "curves": bench.curves(),
+            "profiles": bench.profiles(),
+            "seconds": round(time.perf_counter() - bench.started),
+        }
+
+
+if __name__ == "__main__":
+    backend, rounds, file = sys.argv[1:]
+    Path(file).write_text(json.dumps(run(backend, int(rounds))), encoding="utf-8")
