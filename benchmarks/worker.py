@@ -158,21 +158,19 @@ class Bench:
     def tracing(self) -> None:
         """The time until a program of many calls is traced."""
         title, calls, rounds = self.kit.TRACED
-        if rounds:
-            workload = tasks.chain(calls)
-            found = without(self.checked(tasks.log1pexp(8)), ALONE)
-            found = {
-                name: each if isinstance(each, str) else workload.around(each, self.kit.tensor)
-                for name, each in found.items()
-            }
-            arguments = self.arguments(workload)
-            for name, function in found.items():
-                if not isinstance(function, str):
-                    try:
-                        self.kit.trace(function, arguments)()
-                    except Exception as error:
-                        found[name] = in_words(error)
-            self.line(workload, title, found, self.kit.trace, rounds)
+        if not rounds:
+            return
+        short, workload = tasks.chain(2), tasks.chain(calls)
+        found = without(self.functions(workload), ALONE)
+        for name, function in self.checked(short).items():
+            if isinstance(function, str):
+                found[name] = function
+            elif name in found:
+                try:
+                    self.kit.trace(function, self.arguments(short))()
+                except Exception as error:
+                    found[name] = in_words(error)
+        self.line(workload, title, found, self.kit.trace, rounds)
 
     def curves(self) -> list[dict[str, Any]]:
         """The time of a gradient against the number of leaves, of calls and of elements."""
