@@ -84,6 +84,15 @@ def machine() -> dict[str, Any]:
     }
 
 
+def rounded(value: Any) -> Any:
+    """With five digits for every number, which is more than the noise leaves."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(each) for each in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
 def version(package: str) -> str:
     """The version of a distribution, without the name of a build."""
     return metadata.version(package).partition("+")[0]
@@ -110,6 +119,7 @@ def main() -> int:
         "backends": {backend: measured(backend, options.rounds) for backend in options.backends or BACKENDS},
     }
     results["seconds"] = round(time.perf_counter() - started)
+    results = rounded(results)
     report.show(results, console)
     if options.backends is None:
         report.FIGURES.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -31,15 +31,15 @@ Contestants = Mapping[str, Program | str]
 # How long a turn takes at least, so that the clock and the loop around the call do not count.
 TURN = 0.004
 # A line of figures that would take longer than this has fewer rounds, though not fewer than these; it tells how many.
-LONGEST = 30.0
+LONGEST = 20.0
 FEWEST = 5
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-def interleave(programs: Mapping[str, Program], rounds: int, calls: int) -> dict[str, list[float]]:
-    """The seconds of a call of every program in every round: A B C, A B C, ..."""
+def interleave(programs: Mapping[str, Program], rounds: int, calls: Mapping[str, int]) -> dict[str, list[float]]:
+    """The seconds of a call of every program in every round: A B C, A B C, ..., each as often as `calls` says."""
     times: dict[str, list[float]] = {name: [] for name in programs}
     gc.collect()
     gc.freeze()  # what there was before the rounds is no garbage of theirs
@@ -47,11 +47,11 @@ def interleave(programs: Mapping[str, Program], rounds: int, calls: int) -> dict
     try:
         for _ in range(rounds):
             for name, program in programs.items():
-                turns = range(calls)
+                turns = range(calls[name])
                 started = time.perf_counter()
                 for _ in turns:
                     program()
-                times[name].append((time.perf_counter() - started) / calls)
+                times[name].append((time.perf_counter() - started) / calls[name])
                 gc.collect()
     finally:
         gc.enable()
@@ -79,8 +79,9 @@ def compare(contestants: Contestants, rounds: int) -> dict[str, Any]:
     """One line of figures: the contestants that run, timed, and the words of those that do not."""
     programs = {name: each for name, each in contestants.items() if not isinstance(each, str)}
     seconds = {name: _seconds(program) for name, program in programs.items()}
-    calls = max(1, math.ceil(TURN / min(seconds.values(), default=TURN)))
-    rounds = max(FEWEST, min(rounds, int(LONGEST / max(calls * sum(seconds.values()), 1e-9))))
+    calls = {name: max(1, math.ceil(TURN / each)) for name, each in seconds.items()}
+    round_takes = sum(calls[name] * each for name, each in seconds.items())
+    rounds = max(FEWEST, min(rounds, int(LONGEST / round_takes))) if programs else 0
     times = summary(interleave(programs, rounds, calls))
     told = {name: {"says": each} if isinstance(each, str) else times[name] for name, each in contestants.items()}
     return {"rounds": rounds, "calls": calls, "contestants": told}
