@@ -15,6 +15,7 @@ import keras_cg
 ROOT = Path(__file__).parents[1]
 # Behind what is installed: `keras_cg` is the one under test.
 sys.path.append(str(ROOT))
+
 from benchmarks import measure, report, tasks, worker  # noqa: E402
 from benchmarks.measure import ALONE, BY_HAND, OURS  # noqa: E402
 
