@@ -41,6 +41,10 @@ class CustomGradient(Generic[P, Output]):
 
     __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
     __signature__ = _Signature()
+    # TensorFlow's AutoGraph (2.21) calls what has this attribute as it is. Else it would rewrite every function of this
+    # package on the way to the user's, which `converted` of the backend hands to it, and tracing would take ten times
+    # as long.
+    autograph_info__ = None
     # What `keras-cg check` tries it on, and what its gradient is meant to be, if somebody says so.
     example_args: Any
     expected: Any
@@ -248,10 +252,10 @@ def call(function: CustomGradient[..., Any], backend: Backend, args: tuple[Any, 
         # Called here, where TensorFlow's AutoGraph (2.21) finds and converts it; and without a context if it can be, in
         # which torch.compile (2.13) could not break its graph.
         if state.is_idle():
-            pair, changed = fun(*positional, **named), ()
+            pair, changed = backend.converted(fun)(*positional, **named), ()
         else:
             with state:
-                pair = fun(*positional, **named)
+                pair = backend.converted(fun)(*positional, **named)
             changed = state.changes()
         output, rule = _pair(name, pair)
         outputs, found = _laid(backend, name, output)

@@ -32,6 +32,7 @@ __all__ = [
     "cast",
     "children",
     "compiled",
+    "converted",
     "devices",
     "double_precision",
     "dtype",
@@ -119,6 +120,13 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     if hasattr(value, "__tf_flatten__") or hasattr(value, "__attrs_attrs__"):
         return tf.nest.flatten(value), lambda parts: tf.nest.pack_sequence_as(value, parts)
     return None
+
+
+def converted(fun: Callable[..., Any]) -> Callable[..., Any]:
+    if tf.executing_eagerly():
+        return fun
+    context = tf.__internal__.autograph.control_status_ctx()
+    return tf.__internal__.autograph.tf_convert(fun, context) if context.status.name == "ENABLED" else fun
 
 
 def is_recording() -> bool:
