@@ -29,7 +29,12 @@ class _Signature:
     """The signature of the function, for `inspect.getfullargspec`, which does not look at `__wrapped__`."""
 
     def __get__(self, instance: CustomGradient[Any, Any] | None, owner: type) -> inspect.Signature | None:
-        return None if instance is None else inspect.signature(instance.__wrapped__)
+        if instance is None:
+            return None
+        # Kept, since JAX asks whenever it differentiates the function.
+        if instance._signature is None:
+            instance._signature = inspect.signature(instance.__wrapped__)
+        return instance._signature
 
 
 class CustomGradient(Generic[P, Output]):
@@ -41,9 +46,9 @@ class CustomGradient(Generic[P, Output]):
 
     __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
     __signature__ = _Signature()
-    # TensorFlow's AutoGraph (2.21) calls what has this attribute as it is. Else it would rewrite every function of this
-    # package on the way to the user's, which `converted` of the backend hands to it, and tracing would take ten times
-    # as long.
+    # What has this attribute, AutoGraph of TensorFlow (2.21) calls as it is. Else it would rewrite all functions of this
+    # package on the way to the user's, and tracing would take ten times as long; the user's is `converted` by itself.
+    # The name is not public, so a test sees that it has this effect.
     autograph_info__ = None
     # What `keras-cg check` tries it on, and what its gradient is meant to be, if somebody says so.
     example_args: Any
@@ -53,6 +58,7 @@ class CustomGradient(Generic[P, Output]):
         functools.update_wrapper(self, fun)
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
         self._name = function_name(fun)
+        self._signature: inspect.Signature | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
@@ -242,15 +248,14 @@ def call(function: CustomGradient[..., Any], backend: Backend, args: tuple[Any, 
     for place in places:
         # The backend has them; here they would live as long as the pullback.
         arguments.leaves[place] = None
-    finished = []  # type: list[tuple[Nest, Sequence[int]]]  # TensorFlow's AutoGraph (2.21) takes no annotation here
+    finished: list[tuple[Nest, Sequence[int]]] = []
     state = State(name)
 
     def flat(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         positional, named = arguments.fill(places, tensors), {}
         if keywords:
             positional, named = positional[:count], dict(zip(keywords, positional[count:], strict=True))
-        # Called here, where TensorFlow's AutoGraph (2.21) finds and converts it; and without a context if it can be, in
-        # which torch.compile (2.13) could not break its graph.
+        # Without a context if it can be, in which torch.compile (2.13) could not break its graph.
         if state.is_idle():
             pair, changed = backend.converted(fun)(*positional, **named), ()
         else:
@@ -283,7 +288,6 @@ def _laid(backend: Backend, name: str, output: Any) -> tuple[Nest, Sequence[int]
 
 def _operation(function: CustomGradient[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Call) -> Any:
     """A call as an operation of Keras's functional API."""
-    # Not in `call`, which TensorFlow's AutoGraph (2.21) could not convert with an import in it.
     from keras_cg.keras import operation
 
     return operation.apply(function, args, kwargs, dict(zip(given.labels(), given.nest.leaves, strict=True)))

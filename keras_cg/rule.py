@@ -68,8 +68,9 @@ class Pullback:
     ):
         self.call = call
         self.rule = rule
+        self.takes_one = signature.takes_one(rule)
         # The positional arguments of this run, so many, or () once it is known that the rule is not called with them.
-        self.arguments = arguments
+        self.arguments = () if self.takes_one else arguments
         self.count = count
         # Which leaves of all arguments are tensors, and what their gradients must look like.
         self.places = places
@@ -95,7 +96,7 @@ class Pullback:
     def take_apart(self) -> tuple[list[Any], Callable[[Sequence[Any]], Pullback]]:
         """The tensors that this pullback holds, and `rebuild(tensors)`, the same pullback around others."""
         backend = self.call.backend
-        found = None if signature.takes_one(self.rule) else signature.parameters(self.rule)
+        found = None if self.takes_one else signature.parameters(self.rule)
         arguments = self.arguments if found is not None and _gets_arguments(found) else ()
         tensors, rebuild = closure.take_apart(
             self.rule, arguments, backend.is_tensor, backend.children, made_by=self.call.fun
@@ -149,7 +150,7 @@ class Pullback:
     def _arrange(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments for the rule, by the first convention that its signature fits."""
         upstream = self.outputs.pack(leaves)
-        if signature.takes_one(self.rule):
+        if self.takes_one:
             return (upstream,), {}
         found = signature.parameters(self.rule)
         if found is None:

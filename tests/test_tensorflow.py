@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import traceback
 import weakref
 
 import numpy as np
@@ -675,6 +676,40 @@ def test_autograph_inside_the_function(eager, backend):
     close(function(x), 2 * X)
     close(gradients(function, x)[0], 7 * EXP)
     close(gradients(lambda x: gradients(function, x)[0], x)[0], 7 * EXP)
+
+
+def test_autograph_rewrites_the_function_and_its_rule_and_nothing_of_the_package(eager, backend):
+    import tensorflow as tf
+
+    seen = []
+
+    @custom_gradient
+    def g(x):
+        seen.extend(frame.name for frame in traceback.extract_stack())
+
+        def grad(upstream):
+            # Python could not branch on this.
+            return 7 * upstream if tf.reduce_sum(upstream) < 100 else upstream
+
+        return x * 2, grad
+
+    x = eager.tensor(X)
+    close(gradients(tf.function(lambda x: g(x)), x)[0], 7 * np.ones_like(X))
+    assert "tf__g" in seen and not {"tf__call", "tf____call__", "tf__flat", "tf__attach"} & set(seen)
+
+
+def test_autograph_stays_off_where_it_is_switched_off(eager, backend):
+    import tensorflow as tf
+
+    seen = []
+
+    @custom_gradient
+    def g(x):
+        seen.extend(frame.name for frame in traceback.extract_stack())
+        return x * 2, lambda upstream: 7 * upstream
+
+    close(gradients(tf.function(lambda x: g(x), autograph=False), eager.tensor(X))[0], 7 * np.ones_like(X))
+    assert "g" in seen and "tf__g" not in seen
 
 
 def test_recompute_grad_says_so_where_it_cannot(eager, backend):

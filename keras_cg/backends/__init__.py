@@ -18,6 +18,8 @@ conventions and messages are settled in the frontend). With `fun(*tensors) -> (o
 `cast(value, dtype)`  the tensor `value` in the dtype of that plain name.
 `children(value)`     `(children, rebuild)` if `value` is a container that the framework's own tree
                       utility knows, else None; `rebuild(list)` makes it again.
+`converted(fun)`      the user's function as the framework would have it where somebody else calls it: TensorFlow
+                      rewrites Python's branches and loops into a graph's.
 `is_recording()`      does anybody differentiate, batch or trace at the moment? If not, a function is called as it is,
                       and `attach` is not asked.
 `attach(fun, tensors)`
@@ -82,6 +84,7 @@ CONTRACT = (
     "dtype",
     "cast",
     "children",
+    "converted",
     "is_recording",
     "attach",
     "vjp",
@@ -126,6 +129,7 @@ class Backend(Protocol):
     def dtype(self, tensor: Any) -> str: ...
     def cast(self, value: Any, dtype: str) -> Any: ...
     def children(self, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None: ...
+    def converted(self, fun: Callable[..., Any]) -> Callable[..., Any]: ...
     def is_recording(self) -> bool: ...
     def attach(self, fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]: ...
     def vjp(

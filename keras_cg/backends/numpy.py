@@ -25,6 +25,7 @@ __all__ = [
     "cast",
     "children",
     "compiled",
+    "converted",
     "devices",
     "double_precision",
     "dtype",
@@ -84,6 +85,10 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
         keys = list(value)
         return [value[key] for key in keys], lambda parts: dict(zip(keys, parts, strict=True))
     return None
+
+
+def converted(fun: Callable[..., Any]) -> Callable[..., Any]:
+    return fun
 
 
 def is_recording() -> bool:

@@ -125,6 +125,7 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 def converted(fun: Callable[..., Any]) -> Callable[..., Any]:
     if tf.executing_eagerly():
         return fun
+    # As TensorFlow's own wrappers do, for which these are exported; AutoGraph itself passes over `CustomGradient`.
     context = tf.__internal__.autograph.control_status_ctx()
     return tf.__internal__.autograph.tf_convert(fun, context) if context.status.name == "ENABLED" else fun
 
@@ -191,7 +192,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     shells = [each if _is_composite(each) else _is_floating(each) for each in outputs]
     is_being_recorded = True
     # Weakly, for a tape must not hold what nobody else needs.
-    first = []  # type: list[weakref.ref[Any]]  # TensorFlow's AutoGraph (2.21) takes no annotation here
+    first: list[weakref.ref[Any]] = []
 
     def run_again() -> Any:
         again, pull = fun(*tensors)

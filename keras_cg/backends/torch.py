@@ -27,6 +27,7 @@ __all__ = [
     "cast",
     "children",
     "compiled",
+    "converted",
     "devices",
     "double_precision",
     "dtype",
@@ -86,6 +87,10 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     answers = iter((False,))
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda part: next(answers, True))
     return parts, lambda parts: pytree.tree_unflatten(parts, spec)
+
+
+def converted(fun: Callable[..., Any]) -> Callable[..., Any]:
+    return fun
 
 
 def is_recording() -> bool:
