@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,10 @@ def main() -> int:
     results = rounded(results)
     report.show(results, console)
     if options.backends is None:
-        report.FIGURES.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(results, indent=1)
+        # A list of numbers, and an object of such lists, on one line.
+        text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
+        report.FIGURES.write_text(text + "\n", encoding="utf-8")
         report.write(results)
     return 0
 

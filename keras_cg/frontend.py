@@ -46,7 +46,7 @@ class CustomGradient(Generic[P, Output]):
 
     __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
     __signature__ = _Signature()
-    # What has this attribute, AutoGraph of TensorFlow (2.21) calls as it is. Else it would rewrite all functions of this
+    # AutoGraph of TensorFlow (2.21) calls what has this attribute as it is. Else it would rewrite each function of this
     # package on the way to the user's, and tracing would take ten times as long; the user's is `converted` by itself.
     # The name is not public, so a test sees that it has this effect.
     autograph_info__ = None

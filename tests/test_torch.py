@@ -661,3 +661,18 @@ def test_what_torch_compile_made_can_be_differentiated_once(backend):
     assert pullback(torch.ones(2))[0].tolist() == [0.0, 7.0]
     with pytest.raises(RuntimeError, match=r"a second time|donated"):
         pullback(torch.ones(2))
+
+
+def test_what_torch_compile_made_has_no_second_derivative(backend):
+    import torch
+
+    torch.compiler.reset()
+    x = torch.tensor(2.0, requires_grad=True)
+    cube = custom_gradient(lambda x: (x**3, lambda upstream: 3 * x**2 * upstream))
+    # A limit that README names: of x times the gradient, 3 x^3, the derivative is 36. Where torch saves no input as such,
+    # it takes the gradient for a constant, 12.
+    (found,) = torch.autograd.grad(torch.compile(cube, backend="aot_eager")(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(x * found, x)
+    assert found.item() == second.item() == 12.0
+    (found,) = torch.autograd.grad(cube(x), x, create_graph=True)
+    assert torch.autograd.grad(x * found, x)[0].item() == 36.0
