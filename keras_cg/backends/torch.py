@@ -111,8 +111,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 def _attach_eager(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     # `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So an output
     # that somebody differentiates all the same hangs on something that `fun` captured.
-    inputs = [tensor.detach() for tensor in tensors]
-    again, start = _Replay(fun, tensors), _sequence_number()
+    is_wanted = any([tensor.requires_grad for tensor in tensors])
+    inputs = [tensor.detach() for tensor in tensors] if is_wanted else tensors
+    random, start = _random_states(tensors), _sequence_number()
     outputs, pullback = _run(fun, inputs)
     if _is_forward_open():
         _not_dual(outputs, pullback)
@@ -120,8 +121,9 @@ def _attach_eager(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
     if any([output.requires_grad for output in outputs]):
         variables = _captured(fun, outputs, start, pullback)
         pullback.capture([_describe(variable) for variable in variables])
-    elif not any([tensor.requires_grad for tensor in tensors]):
+    elif not is_wanted:
         return outputs
+    again = _Replay(fun, tensors, random)
     kept = _Kept(again, pullback, inputs, len(variables))
     return _apply(_Attach, kept, outputs, *_saveable(tensors), *variables)
 
@@ -158,7 +160,7 @@ def _attach_transformed(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple
     def around(*tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
         return rebuild(tensors[given:])[0](*tensors[:given])  # type: ignore[no-any-return]
 
-    again = _Replay(around, tensors)
+    again = _Replay(around, tensors, _random_states(tensors))
     cut = [each.detach() for each in (*tensors, *held)]
     outputs, pullback = _run(around, cut)
     if any(map(_is_differentiated, outputs)):
@@ -255,16 +257,19 @@ def _is_forward_open() -> bool:
 _functorch: Any = torch._C._functorch
 
 
+def _random_states(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+    """The state of the generators that `fun` may draw from: the CPU's, and those of the tensors' devices."""
+    elsewhere = [tensor for tensor in tensors if not tensor.is_cpu]
+    return torch.default_generator.get_state(), get_device_states(*elsewhere) if elsewhere else ([], [])
+
+
 class _Replay:
     """`fun` as it ran the first time: with the same random numbers and under the same autocast."""
 
-    def __init__(self, fun: Function, tensors: Sequence[torch.Tensor]):
+    def __init__(self, fun: Function, tensors: Sequence[torch.Tensor], random: Any):
         self.fun = fun
-        # The state of the generators that `fun` may draw from: the CPU's, and those of the tensors' devices.
-        elsewhere = [tensor for tensor in tensors if not tensor.is_cpu]
-        self.random = torch.default_generator.get_state()
-        self.devices = get_device_states(*elsewhere) if elsewhere else ([], [])
-        kinds = {"cpu", *(tensor.device.type for tensor in elsewhere)} if elsewhere else ("cpu",)
+        self.random, self.devices = random
+        kinds = {"cpu", *(tensor.device.type for tensor in tensors if not tensor.is_cpu)}
         self.autocast = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
