@@ -105,12 +105,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             return _not_dual(*fun(*tensors))
         if _transforms_active() or any(map(_is_dual, tensors)):
             return _attach_transformed(fun, _saveable(tensors))
-    return _attach_eager(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
-
-
-def _attach_eager(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    if not torch.is_grad_enabled():
+        return fun(*tensors)[0]
     # `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So an output
-    # that somebody differentiates all the same hangs on something that `fun` captured.
+    # that somebody differentiates all the same hangs on something that `fun` captured. Not in a function of its own:
+    # where torch.compile (2.13) gives up, it would begin again with that, and not know that it compiles.
     is_wanted = any([tensor.requires_grad for tensor in tensors])
     inputs = [tensor.detach() for tensor in tensors] if is_wanted else tensors
     random, start = _random_states(tensors), _sequence_number()

@@ -29,11 +29,13 @@ class Outcomes:
 
     def __init__(self, path):
         self.path, self.found, self.calls = path, {}, 0
-        self.call, frontend.call = frontend.call, self.counted
+        call = frontend.CustomGradient.__call__
 
-    def counted(self, *arguments):
-        self.calls += 1
-        return self.call(*arguments)
+        def counted(function, *args, **kwargs):
+            self.calls += 1
+            return call(function, *args, **kwargs)
+
+        frontend.CustomGradient.__call__ = counted
 
     def pytest_collection_finish(self):
         # Keras collects garbage whenever it quantises a layer, half a second each among a framework's objects.

@@ -246,12 +246,12 @@ def counted(monkeypatch):
     """The names of our decorated functions that were called."""
     names = []
 
-    def call(function, *arguments):
+    def call(function, *args, **kwargs):
         names.append(function.__name__)
-        return original(function, *arguments)
+        return original(function, *args, **kwargs)
 
-    original = frontend.call
-    monkeypatch.setattr(frontend, "call", call)
+    original = frontend.CustomGradient.__call__
+    monkeypatch.setattr(frontend.CustomGradient, "__call__", call)
     return names
 
 
