@@ -841,3 +841,23 @@ def test_complex_outputs_keep_their_rule_in_both_modes(backend, name):
         np.testing.assert_allclose(found, second, rtol=1e-4, atol=1e-3)
         _, tangent = jax.jvp(grad(ours), (jax.numpy.asarray(Z),), (jax.numpy.asarray(D),))
         np.testing.assert_allclose(tangent, second, rtol=1e-4, atol=1e-3)
+
+
+def test_numbers_and_arrays_of_numpy_are_differentiated_as_arrays(eager, backend):
+    import jax
+
+    seen = []
+
+    @custom_gradient
+    def f(x):
+        seen.append(isinstance(x, jax.Array))
+        return x**2, lambda upstream: 7 * upstream * x**3
+
+    assert jax.grad(f)(2.0) == 56.0 and jax.grad(lambda x: f(x=x))(2.0) == 56.0
+    assert jax.vjp(f, 2.0)[1](1.0)[0] == 56.0 and jax.jit(jax.grad(f))(2.0) == 56.0
+    assert jax.grad(jax.grad(f))(2.0) == 84.0
+    check(jax.grad(lambda x: f(x).sum())(X), 7 * X**3)
+    check(jax.vmap(jax.grad(f))(X), 7 * X**3)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(f, (2.0,), (1.0,))
+    assert all(seen)

@@ -58,8 +58,9 @@ def is_tensor(value: object) -> bool:
 
 def asarray(value: Any) -> Any:
     # Arrays as well: while a program is built, this makes them a part of it.
-    # A traced one as well: JAX (0.10) would trace its conversion to what it is.
-    return value if isinstance(value, jax.Array) else namespace.asarray(value)
+    # JAX (0.10) would trace the conversion of a traced array to what it is. Not so a traced number of Python.
+    is_array = isinstance(value, jax.Array) and not jax.typeof(value).weak_type
+    return value if is_array else namespace.asarray(value)
 
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
@@ -273,7 +274,8 @@ mlir.register_lowering(_carried, lambda context, *given, **params: _outputs(*giv
 
 
 def _run(fun: Function, *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], _Residuals]]:
-    outputs, pullback = fun(*tensors)
+    # An array of NumPy's that is differentiated comes here as it was given.
+    outputs, pullback = fun(*map(asarray, tensors))
     if any(map(_is_traced, outputs)) and not any(map(_is_traced, tensors)):
         raise _CapturedError
     held, rebuild = pullback.take_apart()
