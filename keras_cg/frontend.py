@@ -108,6 +108,12 @@ class CustomGradient(Generic[P, Output]):
 
         return operation.of_config(config)
 
+    def __tf_tracing_type__(self, context: Any) -> Any:
+        """What TensorFlow takes it for where it is an argument of a `tf.function`: itself, and not what it wraps."""
+        from keras_cg import tracing
+
+        return tracing.Itself(self)
+
     def __copy__(self) -> CustomGradient[P, Output]:
         return self
 

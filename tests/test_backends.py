@@ -338,7 +338,7 @@ def test_the_public_names_are_what_is_exported():
     # pytest adds names with @ to the modules of a package that has a plugin.
     public = {name for name in vars(keras_cg) if not name.startswith(("_", "@"))}
     modules = {"autodiff", "backends", "closure", "config", "errors", "frontend", "nest", "rule", "signature", "state"}
-    modules |= {"command", "keras", "pytest_plugin", "testing"}  # if somebody imported them
+    modules |= {"command", "keras", "pytest_plugin", "testing", "tracing"}  # if somebody imported them
     assert public - modules == set(keras_cg.__all__)
     assert keras_cg.__all__ == sorted(keras_cg.__all__)
 

@@ -712,6 +712,41 @@ def test_autograph_stays_off_where_it_is_switched_off(eager, backend):
     assert "g" in seen and "tf__g" not in seen
 
 
+class Eleven:
+    @custom_gradient
+    def method(self, x):
+        return x * x, lambda upstream: 11 * upstream
+
+
+@pytest.mark.parametrize("compiler", [None, True], ids=["function", "jit_compile"])
+def test_a_decorated_function_is_an_argument_of_a_tf_function(eager, backend, compiler):
+    import tensorflow as tf
+
+    traced = []
+    seven = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream))
+    five = custom_gradient(lambda x: (x * x, lambda upstream: 5 * upstream))
+
+    @tf.function(jit_compile=compiler)
+    def g(h, x, k=seven):
+        traced.append(h)
+        return h(x) + k(x)
+
+    x = eager.tensor(X)
+    for _ in range(2):
+        close(g(seven, x), 2 * X * X)
+        close(gradients(lambda x: g(seven, x), x)[0], np.full_like(X, 14))
+        close(gradients(lambda x: g(five, x), x)[0], np.full_like(X, 12))
+        close(gradients(lambda x: g(five, x, k=five), x)[0], np.full_like(X, 10))
+    # Once for each, whoever differentiates it.
+    assert len(traced) == 3
+    layer = Eleven()
+    for _ in range(2):
+        close(gradients(lambda x: g(layer.method, x, k=five), x)[0], np.full_like(X, 16))
+    assert len(traced) == 4
+    nested = tf.function(lambda h, x: h["f"](x))
+    close(gradients(lambda x: nested({"f": seven}, x), x)[0], np.full_like(X, 7))
+
+
 def test_recompute_grad_says_so_where_it_cannot(eager, backend):
     import tensorflow as tf
 

@@ -163,8 +163,10 @@ _is_forward = jax.make_user_context(False)  # type: ignore[no-untyped-call]
 
 def _backward(residuals: _Residuals, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
     try:
-        # The cotangent of an integer output has the dtype float0, which holds no numbers.
-        return tuple(residuals.pull([each for each in cotangents if each.dtype != jax.dtypes.float0]))
+        # The cotangent of an integer output has the dtype float0, which holds no numbers. One that somebody gives to a
+        # pullback may be a number of Python.
+        arriving = [each for each in cotangents if getattr(each, "dtype", None) != jax.dtypes.float0]
+        return tuple(residuals.pull([*map(asarray, arriving)]))
     except jax.errors.UnexpectedTracerError as error:
         raise errors.unserved_variables("jax", "(where only the rule reads it)") from error
 
