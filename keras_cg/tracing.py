@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,7 +25,7 @@ class Itself(tf.types.experimental.TraceType):  # type: ignore[misc]
         """This one, if all are the same."""
         return self if all(self == other for other in others) else None
 
-    def placeholder_value(self, placeholder_context: Any) -> Callable[..., Any]:
+    def placeholder_value(self, placeholder_context: Any) -> Any:
         """The function, which the traced program calls."""
         return self.function
 
@@ -41,7 +41,7 @@ class Itself(tf.types.experimental.TraceType):  # type: ignore[misc]
         """No tensors."""
         return []
 
-    def from_tensors(self, tensors: Any) -> Callable[..., Any]:
+    def from_tensors(self, tensors: Any) -> Any:
         """The function."""
         return self.function
 
