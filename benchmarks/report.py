@@ -90,15 +90,16 @@ which is the framework's share as well. The profiler makes many small calls look
 What an eager call does beyond the rule written by hand, and a compiled program does not:
 
 - It asks which backend is active, the environment included, at each call: about 0.6 µs.
-- It checks what the function and the rule return: pair, count, structure, shape, dtype; each is a handful of Python calls.
-- On torch the function runs outside of the `Function`, on values cut from the graph, so that a trainable value which it
-  captured is noticed; the rule is taken apart, so that what it captured is *saved*: freed by the backward pass, seen by
-  hooks, guarded against changes in place; and the state of the random generator is noted (5 KB for each recorded
-  call). The inputs are kept for derivatives of the gradient, which the rule written by hand does not have. These are what
-  the promise costs; on a few numbers it doubles the time.
-- On JAX and torch what is *traced* is more than what is compiled: `jax.jit` traces the function apart, to find what it closes
-  over, and Dynamo traces each line of the checks. Both happen once for each program. What Dynamo compiled looks at each
-  call whether all of that is as it was: about 3 µs, which is a fifth of a call on 8 numbers.
+- It checks what the function and the rule return: pair, count, structure, shape, dtype; each is a handful of Python
+  calls.
+- On torch the function runs outside of the `Function`, on values cut from the graph, so that a trainable value which
+  it captured is noticed; the rule is taken apart, so that what it captured is *saved*: freed by the backward pass,
+  seen by hooks, guarded against changes in place; and the state of the random generator is noted (5 KB for each
+  recorded call). The inputs are kept for derivatives of the gradient, which the rule written by hand does not have.
+  These are what the promise costs; on a few numbers it doubles the time.
+- On JAX and torch what is *traced* is more than what is compiled: `jax.jit` traces the function apart, to find what
+  it closes over, and Dynamo traces each line of the checks. Both happen once for each program. What Dynamo compiled
+  looks at each call whether all of that is as it was: about 3 µs, which is a fifth of a call on 8 numbers.
 """
 
 
