@@ -96,7 +96,7 @@ What an eager call does beyond the rule written by hand, and a compiled program 
   it captured is noticed; the rule is taken apart, so that what it captured is *saved*: freed by the backward pass,
   seen by hooks, guarded against changes in place; and the state of the random generator is noted (5 KB for each
   recorded call). The inputs are kept for derivatives of the gradient, which the rule written by hand does not have.
-  These are what the promise costs; on a few numbers it doubles the time.
+  These are what the promise costs; on a few numbers it more than doubles the time.
 - On JAX and torch what is *traced* is more than what is compiled: `jax.jit` traces the function apart, to find what
   it closes over, and Dynamo traces each line of the checks. Both happen once for each program. What Dynamo compiled
   looks at each call whether all of that is as it was: about 3 µs, which is a fifth of a call on 8 numbers.
