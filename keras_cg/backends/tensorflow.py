@@ -154,7 +154,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     # In the order of creation. Which was read first, TensorFlow (2.21) does not tell for eager operations, and a rule
     # must not get another order in a graph.
     variables = watcher.watched_variables()
-    results, used = _parts(outputs), list[Any]()
+    results = _parts(outputs)
+    used: list[Any] = []
     if eager:
         # Cut from the inputs, the outputs can only hang on what `fun` captured, and need not if it stops the gradient.
         is_hanging = _is_differentiated(results)
