@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import textwrap
 import weakref
 
 import numpy as np
@@ -861,3 +862,23 @@ def test_numbers_and_arrays_of_numpy_are_differentiated_as_arrays(eager, backend
     with pytest.raises(TypeError, match="forward-mode"):
         jax.jvp(f, (2.0,), (1.0,))
     assert all(seen)
+
+
+@pytest.mark.parametrize("name", ["core.get_opaque_trace_state", "core.unsafe_am_i_under_a_jit_DO_NOT_USE"])
+def test_a_private_name_that_is_gone_is_an_error_at_once(backend, name):
+    code = f"""
+        import jax
+        from jax.extend import core
+        import keras_cg
+        del {name}
+        keras_cg.set_backend("jax")
+        try:
+            keras_cg.custom_gradient(lambda x: (x, lambda upstream: upstream))(1.0)
+        except ImportError as error:
+            assert "is installed but does not start" in str(error) and "{name.rpartition(".")[2]}" in str(error)
+        else:
+            raise AssertionError("nobody noticed")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -4,6 +4,9 @@ import collections
 import dataclasses
 import functools
 import gc
+import subprocess
+import sys
+import textwrap
 import weakref
 from types import SimpleNamespace
 
@@ -676,3 +679,26 @@ def test_what_torch_compile_made_has_no_second_derivative(backend):
     assert found.item() == second.item() == 12.0
     (found,) = torch.autograd.grad(cube(x), x, create_graph=True)
     assert torch.autograd.grad(x * found, x)[0].item() == 36.0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torch._C._are_functorch_transforms_active", "torch._C._autograd._get_sequence_nr", "forward_ad._current_level"],
+)
+def test_a_private_name_that_is_gone_is_an_error_at_once(backend, name):
+    code = f"""
+        import torch
+        from torch.autograd import forward_ad
+        import keras_cg
+        del {name}
+        keras_cg.set_backend("torch")
+        try:
+            keras_cg.custom_gradient(lambda x: (x, lambda upstream: upstream))(1.0)
+        except ImportError as error:
+            assert "is installed but does not start" in str(error) and "{name.rpartition(".")[2]}" in str(error)
+        else:
+            raise AssertionError("nobody noticed")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
