@@ -702,3 +702,21 @@ def test_a_private_name_that_is_gone_is_an_error_at_once(backend, name):
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_one_constant_for_two_arguments_beside_a_captured_parameter(backend):
+    import torch
+
+    weight, x = torch.nn.Parameter(torch.tensor([0.5, 1.0])), torch.tensor([3.0, 5.0])
+
+    @custom_gradient
+    def f(a, b):
+        e = torch.exp(weight.detach())
+
+        def grad(upstream, variables):
+            return (None, None), [11 * upstream * e * a for _ in variables]
+
+        return a * b * weight, grad
+
+    f(x, x).sum().backward()
+    np.testing.assert_allclose(weight.grad, 11 * np.exp([0.5, 1.0]) * [3.0, 5.0], rtol=1e-6)

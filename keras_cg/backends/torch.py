@@ -432,7 +432,7 @@ class _Kept:
                 self.sources.append(each)
                 continue
             if id(each) not in places:
-                places[id(each)] = len(places)
+                places[id(each)] = self.given + len(self.held)
                 self.held.append(each)
             self.sources.append(places[id(each)])
         self.uses_inputs = any([isinstance(each, int) and each < self.given for each in self.sources])
