@@ -258,13 +258,22 @@ def test_a_backend_defines_the_contract_in_its_order(backend):
     assert sorted(module.__all__) == sorted(backends.CONTRACT)
 
 
+@contextlib.contextmanager
 def nobody(backend):
-    """Where nobody differentiates: torch records everywhere else."""
-    if backend != "torch":
-        return contextlib.nullcontext()
-    import torch
+    """Where nobody differentiates."""
+    if backend == "torch":  # records everywhere else
+        import torch
 
-    return torch.no_grad()
+        with torch.no_grad():
+            yield
+    elif backend == "numpy":  # counts for good what ended by an exception (autograd 1.9), maybe in another test
+        from autograd.tracer import trace_stack
+
+        before, trace_stack.top = trace_stack.top, -1
+        yield
+        trace_stack.top = before
+    else:
+        yield
 
 
 def test_a_backend_says_whether_somebody_differentiates(backend):
