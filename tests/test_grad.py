@@ -6,8 +6,6 @@ import pytest
 import keras_cg
 from keras_cg import custom_gradient, grad, ops, value_and_grad
 
-pytestmark = pytest.mark.together
-
 X = np.array([1.0, 2.0, 3.0], np.float32)
 
 

@@ -20,7 +20,7 @@ from keras_cg import custom_gradient, ops
 
 # Compiling costs seconds where running costs milliseconds.
 EXAMPLES = {
-    "eager": 2000,
+    "eager": 1000,
     "jit(grad)": 50,
     "grad(jit)": 50,
     "function": 50,

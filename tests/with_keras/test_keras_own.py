@@ -39,9 +39,7 @@ SELECTED = (
     "quantize_int",
     "dtype_argument",
     "lora_integration",
-    "specific_equations",
     "quantization_block_size",
-    "block_size_with_lora",
     "quantized_layer_with_remat",
 )
 
