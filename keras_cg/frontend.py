@@ -70,7 +70,7 @@ class CustomGradient(Generic[P, Output]):
         output, _ = _pair(self._name, fun(*map(backend.asarray, args)))
         if backend.is_tensor(output):
             return backend.asarray(output)  # type: ignore[no-any-return]
-        outputs, found = _laid(backend, self._name, output)
+        outputs, found = lay_output(backend, self._name, output)
         filled: Output = outputs.fill(found, [backend.asarray(outputs.leaves[place]) for place in found])
         return filled
 
@@ -269,7 +269,7 @@ def call(function: CustomGradient[..., Any], backend: Backend, args: tuple[Any, 
                 pair = backend.converted(fun)(*positional, **named)
             changed = state.changes()
         output, rule = _pair(name, pair)
-        outputs, found = _laid(backend, name, output)
+        outputs, found = lay_output(backend, name, output)
         results = [backend.asarray(outputs.leaves[place]) for place in found]
         for place in found:
             outputs.leaves[place] = None
@@ -281,12 +281,11 @@ def call(function: CustomGradient[..., Any], backend: Backend, args: tuple[Any, 
 
     results = backend.attach(flat, tensors)
     outputs, found = finished[0]
-    if len(results) > len(found):
-        state.settle(results[len(found) :])
+    state.settle(results[len(found) :])
     return outputs.fill(found, results[: len(found)])
 
 
-def _laid(backend: Backend, name: str, output: Any) -> tuple[Nest, Sequence[int]]:
+def lay_output(backend: Backend, name: str, output: Any) -> tuple[Nest, Sequence[int]]:
     """What the function returned, laid flat, and which of the leaves are tensors."""
     outputs = nest.flatten(output, backend.is_tensor, backend.children)
     return outputs, split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")

@@ -388,7 +388,7 @@ def _is_floating(tensor: torch.Tensor) -> bool:
 
 
 def _integers(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [each for each in tensors if not (each.is_floating_point() or each.is_complex())]
+    return [each for each in tensors if not _is_floating(each)]
 
 
 def _aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

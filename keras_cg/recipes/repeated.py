@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_cg import config, errors, nest, ops
 from keras_cg.autodiff import vjp
-from keras_cg.frontend import custom_gradient, function_name, split
+from keras_cg.frontend import custom_gradient, function_name, lay_output, split
 from keras_cg.nest import Nest
 from keras_cg.recipes import tensors
 from keras_cg.recipes.tensors import Pair
@@ -69,8 +69,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
             output = f(
                 *filled[: given.positionals], **dict(zip(given.keywords, filled[given.positionals :], strict=True))
             )
-            outputs = nest.flatten(output, backend.is_tensor, backend.children)
-            found = split(backend, name, outputs, lambda place: f"the output{outputs.paths()[place]}")
+            outputs, found = lay_output(backend, name, output)
             results = tuple(backend.asarray(outputs.leaves[place]) for place in found)
             for place in found:
                 outputs.leaves[place] = None
