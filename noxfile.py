@@ -19,7 +19,7 @@ nox.options.stop_on_first_error = False
 
 CONSTRAINTS = ("-c", "constraints.txt")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-BACKENDS = sorted(path.stem for path in pathlib.Path("keras_cg/backends").glob("[a-z]*.py"))
+BACKENDS = sorted(path.stem for path in pathlib.Path("keras_cg/backends").glob("[a-z]*"))
 FRAMEWORKS = [backend for backend in BACKENDS if backend in PYPROJECT["project"]["optional-dependencies"]]
 # Quiet about its choice of CPU instructions; TensorFlow logs it at every start.
 # One thread for torch: two test processes run side by side, and its own threads would only wait for each other.

@@ -6,10 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_cg import config, errors, nest
-from keras_cg.frontend import function_name, split
+from keras_cg import config, errors, leaves, nest
+from keras_cg.call import function_name
+from keras_cg.gradients import align
+from keras_cg.leaves import Rest, compatible, describe, is_differentiable
 from keras_cg.nest import Nest
-from keras_cg.rule import align, compatible, describe, is_differentiable
 
 __all__ = ["grad", "hessian", "jacobian", "jvp", "value_and_grad", "vjp"]
 
@@ -121,7 +122,7 @@ def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[A
     outputs, back, aux = run.backend.vjp(run, run.tensors)
 
     def pullback(upstream: Any) -> tuple[Any, ...]:
-        cotangents = run.fit("upstream", upstream, run.output, run.floating, outputs, "the output")
+        cotangents = run.fit("upstream", upstream, run.output, outputs, "the output")
         return run.like_arguments(back(cotangents))
 
     return run.result(outputs, aux), pullback
@@ -161,9 +162,9 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         if not isinstance(value, (tuple, list)):
             raise errors.not_arguments(where, name, value)
     run = _Run(where, f, primals, {}, range(len(primals)))
-    given = run.fit("tangents", tuple(tangents), run.arguments, run.places, run.tensors, "primals")
+    given = run.fit("tangents", tuple(tangents), run.arguments, run.tensors, "primals")
     outputs, moved, aux = run.backend.jvp(run, run.tensors, given)
-    return run.result(outputs, aux), run.like_output(moved)
+    return run.result(outputs, aux), run.output.blank(moved)
 
 
 def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
@@ -242,10 +243,9 @@ def _value_and_gradient(
     @_named(f)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         run = _LossRun(where, f, args, kwargs, _indices(where, argnums, len(args)), has_aux)
-        (output,), pullback, aux = run.backend.vjp(run, run.tensors)
-        gradients = run.like_arguments(pullback([run.backend.namespace.ones_like(output)]))
-        value = run.result([output], aux)
-        return (value if has_aux else value[0]), _chosen(gradients, argnums)
+        outputs, gradients, aux = run.backend.gradient(run, run.tensors)
+        value = run.result(outputs, aux)
+        return (value if has_aux else value[0]), _chosen(run.like_arguments(gradients), argnums)
 
     return both
 
@@ -259,7 +259,7 @@ def _jacobian(
     def found(*args: Any, **kwargs: Any) -> Any:
         run = _RealRun(where, differentiated, args, kwargs, _indices(where, argnums, len(args)))
         _, rows, _ = run.backend.jacobian(run, run.tensors)
-        return run.like_output([_chosen(run.like_arguments(row), argnums) for row in rows])
+        return run.output.blank([_chosen(run.like_arguments(row), argnums) for row in rows])
 
     return found
 
@@ -301,64 +301,71 @@ class _Run:
         self.backend = config.active
         self.where, self.f = where, f
         self.args, self.kwargs, self.indices = args, kwargs, indices
-        self.arguments = self._flatten(tuple(args[index] for index in indices))
-        self.places, self.tensors = self._differentiated()
-        # The output, and which of its leaves are differentiated, and which are other tensors.
-        self.output: Nest
-        self.floating: list[int]
+        self.tensors, self.arguments = self._differentiated(tuple(args[index] for index in indices))
+        # The output without its differentiated tensors, and where its other tensors stand.
+        self.output: Rest
         self.others: list[int]
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         args = list(self.args)
-        for index, value in zip(self.indices, self.arguments.fill(self.places, tensors), strict=True):
+        for index, value in zip(self.indices, self.arguments.combine(tensors), strict=True):
             args[index] = value
-        self.output, found, self.floating = self.read(self.f(*args, **self.kwargs))
-        self.others = [place for place in found if place not in self.floating]
-        leaves = self.output.leaves
-        return tuple(leaves[place] for place in self.floating), tuple(leaves[place] for place in self.others)
+        return self.read(self.f(*args, **self.kwargs))
 
-    def read(self, value: Any) -> tuple[Nest, Sequence[int], list[int]]:
-        """What the function returned, laid flat: which of the leaves are tensors, and which of these differentiated."""
-        output, found = self._lay(value, "the output{}".format)
-        floating = [place for place in found if is_differentiable(self.backend.dtype(output.leaves[place]))]
-        if not floating:
+    def read(self, value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The tensors that the function returned: those that are differentiated, and the others."""
+        outputs, aux = self._lay(value, "the output{}".format, is_all=True)
+        if not outputs:
             raise errors.no_floating_output(self.where, self._describe(value))
-        return output, found, floating
+        return outputs, aux
+
+    def _lay(
+        self, value: Any, label: Callable[[str], str], is_all: bool
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Parts what was returned; of `(output, aux)`, where not all is differentiated, the first leaf alone is."""
+        tensors, rest = leaves.partition(
+            self.backend, self.where, value, lambda laid, place: label(laid.paths()[place])
+        )
+        marked = [
+            (place, tensor, is_differentiable(self.backend.dtype(tensor)) and (is_all or place == 0))
+            for place, tensor in zip(rest.places, tensors, strict=True)
+        ]
+        self.output = rest._replace(places=[place for place, _, is_wanted in marked if is_wanted])
+        self.others = [place for place, _, is_wanted in marked if not is_wanted]
+        return (
+            tuple(tensor for _, tensor, is_wanted in marked if is_wanted),
+            tuple(tensor for _, tensor, is_wanted in marked if not is_wanted),
+        )
 
     def result(self, outputs: Sequence[Any], aux: Sequence[Any]) -> Any:
         """The output again, of what the backend made of its tensors."""
-        values = dict(zip([*self.floating, *self.others], [*outputs, *aux], strict=True))
+        values = dict(zip([*self.output.places, *self.others], [*outputs, *aux], strict=True))
         places = sorted(values)
-        return self.output.fill(places, [values[place] for place in places])
+        return self.output.nest.fill(places, [values[place] for place in places])
 
     def like_arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """A nest like each of the arguments, with one of `values` for each tensor, and None elsewhere."""
-        blank = self.arguments._replace(leaves=[None] * len(self.arguments.leaves))
-        return blank.fill(self.places, values)  # type: ignore[no-any-return]
+        return self.arguments.blank(values)  # type: ignore[no-any-return]
 
-    def like_output(self, values: Sequence[Any]) -> Any:
-        """A nest like the output, with one of `values` for each tensor that is differentiated, and None elsewhere."""
-        blank = self.output._replace(leaves=[None] * len(self.output.leaves))
-        return blank.fill(self.floating, values)
-
-    def fit(
-        self, name: str, value: Any, like: Nest, places: Sequence[int], tensors: Sequence[Any], model: str
-    ) -> list[Any]:
-        """What `value`, a nest like `like`, has at `places`, where `tensors` stand: each a tensor like its own."""
-        backend = self.backend
+    def fit(self, name: str, value: Any, like: Rest, tensors: Sequence[Any], model: str) -> list[Any]:
+        """What `value`, a nest like `like`, has where `tensors` stand: each a tensor like its own."""
+        backend, (laid, places) = self.backend, like
         wrapped = nest.wrap(value, backend.is_tensor, backend.children)
-        leaves = align(like.spec, wrapped)
-        if leaves is None:
-            blank = nest.wrap(like.pack([None] * len(like.leaves)), backend.is_tensor, backend.children)
+        aligned = align(laid.spec, wrapped)
+        if aligned is None:
+            blank = nest.wrap(laid.pack([None] * len(laid.leaves)), backend.is_tensor, backend.children)
             raise errors.not_the_nest(self.where, name, nest.show(wrapped), nest.show(blank), model)
-        given = Nest([leaves[place] for place in places], None, False)
 
-        def label(index: int) -> str:
-            return name + like.paths()[places[index]]
+        def label(_: Nest, index: int) -> str:
+            return name + laid.paths()[places[index]]
 
-        split(backend, self.where, given, label)
-        pairs = enumerate(zip(given.leaves, tensors, strict=True))
-        return [self._fit_leaf(leaf, tensor, functools.partial(label, index), model) for index, (leaf, tensor) in pairs]
+        given = nest.Row([aligned[place] for place in places], None, False)
+        came, rest = leaves.take(backend, self.where, given, label)
+        parts = dict(zip(rest.places, came, strict=True))
+        return [
+            self._fit_leaf(parts.get(index, given.leaves[index]), tensor, functools.partial(label, given, index), model)
+            for index, tensor in enumerate(tensors)
+        ]
 
     def _fit_leaf(self, leaf: Any, tensor: Any, label: Callable[[], str], model: str) -> Any:
         """An upstream or a tangent as a tensor like the one that it belongs to."""
@@ -385,41 +392,32 @@ class _Run:
             return describe(self.backend.dtype(value), self.backend.shape(value))
         return errors.article(errors.type_name(value))
 
-    def _flatten(self, value: Any) -> Nest:
-        return nest.flatten(value, self.backend.is_tensor, self.backend.children)
+    def _differentiated(self, value: tuple[Any, ...]) -> tuple[list[Any], Rest]:
+        """The differentiated tensors among the arguments, and the rest of these."""
+        backend, laid = self.backend, leaves.flatten(self.backend, value)
 
-    def _lay(self, value: Any, label: Callable[[str], str]) -> tuple[Nest, Sequence[int]]:
-        """A nest laid flat, its tensors as the framework's own, and where they stand."""
-        laid = self._flatten(value)
-        found = split(self.backend, self.where, laid, lambda place: label(laid.paths()[place]))
-        for place in found:
-            laid.leaves[place] = self.backend.asarray(laid.leaves[place])
-        return laid, found
-
-    def _differentiated(self) -> tuple[list[int], list[Any]]:
-        """Where the differentiated tensors stand among the leaves of the arguments, and the tensors."""
-        backend, leaves = self.backend, self.arguments.leaves
-        for place, leaf in enumerate(leaves):
+        for place, leaf in enumerate(laid.leaves):
             if isinstance(leaf, (int, float, complex)) and not backend.is_tensor(leaf):
                 if not isinstance(leaf, int):
-                    leaves[place] = backend.asarray(leaf)
+                    laid.leaves[place] = backend.asarray(leaf)
                 elif self.is_strict:
-                    raise errors.not_differentiable(self.where, self._label(place), self._describe(leaf))
-        places, tensors = [], []
-        for place in split(backend, self.where, self.arguments, self._label):
-            tensor = backend.asarray(leaves[place])
-            kind = backend.dtype(tensor)
-            if is_differentiable(kind):
+                    raise errors.not_differentiable(self.where, self._label(laid, place), self._describe(leaf))
+        tensors, rest = leaves.take(backend, self.where, laid, self._label)
+        wanted, places = [], []
+        for place, tensor in zip(rest.places, tensors, strict=True):
+            if is_differentiable(backend.dtype(tensor)):
                 places.append(place)
-                tensors.append(tensor)
+                wanted.append(tensor)
             elif self.is_strict:
-                raise errors.not_differentiable(self.where, self._label(place), self._describe(tensor))
-        if not places:
+                raise errors.not_differentiable(self.where, self._label(laid, place), self._describe(tensor))
+            else:
+                laid.leaves[place] = tensor
+        if not wanted:
             raise errors.nothing_to_differentiate(self.where)
-        return places, tensors
+        return wanted, rest._replace(places=places)
 
-    def _label(self, place: int) -> str:
-        number, _, rest = self.arguments.paths()[place][1:].partition("]")
+    def _label(self, laid: Nest, place: int) -> str:
+        number, _, rest = laid.paths()[place][1:].partition("]")
         return f"argument {self.indices[int(number)]}{rest}"
 
 
@@ -434,7 +432,7 @@ class _LossRun(_Run):
         super().__init__(where, f, args, kwargs, indices)
         self.has_aux = has_aux
 
-    def read(self, value: Any) -> tuple[Nest, Sequence[int], list[int]]:
+    def read(self, value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         output, aux = value, None
         if self.has_aux:
             if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -443,8 +441,7 @@ class _LossRun(_Run):
         kind = self.backend.dtype(output) if self.backend.is_tensor(output) else ""
         if not is_differentiable(kind) or kind.startswith("complex"):
             raise errors.not_a_scalar_output(self.where, self._describe(output))
-        laid, found = self._lay((output, aux), lambda path: f"aux{path.removeprefix('[1]')}")
-        return laid, found, [0]
+        return self._lay((output, aux), lambda path: f"aux{path.removeprefix('[1]')}", is_all=False)
 
 
 class _RealRun(_Run):
@@ -454,17 +451,17 @@ class _RealRun(_Run):
 
     def __init__(self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int]):
         super().__init__(where, f, args, kwargs, indices)
-        for place, tensor in zip(self.places, self.tensors, strict=True):
-            self._refuse_complex(tensor, functools.partial(self._label, place))
+        for place, tensor in zip(self.arguments.places, self.tensors, strict=True):
+            self._refuse_complex(tensor, functools.partial(self._label, self.arguments.nest, place))
 
-    def read(self, value: Any) -> tuple[Nest, Sequence[int], list[int]]:
-        output, found, floating = super().read(value)
-        for place in floating:
-            self._refuse_complex(output.leaves[place], functools.partial(self._output_label, output, place))
-        return output, found, floating
+    def read(self, value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        outputs, aux = super().read(value)
+        for place, output in zip(self.output.places, outputs, strict=True):
+            self._refuse_complex(output, functools.partial(self._output_label, place))
+        return outputs, aux
 
-    def _output_label(self, output: Nest, place: int) -> str:
-        return f"the output{output.paths()[place]}"
+    def _output_label(self, place: int) -> str:
+        return f"the output{self.output.nest.paths()[place]}"
 
     def _refuse_complex(self, tensor: Any, label: Callable[[], str]) -> None:
         if self.backend.dtype(tensor).startswith("complex"):

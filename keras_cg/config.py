@@ -10,7 +10,8 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from keras_cg import backends, errors
+from keras_cg import backends, errors, presence
+from keras_cg.engine.contract import Backend
 
 __all__ = ["available_backends", "backend", "set_backend", "use_backend"]
 
@@ -28,22 +29,11 @@ def resolve() -> tuple[str, str]:
         return _in_process, "keras_cg.set_backend()"
     if name := os.environ.get("KERAS_CG_BACKEND"):
         return name, "the environment variable KERAS_CG_BACKEND"
-    if choice := keras():
+    if choice := presence.choice():
         return choice[0], "keras.backend.backend()"
     if name := os.environ.get("KERAS_BACKEND"):
         return name, "the environment variable KERAS_BACKEND"
     return DEFAULT, "the default"
-
-
-def keras() -> tuple[str, str] | None:
-    """The name of the backend that Keras runs on and where that choice came from, if Keras is imported."""
-    module: Any = getattr(sys.modules.get("keras"), "backend", None)
-    if not hasattr(module, "backend"):
-        return None
-    name = module.backend()
-    if os.environ.get("KERAS_BACKEND") == name:
-        return name, "the environment variable KERAS_BACKEND"
-    return name, "Keras's file keras.json, or its default"
 
 
 def backend() -> str:
@@ -124,6 +114,16 @@ def available_backends() -> tuple[str, ...]:
         True
     """
     return backends.installed()
+
+
+@contextlib.contextmanager
+def running(backend: Backend) -> Iterator[None]:
+    """Makes a loaded backend the active one: what belongs to a call runs under the backend of that call."""
+    token = _in_context.set(backends.name_of(backend))
+    try:
+        yield
+    finally:
+        _in_context.reset(token)
 
 
 def _known(name: str, source: str) -> str:

@@ -352,6 +352,45 @@ def wrong_kind(function: str, argument: str, came: str, expected: str) -> Gradie
     )
 
 
+def boolean_gradient(function: str, argument: str, came: str, expected: str) -> GradientError:
+    """A mask in the place of a gradient."""
+    return GradientError(
+        _lines(
+            f"the rule of {function} returned a boolean gradient for {argument}.",
+            f"    got: {came}",
+            f"    expected: {expected}",
+            "    usual cause: a mask that upstream was multiplied with, which on TensorFlow gives a boolean and loses"
+            " upstream, or a comparison that was returned.",
+            "    remedy: ops.where(mask, upstream, 0), or cast the mask to the dtype of upstream first.",
+        )
+    )
+
+
+def unsorted_result(function: str, came: str, expected: str) -> GradientError:
+    """A flat result for a dict, of which nobody can tell in which order it is meant."""
+    return GradientError(
+        _lines(
+            f"the rule of {function} returned flat gradients for a dict whose keys are not sorted.",
+            f"    got: {came}",
+            f"    expected: {expected}",
+            "    usual cause: a flat list in the order in which the keys were inserted; it would be read by sorted keys.",
+            "    remedy: return the same nest as the arguments.",
+        )
+    )
+
+
+def unsorted_output(function: str, shown: str) -> TypeError:
+    """A rule that takes the upstreams of a dict one by one, and cannot know in which order they come."""
+    return TypeError(
+        _lines(
+            f"the rule of {function} takes one upstream for each leaf of an output with a dict whose keys are not sorted.",
+            f"    got: {shown}",
+            "    usual cause: parameters in the order in which the keys were inserted; upstreams come by sorted keys.",
+            "    remedy: take one `upstream`, the same nest as the output, or insert the keys in sorted order.",
+        )
+    )
+
+
 def not_a_gradient(function: str, argument: str, value: object, expected: str) -> GradientError:
     """Something that no tensor can be made of."""
     return GradientError(

@@ -90,6 +90,16 @@ class Nest(NamedTuple):
             leaves[place] = value
         return self.pack(leaves)
 
+    def is_in_order(self, places: Iterable[int]) -> bool:
+        """Whether the leaves at `places`, which ascend, come in the order in which the user wrote them down.
+
+        They come by sorted keys. Packed again, a dict has its keys in the order in which they were inserted.
+        """
+        order = _as_written(optree.tree_unflatten(self.spec, range(len(self.leaves))))
+        wanted = set(places)
+        ranks = [place for place in order if place in wanted]
+        return ranks == sorted(ranks)
+
     def paths(self) -> list[str]:
         """Where each leaf stands, as an index expression: `["w"][0]`."""
         return [accessor.codify("") for accessor in optree.treespec_accessors(self.spec)]
@@ -108,6 +118,10 @@ class Leaf(Nest):
         """The only one of `leaves`."""
         return leaves[0]
 
+    def is_in_order(self, places: Iterable[int]) -> bool:
+        """There is only one order."""
+        return True
+
 
 class Row(Nest):
     """A tuple of leaves as a nest: the arguments of most calls are one."""
@@ -120,6 +134,10 @@ class Row(Nest):
     def pack(self, leaves: Sequence[Any]) -> Any:
         """`leaves` as a tuple."""
         return tuple(leaves)
+
+    def is_in_order(self, places: Iterable[int]) -> bool:
+        """A tuple has no keys."""
+        return True
 
 
 def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Nest:
@@ -174,6 +192,14 @@ def show(wrapped: Any) -> str:
         return "{" + ", ".join(f"{key!r}: {show(child)}" for key, child in zip(entries, children, strict=True)) + "}"
     inside = ", ".join(show(child) for child in children)
     return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
+
+
+def _as_written(wrapped: Any) -> list[Any]:
+    """The leaves of something that `wrap` gave, those of a dict in the order of insertion."""
+    if is_leaf(wrapped):
+        return [wrapped]
+    children = wrapped.values() if isinstance(wrapped, Mapping) else open(wrapped)[1]
+    return [leaf for child in children for leaf in _as_written(child)]
 
 
 def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_cg import config, errors
-from keras_cg.frontend import custom_gradient
+from keras_cg.decorator import custom_gradient
 
 __all__ = ["custom_gradient"]
 

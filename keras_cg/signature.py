@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -44,6 +44,16 @@ class Parameters(NamedTuple):
         defaults = self.defaults()
         return dict(zip(self.positional[len(self.positional) - len(defaults) :], defaults, strict=True))
 
+    def without(self, name: str) -> tuple[str, ...]:
+        """The positional parameters but for one."""
+        return tuple(other for other in self.positional if other != name)
+
+    def binds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call gives every parameter that has no default."""
+        needed = self.positional[: len(self.positional) - len(self.defaults())][len(args) :]
+        needed += tuple(name for name in self.keyword_only if name not in self.keyword_defaults())
+        return all(name in kwargs for name in needed)
+
     def required(self) -> int:
         """How many positional parameters have no default, `variables` not counted."""
         required = self.positional[: len(self.positional) - len(self.defaults())]
@@ -63,6 +73,52 @@ class Parameters(NamedTuple):
         """The same with the first positional parameters already bound."""
         positional = self.positional[count:]
         return self._replace(positional=positional, defaults=lambda: _last(len(positional), self.defaults()))
+
+
+class Missing(NamedTuple):
+    """The parameters that a call did not give by position, each with its default, or None if it was given by name.
+
+    `before` says how many arguments stand before them: those that were given to named positional parameters.
+    """
+
+    before: int
+    positional: list[tuple[str, Any]]
+    keyword_only: list[tuple[str, Any]]
+
+
+def missing(fun: Callable[..., Any], count: int, named: Collection[str]) -> Missing | None:
+    """What a call of `fun` with `count` positional arguments and those `named` left at its default; None if unknown."""
+    own = parameters(fun)
+    if own is None:
+        return None
+    positional, defaults = own.positional[count:], {}
+    if any(name not in named for name in positional):
+        defaults.update(own.positional_defaults())
+    if any(name not in named for name in own.keyword_only):
+        defaults.update(own.keyword_defaults())
+    return Missing(
+        min(count, len(own.positional)),
+        [(name, defaults.get(name)) for name in positional],
+        [(name, defaults.get(name)) for name in own.keyword_only],
+    )
+
+
+def in_order(fun: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments in the order of the signature, those that it does not name last."""
+    own = parameters(fun)
+    if own is None:
+        return kwargs
+    known = {name: kwargs[name] for name in own.names() if name in kwargs}
+    return known | {name: value for name, value in kwargs.items() if name not in known}
+
+
+def by_position(fun: Callable[..., Any], count: int, kwargs: dict[str, Any]) -> list[Any]:
+    """Arguments given by keyword to positional parameters, with the defaults of those between them."""
+    left = missing(fun, count, kwargs)
+    pairs = [] if left is None else left.positional
+    while pairs and pairs[-1][0] not in kwargs:
+        pairs = pairs[:-1]
+    return [kwargs.get(name, default) for name, default in pairs]
 
 
 def takes_one(fun: Callable[..., Any]) -> bool:

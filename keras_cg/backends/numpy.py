@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,25 +16,19 @@ from autograd.core import make_vjp
 from autograd.extend import Box, defvjp_argnums, primitive, vspace
 from autograd.tracer import Node, new_box, trace_stack
 
-from keras_cg import closure, errors
-from keras_cg.backends import Function, PlainFunction, Pullback
+from keras_cg import errors
+from keras_cg.engine.again import Run
+from keras_cg.engine.contract import Function, PlainFunction, Pullback
 
 __all__ = [
     "asarray",
     "attach",
     "cast",
     "children",
-    "compiled",
-    "converted",
-    "devices",
-    "double_precision",
     "dtype",
     "is_recording",
     "is_tensor",
-    "jacobian",
-    "jvp",
     "namespace",
-    "recompute",
     "shape",
     "tensors",
     "to_numpy",
@@ -87,10 +81,6 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     return None
 
 
-def converted(fun: Callable[..., Any]) -> Callable[..., Any]:
-    return fun
-
-
 def is_recording() -> bool:
     # autograd (1.9) does not count back where an exception ended a trace: then the answer is yes from there on, which
     # costs time and nothing else.
@@ -104,15 +94,15 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         pullback = error.pullback
     pullback.capture(["(a value that autograd differentiates)"])
     # What `fun` closes over is made an argument.
-    held, rebuild = closure.take_apart(fun, (), lambda value: isinstance(value, Box) and is_tensor(value), children)
-    given = len(tensors)
+    taken = fun.held(lambda value: isinstance(value, Box) and is_tensor(value))
+    count = len(tensors)
 
     def around(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
-        return rebuild(tensors[given:])[0](*tensors[:given])  # type: ignore[no-any-return]
+        return taken.build(tensors[count:])(*tensors[:count])  # type: ignore[no-any-return]
 
     try:
-        places = _uses(around, tensors, held)
-        return _attach(around, (*tensors, *held), [given + place for place in places])
+        places = _uses(around, tensors, taken.tensors)
+        return _attach(around, (*tensors, *taken.tensors), [count + place for place in places])
     except _CapturedError:
         raise errors.unserved_variables("numpy", "(where it is not in a closure)") from None
 
@@ -125,14 +115,14 @@ class _CapturedError(Exception):
         self.pullback = pullback
 
 
-def _attach(fun: Function, tensors: Sequence[Any], variables: Sequence[int]) -> tuple[Any, ...]:
+def _attach(fun: Callable[..., Any], tensors: Sequence[Any], variables: Sequence[int]) -> tuple[Any, ...]:
     """The same, where those of `tensors` that stand at `variables` are none of the user's arguments."""
     if not any(isinstance(tensor, Box) for tensor in tensors):
         return _plain(*fun(*tensors))[0]
     attached = _Attached(fun, tensors, variables)
     floating = iter(custom_gradient(attached, *tensors))
     # autograd has no vector space of integers, so they go past it.
-    return tuple(next(floating) if _is_floating(each) else each for each in attached.outputs)
+    return tuple(next(floating) if _is_floating(output) else output for output in attached.outputs)
 
 
 def _plain(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[tuple[Any, ...], Pullback]:
@@ -142,47 +132,42 @@ def _plain(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[tuple[Any, ...
 
 
 class _Attached:
-    """One call: the function, its run on plain arrays, and the boxes that its arguments came in."""
+    """One call: its run on plain arrays, and the boxes that its arguments came in."""
 
     def __init__(self, fun: Function, tensors: Sequence[Any], variables: Sequence[int]):
         self.fun = fun
         self.variables = variables
         self.boxes = [box for tensor in tensors for box in _boxes(tensor)]
         self.outputs: tuple[Any, ...]
-        self.pullback: Pullback
+        self.run: Run
 
-    def run(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], Pullback]:
-        return self.fun(*map(asarray, tensors))
+    def forward(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        inputs = [*map(asarray, tensors)]
+        self.outputs, pullback = _plain(*self.fun(*inputs))
+        self.run = Run(sys.modules[__name__], self.fun, inputs, pullback)
+        return tuple(output for output in self.outputs if _is_floating(output))
 
-    def run_again(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], Pullback]:
-        outputs, pullback = self.run(tensors)
-        if not all(map(_is_repeated, map(_innermost, outputs), self.outputs)):
-            raise errors.not_repeated()
-        return outputs, pullback
-
-    def gradients(self, pullback: Pullback, cotangents: Sequence[Any], tensors: Sequence[Any]) -> dict[int, Any]:
-        """The gradients of the tensors, by their places."""
-        gradients, others = pullback(cotangents, [tensors[place] for place in self.variables])
-        return {**dict(enumerate(gradients)), **dict(zip(self.variables, others, strict=True))}
+    def pullback(self, tensors: Sequence[Any]) -> Pullback:
+        """The pullback around `tensors`; where some are boxed, an outer level differentiates what it gives."""
+        if any(isinstance(tensor, Box) for tensor in tensors):
+            return self.run.differentiated(_replay, [*map(asarray, tensors)], self.run.held)
+        return self.run.pullback(tensors, self.run.held)
 
 
-def _is_repeated(found: Any, expected: Any) -> bool:
-    """Whether two arrays are equal, but for rounding: of boxes autograd may compute in another way."""
-    if not _is_floating(expected):
-        return numpy.array_equal(found, expected)
-    if numpy.shape(found) != numpy.shape(expected):
-        return False
-    size = numpy.max(numpy.abs(expected), initial=0.0, where=numpy.isfinite(expected))
-    tolerance = {2: 0.05, 4: 1e-5}.get(expected.real.itemsize, 1e-13)
-    return bool(numpy.allclose(found, expected, rtol=0, atol=tolerance * size, equal_nan=True))
+def _replay(again: Callable[..., Sequence[Any]], values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    return list(replayed(again, len(values), *values, *inputs))
 
 
 # One primitive for all calls: autograd (1.9) keeps every primitive for ever.
 @primitive  # type: ignore[untyped-decorator]
 def custom_gradient(attached: _Attached, *tensors: Any) -> tuple[Any, ...]:
-    attached.outputs, attached.pullback = _plain(*attached.run(tensors))
-    floating: tuple[Any, ...] = boxed_tuple([each for each in attached.outputs if _is_floating(each)])
-    return floating
+    return boxed_tuple(attached.forward(tensors))  # type: ignore[no-any-return]
+
+
+@primitive  # type: ignore[untyped-decorator]
+def replayed(again: Callable[..., Sequence[Any]], count: int, *given: Any) -> tuple[Any, ...]:
+    """The first `count` of what is given, which hang on the others by the derivative of `again`."""
+    return boxed_tuple(given[:count])  # type: ignore[no-any-return]
 
 
 class _Use(Node):  # type: ignore[misc]
@@ -225,27 +210,50 @@ def _innermost(tensor: Any) -> Any:
 
 def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
     attached, *tensors = args
-    # Boxed arguments: an outer level differentiates this gradient, so the rule must hang on them.
-    again = any(isinstance(tensor, Box) for tensor in tensors)
     outer = max((tensor._trace for tensor in tensors if isinstance(tensor, Box)), default=-1)
+    places = [argnum - 1 for argnum in argnums]
+    wanted = [place in places for place in range(len(tensors) - len(attached.variables))]
 
-    def vjp(upstream: Any) -> list[Any]:
-        outputs, pullback = attached.run_again(tensors) if again else (attached.outputs, attached.pullback)
+    def pull(upstream: Any) -> list[Any]:
         arriving = iter(upstream)
-        cotangents = [_conjugate(next(arriving)) if _is_floating(each) else None for each in outputs]
-        gradients = attached.gradients(pullback, cotangents, tensors)
+        cotangents = [_conjugate(next(arriving)) if _is_floating(output) else None for output in attached.outputs]
+        variables = [tensors[place] for place in attached.variables]
+        gradients, others = attached.pullback(tensors)(cotangents, variables, wanted)
+        known = {**dict(enumerate(gradients)), **dict(zip(attached.variables, others, strict=True))}
         ended = [box for box in attached.boxes if box._trace > outer]
         return [
-            vspace(tensors[argnum - 1]).zeros()
-            if gradients.get(argnum - 1) is None
-            else _conjugate(_outside(gradients[argnum - 1], ended, outer))
-            for argnum in argnums
+            vspace(tensors[place]).zeros()
+            if known.get(place) is None
+            else _conjugate(_outside(known[place], ended, outer))
+            for place in places
         ]
 
-    return vjp
+    return pull
+
+
+def _replayed_vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
+    again, count, *given = args
+    inputs = given[count:]
+    places = [argnum - 2 - count for argnum in argnums]
+    moving = [place for place in places if place >= 0]
+
+    def pull(upstream: Any) -> list[Any]:
+        def run(*moved: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            values = dict(enumerate(inputs)) | dict(zip(moving, moved, strict=True))
+            return tuple(again(*values.values())), ()
+
+        _, pullback, _ = vjp(run, [inputs[place] for place in moving])
+        # The values hang on what they were computed from, too: on what the function closes over.
+        gradients = iter(pullback([*map(_conjugate, upstream)]))
+        return [
+            _conjugate(next(gradients)) if place >= 0 else upstream[place + count] for place in places
+        ]
+
+    return pull
 
 
 defvjp_argnums(custom_gradient, _vjps)
+defvjp_argnums(replayed, _replayed_vjps)
 
 
 def _boxes(tensor: Any) -> Iterator[Any]:
@@ -319,116 +327,3 @@ def vjp(
 def _own(tensor: Any) -> Any:
     # What autograd saves for the pullback, nobody outside may change in place; of what is in a box, nobody can.
     return tensor.copy() if isinstance(tensor, numpy.ndarray) else tensor
-
-
-def jvp(
-    fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
-) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]]:
-    # autograd (1.9) has forward rules for its own primitives only. The vjp of `cotangents -> gradients`, which is a
-    # linear map, serves for every function: it is the transpose of a transpose.
-    outputs, pullback, aux = vjp(fun, tensors)
-
-    def pull(*cotangents: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return pullback(cotangents), ()
-
-    gradients, push, _ = vjp(pull, [numpy.zeros(namespace.shape(each), dtype(each)) for each in outputs])
-    push_elsewhere = vjp(pull, [_uneven(each) for each in outputs])[1]
-    moved = push(tangents)
-    # That of a linear rule is the same wherever the rule is transposed, and the rule gives zero for zero.
-    same = [_is_same(*pair) for pair in zip(push_elsewhere(tangents), moved, strict=True)]
-    nothing = [bool(numpy.all(numpy.isnan(found) | (found == 0))) for found in map(to_numpy, gradients)]
-    if not all((*same, *nothing)):
-        raise errors.not_linear()
-    return outputs, moved, aux
-
-
-def _uneven(tensor: Any) -> Any:
-    """Values of either sign and many sizes, in the shape of `tensor`."""
-    values = 100 * numpy.cos(numpy.arange(namespace.size(tensor))).reshape(namespace.shape(tensor))
-    return (values * (1 + 0.5j) if namespace.iscomplexobj(tensor) else values).astype(dtype(tensor))
-
-
-def _is_same(found: Any, expected: Any) -> bool:
-    """Whether two derivatives are equal up to rounding; what is not finite is taken to be."""
-    found, expected = to_numpy(found), to_numpy(expected)
-    size = numpy.max(numpy.abs(expected), initial=0, where=numpy.isfinite(expected))
-    tolerance = 0.1 if expected.dtype.itemsize <= 2 else 1e-3
-    return not numpy.any(numpy.abs(found - expected) > tolerance * size)
-
-
-def jacobian(
-    fun: PlainFunction, tensors: Sequence[Any]
-) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...], tuple[Any, ...]]:
-    outputs, pullback, aux = vjp(fun, tensors)
-    zeros = [numpy.zeros(namespace.shape(each), dtype(each)) for each in outputs]
-
-    def rows(place: int, output: Any) -> Iterator[Any]:
-        count = namespace.size(output)
-        basis = numpy.eye(count, dtype=dtype(output)).reshape((count, *namespace.shape(output)))
-        pulled = [pullback([*zeros[:place], each, *zeros[place + 1 :]]) for each in basis]
-        for index, tensor in enumerate(tensors):
-            parts = [each[index] for each in pulled]
-            found = namespace.stack(parts) if parts else numpy.zeros(0, dtype(tensor))
-            yield namespace.reshape(found, (*namespace.shape(output), *namespace.shape(tensor)))
-
-    return outputs, tuple(tuple(rows(place, output)) for place, output in enumerate(outputs)), aux
-
-
-def recompute(fun: Callable[..., tuple[Any, ...]], tensors: Sequence[Any]) -> tuple[Any, ...]:
-    held, rebuild = closure.take_apart(fun, (), lambda value: isinstance(value, Box) and is_tensor(value), children)
-    given = len(tensors)
-
-    def around(*tensors: Any) -> tuple[Any, ...]:
-        return rebuild(tensors[given:])[0](*tensors[:given])  # type: ignore[no-any-return]
-
-    run = _Recomputed(around)
-    floating = iter(recomputed(run, *tensors, *held))
-    return tuple(next(floating) if _is_floating(each) else each for each in run.outputs)
-
-
-class _Recomputed:
-    """One call of a function that is to run again in the backward pass."""
-
-    def __init__(self, fun: Callable[..., tuple[Any, ...]]):
-        self.fun = fun
-        self.outputs: tuple[Any, ...]
-
-
-# One primitive for all calls, as for custom gradients; autograd's own `checkpoint` (1.9) makes one of each function.
-@primitive  # type: ignore[untyped-decorator]
-def recomputed(run: _Recomputed, *tensors: Any) -> tuple[Any, ...]:
-    run.outputs = run.fun(*tensors)
-    if any(isinstance(output, Box) for output in run.outputs):
-        raise errors.lost_to_recompute("numpy")
-    floating: tuple[Any, ...] = boxed_tuple([each for each in run.outputs if _is_floating(each)])
-    return floating
-
-
-def _recomputed_vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Any:
-    run, *tensors = args
-    places = [argnum - 1 for argnum in argnums]
-
-    def again(*moving: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        values = dict(enumerate(tensors)) | dict(zip(places, moving, strict=True))
-        return tuple(each for each in run.fun(*values.values()) if _is_floating(each)), ()
-
-    def pull(upstream: Any) -> list[Any]:
-        _, pullback, _ = vjp(again, [tensors[place] for place in places])
-        return [_conjugate(each) for each in pullback([_conjugate(each) for each in upstream])]
-
-    return pull
-
-
-defvjp_argnums(recomputed, _recomputed_vjps)
-
-
-def compiled(fun: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]] | None:
-    return None
-
-
-def double_precision() -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext()
-
-
-def devices() -> tuple[str, ...]:
-    return ("cpu",)

@@ -19,7 +19,7 @@ import optree
 
 from keras_cg import errors
 from keras_cg.command import specs
-from keras_cg.frontend import CustomGradient
+from keras_cg.decorator import CustomGradient
 
 __all__ = ["Target", "find", "is_users", "split", "validate", "where"]
 

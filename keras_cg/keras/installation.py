@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from keras_cg import errors
-from keras_cg.frontend import custom_gradient
+from keras_cg.decorator import custom_gradient
 
 __all__ = ["install", "installed", "uninstall"]
 

@@ -10,8 +10,9 @@ from typing import Any
 import keras
 import numpy
 
-from keras_cg import config, errors
-from keras_cg.frontend import CustomGradient, function_name
+from keras_cg import config, errors, presence
+from keras_cg.call import function_name
+from keras_cg.decorator import CustomGradient
 
 __all__ = ["CustomGradientOperation"]
 
@@ -106,7 +107,7 @@ def apply(
         if isinstance(leaf, keras.Variable):
             raise errors.symbolic_variable(name, role, leaf.path)
         if isinstance(leaf, keras.KerasTensor):
-            chosen, running = config.resolve(), config.keras()
+            chosen, running = config.resolve(), presence.choice()
             if running and running[0] != chosen[0]:
                 raise errors.keras_elsewhere(name, role, leaf, *chosen, *running)
             if id(leaf) not in seen:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_cg import config, errors, ops
-from keras_cg.frontend import custom_gradient
+from keras_cg.decorator import custom_gradient
 from keras_cg.recipes import tensors
 from keras_cg.recipes.tensors import Pair
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_cg import config, errors, ops
-from keras_cg.frontend import custom_gradient, function_name
+from keras_cg.call import function_name
+from keras_cg.decorator import custom_gradient
 from keras_cg.recipes import tensors
 from keras_cg.recipes.safe import safe_norm
 from keras_cg.recipes.tensors import Pair

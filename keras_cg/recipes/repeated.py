@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from keras_cg import config, errors, nest, ops
+from keras_cg import arguments, config, errors, leaves, ops
 from keras_cg.autodiff import vjp
-from keras_cg.frontend import custom_gradient, function_name, lay_output, split
-from keras_cg.nest import Nest
+from keras_cg.call import Plain, function_name
+from keras_cg.decorator import custom_gradient
+from keras_cg.engine import precision
 from keras_cg.recipes import tensors
 from keras_cg.recipes.tensors import Pair
-from keras_cg.rule import Call
 
 
 def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,29 +56,10 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     @tensors.named_like(f)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         backend = config.active
-        laid = nest.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
-        given = Call(backend, name, f, len(args), tuple(kwargs), laid)
-        places = split(backend, name, laid, lambda place: f"the argument {given.labels()[place]}")
-        values = [backend.asarray(laid.leaves[place]) for place in places]
-        for place in places:
-            laid.leaves[place] = None
-        finished: list[tuple[Nest, Sequence[int]]] = []
-
-        def flat(*values: Any) -> tuple[Any, ...]:
-            filled = laid.fill(places, values)
-            output = f(
-                *filled[: given.positionals], **dict(zip(given.keywords, filled[given.positionals :], strict=True))
-            )
-            outputs, found = lay_output(backend, name, output)
-            results = tuple(backend.asarray(outputs.leaves[place]) for place in found)
-            for place in found:
-                outputs.leaves[place] = None
-            finished[:] = [(outputs, found)]
-            return results
-
-        results = backend.recompute(flat, values)
-        outputs, found = finished[0]
-        return outputs.fill(found, results)
+        laid = leaves.flatten(backend, (*args, *kwargs.values()))
+        values, given = arguments.bind(backend, name, f, len(args), tuple(kwargs), laid)
+        function = Plain(given)
+        return function.finish(backend.recompute(function, values))
 
     return recomputed
 
@@ -155,9 +136,6 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
     return solve
 
 
-_EPSILONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-
-
 def _iterate(name: str, f: Callable[[Any], Any], start: Any, steps: int, tolerance: float | None) -> Any:
     """What `f` leads to from `start`, and NaN if it still moves."""
     before, z = start, f(start)
@@ -171,7 +149,7 @@ def _iterate(name: str, f: Callable[[Any], Any], start: Any, steps: int, toleran
 
 def _excess(z: Any, before: Any, start: Any, tolerance: float | None) -> Any:
     """By how much more each element moved than it may."""
-    epsilon = _EPSILONS[config.active.dtype(z)]
+    epsilon = precision.of(config.active.dtype(z)).epsilon
     size, first = _largest(z), _largest(start)
     rounding = epsilon * ops.maximum(size, ops.minimum(first, ops.ones_like(first)))
     allowed = (epsilon**0.5 if tolerance is None else tolerance) * ops.abs(z)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_cg import config, errors, nest
-from keras_cg.frontend import custom_gradient
-from keras_cg.rule import compatible, describe, is_differentiable
+from keras_cg.decorator import custom_gradient
+from keras_cg.leaves import compatible, describe, is_differentiable
 
 # What a function with a custom gradient returns: its output and its rule.
 Pair = tuple[Any, Callable[..., Any]]

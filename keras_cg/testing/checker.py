@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from keras_cg import config, errors
-from keras_cg.frontend import function_name
+from keras_cg.call import function_name
 from keras_cg.testing import comparison
 from keras_cg.testing.arrays import Array
 from keras_cg.testing.checks import ORDERS, TOLERANCES, Inspection

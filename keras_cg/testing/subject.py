@@ -11,10 +11,14 @@ from typing import Any, NamedTuple
 import numpy
 
 from keras_cg import backends, config, errors, nest, signature
-from keras_cg.backends import Backend
-from keras_cg.frontend import CustomGradient, custom_gradient, function_name, unwrap
+from keras_cg.arguments import labels
+from keras_cg.call import function_name
+from keras_cg.decorator import CustomGradient, custom_gradient
+from keras_cg.engine import precision
+from keras_cg.engine.contract import Backend
+from keras_cg.leaves import is_differentiable
 from keras_cg.nest import Nest
-from keras_cg.rule import Call, is_differentiable
+from keras_cg.presence import unwrap
 from keras_cg.testing.arrays import Array, wide
 
 Arrays = list[Array]
@@ -54,7 +58,7 @@ def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     laid = nest.flatten((*args, *kwargs.values()), _is_array, backend.children)
     keywords = tuple(kwargs)
     fun = f.__wrapped__ if isinstance(f, CustomGradient) else f
-    labels = tuple(Call(backend, function_name(f), fun, len(args), keywords, laid).labels())
+    named = tuple(labels(fun, len(args), keywords, laid))
     places, dtypes = [], []
     for place, leaf in enumerate(laid.leaves):
         leaf = unwrap(leaf)
@@ -66,14 +70,14 @@ def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
         try:
             array = numpy.array(leaf if owner is None else owner.to_numpy(leaf))
         except (TypeError, ValueError, AttributeError) as error:
-            raise errors.not_dense(function_name(f), labels[place], leaf) from error
+            raise errors.not_dense(function_name(f), named[place], leaf) from error
         if owner is not None and array.dtype == object:  # one that holds the tensor itself
-            raise errors.not_dense(function_name(f), labels[place], leaf)
+            raise errors.not_dense(function_name(f), named[place], leaf)
         laid.leaves[place] = array
     floating = tuple(index for index, dtype in enumerate(dtypes) if is_differentiable(dtype))
     if not floating:
         raise errors.nothing_to_check(function_name(f))
-    return Arguments(laid, len(args), keywords, tuple(places), tuple(dtypes), floating, labels)
+    return Arguments(laid, len(args), keywords, tuple(places), tuple(dtypes), floating, named)
 
 
 def _is_array(value: Any) -> bool:
@@ -92,12 +96,9 @@ def _owner(value: Any) -> Backend | None:
 # Whatever has fewer digits, in double precision.
 _DOUBLE = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
 
-_EPSILONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "complex64": 2.0**-23}
-
-
 def epsilon(dtypes: Sequence[str]) -> float:
     """The machine epsilon of the coarsest of some dtypes."""
-    return max((_EPSILONS.get(dtype, 2.0**-52) for dtype in dtypes), default=2.0**-52)
+    return max((precision.of(dtype).epsilon for dtype in dtypes), default=precision.of("float64").epsilon)
 
 
 class Subject:

@@ -1,9 +1,8 @@
-"""A function taken apart: the tensors that it holds, and the same function around others.
+"""What functions and rules close over: the tensors in them, and the same function around others.
 
-torch keeps tensors for the backward pass as *saved tensors*: freed after use, moved or recomputed by hooks, guarded
-against changes in place. What a rule captured is hidden from that in the cells of its closure. So the tensors are
-taken out, to be kept as the framework likes, and the rule is made anew around what comes back. Likewise, what a
-function closes over under a transform of torch.func is made an argument of it.
+What a rule captured is hidden from a framework in the cells of its closure. So it is taken out, to be kept and
+differentiated as the framework likes, and the rule is made anew around what comes back. Likewise, what a function closes
+over under a transform of torch.func, or of autograd, is made an argument of it.
 """
 
 from __future__ import annotations
@@ -11,30 +10,57 @@ from __future__ import annotations
 import collections
 import dataclasses
 import dis
+import enum
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from types import BuiltinMethodType, CellType, CodeType, FunctionType, MethodType, SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import (
+    BuiltinFunctionType,
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any, NamedTuple
+
+import numpy
 
 from keras_cg import nest
 
 # Makes a value around other tensors; the dict holds what was made already, so that one thing stays one thing.
 Build = Callable[[Sequence[Any], dict[Any, Any]], Any]
 
+# What holds no tensor, whatever it is asked.
+_EMPTY = (*nest.ATOMS, ModuleType, BuiltinFunctionType, range, slice, enum.Enum, numpy.dtype, type(...))
 
-def take_apart(
+
+class Held(NamedTuple):
+    """The tensors that something holds, and how to make it again around others.
+
+    `is_whole` says that all of them are here and that `build` replaces each. It is False if some stay where they are, or
+    if something was met that may hide one.
+    """
+
+    tensors: list[Any]
+    is_whole: bool
+    build: Callable[[Sequence[Any]], Any]
+
+
+def find(
     function: Callable[..., Any],
-    arguments: tuple[Any, ...],
+    arguments: Sequence[Any],
     is_tensor: Callable[[Any], bool],
     children: nest.Children,
     made_by: Callable[..., Any] | None = None,
-) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[Callable[..., Any], tuple[Any, ...]]]]:
-    """The tensors that a function holds, and `rebuild(tensors)`, the same function and arguments around others.
+) -> Held:
+    """The tensors that a function holds; `build` gives the pair `(function, arguments)` around others.
 
-    Found are tensors in nests, in closures, defaults and partials, and in those of the functions found there. Some
-    are found but stay where they are: those in the attributes of a callable object, in a set or behind a
-    `__wrapped__`, which cannot be made anew; those in lists and dicts that the run of `made_by` may not have made;
-    and all of them if a function assigns to what it closes over.
+    Found are tensors in nests, in closures, defaults and partials, in those of the functions found there, and in globals
+    that the code names. Some are found but stay where they are: those in the attributes of a callable object, in a set or
+    behind a `__wrapped__`, which cannot be made anew; those in lists and dicts that the run of `made_by` may not have
+    made; globals; and all of them if a function assigns to what it closes over.
 
     Args:
         function: A rule, most often.
@@ -43,33 +69,34 @@ def take_apart(
         children: Opens the containers of the active framework's own tree utility.
         made_by: The function whose run made it, if that is known.
     """
-    if not arguments and (found := _tensors_alone(function, is_tensor)) is not None:
-        return found
+    if not arguments and (alone := _tensors_alone(function, is_tensor)) is not None:
+        return alone
     search = _Search(made_by, is_tensor, children)
     new_function = search.look(function, True)
-    for part in _attributes(function):
-        search.look(part, False)
+    search.stay(_attributes(function))
+    arguments = tuple(arguments)
     new_arguments = search.look(arguments, True) if arguments else None
 
     make_function = _constantly(function) if new_function is None or search.assigns else new_function
     make_arguments = new_arguments or _constantly(arguments)
 
-    def rebuild(tensors: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def build(tensors: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         done: dict[Any, Any] = {}
         return make_function(tensors, done), make_arguments(tensors, done)
 
-    return search.tensors, rebuild
+    return Held(search.tensors, search.is_whole and not (search.assigns and search.tensors), build)
 
 
-def _tensors_alone(
-    function: Callable[..., Any], is_tensor: Callable[[Any], bool]
-) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[Callable[..., Any], tuple[Any, ...]]]] | None:
+def _tensors_alone(function: Callable[..., Any], is_tensor: Callable[[Any], bool]) -> Held | None:
     """The same for a function that closes over tensors and nothing else that could hold some, as most rules do."""
     if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__ or function.__dict__:
         return None
     code, scope, name = function.__code__, function.__globals__, function.__name__
     if _assigns(code):
         return None
+    for global_name in _names(code):
+        if not isinstance(scope.get(global_name), _EMPTY):
+            return None
     try:
         contents = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError:  # nothing was assigned to one of them yet
@@ -81,13 +108,13 @@ def _tensors_alone(
     for place in places:
         contents[place] = None
 
-    def rebuild(tensors: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def build(tensors: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         inside = contents.copy()
         for place, tensor in zip(places, tensors, strict=True):
             inside[place] = tensor
         return FunctionType(code, scope, name, None, tuple(map(CellType, inside))), ()
 
-    return tensors, rebuild
+    return Held(tensors, True, build)
 
 
 class _Search:
@@ -97,10 +124,12 @@ class _Search:
         function = _function(made_by)
         self.made = _inner(function.__code__) if function else frozenset()
         self.older = {id(cell) for cell in function.__closure__ or ()} if function else set()
+        self.assigned = _assigned_globals(function.__code__) if function else frozenset()
         self.is_tensor = is_tensor
         self.children = children
         self.tensors: list[Any] = []
         self.assigns = False
+        self.is_whole = True
         # By identity, and with the value, whose identity nothing else must take over meanwhile.
         self.known: dict[int, tuple[Any, Build | None]] = {}
 
@@ -133,19 +162,31 @@ class _Search:
             return self._tuple(value, own)
         if isinstance(value, (list, dict)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
             return self._nest(value, own)
-        for part in _inside(value):
-            self.look(part, False)
+        parts = _inside(value)
+        self.stay(parts)
+        self.is_whole = self.is_whole and (bool(parts) or isinstance(value, _EMPTY) or _is_plain(value))
         return None
+
+    def stay(self, parts: Iterable[Any]) -> None:
+        """Looks for tensors where none can be replaced: whoever finds one there has not got the whole."""
+        before = len(self.tensors)
+        for part in parts:
+            self.look(part, False)
+        self.is_whole = self.is_whole and len(self.tensors) == before
 
     def _nest(self, value: Any, own: bool) -> Build | None:
         laid = nest.flatten(value, self.is_tensor, self.children)
-        looked = [None if isinstance(leaf, nest.ATOMS) else self.look(leaf, own) for leaf in laid.leaves]
-        found = {place: build for place, build in enumerate(looked) if build is not None}
-        if not found or not own:
+        if not own:
+            # It may be older than this run, which may have put tensors into it all the same.
+            self.stay([leaf for leaf in laid.leaves if leaf is not value])
             return None
-        for place in found:
+        looked = [None if isinstance(leaf, nest.ATOMS) else self.look(leaf, own) for leaf in laid.leaves]
+        builds = {place: build for place, build in enumerate(looked) if build is not None}
+        if not builds:
+            return None
+        for place in builds:
             laid.leaves[place] = None
-        return lambda tensors, done: laid.fill(list(found), [build(tensors, done) for build in found.values()])
+        return lambda tensors, done: laid.fill(list(builds), [build(tensors, done) for build in builds.values()])
 
     def _tuple(self, value: tuple[Any, ...], own: bool) -> Build | None:
         builds = self._each(value, own)
@@ -181,7 +222,8 @@ class _Search:
         contents = [self._cell(cell, own) for cell in cells]
         positional, keywords = value.__defaults__ or (), value.__kwdefaults__ or {}
         defaults = self._each((*positional, *keywords.values()), own)
-        self.look(getattr(value, "__wrapped__", None), False)
+        self.stay([getattr(value, "__wrapped__", None)])
+        self._globals(value)
         if defaults is None and not any(contents):
             return None
         # What is kept must not hold the tensors.
@@ -202,6 +244,18 @@ class _Search:
             return made
 
         return build
+
+    def _globals(self, function: FunctionType) -> None:
+        """Looks into the globals that the code names: tensors there are constants, unless this run assigned them."""
+        scope = function.__globals__
+        for name in _names(function.__code__):
+            value = scope.get(name)
+            if isinstance(value, _EMPTY) or (isinstance(value, FunctionType) and value.__globals__ is not scope):
+                continue
+            if self.is_tensor(value) and name not in self.assigned:
+                self.look(value, False)
+            else:
+                self.stay([value])
 
     def _cell(self, cell: CellType, own: bool) -> Build | None:
         try:
@@ -234,8 +288,14 @@ def _inside(value: Any) -> Sequence[Any]:
     if isinstance(value, BuiltinMethodType):
         return [value.__self__]
     if isinstance(value, MethodType):
-        return [value.__func__]
-    return [getattr(value, "__wrapped__", None)] if callable(value) and not isinstance(value, type) else []
+        return [value.__func__, value.__self__]
+    wrapped = getattr(value, "__wrapped__", None) if callable(value) and not isinstance(value, type) else None
+    return [] if wrapped is None else [wrapped]
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether something is a framework's dtype or device, which holds no tensor; they have no class in common."""
+    return type(value).__name__ in ("dtype", "DType", "device")
 
 
 def _attributes(function: Callable[..., Any]) -> Iterator[Any]:
@@ -259,6 +319,19 @@ def _inner(code: CodeType) -> frozenset[CodeType]:
     """The code of all functions that a function makes."""
     inner = [each for each in code.co_consts if isinstance(each, CodeType)]
     return frozenset(inner).union(*map(_inner, inner))
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: CodeType) -> tuple[str, ...]:
+    """The names of globals, and of attributes, that a function and those that it makes ask for."""
+    return tuple(dict.fromkeys((*code.co_names, *(name for inner in _inner(code) for name in inner.co_names))))
+
+
+@functools.lru_cache(maxsize=4096)
+def _assigned_globals(code: CodeType) -> frozenset[str]:
+    """The globals that a function, or one that it makes, assigns to."""
+    steps = [step for made in (code, *_inner(code)) for step in dis.get_instructions(made)]
+    return frozenset(step.argval for step in steps if step.opname == "STORE_GLOBAL")
 
 
 @functools.lru_cache(maxsize=4096)

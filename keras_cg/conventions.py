@@ -1,0 +1,113 @@
+"""On the way in: under which convention a rule is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_cg import errors, signature
+from keras_cg.arguments import Arguments
+from keras_cg.leaves import Rest
+from keras_cg.signature import Parameters
+
+
+class Convention:
+    """How the rule of one call is called.
+
+    Args:
+        rule: What the function returned.
+        arguments: Those of the call.
+        values: The positional arguments of this run of the function, or () if it is known that the rule gets none.
+        count: How many these are.
+        outputs: The rest of the output.
+    """
+
+    def __init__(
+        self, rule: Callable[..., Any], arguments: Arguments, values: tuple[Any, ...], count: int, outputs: Rest
+    ):
+        self.rule, self.arguments, self.count, self.outputs = rule, arguments, count, outputs
+        self.takes_one = signature.takes_one(rule)
+        self.values = () if self.takes_one else values
+
+    def takes_variables(self) -> bool:
+        """Whether the rule asks for what the function captured."""
+        parameters = signature.parameters(self.rule)
+        return parameters is not None and ("variables" in parameters.names() or parameters.varkw is not None)
+
+    def gets_arguments(self) -> bool:
+        """Whether the rule is called with the function's arguments."""
+        parameters = None if self.takes_one else signature.parameters(self.rule)
+        return parameters is not None and _gets_arguments(parameters)
+
+    def call(self, upstreams: list[Any], variables: Sequence[Any]) -> Any:
+        """What the rule returns for one upstream for each leaf of the output."""
+        args, kwargs = self._arrange(upstreams)
+        if variables:
+            kwargs = {**kwargs, "variables": list(variables)}
+        try:
+            return self.rule(*args, **kwargs)
+        except TypeError:
+            parameters = signature.parameters(self.rule)
+            if parameters is not None and not parameters.binds(args, kwargs):
+                raise self._misfit(len(upstreams)) from None
+            raise
+
+    def _arrange(self, upstreams: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments for the rule, by the first convention that its signature fits."""
+        upstream = self.outputs.nest.pack(upstreams)
+        parameters = None if self.takes_one else signature.parameters(self.rule)
+        if parameters is None:
+            return (upstream,), {}
+        positional = parameters.without("variables")
+        if parameters.varargs is None and len(positional) == 1 and "upstream" not in parameters.keyword_only:
+            return (upstream,), {}
+        if _gets_arguments(parameters):
+            if _takes_arguments(parameters, positional, self.count):
+                return self.values, {"upstream": upstream}
+            left = signature.missing(self.arguments.fun, self.count, ())
+            complete = (*self.values, *(default for _, default in left.positional)) if left else self.values
+            if _takes_arguments(parameters, positional, len(complete)):
+                return complete, {"upstream": upstream}
+        elif parameters.varargs is not None:
+            if len(positional) <= len(upstreams) or parameters.required() <= len(upstreams):
+                return self._one_by_one(upstreams, range(len(upstreams)))
+        elif len(positional) > 1 and len(upstreams) == 1:
+            # All but the first have defaults, or the call will tell.
+            return (upstream,), {}
+        elif positional:
+            required = parameters.required()
+            if required <= 1:
+                return (upstream,), {}
+            if required == len(self.outputs.places):
+                return self._one_by_one(upstreams, self.outputs.places)
+            if required == len(upstreams):
+                return self._one_by_one(upstreams, range(len(upstreams)))
+        raise self._misfit(len(upstreams))
+
+    def _one_by_one(self, upstreams: list[Any], places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self.outputs.nest.is_in_order(places):
+            raise errors.unsorted_output(self.arguments.name, self._shown())
+        return tuple(upstreams[place] for place in places), {}
+
+    def _shown(self) -> str:
+        """The signature of the rule, for a message."""
+        name = getattr(self.rule, "__name__", type(self.rule).__name__)
+        parameters = signature.parameters(self.rule)
+        return parameters.show(name) if parameters else f"{name}(...)"
+
+    def _misfit(self, count: int) -> TypeError:
+        return errors.no_convention(self.arguments.name, self._shown(), self.count, count)
+
+
+def _gets_arguments(parameters: Parameters) -> bool:
+    """Whether a rule is called with the function's arguments, and `upstream` by name."""
+    return "upstream" in parameters.keyword_only or "upstream" in parameters.without("variables")[1:]
+
+
+def _takes_arguments(parameters: Parameters, positional: tuple[str, ...], count: int) -> bool:
+    """Whether a rule with an `upstream` that it gets by name can be called with `count` arguments before it."""
+    if "upstream" in positional:
+        return positional.index("upstream") == count
+    if parameters.varargs is not None:
+        return len(positional) <= count
+    return len(positional) == count or (len(positional) > count >= parameters.required())

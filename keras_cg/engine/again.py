@@ -1,0 +1,145 @@
+"""One run of a function, kept for its backward pass; and another run, which is compared with it.
+
+The first order needs the one run only: its rule, around the tensors that it held then. To differentiate that gradient,
+what the rule held must hang on the inputs. So it is *replayed*: the backend returns the values it has, whose derivative is
+the plain one of another run of the function. That run happens when somebody asks for this derivative, and not before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from keras_cg import errors
+from keras_cg.engine import precision
+from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.held import Held
+
+# `replay(again, values, inputs)`: `values` again, as what hangs on `inputs` by the derivative of `again(*inputs)`.
+Replay = Callable[[Callable[..., Sequence[Any]], Sequence[Any], Sequence[Any]], Sequence[Any]]
+
+
+class Run:
+    """One run of a function: its rule, and the tensors that the rule holds, apart from each other.
+
+    Args:
+        backend: The names of the backend that say what a tensor is, its dtype, and its values.
+        fun: The function; it is called again for higher orders.
+        inputs: The tensors that it was called with, themselves.
+        pullback: What it gave.
+
+    Attributes:
+        held: The tensors that the rule holds and that are no inputs. Whoever keeps them elsewhere empties this.
+        is_whole: Whether there are no others.
+        uses_inputs: Whether the rule holds an input.
+    """
+
+    __slots__ = ("backend", "build", "count", "fun", "held", "is_whole", "sources", "uses_inputs")
+
+    def __init__(self, backend: Any, fun: Function, inputs: Sequence[Any], pullback: Pullback):
+        tensors, self.is_whole, self.build = pullback.held()
+        self.backend, self.fun, self.count = backend, fun, len(inputs)
+        self.held: list[Any] = []
+        # Where each tensor of the rule is to be found among the inputs, followed by what is held.
+        self.sources: list[int] = []
+        places = {id(tensor): place for place, tensor in enumerate(inputs)}
+        for tensor in tensors:
+            if id(tensor) not in places:
+                places[id(tensor)] = self.count + len(self.held)
+                self.held.append(tensor)
+            self.sources.append(places[id(tensor)])
+        self.uses_inputs = any([place < self.count for place in self.sources])
+
+    def pullback(self, inputs: Sequence[Any], held: Sequence[Any]) -> Pullback:
+        """The pullback of this run around other tensors."""
+        count = self.count
+        around = [inputs[place] if place < count else held[place - count] for place in self.sources]
+        return self.build(around)  # type: ignore[no-any-return]
+
+    def differentiated(self, replay: Replay, inputs: Sequence[Any], held: Sequence[Any]) -> Pullback:
+        """The pullback whose gradients can be differentiated: what it holds hangs on `inputs`.
+
+        Where the rule may hold more than was found, another run is made at once, and its rule serves, provided that it
+        gives the same gradients as the rule of this run.
+        """
+        if not self.is_whole:
+            return _Compared(self, inputs, held)
+        floating = [place for place, tensor in enumerate(held) if self._is_floating(tensor)]
+        if floating:
+            again = functools.partial(self._again, held, floating)
+            held = list(held)
+            for place, tensor in zip(floating, replay(again, [held[place] for place in floating], inputs), strict=True):
+                held[place] = tensor
+        return self.pullback(inputs, held)
+
+    def _is_floating(self, tensor: Any) -> bool:
+        return self.backend.dtype(tensor).startswith(("float", "bfloat", "complex"))  # type: ignore[no-any-return]
+
+    def _again(self, first: Sequence[Any], floating: Sequence[int], *inputs: Any) -> list[Any]:
+        """What the rule of another run holds: those at `floating` of all that are compared with `first`."""
+        held = self.another(inputs, first)[1]
+        return [held[place] for place in floating]
+
+    def another(self, inputs: Sequence[Any], first: Sequence[Any]) -> tuple[Pullback, list[Any]]:
+        """The pullback of another run, and what its rule holds, which must be what the rule of this run held."""
+        _, pullback = self.fun(*inputs)
+        other = Run(self.backend, self.fun, inputs, pullback)
+        self.compare(other.held, first)
+        return pullback, other.held
+
+    def compare(self, others: Sequence[Any], first: Sequence[Any]) -> None:
+        """Compares tensors of another run with those of this one.
+
+        Raises:
+            RuntimeError: They are not the same, so that derivatives would be those of something else.
+        """
+        if len(others) != len(first) or not all(map(self._is_same, others, first)):
+            raise errors.not_repeated()
+
+    def _is_same(self, other: Any, first: Any) -> bool:
+        if other is None or first is None:
+            return other is first
+        kind = self.backend.dtype(first)
+        if self.backend.dtype(other) != kind:
+            return False
+        return is_repeated(self.backend.to_numpy(other), self.backend.to_numpy(first), kind)
+
+
+class _Compared:
+    """The pullback of another run of a function, whose gradients are compared with those of the first run's."""
+
+    def __init__(self, run: Run, inputs: Sequence[Any], held: Sequence[Any]):
+        self.run = run
+        self.first = run.pullback(inputs, held)
+        self.other, _ = run.another(inputs, held)
+
+    def __call__(
+        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        gradients, others = self.other(cotangents, variables, wanted)
+        first, first_others = self.first(cotangents, variables, wanted)
+        self.run.compare((*gradients, *others), (*first, *first_others))
+        return gradients, others
+
+    def takes_variables(self) -> bool:
+        return self.first.takes_variables()
+
+    def capture(self, names: Sequence[str]) -> None:
+        self.first.capture(names)
+
+    def held(self) -> Held:
+        return self.other.held()
+
+
+def is_repeated(other: numpy.ndarray, first: numpy.ndarray, dtype: str) -> bool:
+    """Whether two arrays are equal, but for the rounding of sums in another order."""
+    if other.shape != first.shape:
+        return False
+    if first.dtype.kind not in "fcV":
+        return bool(numpy.array_equal(other, first))
+    size = numpy.max(numpy.abs(first), initial=0.0, where=numpy.isfinite(first))
+    tolerance = precision.of(dtype).repeated
+    return bool(numpy.allclose(other, first, rtol=0, atol=tolerance * float(size), equal_nan=True))

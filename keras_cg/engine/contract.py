@@ -1,0 +1,136 @@
+"""What a backend is: the names that it defines, stated here and nowhere else.
+
+A backend is a module that teaches `keras_cg` one framework. It sees flat tuples of tensors only: nests, keywords, conventions
+and messages are settled before it is asked. Below, `fun(*tensors) -> (outputs, pullback)`.
+
+`namespace`           the framework's NumPy-style module, which `keras_cg.ops` hands out.
+`tensors`             the classes of its tensors, so that other backends can tell a stranger's.
+`is_tensor(value)`    can the framework hold `value` as a tensor? Numbers are not tensors.
+`asarray(value)`      `value`, a tensor or a number, as the framework's own tensor.
+`to_numpy(tensor)`    its values as a NumPy array, cut from every gradient.
+`shape(tensor)`       a tuple, with None for what is unknown until run time; None for an unknown rank.
+`dtype(tensor)`       the dtype's plain name: "float32", "complex64", "int32", "bool".
+`cast(value, dtype)`  the tensor `value` in the dtype of that plain name.
+`children(value)`     `(children, rebuild)` if `value` is a container that the framework's own tree utility knows, else
+                      None; `rebuild(list)` makes it again.
+`is_recording()`      does anybody differentiate, batch or trace at the moment? If not, a function is called as it is, and
+                      `attach` is not asked.
+`attach(fun, tensors)`
+                      `fun(*tensors)[0]`, a tuple of tensors whose gradient is what `pullback` says, a `Pullback`.
+                      `fun` may be called again, on values that somebody differentiates.
+`vjp(fun, tensors)`   `(outputs, pullback, aux)` of `fun(*tensors) -> (outputs, aux)`, by the framework's own engine;
+                      `pullback(cotangents)` gives one gradient per tensor, zeros where unused, as often as it is called.
+                      All of it can be differentiated, with respect to the cotangents, too.
+
+That is all a backend must define. The rest it may define where its framework does better than `derived`:
+
+`gradient(fun, tensors)`
+                      `(outputs, gradients, aux)` for such a `fun` of one output, which is summed.
+`jvp(fun, tensors, tangents)`
+                      `(outputs, output_tangents, aux)` for such a `fun`: the derivative along `tangents`, zeros for an
+                      output that does not depend on them. It raises where a rule is not linear in upstream.
+`jacobian(fun, tensors)`
+                      `(outputs, rows, aux)` for such a `fun` of real tensors: `rows[i][j]` has the shape of output i
+                      followed by that of tensor j.
+`recompute(fun, tensors)`
+                      `fun(*tensors)`, a tuple of tensors, of which nothing but `tensors` is kept for the backward pass:
+                      `fun` runs again there. What it closes over and somebody differentiates gets its gradient, too.
+`converted(fun)`      the user's function as the framework would have it where somebody else calls it: TensorFlow rewrites
+                      Python's branches and loops into a graph's.
+`compiled(fun)`       `fun`, of flat tensors, as the framework compiles it; None where it has no compiler.
+`double_precision()`  a context in which tensors may have 64 bits.
+`devices()`           the names of the devices it can use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy
+
+from keras_cg.engine.held import Held
+
+REQUIRED = (
+    "namespace",
+    "tensors",
+    "is_tensor",
+    "asarray",
+    "to_numpy",
+    "shape",
+    "dtype",
+    "cast",
+    "children",
+    "is_recording",
+    "attach",
+    "vjp",
+)
+
+# Those that `derived` has for a backend that does not define them.
+OPTIONAL = ("gradient", "jvp", "jacobian", "recompute", "converted", "compiled", "double_precision", "devices")
+
+
+class Pullback(Protocol):
+    """The user's rule, checked and flat: what a backend calls in the backward pass.
+
+    Called with one cotangent per output (None for an integer output, zeros for an unused one) and with the captured
+    `variables`, it gives `(gradients, variable_gradients)`, with None where there is none. Cotangents and gradients
+    follow the convention of torch and TensorFlow for complex numbers: dL/dx + i dL/dy. What the rule says for a tensor
+    whose place in `wanted` is False is not looked at; None wants all.
+    """
+
+    def __call__(
+        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
+
+    def takes_variables(self) -> bool:
+        """Whether the rule asks for what the function captured."""
+
+    def capture(self, names: Sequence[str]) -> None:
+        """Is told what trainable values `fun` read besides its arguments, and raises if the rule cannot serve them."""
+
+    def held(self) -> Held:
+        """The tensors that the rule holds, and how to make this pullback around others."""
+
+
+Function = Callable[..., tuple[tuple[Any, ...], Pullback]]
+
+# What `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`.
+PlainFunction = Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
+
+Tensors = tuple[Any, ...]
+
+
+class Backend(Protocol):
+    """The names of a backend, as the module's docstring says what each one means."""
+
+    __name__: str
+    namespace: ModuleType
+    tensors: tuple[type, ...]
+
+    def is_tensor(self, value: object) -> bool: ...
+    def asarray(self, value: Any) -> Any: ...
+    def to_numpy(self, tensor: Any) -> numpy.ndarray: ...
+    def shape(self, tensor: Any) -> tuple[int | None, ...] | None: ...
+    def dtype(self, tensor: Any) -> str: ...
+    def cast(self, value: Any, dtype: str) -> Any: ...
+    def children(self, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None: ...
+    def is_recording(self) -> bool: ...
+    def attach(self, fun: Function, tensors: Sequence[Any]) -> Tensors: ...
+    def vjp(
+        self, fun: PlainFunction, tensors: Sequence[Any]
+    ) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]: ...
+    def gradient(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]: ...
+    def jvp(
+        self, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
+    ) -> tuple[Tensors, Tensors, Tensors]: ...
+    def jacobian(
+        self, fun: PlainFunction, tensors: Sequence[Any]
+    ) -> tuple[Tensors, tuple[Tensors, ...], Tensors]: ...
+    def recompute(self, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Tensors: ...
+    def converted(self, fun: Callable[..., Any]) -> Callable[..., Any]: ...
+    def compiled(self, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None: ...
+    def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
+    def devices(self) -> tuple[str, ...]: ...

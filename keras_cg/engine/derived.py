@@ -1,0 +1,129 @@
+"""What a backend need not define: made of its `attach` and `vjp`, or the answer of a framework that has no such thing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from keras_cg import errors
+from keras_cg.engine import held, linear
+from keras_cg.engine.contract import Backend, PlainFunction, Pullback, Tensors
+from keras_cg.engine.held import Held
+
+
+def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
+    """The vjp of ones."""
+    outputs, pullback, aux = backend.vjp(fun, tensors)
+    return outputs, pullback([backend.namespace.ones_like(output) for output in outputs]), aux
+
+
+def jvp(
+    backend: Backend, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Tensors, Tensors, Tensors]:
+    """The vjp of `cotangents -> gradients`, which is a linear map: the transpose of a transpose.
+
+    It serves where a framework has forward rules for its own functions only. That the map is linear is tried.
+    """
+    outputs, pullback, aux = backend.vjp(fun, tensors)
+
+    def pull(*cotangents: Any) -> tuple[Tensors, Tensors]:
+        return pullback(cotangents), ()
+
+    fulfilled = linear.conditions(backend, pullback, outputs)
+    if not all([bool(backend.to_numpy(condition).all()) for condition in fulfilled]):
+        raise errors.not_linear()
+    _, push, _ = backend.vjp(pull, [backend.namespace.zeros_like(output) for output in outputs])
+    return outputs, push(tangents), aux
+
+
+def jacobian(
+    backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[Tensors, tuple[Tensors, ...], Tensors]:
+    """One vjp for each element of the outputs: as many pullbacks as there are rows."""
+    xp = backend.namespace
+    outputs, pullback, aux = backend.vjp(fun, tensors)
+    zeros = [xp.zeros_like(output) for output in outputs]
+
+    def rows(place: int, output: Any) -> Iterator[Any]:
+        shape = tuple(backend.shape(output) or ())
+        basis = _basis(backend, output)
+        pulled = [pullback([*zeros[:place], row, *zeros[place + 1 :]]) for row in basis]
+        for index, tensor in enumerate(tensors):
+            size = (*shape, *(backend.shape(tensor) or ()))
+            parts = [gradients[index] for gradients in pulled]
+            yield xp.reshape(xp.stack(parts) if parts else xp.reshape(tensor, (-1,))[:0], size)
+
+    return outputs, tuple(tuple(rows(place, output)) for place, output in enumerate(outputs)), aux
+
+
+def _basis(backend: Backend, output: Any) -> list[Any]:
+    """The tensors like `output` that are 1 at one element and 0 elsewhere."""
+    xp = backend.namespace
+    flat = xp.reshape(xp.ones_like(output), (-1,))
+    count = (backend.shape(flat) or (0,))[0] or 0
+    unit = xp.eye(count)
+    return [xp.reshape(backend.cast(unit[row], backend.dtype(output)), backend.shape(output)) for row in range(count)]
+
+
+def recompute(backend: Backend, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Tensors:
+    """A custom gradient whose rule is the vjp of another run; what `fun` closes over is made an argument of it."""
+    taken = held.find(fun, (), backend.is_tensor, backend.children)
+    count = len(tensors)
+
+    def around(*values: Any) -> Tensors:
+        return taken.build(values[count:])[0](*values[:count])  # type: ignore[no-any-return]
+
+    def attached(*values: Any) -> tuple[Tensors, Pullback]:
+        return around(*values), _Recomputed(backend, around, values)
+
+    return backend.attach(attached, (*tensors, *taken.tensors))
+
+
+class _Recomputed:
+    """The pullback of a function that keeps its inputs alone."""
+
+    def __init__(self, backend: Backend, fun: Callable[..., Tensors], inputs: Sequence[Any]):
+        self.backend, self.fun, self.inputs = backend, fun, inputs
+
+    def __call__(
+        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
+    ) -> tuple[Tensors, Tensors]:
+        def floating(*inputs: Any) -> tuple[Tensors, Tensors]:
+            outputs = self.fun(*inputs)
+            return tuple(
+                output for output, cotangent in zip(outputs, cotangents, strict=True) if cotangent is not None
+            ), ()
+
+        _, pullback, _ = self.backend.vjp(floating, self.inputs)
+        return pullback([cotangent for cotangent in cotangents if cotangent is not None]), ()
+
+    def takes_variables(self) -> bool:
+        return False
+
+    def capture(self, names: Sequence[str]) -> None:
+        if names:
+            raise errors.lost_to_recompute(names)
+
+    def held(self) -> Held:
+        return Held(list(self.inputs), True, lambda tensors: _Recomputed(self.backend, self.fun, tensors))
+
+
+def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as it is."""
+    return fun
+
+
+def compiled(backend: Backend, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
+    """There is no compiler."""
+    return None
+
+
+def double_precision(backend: Backend) -> contextlib.AbstractContextManager[Any]:
+    """Tensors may have 64 bits anyway."""
+    return contextlib.nullcontext()
+
+
+def devices(backend: Backend) -> tuple[str, ...]:
+    """The processor alone."""
+    return ("cpu",)

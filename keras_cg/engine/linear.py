@@ -1,0 +1,61 @@
+"""Is a rule linear in upstream? Asked wherever its transpose is to be the forward derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_cg.engine import precision
+from keras_cg.engine.contract import Backend
+
+
+def conditions(
+    backend: Backend, pull: Callable[[Sequence[Any]], Sequence[Any]], cotangents: Sequence[Any]
+) -> list[Any]:
+    """Boolean tensors that all hold if `pull` is linear, as far as trying can tell.
+
+    A linear map gives zero for zero; for a direction scaled by s, tiny or huge and of either sign, s times what it gives
+    for the direction; and for a difference of two directions the difference. Values that are not finite are passed over:
+    a linear rule overflows, too.
+
+    Args:
+        backend: The active backend.
+        pull: From one cotangent for each of `cotangents` to gradients, all floating tensors.
+        cotangents: Tensors like those that `pull` takes.
+    """
+    kinds = [backend.dtype(tensor) for tensor in cotangents]
+    reach = min((precision.of(kind).reach for kind in kinds), default=0)
+    directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 1.7, 1.0)) for tensor in cotangents]
+
+    def pulled(scale: float, further: float) -> Sequence[Any]:
+        return pull([scale * one + further * two for one, two in directions])
+
+    first, second = pulled(1.0, 0.0), pulled(0.0, 1.0)
+    pairs = list(zip(pulled(1.0, -2.0), [a - 2.0 * b for a, b in zip(first, second, strict=True)], strict=True))
+    for scale in (0.0, *(sign * 2.0**power for power in (reach, reach // 2, -reach) for sign in (1, -1))):
+        pairs += zip(pulled(scale, 0.0), [scale * gradient for gradient in first], strict=True)
+    return [_is_close(backend, came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
+
+
+def _uneven(backend: Backend, tensor: Any, step: float, start: float) -> Any:
+    """Numbers of either sign around 1 in the shape of `tensor`; the first is positive, as where there is only one."""
+    xp = backend.namespace
+    ones = xp.ones_like(tensor)
+    angle = start * ones
+    # By sums along the axes, since the sizes may be unknown until run time.
+    for axis in range(len(backend.shape(tensor) or ())):
+        angle = angle + step * (axis + 1) * xp.cumsum(ones, axis)
+    values = xp.cos(angle)
+    return values * (1 + 0.5j) if backend.dtype(tensor).startswith("complex") else values
+
+
+def _is_close(backend: Backend, came: Any, expected: Any) -> Any:
+    """Whether two gradients are equal up to rounding; what is not finite is taken to be."""
+    xp, limits = backend.namespace, precision.of(backend.dtype(came))
+    if backend.dtype(came) in ("float16", "bfloat16"):
+        # TensorFlow lacks some of these functions for half precision (2.21).
+        came, expected = backend.cast(came, "float32"), backend.cast(expected, "float32")
+    size, difference = xp.abs(expected), xp.abs(came - expected)
+    largest = xp.max(xp.where(xp.isfinite(size), size, xp.zeros_like(size)))
+    allowed = limits.linear * largest + 8 * limits.smallest
+    return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))
