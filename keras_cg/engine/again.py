@@ -7,7 +7,6 @@ the plain one of another run of the function. That run happens when somebody ask
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,7 +39,7 @@ class Run:
     __slots__ = ("backend", "build", "count", "fun", "held", "is_whole", "sources", "uses_inputs")
 
     def __init__(self, backend: Any, fun: Function, inputs: Sequence[Any], pullback: Pullback):
-        tensors, self.is_whole, self.build = pullback.held()
+        tensors, self.is_whole, self.build, _ = pullback.held()
         self.backend, self.fun, self.count = backend, fun, len(inputs)
         self.held: list[Any] = []
         # Where each tensor of the rule is to be found among the inputs, followed by what is held.
@@ -69,7 +68,7 @@ class Run:
             return _Compared(self, inputs, held)
         floating = [place for place, tensor in enumerate(held) if self._is_floating(tensor)]
         if floating:
-            again = functools.partial(self._again, held, floating)
+            again = Again(self, held, floating)
             held = list(held)
             for place, tensor in zip(floating, replay(again, [held[place] for place in floating], inputs), strict=True):
                 held[place] = tensor
@@ -77,11 +76,6 @@ class Run:
 
     def _is_floating(self, tensor: Any) -> bool:
         return self.backend.dtype(tensor).startswith(("float", "bfloat", "complex"))  # type: ignore[no-any-return]
-
-    def _again(self, first: Sequence[Any], floating: Sequence[int], *inputs: Any) -> list[Any]:
-        """What the rule of another run holds: those at `floating` of all that are compared with `first`."""
-        held = self.another(inputs, first)[1]
-        return [held[place] for place in floating]
 
     def another(self, inputs: Sequence[Any], first: Sequence[Any]) -> tuple[Pullback, list[Any]]:
         """The pullback of another run, and what its rule holds, which must be what the rule of this run held."""
@@ -106,6 +100,25 @@ class Run:
         if self.backend.dtype(other) != kind:
             return False
         return is_repeated(self.backend.to_numpy(other), self.backend.to_numpy(first), kind)
+
+
+class Again:
+    """Another run of a function, as a function of its inputs: what its rule holds, those that are floating.
+
+    Attributes:
+        first: All that the rule of the first run held. `against` takes them from elsewhere, as a framework saved them.
+    """
+
+    def __init__(self, run: Run, first: Sequence[Any], floating: Sequence[int]):
+        self.run, self.first, self.floating = run, first, floating
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        return self.against(self.first, inputs)
+
+    def against(self, first: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """The same, compared with `first`."""
+        held = self.run.another(inputs, first)[1]
+        return [held[place] for place in self.floating]
 
 
 class _Compared:

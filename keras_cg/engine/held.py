@@ -12,7 +12,7 @@ import dataclasses
 import dis
 import enum
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
@@ -39,13 +39,14 @@ _EMPTY = (*nest.ATOMS, ModuleType, BuiltinFunctionType, range, slice, enum.Enum,
 class Held(NamedTuple):
     """The tensors that something holds, and how to make it again around others.
 
-    `is_whole` says that all of them are here and that `build` replaces each. It is False if some stay where they are, or
-    if something was met that may hide one.
+    `is_whole` says that all of them are here and that `build` replaces each. It is False if some stay where they are,
+    those at the places `stuck`, or if something was met that may hide one.
     """
 
     tensors: list[Any]
     is_whole: bool
     build: Callable[[Sequence[Any]], Any]
+    stuck: Collection[int] = ()
 
 
 def find(
@@ -84,7 +85,8 @@ def find(
         done: dict[Any, Any] = {}
         return make_function(tensors, done), make_arguments(tensors, done)
 
-    return Held(search.tensors, search.is_whole and not (search.assigns and search.tensors), build)
+    stuck = range(len(search.tensors)) if search.assigns else search.stuck
+    return Held(search.tensors, search.is_whole and not stuck, build, stuck)
 
 
 def _tensors_alone(function: Callable[..., Any], is_tensor: Callable[[Any], bool]) -> Held | None:
@@ -130,6 +132,7 @@ class _Search:
         self.tensors: list[Any] = []
         self.assigns = False
         self.is_whole = True
+        self.stuck: set[int] = set()
         # By identity, and with the value, whose identity nothing else must take over meanwhile.
         self.known: dict[int, tuple[Any, Build | None]] = {}
 
@@ -172,7 +175,7 @@ class _Search:
         before = len(self.tensors)
         for part in parts:
             self.look(part, False)
-        self.is_whole = self.is_whole and len(self.tensors) == before
+        self.stuck.update(range(before, len(self.tensors)))
 
     def _nest(self, value: Any, own: bool) -> Build | None:
         laid = nest.flatten(value, self.is_tensor, self.children)
