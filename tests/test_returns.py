@@ -390,12 +390,22 @@ def test_nothing_for_a_nest_in_what_is_also_a_flat_list(frame, nothing):
 
 def test_nothing_for_a_nest_beside_a_number(eager):
     @custom_gradient
-    def culprit(params, n):
-        return params[0] * params[1] * n, lambda upstream: (None, 7 * upstream)
+    def culprit(params, z, n):
+        return params[0] * params[1] * z * n, lambda upstream: (None, 7 * upstream, None)
 
-    # The gradient of n as a tensor, or that of params[1]?
+    # The gradient of z, none being that of all params, or that of params[1]?
     with pytest.raises(GradientError, match="in two ways"):
-        eager.gradients(lambda x, y: culprit([x, y], 2), X, Y)
+        eager.gradients(lambda x, y: culprit([x, y], x, 2), X, Y)
+
+
+def test_a_reading_that_gives_a_static_argument_a_gradient_is_none(eager):
+    decorated = custom_gradient(lambda params, n: (params[0] * params[1] * n, lambda upstream: (None, 7 * upstream)))
+    assert not np.any(eager.gradients(lambda x, y: decorated([x, y], 2), X, Y)[0])
+    np.testing.assert_allclose(eager.gradients(lambda x, y: decorated([x, y], 2), X, Y)[1], SEVEN)
+    decorated = custom_gradient(lambda p, n, y: (p[0] * p[2] * n * y, lambda u: (None, 5 * u, 7 * u)))
+    _, gy, gz = eager.gradients(lambda x, y, z: decorated([x, "mode", y], 3, z), X, Y, X)
+    np.testing.assert_allclose(gy, FIVE)
+    np.testing.assert_allclose(gz, SEVEN)
 
 
 def test_nothing_in_a_flat_list_that_can_mean_one_thing_only(eager):
