@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from keras_cg import backends, config, errors, nest, signature
+from keras_cg import backends, config, nest, signature
 from keras_cg.backends import Backend
 from keras_cg.frontend import CustomGradient, custom_gradient, function_name, unwrap
 from keras_cg.nest import Nest
 from keras_cg.rule import Call, is_differentiable
+from keras_cg.testing import messages
 from keras_cg.testing.arrays import Array, wide
 
 Arrays = list[Array]
@@ -66,13 +67,13 @@ def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
         try:
             array = numpy.array(leaf if owner is None else owner.to_numpy(leaf))
         except (TypeError, ValueError, AttributeError) as error:
-            raise errors.not_dense(function_name(f), labels[place], leaf) from error
+            raise messages.not_dense(function_name(f), labels[place], leaf) from error
         if owner is not None and array.dtype == object:  # one that holds the tensor itself
-            raise errors.not_dense(function_name(f), labels[place], leaf)
+            raise messages.not_dense(function_name(f), labels[place], leaf)
         laid.leaves[place] = array
     floating = tuple(index for index, dtype in enumerate(dtypes) if is_differentiable(dtype))
     if not floating:
-        raise errors.nothing_to_check(function_name(f))
+        raise messages.nothing_to_check(function_name(f))
     return Arguments(laid, len(args), keywords, tuple(places), tuple(dtypes), floating, labels)
 
 
