@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 __all__ = ["CapturedVariableError", "GradientError"]
 
@@ -35,7 +36,7 @@ class GradientError(Reported, ValueError):
 
     Its attributes are what the message says: the `function` and the `argument` by their names, what
     it `got` and what is `expected`, the usual `cause` and the `remedy`; None is what it does not say.
-    TensorFlow raises the error anew out of a `tf.function`: they are those of its `__context__`.
+    Out of a `tf.function`, TensorFlow raises the error anew without them; its `__context__` has them.
     """
 
 
@@ -52,7 +53,7 @@ class CapturedVariableError(Reported, TypeError):
 GradientError.__init__ = CapturedVariableError.__init__ = Exception.__init__  # type: ignore[method-assign]
 
 
-# The attributes that `report` sets.
+# The attributes that `report` sets, and what the lines of a message are called.
 DATA = tuple(Reported.__annotations__)
 _LABELS = ("got", "expected", "usual cause", "what would happen", "remedy", "remedy, one of three")
 
@@ -117,8 +118,12 @@ def report(
     texts = (got, expected, cause, consequence, remedy, remedies)
     told = [f"    {label}: {text}" for label, text in zip(_LABELS, texts, strict=True) if text is not None]
     error = kind(lines(headline, *told, *more))
-    for name, value in zip(DATA, (function, argument, got, expected, cause, remedy or remedies), strict=True):
-        setattr(error, name, value)
+    # Dynamo (torch 2.13) cannot trace that a built-in exception gets an attribute: torch.compile would tell the user
+    # of that, and not what happened.
+    compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
+    if compiler is None or not compiler.is_compiling():
+        for name, value in zip(DATA, (function, argument, got, expected, cause, remedy or remedies), strict=True):
+            setattr(error, name, value)
     return error
 
 
