@@ -245,9 +245,7 @@ def _replayed_vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs
         _, pullback, _ = vjp(run, [inputs[place] for place in moving])
         # The values hang on what they were computed from, too: on what the function closes over.
         gradients = iter(pullback([*map(_conjugate, upstream)]))
-        return [
-            _conjugate(next(gradients)) if place >= 0 else upstream[place + count] for place in places
-        ]
+        return [_conjugate(next(gradients)) if place >= 0 else upstream[place + count] for place in places]
 
     return pull
 

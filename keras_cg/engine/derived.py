@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_cg import errors
 from keras_cg.engine import linear
-from keras_cg.engine.contract import Backend, PlainFunction, Pullback, Tensors
+from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
 
 
@@ -66,7 +66,7 @@ def _basis(backend: Backend, output: Any) -> list[Any]:
     return [xp.reshape(backend.cast(unit[row], backend.dtype(output)), backend.shape(output)) for row in range(count)]
 
 
-def recompute(backend: Backend, fun: PlainFlat, tensors: Sequence[Any]) -> Tensors:
+def recompute(backend: Backend, fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     """A custom gradient whose rule is the vjp of another run; what `fun` closes over is made an argument of it."""
     taken = fun.held(backend.is_tensor)
     count = len(tensors)
@@ -106,7 +106,7 @@ class _Recomputed:
 
     def capture(self, names: Sequence[str]) -> None:
         if names:
-            raise errors.lost_to_recompute(backends_name(self.backend))
+            raise errors.lost_to_recompute(self.backend.__name__.rpartition(".")[2])
 
     def held(self) -> Held:
         return Held(list(self.inputs), True, lambda tensors: _Recomputed(self.backend, self.fun, tensors))

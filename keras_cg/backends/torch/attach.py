@@ -106,7 +106,11 @@ class _Attach(torch.autograd.Function):
 
 
 def _read(
-    readings: list[bool], pullback: Pullback, cotangents: Sequence[Any], variables: Sequence[Any], wanted: Sequence[bool]
+    readings: list[bool],
+    pullback: Pullback,
+    cotangents: Sequence[Any],
+    variables: Sequence[Any],
+    wanted: Sequence[bool],
 ) -> tuple[list[Any], list[Any]]:
     """What the rule gives for values alone, and whether that hangs on something else that is differentiated."""
     with torch.enable_grad():
@@ -159,7 +163,9 @@ def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullba
             raise errors.unserved_variables("torch", "(where it is not in a closure)")
         elif node not in seen:
             seen.add(node)
-            stack += [(before, place, node._sequence_nr()) for before, place in node.next_functions if before is not None]
+            stack += [
+                (before, place, node._sequence_nr()) for before, place in node.next_functions if before is not None
+            ]
     return sorted(used, key=used.__getitem__)
 
 

@@ -82,7 +82,9 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         first, inputs = ctx.saved_tensors[: ctx.first], ctx.saved_tensors[ctx.first :]
-        places = [place for place, tensor in enumerate(inputs) if ctx.needs_input_grad[3 + ctx.count + ctx.first + place]]
+        places = [
+            place for place, tensor in enumerate(inputs) if ctx.needs_input_grad[3 + ctx.count + ctx.first + place]
+        ]
 
         def run(*moved: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
             values = dict(enumerate(inputs)) | dict(zip(places, moved, strict=True))

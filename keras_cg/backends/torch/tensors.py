@@ -14,7 +14,18 @@ from torch.autograd import forward_ad
 
 from keras_cg.backends import owner
 
-__all__ = ["asarray", "cast", "children", "dtype", "is_recording", "is_tensor", "namespace", "shape", "tensors", "to_numpy"]
+__all__ = [
+    "asarray",
+    "cast",
+    "children",
+    "dtype",
+    "is_recording",
+    "is_tensor",
+    "namespace",
+    "shape",
+    "tensors",
+    "to_numpy",
+]
 
 tensors = (torch.Tensor,)
 

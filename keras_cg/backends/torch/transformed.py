@@ -172,7 +172,9 @@ def _pushed(
     plan: _Plan, inputs: Sequence[torch.Tensor], pullback: Pullback, tangents: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor | None, ...]:
     """The tangents of the outputs: the vjp of `cotangents -> gradients`, if that is linear."""
-    kinds = [(shape, dtype, device) for shape, dtype, device in plan.likes if dtype.is_floating_point or dtype.is_complex]
+    kinds = [
+        (shape, dtype, device) for shape, dtype, device in plan.likes if dtype.is_floating_point or dtype.is_complex
+    ]
     zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in kinds]
     places = [place for place, tensor in enumerate(inputs) if is_floating(tensor)]
 
