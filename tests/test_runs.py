@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from outcomes import right_or_refused
 
-from keras_cg import custom_gradient, grad, jacobian, ops, vjp
+from keras_cg import CapturedVariableError, custom_gradient, grad, jacobian, ops, vjp
 
 X = np.array([0.25, 0.5, 1.0], np.float32)
 E = np.exp(X)
@@ -275,29 +276,22 @@ def captures(w):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_captured_value_is_differentiated(eager, way):
-    x, runs = eager.tensor(X), []
-
-    def loss(w):
-        f, ran = captures(w)
-        runs.append(ran)
-        return f(x)
-
-    check(eager, gradient(eager, loss, way)(eager.tensor(2 * X)), 5 * X)
-    assert [len(ran) for ran in runs] == [1]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_captured_value_and_the_argument_are_differentiated(eager, way):
+@pytest.mark.parametrize("role", ["captured", "captured and argument"])
+def test_a_captured_value_is_differentiated(eager, way, role):
     runs = []
 
     def loss(w):
         f, ran = captures(w)
         runs.append(ran)
-        return f(w * 1)
+        return f(eager.tensor(X) if role == "captured" else w * 1)
 
-    check(eager, gradient(eager, loss, way)(eager.tensor(X)), 7 + 5 * X)
-    assert [len(ran) for ran in runs] == [1]
+    def run():
+        return eager.array(gradient(eager, loss, way)(eager.tensor(X)))
+
+    # In a graph TensorFlow does not hand a tensor that is closed over to the rule.
+    refused = (CapturedVariableError,) if (eager.name, way) == ("tensorflow", "transformed") else ()
+    if right_or_refused(run, 5 * X if role == "captured" else 7 + 5 * X, *refused):
+        assert [len(ran) for ran in runs] == [1]
 
 
 @pytest.mark.only("jax")
