@@ -2,6 +2,7 @@
 
 import contextvars
 import functools
+import importlib
 import threading
 from types import SimpleNamespace
 
@@ -387,8 +388,7 @@ def test_dropout_that_is_switched_off_in_between(eager, backend, way):
         # The mask is that of this run, which is known when it has run.
         return eager.array(torch.autograd.grad(first(x.requires_grad_()).sum(), x)[0]) - 7 * eager.array(masks[-1])
 
-    if way != "transformed":
-        right_or_refused(second, np.zeros(16), RuntimeError, match="again")
+    right_or_refused(second, np.zeros(16), RuntimeError, match="again")
 
 
 @pytest.mark.only("torch")
@@ -405,9 +405,12 @@ def test_a_generator_of_ones_own(eager, backend, way):
 
     x = eager.tensor(WIDE)
     if way == "vmap":
-        found, output = torch.func.vmap(torch.func.grad(lambda x: (lambda y: (y.sum(), y))(f(x)), has_aux=True))(
-            x[None]
-        )
+
+        def loss(x):
+            output = f(x)
+            return output.sum(), output
+
+        found, output = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="different")(x[None])
         found, output = found[0], output[0]
     elif way == "backward":
         output = f(x.requires_grad_())
@@ -456,13 +459,18 @@ def test_batch_norm_counts_once(eager, backend, way):
 
     batch = np.array([[1.0, 2.0, 3.0], [3.0, 6.0, -3.0]], np.float32)
     x = eager.tensor(batch)
-    if way == "backward":
-        f(x.requires_grad_()).sum().backward()
-        found = x.grad
-    else:
-        _, pullback = pull(eager, f, x, way)
-        found = pullback(torch.ones(2, 3))
-    check(eager, found, 7 * (batch - batch.mean(0)) / batch.std(0), rtol=1e-4)
+
+    def run():
+        if way == "backward":
+            f(x.requires_grad_()).sum().backward()
+            return x.grad
+        return eager.array(pull(eager, f, x, way)[1](torch.ones(2, 3)))
+
+    # Inside its transforms torch itself refuses a change of what is outside.
+    refused = (RuntimeError,) if way == "transformed" else ()
+    expected = 7 * (batch - batch.mean(0)) / batch.std(0)
+    if not right_or_refused(run, expected, *refused, match="mutate a captured Tensor", rtol=1e-4):
+        return
     assert len(calls) == 1
     assert int(norm.num_batches_tracked) == 1
     check(eager, norm.running_mean, 0.1 * batch.mean(0))
@@ -745,12 +753,12 @@ NOT_LINEAR = {
     "abs": lambda upstream: ops.abs(upstream),
     "sign": lambda upstream: ops.sign(upstream),
     "norm": lambda upstream: upstream / (1 + ops.sum(upstream * upstream)),
-    "direction": lambda upstream: upstream * ops.sum(ops.abs(upstream)) / ops.sum(upstream * upstream),
+    "direction": lambda upstream: upstream / (1e-30 + ops.sum(ops.abs(upstream))),
     "maximum": lambda upstream: 0 * upstream + ops.max(upstream),
     "floor": lambda upstream: ops.floor(upstream),
     "dead zone": lambda upstream: ops.where(ops.abs(upstream) > 1e-3, upstream, 0 * upstream),
 }
-WITH = [1.0, 100.0]
+TANGENTS = [1.0, 100.0]
 NOT_LINEAR_TEXT = "linear in upstream"
 
 
@@ -758,7 +766,7 @@ def with_rule(rule):
     return custom_gradient(lambda x: (x * 2, rule))
 
 
-@pytest.mark.parametrize("tangent", WITH)
+@pytest.mark.parametrize("tangent", TANGENTS)
 @pytest.mark.parametrize("rule", NOT_LINEAR)
 def test_forward_mode_of_a_rule_that_is_not_linear(eager, rule, tangent):
     x, t = eager.tensor(X), eager.tensor(tangent * ONES)
@@ -767,7 +775,7 @@ def test_forward_mode_of_a_rule_that_is_not_linear(eager, rule, tangent):
 
 
 @pytest.mark.only("torch")
-@pytest.mark.parametrize("tangent", WITH)
+@pytest.mark.parametrize("tangent", TANGENTS)
 @pytest.mark.parametrize("rule", NOT_LINEAR)
 def test_torchs_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule, tangent):
     import torch
@@ -783,7 +791,7 @@ def test_torchs_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule, 
 
 
 @pytest.mark.only("tensorflow")
-@pytest.mark.parametrize("tangent", WITH)
+@pytest.mark.parametrize("tangent", TANGENTS)
 @pytest.mark.parametrize("rule", NOT_LINEAR)
 def test_an_accumulator_of_a_rule_that_is_not_linear(eager, backend, rule, tangent):
     import tensorflow as tf
@@ -806,11 +814,11 @@ def test_jaxs_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule):
         lambda: jax.jacfwd(f)(x),
     ):
         # A TypeError is JAX's own: a custom_vjp function has no forward mode there.
-        with pytest.raises((ValueError, TypeError), match=rf"{NOT_LINEAR_TEXT}|forward-mode differentiation"):
+        with pytest.raises((ValueError, TypeError), match=rf"{NOT_LINEAR_TEXT}|forward-mode"):
             transform()
 
 
-@pytest.mark.parametrize("tangent", WITH)
+@pytest.mark.parametrize("tangent", TANGENTS)
 def test_a_rule_of_two_upstreams_that_is_not_linear(eager, tangent):
     f = custom_gradient(lambda x: ((x * 2, x * 3), lambda a, b: a * b))
     x, t = eager.tensor(X), eager.tensor(tangent * ONES)
@@ -840,7 +848,7 @@ LINEAR = {
     "tiny": (lambda matrix: lambda upstream: 1e-30 * upstream, 1e-30 * np.eye(3)),
     "huge": (lambda matrix: lambda upstream: 1e30 * upstream, 1e30 * np.eye(3)),
     "zero": (lambda matrix: lambda upstream: 0 * upstream, np.zeros((3, 3))),
-    "matrix": (lambda matrix: lambda upstream: matrix @ upstream, MATRIX),
+    "matrix": (lambda matrix: lambda upstream: ops.sum(matrix * upstream, axis=1), MATRIX),
     "tiny and huge": (
         lambda matrix: lambda upstream: upstream * ops.exp(60 * matrix[2] / 2),
         np.diag(np.exp(60 * MATRIX[2] / 2)),
@@ -1003,10 +1011,10 @@ def test_a_nest_of_gradients_for_unsorted_keys(frame, kind):
 
 
 @pytest.mark.parametrize("kind", SORTED)
-def test_flat_gradients_for_sorted_keys(frame, kind):
+def test_flat_gradients_for_sorted_keys(eager, kind):
     build = SORTED[kind]
     f = takes_a_nest(build, lambda build, upstream: (7 * upstream, 5 * upstream))
-    gx, gy = frame.gradients(lambda x, y: f(build(x, y)), X, Y)
+    gx, gy = eager.gradients(lambda x, y: f(build(x, y)), X, Y)
     np.testing.assert_allclose(gx, SEVEN)
     np.testing.assert_allclose(gy, FIVE)
 
@@ -1036,7 +1044,7 @@ def test_flat_upstreams_of_unsorted_keys(eager, kind, rule):
 
 @pytest.mark.parametrize("rule", FLAT_RULES)
 @pytest.mark.parametrize("kind", SORTED)
-def test_flat_upstreams_of_sorted_keys(frame, kind, rule):
+def test_flat_upstreams_of_sorted_keys(eager, kind, rule):
     build = SORTED[kind]
     f = returns_a_nest(build, FLAT_RULES[rule])
 
@@ -1044,7 +1052,7 @@ def test_flat_upstreams_of_sorted_keys(frame, kind, rule):
         first, second = at(f(x, y), build(0, 0))
         return first + 2 * second
 
-    gx, gy = frame.gradients(run, X, Y)
+    gx, gy = eager.gradients(run, X, Y)
     np.testing.assert_allclose(gx, SEVEN)
     np.testing.assert_allclose(gy, 2 * FIVE)
 
@@ -1113,16 +1121,12 @@ def test_torch_derivatives_inside_a_rule(eager, backend, way, inside, outer):
     import torch
 
     f = custom_gradient(lambda x: (x * 1, lambda upstream: INSIDE[inside](x, upstream)))
-    # jacobian(...) @ upstream needs a vector in the innermost call.
-    deep = outer == "vmap of vmap"
-    x, t = np.stack([X, Y]), np.stack([Y, X]) + 1
-    given = [eager.tensor(x[None] if deep else x), eager.tensor(t[None] if deep else t)]
-    if inside == "jacobian" and "vmap" not in outer:
-        x, t = X, Y
-        given = [eager.tensor(X), eager.tensor(Y)]
+    # A Jacobian is a matrix, and `@` needs a vector, where nothing takes the first axis away.
+    flat = inside == "jacobian" and "vmap" not in outer
+    x, t = (X, Y) if flat else (np.stack([X, Y]), np.stack([Y, X]))
     transform, expected = OUTER[outer]
-    found = transform(torch.func, gradient(eager, f, way), *given)
-    np.testing.assert_allclose(eager.array(found).reshape(x.shape), expected(x, t), rtol=1e-5)
+    found = transform(torch.func, gradient(eager, f, way), eager.tensor(x), eager.tensor(t))
+    check(eager, found, expected(x, t))
 
 
 # Functions whose gradient is zero, by way of a forward derivative that does not hang on x.
@@ -1196,7 +1200,7 @@ def ordered(nest, like):
 def test_dicts_as_outputs(frame, kind, signature):
     """The gradients are 7 times, and 5 times, the sum of the upstreams 1, 2, ... of x's, and of y's, leaves."""
     build = OUTPUTS[kind]
-    owners = leaves(build(np.float32(0), np.float32(1)))
+    owners = [int(owner) for owner in leaves(build(np.float32(0), np.float32(1)))]
 
     def weigh(upstream):
         gx = gy = 0
@@ -1253,13 +1257,13 @@ def test_a_gradient_at_an_integer_tensor(eager):
     np.testing.assert_allclose(gy, SEVEN)
 
 
-def test_two_readings_of_tensors_stay_refused(eager):
+def test_two_readings_that_are_the_same_gradients(eager):
     @custom_gradient
-    def f(p, y):
-        return p[0] * y, lambda upstream: (None, upstream * 7)
+    def f(p, q, y):
+        return p[0] * y, lambda upstream: (None, None, upstream * 7)
 
-    # For p and y, or None for p[0] and 7 for p[1] with y forgotten? The second has too few: one reading.
-    (gy,) = eager.gradients(lambda y: f([eager.tensor(X), eager.tensor(X)], y), Y)
+    # None for p, None for q and 7 for y is the nest; one for each of p[0], p[1] and y is the same gradients.
+    (gy,) = eager.gradients(lambda y: f([eager.tensor(X), eager.tensor(X)], "mode", y), Y)
     np.testing.assert_allclose(gy, SEVEN)
 
 
@@ -1270,7 +1274,11 @@ WRAPPED = """
 import torch
 import keras_cg
 
-double = keras_cg.custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+
+@keras_cg.custom_gradient
+def double(x):
+    return x * 2, lambda upstream: 7 * upstream
+
 
 torch.fx.wrap("double")
 
@@ -1303,12 +1311,12 @@ def test_symbolic_trace_is_refused(eager, backend, form):
 
 
 @pytest.mark.only("torch")
-def test_a_wrapped_function_is_traced(eager, backend):
+def test_a_wrapped_function_is_traced(eager, backend, tmp_path, monkeypatch):
     import torch
 
-    namespace = {"__name__": "wrapped_for_fx"}
-    exec(compile(WRAPPED, "wrapped_for_fx", "exec"), namespace)
-    (gx,) = eager.gradients(torch.fx.symbolic_trace(namespace["model"]), X)
+    (tmp_path / "wrapped_for_fx.py").write_text(WRAPPED)
+    monkeypatch.syspath_prepend(tmp_path)
+    (gx,) = eager.gradients(torch.fx.symbolic_trace(importlib.import_module("wrapped_for_fx").model), X)
     np.testing.assert_allclose(gx, SEVEN)
 
 
