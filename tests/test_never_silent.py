@@ -763,7 +763,7 @@ NOT_LINEAR = {
     "abs": lambda upstream: ops.abs(upstream),
     "sign": lambda upstream: ops.sign(upstream),
     "norm": lambda upstream: upstream / (1 + ops.sum(upstream * upstream)),
-    "direction": lambda upstream: upstream / (1e-30 + ops.sum(ops.abs(upstream))),
+    "direction": lambda upstream: upstream / (1e-3 + ops.sum(ops.abs(upstream))),
     "maximum": lambda upstream: 0 * upstream + ops.max(upstream),
     "floor": lambda upstream: ops.floor(upstream),
     "dead zone": lambda upstream: ops.where(ops.abs(upstream) > 1e-3, upstream, 0 * upstream),
