@@ -109,7 +109,7 @@ class _Recomputed:
             raise errors.lost_to_recompute(self.backend.__name__.rpartition(".")[2])
 
     def held(self) -> Held:
-        return Held(list(self.inputs), True, lambda tensors: _Recomputed(self.backend, self.fun, tensors))
+        return Held(list(self.inputs), lambda tensors: _Recomputed(self.backend, self.fun, tensors))
 
 
 def _is_floating(backend: Backend, tensor: Any) -> bool:

@@ -92,7 +92,7 @@ class _Attach(torch.autograd.Function):
         inputs, held = saved[: kept.count], saved[kept.count : kept.count + ctx.count]
         variables = saved[len(saved) - count :] if count else ()
         if is_differentiated:
-            gradients, others = kept.differentiated(replay, inputs, held)(cotangents, variables, wanted)
+            gradients, others = kept.differentiated(replay, torch.Tensor.detach, inputs, held)(cotangents, variables, wanted)
             return (None, None, *gradients, *others)
         if kept.uses_inputs:
             # The rule saw inputs cut from the graph.

@@ -26,9 +26,11 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
         )
     # In plain loops here and in `_Compiling`, because torch.compile (2.13) traces a comprehension as a call of its own.
     inputs = []
+    wanted = []
     is_wanted = False
     for tensor in tensors:
         is_wanted = is_wanted or tensor.requires_grad
+        wanted.append(tensor.requires_grad)
         inputs.append(tensor.detach())
     outputs, pullback = fun(*inputs)
     for output in outputs:
@@ -45,15 +47,15 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
             if known is tensor:
                 other = tensor.view_as(tensor)
         distinct.append(other)
-    return _Compiling.apply(pullback, len(outputs), *distinct)  # type: ignore[no-any-return, no-untyped-call]
+    return _Compiling.apply(pullback, wanted, len(outputs), *distinct)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Compiling(torch.autograd.Function):
     """Outputs that were computed already, with the rule as their gradient; torch.compile frees by itself what it can."""
 
     @staticmethod
-    def forward(ctx: Any, pullback: Any, count: int, *tensors: torch.Tensor) -> Any:
-        ctx.pullback, ctx.count = pullback, count
+    def forward(ctx: Any, pullback: Any, wanted: list[bool], count: int, *tensors: torch.Tensor) -> Any:
+        ctx.pullback, ctx.wanted, ctx.count = pullback, wanted, count
         outputs = []
         without = []
         for tensor in tensors[:count]:
@@ -67,4 +69,4 @@ class _Compiling(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        return (None, None, *[None] * ctx.count, *ctx.pullback(cotangents)[0])
+        return (None, None, None, *[None] * ctx.count, *ctx.pullback(cotangents, (), ctx.wanted)[0])

@@ -49,7 +49,9 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
                 _differentiate, [out for out, _ in used], inputs, saveable([cotangent for _, cotangent in used])
             )
             gradients = differentiate(create_graph)
-            return differentiate(True) if any(readings) and not create_graph else gradients
+            if any(readings) and not create_graph:
+                gradients = differentiate(True)
+            return tuple(map(_materialised, gradients))
 
     if further:
         return outputs, pullback, aux
@@ -69,6 +71,11 @@ def gradient(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tenso
     differentiated = torch.func.grad_and_value(total, argnums=tuple(range(len(tensors))), has_aux=True)
     gradients, (_, (outputs, aux)) = differentiated(*tensors)
     return outputs, gradients, aux
+
+
+def _materialised(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros with memory of their own: forward mode of torch (2.13) leaves some without, which nobody can save."""
+    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor  # a method that torch does not document
 
 
 def _differentiate(

@@ -8,10 +8,12 @@ from typing import Any
 import array_api_compat.torch as namespace
 import numpy
 import torch
+import torch.fx
 import torch.utils._pytree as pytree
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
+from keras_cg import errors
 from keras_cg.backends import owner
 
 __all__ = [
@@ -43,7 +45,15 @@ forward_ad._current_level  # noqa: B018
 
 
 def is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, torch.fx.Proxy):
+        raise errors.rule_dropped(
+            "torch.fx.symbolic_trace",
+            "keep the call as one step of the graph: put it into a function of a module, and call torch.fx.wrap with the"
+            " function's name in that module",
+        )
+    return False
 
 
 def asarray(value: Any) -> Any:

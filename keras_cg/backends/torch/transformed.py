@@ -148,7 +148,7 @@ def _saved(ctx: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 def _pullback(plan: _Plan, held: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Pullback:
     if torch.is_grad_enabled():
-        return plan.kept.differentiated(replay, inputs, held)
+        return plan.kept.differentiated(replay, torch.Tensor.detach, inputs, held)
     return plan.kept.pullback(inputs, held)
 
 
