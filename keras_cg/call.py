@@ -140,11 +140,11 @@ class Pullback:
         given, convention, likes = self.given, self.convention, self.likes
         values = convention.values if convention.gets_arguments() else ()
         taken = held.find(convention.rule, values, given.backend.is_tensor, given.backend.children, made_by=given.fun)
-        # Not `self`, nor the convention, which hold the tensors.
-        count, outputs = convention.count, convention.outputs
+        # Neither `self`, nor the convention, nor `taken`, which hold the tensors.
+        count, outputs, around = convention.count, convention.outputs, taken.build
 
         def build(tensors: Sequence[Any]) -> Pullback:
-            rule, values = taken.build(tensors)
+            rule, values = around(tensors)
             return Pullback(given, Convention(rule, given, values, count, outputs), likes)
 
         return taken._replace(build=build)

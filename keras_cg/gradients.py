@@ -143,9 +143,6 @@ class Gradients:
         """The arguments of the call, those left at their defaults put in where they belong."""
         arguments, count = self.arguments, self.arguments.positionals
         named = dict(zip(arguments.keywords, explicit[count:], strict=True))
-        missing = signature.missing(arguments.fun, count, named)
-        if missing is None:
-            return explicit
 
         def take(name: str, default: Any) -> Part:
             if name in named:
@@ -153,11 +150,10 @@ class Gradients:
             spec = default_spec(arguments.backend, default)
             return spec, [False] * spec.num_leaves
 
-        # What `*args` took stands behind the named positional parameters, and before the keyword-only ones.
-        own = explicit[: missing.before]
-        own += [take(name, default) for name, default in missing.positional]
-        own += explicit[missing.before : count]
-        own += [take(name, default) for name, default in missing.keyword_only]
+        positional = signature.left_positional(arguments.fun, count, named)
+        keyword_only = signature.left_keyword_only(arguments.fun, named)
+        own = [*explicit[:count], *(take(name, default) for name, default in positional)]
+        own += [take(name, default) for name, default in keyword_only]
         return [*own, *named.values()]
 
     def _misfit(self, value: Any) -> errors.GradientError:

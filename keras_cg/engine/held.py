@@ -53,6 +53,18 @@ class Held(NamedTuple):
         """Whether all tensors are here, and `build` replaces each."""
         return not self.stuck and not self.is_hiding
 
+    def movable(self) -> Held:
+        """The same without those that stay where they are, which are not to be counted on."""
+        moving = [place for place in range(len(self.tensors)) if place not in self.stuck]
+
+        def build(tensors: Sequence[Any]) -> Any:
+            others = list(self.tensors)
+            for place, tensor in zip(moving, tensors, strict=True):
+                others[place] = tensor
+            return self.build(others)
+
+        return Held([self.tensors[place] for place in moving], build, (), bool(self.stuck) or self.is_hiding)
+
 
 def find(
     function: Callable[..., Any],

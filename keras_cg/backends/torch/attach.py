@@ -106,18 +106,15 @@ class _Attach(torch.autograd.Function):
 
 
 def _read(
-    readings: list[bool],
-    pullback: Pullback,
-    cotangents: Sequence[Any],
-    variables: Sequence[Any],
-    wanted: Sequence[bool],
-) -> tuple[list[Any], list[Any]]:
-    """What the rule gives for values alone, and whether that hangs on something else that is differentiated."""
+    readings: list[bool], pullback: Pullback, cotangents: Sequence[Any], variables: Sequence[Any], wanted: Sequence[bool]
+) -> list[list[Any]]:
+    """What the rule gives; and notes whether that hangs on something that is differentiated."""
     with torch.enable_grad():
-        gradients, others = pullback(cotangents, [variable.detach() for variable in variables], wanted)
-    readings += [gradient.requires_grad for gradient in (*gradients, *others) if gradient is not None]
-    cut = [[None if tensor is None else tensor.detach() for tensor in part] for part in (gradients, others)]
-    return cut[0], cut[1]
+        parts = pullback(cotangents, variables, wanted)
+    readings += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
+    return [
+        [tensor.detach() if tensor is not None and tensor.requires_grad else tensor for tensor in part] for part in parts
+    ]
 
 
 def _aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

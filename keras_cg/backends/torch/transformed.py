@@ -35,20 +35,19 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
         raise errors.rule_dropped(
             "forward mode inside forward mode", "take one of the two derivatives in reverse, as torch.func.hessian does"
         )
-    taken = fun.held(_is_transformed)
+    taken = fun.held(_is_transformed).movable()
     count = len(tensors)
 
     def around(*values: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
         return taken.build(values[count:])(*values[:count])  # type: ignore[no-any-return]
 
     again = Replay(around, tensors, random_states(tensors))
-    stuck = {id(taken.tensors[place]) for place in taken.stuck}
     inputs = [*(tensor.detach() for tensor in tensors), *taken.tensors]
-    with _Uses([tensor for tensor in taken.tensors if id(tensor) not in stuck]) as uses:
+    with _Uses(taken.tensors) as uses:
         outputs, pullback = run(around, inputs)
     variables: list[int] = []
     if any(map(is_differentiated, outputs)):
-        variables = uses.places([*taken.tensors])
+        variables = uses.places(taken.tensors)
         if not variables or uses.is_foreign:
             pullback.capture(["(a value that a transform of torch.func differentiates)"])
             raise errors.unserved_variables("torch", "under a transform of torch.func")
@@ -147,6 +146,9 @@ def _saved(ctx: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def _pullback(plan: _Plan, held: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Pullback:
+    if not plan.kept.is_whole:
+        # What the rule holds besides may be wrapped by a level that is over, and then be taken for another tensor.
+        return plan.kept.another(inputs, held)[0]
     if torch.is_grad_enabled():
         return plan.kept.differentiated(replay, torch.Tensor.detach, inputs, held)
     return plan.kept.pullback(inputs, held)
