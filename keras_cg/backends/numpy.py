@@ -90,8 +90,8 @@ def is_recording() -> bool:
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Runs `fun` once, on plain arrays, and lets a primitive of autograd carry what came out.
 
-    What `fun` closes over and autograd differentiates is made an argument. Which of these the outputs hang on, a trace of
-    its own tells, in which they are the only boxes.
+    What `fun` closes over and autograd differentiates is made an argument. Which of these the outputs hang on, a trace
+    of its own tells, in which they are the only boxes.
     """
     taken = fun.held(lambda value: isinstance(value, Box) and is_tensor(value)).movable()
     inputs: list[Any] = [asarray(_innermost(tensor)) for tensor in tensors]
