@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 
+from keras_cg import errors
 from keras_cg.engine.again import Run
 from toy import engine
 from toy.engine import Tensor
@@ -69,9 +70,13 @@ def attach(fun, tensors):
 
     inputs = [*map(cut, parents)]
     outputs, pullback = around(*inputs)
-    variables = [place for place in range(count, len(inputs)) if hangs_on(outputs, inputs[place])]
-    if variables:
+    used = computed_from(outputs)
+    variables = [place for place in range(count, len(inputs)) if inputs[place] in used]
+    is_found = all([node.number >= inputs[0].number or not node.parents for node in used])
+    if variables or not is_found:
         pullback.capture(["(a value that is being differentiated)"])
+    if not is_found:
+        raise errors.unserved_variables("toy")
     run = Run(sys.modules[__name__], around, inputs, pullback)
 
     def pull(upstreams):
@@ -90,15 +95,14 @@ def cut(tensor):
     return Tensor(tensor.value)
 
 
-def hangs_on(outputs, wanted):
+def computed_from(outputs):
     waiting, seen = [*outputs], set()
     while waiting:
         node = waiting.pop()
-        if node is wanted:
-            return True
-        waiting += [parent for parent in node.parents if parent not in seen]
-        seen.update(node.parents)
-    return False
+        if node not in seen:
+            seen.add(node)
+            waiting += node.parents
+    return seen
 
 
 def replay(again, values, inputs):
