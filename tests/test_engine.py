@@ -797,6 +797,16 @@ def test_gradients_that_are_replayed_are_those_of_another_run():
     assert fun.runs == 2
 
 
+@pytest.mark.parametrize(("upstream", "variable"), [(3.0, 7.0), (2.0, 8.0)])
+def test_gradients_that_are_replayed_at_another_place(upstream, variable):
+    """Another run gets the upstream and the variables that it is called with."""
+    _, run = started(hiding(iter([3, 3])), X, np.array(4))
+    replay = Replayed()
+    run.differentiated(replay, lambda tensor: tensor, [X, np.array(4)], run.held)([2.0, None], [7.0])
+    with pytest.raises(RuntimeError, match="another output"):
+        replay.calls[0][0](X, np.array(4), upstream, variable)
+
+
 def test_the_first_run_gets_variables_that_nobody_differentiates():
     _, run = started(hiding(iter([3])), X, np.array(4))
     pullback = run.differentiated(Replayed(), cut, [X, np.array(4)], run.held)
@@ -842,6 +852,7 @@ LINEAR = {
     "overflow": (lambda u: [np.float32(1e30) * u], ones("float32")),
     "overflow of half precision": (lambda u: [np.float16(1e4) * u], ones("float16")),
     "underflow": (lambda u: [np.float32(1e-30) * u], ones("float32")),
+    "difference of what underflows": (lambda u: [np.float32(1e-32) * u - np.float32(9e-33) * u], ones("float32")),
     "division by zero": (lambda u: [u / np.array([0.0, 1.0, 2.0])], ones()),
     "complex": (lambda z: [(2 - 3j) * z], ones("complex128")),
     "complex to real": (lambda z: [np.real(z), np.conj(z)], ones("complex64")),
@@ -867,6 +878,7 @@ def clip(limit):
 
 CURVED = {
     "constant": (lambda u: [7 * u + 1], ones()),
+    "constant at zero": (lambda u: [np.where(u == 0, 1, u)], ones()),
     "small constant": (lambda u: [7 * u + 1e-3], ones("float32")),
     "absolute value": (lambda u: [abs(u)], ones()),
     "absolute value of a number": (lambda u: [abs(u)], np.array(1.0)),
@@ -885,6 +897,7 @@ CURVED = {
     "product": (lambda u, v: [u * v], ones(), ones()),
     "second gradient": (lambda u: [7 * u, abs(u)], ones()),
     "complex gate": (lambda z: [np.where(np.real(z) > 0, z, 0)], ones("complex128")),
+    "length of the imaginary part": (lambda z: [np.real(z) + abs(np.imag(z))], ones("complex128")),
     "complex length": (lambda z: [abs(z)], ones("complex64")),
     "infinite from a hundred on": (lambda u: [np.where(abs(u) > 100, np.nan, abs(u))], ones()),
     "steps": (lambda u: [np.round(u)], ones()),
@@ -896,6 +909,7 @@ CURVED = {
     "clip a large float32": (clip(1e11), ones("float32", ())),
     "clip a small float16": (clip(1e-2), ones("float16", ())),
     "clip a large float16": (clip(1e4), ones("float16", ())),
+    "clip a large float16 beside a float64": (lambda u, v: [np.clip(u, -1e4, 1e4), v], ones("float16"), ones()),
 }
 
 
