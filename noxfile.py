@@ -53,10 +53,11 @@ def run_shared(session: nox.Session, program: str, *arguments: str, env: dict[st
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, imports and docstrings: ruff."""
+    """Style, docstrings and which way imports run: ruff, import-linter. Nothing of the package is imported for it."""
     session.install(*CONSTRAINTS, *nox.project.dependency_groups(PYPROJECT, "lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    session.run("lint-imports", "--no-cache", "--no-logo")
 
 
 @nox.session
