@@ -1,4 +1,4 @@
-"""One call of a decorated function: its arguments are bound and parted, the backend attaches the rule, the output is combined."""
+"""One call of a decorated function: bind and part the arguments, have the rule attached, combine the output."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class State:
         self.keys: list[int] = []
 
     def is_needed(self) -> bool:
-        """Whether the next run must be inside `with state:`. It need not without Keras, nor the first outside of a scope."""
+        """Whether the next run must be inside `with state:`, as without Keras none, nor the first outside a scope."""
         return keras() is not None and (self.runs > 0 or self.scope is not None)
 
     def count(self) -> None:

@@ -93,7 +93,8 @@ def left_keyword_only(fun: Callable[..., Any], named: Collection[str]) -> Left:
 
 
 def _with_defaults(names: Sequence[str], named: Collection[str], defaults: Callable[[], dict[str, Any]]) -> Left:
-    # Asked only where they are needed: torch.compile (2.13) cannot read those of a function that is made while it traces.
+    # Asked only where they are needed: torch.compile (2.13) cannot read those of a function that is made while it
+    # traces.
     known = {} if all([name in named for name in names]) else defaults()
     return [(name, known.get(name)) for name in names]
 

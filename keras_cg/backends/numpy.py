@@ -90,8 +90,8 @@ def is_recording() -> bool:
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Runs `fun` once, on plain arrays, and lets a primitive of autograd carry what came out.
 
-    What `fun` closes over and autograd differentiates is made an argument. The outputs hang on some of these if a trace of
-    its own says so, in which they are the only boxes.
+    What `fun` closes over and autograd differentiates is made an argument. Which of these the outputs hang on, a trace of
+    its own tells, in which they are the only boxes.
     """
     taken = fun.held(lambda value: isinstance(value, Box) and is_tensor(value)).movable()
     inputs: list[Any] = [asarray(_innermost(tensor)) for tensor in tensors]
@@ -106,7 +106,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     order: list[int] = []
     with trace_stack.new_trace() as level:
         roots = [
-            new_box(_innermost(tensor), level, _Use.new_root(place, order)) for place, tensor in enumerate(taken.tensors)
+            new_box(_innermost(tensor), level, _Use.new_root(place, order))
+            for place, tensor in enumerate(taken.tensors)
         ]
         outputs, pullback = around(*inputs, *roots)
     uses = [output._node.places for output in outputs if isinstance(getattr(output, "_node", None), _Use)]

@@ -106,11 +106,11 @@ class _Replayed(torch.autograd.Function):
             values = dict(enumerate(inputs)) | dict(zip(places, moved, strict=True))
             return tuple(ctx.again.against(first, [*values.values()]))
 
-        outputs, found = torch.func.jvp(
+        _, pushed = torch.func.jvp(
             run, tuple(inputs[place] for place in places), tuple(moving[place] for place in places)
         )
         return tuple(
-            moved if tangent is None else moved + tangent for moved, tangent in zip(found, tangents, strict=False)
+            moved if tangent is None else moved + tangent for moved, tangent in zip(pushed, tangents, strict=False)
         )
 
 

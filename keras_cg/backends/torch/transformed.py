@@ -28,8 +28,8 @@ from keras_cg.engine.contract import Function, Pullback
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """As `attach.attach`; what `fun` closes over is made an argument, since every level has tensors of its own.
 
-    `fun` runs once, on values cut from every level. If something that it closes over is differentiated, it runs on that as
-    it is, so that the outputs tell whether they hang on it.
+    `fun` runs once, on values cut from every level. If something that it closes over is differentiated, it runs on that
+    as it is, so that the outputs tell whether they hang on it.
     """
     if _forward_levels() > 1:
         raise errors.rule_dropped(
@@ -139,7 +139,8 @@ class _Transformed(torch.autograd.Function):
 def _saved(ctx: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What the rule held, and the inputs; without the wrappers of a level that is over.
 
-    A rule that opens a level of its own gives it the same number, and torch (2.13) would take a dead wrapper for one of it.
+    A rule that opens a level of its own gives it the same number, and torch (2.13) would take a dead wrapper for one of
+    it.
     """
     saved = [functorch.unwrap_if_dead(tensor) for tensor in ctx.saved_tensors]
     return saved[: ctx.plan.held], saved[ctx.plan.held :]
