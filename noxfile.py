@@ -132,7 +132,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["frameworks"])
 def readme(session: nox.Session) -> None:
-    """The Python of README.md and docs/checking.md runs, on every backend; the commands there print what they say."""
+    """The Python of the README and of pages in docs runs, on every backend; the commands there print what they say."""
     backends = f"--backends={','.join(BACKENDS)}"
     run_shared(session, "pytest", *PARALLEL, backends, *PAGES, *session.posargs, env=ENVIRONMENT)
 

@@ -52,10 +52,15 @@ class Gradients:
         return tuple(checked)
 
     def _label(self, place: int) -> str:
+        """What the user would call the leaf at a place."""
         return self.arguments.labels()[place]
 
     def _pick(self, result: Any) -> Sequence[Any]:
-        """What the rule returned for each tensor argument, in order."""
+        """What the rule returned for each tensor argument, in order.
+
+        The usual results are read at once: a bare tensor, a tensor for each argument, a nest like the arguments with
+        something at every leaf. Of any other all readings are made, and one is chosen.
+        """
         backend, (laid, places) = self.arguments.backend, self.arguments.rest
         if len(places) == 1 and backend.is_tensor(result):
             return [result]
@@ -132,7 +137,11 @@ class Gradients:
                 )
 
     def _forms(self) -> Iterator[list[Part]]:
-        """The structures a rule may return: the arguments, those with tensors, and these with what has a default."""
+        """The structures a rule may return.
+
+        The arguments of the call; those of them with tensors; all parameters, with those left at their defaults; the
+        leaves of all these in a row.
+        """
         laid, places = self.arguments.rest
         tensors = set(places)
         explicit: list[Part] = []
@@ -148,7 +157,7 @@ class Gradients:
         yield [(None, [mark]) for _, marks in complete for mark in marks]
 
     def _with_every_default(self, explicit: list[Part]) -> list[Part]:
-        """The arguments of the call, those left at their defaults put in where they belong."""
+        """The arguments of the call, those left at their defaults put in where the signature has them."""
         arguments, count = self.arguments, self.arguments.positionals
         named = dict(zip(arguments.keywords, explicit[count:], strict=True))
 
