@@ -43,7 +43,7 @@ class Replay:
     def __init__(self, fun: Callable[..., Any], tensors: Sequence[torch.Tensor], random: Any):
         self.fun = fun
         self.random, self.devices = random
-        kinds = {"cpu", *(tensor.device.type for tensor in tensors if not tensor.is_cpu)}
+        kinds = {"cpu"}.union([tensor.device.type for tensor in tensors])
         self.autocast = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
