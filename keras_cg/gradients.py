@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from keras_cg import errors, nest, signature
 from keras_cg.arguments import Arguments, default_spec
-from keras_cg.leaves import compatible, describe, flatten, is_differentiable
+from keras_cg.engine.precision import is_differentiable
+from keras_cg.leaves import compatible, describe, flatten
 
 # What the gradient of a tensor must look like.
 Like = tuple[str, tuple[int | None, ...] | None]

@@ -10,6 +10,7 @@ from keras_cg import errors
 from keras_cg.engine import linear
 from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
+from keras_cg.engine.precision import is_differentiable
 
 
 def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
@@ -89,7 +90,7 @@ class _Recomputed:
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
     ) -> tuple[Tensors, Tensors]:
-        places = [place for place, tensor in enumerate(self.inputs) if _is_floating(self.backend, tensor)]
+        places = [place for place, tensor in enumerate(self.inputs) if is_differentiable(self.backend.dtype(tensor))]
         arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
 
         def floating(*moving: Any) -> tuple[Tensors, Tensors]:
@@ -110,10 +111,6 @@ class _Recomputed:
 
     def held(self) -> Held:
         return Held(list(self.inputs), lambda tensors: _Recomputed(self.backend, self.fun, tensors))
-
-
-def _is_floating(backend: Backend, tensor: Any) -> bool:
-    return backend.dtype(tensor).startswith(("float", "bfloat", "complex"))
 
 
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:
