@@ -491,9 +491,24 @@ def test_recompute_keeps_only_the_arguments(backend):
 
 
 @pytest.mark.only("numpy")
-def test_recompute_refuses_what_it_cannot_find(backend):
+def test_recompute_finds_attributes(backend):
     class Holder:
         pass
+
+    def loss(w, x):
+        holder = Holder()
+        holder.w = w
+        return ops.sum(recipes.recompute(lambda x: seven_exp(x) * holder.w**3)(x))
+
+    gw, gx = keras_cg.grad(loss, (0, 1))(np.asarray(2.0), X)
+    np.testing.assert_allclose(gw, 24 * np.sum(X))
+    np.testing.assert_allclose(gx, 56 * np.exp(X))
+
+
+@pytest.mark.only("numpy")
+def test_recompute_refuses_what_it_cannot_find(backend):
+    class Holder:
+        __slots__ = ("w",)
 
     def loss(w, x):
         holder = Holder()

@@ -69,16 +69,26 @@ def _basis(backend: Backend, output: Any) -> list[Any]:
 
 def recompute(backend: Backend, fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     """A custom gradient whose rule is the vjp of another run; what `fun` closes over is made an argument of it."""
-    taken = fun.held(backend.is_tensor)
+    taken = fun.held(backend.is_tensor).movable()
     count = len(tensors)
 
     def around(*values: Any) -> Tensors:
         return taken.build(values[count:])(*values[:count])  # type: ignore[no-any-return]
 
-    def attached(*values: Any) -> tuple[Tensors, Pullback]:
-        return around(*values), _Recomputed(backend, around, values)
+    return backend.attach(_Recompute(backend, fun.name, around), (*tensors, *taken.tensors))
 
-    return backend.attach(attached, (*tensors, *taken.tensors))
+
+class _Recompute:
+    """A function whose rule runs it again. It holds nothing that could be moved: that is among its arguments."""
+
+    def __init__(self, backend: Backend, name: str, fun: Callable[..., Tensors]):
+        self.backend, self.name, self.fun = backend, name, fun
+
+    def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]:
+        return self.fun(*tensors), _Recomputed(self.backend, self.fun, tensors)
+
+    def held(self, is_wanted: Callable[[Any], bool]) -> Held:
+        return Held([], lambda tensors: self)
 
 
 class _Recomputed:

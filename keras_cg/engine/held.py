@@ -114,7 +114,8 @@ def _tensors_alone(function: Callable[..., Any], is_tensor: Callable[[Any], bool
     if _assigns(code):
         return None
     for global_name in _names(code):
-        if not isinstance(scope.get(global_name), _EMPTY):
+        value = scope.get(global_name)
+        if is_tensor(value) or not isinstance(value, _EMPTY):
             return None
     try:
         contents = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -154,6 +155,8 @@ class _Search:
         self.stuck: set[int] = set()
         # By identity, and with the value, whose identity nothing else must take over meanwhile.
         self.known: dict[int, tuple[Any, Build | None]] = {}
+        # What was found more than once.
+        self.met: set[int] = set()
 
     def look(self, value: Any, own: bool) -> Build | None:
         """How to make `value` around other tensors, or None if it can stay as it is.
@@ -162,14 +165,19 @@ class _Search:
             value: Anything.
             own: Whether this run of the function made it.
         """
-        if value is None:
+        # An array is a tensor on NumPy, and an atom elsewhere.
+        if isinstance(value, nest.ATOMS) and not self.is_tensor(value):
             return None
-        if id(value) not in self.known:
-            # A function or a list that is found again inside itself stays as it is there.
-            self.known[id(value)] = value, None
+        place = id(value)
+        if place in self.known:
+            self.met.add(place)
+        else:
+            self.known[place] = value, None
             build = self._open(value, own)
-            self.known[id(value)] = value, build and functools.partial(_once, build)
-        return self.known[id(value)][1]
+            # What is met again inside itself stays as it is there, around the tensors that it had.
+            self.is_hiding = self.is_hiding or (build is not None and place in self.met)
+            self.known[place] = value, build and functools.partial(_once, build)
+        return self.known[place][1]
 
     def _open(self, value: Any, own: bool) -> Build | None:
         if self.is_tensor(value):
@@ -206,7 +214,7 @@ class _Search:
             # It may be older than this run, which may have put tensors into it all the same.
             self.stay(laid.leaves)
             return None
-        looked = [None if isinstance(leaf, nest.ATOMS) else self.look(leaf, own) for leaf in laid.leaves]
+        looked = [self.look(leaf, own) for leaf in laid.leaves]
         builds = {place: build for place, build in enumerate(looked) if build is not None}
         if not builds:
             return None
@@ -299,11 +307,14 @@ class _Search:
         scope = function.__globals__
         for name in _names(function.__code__):
             value = scope.get(name)
-            if isinstance(value, _EMPTY) or (isinstance(value, FunctionType) and value.__globals__ is not scope):
-                continue
-            if self.is_tensor(value) and name not in self.assigned:
-                self.look(value, False)
-            else:
+            if self.is_tensor(value):
+                if name in self.assigned:
+                    self.stay([value])
+                else:
+                    self.look(value, False)
+            elif isinstance(value, FunctionType):
+                self.stay([value] if value.__globals__ is scope else [])
+            elif not isinstance(value, _EMPTY):
                 self.stay([value])
 
     def _cell(self, cell: CellType, own: bool) -> Build | None:

@@ -27,7 +27,7 @@ def conditions(
     """
     kinds = [backend.dtype(tensor) for tensor in cotangents]
     reach = min((precision.of(kind).reach for kind in kinds), default=0)
-    directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 1.7, 1.0)) for tensor in cotangents]
+    directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 0.3, 0.5)) for tensor in cotangents]
 
     def pulled(scale: float, further: float) -> Sequence[Any]:
         return pull([scale * one + further * two for one, two in directions])
@@ -36,7 +36,7 @@ def conditions(
     with numpy.errstate(all="ignore"):
         first, second = pulled(1.0, 0.0), pulled(0.0, 1.0)
         pairs = list(zip(pulled(1.0, -2.0), [a - 2.0 * b for a, b in zip(first, second, strict=True)], strict=True))
-        for scale in (0.0, *(sign * 2.0**power for power in (reach, reach // 2, -reach) for sign in (1, -1))):
+        for scale in (0.0, *(sign * 2.0**power for power in (reach, reach // 2, -reach // 2, -reach) for sign in (1, -1))):
             pairs += zip(pulled(scale, 0.0), [scale * gradient for gradient in first], strict=True)
         return [_is_close(backend, came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
 
