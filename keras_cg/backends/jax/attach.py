@@ -1,0 +1,246 @@
+"""A function with its rule: run once, eagerly or as a program, and attached by `jax.custom_vjp`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as namespace
+
+# Whether a jit, or what works like one, is building a program around a call. JAX (0.10) exports no other way to ask but
+# to make an array and look at it, which takes fifty times as long; if the name is gone, this import raises.
+from jax.extend.core import Literal
+from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_staging  # type: ignore[attr-defined]
+from jax.tree_util import Partial
+
+from keras_cg import errors
+from keras_cg.backends.jax import carried
+from keras_cg.backends.jax.carried import Rule
+from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
+from keras_cg.engine.contract import Function, Pullback
+
+# The outputs of one run, and what its backward pass needs: a rule around the values that it uses, as JAX keeps both.
+Call = Callable[..., tuple[Sequence[Any], Callable[[], Partial]]]
+
+
+def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    # In a shard_map without a jit around it, too, nobody can look at values.
+    is_program = _is_staging() or bool(jax.sharding.get_abstract_mesh().manual_axes)
+    if is_program or fun.held(is_traced).tensors:  # type: ignore[attr-defined]
+        return _staged(fun, tensors)
+    if not any(map(is_traced, tensors)):
+        outputs, _ = fun(*tensors)
+        if not any(map(is_traced, outputs)):
+            return outputs
+        return _staged(fun, tensors)
+    try:
+        return _attach(functools.partial(_eager, fun, [*map(is_traced, tensors)]), tensors)
+    except (jax.errors.UnexpectedTracerError, _HiddenError):
+        # In an attribute, where `held` does not look, the function keeps a value that is being differentiated: by the
+        # same transform as an argument, which is unexpected inside a custom_vjp, or by an outer one.
+        return _staged(fun, tensors)
+
+
+class _HiddenError(Exception):
+    """A function keeps a traced value where it was not found: its outputs are traced, and its inputs are not."""
+
+
+def _attach(call: Call, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of `call(*args)`, whose gradient is what the rule says."""
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        return tuple(call(*args)[0])
+
+    def forward(*args: Any) -> tuple[tuple[Any, ...], Partial]:
+        outputs, residuals = call(*args)
+        kept = residuals()
+        return carried.carry(kept, outputs, args) if is_recording() else tuple(outputs), kept
+
+    def derivative(args: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        outputs, residuals = call(*args)
+        kept = residuals()
+        return jax.jvp(lambda *args: carried.carry(kept, outputs, args), args, tangents)
+
+    if is_forward.value:
+        attached = jax.custom_jvp(run)
+        attached.defjvp(derivative)
+    else:
+        attached = jax.custom_vjp(run)
+        attached.defvjp(forward, _backward)
+    return attached(*args)  # type: ignore[no-any-return]
+
+
+# Whether `jvp` is at work: a custom_vjp has no forward mode. JAX keeps what it traced there apart from what it traced
+# elsewhere.
+is_forward = jax.make_user_context(False)  # type: ignore[no-untyped-call]
+
+
+def _backward(residuals: Partial, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+    # The cotangent of an integer output has the dtype float0, which holds no numbers. One that somebody gives to a
+    # pullback may be a number of Python.
+    arriving = [
+        asarray(cotangent) for cotangent in cotangents if getattr(cotangent, "dtype", None) != jax.dtypes.float0
+    ]
+    try:
+        return tuple(residuals(arriving))
+    except jax.errors.UnexpectedTracerError as error:
+        raise errors.unserved_variables("jax", "(where only the rule reads it)") from error
+
+
+def _eager(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], Partial]]:
+    """One run on values that JAX differentiates or batches, and that Python may look at."""
+    # An array of NumPy's that is differentiated comes here as it was given.
+    outputs, pullback = fun(*map(asarray, tensors))
+    if any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
+        raise _HiddenError
+    held = pullback.held()
+    for tensor in filter(is_traced, held.tensors):
+        # A value of a transform that is over, or of one that is not at work here, raises in any operation. Better now,
+        # when the function can still be traced, than in the backward pass.
+        namespace.expand_dims(tensor, 0)
+    # Made again, the pullback holds the arguments only if the rule wants them.
+    rule = _flat(held.build(held.tensors), outputs, wanted)
+
+    def residuals() -> Partial:
+        if is_recording() or is_forward.value:
+            return carried.traced(rule, outputs)
+        # The gradient will not be differentiated. So the rule itself is kept, which may look at values as Python does.
+        return Partial(rule)
+
+    return outputs, residuals
+
+
+def _flat(pullback: Pullback, outputs: Sequence[Any], wanted: Sequence[bool], variables: Sequence[Any] = ()) -> Rule:
+    """The rule, in JAX's convention for complex numbers, from one cotangent for each floating output."""
+    floating = [is_floating(output) for output in outputs]
+
+    def rule(cotangents: Sequence[Any]) -> list[Any]:
+        arriving = map(conjugate, cotangents)
+        gradients, others = pullback([next(arriving) if real else None for real in floating], variables, wanted)
+        return [None if gradient is None else conjugate(gradient) for gradient in (*gradients, *others)]
+
+    return rule
+
+
+def _staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The same where a program is being built, or where `fun` or its rule closes over traced values.
+
+    These become arguments, for custom_vjp differentiates nothing else. So function and rule are traced here, once and
+    for all: JAX may ask for the gradient when what they close over is gone.
+    """
+    traced = _Program(fun, tensors)
+    if traced.rule is None:
+        traced = _Program(traced.again or fun, tensors, traced.captured())
+    hoisted = [const for const in traced.consts if is_traced(const)]
+    fixed = [None if is_traced(const) else const for const in traced.consts]
+    start = len(hoisted)
+    if traced.refusal is not None:
+        for place in [_place(value, hoisted) for value in traced.captured()]:
+            hoisted[place] = _guarded(hoisted[place], str(traced.refusal))
+    # The rule gives the gradients of the arguments, and then those of the variables, which are among what is hoisted.
+    served = {_place(value, hoisted): len(tensors) + index for index, value in enumerate(traced.variables or ())}
+    gradients = [*map(served.get, range(start)), *range(len(tensors))]
+
+    def call(*args: Any) -> tuple[Sequence[Any], Callable[[], Partial]]:
+        values = iter(args[:start])
+        consts = [next(values) if const is None else const for const in fixed]
+        results = jax.core.eval_jaxpr(traced.jaxpr, consts, *args[start:])
+        return results[: traced.count], lambda: Partial(traced.rule().at(gradients), results[traced.count :])
+
+    return _attach(call, (*hoisted, *tensors))
+
+
+class _Program:
+    """A function and its rule as one jaxpr, whose constants are what they close over.
+
+    Args:
+        fun: The function. It runs once.
+        tensors: Its arguments.
+        variables: What the rule gets as such, if that is known.
+
+    Attributes:
+        count: How many outputs it has. After them, the jaxpr gives the values that the rule uses.
+        rule: Gives the rule, or raises what the rule raised. None where the rule wants variables and they are not known:
+            then the jaxpr gives, after the outputs, what the rule holds.
+        again: The function made of such a jaxpr, if the rule can be made of what it holds.
+        refusal: What a rule without `variables` says where something captured is differentiated.
+    """
+
+    def __init__(self, fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | None = None):
+        self.variables = variables
+        self.wanted = [*map(is_traced, tensors)]
+        self.count = 0
+        self.rule: Callable[[], carried.TracedRule] | None = None
+        self.again: Function | None = None
+        self.refusal: errors.CapturedVariableError | None = None
+        self.jaxpr, self.consts = carried.program(functools.partial(self._run, fun), tensors)
+
+    def _run(self, fun: Function, *tensors: Any) -> list[Any]:
+        # Nothing that belongs to the trace is kept, so not the pullback: JAX would take it for a leak.
+        outputs, pullback = fun(*tensors)
+        self.count, self.refusal = len(outputs), _refusal(pullback)
+        if self.variables is None and pullback.takes_variables():
+            held = pullback.held()
+            if held.is_whole:
+                self.again = functools.partial(self._again, held.build)
+            return [*outputs, *held.tensors]
+        try:
+            residuals = carried.traced(_flat(pullback, outputs, self.wanted, self.variables or ()), outputs)
+        except Exception as error:
+            # A rule that cannot be called is an error where its gradient is asked for, and not before.
+            self.rule = functools.partial(_raise, error)
+            return [*outputs]
+        rule = residuals.func
+        self.rule = lambda: rule
+        return [*outputs, *residuals.args[0]]
+
+    def _again(self, build: Callable[[Sequence[Any]], Pullback], *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
+        results = jax.core.eval_jaxpr(self.jaxpr, self.consts, *tensors)
+        return tuple(results[: self.count]), build(results[self.count :])
+
+    def captured(self) -> list[Any]:
+        """What the outputs can be differentiated by and is traced, besides the arguments; in the order of first use."""
+        hoisted = [pair for pair in zip(self.consts, self.jaxpr.constvars, strict=True) if is_traced(pair[0])]
+        if not hoisted:
+            return []
+        read = set(filter(_is_variable, self.jaxpr.outvars[: self.count]))
+        for equation in reversed(self.jaxpr.eqns):
+            if equation.primitive.name != "stop_gradient" and not read.isdisjoint(equation.outvars):
+                read.update(filter(_is_variable, equation.invars))
+        return [const for const, variable in hoisted if variable in read]
+
+
+def _is_variable(operand: Any) -> bool:
+    return not isinstance(operand, Literal) and is_floating(operand.aval)
+
+
+def _raise(error: Exception) -> carried.TracedRule:
+    raise error
+
+
+def _refusal(pullback: Pullback) -> errors.CapturedVariableError | None:
+    try:
+        pullback.capture(["(a value that JAX differentiates)"])
+    except errors.CapturedVariableError as error:
+        return error.with_traceback(None)
+    return None
+
+
+def _place(value: Any, values: Sequence[Any]) -> int:
+    return next(place for place, other in enumerate(values) if other is value)
+
+
+def _guarded(value: Any, refusal: str) -> Any:
+    """A value that `fun` reads and that is not among its arguments: nobody may differentiate it."""
+
+    @jax.custom_vjp
+    def guard(value: Any) -> Any:
+        return value
+
+    def forward(value: Any) -> tuple[Any, None]:
+        raise errors.CapturedVariableError(refusal)
+
+    guard.defvjp(forward, lambda _, cotangent: (cotangent,))
+    return guard(value)
