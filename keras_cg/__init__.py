@@ -3,8 +3,8 @@
 from keras_cg import ops, recipes
 from keras_cg.autodiff import grad, hessian, jacobian, jvp, value_and_grad, vjp
 from keras_cg.config import available_backends, backend, set_backend, use_backend
-from keras_cg.errors import CapturedVariableError, GradientError
 from keras_cg.decorator import custom_gradient
+from keras_cg.errors import CapturedVariableError, GradientError
 
 __version__ = "0.1.0"
 

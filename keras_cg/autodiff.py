@@ -319,9 +319,7 @@ class _Run:
             raise errors.no_floating_output(self.where, self._describe(value))
         return outputs, aux
 
-    def _lay(
-        self, value: Any, label: Callable[[str], str], is_all: bool
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _lay(self, value: Any, label: Callable[[str], str], is_all: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Parts what was returned; of `(output, aux)`, where not all is differentiated, the first leaf alone is."""
         tensors, rest = leaves.partition(
             self.backend, self.where, value, lambda laid, place: label(laid.paths()[place])

@@ -59,9 +59,9 @@ class Gradients:
         backend, (laid, places) = self.arguments.backend, self.arguments.rest
         if len(places) == 1 and backend.is_tensor(result):
             return [result]
-        if isinstance(laid, nest.Row) and type(result) in (tuple, list) and len(result) == len(places):
-            if all(map(backend.is_tensor, result)):
-                return result  # type: ignore[no-any-return]
+        is_row = isinstance(laid, nest.Row) and type(result) in (tuple, list) and len(result) == len(places)
+        if is_row and all(map(backend.is_tensor, result)):
+            return result  # type: ignore[no-any-return]
         # With something at every leaf, a nest like the arguments is nothing else.
         whole = flatten(backend, tuple(result) if type(result) in (tuple, list) else (result,))
         if whole.spec == laid.spec and not any(map(_is_nothing, whole.leaves)):
@@ -75,7 +75,7 @@ class Gradients:
         A reading that gives a static argument a gradient is none, if there is another. None may stand for a whole nest
         as for a leaf, so that one result can still mean two things: then both must come to the same.
         """
-        backend, (laid, places) = self.arguments.backend, self.arguments.rest
+        laid = self.arguments.rest.nest
         name, expected = self.arguments.name, f"({', '.join(self.arguments.labels())})"
         sorted_ones = [reading for reading in readings if not reading.is_flat or self._is_in_order(reading)]
         if not sorted_ones:

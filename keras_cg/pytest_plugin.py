@@ -29,8 +29,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from keras_cg import backends, errors
+from keras_cg import backends
 from keras_cg.config import use_backend
+from keras_cg.errors import report, unknown_backend
 
 NAMES = pytest.StashKey[tuple[str, ...]]()
 
@@ -86,16 +87,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if marker is None:
         return
     if "cg_backend" not in getattr(item, "fixturenames", ()):
-        _fail(errors.marker_without_fixture(item.nodeid))
+        _fail(_marker_without_fixture(item.nodeid))
     if _parameter(item) not in (None, *marker.args):
-        _fail(errors.marker_on_a_parameter(item.nodeid))
+        _fail(_marker_on_a_parameter(item.nodeid))
 
 
 @pytest.fixture
 def cg_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a backend, which is active: the test runs once on each."""
     if not hasattr(request, "param"):
-        _fail(errors.fixture_without_parameter(request.node.nodeid))
+        _fail(_fixture_without_parameter(request.node.nodeid))
     try:
         backends.load(request.param, "the fixture cg_backend")
     except ImportError as error:
@@ -126,11 +127,11 @@ def _started(requested: list[str]) -> tuple[str, ...]:
 def _allowed(marker: pytest.Mark, test: str) -> tuple[str, ...]:
     """The backends that a marker names."""
     if not marker.args or marker.kwargs:
-        raise pytest.Collector.CollectError(str(errors.marker_without_names(test)))
+        raise pytest.Collector.CollectError(str(_marker_without_names(test)))
     for name in marker.args:
         if name not in backends.names():
             source = f"the marker cg_backends of {test}"
-            raise pytest.Collector.CollectError(str(errors.unknown_backend(name, source, backends.names())))
+            raise pytest.Collector.CollectError(str(unknown_backend(name, source, backends.names())))
     return marker.args
 
 
@@ -143,3 +144,37 @@ def _parameter(item: pytest.Item) -> str | None:
 def _fail(error: Exception) -> NoReturn:
     """Fails the test with the message alone: the traceback would show the plugin."""
     pytest.fail(str(error), pytrace=False)
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+def _marker_without_names(test: str) -> TypeError:
+    """The marker names no backend, or names them in another way."""
+    return TypeError(
+        f"{test}: the marker cg_backends takes the names of backends, one argument each:"
+        ' @pytest.mark.cg_backends("jax", "torch").'
+    )
+
+
+def _marker_without_fixture(test: str) -> TypeError:
+    """The marker is on a test that does not run on the backends."""
+    headline = f"{test}: the marker cg_backends needs the fixture `cg_backend`, which this test does not use."
+    consequence = "the test would run once, on whichever backend is active."
+    remedy = "take `cg_backend` as an argument of the test, or mark only the tests that do."
+    return report(TypeError, headline, consequence=consequence, remedy=remedy)
+
+
+def _marker_on_a_parameter(test: str) -> TypeError:
+    """The marker came too late to restrict anything."""
+    headline = f"{test}: the marker cg_backends does not name the backend that this test runs on."
+    cause = "it stands on one parameter, pytest.param(..., marks=...), or was added after collection."
+    return report(TypeError, headline, cause=cause, remedy="put it on a test, a class or a module.")
+
+
+def _fixture_without_parameter(test: str) -> TypeError:
+    """The fixture was asked for where pytest cannot run the test several times."""
+    headline = f"{test}: the fixture `cg_backend` was asked for where a test cannot run once on each backend."
+    cause = "request.getfixturevalue(), or a method of a unittest.TestCase."
+    remedy = "take `cg_backend` as an argument of a test function or of a fixture that it uses."
+    return report(TypeError, headline, cause=cause, remedy=remedy)

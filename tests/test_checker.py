@@ -642,6 +642,39 @@ def test_no_pair(backend):
     assert finding.diagnosis == "`return output` without the rule, or several outputs that are not in a tuple."
 
 
+@pytest.mark.only("tensorflow")
+def test_what_tensorflow_raises_anew(backend):
+    import tensorflow as tf
+
+    @custom_gradient
+    def inner(x):
+        return 2 * x, lambda upstream: upstream[:2]
+
+    @tf.function
+    def rule(upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(upstream)
+            y = inner(upstream)
+        return tape.gradient(y, upstream)
+
+    finding = single(check_gradients(custom_gradient(lambda x: (x * 1, rule)), V, **QUICK), "first order")
+    assert "inner returned a gradient of the wrong shape for x; got: float" in finding.reason
+    assert "; expected: float" in finding.reason
+    assert finding.diagnosis == "a gradient that was summed or cut, or gradients in the wrong order."
+
+
+def test_what_somebody_raises_who_caught_ours(backend):
+    def f(x):
+        try:
+            custom_gradient(plain)(x)
+        except TypeError:
+            raise KeyError("no table") from None
+        return x * 1, lambda upstream: upstream
+
+    finding = single(check_gradients(custom_gradient(f), V, **QUICK), "value")
+    assert (finding.reason, finding.diagnosis) == ("KeyError: 'no table'", None)
+
+
 # --- compiled and memory ---------------------------------------------------------------------------------------------
 
 

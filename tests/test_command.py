@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 import keras_cg
-from keras_cg import errors
 from keras_cg.command import check as check_command
-from keras_cg.command import curves, plot, specs, targets
+from keras_cg.command import curves, messages, plot, specs, targets
 from keras_cg.command.curves import Curves
 
 TARGETS = Path(__file__).parent / "command_targets"
@@ -147,7 +146,7 @@ def test_a_file_keeps_its_dtype(tmp_path):
 )
 def test_a_spec_that_does_not_parse(spec, problem, monkeypatch):
     monkeypatch.chdir(TARGETS)
-    with pytest.raises(errors.UsageError) as caught:
+    with pytest.raises(messages.UsageError) as caught:
         specs.parse("x", spec)
     message = str(caught.value)
     assert message.startswith(f"argument x={spec}: ") and problem in message and "\n" not in message
@@ -160,7 +159,7 @@ def test_a_file_that_is_no_array_of_numbers(tmp_path):
     np.save(tmp_path / "text.npy", np.array(["a"]))
     np.savez(tmp_path / "several.npz", a=np.zeros(1))
     for name in ("text.npy", "several.npz"):
-        with pytest.raises(errors.UsageError, match="does not hold one array of numbers"):
+        with pytest.raises(messages.UsageError, match="does not hold one array of numbers"):
             specs.parse("x", f"@{tmp_path}/{name}")
 
 
@@ -691,7 +690,7 @@ def test_a_function_of_one_dtype_is_drawn_in_it(backend):
     ],
 )
 def test_a_function_without_a_curve_is_refused(backend, name, spec, problem):
-    with pytest.raises(errors.UsageError) as caught:
+    with pytest.raises(messages.UsageError) as caught:
         drawn(name, spec)
     assert problem in str(caught.value)
 

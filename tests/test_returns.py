@@ -3,11 +3,12 @@
 import collections
 import dataclasses
 import functools
+import pickle
 
 import numpy as np
 import pytest
 
-from keras_cg import GradientError, custom_gradient, ops
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops, recipes
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.0, 2.0], np.float32)
@@ -390,12 +391,22 @@ def test_nothing_for_a_nest_in_what_is_also_a_flat_list(frame, nothing):
 
 def test_nothing_for_a_nest_beside_a_number(eager):
     @custom_gradient
-    def culprit(params, n):
-        return params[0] * params[1] * n, lambda upstream: (None, 7 * upstream)
+    def culprit(params, z, n):
+        return params[0] * params[1] * z * n, lambda upstream: (None, 7 * upstream, None)
 
-    # The gradient of n as a tensor, or that of params[1]?
+    # The gradient of z, none being that of all params, or that of params[1]?
     with pytest.raises(GradientError, match="in two ways"):
-        eager.gradients(lambda x, y: culprit([x, y], 2), X, Y)
+        eager.gradients(lambda x, y: culprit([x, y], x, 2), X, Y)
+
+
+def test_a_reading_that_gives_a_static_argument_a_gradient_is_none(eager):
+    decorated = custom_gradient(lambda params, n: (params[0] * params[1] * n, lambda upstream: (None, 7 * upstream)))
+    assert not np.any(eager.gradients(lambda x, y: decorated([x, y], 2), X, Y)[0])
+    np.testing.assert_allclose(eager.gradients(lambda x, y: decorated([x, y], 2), X, Y)[1], SEVEN)
+    decorated = custom_gradient(lambda p, n, y: (p[0] * p[2] * n * y, lambda u: (None, 5 * u, 7 * u)))
+    _, gy, gz = eager.gradients(lambda x, y, z: decorated([x, "mode", y], 3, z), X, Y, X)
+    np.testing.assert_allclose(gy, FIVE)
+    np.testing.assert_allclose(gz, SEVEN)
 
 
 def test_nothing_in_a_flat_list_that_can_mean_one_thing_only(eager):
@@ -456,3 +467,112 @@ def test_a_failed_call_leaves_nothing_behind(frame):
         bad.clear()
         (gx,) = frame.gradients(lambda x: f(x), X)
         np.testing.assert_allclose(gx, SEVEN)
+
+
+# --- what a message says, as data ----------------------------------------------------------------------------------
+
+LABELS = {"got": "got", "expected": "expected", "cause": "usual cause", "remedy": "remedy"}
+
+
+def raised(frame, rule, *arrays):
+    """The error of a function called `culprit` with a bad rule, whose lines are its data and nothing else."""
+
+    @custom_gradient
+    def culprit(x, y):
+        return x * y, rule
+
+    with pytest.raises(GradientError) as caught:
+        frame.gradients(lambda x, y: culprit(x, y), *arrays)
+    error = caught.value
+    assert error.function.endswith("culprit")
+    headline, *told = str(error).splitlines()
+    assert error.function in headline and (error.argument or "") in headline
+    said = {label: getattr(error, name) for name, label in LABELS.items()}
+    assert told == [f"    {label}: {text}" for label, text in said.items() if text is not None]
+    return error
+
+
+def test_the_data_of_a_wrong_shape(eager):
+    error = raised(eager, lambda g: (7 * g, 5 * g), np.ones((4, 3), np.float32), Y)
+    assert (error.argument, error.got, error.expected) == ("y", "float32[4, 3]", "float32[3]")
+    assert error.cause == "y was broadcast, and a sum over axis 0 is missing."
+    assert error.remedy == "sum over the broadcast axes or reshape; nothing is broadcast or summed for you."
+
+
+def test_the_data_of_no_tensor(eager):
+    error = raised(eager, lambda g: ("text", g), X, Y)
+    assert (error.argument, error.got, error.expected) == ("x", "a str", "float32[3]")
+
+
+def test_the_data_of_a_wrong_structure(eager):
+    error = raised(eager, lambda g: {"x": g, "y": g}, X, Y)
+    assert (error.argument, error.expected) == (None, "(x, y)")
+    assert "'x': *" in error.got
+
+
+def test_the_data_of_a_wrong_count(eager):
+    error = raised(eager, lambda g: (7 * g,), X, Y)
+    assert (error.argument, error.got) == (None, None)
+    assert error.expected == "2, one for each tensor argument: x, y"
+
+
+def test_the_data_of_a_recipe(eager):
+    with pytest.raises(GradientError) as caught:
+        recipes.straight_through(ops.sum)(eager.tensor(X))
+    error = caught.value
+    assert error.function in str(error) and error.argument is None
+    assert ("float32[]" in error.got, "float32[3]" in error.expected) == (True, True)
+    assert error.cause.startswith("a function that reduces") and error.remedy.startswith("return the structure")
+
+
+# JAX raises in the place of ours another one with the same message.
+@pytest.mark.only("numpy", "torch", "tensorflow")
+def test_the_data_of_a_captured_value(eager, backend):
+    def run(w):
+        def culprit(x):
+            return x * w, lambda upstream: 7 * upstream
+
+        return custom_gradient(culprit)(eager.tensor(X))
+
+    with pytest.raises(CapturedVariableError) as caught:
+        eager.gradients(run, Y)
+    error = caught.value
+    assert error.function.endswith("culprit")
+    assert (error.argument, error.got, error.expected, error.cause) == (None, None, None, None)
+    assert error.remedy.startswith("pass them as arguments; give the rule a `variables` parameter")
+    assert f"    remedy, one of three: {error.remedy}" in str(error).splitlines()
+
+
+def test_the_data_of_a_pickled_error(eager):
+    error = raised(eager, lambda g: (g[:2], g), X, Y)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is GradientError and str(copy) == str(error)
+    assert (copy.function, copy.got, copy.remedy) == (error.function, "float32[2]", error.remedy)
+
+
+@pytest.mark.parametrize("kind", [GradientError, CapturedVariableError])
+def test_an_error_of_somebody_else_has_no_data(kind):
+    error = kind("a message")
+    assert str(error) == "a message"
+    assert {getattr(error, name) for name in ("function", "argument", *LABELS)} == {None}
+
+
+@pytest.mark.only("tensorflow")
+def test_the_data_of_what_tensorflow_raises_anew(eager, backend):
+    import tensorflow as tf
+
+    @custom_gradient
+    def culprit(x):
+        return 2 * x, lambda upstream: upstream[:2]
+
+    @tf.function
+    def program(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = culprit(x)
+        return tape.gradient(y, x)
+
+    with pytest.raises(GradientError, match="wrong shape for x") as caught:
+        program(tf.constant(X))
+    assert caught.value.got is None
+    assert caught.value.__context__.got == "float32[2]"

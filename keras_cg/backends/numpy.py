@@ -88,70 +88,76 @@ def is_recording() -> bool:
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    try:
-        return _attach(fun, tensors, ())
-    except _CapturedError as error:
-        pullback = error.pullback
-    pullback.capture(["(a value that autograd differentiates)"])
-    # What `fun` closes over is made an argument.
+    """Runs `fun` once, on plain arrays, and lets a primitive of autograd carry what came out.
+
+    What `fun` closes over and autograd differentiates is made an argument. The outputs hang on some of these if a trace of
+    its own says so, in which they are the only boxes.
+    """
     taken = fun.held(lambda value: isinstance(value, Box) and is_tensor(value))
+    captured = [tensor for place, tensor in enumerate(taken.tensors) if place not in taken.stuck]
+    inputs: list[Any] = [asarray(_innermost(tensor)) for tensor in tensors]
+    if not captured:
+        outputs, pullback = fun(*inputs)
+        return _carry(_Call(fun, len(tensors), [], outputs, inputs, pullback), tensors)
     count = len(tensors)
+    stuck = {place: taken.tensors[place] for place in taken.stuck}
 
-    def around(*tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
-        return taken.build(tensors[count:])(*tensors[:count])  # type: ignore[no-any-return]
+    def around(*values: Any) -> tuple[tuple[Any, ...], Pullback]:
+        moved = iter(values[count:])
+        others = [stuck[place] if place in stuck else next(moved) for place in range(len(taken.tensors))]
+        return taken.build(others)(*values[:count])  # type: ignore[no-any-return]
 
-    try:
-        places = _uses(around, tensors, taken.tensors)
-        return _attach(around, (*tensors, *taken.tensors), [count + place for place in places])
-    except _CapturedError:
-        raise errors.unserved_variables("numpy", "(where it is not in a closure)") from None
-
-
-class _CapturedError(Exception):
-    """Run on plain arrays, a function can only return a box if it closes over one."""
-
-    def __init__(self, pullback: Pullback):
-        super().__init__()
-        self.pullback = pullback
-
-
-def _attach(fun: Callable[..., Any], tensors: Sequence[Any], variables: Sequence[int]) -> tuple[Any, ...]:
-    """The same, where those of `tensors` that stand at `variables` are none of the user's arguments."""
-    if not any(isinstance(tensor, Box) for tensor in tensors):
-        return _plain(*fun(*tensors))[0]
-    attached = _Attached(fun, tensors, variables)
-    floating = iter(custom_gradient(attached, *tensors))
-    # autograd has no vector space of integers, so they go past it.
-    return tuple(next(floating) if _is_floating(output) else output for output in attached.outputs)
+    order: list[int] = []
+    with trace_stack.new_trace() as level:
+        roots = [
+            new_box(_innermost(tensor), level, _Use.new_root(place, order)) for place, tensor in enumerate(captured)
+        ]
+        outputs, pullback = around(*inputs, *roots)
+    uses = [output._node.places for output in outputs if isinstance(getattr(output, "_node", None), _Use)]
+    variables = [count + place for place in order if place in set().union(*uses)]
+    outputs = tuple(map(_without_use, outputs))
+    call = _Call(around, count, variables, outputs, [*inputs, *roots], pullback)
+    return _carry(call, [*tensors, *captured])
 
 
-def _plain(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[tuple[Any, ...], Pullback]:
-    if any(isinstance(output, Box) for output in outputs):
-        raise _CapturedError(pullback)
-    return outputs, pullback
+class _Call:
+    """One call: what its only run gave, and what its rule needs."""
 
-
-class _Attached:
-    """One call: its run on plain arrays, and the boxes that its arguments came in."""
-
-    def __init__(self, fun: Function, tensors: Sequence[Any], variables: Sequence[int]):
-        self.fun = fun
-        self.variables = variables
-        self.boxes = [box for tensor in tensors for box in _boxes(tensor)]
-        self.outputs: tuple[Any, ...]
-        self.run: Run
-
-    def forward(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        inputs = [*map(asarray, tensors)]
-        self.outputs, pullback = _plain(*self.fun(*inputs))
-        self.run = Run(sys.modules[__name__], self.fun, inputs, pullback)
-        return tuple(output for output in self.outputs if _is_floating(output))
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        count: int,
+        variables: Sequence[int],
+        outputs: tuple[Any, ...],
+        inputs: Sequence[Any],
+        pullback: Pullback,
+    ):
+        # The first `count` inputs are the user's arguments; those at `variables` are what the outputs hang on besides.
+        self.count, self.variables, self.outputs = count, variables, outputs
+        if variables or any(isinstance(output, Box) for output in outputs):
+            pullback.capture(["(a value that autograd differentiates)"])
+        if any(isinstance(output, Box) for output in outputs):
+            raise errors.unserved_variables("numpy", "(where it is not in a closure)")
+        self.run = Run(sys.modules[__name__], fun, inputs, pullback)
+        self.held, self.run.held = [*map(_without_use, self.run.held)], []
+        # The boxes that the arguments came in.
+        self.boxes: list[Any] = []
 
     def pullback(self, tensors: Sequence[Any]) -> Pullback:
         """The pullback around `tensors`; where some are boxed, an outer level differentiates what it gives."""
         if any(isinstance(tensor, Box) for tensor in tensors):
-            return self.run.differentiated(_replay, [*map(asarray, tensors)], self.run.held)
-        return self.run.pullback(tensors, self.run.held)
+            return self.run.differentiated(_replay, _innermost, [*map(asarray, tensors)], self.held)
+        return self.run.pullback(tensors, self.held)
+
+
+def _carry(call: _Call, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of a call, which hang on `tensors` by its rule."""
+    if not any(isinstance(tensor, Box) for tensor in tensors):
+        return call.outputs
+    call.boxes = [box for tensor in tensors for box in _boxes(tensor)]
+    floating = iter(custom_gradient(call, *tensors))
+    # autograd has no vector space of integers, so they go past it.
+    return tuple(next(floating) if _is_floating(output) else output for output in call.outputs)
 
 
 def _replay(again: Callable[..., Sequence[Any]], values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -160,8 +166,8 @@ def _replay(again: Callable[..., Sequence[Any]], values: Sequence[Any], inputs: 
 
 # One primitive for all calls: autograd (1.9) keeps every primitive for ever.
 @primitive  # type: ignore[untyped-decorator]
-def custom_gradient(attached: _Attached, *tensors: Any) -> tuple[Any, ...]:
-    return boxed_tuple(attached.forward(tensors))  # type: ignore[no-any-return]
+def custom_gradient(call: _Call, *tensors: Any) -> tuple[Any, ...]:
+    return boxed_tuple([output for output in call.outputs if _is_floating(output)])  # type: ignore[no-any-return]
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -190,16 +196,9 @@ class _Use(Node):  # type: ignore[misc]
         self.places = {place}
 
 
-def _uses(fun: Function, tensors: Sequence[Any], held: Sequence[Any]) -> list[int]:
-    """Which of `held` the outputs of `fun` hang on, in the order of their first use."""
-    order: list[int] = []
-    with trace_stack.new_trace() as level:
-        roots = [new_box(_innermost(each), level, _Use.new_root(place, order)) for place, each in enumerate(held)]
-        outputs, _ = fun(*map(_innermost, tensors), *roots)
-    found = set().union(
-        *(output._node.places for output in outputs if isinstance(getattr(output, "_node", None), _Use))
-    )
-    return [place for place in order if place in found]
+def _without_use(value: Any) -> Any:
+    """A value out of the trace that told what is used, which is over."""
+    return value._value if isinstance(getattr(value, "_node", None), _Use) else value
 
 
 def _innermost(tensor: Any) -> Any:
@@ -209,18 +208,18 @@ def _innermost(tensor: Any) -> Any:
 
 
 def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
-    attached, *tensors = args
+    call, *tensors = args
     outer = max((tensor._trace for tensor in tensors if isinstance(tensor, Box)), default=-1)
     places = [argnum - 1 for argnum in argnums]
-    wanted = [place in places for place in range(len(tensors) - len(attached.variables))]
+    wanted = [place in places for place in range(call.count)]
 
     def pull(upstream: Any) -> list[Any]:
         arriving = iter(upstream)
-        cotangents = [_conjugate(next(arriving)) if _is_floating(output) else None for output in attached.outputs]
-        variables = [tensors[place] for place in attached.variables]
-        gradients, others = attached.pullback(tensors)(cotangents, variables, wanted)
-        known = {**dict(enumerate(gradients)), **dict(zip(attached.variables, others, strict=True))}
-        ended = [box for box in attached.boxes if box._trace > outer]
+        cotangents = [_conjugate(next(arriving)) if _is_floating(output) else None for output in call.outputs]
+        variables = [tensors[place] for place in call.variables]
+        gradients, others = call.pullback(tensors)(cotangents, variables, wanted)
+        known = {**dict(enumerate(gradients)), **dict(zip(call.variables, others, strict=True))}
+        ended = [box for box in call.boxes if box._trace > outer]
         return [
             vspace(tensors[place]).zeros()
             if known.get(place) is None
@@ -245,9 +244,7 @@ def _replayed_vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs
         _, pullback, _ = vjp(run, [inputs[place] for place in moving])
         # The values hang on what they were computed from, too: on what the function closes over.
         gradients = iter(pullback([*map(_conjugate, upstream)]))
-        return [
-            _conjugate(next(gradients)) if place >= 0 else upstream[place + count] for place in places
-        ]
+        return [_conjugate(next(gradients)) if place >= 0 else upstream[place + count] for place in places]
 
     return pull
 

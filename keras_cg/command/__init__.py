@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import keras_cg
 from keras_cg import backends, errors
+from keras_cg.command import messages
 
 __all__ = ["main"]
 
@@ -87,13 +88,13 @@ def _run(options: argparse.Namespace) -> int:
     try:
         # Each command is imported when it is asked for: rich and matplotlib are extras.
         return int(importlib.import_module(f"keras_cg.command.{options.command}").run(options))
-    except errors.UsageError as error:
+    except messages.UsageError as error:
         return _refuse(options.command, error)
     except ImportError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
-        return _refuse(options.command, errors.missing_extra(module))
+        return _refuse(options.command, messages.missing_extra(module))
     except KeyboardInterrupt:
         return 130
 
@@ -104,7 +105,7 @@ def _lose_output(error: OSError) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
-    print(f"keras-cg: {errors.output_lost(error.strerror or str(error))}", file=sys.stderr)  # noqa: T201
+    print(f"keras-cg: {messages.output_lost(error.strerror or str(error))}", file=sys.stderr)  # noqa: T201
     return 2
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy
 
-from keras_cg import errors, testing
-from keras_cg.command import processes, targets
+from keras_cg import testing
+from keras_cg.command import messages, processes, targets
 from keras_cg.testing.report import CHECKS, Finding, Report
 
 __all__ = ["Board", "Problem", "run"]
@@ -227,11 +227,11 @@ def _conclude(board: Board) -> None:
         UsageError: So it is.
     """
     if not board.backends:
-        raise errors.UsageError("; ".join(board.absent))
+        raise messages.UsageError("; ".join(board.absent))
     if len(board.usage) == len(board.backends):
-        messages = sorted(set(board.usage.values()))
-        if len(messages) == 1:
-            raise errors.UsageError(messages[0])
+        refusals = sorted(set(board.usage.values()))
+        if len(refusals) == 1:
+            raise messages.UsageError(refusals[0])
     board.problems += [Problem(backend, f"{backend}: {message}") for backend, message in board.usage.items()]
     board.problems.sort(key=lambda problem: board.backends.index(problem.backend))
 

@@ -11,6 +11,7 @@ import numpy
 
 import keras_cg
 from keras_cg import config, errors, signature
+from keras_cg.command import messages
 from keras_cg.command.targets import Target
 
 __all__ = ["Curves", "curves"]
@@ -70,7 +71,7 @@ def curves(target: Target) -> Curves:
     x = call.x
     value = call(x)
     if value.shape != x.shape:
-        raise errors.not_elementwise(target.name, f"from the shape {x.shape} it makes {value.shape}")
+        raise messages.not_elementwise(target.name, f"from the shape {x.shape} it makes {value.shape}")
     _require_elementwise(target.name, call, value)
     gradient = call.gradient(target.function, x.dtype)
     expected, precision = _expected(call, target)
@@ -95,7 +96,7 @@ class _Call:
         self.names += self.keywords
         ranges = [place for place, each in enumerate(self.values) if _is_range(each)]
         if len(ranges) != 1:
-            raise errors.no_range(target.name, [self.names[place] for place in ranges])
+            raise messages.no_range(target.name, [self.names[place] for place in ranges])
         self.place = ranges[0]
         self.x: Array = self.values[self.place]
         self.name = self.names[self.place]
@@ -124,12 +125,12 @@ class _Call:
         with self.precision(x.dtype):
             output = self.apply(function or self.function, self.tensor(x, x.dtype), x.dtype)
             if not self.backend.is_tensor(output):
-                raise errors.not_elementwise(
+                raise messages.not_elementwise(
                     self.function.__name__, f"its output is {errors.article(errors.type_name(output))}"
                 )
             found: Array = self.backend.to_numpy(output)
         if found.dtype.kind != "f":
-            raise errors.not_elementwise(self.function.__name__, f"its output is of {found.dtype}")
+            raise messages.not_elementwise(self.function.__name__, f"its output is of {found.dtype}")
         return found
 
     def gradient(self, function: Callable[..., Any], dtype: Any) -> Array:
@@ -162,7 +163,7 @@ def _require_elementwise(name: str, call: _Call, value: Array) -> None:
         x[first::2] = moved[first::2]
         stays = slice(1 - first, None, 2)
         if not numpy.allclose(call(x)[stays], value[stays], 1e-3, 1e-6, equal_nan=True):
-            raise errors.not_elementwise(name, f"numbers of {call.name} change the output at others")
+            raise messages.not_elementwise(name, f"numbers of {call.name} change the output at others")
 
 
 def _expected(call: _Call, target: Target) -> tuple[Array, float]:

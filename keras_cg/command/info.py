@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from keras_cg import backends, config, errors
-from keras_cg.command import processes
+from keras_cg.command import messages, processes
 
 __all__ = ["run"]
 
@@ -31,9 +31,9 @@ def run(options: argparse.Namespace) -> int:
     asyncio.run(_ask_all([each for each in found if each["installed"]]))
     show({"active": active, "because": source, "backends": found})
     if active not in backends.names():
-        raise errors.UsageError(str(errors.unknown_backend(active, source, backends.names())))
+        raise messages.UsageError(str(errors.unknown_backend(active, source, backends.names())))
     if active not in installed:
-        raise errors.not_installed(active)
+        raise messages.not_installed(active)
     return 1 if any(each.get("problem") for each in found) else 0
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy
 
-from keras_cg import errors
-from keras_cg.command import processes, targets
+from keras_cg.command import messages, processes, targets
 from keras_cg.command.curves import Curves
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ __all__ = ["draw", "run"]
 
 
 # The curves of a backend; or why it has none, as a line about the backend or as a refusal.
-_Outcome: TypeAlias = "Curves | str | errors.UsageError"
+_Outcome: TypeAlias = "Curves | str | messages.UsageError"
 
 
 class _Look(NamedTuple):
@@ -52,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         UsageError: It cannot be done as it was asked.
     """
     if not targets.split(options.target)[1]:
-        raise errors.needs_function(options.target, "plot")
+        raise messages.needs_function(options.target, "plot")
     given = targets.validate(options.target, options.arg, options.expected)
     _require_image(options.output)
     names, absent = processes.chosen(options.backends)
@@ -65,9 +64,9 @@ def run(options: argparse.Namespace) -> int:
     }
     outcomes = asyncio.run(_compute_all(names, job, options.timeout))
     found = {name: each for name, each in outcomes.items() if isinstance(each, Curves)}
-    refused = {str(each) for each in outcomes.values() if isinstance(each, errors.UsageError)}
+    refused = {str(each) for each in outcomes.values() if isinstance(each, messages.UsageError)}
     if refused and len(refused) == len(set(map(str, outcomes.values()))):
-        raise errors.UsageError("; ".join(sorted(refused)))
+        raise messages.UsageError("; ".join(sorted(refused)))
     for line in (*_failures(outcomes), *absent):
         print(line, file=sys.stderr)  # noqa: T201 - that is what a command does
     if found:
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 def _failures(outcomes: Mapping[str, _Outcome]) -> Iterator[str]:
     """A line for each backend without curves."""
     for name, outcome in outcomes.items():
-        if isinstance(outcome, errors.UsageError):
+        if isinstance(outcome, messages.UsageError):
             yield f"{name}: {outcome}"
         elif isinstance(outcome, str):
             yield outcome
@@ -94,16 +93,16 @@ def _require_image(path: str) -> None:
     known = sorted(FigureCanvasAgg.get_supported_filetypes())
     suffix = Path(path).suffix.removeprefix(".").lower()
     if suffix not in known:
-        raise errors.not_a_file_to_write(path, f"no image format {suffix!r}; use one of {', '.join(known)}")
+        raise messages.not_a_file_to_write(path, f"no image format {suffix!r}; use one of {', '.join(known)}")
     if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
-        raise errors.not_a_file_to_write(path, "its folder is not there, or it is one")
+        raise messages.not_a_file_to_write(path, "its folder is not there, or it is one")
 
 
 def _save(figure: Figure, path: str) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
-        raise errors.not_a_file_to_write(path, error.strerror or str(error)) from None
+        raise messages.not_a_file_to_write(path, error.strerror or str(error)) from None
 
 
 async def _compute_all(names: list[str], job: dict[str, Any], timeout: float) -> dict[str, _Outcome]:
@@ -120,7 +119,7 @@ async def _compute(job: dict[str, Any], timeout: float) -> _Outcome:
     if death is not None:
         return processes.obituary(name, death, timeout, "computing")
     if "usage" in told:
-        return errors.UsageError(told["usage"]["message"])
+        return messages.UsageError(told["usage"]["message"])
     if "problem" in told:
         return str(told["problem"]["message"])
     with numpy.load(Path(job["folder"], f"{name}.npz"), allow_pickle=False) as arrays:

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
-from keras_cg import backends, errors
-from keras_cg.command import targets
+from keras_cg import backends
+from keras_cg.command import messages, targets
 
 __all__ = ["Death", "chosen", "follow", "obituary"]
 
@@ -38,8 +38,8 @@ class Death(NamedTuple):
 def obituary(backend: str, death: Death, timeout: float, doing: str) -> str:
     """The line that tells how a process ended."""
     if death.how is None:
-        return errors.process_late(backend, timeout, doing, death.where)
-    return errors.process_died(backend, death.how, doing, death.where)
+        return messages.process_late(backend, timeout, doing, death.where)
+    return messages.process_died(backend, death.how, doing, death.where)
 
 
 def chosen(names: tuple[str, ...] | None) -> tuple[list[str], list[str]]:
@@ -47,7 +47,7 @@ def chosen(names: tuple[str, ...] | None) -> tuple[list[str], list[str]]:
     installed = backends.installed()
     wanted = installed if names is None else names
     return [each for each in wanted if each in installed], [
-        str(errors.not_installed(each)) for each in wanted if each not in installed
+        str(messages.not_installed(each)) for each in wanted if each not in installed
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from keras_cg import errors
+from keras_cg.command import messages
 
 __all__ = ["named", "parse"]
 
@@ -34,9 +34,9 @@ def named(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, equals, spec = text.partition("=")
         if not equals or not name.isidentifier():
-            raise errors.bad_argument(text)
+            raise messages.bad_argument(text)
         if name in found:
-            raise errors.repeated_argument(name)
+            raise messages.repeated_argument(name)
         found[name] = spec.strip()
     return found
 
@@ -53,7 +53,7 @@ def parse(name: str, spec: str) -> Maker:
             return _RANDOM[kind](rest.split(":"))
         return _file(spec[1:]) if spec.startswith("@") else _literal(spec)
     except _SpecError as error:
-        raise errors.bad_spec(name, spec, str(error)) from None
+        raise messages.bad_spec(name, spec, str(error)) from None
 
 
 def _normal(parts: list[str]) -> Maker:

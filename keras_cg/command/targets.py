@@ -18,7 +18,7 @@ import numpy
 import optree
 
 from keras_cg import errors
-from keras_cg.command import specs
+from keras_cg.command import messages, specs
 from keras_cg.decorator import CustomGradient
 
 __all__ = ["Target", "find", "is_users", "split", "validate", "where"]
@@ -55,7 +55,7 @@ def _require_file(target: str) -> None:
     place, _ = split(target)
     if _is_file(place) and not Path(place).is_file():
         near = f"{place}.py"
-        raise errors.no_such_file(place, near if Path(near).is_file() else None)
+        raise messages.no_such_file(place, near if Path(near).is_file() else None)
 
 
 def validate(target: str, arguments: Sequence[str], expected: str | None) -> dict[str, str]:
@@ -71,7 +71,7 @@ def validate(target: str, arguments: Sequence[str], expected: str | None) -> dic
     if not split(target)[1]:
         for option, value in (("--arg", arguments), ("--expected", expected)):
             if value:
-                raise errors.needs_function(target, option)
+                raise messages.needs_function(target, option)
     return given
 
 
@@ -93,7 +93,7 @@ def find(target: str, given: Mapping[str, str], expected: str | None, seed: int)
         return [_made(each, getattr(module, each), {}, None, seed) for each in _hinted(place, module)]
     function = _attribute(place, module, name, _decorated(module))
     if not _is_decorated(function):
-        raise errors.not_decorated(target, function)
+        raise messages.not_decorated(target, function)
     return [_made(name, function, given, _reference(place, module, expected), seed)]
 
 
@@ -102,10 +102,10 @@ def _load(place: str) -> ModuleType:
     # What the user's code does at import may be anything, to the point of leaving Python.
     try:
         return _import_file(Path(place)) if _is_file(place) else _import_module(place)
-    except errors.UsageError:
+    except messages.UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise errors.not_importable(place, error, where(error)) from error
+        raise messages.not_importable(place, error, where(error)) from error
 
 
 def _import_module(name: str) -> ModuleType:
@@ -157,7 +157,7 @@ def _hinted(place: str, module: ModuleType) -> list[str]:
     names = _decorated(module)
     hinted = [name for name in names if hasattr(getattr(module, name), "example_args")]
     if not hinted:
-        raise errors.no_hints(place, names)
+        raise messages.no_hints(place, names)
     return hinted
 
 
@@ -165,7 +165,7 @@ def _attribute(place: str, module: ModuleType, name: str, known: Sequence[str]) 
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise errors.no_such_function(place, name, known)
+            raise messages.no_such_function(place, name, known)
         found = getattr(found, part)
     return found
 
@@ -178,7 +178,7 @@ def _reference(place: str, module: ModuleType, expected: str | None) -> Any:
     beside = _load(other) if other else module
     found = _attribute(other or place, beside, name, [key for key, each in vars(beside).items() if callable(each)])
     if not callable(found):
-        raise errors.not_a_reference(expected, found)
+        raise messages.not_a_reference(expected, found)
     return found
 
 
@@ -194,7 +194,7 @@ def _made(name: str, function: Any, given: Mapping[str, str], expected: Any, see
     }
     args, kwargs = _bound(name, function, values)
     if not any(map(_is_differentiated, optree.tree_leaves((args, kwargs)))):  # type: ignore[arg-type]
-        raise errors.no_array(name)
+        raise messages.no_array(name)
     return Target(name, function, args, kwargs, expected or getattr(function, "expected", None))
 
 
@@ -215,15 +215,15 @@ def _by_name(name: str, function: Callable[..., Any], hints: Any) -> dict[str, A
     """`example_args` as a dict."""
     if isinstance(hints, Mapping):
         if not all(isinstance(key, str) for key in hints):
-            raise errors.bad_hint(name, "has keys that are no names")
+            raise messages.bad_hint(name, "has keys that are no names")
         return dict(hints)
     if not isinstance(hints, (tuple, list)):
-        raise errors.bad_hint(name, f"is {errors.article(errors.type_name(hints))}")
+        raise messages.bad_hint(name, f"is {errors.article(errors.type_name(hints))}")
     found = _signature(function)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [key for key, each in found.parameters.items() if each.kind in kinds] if found else []
     if len(hints) > len(names):
-        raise errors.bad_hint(name, f"has {len(hints)} values for {len(names)} positional parameters")
+        raise messages.bad_hint(name, f"has {len(hints)} values for {len(names)} positional parameters")
     return dict(zip(names, hints, strict=False))
 
 
@@ -239,14 +239,14 @@ def _bound(name: str, function: Callable[..., Any], values: dict[str, Any]) -> t
     others = {key: value for key, value in values.items() if key not in named}
     if others and further is None:
         known: Sequence[str] = [key for key in parameters if key not in variadic]
-        raise errors.unknown_argument(name, next(iter(others)), known)
+        raise messages.unknown_argument(name, next(iter(others)), known)
     missing = [
         key
         for key, each in parameters.items()
         if each.default is each.empty and key not in named and key not in variadic
     ]
     if missing:
-        raise errors.missing_arguments(name, missing)
+        raise messages.missing_arguments(name, missing)
     ordered = {key: named[key] for key in parameters if key in named}
     call = inspect.BoundArguments(found, {**ordered, **({further: others} if further else {})})
     return call.args, call.kwargs

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy
 
-from keras_cg import backends, config, errors
-from keras_cg.command import curves, targets
+from keras_cg import backends, config
+from keras_cg.command import curves, messages, targets
 
 Job = dict[str, Any]
 Say = Callable[..., None]
@@ -82,10 +82,10 @@ def _do(job: Job, say: Say) -> None:
     config.set_backend(backend)
     try:
         _TASKS[job["task"]](job, say)
-    except errors.UsageError as error:
+    except messages.UsageError as error:
         say("usage", message=str(error))
     except (Exception, SystemExit) as error:
-        say("problem", message=errors.process_raised(backend, error, targets.where(error)))
+        say("problem", message=messages.process_raised(backend, error, targets.where(error)))
 
 
 def _devices(job: Job, say: Say) -> None:
@@ -106,7 +106,7 @@ def _check(job: Job, say: Say) -> None:
         try:
             _check_one(job, target, number, say)
         except (Exception, SystemExit) as error:
-            say("problem", message=errors.process_raised(job["backend"], error, targets.where(error)))
+            say("problem", message=messages.process_raised(job["backend"], error, targets.where(error)))
             say("report", report=None)
 
 

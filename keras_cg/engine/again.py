@@ -19,7 +19,10 @@ from keras_cg.engine.contract import Function, Pullback
 from keras_cg.engine.held import Held
 
 # `replay(again, values, inputs)`: `values` again, as what hangs on `inputs` by the derivative of `again(*inputs)`.
-Replay = Callable[[Callable[..., Sequence[Any]], Sequence[Any], Sequence[Any]], Sequence[Any]]
+Replay = Callable[["Again", Sequence[Any], Sequence[Any]], Sequence[Any]]
+
+# `cut(tensor)`: the same values, which nobody differentiates.
+Cut = Callable[[Any], Any]
 
 
 class Run:
@@ -40,13 +43,14 @@ class Run:
     __slots__ = ("backend", "build", "count", "fun", "held", "is_whole", "sources", "uses_inputs")
 
     def __init__(self, backend: Any, fun: Function, inputs: Sequence[Any], pullback: Pullback):
-        tensors, self.is_whole, self.build = pullback.held()
+        found = pullback.held()
+        self.is_whole, self.build = found.is_whole, found.build
         self.backend, self.fun, self.count = backend, fun, len(inputs)
         self.held: list[Any] = []
         # Where each tensor of the rule is to be found among the inputs, followed by what is held.
         self.sources: list[int] = []
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
-        for tensor in tensors:
+        for tensor in found.tensors:
             if id(tensor) not in places:
                 places[id(tensor)] = self.count + len(self.held)
                 self.held.append(tensor)
@@ -59,29 +63,27 @@ class Run:
         around = [inputs[place] if place < count else held[place - count] for place in self.sources]
         return self.build(around)  # type: ignore[no-any-return]
 
-    def differentiated(self, replay: Replay, inputs: Sequence[Any], held: Sequence[Any]) -> Pullback:
+    def differentiated(self, replay: Replay, cut: Cut, inputs: Sequence[Any], held: Sequence[Any]) -> Pullback:
         """The pullback whose gradients can be differentiated: what it holds hangs on `inputs`.
 
-        Where the rule may hold more than was found, another run is made at once, and its rule serves, provided that it
-        gives the same gradients as the rule of this run.
+        What was found is replayed. Where the rule may hold more, its gradients are.
         """
         if not self.is_whole:
-            return _Compared(self, inputs, held)
+            return _Deferred(self, replay, cut, inputs, held)
         floating = [place for place, tensor in enumerate(held) if self._is_floating(tensor)]
         if floating:
-            again = functools.partial(self._again, held, floating)
+            again = Again(held, functools.partial(self._held_again, floating))
             held = list(held)
             for place, tensor in zip(floating, replay(again, [held[place] for place in floating], inputs), strict=True):
                 held[place] = tensor
         return self.pullback(inputs, held)
 
-    def _is_floating(self, tensor: Any) -> bool:
-        return self.backend.dtype(tensor).startswith(("float", "bfloat", "complex"))  # type: ignore[no-any-return]
-
-    def _again(self, first: Sequence[Any], floating: Sequence[int], *inputs: Any) -> list[Any]:
-        """What the rule of another run holds: those at `floating` of all that are compared with `first`."""
+    def _held_again(self, floating: Sequence[int], first: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         held = self.another(inputs, first)[1]
         return [held[place] for place in floating]
+
+    def _is_floating(self, tensor: Any) -> bool:
+        return self.backend.dtype(tensor).startswith(("float", "bfloat", "complex"))  # type: ignore[no-any-return]
 
     def another(self, inputs: Sequence[Any], first: Sequence[Any]) -> tuple[Pullback, list[Any]]:
         """The pullback of another run, and what its rule holds, which must be what the rule of this run held."""
@@ -108,30 +110,68 @@ class Run:
         return is_repeated(self.backend.to_numpy(other), self.backend.to_numpy(first), kind)
 
 
-class _Compared:
-    """The pullback of another run of a function, whose gradients are compared with those of the first run's."""
+class Again:
+    """What another run gives, as a function of its inputs.
 
-    def __init__(self, run: Run, inputs: Sequence[Any], held: Sequence[Any]):
-        self.run = run
-        self.first = run.pullback(inputs, held)
-        self.other, _ = run.another(inputs, held)
+    Attributes:
+        first: The tensors that it is compared with. `against` takes them from elsewhere, as a framework saved them.
+    """
+
+    def __init__(self, first: Sequence[Any], compute: Callable[[Sequence[Any], Sequence[Any]], list[Any]]):
+        self.first, self.compute = first, compute
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        return self.compute(self.first, inputs)
+
+    def against(self, first: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """The same, compared with `first`."""
+        return self.compute(first, inputs)
+
+
+class _Deferred:
+    """A pullback that may hold more than was found: its gradients are those of the first run, and they are replayed."""
+
+    def __init__(self, run: Run, replay: Replay, cut: Cut, inputs: Sequence[Any], held: Sequence[Any]):
+        self.run, self.replay, self.cut, self.inputs, self.saved = run, replay, cut, inputs, held
+        self.first = run.pullback([*map(cut, inputs)], held)
 
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        gradients, others = self.other(cotangents, variables, wanted)
-        first, first_others = self.first(cotangents, variables, wanted)
-        self.run.compare((*gradients, *others), (*first, *first_others))
-        return gradients, others
+        cut, count = self.cut, len(self.inputs)
+        arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
+        gradients, others = self.first(
+            [None if cotangent is None else cut(cotangent) for cotangent in cotangents], [*map(cut, variables)], wanted
+        )
+        given = [place for place, gradient in enumerate((*gradients, *others)) if gradient is not None]
+        values = [(*gradients, *others)[place] for place in given]
+
+        def compute(first: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
+            pullback, _ = self.run.another(moved[:count], first[: len(self.saved)])
+            upstreams = dict(zip(arrived, moved[count:], strict=False))
+            further = moved[count + len(arrived) :]
+            again, more = pullback([upstreams.get(place) for place in range(len(cotangents))], further, wanted)
+            computed = [gradient for gradient in (*again, *more) if gradient is not None]
+            self.run.compare(computed, first[len(self.saved) :])
+            return computed
+
+        inputs = [*self.inputs, *(cotangents[place] for place in arrived), *variables]
+        replayed = self.replay(Again([*self.saved, *values], compute), values, inputs)
+        known = dict(zip(given, replayed, strict=True))
+        everything = [known.get(place) for place in range(len(gradients) + len(others))]
+        return tuple(everything[: len(gradients)]), tuple(everything[len(gradients) :])
 
     def takes_variables(self) -> bool:
+        """As the rule of the first run."""
         return self.first.takes_variables()
 
     def capture(self, names: Sequence[str]) -> None:
+        """As the rule of the first run."""
         self.first.capture(names)
 
     def held(self) -> Held:
-        return self.other.held()
+        """As the rule of the first run."""
+        return self.first.held()
 
 
 def is_repeated(other: numpy.ndarray, first: numpy.ndarray, dtype: str) -> bool:

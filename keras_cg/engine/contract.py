@@ -95,12 +95,33 @@ class Pullback(Protocol):
         """The tensors that the rule holds, and how to make this pullback around others."""
 
 
-Function = Callable[..., tuple[tuple[Any, ...], Pullback]]
+Tensors = tuple[Any, ...]
+
+
+class Function(Protocol):
+    """The user's function, flat: what `attach` gets."""
+
+    name: str
+
+    def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...
+
+    def held(self, is_wanted: Callable[[Any], bool]) -> Held:
+        """The tensors that the user's function closes over, and how to make this function around others."""
+
+
+class OutputFunction(Protocol):
+    """The same without a rule: what `recompute` gets."""
+
+    name: str
+
+    def __call__(self, *tensors: Any) -> Tensors: ...
+
+    def held(self, is_wanted: Callable[[Any], bool]) -> Held:
+        """The tensors that the user's function closes over, and how to make this function around others."""
+
 
 # What `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`.
-PlainFunction = Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
-
-Tensors = tuple[Any, ...]
+PlainFunction = Callable[..., tuple[Tensors, Tensors]]
 
 
 class Backend(Protocol):
@@ -126,10 +147,8 @@ class Backend(Protocol):
     def jvp(
         self, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
     ) -> tuple[Tensors, Tensors, Tensors]: ...
-    def jacobian(
-        self, fun: PlainFunction, tensors: Sequence[Any]
-    ) -> tuple[Tensors, tuple[Tensors, ...], Tensors]: ...
-    def recompute(self, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Tensors: ...
+    def jacobian(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]: ...
+    def recompute(self, fun: OutputFunction, tensors: Sequence[Any]) -> Tensors: ...
     def converted(self, fun: Callable[..., Any]) -> Callable[..., Any]: ...
     def compiled(self, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None: ...
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...

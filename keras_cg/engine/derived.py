@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_cg import errors
-from keras_cg.engine import held, linear
-from keras_cg.engine.contract import Backend, PlainFunction, Pullback, Tensors
+from keras_cg.engine import linear
+from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
 
 
@@ -66,13 +66,13 @@ def _basis(backend: Backend, output: Any) -> list[Any]:
     return [xp.reshape(backend.cast(unit[row], backend.dtype(output)), backend.shape(output)) for row in range(count)]
 
 
-def recompute(backend: Backend, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Tensors:
+def recompute(backend: Backend, fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     """A custom gradient whose rule is the vjp of another run; what `fun` closes over is made an argument of it."""
-    taken = held.find(fun, (), backend.is_tensor, backend.children)
+    taken = fun.held(backend.is_tensor)
     count = len(tensors)
 
     def around(*values: Any) -> Tensors:
-        return taken.build(values[count:])[0](*values[:count])  # type: ignore[no-any-return]
+        return taken.build(values[count:])(*values[:count])  # type: ignore[no-any-return]
 
     def attached(*values: Any) -> tuple[Tensors, Pullback]:
         return around(*values), _Recomputed(backend, around, values)
@@ -89,24 +89,31 @@ class _Recomputed:
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
     ) -> tuple[Tensors, Tensors]:
-        def floating(*inputs: Any) -> tuple[Tensors, Tensors]:
-            outputs = self.fun(*inputs)
-            return tuple(
-                output for output, cotangent in zip(outputs, cotangents, strict=True) if cotangent is not None
-            ), ()
+        places = [place for place, tensor in enumerate(self.inputs) if _is_floating(self.backend, tensor)]
+        arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
 
-        _, pullback, _ = self.backend.vjp(floating, self.inputs)
-        return pullback([cotangent for cotangent in cotangents if cotangent is not None]), ()
+        def floating(*moving: Any) -> tuple[Tensors, Tensors]:
+            values = dict(enumerate(self.inputs)) | dict(zip(places, moving, strict=True))
+            outputs = self.fun(*values.values())
+            return tuple(outputs[place] for place in arrived), ()
+
+        _, pullback, _ = self.backend.vjp(floating, [self.inputs[place] for place in places])
+        gradients = dict(zip(places, pullback([cotangents[place] for place in arrived]), strict=True))
+        return tuple(map(gradients.get, range(len(self.inputs)))), ()
 
     def takes_variables(self) -> bool:
         return False
 
     def capture(self, names: Sequence[str]) -> None:
         if names:
-            raise errors.lost_to_recompute(names)
+            raise errors.lost_to_recompute(self.backend.__name__.rpartition(".")[2])
 
     def held(self) -> Held:
-        return Held(list(self.inputs), True, lambda tensors: _Recomputed(self.backend, self.fun, tensors))
+        return Held(list(self.inputs), lambda tensors: _Recomputed(self.backend, self.fun, tensors))
+
+
+def _is_floating(backend: Backend, tensor: Any) -> bool:
+    return backend.dtype(tensor).startswith(("float", "bfloat", "complex"))
 
 
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import dataclasses
 import dis
 import enum
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
@@ -39,13 +39,19 @@ _EMPTY = (*nest.ATOMS, ModuleType, BuiltinFunctionType, range, slice, enum.Enum,
 class Held(NamedTuple):
     """The tensors that something holds, and how to make it again around others.
 
-    `is_whole` says that all of them are here and that `build` replaces each. It is False if some stay where they are, or
-    if something was met that may hide one.
+    Those at the places `stuck` stay where they are, and `is_hiding` says that there may be others. It `is_whole` if
+    neither is so.
     """
 
     tensors: list[Any]
-    is_whole: bool
     build: Callable[[Sequence[Any]], Any]
+    stuck: Collection[int] = ()
+    is_hiding: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all tensors are here, and `build` replaces each."""
+        return not self.stuck and not self.is_hiding
 
 
 def find(
@@ -57,10 +63,11 @@ def find(
 ) -> Held:
     """The tensors that a function holds; `build` gives the pair `(function, arguments)` around others.
 
-    Found are tensors in nests, in closures, defaults and partials, in those of the functions found there, and in globals
-    that the code names. Some are found but stay where they are: those in the attributes of a callable object, in a set or
-    behind a `__wrapped__`, which cannot be made anew; those in lists and dicts that the run of `made_by` may not have
-    made; globals; and all of them if a function assigns to what it closes over.
+    Found are tensors in nests, in closures, defaults and partials, in those of the functions found there, in the
+    attributes of plain objects, and in globals that the code names. Some are found but stay where they are: those in a
+    set or behind a `__wrapped__`, which cannot be made anew; those in lists and dicts that the run of `made_by` may not
+    have made, which the function may be meant to change; globals; and all of them if a function assigns to what it
+    closes over, those in objects if it assigns to attributes.
 
     Args:
         function: A rule, most often.
@@ -71,9 +78,8 @@ def find(
     """
     if not arguments and (alone := _tensors_alone(function, is_tensor)) is not None:
         return alone
-    search = _Search(made_by, is_tensor, children)
+    search = _Search(function, made_by, is_tensor, children)
     new_function = search.look(function, True)
-    search.stay(_attributes(function))
     arguments = tuple(arguments)
     new_arguments = search.look(arguments, True) if arguments else None
 
@@ -84,7 +90,8 @@ def find(
         done: dict[Any, Any] = {}
         return make_function(tensors, done), make_arguments(tensors, done)
 
-    return Held(search.tensors, search.is_whole and not (search.assigns and search.tensors), build)
+    stuck = range(len(search.tensors)) if search.assigns else search.stuck
+    return Held(search.tensors, build, stuck, search.is_hiding)
 
 
 def _tensors_alone(function: Callable[..., Any], is_tensor: Callable[[Any], bool]) -> Held | None:
@@ -114,13 +121,15 @@ def _tensors_alone(function: Callable[..., Any], is_tensor: Callable[[Any], bool
             inside[place] = tensor
         return FunctionType(code, scope, name, None, tuple(map(CellType, inside))), ()
 
-    return Held(tensors, True, build)
+    return Held(tensors, build)
 
 
 class _Search:
     """One walk through what a rule holds; what it finds, in the order in which it was found."""
 
-    def __init__(self, made_by: Any, is_tensor: Callable[[Any], bool], children: nest.Children):
+    def __init__(self, searched: Any, made_by: Any, is_tensor: Callable[[Any], bool], children: nest.Children):
+        code = getattr(_function(searched), "__code__", None)
+        self.writes = code is not None and _writes(code)
         function = _function(made_by)
         self.made = _inner(function.__code__) if function else frozenset()
         self.older = {id(cell) for cell in function.__closure__ or ()} if function else set()
@@ -129,7 +138,8 @@ class _Search:
         self.children = children
         self.tensors: list[Any] = []
         self.assigns = False
-        self.is_whole = True
+        self.is_hiding = False
+        self.stuck: set[int] = set()
         # By identity, and with the value, whose identity nothing else must take over meanwhile.
         self.known: dict[int, tuple[Any, Build | None]] = {}
 
@@ -160,11 +170,15 @@ class _Search:
             return self._partial(value)
         if isinstance(value, tuple):
             return self._tuple(value, own)
-        if isinstance(value, (list, dict)) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        if isinstance(value, (list, dict)) or (own and dataclasses.is_dataclass(value) and not isinstance(value, type)):
             return self._nest(value, own)
+        if isinstance(value, MethodType):
+            return self._method(value)
+        if _is_simple(value):
+            return self._object(value, own)
         parts = _inside(value)
         self.stay(parts)
-        self.is_whole = self.is_whole and (bool(parts) or isinstance(value, _EMPTY) or _is_plain(value))
+        self.is_hiding = self.is_hiding or (not parts and _is_hiding(value, self.is_tensor))
         return None
 
     def stay(self, parts: Iterable[Any]) -> None:
@@ -172,13 +186,13 @@ class _Search:
         before = len(self.tensors)
         for part in parts:
             self.look(part, False)
-        self.is_whole = self.is_whole and len(self.tensors) == before
+        self.stuck.update(range(before, len(self.tensors)))
 
     def _nest(self, value: Any, own: bool) -> Build | None:
         laid = nest.flatten(value, self.is_tensor, self.children)
         if not own:
             # It may be older than this run, which may have put tensors into it all the same.
-            self.stay([leaf for leaf in laid.leaves if leaf is not value])
+            self.stay(laid.leaves)
             return None
         looked = [None if isinstance(leaf, nest.ATOMS) else self.look(leaf, own) for leaf in laid.leaves]
         builds = {place: build for place, build in enumerate(looked) if build is not None}
@@ -205,6 +219,29 @@ class _Search:
         def build(tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
             function, *args = (build(tensors, done) for build in builds)
             return functools.partial(function, *args[:count], **dict(zip(names, args[count:], strict=True)))
+
+        return build
+
+    def _method(self, value: MethodType) -> Build | None:
+        builds = self._each((value.__func__, value.__self__), False)
+        return builds and (lambda tensors, done: MethodType(*[build(tensors, done) for build in builds]))
+
+    def _object(self, value: Any, own: bool) -> Build | None:
+        """How to make an object anew, with the attributes that it has now; it stays if the function assigns to some."""
+        parts = vars(value)
+        if self.writes:
+            self.stay(parts.values())
+            return None
+        builds = {name: build for name, part in parts.items() if (build := self.look(part, own)) is not None}
+        if not builds:
+            return None
+        kind, others = type(value), {name: part for name, part in parts.items() if name not in builds}
+
+        def build(tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
+            made = kind.__new__(kind)
+            vars(made).update(others)
+            vars(made).update({name: build(tensors, done) for name, build in builds.items()})
+            return made
 
         return build
 
@@ -283,34 +320,55 @@ def _inside(value: Any) -> Sequence[Any]:
     """What something holds that cannot be made anew."""
     if isinstance(value, (set, frozenset, collections.deque)):
         return list(value)
-    if isinstance(value, SimpleNamespace):
-        return list(vars(value).values())
     if isinstance(value, BuiltinMethodType):
         return [value.__self__]
-    if isinstance(value, MethodType):
-        return [value.__func__, value.__self__]
     wrapped = getattr(value, "__wrapped__", None) if callable(value) and not isinstance(value, type) else None
     return [] if wrapped is None else [wrapped]
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether something is a framework's dtype or device, which holds no tensor; they have no class in common."""
-    return type(value).__name__ in ("dtype", "DType", "device")
+def _is_simple(value: Any) -> bool:
+    """Whether an object is its attributes and nothing else, so that another with the same attributes will do.
+
+    Modules and layers are not: they keep what they hold in dicts of their own, by a `__setattr__` of their own.
+    """
+    kind = type(value)
+    return (
+        isinstance(getattr(value, "__dict__", None), dict)
+        and not isinstance(value, (type, ModuleType))
+        and kind.__setattr__ in (object.__setattr__, SimpleNamespace.__setattr__)
+        and kind.__new__ in (object.__new__, SimpleNamespace.__new__)
+        and not any("__slots__" in base.__dict__ or "__getattr__" in base.__dict__ for base in kind.__mro__)
+    )
 
 
-def _attributes(function: Callable[..., Any]) -> Iterator[Any]:
-    """What a callable object, or the object of a bound method, holds."""
-    if not isinstance(function, (FunctionType, functools.partial)):
-        for value in getattr(getattr(function, "__self__", function), "__dict__", {}).values():
-            # Not dicts: a module keeps its buffers in one, which change in every forward pass.
-            if not isinstance(value, dict):
-                yield value
+def _is_hiding(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
+    """Whether a tensor may be somewhere inside of something that cannot be opened: an object, an iterator."""
+    stack, seen = [value], 0
+    while stack:
+        value, seen = stack.pop(), seen + 1
+        if is_tensor(value) or seen > _PATIENCE or isinstance(value, Iterator):
+            return True
+        if isinstance(value, dict):
+            stack += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            stack += value
+        elif not isinstance(value, (*_EMPTY, FunctionType)):
+            stack += getattr(value, "__dict__", {}).values()
+            stack += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    return False
+
+
+# How many things are looked at before an object is taken to hide a tensor.
+_PATIENCE = 200
 
 
 def _function(fun: Any) -> FunctionType | None:
-    """The function inside methods and partials."""
+    """The function inside methods, partials and callable objects."""
     while fun is not None and not isinstance(fun, FunctionType):
-        fun = getattr(fun, "__func__", None) or getattr(fun, "func", None)
+        called = type(fun).__call__
+        fun = getattr(fun, "__func__", None) or getattr(fun, "func", None) or (
+            called if isinstance(called, FunctionType) else None
+        )
     return fun
 
 
@@ -332,6 +390,13 @@ def _assigned_globals(code: CodeType) -> frozenset[str]:
     """The globals that a function, or one that it makes, assigns to."""
     steps = [step for made in (code, *_inner(code)) for step in dis.get_instructions(made)]
     return frozenset(step.argval for step in steps if step.opname == "STORE_GLOBAL")
+
+
+@functools.lru_cache(maxsize=4096)
+def _writes(code: CodeType) -> bool:
+    """Whether a function, or one that it makes, assigns to attributes."""
+    steps = [step for made in (code, *_inner(code)) for step in dis.get_instructions(made)]
+    return any(step.opname in ("STORE_ATTR", "DELETE_ATTR") for step in steps)
 
 
 @functools.lru_cache(maxsize=4096)

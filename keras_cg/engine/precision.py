@@ -22,7 +22,7 @@ class Precision(NamedTuple):
 
 
 _TABLE = {
-    "float16": Precision(2.0**-10, 2.0**-14, 9, 0.05, 0.1),
+    "float16": Precision(2.0**-10, 2.0**-14, 14, 0.05, 0.1),
     "bfloat16": Precision(2.0**-7, 2.0**-126, 40, 0.05, 0.1),
     "float32": Precision(2.0**-23, 2.0**-126, 40, 1e-5, 1e-3),
     "float64": Precision(2.0**-52, 2.0**-1022, 80, 1e-13, 1e-6),

@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 
-from keras_cg import errors
 from keras_cg.decorator import custom_gradient
+from keras_cg.keras import messages
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -117,6 +117,6 @@ def _places() -> list[ModuleType]:
         except (ImportError, AttributeError):
             module = None
         if not callable(getattr(module, NAME, None)):
-            raise errors.keras_has_moved(f"{place}.{NAME}", keras.__version__)
+            raise messages.keras_has_moved(f"{place}.{NAME}", keras.__version__)
         modules.append(module)
     return modules

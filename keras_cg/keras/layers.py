@@ -15,7 +15,9 @@ from typing import Any
 
 import keras
 
-from keras_cg import errors, recipes
+from keras_cg import recipes
+from keras_cg.keras import messages
+from keras_cg.recipes.messages import bad_parameter
 
 __all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
 
@@ -55,7 +57,7 @@ class _Scaled(_SameShape):
         # Keras's trainer on JAX (3.15) takes the values out of a model's variables in the middle of an epoch, and
         # would overwrite this one. Nothing public tells; a Keras without `_value` fails here.
         if self._scale._value is None:
-            raise errors.weights_are_away(self.name)
+            raise messages.weights_are_away(self.name)
         self._scale.assign(value)
 
     def get_config(self) -> dict[str, Any]:
@@ -207,7 +209,7 @@ class StraightThrough(_SameShape):
 def _operation(name: str) -> Callable[[Any], Any]:
     function = getattr(keras.ops, name, None)
     if function is None:
-        raise errors.unknown_operation(name, dir(keras.ops))
+        raise messages.unknown_operation(name, dir(keras.ops))
     return function  # type: ignore[no-any-return]
 
 
@@ -282,7 +284,7 @@ class Quantize(_SameShape):
         """
         magnitude = float(keras.ops.convert_to_numpy(keras.ops.mean(keras.ops.abs(data))))
         if not 0 < magnitude < math.inf:
-            raise errors.bad_parameter("Quantize.adapt", "the mean magnitude of data", magnitude, "positive and finite")
+            raise bad_parameter("Quantize.adapt", "the mean magnitude of data", magnitude, "positive and finite")
         self.step.assign(self._step_for(magnitude))
 
     def call(self, inputs: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy
 from keras_cg import config, errors, presence
 from keras_cg.call import function_name
 from keras_cg.decorator import CustomGradient
+from keras_cg.keras import messages
 
 __all__ = ["CustomGradientOperation"]
 
@@ -101,11 +102,11 @@ def apply(
     """
     name, seen = function_name(function), {id(each) for each in keras.tree.flatten((args, kwargs))}
     for variable in _captured(function):
-        raise errors.symbolic_variable(name, f"what it reads as {variable[0]}", variable[1].path)
+        raise messages.symbolic_variable(name, f"what it reads as {variable[0]}", variable[1].path)
     for label, leaf in leaves.items():
         role = f"the argument {label}"
         if isinstance(leaf, keras.Variable):
-            raise errors.symbolic_variable(name, role, leaf.path)
+            raise messages.symbolic_variable(name, role, leaf.path)
         if isinstance(leaf, keras.KerasTensor):
             chosen, running = config.resolve(), presence.choice()
             if running and running[0] != chosen[0]:
@@ -139,11 +140,11 @@ def to_config(function: CustomGradient[..., Any]) -> dict[str, Any]:
     """
     is_bound = hasattr(function.__wrapped__, "__self__")
     if is_bound or getattr(function, "__name__", "<lambda>") == "<lambda>":
-        raise errors.not_saveable(repr(function))
+        raise messages.not_saveable(repr(function))
     name = keras.saving.get_registered_name(function)
     known = keras.saving.get_registered_object(name)
     if known is not None and known is not function:
-        raise errors.name_is_taken(repr(function), name)
+        raise messages.name_is_taken(repr(function), name)
     return {"function": name, "module": function.__module__}
 
 
@@ -159,5 +160,5 @@ def of_config(config: dict[str, Any]) -> CustomGradient[..., Any]:
         # Our own are found where they are; any other module is not imported because a file says so.
         function = getattr(importlib.import_module(module), name, None)
     if not isinstance(function, CustomGradient):
-        raise errors.not_registered(name)
+        raise messages.not_registered(name)
     return function

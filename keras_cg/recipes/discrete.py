@@ -7,9 +7,9 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import config, errors, ops
+from keras_cg import config, ops
 from keras_cg.decorator import custom_gradient
-from keras_cg.recipes import tensors
+from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 
@@ -74,7 +74,7 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
         array([0.15, 0.3 , 0.  ])
     """
     if kind not in _SURROGATES:
-        raise errors.unknown_surrogate(kind, tuple(_SURROGATES))
+        raise messages.unknown_surrogate(kind, tuple(_SURROGATES))
     surrogate, default = _SURROGATES[kind]
     steep = tensors.positive("surrogate_spike", "slope", default if slope is None else slope)
     x = tensors.real("surrogate_spike", "x", x)
@@ -131,11 +131,11 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
     """
     low, high = _levels(bits, signed)
     if not (gradient_scale is None or gradient_scale == "lsq" or isinstance(gradient_scale, numbers.Real)):
-        raise errors.bad_parameter("quantize", "gradient_scale", gradient_scale, 'None, "lsq" or a number')
+        raise messages.bad_parameter("quantize", "gradient_scale", gradient_scale, 'None, "lsq" or a number')
     wide = tensors.wide(tensors.real("quantize", "x", x))
     size = tensors.number("quantize", "step", step)
     if isinstance(size, float) and not size > 0:
-        raise errors.bad_parameter("quantize", "step", step, "a positive number or a floating tensor")
+        raise messages.bad_parameter("quantize", "step", step, "a positive number or a floating tensor")
     ratio = wide / tensors.fit(size, wide)
     level = _round(ops.maximum(ops.minimum(ratio, ops.full_like(ratio, high)), ops.full_like(ratio, low)))
 
@@ -154,7 +154,7 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
 def _levels(bits: Any, signed: bool) -> tuple[float, float]:
     """-Qn and Qp."""
     if not isinstance(bits, int) or not (2 if signed else 1) <= bits <= 24:
-        raise errors.bad_parameter("quantize", "bits", bits, "a whole number from 1 (if signed, from 2) to 24")
+        raise messages.bad_parameter("quantize", "bits", bits, "a whole number from 1 (if signed, from 2) to 24")
     return (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
 
 
@@ -175,7 +175,7 @@ def _step_scale(scale: Any, x: Any, step: Any, high: float) -> Any:
         return float(scale)
     sizes = config.active.shape(x), config.active.shape(step)
     if any(size is None or None in size for size in sizes):
-        raise errors.unknown_count("quantize")
+        raise messages.unknown_count("quantize")
     elements, steps = map(math.prod, sizes)
     return 1 / math.sqrt(max(elements // steps, 1) * high)
 

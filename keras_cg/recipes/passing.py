@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import config, errors, ops
+from keras_cg import config, ops
 from keras_cg.call import function_name
 from keras_cg.decorator import custom_gradient
-from keras_cg.recipes import tensors
+from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.safe import safe_norm
 from keras_cg.recipes.tensors import Pair
 
@@ -46,7 +46,7 @@ def straight_through(fn: Callable[..., Any]) -> Callable[..., Any]:
         array([1., 1.])
     """
     if not callable(fn):
-        raise errors.not_a_function("straight_through", fn)
+        raise messages.not_a_function("straight_through", fn)
     name = f"straight_through({function_name(fn)})"
 
     @custom_gradient
@@ -163,16 +163,16 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Pair:
         array([0.6, 0.8])
     """
     if (value is None) == (norm is None):
-        raise errors.not_one_limit()
+        raise messages.not_one_limit()
     name = "value" if norm is None else "norm"
     limit = tensors.number("clip_gradient", name, value if norm is None else norm)
     if isinstance(limit, float) and not limit > 0:
-        raise errors.bad_parameter("clip_gradient", name, limit, "a positive number")
+        raise messages.bad_parameter("clip_gradient", name, limit, "a positive number")
     if norm is not None and not isinstance(limit, float) and config.active.shape(limit):
-        raise errors.bad_parameter("clip_gradient", name, tensors.described(limit), "a number or a scalar tensor")
+        raise messages.bad_parameter("clip_gradient", name, tensors.described(limit), "a number or a scalar tensor")
     for leaf in filter(config.active.is_tensor, tensors.leaves(x)):
         if config.active.dtype(leaf).startswith("complex"):
-            raise errors.not_real("clip_gradient", "x", tensors.described(leaf))
+            raise messages.not_real("clip_gradient", "x", tensors.described(leaf))
 
     def by_value(each: Any) -> Any:
         bound = tensors.fit(limit, each) * ops.ones_like(each)

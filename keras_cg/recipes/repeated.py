@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import arguments, config, errors, leaves, ops
+from keras_cg import arguments, config, leaves, ops
 from keras_cg.autodiff import vjp
 from keras_cg.call import Plain, function_name
 from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
-from keras_cg.recipes import tensors
+from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 
@@ -50,7 +50,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         (12.0, 2)
     """
     if not callable(f):
-        raise errors.not_a_function("recompute", f)
+        raise messages.not_a_function("recompute", f)
     name = f"recompute({function_name(f)})"
 
     @tensors.named_like(f)
@@ -109,9 +109,9 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
         0.25
     """
     if not callable(f):
-        raise errors.not_a_function("fixed_point", f)
+        raise messages.not_a_function("fixed_point", f)
     if not isinstance(steps, int) or steps < 1:
-        raise errors.bad_parameter("fixed_point", "steps", steps, "a whole number from 1 on")
+        raise messages.bad_parameter("fixed_point", "steps", steps, "a whole number from 1 on")
     if tolerance is not None:
         tolerance = tensors.positive("fixed_point", "tolerance", tolerance)
     name = f"fixed_point({function_name(f)})"
@@ -120,7 +120,7 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
     def solve(z0: Any, *args: Any) -> Pair:
         for leaf in tensors.leaves(z0):
             if not tensors.is_real(leaf):
-                raise errors.not_real(name, "z0", tensors.described(leaf))
+                raise messages.not_real(name, "z0", tensors.described(leaf))
         z = _iterate(name, lambda z: f(z, *args), z0, steps, tolerance)
 
         def grad(upstream: Any) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from keras_cg import config, errors, ops
+from keras_cg import config, ops
 from keras_cg.decorator import custom_gradient
-from keras_cg.recipes import tensors
+from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 
@@ -115,7 +115,7 @@ def _axes(x: Any, axis: Any) -> tuple[int, ...]:
         return tuple(range(rank))
     given = axis if isinstance(axis, (tuple, list)) else (axis,)
     if not all(isinstance(each, int) and -rank <= each < rank for each in given):
-        raise errors.bad_parameter("safe_norm", "axis", axis, f"an axis of a tensor with {rank}, or a tuple of such")
+        raise messages.bad_parameter("safe_norm", "axis", axis, f"an axis of a tensor with {rank}, or a tuple of such")
     return tuple(sorted({each % rank for each in given}))
 
 

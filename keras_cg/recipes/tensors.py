@@ -7,9 +7,10 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import config, errors, nest
+from keras_cg import config, nest
 from keras_cg.decorator import custom_gradient
 from keras_cg.leaves import compatible, describe, is_differentiable
+from keras_cg.recipes import messages
 
 # What a function with a custom gradient returns: its output and its rule.
 Pair = tuple[Any, Callable[..., Any]]
@@ -57,7 +58,7 @@ def real(recipe: str, argument: str, value: Any) -> Any:
     if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
         return config.active.asarray(float(value))
     if not is_real(value):
-        raise errors.not_real(recipe, argument, described(value))
+        raise messages.not_real(recipe, argument, described(value))
     return value
 
 
@@ -66,14 +67,14 @@ def number(recipe: str, argument: str, value: Any) -> Any:
     if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
         return float(value)
     if not is_real(value):
-        raise errors.not_a_number(recipe, argument, value)
+        raise messages.not_a_number(recipe, argument, value)
     return value
 
 
 def positive(recipe: str, argument: str, value: Any) -> float:
     """A positive number that is no tensor."""
     if not isinstance(value, numbers.Real) or not float(value) > 0:
-        raise errors.bad_parameter(recipe, argument, value, "a positive number")
+        raise messages.bad_parameter(recipe, argument, value, "a positive number")
     return float(value)
 
 
@@ -106,7 +107,7 @@ def check_alike(name: str, inputs: list[Any], outputs: list[Any]) -> None:
         for each, output in pairs
         if is_floating(each)
     ):
-        raise errors.not_alike_output(name, *(", ".join(map(described, each)) for each in (outputs, inputs)))
+        raise messages.not_alike_output(name, *(", ".join(map(described, each)) for each in (outputs, inputs)))
 
 
 @custom_gradient

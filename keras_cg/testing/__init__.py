@@ -3,12 +3,12 @@
 Needs SciPy: `pip install "keras-cg[testing]"`.
 """
 
-from keras_cg import errors
+from keras_cg.testing import messages
 
 try:
     import scipy.differentiate  # noqa: F401 - SciPy has it since 1.15
 except ImportError as error:
-    raise errors.missing_scipy() from error
+    raise messages.missing_scipy() from error
 
 from keras_cg.testing.checker import agreement, assert_gradients, check_gradients
 from keras_cg.testing.report import Finding, Report

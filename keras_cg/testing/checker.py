@@ -9,7 +9,7 @@ import numpy
 
 from keras_cg import config, errors
 from keras_cg.call import function_name
-from keras_cg.testing import comparison
+from keras_cg.testing import comparison, messages
 from keras_cg.testing.arrays import Array
 from keras_cg.testing.checks import ORDERS, TOLERANCES, Inspection
 from keras_cg.testing.report import Finding, Report
@@ -91,15 +91,15 @@ def check_gradients(
         raise errors.not_callable(f)
     name = function_name(f)
     if order not in range(1, len(ORDERS) + 1):
-        raise errors.bad_option(name, "order", order, f"a number from 1 to {len(ORDERS)}")
+        raise messages.bad_option(name, "order", order, f"a number from 1 to {len(ORDERS)}")
     if isinstance(modes, str) or not modes or not set(modes) <= set(MODES):
-        raise errors.bad_option(name, "modes", modes, 'a sequence of "reverse", "forward" or both')
+        raise messages.bad_option(name, "modes", modes, 'a sequence of "reverse", "forward" or both')
     if expected is not None and not callable(expected):
-        raise errors.bad_option(name, "expected", expected, "a function or a rule")
+        raise messages.bad_option(name, "expected", expected, "a function or a rule")
     if backends is not None and (isinstance(backends, str) or not backends):
-        raise errors.bad_option(name, "backends", backends, "a sequence of names of backends")
+        raise messages.bad_option(name, "backends", backends, "a sequence of names of backends")
     if not isinstance(seed, int) or seed < 0:
-        raise errors.bad_option(name, "seed", seed, "a number from 0 on")
+        raise messages.bad_option(name, "seed", seed, "a number from 0 on")
     findings: list[Finding] = []
     evidence: dict[str, dict[str, list[Array]]] = {}
 

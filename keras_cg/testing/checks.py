@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from keras_cg import config, errors
-from keras_cg.testing import comparison
+from keras_cg.testing import comparison, messages
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text
 from keras_cg.testing.diagnosis import Evidence, diagnose, diagnose_higher, diagnose_upstream
@@ -177,7 +177,7 @@ class Inspection:
             return self._finding(check, "undecided", reason="`expected` gives NaN or infinity at this point")
         came, right = ([each.shape for each in arrays] for arrays in (expected, self.output))
         if not self.is_rule and came != right:
-            raise errors.wrong_expected(self.subject.name, str(came), str(right))
+            raise messages.wrong_expected(self.subject.name, str(came), str(right))
         return None
 
     def _double(self) -> None:
@@ -532,14 +532,29 @@ class Inspection:
             tell(self._finding(check, "skipped", reason=reason))
 
     def _raised(self, check: str, error: Exception) -> Finding:
-        """A finding from an exception, whose message may be one of ours and know the usual cause."""
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
-        details = [line for line in lines[1:] if line.startswith(("got:", "expected:"))]
-        causes = [line.removeprefix("usual cause: ") for line in lines if line.startswith("usual cause:")]
+        """A finding from an exception; one of ours says as data what came, what was expected and the usual cause."""
+        ours = _reported(error)
+        told = [line.strip() for line in str(ours or error).splitlines() if line.strip()] or ["no message"]
         # TensorFlow puts its own traceback before what happened.
-        happened = lines[-1] if lines[0] == "in user code:" else lines[0]
+        happened = told[-1] if told[0] == "in user code:" else told[0]
+        details = [f"{name}: {getattr(ours, name)}" for name in ("got", "expected") if getattr(ours, name, None)]
         reason = f"{type(error).__name__}: " + "; ".join([happened.removesuffix("."), *details])
-        return self._finding(check, "failed", reason=reason, diagnosis=causes[0] if causes else None)
+        return self._finding(check, "failed", reason=reason, diagnosis=getattr(ours, "cause", None))
+
+
+def _reported(error: BaseException) -> BaseException | None:
+    """The error of ours whose message `error` shows: itself, or the one that a framework raised it from.
+
+    What shows another message is not ours: somebody may have raised it while handling one of ours.
+    """
+    passed: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in passed:
+        if vars(link).keys() >= set(errors.DATA) and str(link).partition("\n")[0] in str(error):
+            return link
+        passed.add(id(link))
+        link = link.__cause__ or link.__context__
+    return None
 
 
 def _weights(upstream: Sequence[Array]) -> Array:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from keras_cg import backends, config, errors, nest, signature
+from keras_cg import backends, config, nest, signature
 from keras_cg.arguments import labels
 from keras_cg.call import function_name
 from keras_cg.decorator import CustomGradient, custom_gradient
@@ -19,6 +19,7 @@ from keras_cg.engine.contract import Backend
 from keras_cg.leaves import is_differentiable
 from keras_cg.nest import Nest
 from keras_cg.presence import unwrap
+from keras_cg.testing import messages
 from keras_cg.testing.arrays import Array, wide
 
 Arrays = list[Array]
@@ -70,13 +71,13 @@ def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
         try:
             array = numpy.array(leaf if owner is None else owner.to_numpy(leaf))
         except (TypeError, ValueError, AttributeError) as error:
-            raise errors.not_dense(function_name(f), named[place], leaf) from error
+            raise messages.not_dense(function_name(f), named[place], leaf) from error
         if owner is not None and array.dtype == object:  # one that holds the tensor itself
-            raise errors.not_dense(function_name(f), named[place], leaf)
+            raise messages.not_dense(function_name(f), named[place], leaf)
         laid.leaves[place] = array
     floating = tuple(index for index, dtype in enumerate(dtypes) if is_differentiable(dtype))
     if not floating:
-        raise errors.nothing_to_check(function_name(f))
+        raise messages.nothing_to_check(function_name(f))
     return Arguments(laid, len(args), keywords, tuple(places), tuple(dtypes), floating, named)
 
 
@@ -95,6 +96,7 @@ def _owner(value: Any) -> Backend | None:
 
 # Whatever has fewer digits, in double precision.
 _DOUBLE = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
+
 
 def epsilon(dtypes: Sequence[str]) -> float:
     """The machine epsilon of the coarsest of some dtypes."""

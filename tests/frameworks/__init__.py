@@ -5,5 +5,10 @@
 `array(tensor)`                  and back.
 `differentiate(f, arrays, mode)` `(f(*arrays), gradients)` by the framework's own engine and nothing of keras_cg:
                                  the gradients of the sum of what `f` returns, None where the framework has none.
+`vjp(f, x, way)`                 `(f(x), pullback)` by the framework's own engine: `pullback(upstream)` is the gradient
+                                 of x, and can be differentiated again. `way` is "native", or "transformed", which is
+                                 another where the framework has a second engine.
+`gradient(f, way)`               the function that gives the gradient of the sum of `f`, by `vjp`; "transformed" is
+                                 compiled where the framework compiles derivatives of any order.
 `Foreign`                        nothing of this framework may be taken by another: makes a tensor to try it.
 """

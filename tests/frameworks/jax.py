@@ -28,3 +28,13 @@ def differentiate(f, arrays, mode):
     (_, output), gradients = both(*map(jnp.asarray, arrays))
     gradients = [None if each.dtype == jax.dtypes.float0 else np.asarray(each) for each in gradients]
     return np.asarray(output), gradients
+
+
+def vjp(f, x, way):
+    output, pullback = jax.vjp(f, x)
+    return output, lambda upstream: pullback(upstream)[0]
+
+
+def gradient(f, way):
+    summed = jax.grad(lambda x: jnp.sum(f(x)))
+    return jax.jit(summed) if way == "transformed" else summed

@@ -25,3 +25,12 @@ def differentiate(f, arrays, mode):
 
     gradients = autograd.grad(loss)(tuple(arrays))
     return np.asarray(f(*arrays)), [np.asarray(gradient) for gradient in gradients]
+
+
+def vjp(f, x, way):
+    pullback, output = autograd.make_vjp(f)(x)
+    return output, pullback
+
+
+def gradient(f, way):
+    return autograd.elementwise_grad(f) if way == "transformed" else autograd.grad(lambda x: anp.sum(f(x)))

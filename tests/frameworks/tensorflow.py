@@ -23,3 +23,18 @@ def differentiate(f, arrays, mode):
         loss = tf.reduce_sum(output)
     gradients = tape.gradient(loss, tensors)
     return array(output), [None if each is None else array(each) for each in gradients]
+
+
+def vjp(f, x, way):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        output = f(x)
+    return output, lambda upstream: tape.gradient(output, x, upstream)
+
+
+def gradient(f, way):
+    def taped(x):
+        output, pullback = vjp(f, x, way)
+        return pullback(tf.ones_like(output))
+
+    return tf.function(taped) if way == "transformed" else taped

@@ -25,3 +25,24 @@ def differentiate(f, arrays, mode):
     if output.requires_grad:
         output.sum().backward()
     return array(output), [None if each.grad is None else array(each.grad) for each in tensors]
+
+
+def vjp(f, x, way):
+    if way == "transformed":
+        output, pullback = torch.func.vjp(f, x)
+        return output, lambda upstream: pullback(upstream)[0]
+    # A tensor of its own, so that the gradient is that of this call alone.
+    x = x * 1 if x.requires_grad else x.detach().requires_grad_()
+    output = f(x)
+    return output, lambda upstream: torch.autograd.grad(output, x, upstream, create_graph=True)[0]
+
+
+def gradient(f, way):
+    if way == "transformed":
+        return torch.func.grad(lambda x: f(x).sum())
+
+    def pulled(x):
+        output, pullback = vjp(f, x, way)
+        return pullback(torch.ones_like(output))
+
+    return pulled

@@ -1,0 +1,173 @@
+"""The rule, attached by a `torch.autograd.Function` to outputs that were computed already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from keras_cg import errors
+from keras_cg.backends import torch as own
+from keras_cg.backends.torch import compiled, transformed
+from keras_cg.backends.torch.replayed import Replay, apply, random_states, replay, run
+from keras_cg.backends.torch.tensors import describe, integers, is_forward_open, saveable, transforms_active
+from keras_cg.engine.again import Run
+from keras_cg.engine.contract import Function, Pullback
+
+# The number that the next node of the graph will get; the documentation of the profiler describes it, but it has no
+# public name (torch 2.13). If it is gone, importing this file fails, and with it the backend.
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    if torch.compiler.is_compiling():
+        return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
+    if transforms_active() or is_forward_open():
+        if not torch.is_grad_enabled() and not transformed.is_forward(tensors):
+            return _not_dual(*fun(*tensors))
+        if transforms_active() or any(map(transformed.is_dual, tensors)):
+            return transformed.attach(fun, saveable(tensors))
+    if not torch.is_grad_enabled():
+        return fun(*tensors)[0]
+    return _attach(fun, tensors)
+
+
+def _attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """The same where autograd alone may differentiate.
+
+    `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So an output that
+    somebody differentiates all the same hangs on something that `fun` captured.
+    """
+    is_wanted = any([tensor.requires_grad for tensor in tensors])
+    inputs = [tensor.detach() for tensor in tensors] if is_wanted else tensors
+    random, start = random_states(tensors), _sequence_number()
+    outputs, pullback = run(fun, inputs)
+    if is_forward_open():
+        _not_dual(outputs, pullback)
+    variables: list[torch.Tensor] = []
+    if any([output.requires_grad for output in outputs]):
+        variables = _captured(fun, outputs, start, pullback)
+        pullback.capture([describe(variable) for variable in variables])
+    elif not is_wanted:
+        return outputs
+    kept = Run(own, Replay(fun, tensors, random), inputs, pullback)
+    return apply(_Attach, kept, outputs, *saveable(tensors), *variables)
+
+
+def _not_dual(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
+    """`outputs` of a run on what forward mode does not move."""
+    if any(map(transformed.is_dual, outputs)):
+        pullback.capture(["(a value that forward mode differentiates)"])
+        raise errors.unserved_variables("torch", "in forward mode")
+    return outputs
+
+
+class _Attach(torch.autograd.Function):
+    """Outputs that were computed already, with the rule as their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: Run, outputs: Sequence[torch.Tensor], *tensors: torch.Tensor) -> Any:
+        ctx.kept = kept
+        # Where `derivatives.vjp` wants to know whether the rule reads what somebody else differentiates.
+        ctx.readings = None
+        given = tensors[: kept.count]
+        ctx.count = len(kept.held)
+        ctx.save_for_backward(*given, *saveable(kept.held), *tensors[kept.count :])
+        # Saved, they are freed by the backward pass, seen by hooks, and guarded against changes in place.
+        kept.held = []
+        outputs = _aliases(outputs, given)
+        if without := integers(outputs):
+            ctx.mark_non_differentiable(*without)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        kept: Run = ctx.kept
+        is_differentiated = torch.is_grad_enabled()
+        wanted = ctx.needs_input_grad[2 : 2 + kept.count]
+        count = len(ctx.needs_input_grad) - 2 - kept.count
+        # What only a higher order needs may have changed meanwhile. Asked once: a checkpoint recomputes them only once.
+        saved = ctx.saved_tensors if is_differentiated or kept.sources or count or not kept.is_whole else ()
+        inputs, held = saved[: kept.count], saved[kept.count : kept.count + ctx.count]
+        variables = saved[len(saved) - count :] if count else ()
+        if is_differentiated:
+            gradients, others = kept.differentiated(replay, torch.Tensor.detach, inputs, held)(cotangents, variables, wanted)
+            return (None, None, *gradients, *others)
+        if kept.uses_inputs:
+            # The rule saw inputs cut from the graph.
+            inputs = [tensor.detach() for tensor in inputs]
+        pullback = kept.pullback(inputs, held)
+        if ctx.readings is None:
+            gradients, others = pullback(cotangents, variables, wanted)
+        else:
+            gradients, others = _read(ctx.readings, pullback, cotangents, variables, wanted)
+        return (None, None, *gradients, *others)
+
+
+def _read(
+    readings: list[bool],
+    pullback: Pullback,
+    cotangents: Sequence[Any],
+    variables: Sequence[Any],
+    wanted: Sequence[bool],
+) -> tuple[list[Any], list[Any]]:
+    """What the rule gives for values alone, and whether that hangs on something else that is differentiated."""
+    with torch.enable_grad():
+        gradients, others = pullback(cotangents, [variable.detach() for variable in variables], wanted)
+    readings += [gradient.requires_grad for gradient in (*gradients, *others) if gradient is not None]
+    cut = [[None if tensor is None else tensor.detach() for tensor in part] for part in (gradients, others)]
+    return cut[0], cut[1]
+
+
+def _aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """`outputs` as other objects, since the rule may hold one, and it would then hold itself through its node.
+
+    One that shares its memory with an input becomes a view of it in autograd's eyes as well, so that changing either in
+    place is noticed.
+    """
+    sharing = {_storage(tensor): tensor for tensor in inputs}
+    others = []
+    for output in outputs:
+        storage = _storage(output)
+        base = sharing.get(storage) if storage else None
+        if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
+            others.append(base.as_strided(output.size(), output.stride(), output.storage_offset()))
+        else:
+            others.append(output.detach())
+    return tuple(others)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins; 0 if it has none of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
+    """The tensors that `fun` captured and `outputs` hang on, in the order in which they were first used.
+
+    Nodes are numbered as they are made; those from `start` on were made by `fun`.
+    """
+    known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in fun.held(_is_computed).tensors}
+    used: dict[torch.Tensor, int] = {output: 0 for output in outputs if output.is_leaf and output.requires_grad}
+    stack = [(output.grad_fn, output.output_nr, start) for output in outputs if output.grad_fn is not None]
+    seen = set()
+    while stack:
+        node, number, user = stack.pop()
+        tensor = known.get((node, number), getattr(node, "variable", None))
+        if tensor is not None:
+            used[tensor] = min(user, used.get(tensor, user))
+        elif node._sequence_nr() < start:
+            # Computed before, from what is trainable, and held where it is not to be found.
+            pullback.capture(["(a tensor computed from trainable ones)"])
+            raise errors.unserved_variables("torch", "(where it is not in a closure)")
+        elif node not in seen:
+            seen.add(node)
+            stack += [
+                (before, place, node._sequence_nr()) for before, place in node.next_functions if before is not None
+            ]
+    return sorted(used, key=used.__getitem__)
+
+
+def _is_computed(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None

@@ -1,0 +1,120 @@
+"""A run of a function on torch; and another one, as the first was, for the derivative of what its rule held."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from keras_cg import errors
+from keras_cg.backends.torch import derivatives
+from keras_cg.engine.again import Again
+from keras_cg.engine.contract import Pullback
+
+
+def run(fun: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], Pullback]:
+    """A run of a function, which must not change its inputs in place."""
+    versions = _versions(inputs)
+    outputs, pullback = fun(*inputs)
+    if versions != _versions(inputs):
+        raise errors.changed_in_place(
+            "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
+        )
+    return outputs, pullback
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often tensors were changed in place; the name is torch's own, and its documentation uses it."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def random_states(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+    """The state of the generators that a function may draw from: the CPU's, and those of the tensors' devices."""
+    elsewhere = [tensor for tensor in tensors if not tensor.is_cpu]
+    return torch.default_generator.get_state(), get_device_states(*elsewhere) if elsewhere else ([], [])
+
+
+class Replay:
+    """A function as it ran the first time: with the same random numbers and under the same autocast."""
+
+    def __init__(self, fun: Callable[..., Any], tensors: Sequence[torch.Tensor], random: Any):
+        self.fun = fun
+        self.random, self.devices = random
+        kinds = {"cpu", *(tensor.device.type for tensor in tensors if not tensor.is_cpu)}
+        self.autocast = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(self.devices[0]))
+            torch.set_rng_state(self.random)
+            set_device_states(*self.devices)
+            for kind, kept, enabled in self.autocast:
+                stack.enter_context(torch.autocast(kind, kept, enabled))
+            return self.fun(*tensors)  # type: ignore[no-any-return]
+
+
+def replay(again: Again, values: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """`values`, which hang on `inputs` by the derivative of `again`, and on what they hung on before."""
+    return apply(_Replayed, again, len(values), len(again.first), *values, *again.first, *inputs)
+
+
+class _Replayed(torch.autograd.Function):
+    """The values that a rule held, whose derivative is that of another run.
+
+    What the first run held is saved, rather than kept by `again`: only so is it there for the transforms of torch.func.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(again: Again, count: int, first: int, *given: torch.Tensor) -> Any:
+        return tuple(value.detach() for value in given[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.again, ctx.count, ctx.first, *given = inputs
+        ctx.save_for_backward(*given[ctx.count :])
+        ctx.save_for_forward(*given[ctx.count :])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        first, inputs = ctx.saved_tensors[: ctx.first], ctx.saved_tensors[ctx.first :]
+        places = [
+            place for place, tensor in enumerate(inputs) if ctx.needs_input_grad[3 + ctx.count + ctx.first + place]
+        ]
+
+        def run(*moved: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+            values = dict(enumerate(inputs)) | dict(zip(places, moved, strict=True))
+            return tuple(ctx.again.against(first, [*values.values()])), ()
+
+        gradients: dict[int, Any] = {}
+        if places:
+            _, pullback, _ = derivatives.vjp(run, [inputs[place] for place in places])
+            gradients = dict(zip(places, pullback(cotangents), strict=True))
+        return (None, None, None, *cotangents, *[None] * ctx.first, *map(gradients.get, range(len(inputs))))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, ___: None, *tangents: torch.Tensor) -> Any:
+        first, inputs = ctx.saved_tensors[: ctx.first], ctx.saved_tensors[ctx.first :]
+        moving = tangents[ctx.count + ctx.first :]
+        places = [place for place, tangent in enumerate(moving) if tangent is not None]
+
+        def run(*moved: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            values = dict(enumerate(inputs)) | dict(zip(places, moved, strict=True))
+            return tuple(ctx.again.against(first, [*values.values()]))
+
+        outputs, found = torch.func.jvp(
+            run, tuple(inputs[place] for place in places), tuple(moving[place] for place in places)
+        )
+        return tuple(
+            moved if tangent is None else moved + tangent for moved, tangent in zip(found, tangents, strict=False)
+        )
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> tuple[Any, ...]:
+    """What a Function returns."""
+    call: Callable[..., tuple[Any, ...]] = function.apply
+    return call(*args)

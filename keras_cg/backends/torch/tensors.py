@@ -1,0 +1,136 @@
+"""What a tensor is to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import array_api_compat.torch as namespace
+import numpy
+import torch
+import torch.fx
+import torch.utils._pytree as pytree
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
+
+from keras_cg import errors
+from keras_cg.backends import owner
+
+__all__ = [
+    "asarray",
+    "cast",
+    "children",
+    "dtype",
+    "is_recording",
+    "is_tensor",
+    "namespace",
+    "shape",
+    "tensors",
+    "to_numpy",
+]
+
+tensors = (torch.Tensor,)
+
+# What torch.compile need not trace, and could not: it asks every framework that is imported.
+torch.compiler.assume_constant_result(owner)  # type: ignore[no-untyped-call]
+
+# Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
+# choose between the two ways to apply a Function. If it is gone, importing this file fails, and with it the backend.
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+# Likewise, for looking through the wrappers that the transforms put around tensors.
+functorch: Any = torch._C._functorch
+# Likewise, for the level of forward mode that is open, -1 outside of any; torch's own unpack_dual begins with it.
+# Read through the module, since it is a number that changes.
+forward_ad._current_level  # noqa: B018
+
+
+def is_tensor(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, torch.fx.Proxy):
+        raise errors.rule_dropped(
+            "torch.fx.symbolic_trace",
+            "keep the call as one step of the graph: put it into a function of a module, and call torch.fx.wrap with the"
+            " function's name in that module",
+        )
+    return False
+
+
+def asarray(value: Any) -> Any:
+    return value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+
+
+def to_numpy(tensor: Any) -> numpy.ndarray:
+    if functorch.is_functorch_wrapped_tensor(tensor):
+        # Under a transform every operation gives a wrapped tensor again, which has no memory for NumPy to look at.
+        with temporarily_clear_interpreter_stack():
+            return to_numpy(_unwrapped(tensor))
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().to_dense()
+    # NumPy has no bfloat16.
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # type: ignore[no-any-return]
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """What the transforms wrapped, with the axes of batches in front."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        axis = functorch.maybe_get_bdim(tensor) if functorch.is_batchedtensor(tensor) else None
+        tensor = functorch.get_unwrapped(tensor)
+        if axis is not None:
+            tensor = tensor.movedim(axis, 0)
+    return tensor
+
+
+def shape(tensor: Any) -> tuple[int | None, ...]:
+    return tensor.shape  # type: ignore[no-any-return]
+
+
+# Looked up, because every call asks for some.
+_dtypes = {kind: str(kind).removeprefix("torch.") for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
+
+
+def dtype(tensor: Any) -> str:
+    return _dtypes[tensor.dtype]
+
+
+def cast(value: Any, dtype: str) -> Any:
+    return value.to(getattr(torch, dtype))
+
+
+def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
+    # One level of a type registered with torch's own tree utility, which has no public name (torch 2.13).
+    if pytree.tree_is_leaf(value):
+        return None
+    # tree_flatten asks of `value` first and then of its parts, so that all but the first answer are yes. A comparison
+    # with `value` instead would keep it alive: tree_flatten makes a cycle of what it is given (torch 2.13).
+    answers = iter((False,))
+    parts, spec = pytree.tree_flatten(value, is_leaf=lambda part: next(answers, True))
+    return parts, lambda parts: pytree.tree_unflatten(parts, spec)
+
+
+def is_recording() -> bool:
+    return torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms_active() or is_forward_open()
+
+
+def is_forward_open() -> bool:
+    """Whether a level of forward mode is open, whatever moves in it."""
+    return forward_ad._current_level >= 0
+
+
+def is_floating(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a gradient, if somebody asks for it."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def integers(tensors: Any) -> list[torch.Tensor]:
+    """Those that have none."""
+    return [tensor for tensor in tensors if not is_floating(tensor)]
+
+
+def saveable(tensors: Any) -> list[torch.Tensor]:
+    """Tensors that autograd saves: no inference tensors, of which a copy made outside of inference mode is none."""
+    return [tensor.clone() if tensor.is_inference() else tensor for tensor in tensors]
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """What a message calls a captured tensor."""
+    return f"{type(tensor).__name__} of {dtype(tensor)}{list(tensor.shape)}"

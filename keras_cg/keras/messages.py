@@ -1,0 +1,84 @@
+"""What is said where Keras cannot do as it was asked."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterable
+
+from keras_cg.errors import lines, report
+
+_REGISTER = "@keras.saving.register_keras_serializable() above @keras_cg.custom_gradient"
+
+
+def symbolic_variable(function: str, role: str, variable: str) -> TypeError:
+    """A Keras variable beside a KerasTensor: no model would own it."""
+    headline = (
+        f"{function}: {role} is the Keras variable {variable!r}, and an argument is a KerasTensor: the model would"
+        " neither train the variable nor save it."
+    )
+    cause = "a weight used in the functional API without a layer that owns it."
+    remedy = "make it in a layer's `build` by `self.add_weight`, and call the function in its `call`."
+    return report(TypeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def not_saveable(function: str) -> TypeError:
+    """Keras is to save a decorated lambda, or a partial."""
+    headline = f"{function} cannot be saved: Keras finds a function again by its name, and this one has none."
+    cause = "a lambda, a functools.partial, a method or a callable object that was decorated."
+    remedy = f"write it with `def`, and register it: {_REGISTER}."
+    return report(TypeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def name_is_taken(function: str, name: str) -> TypeError:
+    """Keras is to save a decorated function, and would load another one in its place."""
+    headline = f"{function} cannot be saved: Keras knows another object as {name!r}, and would load that in its place."
+    cause = "a function that is made and registered several times, with different values in it."
+    remedy = (
+        "register each under a name of its own: @keras.saving.register_keras_serializable(name=...), or make what"
+        " differs an argument."
+    )
+    return report(TypeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def not_registered(name: str) -> TypeError:
+    """Keras loads a decorated function that it does not know."""
+    headline = f"could not find the decorated function {name!r} that a saved model uses."
+    cause = "the module that defines it was not imported, or it was not registered."
+    remedy = (
+        f"register it ({_REGISTER}) and import its module before loading, or pass custom_objects={{{name!r}: ...}} to"
+        " keras.saving.load_model."
+    )
+    return report(TypeError, headline, function=name, cause=cause, remedy=remedy)
+
+
+def keras_has_moved(place: str, version: str) -> ImportError:
+    """Keras keeps its decorator somewhere else than we know."""
+    headline = (
+        f"Keras {version} has no {place}: `keras_cg.keras.install` would leave some of its layers without our"
+        " gradients, and so changes nothing."
+    )
+    remedy = (
+        "use keras_cg.custom_gradient itself, or a version of Keras that this version of keras_cg was tested with (see"
+        " constraints.txt)."
+    )
+    return report(functools.partial(ImportError, name="keras"), headline, remedy=remedy)
+
+
+def weights_are_away(layer: str) -> RuntimeError:
+    """A layer's scale is set while Keras's trainer on JAX holds the model's weights."""
+    return RuntimeError(
+        lines(
+            f"the scale of the layer {layer} cannot be set here.",
+            "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
+            f'In a callback reach the layer through the model, which fetches them: self.model.get_layer("{layer}"), or',
+            "set the scale at the beginning of an epoch.",
+        )
+    )
+
+
+def unknown_operation(name: str, known: Iterable[str]) -> ValueError:
+    """`keras.ops` has no function of that name."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ValueError(f"keras.ops has no function {name!r}; {hint}A function of your own is given itself, not its name")

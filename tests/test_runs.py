@@ -1,0 +1,394 @@
+"""How often a decorated function runs: once for the first order, under everything; at most k times for order k."""
+
+import dataclasses
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from outcomes import right_or_refused
+
+from keras_cg import CapturedVariableError, custom_gradient, grad, jacobian, ops, vjp
+
+X = np.array([0.25, 0.5, 1.0], np.float32)
+E = np.exp(X)
+
+# keras_cg's own means, the framework's own, and its other one: torch.func, and what is compiled.
+WAYS = ("keras_cg", "native", "transformed")
+
+
+@dataclasses.dataclass
+class Kept:
+    h: object
+
+
+class Rule:
+    def __init__(self, h):
+        self.h = h
+
+    def __call__(self, upstream):
+        return 7 * upstream * self.h
+
+    def method(self, upstream):
+        return 7 * upstream * self.h
+
+
+def helper(h):
+    def times(upstream):
+        return 7 * upstream * h
+
+    return lambda upstream: times(upstream)
+
+
+# How a rule comes by what the function computed. Each gives 7 upstream h.
+HOLDERS = {
+    "closure": lambda h: lambda upstream: 7 * upstream * h,
+    "nested closure": helper,
+    "list": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept[0])([h]),
+    "dict": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept["h"])({"h": h}),
+    "nest": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept["h"][1][0])({"h": ("static", [h])}),
+    "partial": lambda h: functools.partial(lambda h, upstream: 7 * upstream * h, h),
+    "dataclass": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept.h)(Kept(h)),
+    "attribute": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept.h)(SimpleNamespace(h=h)),
+    "object": Rule,
+    "method": lambda h: Rule(h).method,
+}
+
+
+def counted(holder="closure"):
+    """`(f, runs)`: a function whose gradient is 7 exp(x), and so is each further derivative; and a list of its runs."""
+    runs = []
+
+    @custom_gradient
+    def f(x):
+        runs.append("f")
+        return x * 2, HOLDERS[holder](ops.exp(x))
+
+    return f, runs
+
+
+def gradient(eager, f, way):
+    return grad(f) if way == "keras_cg" else eager.native.gradient(f, way)
+
+
+def check(eager, found, expected=7 * E):
+    np.testing.assert_allclose(eager.array(found), expected, rtol=1e-5)
+
+
+# --- the first order -----------------------------------------------------------------------------------------------
+
+
+def test_a_plain_call(eager):
+    f, runs = counted()
+    check(eager, f(eager.tensor(X)), 2 * X)
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_first_order(eager, way, holder):
+    f, runs = counted(holder)
+    check(eager, gradient(eager, f, way)(eager.tensor(X)))
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_pullback_that_is_called_twice(eager, way):
+    f, runs = counted()
+    x, upstream = eager.tensor(X), eager.tensor(np.ones(3, np.float32))
+    if way == "keras_cg":
+        _, pullback = vjp(f, x)
+        first, second = pullback(upstream)[0], pullback(2 * upstream)[0]
+    else:
+        _, pullback = eager.native.vjp(f, x, way)
+        first, second = pullback(upstream), pullback(2 * upstream)
+    check(eager, first)
+    check(eager, second, 14 * E)
+    assert len(runs) == 1
+
+
+def test_jacobian(eager):
+    f, runs = counted()
+    check(eager, jacobian(f)(eager.tensor(X)), np.diag(7 * E))
+    assert len(runs) == 1
+
+
+def test_the_first_order_inside_another_derivative(eager):
+    """The outer derivative is that of something else: nothing asks for the second order of `f`."""
+    f, runs = counted()
+
+    def outer(x, k):
+        _, pullback = vjp(f, x)
+        return ops.sum(pullback(ops.ones_like(x))[0]) * k
+
+    found = grad(outer, argnums=1)(eager.tensor(X), eager.tensor(np.float32(2.0)))
+    check(eager, found, np.sum(7 * E))
+    assert len(runs) == 1
+
+
+def backward_twice(torch, f, x):
+    x.requires_grad_()
+    y = f(x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    return x.grad / 2
+
+
+def backward(torch, f, x, **options):
+    x.requires_grad_()
+    f(x).sum().backward(**options)
+    return x.grad.detach()
+
+
+TORCH = {
+    "backward": backward,
+    "backward twice": backward_twice,
+    "backward(create_graph)": lambda torch, f, x: torch.autograd.grad(
+        f(x.requires_grad_()).sum(), x, create_graph=True
+    )[0].detach(),
+    "grad of a leaf and a part": lambda torch, f, x: torch.autograd.grad(
+        f((x.requires_grad_() * 2) / 2).sum(), x, create_graph=True
+    )[0].detach(),
+    "func.grad": lambda torch, f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "func.vjp": lambda torch, f, x: torch.func.vjp(f, x)[1](torch.ones(3))[0],
+    "vmap of grad": lambda torch, f, x: torch.func.vmap(torch.func.grad(f))(x),
+    "vmap of keras_cg.grad": lambda torch, f, x: torch.func.vmap(grad(f))(x),
+    "grad of vmap": lambda torch, f, x: torch.func.grad(lambda x: torch.func.vmap(f)(x).sum())(x),
+    "backward of vmap": lambda torch, f, x: torch.autograd.grad(
+        torch.func.vmap(f)(x.requires_grad_()).sum(), x, create_graph=True
+    )[0].detach(),
+    "jacrev": lambda torch, f, x: torch.func.jacrev(f)(x).diagonal(),
+    "functional.jacobian": lambda torch, f, x: torch.autograd.functional.jacobian(f, x).diagonal(),
+    "functional.vjp": lambda torch, f, x: torch.autograd.functional.vjp(f, x, torch.ones(3), create_graph=True)[1],
+    "is_grads_batched": lambda torch, f, x: torch.autograd.grad(
+        f(x.requires_grad_()), x, torch.eye(3), is_grads_batched=True
+    )[0].diagonal(),
+}
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("holder", ["closure", "object"])
+@pytest.mark.parametrize("transform", TORCH)
+def test_torch(eager, backend, transform, holder):
+    import torch
+
+    f, runs = counted(holder)
+    check(eager, TORCH[transform](torch, f, eager.tensor(X)))
+    assert len(runs) == 1
+
+
+def taped(tf, f, x, read, **options):
+    with tf.GradientTape(**options) as tape:
+        tape.watch(x)
+        y = f(x)
+    return read(tape, y, x)
+
+
+def nested_tapes(tf, f, x):
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        return taped(tf, f, x, lambda tape, y, x: tape.gradient(y, x))
+
+
+def two_of_the_same(tape, y, x):
+    return (tape.gradient(y, x) + tape.gradient(y, x)) / 2
+
+
+TENSORFLOW = {
+    "tape": lambda tf, f, x: taped(tf, f, x, lambda tape, y, x: tape.gradient(y, x)),
+    "nested tapes": nested_tapes,
+    "persistent tape": lambda tf, f, x: taped(tf, f, x, two_of_the_same, persistent=True),
+    "jacobian": lambda tf, f, x: tf.linalg.diag_part(taped(tf, f, x, lambda tape, y, x: tape.jacobian(y, x))),
+    "jacobian in a loop": lambda tf, f, x: tf.linalg.diag_part(
+        taped(tf, f, x, lambda tape, y, x: tape.jacobian(y, x, experimental_use_pfor=False), persistent=True)
+    ),
+    "tape around a tf.function": lambda tf, f, x: taped(tf, tf.function(f), x, lambda tape, y, x: tape.gradient(y, x)),
+    "tf.function around nested tapes": lambda tf, f, x: tf.function(lambda x: nested_tapes(tf, f, x))(x),
+}
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("holder", ["closure", "object"])
+@pytest.mark.parametrize("transform", TENSORFLOW)
+def test_tensorflow(eager, backend, transform, holder):
+    import tensorflow as tf
+
+    f, runs = counted(holder)
+    check(eager, TENSORFLOW[transform](tf, f, eager.tensor(X)))
+    assert len(runs) == 1
+
+
+JAX = {
+    "grad": lambda jax, f, x: jax.grad(lambda x: f(x).sum())(x),
+    "value_and_grad": lambda jax, f, x: jax.value_and_grad(lambda x: f(x).sum())(x)[1],
+    "vjp": lambda jax, f, x: jax.vjp(f, x)[1](jax.numpy.ones(3))[0],
+    "vmap of grad": lambda jax, f, x: jax.vmap(jax.grad(f))(x),
+    "jacrev": lambda jax, f, x: jax.numpy.diagonal(jax.jacrev(f)(x)),
+}
+
+
+@pytest.mark.only("jax")
+@pytest.mark.parametrize("holder", ["closure", "object"])
+@pytest.mark.parametrize("transform", JAX)
+def test_jax(eager, backend, transform, holder):
+    import jax
+
+    for wrap in (lambda run: run, jax.jit):
+        f, runs = counted(holder)
+        check(eager, wrap(lambda x, f=f: JAX[transform](jax, f, x))(eager.tensor(X)))
+        assert len(runs) == 1
+
+
+@pytest.mark.only("numpy")
+def test_autograd(eager, backend):
+    import autograd
+
+    transforms = (
+        lambda f: autograd.elementwise_grad(f)(X),
+        lambda f: autograd.grad(lambda x: ops.sum(f(x)))(X),
+        lambda f: autograd.value_and_grad(lambda x: ops.sum(f(x)))(X)[1],
+        lambda f: np.diagonal(autograd.jacobian(f)(X)),
+        lambda f: autograd.make_vjp(f)(X)[0](np.ones(3, np.float32)),
+    )
+    for transform in transforms:
+        f, runs = counted()
+        check(eager, transform(f))
+        assert len(runs) == 1
+
+
+# --- something captured that is differentiated ----------------------------------------------------------------------
+
+
+def captures(w):
+    """As `counted`, of `x w`, with the gradient 7 for x and 5 x for w, which is closed over."""
+    runs = []
+
+    @custom_gradient
+    def f(x):
+        runs.append("f")
+
+        def rule(upstream, variables=None):
+            return (7 * upstream, [5 * upstream * x]) if variables else 7 * upstream
+
+        return x * w, rule
+
+    return f, runs
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("role", ["captured", "captured and argument"])
+def test_a_captured_value_is_differentiated(eager, way, role):
+    runs = []
+
+    def loss(w):
+        f, ran = captures(w)
+        runs.append(ran)
+        return f(eager.tensor(X) if role == "captured" else w * 1)
+
+    def run():
+        return eager.array(gradient(eager, loss, way)(eager.tensor(X)))
+
+    # In a graph TensorFlow does not hand a tensor that is closed over to the rule.
+    refused = (CapturedVariableError,) if (eager.name, way) == ("tensorflow", "transformed") else ()
+    if right_or_refused(run, 5 * X if role == "captured" else 7 + 5 * X, *refused):
+        assert [len(ran) for ran in runs] == [1]
+
+
+@pytest.mark.only("jax")
+def test_jax_value_and_grad_and_vjp_of_both(eager, backend):
+    import jax
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    for transform in (
+        lambda loss: jax.value_and_grad(lambda x, w: loss(x, w).sum(), (0, 1))(x, w)[1],
+        lambda loss: jax.vjp(loss, x, w)[1](jax.numpy.ones(3)),
+        lambda loss: jax.jit(jax.grad(lambda x, w: loss(x, w).sum(), (0, 1)))(x, w),
+    ):
+        runs = []
+
+        def loss(x, w, runs=runs):
+            f, ran = captures(w)
+            runs.append(ran)
+            return f(x)
+
+        gx, gw = transform(loss)
+        check(eager, gx, np.full(3, 7.0))
+        check(eager, gw, 5 * X)
+        assert [len(ran) for ran in runs] == [1]
+
+
+@pytest.mark.only("torch", "tensorflow")
+def test_a_variable(eager, backend):
+    if backend == "torch":
+        import torch
+
+        w = torch.nn.Parameter(eager.tensor(2 * X))
+        f, runs = captures(w)
+        x = eager.tensor(X).requires_grad_()
+        gx, gw = torch.autograd.grad(f(x).sum(), (x, w), create_graph=True)
+        gx, gw = gx.detach(), gw.detach()
+    else:
+        import tensorflow as tf
+
+        w, x = tf.Variable(2 * X), eager.tensor(X)
+        f, runs = captures(w)
+        with tf.GradientTape() as outer, tf.GradientTape() as tape:
+            outer.watch(x)
+            tape.watch(x)
+            y = f(x)
+        gx, gw = tape.gradient(y, (x, w))
+    check(eager, gx, np.full(3, 7.0))
+    check(eager, gw, 5 * X)
+    assert len(runs) == 1
+
+
+# --- higher orders -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_order_k_runs_at_most_k_times(eager, way, holder, order):
+    f, runs = counted(holder)
+    derivative = f
+    for _ in range(order):
+        derivative = gradient(eager, derivative, way)
+    check(eager, derivative(eager.tensor(X)))
+    assert len(runs) <= order
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_order_k_of_an_output_that_the_rule_holds(eager, way):
+    """A captured output counts as a computed value: of 7 e the derivative is 7 e."""
+    runs = []
+
+    @custom_gradient
+    def f(x):
+        runs.append("f")
+        e = ops.exp(x)
+        return e, lambda upstream: 7 * upstream * e
+
+    derivative = f
+    for order in (1, 2, 3):
+        derivative = gradient(eager, derivative, way)
+        runs.clear()
+        check(eager, derivative(eager.tensor(X)))
+        assert len(runs) <= order
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("transform", ["jacrev of jacrev", "vmap of grad of grad", "grad of vmap of grad"])
+def test_torch_second_order(eager, backend, transform):
+    import torch
+
+    func = torch.func
+    f, runs = counted()
+    x = eager.tensor(X)
+    if transform == "jacrev of jacrev":
+        found = func.jacrev(func.jacrev(f))(x)[range(3), range(3), range(3)]
+    elif transform == "vmap of grad of grad":
+        found = func.vmap(func.grad(func.grad(f)))(x)
+    else:
+        found = func.grad(lambda x: func.vmap(func.grad(f))(x).sum())(x)
+    check(eager, found)
+    assert len(runs) <= 2
