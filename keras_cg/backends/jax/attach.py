@@ -18,17 +18,23 @@ from jax.tree_util import Partial
 from keras_cg import errors
 from keras_cg.backends.jax import carried
 from keras_cg.backends.jax.carried import Rule
-from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
+from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_tensor, is_traced
 from keras_cg.engine.contract import Function, Pullback
 
-# The outputs of one run, and what its backward pass needs: a rule around the values that it uses, as JAX keeps both.
-Call = Callable[..., tuple[Sequence[Any], Callable[[], Partial]]]
+# What gives its outputs and its rule, as a function of the frontend's does.
+Runnable = Callable[..., tuple[tuple[Any, ...], Pullback]]
+
+# What is kept for the backward pass: `rule(values, cotangents)`, and the values that it uses.
+Residuals = tuple[Callable[..., list[Any]], Sequence[Any]]
+
+# One run: the outputs, and what gives the residuals, which are of no use where nobody differentiates.
+Call = Callable[..., tuple[Sequence[Any], Callable[[], Residuals]]]
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     # In a shard_map without a jit around it, too, nobody can look at values.
     is_program = _is_staging() or bool(jax.sharding.get_abstract_mesh().manual_axes)
-    if is_program or fun.held(is_traced).tensors:  # type: ignore[attr-defined]
+    if is_program or any(map(is_traced, fun.held(is_tensor).tensors)):
         return _staged(fun, tensors)
     if not any(map(is_traced, tensors)):
         outputs, _ = fun(*tensors)
@@ -55,21 +61,22 @@ def _attach(call: Call, args: Sequence[Any]) -> tuple[Any, ...]:
 
     def forward(*args: Any) -> tuple[tuple[Any, ...], Partial]:
         outputs, residuals = call(*args)
-        kept = residuals()
-        return carried.carry(kept, outputs, args) if is_recording() else tuple(outputs), kept
+        rule, values = residuals()
+        kept = Partial(rule, values)  # type: ignore[no-untyped-call]
+        return carried.carry(rule, values, outputs, args) if is_recording() else tuple(outputs), kept
 
     def derivative(args: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
         outputs, residuals = call(*args)
-        kept = residuals()
-        return jax.jvp(lambda *args: carried.carry(kept, outputs, args), args, tangents)
+        rule, values = residuals()
+        return jax.jvp(lambda *args: carried.carry(rule, values, outputs, args), args, tangents)
 
     if is_forward.value:
-        attached = jax.custom_jvp(run)
-        attached.defjvp(derivative)
-    else:
-        attached = jax.custom_vjp(run)
-        attached.defvjp(forward, _backward)
-    return attached(*args)  # type: ignore[no-any-return]
+        forwards = jax.custom_jvp(run)
+        forwards.defjvp(derivative)
+        return forwards(*args)
+    backwards = jax.custom_vjp(run)
+    backwards.defvjp(forward, _backward)
+    return backwards(*args)
 
 
 # Whether `jvp` is at work: a custom_vjp has no forward mode. JAX keeps what it traced there apart from what it traced
@@ -89,7 +96,7 @@ def _backward(residuals: Partial, cotangents: tuple[Any, ...]) -> tuple[Any, ...
         raise errors.unserved_variables("jax", "(where only the rule reads it)") from error
 
 
-def _eager(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], Partial]]:
+def _eager(fun: Runnable, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], Residuals]]:
     """One run on values that JAX differentiates or batches, and that Python may look at."""
     # An array of NumPy's that is differentiated comes here as it was given.
     outputs, pullback = fun(*map(asarray, tensors))
@@ -103,11 +110,11 @@ def _eager(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[
     # Made again, the pullback holds the arguments only if the rule wants them.
     rule = _flat(held.build(held.tensors), outputs, wanted)
 
-    def residuals() -> Partial:
+    def residuals() -> Residuals:
         if is_recording() or is_forward.value:
             return carried.traced(rule, outputs)
         # The gradient will not be differentiated. So the rule itself is kept, which may look at values as Python does.
-        return Partial(rule)
+        return (lambda _, cotangents: rule(cotangents)), ()
 
     return outputs, residuals
 
@@ -124,30 +131,36 @@ def _flat(pullback: Pullback, outputs: Sequence[Any], wanted: Sequence[bool], va
     return rule
 
 
-def _staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def _staged(fun: Runnable, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """The same where a program is being built, or where `fun` or its rule closes over traced values.
 
     These become arguments, for custom_vjp differentiates nothing else. So function and rule are traced here, once and
     for all: JAX may ask for the gradient when what they close over is gone.
     """
-    traced = _Program(fun, tensors)
-    if traced.rule is None:
+    traced = _Program(fun, tensors, None)
+    if traced.needs_variables:
         traced = _Program(traced.again or fun, tensors, traced.captured())
     hoisted = [const for const in traced.consts if is_traced(const)]
     fixed = [None if is_traced(const) else const for const in traced.consts]
-    start = len(hoisted)
-    if traced.refusal is not None:
-        for place in [_place(value, hoisted) for value in traced.captured()]:
-            hoisted[place] = _guarded(hoisted[place], str(traced.refusal))
+    count, start = traced.count, len(hoisted)
     # The rule gives the gradients of the arguments, and then those of the variables, which are among what is hoisted.
     served = {_place(value, hoisted): len(tensors) + index for index, value in enumerate(traced.variables or ())}
     gradients = [*map(served.get, range(start)), *range(len(tensors))]
+    if traced.refusal is not None:
+        for value in traced.captured():
+            hoisted[_place(value, hoisted)] = _guarded(value, str(traced.refusal))
 
-    def call(*args: Any) -> tuple[Sequence[Any], Callable[[], Partial]]:
+    def call(*args: Any) -> tuple[Sequence[Any], Callable[[], Residuals]]:
         values = iter(args[:start])
         consts = [next(values) if const is None else const for const in fixed]
         results = jax.core.eval_jaxpr(traced.jaxpr, consts, *args[start:])
-        return results[: traced.count], lambda: Partial(traced.rule().at(gradients), results[traced.count :])
+
+        def residuals() -> Residuals:
+            if traced.error is not None:
+                raise traced.error
+            return traced.rule.at(gradients), results[count:]
+
+        return results[:count], residuals
 
     return _attach(call, (*hoisted, *tensors))
 
@@ -158,43 +171,46 @@ class _Program:
     Args:
         fun: The function. It runs once.
         tensors: Its arguments.
-        variables: What the rule gets as such, if that is known.
+        variables: What the rule gets as such; None if that is not known yet.
 
     Attributes:
         count: How many outputs it has. After them, the jaxpr gives the values that the rule uses.
-        rule: Gives the rule, or raises what the rule raised. None where the rule wants variables and they are not known:
-            then the jaxpr gives, after the outputs, what the rule holds.
+        rule: The rule, a traced one.
+        error: What it raised instead.
+        needs_variables: Whether it takes variables that are not known. Then the jaxpr gives what the rule holds.
         again: The function made of such a jaxpr, if the rule can be made of what it holds.
         refusal: What a rule without `variables` says where something captured is differentiated.
     """
 
-    def __init__(self, fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | None = None):
+    def __init__(self, fun: Runnable, tensors: Sequence[Any], variables: Sequence[Any] | None):
         self.variables = variables
         self.wanted = [*map(is_traced, tensors)]
         self.count = 0
-        self.rule: Callable[[], carried.TracedRule] | None = None
-        self.again: Function | None = None
+        self.rule: Any = None
+        self.error: Exception | None = None
+        self.needs_variables = False
+        self.again: Runnable | None = None
         self.refusal: errors.CapturedVariableError | None = None
         self.jaxpr, self.consts = carried.program(functools.partial(self._run, fun), tensors)
 
-    def _run(self, fun: Function, *tensors: Any) -> list[Any]:
-        # Nothing that belongs to the trace is kept, so not the pullback: JAX would take it for a leak.
+    def _run(self, fun: Runnable, *tensors: Any) -> list[Any]:
+        # Nothing that belongs to the trace outlives it, so the pullback is not kept: JAX would find a leak.
         outputs, pullback = fun(*tensors)
         self.count, self.refusal = len(outputs), _refusal(pullback)
-        if self.variables is None and pullback.takes_variables():
+        self.needs_variables = self.variables is None and pullback.takes_variables()
+        if self.needs_variables:
             held = pullback.held()
             if held.is_whole:
                 self.again = functools.partial(self._again, held.build)
             return [*outputs, *held.tensors]
         try:
-            residuals = carried.traced(_flat(pullback, outputs, self.wanted, self.variables or ()), outputs)
+            rule = _flat(pullback, outputs, self.wanted, self.variables or ())
+            self.rule, values = carried.traced(rule, outputs)
         except Exception as error:
             # A rule that cannot be called is an error where its gradient is asked for, and not before.
-            self.rule = functools.partial(_raise, error)
+            self.error = error
             return [*outputs]
-        rule = residuals.func
-        self.rule = lambda: rule
-        return [*outputs, *residuals.args[0]]
+        return [*outputs, *values]
 
     def _again(self, build: Callable[[Sequence[Any]], Pullback], *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         results = jax.core.eval_jaxpr(self.jaxpr, self.consts, *tensors)
@@ -214,10 +230,6 @@ class _Program:
 
 def _is_variable(operand: Any) -> bool:
     return not isinstance(operand, Literal) and is_floating(operand.aval)
-
-
-def _raise(error: Exception) -> carried.TracedRule:
-    raise error
 
 
 def _refusal(pullback: Pullback) -> errors.CapturedVariableError | None:

@@ -22,7 +22,6 @@ from jax.extend.core import DebugInfo, Literal, Primitive, unmapped_aval
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters.batching import bdim_at_front
 from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic
-from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax.tensors import dtype, is_floating, is_traced
@@ -44,8 +43,8 @@ def program(fun: Callable[..., Sequence[Any]], examples: Sequence[Any]) -> tuple
 _DESCRIPTION = DebugInfo("keras_cg.custom_gradient", "with a gradient of its own", None, None)
 
 
-def traced(rule: Rule, outputs: Sequence[Any]) -> Partial:
-    """A rule as a jaxpr, around its constants: they are exactly what it uses of the forward run."""
+def traced(rule: Rule, outputs: Sequence[Any]) -> tuple[TracedRule, Sequence[Any]]:
+    """A rule as a jaxpr, and the constants in it: they are exactly what it uses of the forward run."""
     places: list[int | None] = []
 
     def present(*cotangents: Any) -> list[Any]:
@@ -55,7 +54,7 @@ def traced(rule: Rule, outputs: Sequence[Any]) -> Partial:
         return [gradient for gradient in gradients if gradient is not None]
 
     jaxpr, consts = program(present, [*filter(is_floating, outputs)])
-    return Partial(TracedRule(jaxpr, places), consts)
+    return TracedRule(jaxpr, places), consts
 
 
 class TracedRule:
@@ -102,11 +101,10 @@ class _BatchedRule:
         return self.rule.is_linear  # type: ignore[no-any-return]
 
 
-def carry(residuals: Partial, outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-    """`outputs` again, differentiated with respect to `args` by the rule of `residuals`, a traced one."""
-    (values,) = residuals.args
+def carry(rule: Any, values: Sequence[Any], outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
+    """`outputs` again, differentiated with respect to `args` by a traced rule around `values`."""
     stop = len(values) + len(outputs)
-    return tuple(_carried.bind(*values, *outputs, *args, rule=residuals.func, start=len(values), stop=stop))
+    return tuple(_carried.bind(*values, *outputs, *args, rule=rule, start=len(values), stop=stop))
 
 
 def _outputs(*given: Any, rule: Any, start: int, stop: int) -> list[Any]:
@@ -220,11 +218,11 @@ def _pushed_derivative(
         values = dict(enumerate(given)) | dict(zip(moving, moved, strict=True))
         return _push(*values.values(), rule=rule, start=start, like=like)
 
-    return jax.jvp(push, [given[index] for index in moving], [tangents[index] for index in moving])  # type: ignore[no-any-return]
+    return jax.jvp(push, [given[index] for index in moving], [tangents[index] for index in moving])
 
 
 def _transposed(cotangents: Sequence[Any], *given: Any, rule: Any, start: int, like: Sequence[Any]) -> list[Any]:
-    arriving = [*map(ad.instantiate_zeros, cotangents)]  # type: ignore[arg-type]
+    arriving = [*map(ad.instantiate_zeros, cotangents)]
     gradients = rule(given[:start], arriving)
     return [*[None] * start, *gradients]
 
