@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
 
     def by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The positional arguments of such a call, those that were given by keyword included."""
-        return (*args, *signature.by_position(self.fun, len(args), kwargs)) if kwargs else args
+        return (*args, *signature.by_position(self.fun, len(args), kwargs))
 
     def labels(self) -> list[str]:
         """Every leaf as the user would name it: `x`, `params["w"][0]`."""

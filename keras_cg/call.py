@@ -1,4 +1,4 @@
-"""One call of a decorated function: its arguments are bound and parted, the backend attaches the rule, the output is combined."""
+"""One call of a decorated function: bind and part the arguments, have the rule attached, combine the output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Flat:
     def __init__(self, given: Arguments):
         self.given = given
         self.name = given.name
-        self.state = State(given.name, given.backend)
+        # Without Keras there is none.
+        self.state = None if presence.keras() is None else State(given.name, given.backend)
         # The rest of the output of each run; the first one's is what the output is made of.
         self.outputs: list[Rest] = []
 
@@ -57,9 +58,8 @@ class Flat:
         backend, state = self.given.backend, self.state
         fun = backend.converted(self.given.fun)
         # Without a context if it can be, in which torch.compile (2.13) could not break its graph.
-        if not state.is_needed():
-            state.count()
-            return _under(backend, fun, args, kwargs), ()
+        if state is None or not state.is_needed():
+            return (_under(backend, fun, args, kwargs) if self.outputs else fun(*args, **kwargs)), ()
         with state:
             result = _under(backend, fun, args, kwargs)
         return result, state.changes()
@@ -74,7 +74,8 @@ class Flat:
         """The output, of what the backend made of the tensors in it and of the changed variables behind them."""
         output = self.outputs[0]
         count = len(output.places)
-        self.state.settle(tuple(results[count:]))
+        if self.state is not None:
+            self.state.settle(tuple(results[count:]))
         return output.combine(results[:count])
 
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
@@ -111,7 +112,7 @@ class Attached(Flat):
         pair, changed = self.run(args, kwargs)
         output, rule = _pair(self.name, pair)
         results, rest = self.part(output)
-        values = given.by_position(args, kwargs)
+        values = given.by_position(args, kwargs) if kwargs else args
         likes = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
         return (*results, *changed), Pullback(given, Convention(rule, given, values, len(values), rest), likes)
 
@@ -140,11 +141,11 @@ class Pullback:
         given, convention, likes = self.given, self.convention, self.likes
         values = convention.values if convention.gets_arguments() else ()
         taken = held.find(convention.rule, values, given.backend.is_tensor, given.backend.children, made_by=given.fun)
-        # Not `self`, nor the convention, which hold the tensors.
-        count, outputs = convention.count, convention.outputs
+        # Neither `self`, nor the convention, nor `taken`, which hold the tensors.
+        count, outputs, around = convention.count, convention.outputs, taken.build
 
         def build(tensors: Sequence[Any]) -> Pullback:
-            rule, values = taken.build(tensors)
+            rule, values = around(tensors)
             return Pullback(given, Convention(rule, given, values, count, outputs), likes)
 
         return taken._replace(build=build)

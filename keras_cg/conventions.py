@@ -64,8 +64,8 @@ class Convention:
         if _gets_arguments(parameters):
             if _takes_arguments(parameters, positional, self.count):
                 return self.values, {"upstream": upstream}
-            left = signature.missing(self.arguments.fun, self.count, ())
-            complete = (*self.values, *(default for _, default in left.positional)) if left else self.values
+            left = signature.left_positional(self.arguments.fun, self.count, ())
+            complete = (*self.values, *[default for _, default in left])
             if _takes_arguments(parameters, positional, len(complete)):
                 return complete, {"upstream": upstream}
         elif parameters.varargs is not None:

@@ -320,7 +320,7 @@ def unsorted_result(function: str, came: str, expected: str) -> GradientError:
     """A flat result for a dict, of which nobody can tell in which order it is meant."""
     return report(
         GradientError,
-        f"the rule of {function} returned flat gradients for a dict whose keys were not inserted in sorted order.",
+        f"the rule of {function} returned flat gradients for a dict whose keys were inserted unsorted.",
         function=function,
         got=came,
         expected=expected,
@@ -333,7 +333,7 @@ def unsorted_output(function: str, shown: str) -> TypeError:
     """A rule that takes the upstreams of a dict one by one, and cannot know in which order they come."""
     return report(
         TypeError,
-        f"the rule of {function} takes one by one the upstreams of a dict whose keys were not inserted in sorted order.",
+        f"the rule of {function} takes one by one the upstreams of a dict whose keys were inserted unsorted.",
         got=shown,
         cause="parameters in the order of insertion, while upstreams would come by sorted keys.",
         remedy="take one upstream, the same nest as the output, or insert the keys in sorted order.",

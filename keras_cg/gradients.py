@@ -80,13 +80,21 @@ class Gradients:
         sorted_ones = [reading for reading in readings if not reading.is_flat or self._is_in_order(reading)]
         if not sorted_ones:
             raise errors.unsorted_result(name, nest.show(value), expected) if readings else self._misfit(value)
-        clean = [reading for reading in sorted_ones if all(map(_is_nothing, reading.others))] or sorted_ones
+        clean = [reading for reading in sorted_ones if self._is_clean(reading)] or sorted_ones
         has_containers = laid.spec.num_nodes > len(laid.leaves) + 1
         is_blank = has_containers and any(map(_is_nothing, nest.leaves(value)))
         chosen = clean[0].gradients
         if is_blank and not all(self._is_same(chosen, other.gradients) for other in clean):
             raise errors.ambiguous(name, nest.show(value), expected)
         return chosen
+
+    def _is_clean(self, reading: Reading) -> bool:
+        """Whether a reading gives gradients where they belong, and nothing where they do not."""
+        is_tensor = self.arguments.backend.is_tensor
+        return all(map(_is_nothing, reading.others)) and all(
+            gradient is None or isinstance(gradient, (int, float, complex)) or is_tensor(gradient)
+            for gradient in reading.gradients
+        )
 
     def _is_in_order(self, reading: Reading) -> bool:
         """Whether the leaves that a flat result runs over come as the user wrote them down."""
@@ -143,9 +151,6 @@ class Gradients:
         """The arguments of the call, those left at their defaults put in where they belong."""
         arguments, count = self.arguments, self.arguments.positionals
         named = dict(zip(arguments.keywords, explicit[count:], strict=True))
-        missing = signature.missing(arguments.fun, count, named)
-        if missing is None:
-            return explicit
 
         def take(name: str, default: Any) -> Part:
             if name in named:
@@ -153,11 +158,10 @@ class Gradients:
             spec = default_spec(arguments.backend, default)
             return spec, [False] * spec.num_leaves
 
-        # What `*args` took stands behind the named positional parameters, and before the keyword-only ones.
-        own = explicit[: missing.before]
-        own += [take(name, default) for name, default in missing.positional]
-        own += explicit[missing.before : count]
-        own += [take(name, default) for name, default in missing.keyword_only]
+        positional = signature.left_positional(arguments.fun, count, named)
+        keyword_only = signature.left_keyword_only(arguments.fun, named)
+        own = [*explicit[:count], *(take(name, default) for name, default in positional)]
+        own += [take(name, default) for name, default in keyword_only]
         return [*own, *named.values()]
 
     def _misfit(self, value: Any) -> errors.GradientError:

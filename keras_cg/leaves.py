@@ -1,4 +1,4 @@
-"""Which leaves of a nest are tensors of the active backend: a nest is parted into these and the rest, and combined again."""
+"""Parts a nest into the tensors of the active backend and the rest, and combines them again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def partition(backend: Backend, where: str, value: Any, label: Label) -> tuple[l
 
 
 def take(backend: Backend, where: str, laid: Nest, label: Label) -> tuple[list[Any], Rest]:
-    """The same of a nest that is laid flat already: takes the tensors out of it, and unwraps Keras's variables in it."""
+    """The same of a nest that is laid flat already: its tensors are taken out, its Keras variables unwrapped."""
     tensors, places = [], []
     is_tensor, variables, leaves = backend.is_tensor, presence.variables(), laid.leaves
     for place, given in enumerate(leaves):

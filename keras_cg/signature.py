@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -75,32 +75,28 @@ class Parameters(NamedTuple):
         return self._replace(positional=positional, defaults=lambda: _last(len(positional), self.defaults()))
 
 
-class Missing(NamedTuple):
-    """The parameters that a call did not give by position, each with its default, or None if it was given by name.
-
-    `before` says how many arguments stand before them: those that were given to named positional parameters.
-    """
-
-    before: int
-    positional: list[tuple[str, Any]]
-    keyword_only: list[tuple[str, Any]]
+# Parameters that a call did not give by position, each with its default, or None if it was given by name.
+Left = list[tuple[str, Any]]
 
 
-def missing(fun: Callable[..., Any], count: int, named: Collection[str]) -> Missing | None:
-    """What a call of `fun` with `count` positional arguments and those `named` left at its default; None if unknown."""
+def left_positional(fun: Callable[..., Any], count: int, named: Collection[str]) -> Left:
+    """What a call of `fun` with `count` positional arguments and those `named` left of the positional parameters."""
     own = parameters(fun)
-    if own is None:
-        return None
-    positional, defaults = own.positional[count:], {}
-    if any(name not in named for name in positional):
-        defaults.update(own.positional_defaults())
-    if any(name not in named for name in own.keyword_only):
-        defaults.update(own.keyword_defaults())
-    return Missing(
-        min(count, len(own.positional)),
-        [(name, defaults.get(name)) for name in positional],
-        [(name, defaults.get(name)) for name in own.keyword_only],
-    )
+    names = own.positional[count:] if own else ()
+    return _with_defaults(names, named, own.positional_defaults if own else dict)
+
+
+def left_keyword_only(fun: Callable[..., Any], named: Collection[str]) -> Left:
+    """The same for the keyword-only parameters, all of them."""
+    own = parameters(fun)
+    return _with_defaults(own.keyword_only if own else (), named, own.keyword_defaults if own else dict)
+
+
+def _with_defaults(names: Sequence[str], named: Collection[str], defaults: Callable[[], dict[str, Any]]) -> Left:
+    # Asked only where they are needed: torch.compile (2.13) cannot read those of a function that is made while it
+    # traces.
+    known = {} if all([name in named for name in names]) else defaults()
+    return [(name, known.get(name)) for name in names]
 
 
 def in_order(fun: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -114,8 +110,7 @@ def in_order(fun: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def by_position(fun: Callable[..., Any], count: int, kwargs: dict[str, Any]) -> list[Any]:
     """Arguments given by keyword to positional parameters, with the defaults of those between them."""
-    left = missing(fun, count, kwargs)
-    pairs = [] if left is None else left.positional
+    pairs = left_positional(fun, count, kwargs)
     while pairs and pairs[-1][0] not in kwargs:
         pairs = pairs[:-1]
     return [kwargs.get(name, default) for name, default in pairs]

@@ -1265,3 +1265,11 @@ def test_options_that_were_taken_before(option, words):
     with pytest.raises(ValueError, match="check_gradients") as caught:
         check_gradients(square, V, **option)
     assert str(caught.value).endswith(words)
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e3, 1e6, 1e8])
+def test_a_clip_of_any_size_is_not_linear(backend, limit):
+    f = custom_gradient(lambda x: (2 * x, lambda upstream: ops.clip(2 * upstream, -limit, limit)))
+    report = check_gradients(f, np.array([0.5, 1.0], np.float32), backends=[backend])
+    assert [finding.check for finding in report.findings if finding.status == "failed"] == ["linearity"]
+    assert "linear" in str(report)

@@ -69,6 +69,13 @@ def leaves(nest):
     return [leaf for each in parts(nest) for leaf in leaves(each)]
 
 
+def is_sorted(nest):
+    """Whether no dict in a nest had its keys inserted in another order than that in which its leaves come."""
+    if type(nest) is dict and list(nest) != sorted(nest):
+        return False
+    return all(is_sorted(each) for each in parts(nest) or ())
+
+
 def paths(nest, root):
     """Each leaf with the expression that reads it: `root["a"][0]`."""
     if parts(nest) is None:
@@ -276,11 +283,13 @@ def conventions(draw, case):
         ("upstream", None, "upstream"),
         ("g", None, "g"),
         ("dy=None", None, "dy"),
-        ("*dys", None, [f"dys[{index}]" for index in range(count)]),
         ("*args, upstream", [f"args[{index}]" for index in range(len(case.to_the_rule()))], "upstream"),
         ("*args, upstream=None", [f"args[{index}]" for index in range(len(case.to_the_rule()))], "upstream"),
     ]
-    if count > 1:
+    # Upstreams of a dict whose keys are not sorted come all in one alone.
+    if is_sorted(case.output):
+        found.append(("*dys", None, [f"dys[{index}]" for index in range(count)]))
+    if is_sorted(case.output) and count > 1:
         names = [f"dy{index}" for index in range(count)]
         found.append((", ".join(names), None, names))
     lengths = {len(case.to_the_rule())} | ({len(case.positional())} if not case.rest else set())
@@ -318,7 +327,9 @@ def returned(draw, case):
 
     given, complete = case.arguments(), case.complete()
     holds = lambda nest: any(isinstance(leaf, Slot) for leaf in leaves(nest))
-    form = pick("tensors", "leaves", "complete leaves", "nests", "nests with tensors", "complete nests")
+    # So do gradients for such a dict.
+    flat = ("tensors", "leaves", "complete leaves") if all(map(is_sorted, complete)) else ()
+    form = pick(*flat, "nests", "nests with tensors", "complete nests")
     value = {
         "tensors": lambda: [at(leaf) for leaf in leaves(given) if isinstance(leaf, Slot)],
         "leaves": lambda: [at(leaf) for leaf in leaves(given)],

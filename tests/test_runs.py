@@ -44,14 +44,19 @@ def helper(h):
 HOLDERS = {
     "closure": lambda h: lambda upstream: 7 * upstream * h,
     "nested closure": helper,
-    "list": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept[0])([h]),
-    "dict": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept["h"])({"h": h}),
-    "nest": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept["h"][1][0])({"h": ("static", [h])}),
     "partial": lambda h: functools.partial(lambda h, upstream: 7 * upstream * h, h),
     "dataclass": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept.h)(Kept(h)),
     "attribute": lambda h: (lambda kept: lambda upstream: 7 * upstream * kept.h)(SimpleNamespace(h=h)),
     "object": Rule,
     "method": lambda h: Rule(h).method,
+}
+
+
+# Lists and dicts that the function makes itself; one that a helper makes may be meant to be changed.
+NESTS = {
+    "list": (lambda h: [h], lambda kept: kept[0]),
+    "dict": (lambda h: {"h": h}, lambda kept: kept["h"]),
+    "nest": (lambda h: {"h": ("static", [h])}, lambda kept: kept["h"][1][0]),
 }
 
 
@@ -64,7 +69,14 @@ def counted(holder="closure"):
         runs.append("f")
         return x * 2, HOLDERS[holder](ops.exp(x))
 
-    return f, runs
+    @custom_gradient
+    def of_a_nest(x):
+        runs.append("f")
+        make, read = NESTS[holder]
+        kept = make(ops.exp(x))
+        return x * 2, lambda upstream: 7 * upstream * read(kept)
+
+    return of_a_nest if holder in NESTS else f, runs
 
 
 def gradient(eager, f, way):

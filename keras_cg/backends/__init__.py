@@ -1,8 +1,9 @@
 """The registry: how a backend is found, loaded, verified and filled in.
 
 The modules of this folder are the built-in backends, under their own names; a backend that lives elsewhere registers an
-entry point of the group `keras_cg.backends` whose name is the backend's and whose value is the module. Nothing is imported
-before it is asked for: the folder is listed, never loaded. `keras_cg.engine.contract` says what a backend defines.
+entry point of the group `keras_cg.backends` whose name is the backend's and whose value is the module. Nothing is
+imported before it is asked for: the folder is listed, never loaded. `keras_cg.engine.contract` says what a backend
+defines.
 """
 
 from __future__ import annotations

@@ -90,34 +90,31 @@ def is_recording() -> bool:
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Runs `fun` once, on plain arrays, and lets a primitive of autograd carry what came out.
 
-    What `fun` closes over and autograd differentiates is made an argument. The outputs hang on some of these if a trace of
-    its own says so, in which they are the only boxes.
+    What `fun` closes over and autograd differentiates is made an argument. Which of these the outputs hang on, a trace
+    of its own tells, in which they are the only boxes.
     """
-    taken = fun.held(lambda value: isinstance(value, Box) and is_tensor(value))
-    captured = [tensor for place, tensor in enumerate(taken.tensors) if place not in taken.stuck]
+    taken = fun.held(lambda value: isinstance(value, Box) and is_tensor(value)).movable()
     inputs: list[Any] = [asarray(_innermost(tensor)) for tensor in tensors]
-    if not captured:
+    if not taken.tensors:
         outputs, pullback = fun(*inputs)
         return _carry(_Call(fun, len(tensors), [], outputs, inputs, pullback), tensors)
     count = len(tensors)
-    stuck = {place: taken.tensors[place] for place in taken.stuck}
 
     def around(*values: Any) -> tuple[tuple[Any, ...], Pullback]:
-        moved = iter(values[count:])
-        others = [stuck[place] if place in stuck else next(moved) for place in range(len(taken.tensors))]
-        return taken.build(others)(*values[:count])  # type: ignore[no-any-return]
+        return taken.build(values[count:])(*values[:count])  # type: ignore[no-any-return]
 
     order: list[int] = []
     with trace_stack.new_trace() as level:
         roots = [
-            new_box(_innermost(tensor), level, _Use.new_root(place, order)) for place, tensor in enumerate(captured)
+            new_box(_innermost(tensor), level, _Use.new_root(place, order))
+            for place, tensor in enumerate(taken.tensors)
         ]
         outputs, pullback = around(*inputs, *roots)
     uses = [output._node.places for output in outputs if isinstance(getattr(output, "_node", None), _Use)]
     variables = [count + place for place in order if place in set().union(*uses)]
     outputs = tuple(map(_without_use, outputs))
     call = _Call(around, count, variables, outputs, [*inputs, *roots], pullback)
-    return _carry(call, [*tensors, *captured])
+    return _carry(call, [*tensors, *taken.tensors])
 
 
 class _Call:

@@ -1,8 +1,9 @@
 """One run of a function, kept for its backward pass; and another run, which is compared with it.
 
 The first order needs the one run only: its rule, around the tensors that it held then. To differentiate that gradient,
-what the rule held must hang on the inputs. So it is *replayed*: the backend returns the values it has, whose derivative is
-the plain one of another run of the function. That run happens when somebody asks for this derivative, and not before.
+what the rule held must hang on the inputs. So it is *replayed*: the backend returns the values it has, whose derivative
+is the plain one of another run of the function. That run happens when somebody asks for this derivative, and not
+before.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ class Again:
         self.first, self.compute = first, compute
 
     def __call__(self, *inputs: Any) -> list[Any]:
+        """Runs again."""
         return self.compute(self.first, inputs)
 
     def against(self, first: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """What a backend is: the names that it defines, stated here and nowhere else.
 
-A backend is a module that teaches `keras_cg` one framework. It sees flat tuples of tensors only: nests, keywords, conventions
-and messages are settled before it is asked. Below, `fun(*tensors) -> (outputs, pullback)`.
+A backend is a module that teaches `keras_cg` one framework. It sees flat tuples of tensors only: nests, keywords,
+conventions and messages are settled before it is asked. Below, `fun(*tensors) -> (outputs, pullback)`.
 
 `namespace`           the framework's NumPy-style module, which `keras_cg.ops` hands out.
 `tensors`             the classes of its tensors, so that other backends can tell a stranger's.
@@ -13,14 +13,14 @@ and messages are settled before it is asked. Below, `fun(*tensors) -> (outputs, 
 `cast(value, dtype)`  the tensor `value` in the dtype of that plain name.
 `children(value)`     `(children, rebuild)` if `value` is a container that the framework's own tree utility knows, else
                       None; `rebuild(list)` makes it again.
-`is_recording()`      does anybody differentiate, batch or trace at the moment? If not, a function is called as it is, and
-                      `attach` is not asked.
+`is_recording()`      does anybody differentiate, batch or trace at the moment? If not, a function is called as it is,
+                      and `attach` is not asked.
 `attach(fun, tensors)`
                       `fun(*tensors)[0]`, a tuple of tensors whose gradient is what `pullback` says, a `Pullback`.
                       `fun` may be called again, on values that somebody differentiates.
 `vjp(fun, tensors)`   `(outputs, pullback, aux)` of `fun(*tensors) -> (outputs, aux)`, by the framework's own engine;
-                      `pullback(cotangents)` gives one gradient per tensor, zeros where unused, as often as it is called.
-                      All of it can be differentiated, with respect to the cotangents, too.
+                      `pullback(cotangents)` gives one gradient per tensor, zeros where unused, as often as it is
+                      called. All of it can be differentiated, with respect to the cotangents, too.
 
 That is all a backend must define. The rest it may define where its framework does better than `derived`:
 
@@ -35,8 +35,8 @@ That is all a backend must define. The rest it may define where its framework do
 `recompute(fun, tensors)`
                       `fun(*tensors)`, a tuple of tensors, of which nothing but `tensors` is kept for the backward pass:
                       `fun` runs again there. What it closes over and somebody differentiates gets its gradient, too.
-`converted(fun)`      the user's function as the framework would have it where somebody else calls it: TensorFlow rewrites
-                      Python's branches and loops into a graph's.
+`converted(fun)`      the user's function as the framework would have it where somebody else calls it: TensorFlow
+                      rewrites Python's branches and loops into a graph's.
 `compiled(fun)`       `fun`, of flat tensors, as the framework compiles it; None where it has no compiler.
 `double_precision()`  a context in which tensors may have 64 bits.
 `devices()`           the names of the devices it can use.

@@ -1,4 +1,4 @@
-"""What a backend need not define: made of its `attach` and `vjp`, or the answer of a framework that has no such thing."""
+"""What a backend need not define: made of its `attach` and `vjp`, or the answer where there is no such thing."""
 
 from __future__ import annotations
 

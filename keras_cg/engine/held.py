@@ -1,8 +1,8 @@
 """What functions and rules close over: the tensors in them, and the same function around others.
 
 What a rule captured is hidden from a framework in the cells of its closure. So it is taken out, to be kept and
-differentiated as the framework likes, and the rule is made anew around what comes back. Likewise, what a function closes
-over under a transform of torch.func, or of autograd, is made an argument of it.
+differentiated as the framework likes, and the rule is made anew around what comes back. Likewise, what a function
+closes over under a transform of torch.func, or of autograd, is made an argument of it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,18 @@ class Held(NamedTuple):
     def is_whole(self) -> bool:
         """Whether all tensors are here, and `build` replaces each."""
         return not self.stuck and not self.is_hiding
+
+    def movable(self) -> Held:
+        """The same without those that stay where they are, which are not to be counted on."""
+        moving = [place for place in range(len(self.tensors)) if place not in self.stuck]
+
+        def build(tensors: Sequence[Any]) -> Any:
+            others = list(self.tensors)
+            for place, tensor in zip(moving, tensors, strict=True):
+                others[place] = tensor
+            return self.build(others)
+
+        return Held([self.tensors[place] for place in moving], build, (), bool(self.stuck) or self.is_hiding)
 
 
 def find(
@@ -373,8 +385,10 @@ def _function(fun: Any) -> FunctionType | None:
     """The function inside methods, partials and callable objects."""
     while fun is not None and not isinstance(fun, FunctionType):
         called = type(fun).__call__
-        fun = getattr(fun, "__func__", None) or getattr(fun, "func", None) or (
-            called if isinstance(called, FunctionType) else None
+        fun = (
+            getattr(fun, "__func__", None)
+            or getattr(fun, "func", None)
+            or (called if isinstance(called, FunctionType) else None)
         )
     return fun
 

@@ -16,9 +16,9 @@ def conditions(
 ) -> list[Any]:
     """Boolean tensors that all hold if `pull` is linear, as far as trying can tell.
 
-    A linear map gives zero for zero; for a direction scaled by s, tiny or huge and of either sign, s times what it gives
-    for the direction; and for a difference of two directions the difference. Values that are not finite are passed over:
-    a linear rule overflows, too.
+    A linear map gives zero for zero; for a direction scaled by s, tiny or huge and of either sign, s times what it
+    gives for the direction; and for a difference of two directions the difference. Values that are not finite are
+    passed over: a linear rule overflows, too.
 
     Args:
         backend: The active backend.

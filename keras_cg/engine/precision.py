@@ -8,10 +8,10 @@ from typing import NamedTuple
 class Precision(NamedTuple):
     """What is known of a floating dtype.
 
-    `epsilon` is the step from 1 to the next number, `smallest` the smallest normal number, and `reach` the exponent of 2
-    up to which numbers around 1 can be scaled without leaving the dtype by far. Two results of one computation are the
-    same if they differ by less than `repeated` times the largest, for sums may run in another order; and a map is linear if
-    its values differ from a linear map's by less than `linear` times the largest, for a rule may lose digits.
+    `epsilon` is the step from 1 to the next number, `smallest` the smallest normal number, and `reach` the exponent of
+    2 up to which numbers around 1 can be scaled without leaving the dtype by far. Two results of one computation are
+    the same if they differ by less than `repeated` times the largest, for sums may run in another order; and a map is
+    linear if its values differ from a linear map's by less than `linear` times the largest, for a rule may lose digits.
     """
 
     epsilon: float

@@ -15,10 +15,11 @@ from typing import Any
 import numpy
 
 from keras_cg import config, errors
+from keras_cg.engine import linear
 from keras_cg.testing import comparison, messages
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text
-from keras_cg.testing.diagnosis import Evidence, diagnose, diagnose_higher, diagnose_upstream
+from keras_cg.testing.diagnosis import CLIPS, Evidence, diagnose, diagnose_higher, diagnose_upstream
 from keras_cg.testing.differences import Path, Slope, kink, slope
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arguments, Arrays, Subject, epsilon, is_rule, with_rule
@@ -363,6 +364,18 @@ class Inspection:
                 cause = diagnose_upstream(self._pull, self.upstream, number)
                 shown = replace(shown, reason="the rule is not linear in upstream", diagnosis=cause)
             yield shown
+        if self.is_linear and not self._is_tried_linear():
+            self.is_linear = False
+            if not self.is_rule:
+                reason = "the rule is not linear in upstream, of tiny or huge size"
+                yield self._finding(check, "failed", reason=reason, diagnosis=CLIPS)
+
+    def _is_tried_linear(self) -> bool:
+        """Whether forward mode takes the rule for linear."""
+        flat, floating = self.subject.bound(self.points)
+        outputs, pullback, _ = self.backend.vjp(flat, floating)
+        fulfilled = linear.conditions(self.backend, pullback, outputs)
+        return all(bool(numpy.all(self.backend.to_numpy(condition))) for condition in fulfilled)
 
     def _worst(self, check: str, number: int, pairs: list[tuple[Arrays, Arrays]]) -> Finding:
         """The comparison that failed, or else the first, of several gradients of one argument."""

@@ -70,6 +70,9 @@ def diagnose(evidence: Evidence, index: int) -> str | None:
     return None
 
 
+CLIPS = "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`"
+
+
 def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Arrays, index: int) -> str | None:
     """How a rule that is not linear depends on upstream."""
     once, twice, other = (pull(each)[index] for each in (upstream, _times(2, upstream), _turned(upstream)))
@@ -83,7 +86,7 @@ def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Array
     if is_same(once - nothing, (twice - nothing) / 2) and numpy.any(nothing):
         return "something is added that does not depend on upstream: the rule gives a gradient for an upstream of zero"
     if not is_same(32 * once, pull(_times(32, upstream))[index]):
-        return "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`"
+        return CLIPS
     return None
 
 

@@ -36,8 +36,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 def _attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """The same where autograd alone may differentiate.
 
-    `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So an output that
-    somebody differentiates all the same hangs on something that `fun` captured.
+    `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So an output
+    that somebody differentiates all the same hangs on something that `fun` captured.
     """
     is_wanted = any([tensor.requires_grad for tensor in tensors])
     inputs = [tensor.detach() for tensor in tensors] if is_wanted else tensors
@@ -92,7 +92,9 @@ class _Attach(torch.autograd.Function):
         inputs, held = saved[: kept.count], saved[kept.count : kept.count + ctx.count]
         variables = saved[len(saved) - count :] if count else ()
         if is_differentiated:
-            gradients, others = kept.differentiated(replay, torch.Tensor.detach, inputs, held)(cotangents, variables, wanted)
+            gradients, others = kept.differentiated(replay, torch.Tensor.detach, inputs, held)(
+                cotangents, variables, wanted
+            )
             return (None, None, *gradients, *others)
         if kept.uses_inputs:
             # The rule saw inputs cut from the graph.
@@ -111,13 +113,15 @@ def _read(
     cotangents: Sequence[Any],
     variables: Sequence[Any],
     wanted: Sequence[bool],
-) -> tuple[list[Any], list[Any]]:
-    """What the rule gives for values alone, and whether that hangs on something else that is differentiated."""
+) -> list[list[Any]]:
+    """What the rule gives; and notes whether that hangs on something that is differentiated."""
     with torch.enable_grad():
-        gradients, others = pullback(cotangents, [variable.detach() for variable in variables], wanted)
-    readings += [gradient.requires_grad for gradient in (*gradients, *others) if gradient is not None]
-    cut = [[None if tensor is None else tensor.detach() for tensor in part] for part in (gradients, others)]
-    return cut[0], cut[1]
+        parts = pullback(cotangents, variables, wanted)
+    readings += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
+    return [
+        [tensor.detach() if tensor is not None and tensor.requires_grad else tensor for tensor in part]
+        for part in parts
+    ]
 
 
 def _aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -51,7 +51,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
 
 
 class _Compiling(torch.autograd.Function):
-    """Outputs that were computed already, with the rule as their gradient; torch.compile frees by itself what it can."""
+    """Outputs that were computed already, with the rule as their gradient; what is kept is torch.compile's matter."""
 
     @staticmethod
     def forward(ctx: Any, pullback: Any, wanted: list[bool], count: int, *tensors: torch.Tensor) -> Any:

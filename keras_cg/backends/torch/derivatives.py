@@ -49,7 +49,7 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
                 _differentiate, [out for out, _ in used], inputs, saveable([cotangent for _, cotangent in used])
             )
             gradients = differentiate(create_graph)
-            if any(readings) and not create_graph:
+            if any(readings) and not create_graph and torch.is_grad_enabled():
                 gradients = differentiate(True)
             return tuple(map(_materialised, gradients))
 

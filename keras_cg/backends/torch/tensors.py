@@ -50,8 +50,8 @@ def is_tensor(value: object) -> bool:
     if isinstance(value, torch.fx.Proxy):
         raise errors.rule_dropped(
             "torch.fx.symbolic_trace",
-            "keep the call as one step of the graph: put it into a function of a module, and call torch.fx.wrap with the"
-            " function's name in that module",
+            "keep the call as one step of the graph: put it into a function of a module, and call torch.fx.wrap with"
+            " that function's name there",
         )
     return False
 

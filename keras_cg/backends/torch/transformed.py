@@ -28,27 +28,26 @@ from keras_cg.engine.contract import Function, Pullback
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """As `attach.attach`; what `fun` closes over is made an argument, since every level has tensors of its own.
 
-    `fun` runs once, on values cut from every level. If something that it closes over is differentiated, it runs on that as
-    it is, so that the outputs tell whether they hang on it.
+    `fun` runs once, on values cut from every level. If something that it closes over is differentiated, it runs on that
+    as it is, so that the outputs tell whether they hang on it.
     """
     if _forward_levels() > 1:
         raise errors.rule_dropped(
             "forward mode inside forward mode", "take one of the two derivatives in reverse, as torch.func.hessian does"
         )
-    taken = fun.held(_is_transformed)
+    taken = fun.held(_is_transformed).movable()
     count = len(tensors)
 
     def around(*values: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
         return taken.build(values[count:])(*values[:count])  # type: ignore[no-any-return]
 
     again = Replay(around, tensors, random_states(tensors))
-    stuck = {id(taken.tensors[place]) for place in taken.stuck}
     inputs = [*(tensor.detach() for tensor in tensors), *taken.tensors]
-    with _Uses([tensor for tensor in taken.tensors if id(tensor) not in stuck]) as uses:
+    with _Uses(taken.tensors) as uses:
         outputs, pullback = run(around, inputs)
     variables: list[int] = []
     if any(map(is_differentiated, outputs)):
-        variables = uses.places([*taken.tensors])
+        variables = uses.places(taken.tensors)
         if not variables or uses.is_foreign:
             pullback.capture(["(a value that a transform of torch.func differentiates)"])
             raise errors.unserved_variables("torch", "under a transform of torch.func")
@@ -140,13 +139,17 @@ class _Transformed(torch.autograd.Function):
 def _saved(ctx: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """What the rule held, and the inputs; without the wrappers of a level that is over.
 
-    A rule that opens a level of its own gives it the same number, and torch (2.13) would take a dead wrapper for one of it.
+    A rule that opens a level of its own gives it the same number, and torch (2.13) would take a dead wrapper for one of
+    it.
     """
     saved = [functorch.unwrap_if_dead(tensor) for tensor in ctx.saved_tensors]
     return saved[: ctx.plan.held], saved[ctx.plan.held :]
 
 
 def _pullback(plan: _Plan, held: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Pullback:
+    if not plan.kept.is_whole:
+        # What the rule holds besides may be wrapped by a level that is over, and then be taken for another tensor.
+        return plan.kept.another(inputs, held)[0]
     if torch.is_grad_enabled():
         return plan.kept.differentiated(replay, torch.Tensor.detach, inputs, held)
     return plan.kept.pullback(inputs, held)
