@@ -1,6 +1,7 @@
 """JAX's transforms alone and in pairs, what they keep, what they trace, and what a function closes over under them."""
 
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -742,17 +743,22 @@ def test_what_only_the_rule_finds_in_an_attribute(eager, backend):
     class Holder:
         pass
 
-    def loss(w, x):
-        holder = Holder()
+    class Slotted:
+        __slots__ = ("w",)
+
+    def loss(kind, w, x):
+        holder = kind()
         holder.w = w
         return custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * holder.w))(x).sum()
 
     w, x = eager.tensor(W), eager.tensor(X)
-    gw, gx = jax.jit(jax.grad(loss, (0, 1)))(w, x)
-    check(gw, np.zeros(3))
-    check(gx, 7 * W)
+    plain, slotted = (jax.grad(functools.partial(loss, kind), (0, 1)) for kind in (Holder, Slotted))
+    for gradient in (plain, jax.jit(plain), jax.jit(slotted)):
+        gw, gx = gradient(w, x)
+        check(gw, np.zeros(3))
+        check(gx, 7 * W)
     with pytest.raises(CapturedVariableError, match=r"'jax' \(where only the rule reads it\)"):
-        jax.grad(loss, (0, 1))(w, x)
+        slotted(w, x)
 
 
 def test_random_keys_may_be_closed_over(eager, backend):
@@ -778,8 +784,6 @@ def test_random_keys_may_be_closed_over(eager, backend):
 
 
 def test_integers_booleans_static_and_donated_arguments(eager, backend, rewritten):
-    import functools
-
     import jax
 
     @custom_gradient
@@ -864,11 +868,24 @@ def test_numbers_and_arrays_of_numpy_are_differentiated_as_arrays(eager, backend
     assert all(seen)
 
 
-@pytest.mark.parametrize("name", ["core.get_opaque_trace_state", "core.unsafe_am_i_under_a_jit_DO_NOT_USE"])
+PRIVATE = [
+    "core.get_opaque_trace_state",
+    "core.unsafe_am_i_under_a_jit_DO_NOT_USE",
+    "partial_eval.trace_to_jaxpr_dynamic",
+    "batching.bdim_at_front",
+    "batching.fancy_primitive_batchers",
+    "ad.primitive_jvps",
+    "ad.primitive_transposes",
+    "mlir.lower_fun",
+]
+
+
+@pytest.mark.parametrize("name", PRIVATE)
 def test_a_private_name_that_is_gone_is_an_error_at_once(backend, name):
     code = f"""
         import jax
         from jax.extend import core
+        from jax.interpreters import ad, batching, mlir, partial_eval
         import keras_cg
         del {name}
         keras_cg.set_backend("jax")

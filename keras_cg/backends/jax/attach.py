@@ -33,20 +33,22 @@ Call = Callable[..., tuple[Sequence[Any], Callable[[], Residuals]]]
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     # In a shard_map without a jit around it, too, nobody can look at values.
-    is_program = _is_staging() or bool(jax.sharding.get_abstract_mesh().manual_axes)
-    if is_program or any(map(is_traced, fun.held(is_tensor).tensors)):
+    if _is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
         return _staged(fun, tensors)
-    if not any(map(is_traced, tensors)):
-        outputs, _ = fun(*tensors)
-        if not any(map(is_traced, outputs)):
-            return outputs
-        return _staged(fun, tensors)
+    if not any(map(is_traced, fun.held(is_tensor).tensors)):
+        try:
+            return _eager(fun, tensors)
+        except (jax.errors.UnexpectedTracerError, _HiddenError):
+            # The function hides a traced value where `held` does not look.
+            return _staged(fun, tensors)
     try:
-        return _attach(functools.partial(_eager, fun, [*map(is_traced, tensors)]), tensors)
-    except (jax.errors.UnexpectedTracerError, _HiddenError):
-        # In an attribute, where `held` does not look, the function keeps a value that is being differentiated: by the
-        # same transform as an argument, which is unexpected inside a custom_vjp, or by an outer one.
         return _staged(fun, tensors)
+    except jax.errors.ConcretizationTypeError:
+        # Python looks at values, which a program does not have. Perhaps of what is captured only the shape is used.
+        try:
+            return _eager(fun, tensors)
+        except (jax.errors.UnexpectedTracerError, _HiddenError) as error:
+            raise errors.unserved_variables("jax", "(where Python looks at values)") from error
 
 
 class _HiddenError(Exception):
@@ -63,6 +65,7 @@ def _attach(call: Call, args: Sequence[Any]) -> tuple[Any, ...]:
         outputs, residuals = call(*args)
         rule, values = residuals()
         kept = Partial(rule, values)  # type: ignore[no-untyped-call]
+        # Only a gradient that somebody differentiates needs outputs that keep the rule.
         return carried.carry(rule, values, outputs, args) if is_recording() else tuple(outputs), kept
 
     def derivative(args: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -96,8 +99,18 @@ def _backward(residuals: Partial, cotangents: tuple[Any, ...]) -> tuple[Any, ...
         raise errors.unserved_variables("jax", "(where only the rule reads it)") from error
 
 
-def _eager(fun: Runnable, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], Residuals]]:
-    """One run on values that JAX differentiates or batches, and that Python may look at."""
+def _eager(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of a run on values that JAX differentiates or batches, and that Python may look at."""
+    wanted = [*map(is_traced, tensors)]
+    if any(wanted):
+        return _attach(functools.partial(_run, fun, wanted), tensors)
+    outputs, _ = fun(*tensors)
+    if any(map(is_traced, outputs)):
+        raise _HiddenError
+    return outputs
+
+
+def _run(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], Residuals]]:
     # An array of NumPy's that is differentiated comes here as it was given.
     outputs, pullback = fun(*map(asarray, tensors))
     if any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):

@@ -192,16 +192,23 @@ def _try(given: Sequence[Any], rule: Any, start: int, like: Sequence[Any]) -> No
     """Tries a rule that does not show whether it is linear.
 
     Raises:
-        ValueError: It is not linear, or there are no values to try it with, since a program is built.
+        ValueError: It is not linear, or JAX's transpose of it is another one, or there are no values to try it with,
+            since a program is built.
     """
     if rule.is_linear:
         return
     if any(map(is_traced, given)):
         raise errors.no_forward_mode()
-    backend = sys.modules[dtype.__module__]
-    conditions = linear.conditions(
-        backend, lambda cotangents: _pull(rule, given[:start], given[start:], *cotangents), _zeros(like)
-    )
+    values, tangents, backend = given[:start], given[start:], sys.modules[dtype.__module__]
+
+    def pull(cotangents: Sequence[Any]) -> list[Any]:
+        return _pull(rule, values, tangents, *cotangents)
+
+    def push(along: Sequence[Any]) -> list[Any]:
+        return _push(*values, *along, rule=rule, start=start, like=like)
+
+    conditions = linear.conditions(backend, pull, _zeros(like))
+    conditions += linear.transposes(backend, pull, push, _zeros(like), tangents)
     if any(map(is_traced, conditions)):
         raise errors.no_forward_mode()
     if not all(map(bool, conditions)):
@@ -288,6 +295,9 @@ def _kind(equation: Any, operands: list[str]) -> str:
         return "zero"
     if not {"linear", "unknown"}.intersection(operands):
         return "zero" if name in _PRODUCTS and "zero" in operands else "constant"
+    if equation.params.get("fill_value"):
+        # What is gathered from outside of an array is a constant then, which is added to a linear map.
+        return "unknown"
     if "unknown" in operands or not all(is_floating(result.aval) for result in equation.outvars):
         return "unknown"
     numbers = [kind for kind, operand in zip(operands, equation.invars, strict=True) if is_floating(operand.aval)]
