@@ -90,14 +90,15 @@ class Nest(NamedTuple):
             leaves[place] = value
         return self.pack(leaves)
 
-    def is_in_order(self, places: Iterable[int]) -> bool:
+    def is_in_order(self, places: Sequence[int]) -> bool:
         """Whether the leaves at `places`, which ascend, come in the order in which the user wrote them down.
 
         They come by sorted keys. Packed again, a dict has its keys in the order in which they were inserted.
         """
-        order = _as_written(optree.tree_unflatten(self.spec, range(len(self.leaves))))
-        wanted = set(places)
-        ranks = [place for place in order if place in wanted]
+        # Objects and no numbers, for torch.compile (2.13) cannot make a dict of constants of what optree knows.
+        marks = [_Mark(place) for place in range(len(self.leaves))]
+        order = [mark.place for mark in _as_written(optree.tree_unflatten(self.spec, marks))]
+        ranks = [place for place in order if place in places]
         return ranks == sorted(ranks)
 
     def paths(self) -> list[str]:
@@ -118,7 +119,7 @@ class Leaf(Nest):
         """The only one of `leaves`."""
         return leaves[0]
 
-    def is_in_order(self, places: Iterable[int]) -> bool:
+    def is_in_order(self, places: Sequence[int]) -> bool:
         """There is only one order."""
         return True
 
@@ -135,7 +136,7 @@ class Row(Nest):
         """`leaves` as a tuple."""
         return tuple(leaves)
 
-    def is_in_order(self, places: Iterable[int]) -> bool:
+    def is_in_order(self, places: Sequence[int]) -> bool:
         """A tuple has no keys."""
         return True
 
@@ -192,6 +193,13 @@ def show(wrapped: Any) -> str:
         return "{" + ", ".join(f"{key!r}: {show(child)}" for key, child in zip(entries, children, strict=True)) + "}"
     inside = ", ".join(show(child) for child in children)
     return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
+
+
+class _Mark:
+    """A leaf that knows its place."""
+
+    def __init__(self, place: int):
+        self.place = place
 
 
 def _as_written(wrapped: Any) -> list[Any]:

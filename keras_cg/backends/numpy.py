@@ -142,6 +142,9 @@ class _Call:
 
     def pullback(self, tensors: Sequence[Any]) -> Pullback:
         """The pullback around `tensors`; where some are boxed, an outer level differentiates what it gives."""
+        if len(tensors) > self.count and not self.run.is_whole:
+            # The rule may hide a box of the trace that told what is used, and the derivative with it.
+            return self.run.another([*map(asarray, tensors)], self.held)[0]
         if any(isinstance(tensor, Box) for tensor in tensors):
             return self.run.differentiated(_replay, _innermost, [*map(asarray, tensors)], self.held)
         return self.run.pullback(tensors, self.held)
