@@ -88,11 +88,13 @@ def find(
         children: Opens the containers of the active framework's own tree utility.
         made_by: The function whose run made it, if that is known.
     """
-    if not arguments and (alone := _tensors_alone(function, is_tensor)) is not None:
-        return alone
+    arguments = tuple(arguments)
+    if all([argument is None for argument in arguments]):
+        alone = _tensors_alone(function, arguments, is_tensor)
+        if alone is not None:
+            return alone
     search = _Search(function, made_by, is_tensor, children)
     new_function = search.look(function, True)
-    arguments = tuple(arguments)
     new_arguments = search.look(arguments, True) if arguments else None
 
     make_function = _constantly(function) if new_function is None or search.assigns else new_function
@@ -106,7 +108,9 @@ def find(
     return Held(search.tensors, build, stuck, search.is_hiding)
 
 
-def _tensors_alone(function: Callable[..., Any], is_tensor: Callable[[Any], bool]) -> Held | None:
+def _tensors_alone(
+    function: Callable[..., Any], arguments: tuple[None, ...], is_tensor: Callable[[Any], bool]
+) -> Held | None:
     """The same for a function that closes over tensors and nothing else that could hold some, as most rules do."""
     if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__ or function.__dict__:
         return None
@@ -131,7 +135,7 @@ def _tensors_alone(function: Callable[..., Any], is_tensor: Callable[[Any], bool
         inside = contents.copy()
         for place, tensor in zip(places, tensors, strict=True):
             inside[place] = tensor
-        return FunctionType(code, scope, name, None, tuple(map(CellType, inside))), ()
+        return FunctionType(code, scope, name, None, tuple(map(CellType, inside))), arguments
 
     return Held(tensors, build)
 
