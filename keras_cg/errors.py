@@ -432,6 +432,19 @@ def not_linear() -> ValueError:
     return report(ValueError, headline, cause=cause, remedy="differentiate in reverse mode.")
 
 
+def deaf_tape() -> NotImplementedError:
+    """A tape that TensorFlow lets record nothing."""
+    return NotImplementedError(
+        _lines(
+            "TensorFlow's tapes record nothing here, and all derivatives would silently be zero.",
+            "    usual cause: a rule that differentiates (keras_cg.grad, recipes.recompute), where a"
+            " tf.autodiff.ForwardAccumulator is watching.",
+            "    remedy: use keras_cg.jvp in the place of the accumulator, or put what it watches into a tf.function"
+            " that is made outside of it.",
+        )
+    )
+
+
 def no_forward_mode() -> ValueError:
     """JAX met a function that has a rule for reverse mode only, in a compiled program or of another library."""
     headline = "forward mode needs a rule that is linear in upstream, and JAX met a custom_vjp function that has none."

@@ -22,20 +22,28 @@ def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tu
 def jvp(
     backend: Backend, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Tensors, Tensors, Tensors]:
-    """The vjp of `cotangents -> gradients`, which is a linear map: the transpose of a transpose.
+    """The transpose of the vjp, which serves where a framework has forward rules for its own functions only."""
+    outputs, push, aux, conditions = transposed(backend, fun, tensors)
+    if not all([bool(backend.to_numpy(condition).all()) for condition in conditions]):
+        raise errors.not_linear()
+    return outputs, push(tangents), aux
 
-    It serves where a framework has forward rules for its own functions only. That the map is linear is tried.
+
+def transposed(
+    backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors, list[Any]]:
+    """`(outputs, push, aux, conditions)`: `push` is the vjp of `cotangents -> gradients`, if that is a linear map.
+
+    It is, as far as trying can tell, if all `conditions` hold.
     """
     outputs, pullback, aux = backend.vjp(fun, tensors)
 
     def pull(*cotangents: Any) -> tuple[Tensors, Tensors]:
         return pullback(cotangents), ()
 
-    fulfilled = linear.conditions(backend, pullback, outputs)
-    if not all([bool(backend.to_numpy(condition).all()) for condition in fulfilled]):
-        raise errors.not_linear()
+    conditions = linear.conditions(backend, pullback, outputs)
     _, push, _ = backend.vjp(pull, [backend.namespace.zeros_like(output) for output in outputs])
-    return outputs, push(tangents), aux
+    return outputs, push, aux, conditions
 
 
 def jacobian(

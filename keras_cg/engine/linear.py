@@ -38,7 +38,7 @@ def conditions(
         pairs = list(zip(pulled(1.0, -2.0), [a - 2.0 * b for a, b in zip(first, second, strict=True)], strict=True))
         for scale in (0.0, *(sign * 2.0**power for power in (reach, reach // 2, -reach // 2, -reach) for sign in (1, -1))):
             pairs += zip(pulled(scale, 0.0), [scale * gradient for gradient in first], strict=True)
-        return [_is_close(backend, came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
+        return [is_close(backend, came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
 
 
 def transposes(
@@ -78,17 +78,17 @@ def _wide(backend: Backend, tensor: Any) -> Any:
 
 def _uneven(backend: Backend, tensor: Any, step: float, start: float) -> Any:
     """Numbers of either sign around 1 in the shape of `tensor`; the first is positive, as where there is only one."""
-    xp = backend.namespace
-    ones = xp.ones_like(tensor)
+    xp, kind = backend.namespace, backend.dtype(tensor)
+    ones = _wide(backend, xp.ones_like(tensor))
     angle = start * ones
     # By sums along the axes, since the sizes may be unknown until run time.
     for axis in range(len(backend.shape(tensor) or ())):
         angle = angle + step * (axis + 1) * xp.cumsum(ones, axis)
     values = xp.cos(angle)
-    return values * (1 + 0.5j) if backend.dtype(tensor).startswith("complex") else values
+    return values * (1 + 0.5j) if kind.startswith("complex") else backend.cast(values, kind)
 
 
-def _is_close(backend: Backend, came: Any, expected: Any) -> Any:
+def is_close(backend: Backend, came: Any, expected: Any) -> Any:
     """Whether two gradients are equal up to rounding; what is not finite is taken to be."""
     xp, limits = backend.namespace, precision.of(backend.dtype(came))
     came, expected = _wide(backend, came), _wide(backend, expected)
@@ -96,3 +96,8 @@ def _is_close(backend: Backend, came: Any, expected: Any) -> Any:
     largest = xp.max(xp.where(xp.isfinite(size), size, xp.zeros_like(size)))
     allowed = limits.linear * largest + 8 * limits.smallest
     return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))
+
+
+def _wide(backend: Backend, tensor: Any) -> Any:
+    """A tensor that is not of half precision, for which TensorFlow (2.21) lacks some functions, and sums end early."""
+    return backend.cast(tensor, "float32") if backend.dtype(tensor) in ("float16", "bfloat16") else tensor
