@@ -44,7 +44,7 @@ class Gradients:
         """One checked gradient for each tensor argument, from whatever structure the rule chose."""
         gradients = self._pick(result)
         places = self.arguments.rest.places
-        checked = []
+        checked: list[Any] = []
         for index, (gradient, like) in enumerate(zip(gradients, self.likes, strict=True)):
             if wanted is not None and not wanted[index]:
                 checked.append(None)

@@ -16,7 +16,7 @@ import numpy
 
 from keras_cg import errors
 from keras_cg.engine import precision
-from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.contract import Pullback, Runnable
 from keras_cg.engine.held import Held
 from keras_cg.engine.precision import is_differentiable
 
@@ -44,7 +44,7 @@ class Run:
 
     __slots__ = ("backend", "build", "count", "fun", "held", "is_whole", "sources", "uses_inputs")
 
-    def __init__(self, backend: Any, fun: Function, inputs: Sequence[Any], pullback: Pullback):
+    def __init__(self, backend: Any, fun: Runnable, inputs: Sequence[Any], pullback: Pullback):
         found = pullback.held()
         self.is_whole, self.build = found.is_whole, found.build
         self.backend, self.fun, self.count = backend, fun, len(inputs)

@@ -43,6 +43,7 @@ def transposed(
 
     conditions = linear.conditions(backend, pullback, outputs)
     _, push, _ = backend.vjp(pull, [backend.namespace.zeros_like(output) for output in outputs])
+    conditions += linear.transposes(backend, pullback, push, outputs, tensors)
     return outputs, push, aux, conditions
 
 

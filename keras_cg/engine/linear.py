@@ -27,6 +27,7 @@ def conditions(
     """
     kinds = [backend.dtype(tensor) for tensor in cotangents]
     reach = min((precision.of(kind).reach for kind in kinds), default=0)
+    powers = (reach, reach // 2, -reach // 2, -reach)
     directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 0.3, 0.5)) for tensor in cotangents]
 
     def pulled(scale: float, further: float) -> Sequence[Any]:
@@ -36,7 +37,7 @@ def conditions(
     with numpy.errstate(all="ignore"):
         first, second = pulled(1.0, 0.0), pulled(0.0, 1.0)
         pairs = list(zip(pulled(1.0, -2.0), [a - 2.0 * b for a, b in zip(first, second, strict=True)], strict=True))
-        for scale in (0.0, *(sign * 2.0**power for power in (reach, reach // 2, -reach // 2, -reach) for sign in (1, -1))):
+        for scale in (0.0, *(sign * 2.0**power for power in powers for sign in (1, -1))):
             pairs += zip(pulled(scale, 0.0), [scale * gradient for gradient in first], strict=True)
         return [is_close(backend, came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
 
@@ -72,7 +73,7 @@ def _inner(backend: Backend, ones: Sequence[Any], others: Sequence[Any]) -> tupl
 
 
 def _wide(backend: Backend, tensor: Any) -> Any:
-    """A tensor of half precision in single precision: TensorFlow lacks some functions for it (2.21)."""
+    """A tensor of half precision in single precision: TensorFlow (2.21) lacks some functions for it, and sums end."""
     return backend.cast(tensor, "float32") if backend.dtype(tensor) in ("float16", "bfloat16") else tensor
 
 
@@ -96,8 +97,3 @@ def is_close(backend: Backend, came: Any, expected: Any) -> Any:
     largest = xp.max(xp.where(xp.isfinite(size), size, xp.zeros_like(size)))
     allowed = limits.linear * largest + 8 * limits.smallest
     return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))
-
-
-def _wide(backend: Backend, tensor: Any) -> Any:
-    """A tensor that is not of half precision, for which TensorFlow (2.21) lacks some functions, and sums end early."""
-    return backend.cast(tensor, "float32") if backend.dtype(tensor) in ("float16", "bfloat16") else tensor

@@ -215,7 +215,9 @@ def _around(held: Held, count: int) -> Callable[..., Any]:
     return around
 
 
-def _run_watched(fun: Callable[..., Any], given: Sequence[Any], held: Sequence[Any]) -> tuple[Tensors, Pullback, list[Any]]:
+def _run_watched(
+    fun: Callable[..., Any], given: Sequence[Any], held: Sequence[Any]
+) -> tuple[Tensors, Pullback, list[Any]]:
     """The same as `fun(*given)`, and those of `held`, whose copies come last among `given`, that the outputs hang on."""
     cut = given[len(given) - len(held) :]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
@@ -344,7 +346,9 @@ def _sources(results: list[Any], given: list[Any], before: int) -> list[Any]:
             _refuse_reference(operation)
         elif operation.type != "StopGradient":
             todo += [
-                source for source in operation.inputs if is_floating(source) or source.dtype in (tf.resource, tf.variant)
+                source
+                for source in operation.inputs
+                if is_floating(source) or source.dtype in (tf.resource, tf.variant)
             ]
     return sources
 

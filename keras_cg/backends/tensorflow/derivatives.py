@@ -29,9 +29,7 @@ from keras_cg.engine import derived
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
-def vjp(
-    fun: PlainFunction, tensors: Sequence[Any]
-) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
+def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
     outputs, inputs, tape, aux = _recorded(fun, tensors)
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
@@ -67,9 +65,7 @@ def _refuse_if_deaf(tape: tf.GradientTape) -> None:
         raise errors.deaf_tape()
 
 
-def jvp(
-    fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
-) -> tuple[Tensors, Tensors, Tensors]:
+def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
     # Not by a ForwardAccumulator: around a tf.function TensorFlow (2.21) does not ask whether a rule is linear.
     laid: list[Tensors] = []
 
@@ -88,9 +84,7 @@ def jvp(
     return fill_all(laid[0], outputs), fill_all(laid[0], moved), aux
 
 
-def jacobian(
-    fun: PlainFunction, tensors: Sequence[Any]
-) -> tuple[Tensors, tuple[Tensors, ...], Tensors]:
+def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]:
     outputs, inputs, tape, aux = _recorded(fun, tensors)
 
     def rows(output: Any) -> list[Any]:

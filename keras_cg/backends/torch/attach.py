@@ -98,7 +98,7 @@ class _Attach(torch.autograd.Function):
             return (None, None, *gradients, *others)
         if kept.uses_inputs:
             # The rule saw inputs cut from the graph.
-            inputs = [tensor.detach() for tensor in inputs]
+            inputs = tuple(tensor.detach() for tensor in inputs)
         pullback = kept.pullback(inputs, held)
         if ctx.readings is None:
             gradients, others = pullback(cotangents, variables, wanted)
