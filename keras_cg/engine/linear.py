@@ -60,7 +60,7 @@ def transposes(
     product, size = _inner(backend, pull(along), across)
     other, other_size = _inner(backend, along, push(across))
     tolerance = max(precision.of(backend.dtype(tensor)).linear for tensor in (*cotangents, *tangents))
-    difference = abs(product - other)
+    difference = backend.namespace.abs(product - other)
     is_close = difference <= tolerance * (size + other_size)
     return [is_close | backend.namespace.logical_not(backend.namespace.isfinite(difference))]
 
@@ -68,8 +68,8 @@ def transposes(
 def _inner(backend: Backend, ones: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
     """The inner product of some tensors with others; and the sum of all sizes that are added up in it."""
     products = [_wide(backend, a) * _wide(backend, b) for a, b in zip(ones, others, strict=True)]
-    total = backend.namespace.sum
-    return sum(map(total, products)), sum(total(abs(product)) for product in products)
+    xp = backend.namespace
+    return sum(map(xp.sum, products)), sum(xp.sum(xp.abs(product)) for product in products)
 
 
 def _wide(backend: Backend, tensor: Any) -> Any:
