@@ -63,6 +63,10 @@ class Slots:
         self.one, self.two = one, two
 
 
+class Mixed(Slots):
+    """Slots, and a dict as well."""
+
+
 class Careful(Plain):
     """Keeps what it holds by a `__setattr__` of its own, as modules do."""
 
@@ -171,6 +175,14 @@ def in_a_namespace(a, b):
     return lambda: [values.one, values.two]
 
 
+def in_a_list_of_a_function_inside(a, b):
+    def inner():
+        values = [a, b]
+        return lambda: list(values)
+
+    return inner()
+
+
 # `make(a, b)` gives a rule that gives `[a, b]`, found wherever it holds them, and moved.
 WHOLE = {
     "closure": lambda a, b: lambda: [a, b],
@@ -182,6 +194,7 @@ WHOLE = {
     "a function that calls itself": in_a_function_that_calls_itself,
     "functions of the module": in_a_decorated_function,
     "list": in_a_list,
+    "list of a function inside": in_a_list_of_a_function_inside,
     "dict": in_a_dict,
     "tuple": in_a_tuple,
     "dataclass": in_a_dataclass,
@@ -236,6 +249,14 @@ def behind_a_wrapper(a, b):
     return lambda: [outer(), b]
 
 
+def behind_a_cache(a, b):
+    @functools.lru_cache
+    def get():
+        return a
+
+    return lambda: [get(), b]
+
+
 def assigned_by_the_rule(a, b):
     count = 0
 
@@ -286,6 +307,11 @@ def in_a_global_of_a_helper(a, b):
     return lambda: [first_kept(), b]
 
 
+def in_a_global_of_a_function_inside(a, b):
+    KEPT[:] = [a]
+    return lambda: [(lambda: KEPT[0])(), b]
+
+
 def first_kept():
     return KEPT[0]
 
@@ -300,12 +326,14 @@ STUCK = {
     "deque": in_a_deque,
     "built-in method": behind_a_built_in_method,
     "wrapper": behind_a_wrapper,
+    "cache": behind_a_cache,
     "assigned by the rule": assigned_by_the_rule,
     "assigned by a function in it": assigned_by_a_helper,
     "written by the rule": written_by_the_rule,
     "list of a global": in_a_list_of_a_global,
     "global that is assigned": in_a_global_that_is_assigned,
     "global of a helper": in_a_global_of_a_helper,
+    "global of a function inside": in_a_global_of_a_function_inside,
 }
 
 
@@ -335,21 +363,22 @@ def in_a_generator(a, b):
     return lambda: values
 
 
-def deep_inside(a, b):
-    values = Slots(list(range(300)), a)
+def in_slots(one, two, kind=Slots):
+    values = kind(one, two)
     return lambda: values
 
 
 # Not found, and said so.
 HIDING = {
-    "slots": lambda a, b, *rest: (lambda values: lambda: values)(Slots(a, b)),
-    "slots in slots": lambda a, b: (lambda values: lambda: values)(Slots(1, Slots({"a": [a]}, 2))),
-    "own setattr": lambda a, b: (lambda values: lambda: values)(Careful(one=a)),
-    "own getattr": lambda a, b: (lambda values: lambda: values)(Lazy(one=a)),
-    "own new": lambda a, b: (lambda values: lambda: values)(Made(one=a)),
+    "slots": in_slots,
+    "slots in slots": lambda a, b: in_slots(1, Slots({"a": [a]}, 2)),
+    "slots and a dict": lambda a, b: in_slots(a, 2, Mixed),
+    "own setattr": lambda a, b: in_slots(a, 2, lambda one, two: Careful(one=one)),
+    "own getattr": lambda a, b: in_slots(a, 2, lambda one, two: Lazy(one=one)),
+    "own new": lambda a, b: in_slots(a, 2, lambda one, two: Made(one=one)),
     "iterator": in_an_iterator,
     "generator": in_a_generator,
-    "deep inside": deep_inside,
+    "more than anybody looks through": lambda a, b: in_slots(1, list(range(300))),
 }
 
 
@@ -414,6 +443,8 @@ def test_lists_made_elsewhere_stay():
     assert [taken.tensors[place] for place in taken.stuck] == elsewhere
     made = taken.build([T("c")] * 2)[0]
     assert made()[1] is elsewhere[0] and made()[0] is not a
+    fields = Fields(a, 3)
+    assert find(lambda: fields).build([T("d")])[0]().one.name == "d"
     unknown = find(make(a))
     assert len(unknown.stuck) == 2
     before = [T("x")]
@@ -475,6 +506,21 @@ def test_a_function_that_is_made_anew_keeps_its_name_and_attributes():
     made = find(rule).build([T("b")])[0]
     assert made is not rule and made.__name__ == "rule" and made.mark == "kept"
     assert made()[0].name == "b" and made(n=5)[1] == 5 and made()[1] == 3
+
+
+def test_a_function_of_which_only_that_is_peculiar_is_made_anew_as_well():
+    a, b = T("a"), T("b")
+
+    def with_a_keyword(*, x=a):
+        return [x, a]
+
+    def with_an_attribute():
+        return a
+
+    with_an_attribute.mark = 3
+    assert find(with_a_keyword).build([b])[0]() == [b, b]
+    made = find(with_an_attribute).build([b])[0]
+    assert made() is b and made.mark == 3
 
 
 def test_what_makes_it_anew_holds_no_tensor():
@@ -654,6 +700,7 @@ def changing(*states):
         (X.astype("float32"), X.astype("float32") * np.float32(1 + 1e-4)),
         (X.astype("float32"), X),
         (X, X[:1]),
+        (np.ones(3), np.ones(1)),
         (X, (X, X * 3)),
         ((X, np.array([1, 2])), (X, np.array([1, 3]))),
         ((X, np.array([True])), (X, np.array([False]))),
