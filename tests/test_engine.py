@@ -704,6 +704,7 @@ def changing(*states):
         (X, (X, X * 3)),
         ((X, np.array([1, 2])), (X, np.array([1, 3]))),
         ((X, np.array([True])), (X, np.array([False]))),
+        ((X, np.array([10**15])), (X, np.array([10**15 + 1]))),
         (X, np.array([1.0, np.nan, 3])),
         (np.array([np.inf]), np.array([-np.inf])),
         (X + 1j, X + 2j),
@@ -800,6 +801,13 @@ def test_gradients_that_are_replayed_are_those_of_another_run():
     again_values = another(X, np.array(4), np.array(2.0), np.array(7.0))
     assert [value.tolist() for value in again_values] == [(7 * X).tolist(), 35.0]
     assert fun.runs == 2
+
+
+def test_the_first_run_gets_variables_that_nobody_differentiates():
+    _, run = started(hiding(iter([3])), X, np.array(4))
+    pullback = run.differentiated(Replayed(), cut, [X, np.array(4)], run.held)
+    _, others = pullback([np.array(2.0), None], [np.array(7.0)])
+    assert [other.tolist() for other in others] == [-5 * 107.0]
 
 
 def test_gradients_that_are_replayed_and_are_others():
