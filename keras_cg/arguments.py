@@ -60,7 +60,10 @@ def bind(
 
 
 def labels(fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...], laid: Nest) -> list[str]:
-    """What the user would call each leaf of the arguments of a call."""
+    """What the user would call each leaf of the arguments of a call.
+
+    In a path such as `[2]["w"]`, the first step is the number of the argument; its name is put in the place of that.
+    """
     parameters = signature.parameters(fun)
     named = []
     for path in laid.paths():

@@ -12,8 +12,9 @@ from keras_cg.conventions import Convention
 from keras_cg.engine import held
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.held import Held
+from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import Gradients, Like, check_variables
-from keras_cg.leaves import Rest, is_differentiable
+from keras_cg.leaves import Rest
 from keras_cg.nest import Nest
 from keras_cg.presence import State
 

@@ -432,6 +432,14 @@ def not_linear() -> ValueError:
     return report(ValueError, headline, cause=cause, remedy="differentiate in reverse mode.")
 
 
+def deaf_tape() -> NotImplementedError:
+    """A tape that TensorFlow lets record nothing."""
+    headline = "TensorFlow's tapes record nothing here, and all derivatives would silently be zero."
+    cause = "a rule that differentiates (keras_cg.grad, recipes.recompute), where a ForwardAccumulator is watching."
+    remedy = "use keras_cg.jvp in its place, or put what it watches into a tf.function that is made outside of it."
+    return report(NotImplementedError, headline, cause=cause, remedy=remedy)
+
+
 def no_forward_mode() -> ValueError:
     """JAX met a function that has a rule for reverse mode only, in a compiled program or of another library."""
     headline = "forward mode needs a rule that is linear in upstream, and JAX met a custom_vjp function that has none."

@@ -62,7 +62,7 @@ class State:
         self.keys: list[int] = []
 
     def is_needed(self) -> bool:
-        """Notes that a run begins, and says whether it must be inside `with state:`: all but a first outside a scope."""
+        """Notes that a run begins; says whether it must be inside `with state:`, as all but a first outside a scope."""
         self.runs += 1
         return self.runs > 1 or self.scope is not None
 

@@ -161,8 +161,13 @@ def in_an_object(a, b):
 
 
 def in_an_object_in_an_object(a, b):
-    values = Plain(inner=Plain(one=a), all=[b])
-    return lambda: [values.inner.one, values.all[0]]
+    values = Plain(inner=Plain(one=a), two=b)
+    return lambda: [values.inner.one, values.two]
+
+
+def in_a_list_in_an_object(a, b):
+    values = Plain(all=[a, b])
+    return lambda: values.all
 
 
 def in_a_namespace(a, b):
@@ -316,6 +321,7 @@ ASSIGNED = None
 
 # Found, too, but at least `a` stays where it is.
 STUCK = {
+    "list in an object": in_a_list_in_an_object,
     "set": in_a_set,
     "deque": in_a_deque,
     "built-in method": behind_a_built_in_method,

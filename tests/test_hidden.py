@@ -1,4 +1,4 @@
-"""What a rule holds where nobody can take it out: in the slots of an object. Its gradients are replayed, or it runs again."""
+"""What a rule holds where nobody can take it out, in the slots of an object: its gradients are replayed."""
 
 import numpy as np
 import pytest

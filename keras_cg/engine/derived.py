@@ -10,6 +10,7 @@ from keras_cg import errors
 from keras_cg.engine import linear
 from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
+from keras_cg.engine.precision import is_differentiable
 
 
 def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
@@ -21,20 +22,29 @@ def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tu
 def jvp(
     backend: Backend, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Tensors, Tensors, Tensors]:
-    """The vjp of `cotangents -> gradients`, which is a linear map: the transpose of a transpose.
+    """The transpose of the vjp, which serves where a framework has forward rules for its own functions only."""
+    outputs, push, aux, conditions = transposed(backend, fun, tensors)
+    if not all([bool(backend.to_numpy(condition).all()) for condition in conditions]):
+        raise errors.not_linear()
+    return outputs, push(tangents), aux
 
-    It serves where a framework has forward rules for its own functions only. That the map is linear is tried.
+
+def transposed(
+    backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors, list[Any]]:
+    """`(outputs, push, aux, conditions)`: `push` is the vjp of `cotangents -> gradients`, if that is a linear map.
+
+    It is, as far as trying can tell, if all `conditions` hold.
     """
     outputs, pullback, aux = backend.vjp(fun, tensors)
 
     def pull(*cotangents: Any) -> tuple[Tensors, Tensors]:
         return pullback(cotangents), ()
 
-    fulfilled = linear.conditions(backend, pullback, outputs)
-    if not all([bool(backend.to_numpy(condition).all()) for condition in fulfilled]):
-        raise errors.not_linear()
+    conditions = linear.conditions(backend, pullback, outputs)
     _, push, _ = backend.vjp(pull, [backend.namespace.zeros_like(output) for output in outputs])
-    return outputs, push(tangents), aux
+    conditions += linear.transposes(backend, pullback, push, outputs, tensors)
+    return outputs, push, aux, conditions
 
 
 def jacobian(
@@ -99,7 +109,7 @@ class _Recomputed:
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
     ) -> tuple[Tensors, Tensors]:
-        places = [place for place, tensor in enumerate(self.inputs) if _is_floating(self.backend, tensor)]
+        places = [place for place, tensor in enumerate(self.inputs) if is_differentiable(self.backend.dtype(tensor))]
         arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
 
         def floating(*moving: Any) -> tuple[Tensors, Tensors]:
@@ -120,10 +130,6 @@ class _Recomputed:
 
     def held(self) -> Held:
         return Held(list(self.inputs), lambda tensors: _Recomputed(self.backend, self.fun, tensors))
-
-
-def _is_floating(backend: Backend, tensor: Any) -> bool:
-    return backend.dtype(tensor).startswith(("float", "bfloat", "complex"))
 
 
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -88,11 +88,13 @@ def find(
         children: Opens the containers of the active framework's own tree utility.
         made_by: The function whose run made it, if that is known.
     """
-    if not arguments and (alone := _tensors_alone(function, is_tensor)) is not None:
-        return alone
+    arguments = tuple(arguments)
+    if all([isinstance(argument, nest.ATOMS) and not is_tensor(argument) for argument in arguments]):
+        alone = _tensors_alone(function, arguments, is_tensor)
+        if alone is not None:
+            return alone
     search = _Search(function, made_by, is_tensor, children)
     new_function = search.look(function, True)
-    arguments = tuple(arguments)
     new_arguments = search.look(arguments, True) if arguments else None
 
     make_function = _constantly(function) if new_function is None or search.assigns else new_function
@@ -106,8 +108,13 @@ def find(
     return Held(search.tensors, build, stuck, search.is_hiding)
 
 
-def _tensors_alone(function: Callable[..., Any], is_tensor: Callable[[Any], bool]) -> Held | None:
-    """The same for a function that closes over tensors and nothing else that could hold some, as most rules do."""
+def _tensors_alone(
+    function: Callable[..., Any], arguments: tuple[Any, ...], is_tensor: Callable[[Any], bool]
+) -> Held | None:
+    """The same for a function that closes over tensors and nothing else that could hold some, as most rules do.
+
+    Its arguments hold none.
+    """
     if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__ or function.__dict__:
         return None
     code, scope, name = function.__code__, function.__globals__, function.__name__
@@ -132,7 +139,7 @@ def _tensors_alone(function: Callable[..., Any], is_tensor: Callable[[Any], bool
         inside = contents.copy()
         for place, tensor in zip(places, tensors, strict=True):
             inside[place] = tensor
-        return FunctionType(code, scope, name, None, tuple(map(CellType, inside))), ()
+        return FunctionType(code, scope, name, None, tuple(map(CellType, inside))), arguments
 
     return Held(tensors, build)
 
@@ -195,7 +202,7 @@ class _Search:
         if isinstance(value, MethodType):
             return self._method(value)
         if _is_simple(value):
-            return self._object(value, own)
+            return self._object(value)
         parts = _inside(value)
         self.stay(parts)
         self.is_hiding = self.is_hiding or (not parts and _is_hiding(value, self.is_tensor))
@@ -244,18 +251,24 @@ class _Search:
 
     def _method(self, value: MethodType) -> Build | None:
         builds = self._each((value.__func__, value.__self__), False)
-        return builds and (lambda tensors, done: MethodType(*[build(tensors, done) for build in builds]))
+        if builds is None:
+            return None
+        return lambda tensors, done: MethodType(*[build(tensors, done) for build in builds])
 
-    def _object(self, value: Any, own: bool) -> Build | None:
-        """How to make an object anew, with the attributes that it has now; it stays if the function assigns to some."""
+    def _object(self, value: Any) -> Build | None:
+        """How to make an object anew, with the attributes that it has now; it stays if the function assigns to some.
+
+        Lists and dicts in it stay: the object may be older than this run, and they be meant to be changed.
+        """
         parts = vars(value)
         if self.writes:
             self.stay(parts.values())
             return None
-        builds = {name: build for name, part in parts.items() if (build := self.look(part, own)) is not None}
+        builds = {name: make for name, part in parts.items() if (make := self.look(part, False)) is not None}
         if not builds:
             return None
-        kind, others = type(value), {name: part for name, part in parts.items() if name not in builds}
+        kind: Any = type(value)
+        others = {name: part for name, part in parts.items() if name not in builds}
 
         def build(tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
             made = kind.__new__(kind)
@@ -354,7 +367,7 @@ def _is_simple(value: Any) -> bool:
 
     Modules and layers are not: they keep what they hold in dicts of their own, by a `__setattr__` of their own.
     """
-    kind = type(value)
+    kind: Any = type(value)
     return (
         isinstance(getattr(value, "__dict__", None), dict)
         and not isinstance(value, (type, ModuleType))

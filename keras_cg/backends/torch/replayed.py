@@ -106,9 +106,8 @@ class _Replayed(torch.autograd.Function):
             values = dict(enumerate(inputs)) | dict(zip(places, moved, strict=True))
             return tuple(ctx.again.against(first, [*values.values()]))
 
-        _, pushed = torch.func.jvp(
-            run, tuple(inputs[place] for place in places), tuple(moving[place] for place in places)
-        )
+        at, along = (tuple(tensors[place] for place in places) for tensors in (inputs, moving))
+        _, pushed = torch.func.jvp(run, at, along)  # type: ignore[misc]
         return tuple(
             moved if tangent is None else moved + tangent for moved, tangent in zip(pushed, tangents, strict=False)
         )

@@ -1,0 +1,144 @@
+"""Derivatives of any function: of tapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_cg import errors
+from keras_cg.backends.tensorflow.tensors import (
+    apart,
+    backend,
+    could_possibly_record,
+    dense,
+    dtype,
+    fill_all,
+    is_composite,
+    is_floating,
+    mapped,
+    nan_unless,
+    pack_tangents,
+    parts,
+    should_record_backprop,
+    stop_recording,
+    to_numpy,
+)
+from keras_cg.engine import derived
+from keras_cg.engine.contract import PlainFunction, Tensors
+
+
+def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
+    outputs, inputs, tape, aux = _recorded(fun, tensors)
+
+    def pullback(cotangents: Sequence[Any]) -> Tensors:
+        gradients = tape.gradient(outputs, inputs, list(cotangents), tf.UnconnectedGradients.ZERO)
+        return tuple(
+            gradient if is_composite(tensor) else dense(gradient)
+            for tensor, gradient in zip(inputs, gradients, strict=True)
+        )
+
+    return outputs, pullback, aux
+
+
+def _recorded(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, list[Any], tf.GradientTape, Tensors]:
+    """A run of `fun`, and the tape that recorded it from `inputs` on."""
+    # A tape goes by the identity of tensors: one that is passed twice, or closed over as well, must not be taken for
+    # the argument that is differentiated.
+    inputs = [mapped(tf.identity, tensor) for tensor in tensors]
+    with tf.GradientTape(persistent=True) as tape:
+        _refuse_if_deaf(tape)
+        tape.watch(inputs)
+        outputs, aux = fun(*inputs)
+    return outputs, inputs, tape, aux
+
+
+def _refuse_if_deaf(tape: tf.GradientTape) -> None:
+    """Raises where a tape records nothing: in what an accumulator transposes, and in what was told to stop recording."""
+    if could_possibly_record() and not pack_tangents([]).indices:
+        return
+    with stop_recording():
+        probe = tf.zeros([])
+    tape.watch(probe)
+    if not should_record_backprop([tf.identity(probe)]):
+        raise errors.deaf_tape()
+
+
+def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
+    # Not by a ForwardAccumulator: around a tf.function TensorFlow (2.21) does not ask whether a rule is linear.
+    laid: list[Tensors] = []
+
+    def flat(*values: Any) -> tuple[Tensors, Tensors]:
+        outputs, aux = fun(*fill_all(tensors, values))
+        laid.append(outputs)
+        return tuple(parts(outputs)), aux
+
+    outputs, push, aux, conditions = derived.transposed(backend(), flat, parts(tensors))
+    if tf.executing_eagerly() and not all([bool(to_numpy(condition).all()) for condition in conditions]):
+        raise errors.not_linear()
+    moved = push(parts(tangents))
+    if not tf.executing_eagerly():
+        unknown = nan_unless(conditions)
+        moved = tuple(tangent + tf.cast(unknown, dtype(tangent)) for tangent in moved)
+    return fill_all(laid[0], outputs), fill_all(laid[0], moved), aux
+
+
+def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]:
+    outputs, inputs, tape, aux = _recorded(fun, tensors)
+
+    def rows(output: Any) -> list[Any]:
+        if output.shape.num_elements() == 0:  # TensorFlow (2.21) stumbles over it
+            return [tf.zeros([*output.shape, *tensor.shape], tensor.dtype) for tensor in inputs]
+        # Not vectorized: the rule would be dropped there.
+        return list(tape.jacobian(output, inputs, tf.UnconnectedGradients.ZERO, experimental_use_pfor=False))
+
+    return outputs, tuple(tuple(rows(output)) for output in outputs), aux
+
+
+def recompute(fun: Any, tensors: Sequence[Any]) -> Tensors:
+    # `derived` would lose the variables that `fun` reads, and a graph would merge its second run with the first. Not
+    # tf.recompute_grad, which has no second derivative (2.21), and none for the tensors that `fun` closes over.
+    taken = fun.held(lambda value: isinstance(value, tf.Tensor))
+    count = len(tensors)
+
+    def around(inputs: Sequence[Any]) -> Tensors:
+        return taken.build(inputs[count:])(*inputs[:count])  # type: ignore[no-any-return]
+
+    def run(*inputs: Any) -> Any:
+        outputs = list(around(apart(inputs)))
+
+        def rule(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+            # A graph must not begin the second run before the cotangents are there.
+            with tf.control_dependencies(cotangents):
+                again = [tf.identity(tensor) for tensor in inputs]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                _refuse_if_deaf(tape)
+                tape.watch([*parts(again), *variables])
+                results = around(again)
+            pairs = [pair for pair in zip(results, cotangents, strict=True) if is_floating(pair[0])]
+            gradients = tape.gradient(
+                [result for result, _ in pairs], [*again, *variables], [cotangent for _, cotangent in pairs]
+            )
+            gradients = [None if gradient is None else dense(gradient) for gradient in gradients]
+            return (gradients[: len(again)], gradients[len(again) :]) if variables else gradients
+
+        return outputs, rule
+
+    return tuple(tf.custom_gradient(run)(*tensors, *taken.tensors))
+
+
+def converted(fun: Callable[..., Any]) -> Callable[..., Any]:
+    if tf.executing_eagerly():
+        return fun
+    # As TensorFlow's own wrappers do, for which these are exported; AutoGraph itself passes over `CustomGradient`.
+    context = tf.__internal__.autograph.control_status_ctx()
+    return tf.__internal__.autograph.tf_convert(fun, context) if context.status.name == "ENABLED" else fun
+
+
+def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
+    return tf.function(fun)  # type: ignore[no-any-return]
+
+
+def devices() -> tuple[str, ...]:
+    return tuple(device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices())
