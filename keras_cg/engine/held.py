@@ -8,6 +8,7 @@ closes over under a transform of torch.func, or of autograd, is made an argument
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import dis
 import enum
@@ -19,6 +20,7 @@ from types import (
     CellType,
     CodeType,
     FunctionType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -390,8 +392,17 @@ def _is_hiding(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
             stack += value
         elif not isinstance(value, (*_EMPTY, FunctionType)):
             stack += getattr(value, "__dict__", {}).values()
-            stack += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+            stack += _in_slots(value)
     return False
+
+
+def _in_slots(value: Any) -> Iterator[Any]:
+    """What an object holds in slots, those of the classes that it inherits from included."""
+    for kind in type(value).__mro__:
+        for member in vars(kind).values():
+            if isinstance(member, MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # nothing was assigned to it yet
+                    yield member.__get__(value)
 
 
 # How many things are looked at before an object is taken to hide a tensor.
