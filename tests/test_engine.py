@@ -63,6 +63,24 @@ class Slots:
         self.one, self.two = one, two
 
 
+class Single:
+    __slots__ = "only"
+
+    def __init__(self, only, unused):
+        self.only = only
+
+
+class Private:
+    __slots__ = ("__one", "unassigned")
+
+    def __init__(self, one, unused):
+        self.__one = one
+
+
+class Inherited(Slots):
+    __slots__ = ("__weakref__", "three")
+
+
 class Mixed(Slots):
     """Slots, and a dict as well."""
 
@@ -373,6 +391,9 @@ HIDING = {
     "slots": in_slots,
     "slots in slots": lambda a, b: in_slots(1, Slots({"a": [a]}, 2)),
     "slots and a dict": lambda a, b: in_slots(a, 2, Mixed),
+    "a single slot": lambda a, b: in_slots(a, 2, Single),
+    "private slots": lambda a, b: in_slots(a, 2, Private),
+    "inherited slots": lambda a, b: in_slots(a, 2, Inherited),
     "own setattr": lambda a, b: in_slots(a, 2, lambda one, two: Careful(one=one)),
     "own getattr": lambda a, b: in_slots(a, 2, lambda one, two: Lazy(one=one)),
     "own new": lambda a, b: in_slots(a, 2, lambda one, two: Made(one=one)),
@@ -390,7 +411,20 @@ def test_what_may_hide_a_tensor(name):
     assert taken.movable().is_hiding
 
 
-EMPTY = [Slots(1, [2]), Careful(one=1), Lazy(one={}), len, np.float32(1), range(3), slice(1), ..., T, np.dtype(float)]
+EMPTY = [
+    Slots(1, [2]),
+    Inherited(1, 2),
+    Private(1, 2),
+    Careful(one=1),
+    Lazy(one={}),
+    len,
+    np.float32(1),
+    range(3),
+    slice(1),
+    ...,
+    T,
+    np.dtype(float),
+]
 
 
 @pytest.mark.parametrize("value", EMPTY)
