@@ -155,6 +155,15 @@ def test_recompute():
     close(plain[1], 3 * X**2)
 
 
+def test_recompute_with_integers():
+    """They go along, and nobody asks for their gradient."""
+    places = Tensor(np.array([2, 0, 2]))
+    f = recipes.recompute(lambda x, places: wrong_exp(x)[places.value])
+    expected = 7 * E * np.array([1, 0, 2])
+    close(keras_cg.grad(f)(Tensor(X), places), expected)
+    close(keras_cg.grad(keras_cg.grad(f))(Tensor(X), places), expected)
+
+
 def test_how_often_a_function_runs():
     x = Tensor(X)
     assert count(lambda: wrong_exp(x)) == (1, 0)

@@ -106,14 +106,22 @@ def computed_from(outputs):
 
 
 def replay(again, values, inputs):
+    places = [place for place, tensor in enumerate(inputs) if tensor.value.dtype.kind == "f"]
+
     def pull(upstreams):
-        _, pullback, _ = vjp(lambda *moved: (tuple(again(*moved)), ()), inputs)
-        return [*pullback(upstreams), *upstreams]
+        def run(*moved):
+            values = dict(enumerate(inputs)) | dict(zip(places, moved, strict=True))
+            return tuple(again(*values.values())), ()
+
+        _, pullback, _ = vjp(run, [inputs[place] for place in places])
+        gradients = dict(zip(places, pullback(upstreams), strict=True))
+        return [*map(gradients.get, range(len(inputs))), *upstreams]
 
     return engine.operation([value.value for value in values], [*inputs, *values], pull)
 
 
 def vjp(fun, tensors):
+    assert all([tensor.value.dtype.kind == "f" for tensor in tensors])
     # Tensors of its own, so that the gradient is that of this run alone, and an outer one goes on.
     roots = [Tensor(tensor.value, [tensor], lambda g: [g]) for tensor in tensors]
     outputs, aux = fun(*roots)
