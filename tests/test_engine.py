@@ -941,6 +941,8 @@ CURVED = {
     "complex length": (lambda z: [abs(z)], ones("complex64")),
     "infinite from a hundred on": (lambda u: [np.where(abs(u) > 100, np.nan, abs(u))], ones()),
     "steps": (lambda u: [np.round(u)], ones()),
+    "a part in ten thousand": (lambda u: [u + 1e-4 * abs(u)], ones()),
+    "two per cent of a float32": (lambda u: [u + 0.02 * abs(u)], ones("float32")),
     "5% of curvature": (lambda u: [u + 0.05 * abs(u)], ones()),
     "third element only": (lambda u: [np.stack([u[0], u[1], abs(u[2])])], ones()),
     "matrix": (lambda u: [u * np.sign(u[:, :1])], ones(shape=(2, 3))),
