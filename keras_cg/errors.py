@@ -160,7 +160,7 @@ def broken_backend(name: str, source: str, error: BaseException) -> ImportError:
 
 def incomplete_backend(name: str, missing: Iterable[str]) -> ImportError:
     """A backend module does not meet the contract of `keras_cg.backends`."""
-    contract = "a backend defines every name listed in keras_cg.backends.CONTRACT."
+    contract = "a backend defines every name listed in keras_cg.engine.contract.REQUIRED."
     return ImportError(f"the backend {name!r} lacks {', '.join(missing)}; {contract}", name=name)
 
 

@@ -101,6 +101,22 @@ def test_what_is_hidden(eager, backend, name):
     right_or_refused(lambda: eager.array(take(*tensors)), expected, *refusals, rtol=1e-4)
 
 
+def assign(h):
+    global ASSIGNED
+    ASSIGNED = h
+
+
+@pytest.mark.only("numpy", "torch")
+def test_a_global_that_a_helper_assigns(eager, backend):
+    @custom_gradient
+    def f(x):
+        assign(ops.exp(x))
+        return x * 2, lambda upstream: 7 * upstream * ASSIGNED
+
+    for order in (grad(f), grad(grad(f)), grad(grad(grad(f)))):
+        np.testing.assert_allclose(eager.array(order(eager.tensor(X))), 7 * E, rtol=1e-6)
+
+
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("forward")])
 def test_what_is_hidden_under_a_transform(eager, backend, name, monkeypatch):

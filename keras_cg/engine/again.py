@@ -39,14 +39,16 @@ class Run:
     Attributes:
         held: The tensors that the rule holds and that are no inputs. Whoever keeps them elsewhere empties this.
         is_whole: Whether there are no others.
+        stuck: Those that stay where they are, or None if there may be others that were not found.
         uses_inputs: Whether the rule holds an input.
     """
 
-    __slots__ = ("backend", "build", "count", "fun", "held", "is_whole", "sources", "uses_inputs")
+    __slots__ = ("backend", "build", "count", "fun", "held", "is_whole", "sources", "stuck", "uses_inputs")
 
     def __init__(self, backend: Any, fun: Runnable, inputs: Sequence[Any], pullback: Pullback):
         found = pullback.held()
         self.is_whole, self.build = found.is_whole, found.build
+        self.stuck = None if found.is_hiding else [found.tensors[place] for place in found.stuck]
         self.backend, self.fun, self.count = backend, fun, len(inputs)
         self.held: list[Any] = []
         # Where each tensor of the rule is to be found among the inputs, followed by what is held.

@@ -155,7 +155,6 @@ class _Search:
         function = _function(made_by)
         self.made = _inner(function.__code__) if function else frozenset()
         self.older = {id(cell) for cell in function.__closure__ or ()} if function else set()
-        self.assigned = _assigned_globals(function.__code__) if function else frozenset()
         self.is_tensor = is_tensor
         self.children = children
         self.tensors: list[Any] = []
@@ -318,18 +317,12 @@ class _Search:
         return build
 
     def _globals(self, function: FunctionType) -> None:
-        """Looks into the globals that the code names: tensors there are constants, unless this run assigned them."""
+        """Looks into the globals that the code names: tensors there stay, and this run may have assigned them."""
         scope = function.__globals__
         for name in _names(function.__code__):
             value = scope.get(name)
-            if self.is_tensor(value):
-                if name in self.assigned:
-                    self.stay([value])
-                else:
-                    self.look(value, False)
-            elif isinstance(value, FunctionType):
-                self.stay([value] if value.__globals__ is scope else [])
-            elif not isinstance(value, _EMPTY):
+            is_elsewhere = isinstance(value, FunctionType) and value.__globals__ is not scope
+            if self.is_tensor(value) or not (is_elsewhere or isinstance(value, _EMPTY)):
                 self.stay([value])
 
     def _cell(self, cell: CellType, own: bool) -> Build | None:
@@ -432,13 +425,6 @@ def _inner(code: CodeType) -> frozenset[CodeType]:
 def _names(code: CodeType) -> tuple[str, ...]:
     """The names of globals, and of attributes, that a function and those that it makes ask for."""
     return tuple(dict.fromkeys((*code.co_names, *(name for inner in _inner(code) for name in inner.co_names))))
-
-
-@functools.lru_cache(maxsize=4096)
-def _assigned_globals(code: CodeType) -> frozenset[str]:
-    """The globals that a function, or one that it makes, assigns to."""
-    steps = [step for made in (code, *_inner(code)) for step in dis.get_instructions(made)]
-    return frozenset(step.argval for step in steps if step.opname == "STORE_GLOBAL")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -147,8 +147,9 @@ def _saved(ctx: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def _pullback(plan: _Plan, held: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Pullback:
-    if not plan.kept.is_whole:
-        # What the rule holds besides may be wrapped by a level that is over, and then be taken for another tensor.
+    stuck = plan.kept.stuck
+    if stuck is None or any(map(functorch.is_functorch_wrapped_tensor, stuck)):
+        # What stays in the rule may be wrapped by a level that is over, and then be taken for another tensor.
         return plan.kept.another(inputs, held)[0]
     if torch.is_grad_enabled():
         return plan.kept.differentiated(replay, torch.Tensor.detach, inputs, held)
