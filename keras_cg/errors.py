@@ -444,8 +444,9 @@ def no_forward_mode() -> ValueError:
     """JAX met a function that has a rule for reverse mode only, in a compiled program or of another library."""
     headline = "forward mode needs a rule that is linear in upstream, and JAX met a custom_vjp function that has none."
     cause = (
-        "inside jax.jit, a rule that clips or normalises upstream; a jax.custom_vjp function of another library; a"
-        " gradient that is taken inside jvp through a scan, map or fori_loop."
+        "inside jax.jit, a rule that clips or normalises upstream, or whose operations do not show that it is linear; a"
+        " jax.custom_vjp function of another library; a gradient that is taken inside jvp through a scan, map or"
+        " fori_loop."
     )
     return report(ValueError, headline, cause=cause, remedy="differentiate in reverse mode.")
 

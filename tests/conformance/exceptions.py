@@ -46,9 +46,16 @@ TABLE = [
     Refusal(
         "jax",
         "jvp of grad",
-        f"{CLIPS}|nested rule",
+        "nested rule",
         r"can't apply forward-mode autodiff \(jvp\) to a custom_vjp",
-        "JAX: custom_vjp has no forward mode (jax#16049); the transpose serves where the rule is linear in upstream",
+        "JAX: custom_vjp has no forward mode (jax#16049)",
+    ),
+    Refusal(
+        "jax",
+        "jvp of grad",
+        CLIPS,
+        "forward mode needs a rule that is linear in upstream, and this one is not",
+        "a rule that is not linear in upstream has no transpose, which is its forward derivative",
     ),
     # --- torch
     Refusal(

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as namespace
+from jax.extend.core import Literal
 
 # Whether a jit, or what works like one, is building a program around a call. JAX (0.10) exports no other way to ask but
 # to make an array and look at it, which takes fifty times as long; if the name is gone, this import raises.
-from jax.extend.core import Literal
 from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_staging  # type: ignore[attr-defined]
 from jax.tree_util import Partial
 
