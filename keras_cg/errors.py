@@ -434,15 +434,10 @@ def not_linear() -> ValueError:
 
 def deaf_tape() -> NotImplementedError:
     """A tape that TensorFlow lets record nothing."""
-    return NotImplementedError(
-        _lines(
-            "TensorFlow's tapes record nothing here, and all derivatives would silently be zero.",
-            "    usual cause: a rule that differentiates (keras_cg.grad, recipes.recompute), where a"
-            " tf.autodiff.ForwardAccumulator is watching.",
-            "    remedy: use keras_cg.jvp in the place of the accumulator, or put what it watches into a tf.function"
-            " that is made outside of it.",
-        )
-    )
+    headline = "TensorFlow's tapes record nothing here, and all derivatives would silently be zero."
+    cause = "a rule that differentiates something itself, where a tf.autodiff.ForwardAccumulator is watching."
+    remedy = "use keras_cg.jvp in the place of it, or put what it watches into a tf.function that is made outside."
+    return report(NotImplementedError, headline, cause=cause, remedy=remedy)
 
 
 def no_forward_mode() -> ValueError:

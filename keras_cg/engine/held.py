@@ -55,6 +55,8 @@ class Held(NamedTuple):
 
     def movable(self) -> Held:
         """The same without those that stay where they are, which are not to be counted on."""
+        if not self.stuck:
+            return self
         moving = [place for place in range(len(self.tensors)) if place not in self.stuck]
 
         def build(tensors: Sequence[Any]) -> Any:
@@ -118,7 +120,8 @@ def _tensors_alone(
     if _assigns(code):
         return None
     for global_name in _names(code):
-        if not isinstance(scope.get(global_name), _EMPTY):
+        value = scope.get(global_name)
+        if value is not None and not isinstance(value, _EMPTY):
             return None
     try:
         contents = [cell.cell_contents for cell in function.__closure__ or ()]
