@@ -96,12 +96,16 @@ class _Run(Run):
         return not tf.executing_eagerly() or super()._is_same(other, first)
 
 
-def _differentiable(fun: Any, given: Sequence[Any], originals: Sequence[Any], pullback: Pullback) -> Pullback:
+def _differentiable(
+    fun: Any, given: Sequence[Any], originals: Sequence[Any], pullback: Pullback, is_transposed: bool
+) -> Pullback:
     """`pullback` of `fun(*given)` as something that hangs on `originals`, which `given` was cut from."""
     if not is_differentiated(parts(originals)):
         return pullback
     run = _Run(own, fun, given, pullback)
-    return run.differentiated(_replay, _cut, originals, run.held)
+    # Gradients that are replayed hang on upstream, too, for which an accumulator asks at once.
+    replay = _rerun if is_transposed and not run.is_whole else _replay
+    return run.differentiated(replay, _cut, originals, run.held)
 
 
 def _cut(tensor: Any) -> Any:
@@ -115,7 +119,7 @@ def _replay(again: Callable[..., Sequence[Any]], values: Sequence[Any], inputs: 
     inputs = [*map(asarray, inputs)]
     if not tf.executing_eagerly() or recording.has_tangent(parts(inputs)):
         # Nothing waits in a graph; and an accumulator asks at once, where no tape can be used.
-        return [_if_same(*pair) for pair in zip(again(*inputs), values, strict=True)]
+        return _rerun(again, values, inputs)
     # A variable hangs on itself, whatever runs.
     still = [place for place, value in enumerate(values) if not isinstance(value, tf.Variable)]
     first, moving = parts([values[place] for place in still]), parts(inputs)
@@ -136,9 +140,14 @@ def _replay(again: Callable[..., Sequence[Any]], values: Sequence[Any], inputs: 
     return [value if isinstance(value, tf.Variable) else fill(value, filling) for value in values]
 
 
+def _rerun(again: Callable[..., Sequence[Any]], values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """The same by another run at once."""
+    return [_if_same(*pair) for pair in zip(again(*map(asarray, inputs)), values, strict=True)]
+
+
 def _if_same(other: Any, first: Any) -> Any:
     """What another run gave; in a graph, where it could not be compared yet, NaN if that is another value."""
     if tf.executing_eagerly() or is_composite(first) or isinstance(first, tf.Variable):
         return other
-    unknown = nan_unless([linear.is_close(own, other, tf.stop_gradient(first))])
-    return other + tf.cast(unknown, other.dtype)
+    factor = 1 + nan_unless([linear.is_close(own, other, tf.stop_gradient(first))])
+    return other * tf.cast(factor, other.dtype)

@@ -22,7 +22,7 @@ class Backward:
 
     Args:
         pullback: That of the run.
-        differentiable: Gives the pullback whose gradients somebody may differentiate.
+        differentiable: Gives the pullback whose gradients somebody may differentiate; is told if they are transposed.
         tensors: The arguments of the call.
         wanted: Which of them somebody differentiates.
         outputs: What came out.
@@ -33,7 +33,7 @@ class Backward:
     def __init__(
         self,
         pullback: Pullback,
-        differentiable: Callable[[], Pullback],
+        differentiable: Callable[[bool], Pullback],
         tensors: Sequence[Any],
         wanted: Sequence[bool],
         outputs: Sequence[Any],
@@ -58,9 +58,10 @@ class Backward:
 
     def for_tape(self, *cotangents: Any) -> list[Any]:
         """What a tape asks for, or an accumulator, which transposes what it gets."""
-        gradients = self._gradients(self.differentiable(), cotangents, self.wanted)
         # Whoever asks while the operation is being recorded is an accumulator.
-        return self._transposable(gradients, cotangents) if self.is_being_recorded else gradients
+        is_transposed = self.is_being_recorded
+        gradients = self._gradients(self.differentiable(is_transposed), cotangents, self.wanted)
+        return self._transposable(gradients, cotangents) if is_transposed else gradients
 
     def for_graph(self, *cotangents: Any) -> list[Any]:
         """What a graph asks for, which does not say of which inputs; but constants, as a rule, are none of them."""
@@ -68,7 +69,7 @@ class Backward:
             return self._gradients(self.pullback, cotangents, None)
         except errors.GradientError:
             wanted = [not is_constant(tensor) for tensor in self.tensors]
-            if all(wanted):
+            if all(wanted) or not any(wanted):
                 raise
         gradients = self._gradients(self.pullback, cotangents, wanted)
         return [

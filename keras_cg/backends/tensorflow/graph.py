@@ -67,7 +67,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     wanted = [is_differentiated(parts([tensor])) for tensor in tensors]
     # Nobody can tell which of the values that `fun` closes over will be differentiated later, but for constants.
     unknown = [source for source in read if not is_constant(source)]
-    backward = Backward(pullback, lambda: pullback, tensors, wanted, outputs, variables, unknown)
+    backward = Backward(pullback, lambda _: pullback, tensors, wanted, outputs, variables, unknown)
     with stop_recording():
         results = _wrap(graph, results, backward)
     backward.record(results)
