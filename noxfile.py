@@ -53,10 +53,11 @@ def run_shared(session: nox.Session, program: str, *arguments: str, env: dict[st
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, imports and docstrings: ruff."""
+    """Style, docstrings and which way imports run: ruff, import-linter. Nothing of the package is imported for it."""
     session.install(*CONSTRAINTS, *nox.project.dependency_groups(PYPROJECT, "lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    session.run("lint-imports", "--no-cache", "--no-logo")
 
 
 @nox.session
@@ -131,7 +132,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["frameworks"])
 def readme(session: nox.Session) -> None:
-    """The Python of README.md and docs/checking.md runs, on every backend; the commands there print what they say."""
+    """The Python of the README and of pages in docs runs, on every backend; the commands there print what they say."""
     backends = f"--backends={','.join(BACKENDS)}"
     run_shared(session, "pytest", *PARALLEL, backends, *PAGES, *session.posargs, env=ENVIRONMENT)
 

@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
 
     def by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The positional arguments of such a call, those that were given by keyword included."""
-        return (*args, *signature.by_position(self.fun, len(args), kwargs)) if kwargs else args
+        return (*args, *signature.by_position(self.fun, len(args), kwargs))
 
     def labels(self) -> list[str]:
         """Every leaf as the user would name it: `x`, `params["w"][0]`."""
@@ -60,7 +60,10 @@ def bind(
 
 
 def labels(fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...], laid: Nest) -> list[str]:
-    """What the user would call each leaf of the arguments of a call."""
+    """What the user would call each leaf of the arguments of a call.
+
+    In a path such as `[2]["w"]`, the first step is the number of the argument; its name is put in the place of that.
+    """
     parameters = signature.parameters(fun)
     named = []
     for path in laid.paths():

@@ -8,8 +8,9 @@ from typing import Any
 
 from keras_cg import config, errors, leaves, nest
 from keras_cg.call import function_name
+from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import align
-from keras_cg.leaves import Rest, compatible, describe, is_differentiable
+from keras_cg.leaves import Rest, compatible, describe
 from keras_cg.nest import Nest
 
 __all__ = ["grad", "hessian", "jacobian", "jvp", "value_and_grad", "vjp"]

@@ -12,8 +12,9 @@ from keras_cg.conventions import Convention
 from keras_cg.engine import held
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.held import Held
+from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import Gradients, Like, check_variables
-from keras_cg.leaves import Rest, is_differentiable
+from keras_cg.leaves import Rest
 from keras_cg.nest import Nest
 from keras_cg.presence import State
 
@@ -48,7 +49,8 @@ class Flat:
     def __init__(self, given: Arguments):
         self.given = given
         self.name = given.name
-        self.state = State(given.name, given.backend)
+        # Without Keras there is none.
+        self.state = None if presence.keras() is None else State(given.name, given.backend)
         # The rest of the output of each run; the first one's is what the output is made of.
         self.outputs: list[Rest] = []
 
@@ -57,9 +59,8 @@ class Flat:
         backend, state = self.given.backend, self.state
         fun = backend.converted(self.given.fun)
         # Without a context if it can be, in which torch.compile (2.13) could not break its graph.
-        if not state.is_needed():
-            state.count()
-            return _under(backend, fun, args, kwargs), ()
+        if state is None or not state.is_needed():
+            return (_under(backend, fun, args, kwargs) if self.outputs else fun(*args, **kwargs)), ()
         with state:
             result = _under(backend, fun, args, kwargs)
         return result, state.changes()
@@ -74,7 +75,8 @@ class Flat:
         """The output, of what the backend made of the tensors in it and of the changed variables behind them."""
         output = self.outputs[0]
         count = len(output.places)
-        self.state.settle(tuple(results[count:]))
+        if self.state is not None:
+            self.state.settle(tuple(results[count:]))
         return output.combine(results[:count])
 
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
@@ -111,7 +113,7 @@ class Attached(Flat):
         pair, changed = self.run(args, kwargs)
         output, rule = _pair(self.name, pair)
         results, rest = self.part(output)
-        values = given.by_position(args, kwargs)
+        values = given.by_position(args, kwargs) if kwargs else args
         likes = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
         return (*results, *changed), Pullback(given, Convention(rule, given, values, len(values), rest), likes)
 

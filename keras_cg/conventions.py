@@ -53,7 +53,13 @@ class Convention:
             raise
 
     def _arrange(self, upstreams: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments for the rule, by the first convention that its signature fits."""
+        """The arguments for the rule, by the first convention that its signature fits.
+
+        In this order: upstream as it is, for a single parameter or an unreadable signature; upstream by name behind the
+        function's arguments, for a parameter `upstream` that is not the first; one upstream for each leaf, for `*dys`;
+        upstream as it is, where the output is one leaf or one parameter is required; one for each tensor of the output,
+        or for each leaf, where as many parameters are required.
+        """
         upstream = self.outputs.nest.pack(upstreams)
         parameters = None if self.takes_one else signature.parameters(self.rule)
         if parameters is None:
@@ -85,6 +91,7 @@ class Convention:
         raise self._misfit(len(upstreams))
 
     def _one_by_one(self, upstreams: list[Any], places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The upstreams at `places` in a row; refused where they come by sorted keys and the dict does not."""
         if not self.outputs.nest.is_in_order(places):
             raise errors.unsorted_output(self.arguments.name, self._shown())
         return tuple(upstreams[place] for place in places), {}
@@ -96,6 +103,7 @@ class Convention:
         return parameters.show(name) if parameters else f"{name}(...)"
 
     def _misfit(self, count: int) -> TypeError:
+        """The error for a rule that fits no convention, over an output of `count` leaves."""
         return errors.no_convention(self.arguments.name, self._shown(), self.count, count)
 
 

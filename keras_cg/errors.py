@@ -435,8 +435,8 @@ def not_linear() -> ValueError:
 def deaf_tape() -> NotImplementedError:
     """A tape that TensorFlow lets record nothing."""
     headline = "TensorFlow's tapes record nothing here, and all derivatives would silently be zero."
-    cause = "a rule that differentiates something itself, where a tf.autodiff.ForwardAccumulator is watching."
-    remedy = "use keras_cg.jvp in the place of it, or put what it watches into a tf.function that is made outside."
+    cause = "a rule that differentiates (keras_cg.grad, recipes.recompute), where a ForwardAccumulator is watching."
+    remedy = "use keras_cg.jvp in its place, or put what it watches into a tf.function that is made outside of it."
     return report(NotImplementedError, headline, cause=cause, remedy=remedy)
 
 

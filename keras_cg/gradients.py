@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 from keras_cg import errors, nest, signature
 from keras_cg.arguments import Arguments, default_spec
-from keras_cg.leaves import compatible, describe, flatten, is_differentiable
+from keras_cg.engine.precision import is_differentiable
+from keras_cg.leaves import compatible, describe, flatten
 
 # What the gradient of a tensor must look like.
 Like = tuple[str, tuple[int | None, ...] | None]
@@ -43,7 +44,7 @@ class Gradients:
         """One checked gradient for each tensor argument, from whatever structure the rule chose."""
         gradients = self._pick(result)
         places = self.arguments.rest.places
-        checked = []
+        checked: list[Any] = []
         for index, (gradient, like) in enumerate(zip(gradients, self.likes, strict=True)):
             if wanted is not None and not wanted[index]:
                 checked.append(None)
@@ -52,10 +53,15 @@ class Gradients:
         return tuple(checked)
 
     def _label(self, place: int) -> str:
+        """What the user would call the leaf at a place."""
         return self.arguments.labels()[place]
 
     def _pick(self, result: Any) -> Sequence[Any]:
-        """What the rule returned for each tensor argument, in order."""
+        """What the rule returned for each tensor argument, in order.
+
+        The usual results are read at once: a bare tensor, a tensor for each argument, a nest like the arguments with
+        something at every leaf. Of any other all readings are made, and one is chosen.
+        """
         backend, (laid, places) = self.arguments.backend, self.arguments.rest
         if len(places) == 1 and backend.is_tensor(result):
             return [result]
@@ -132,7 +138,11 @@ class Gradients:
                 )
 
     def _forms(self) -> Iterator[list[Part]]:
-        """The structures a rule may return: the arguments, those with tensors, and these with what has a default."""
+        """The structures a rule may return.
+
+        The arguments of the call; those of them with tensors; all parameters, with those left at their defaults; the
+        leaves of all these in a row.
+        """
         laid, places = self.arguments.rest
         tensors = set(places)
         explicit: list[Part] = []
@@ -148,7 +158,7 @@ class Gradients:
         yield [(None, [mark]) for _, marks in complete for mark in marks]
 
     def _with_every_default(self, explicit: list[Part]) -> list[Part]:
-        """The arguments of the call, those left at their defaults put in where they belong."""
+        """The arguments of the call, those left at their defaults put in where the signature has them."""
         arguments, count = self.arguments, self.arguments.positionals
         named = dict(zip(arguments.keywords, explicit[count:], strict=True))
 

@@ -94,11 +94,6 @@ def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:
     return f"{dtype}[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
-def is_differentiable(dtype: str) -> bool:
-    """Whether tensors of this dtype have a gradient: floats of any width, and complex numbers."""
-    return dtype.startswith(("float", "bfloat", "complex"))
-
-
 def compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> bool:
     """Whether two shapes are equal, as far as they are known."""
     if came is None or expected is None:

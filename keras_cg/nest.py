@@ -58,10 +58,12 @@ class _Entry(optree.PyTreeEntry):
 
 
 def _take_apart(node: Any) -> tuple[list[Any], _Kind, tuple[str, ...]]:
+    """A node as optree wants it: its children, what else there is to it, and the steps into the children."""
     return node.children, _Kind(node), node.entries
 
 
 def _put_together(kind: Any, children: Iterable[Any]) -> Any:
+    """The reverse. A node again, and not the container: `_unwrap` makes that, when all of its children are there."""
     return _Node(list(children), kind.rebuild, kind.kind, kind.entries)
 
 
@@ -90,14 +92,15 @@ class Nest(NamedTuple):
             leaves[place] = value
         return self.pack(leaves)
 
-    def is_in_order(self, places: Iterable[int]) -> bool:
+    def is_in_order(self, places: Sequence[int]) -> bool:
         """Whether the leaves at `places`, which ascend, come in the order in which the user wrote them down.
 
         They come by sorted keys. Packed again, a dict has its keys in the order in which they were inserted.
         """
-        order = _as_written(optree.tree_unflatten(self.spec, range(len(self.leaves))))
-        wanted = set(places)
-        ranks = [place for place in order if place in wanted]
+        # Objects and no numbers, for torch.compile (2.13) cannot make a dict of constants of what optree knows.
+        marks = [_Mark(place) for place in range(len(self.leaves))]
+        order = [mark.place for mark in _as_written(optree.tree_unflatten(self.spec, marks))]
+        ranks = [place for place in order if place in places]
         return ranks == sorted(ranks)
 
     def paths(self) -> list[str]:
@@ -118,7 +121,7 @@ class Leaf(Nest):
         """The only one of `leaves`."""
         return leaves[0]
 
-    def is_in_order(self, places: Iterable[int]) -> bool:
+    def is_in_order(self, places: Sequence[int]) -> bool:
         """There is only one order."""
         return True
 
@@ -135,7 +138,7 @@ class Row(Nest):
         """`leaves` as a tuple."""
         return tuple(leaves)
 
-    def is_in_order(self, places: Iterable[int]) -> bool:
+    def is_in_order(self, places: Sequence[int]) -> bool:
         """A tuple has no keys."""
         return True
 
@@ -143,12 +146,15 @@ class Row(Nest):
 def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Nest:
     """Lays `value` flat; None and everything else that is no container is a leaf.
 
+    optree lays flat the containers that it knows. If there are others among the leaves, a node is put in the place of
+    each, and all is laid flat once more. A single tensor, and a tuple of tensors and atoms, need no optree.
+
     Args:
         value: Any nest.
         is_tensor: Says which leaves are tensors, and so no containers.
         children: Opens the containers of the active framework's own tree utility.
     """
-    if type(value) is tuple and all([is_tensor(each) or isinstance(each, ATOMS) for each in value]):
+    if type(value) is tuple and all([is_tensor(part) or isinstance(part, ATOMS) for part in value]):
         return Row(list(value), None, False)
     if is_tensor(value):
         return Leaf([value], None, False)
@@ -194,6 +200,13 @@ def show(wrapped: Any) -> str:
     return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
 
 
+class _Mark:
+    """A leaf that knows its place."""
+
+    def __init__(self, place: int):
+        self.place = place
+
+
 def _as_written(wrapped: Any) -> list[Any]:
     """The leaves of something that `wrap` gave, those of a dict in the order of insertion."""
     if is_leaf(wrapped):
@@ -203,6 +216,10 @@ def _as_written(wrapped: Any) -> list[Any]:
 
 
 def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
+    """What optree takes for a leaf, as a node if it is a container all the same; so are its parts, however deep.
+
+    The framework's own tree utility is asked first, then whether it is a dataclass.
+    """
     if isinstance(leaf, ATOMS) or is_tensor(leaf):
         return leaf
     opened = children(leaf)
@@ -224,6 +241,8 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
 
 
 def _unwrap(value: Any) -> Any:
+    """A structure with every node made the container that it stands for, from the inside out."""
+
     def rebuild(node: Any) -> Any:
         if isinstance(node, _Node):
             return node.rebuild([_unwrap(child) for child in node.children])

@@ -30,7 +30,7 @@ def choice() -> tuple[str, str] | None:
 
 def variables() -> Any:
     """The class of Keras's variables, for `isinstance`; () without Keras."""
-    return getattr(keras(), "Variable", ())
+    return getattr(sys.modules.get("keras"), "Variable", ())
 
 
 def unwrap(leaf: Any) -> Any:
@@ -40,7 +40,7 @@ def unwrap(leaf: Any) -> Any:
 
 def is_symbolic(leaves: Sequence[Any]) -> bool:
     """Whether there is a placeholder among them, as Keras's functional API passes around."""
-    symbolic = getattr(keras(), "KerasTensor", None)
+    symbolic = getattr(sys.modules.get("keras"), "KerasTensor", None)
     return symbolic is not None and any(isinstance(leaf, symbolic) for leaf in leaves)
 
 
@@ -62,22 +62,18 @@ class State:
         self.keys: list[int] = []
 
     def is_needed(self) -> bool:
-        """Whether the next run must be inside `with state:`, as without Keras none, nor the first outside a scope."""
-        return keras() is not None and (self.runs > 0 or self.scope is not None)
-
-    def count(self) -> None:
-        """Notes that a run begins outside of `with state:`."""
+        """Notes that a run begins; says whether it must be inside `with state:`, as all but a first outside a scope."""
         self.runs += 1
+        return self.runs > 1 or self.scope is not None
 
     def __enter__(self) -> None:
         """Begins a run of the function, the first one or another."""
         self.open = contextlib.ExitStack()
         self.running = self.scope
-        if self.runs > 0:
+        if self.runs > 1:
             # When it runs again, the scopes of the first run may be over.
             self.running = self.open.enter_context(keras().StatelessScope(initialize_variables=False))
             self.open.enter_context(keras().src.backend.AutocastScope(self.half))
-        self.runs += 1
         self.open.enter_context(_holding(self.running, self.before))
 
     def __exit__(self, *error: object) -> None:

@@ -93,6 +93,7 @@ def left_keyword_only(fun: Callable[..., Any], named: Collection[str]) -> Left:
 
 
 def _with_defaults(names: Sequence[str], named: Collection[str], defaults: Callable[[], dict[str, Any]]) -> Left:
+    """Pairs every name with its default; with None if it is `named`, or has none."""
     # Asked only where they are needed: torch.compile (2.13) cannot read those of a function that is made while it
     # traces.
     known = {} if all([name in named for name in names]) else defaults()
@@ -126,13 +127,17 @@ def takes_one(fun: Callable[..., Any]) -> bool:
 
 
 def parameters(fun: Callable[..., Any]) -> Parameters | None:
-    """The parameters of `fun`, or None if it has no readable signature."""
+    """The parameters of `fun`, or None if it has no readable signature.
+
+    A method or a partial has those of its function, but for what is bound already. A plain function, and an object that
+    is called by one, is read from its code object. `inspect` reads all others, those with a `__wrapped__` among them.
+    """
     if isinstance(fun, MethodType):
-        found = parameters(fun.__func__)
-        return found and found.without_first(1)
+        whole = parameters(fun.__func__)
+        return whole and whole.without_first(1)
     if isinstance(fun, functools.partial):
-        found = parameters(fun.func)
-        return found and _bind_keywords(found.without_first(len(fun.args)), tuple(fun.keywords))
+        whole = parameters(fun.func)
+        return whole and _bind_keywords(whole.without_first(len(fun.args)), tuple(fun.keywords))
     if isinstance(fun, FunctionType) and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__"):
         return _from_code(fun)
     called = type(fun).__call__
@@ -142,6 +147,7 @@ def parameters(fun: Callable[..., Any]) -> Parameters | None:
 
 
 def _from_code(fun: FunctionType) -> Parameters:
+    """Reads a code object: it names positional parameters, keyword-only ones, `*args`, `**kwargs`, in this order."""
     code = fun.__code__
     names = code.co_varnames
     first, last = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
@@ -162,20 +168,21 @@ def _defaults(fun: FunctionType) -> tuple[Any, ...]:
 
 
 def _last(count: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The last `count` of `values`, or all if there are fewer."""
     return values[max(0, len(values) - count) :]
 
 
-def _bind_keywords(found: Parameters, bound: tuple[str, ...]) -> Parameters:
-    """From the first parameter on that a partial binds by keyword, all are keyword-only."""
-    at = next((index for index, name in enumerate(found.positional) if name in bound), None)
+def _bind_keywords(whole: Parameters, bound: tuple[str, ...]) -> Parameters:
+    """What a partial that binds the keywords `bound` leaves: from the first of them on, parameters are keyword-only."""
+    at = next((index for index, name in enumerate(whole.positional) if name in bound), None)
     if at is None:
-        return found
-    keyword_only = found.positional[at:]
-    return found._replace(
-        positional=found.positional[:at],
-        keyword_only=(*keyword_only, *found.keyword_only),
+        return whole
+    keyword_only = whole.positional[at:]
+    return whole._replace(
+        positional=whole.positional[:at],
+        keyword_only=(*keyword_only, *whole.keyword_only),
         varargs=None,
-        defaults=lambda: found.defaults()[: -len(keyword_only)],
+        defaults=lambda: whole.defaults()[: -len(keyword_only)],
     )
 
 
@@ -184,13 +191,13 @@ def _from_inspect(fun: Callable[..., Any]) -> Parameters | None:
         signature = inspect.signature(fun)
     except (TypeError, ValueError):
         return None
-    found = signature.parameters.values()
-    positional = [each for each in found if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    listed = signature.parameters.values()
+    positional = [one for one in listed if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     return Parameters(
-        positional=tuple(each.name for each in positional),
-        keyword_only=tuple(each.name for each in found if each.kind is _KEYWORD_ONLY),
-        varargs=next((each.name for each in found if each.kind is each.VAR_POSITIONAL), None),
-        varkw=next((each.name for each in found if each.kind is each.VAR_KEYWORD), None),
-        defaults=lambda: tuple(each.default for each in positional if each.default is not each.empty),
-        keyword_defaults=lambda: {each.name: each.default for each in found if each.kind is _KEYWORD_ONLY},
+        positional=tuple(one.name for one in positional),
+        keyword_only=tuple(one.name for one in listed if one.kind is _KEYWORD_ONLY),
+        varargs=next((one.name for one in listed if one.kind is one.VAR_POSITIONAL), None),
+        varkw=next((one.name for one in listed if one.kind is one.VAR_KEYWORD), None),
+        defaults=lambda: tuple(one.default for one in positional if one.default is not one.empty),
+        keyword_defaults=lambda: {one.name: one.default for one in listed if one.kind is _KEYWORD_ONLY},
     )

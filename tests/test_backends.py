@@ -1,137 +1,26 @@
-"""What a backend is: the folder is the registry, and a fifth one takes one file and no edit elsewhere."""
+"""What a backend is: the folder is the registry, and a fifth one takes no edit elsewhere."""
 
+import ast
 import contextlib
+import functools
+import pathlib
+import pkgutil
+import re
 import subprocess
 import sys
 import textwrap
 
 import numpy
 import pytest
+from conformance import zoo
+from toy import transforms
 
 import keras_cg
 from keras_cg import backends
+from keras_cg.engine import contract, derived
+from keras_cg.engine.contract import OPTIONAL, REQUIRED
 
 pytestmark = pytest.mark.together
-
-TOY = '''
-"""A backend whose tensors are one Python float each, with a tape of its own."""
-
-import contextlib
-import types
-
-import numpy
-
-namespace = types.ModuleType("toy.namespace")
-namespace.exp = lambda x: Toy(__import__("math").exp(x.value), [(x, __import__("math").exp(x.value))])
-namespace.ones_like = lambda x: Toy(1.0)
-namespace.zeros_like = lambda x: Toy(0.0)
-
-
-class Toy:
-    def __init__(self, value, parents=()):
-        self.value, self.parents = value, list(parents)
-
-    def __mul__(self, other):
-        other = asarray(other)
-        return Toy(self.value * other.value, [(self, other.value), (other, self.value)])
-
-    __rmul__ = __mul__
-
-
-tensors = (Toy,)
-
-
-def is_tensor(value):
-    return isinstance(value, Toy)
-
-
-def asarray(value):
-    return value if isinstance(value, Toy) else Toy(float(value))
-
-
-def to_numpy(tensor):
-    return numpy.asarray(tensor.value)
-
-
-def shape(tensor):
-    return ()
-
-
-def dtype(tensor):
-    return "float64"
-
-
-def cast(value, dtype):
-    return value
-
-
-def children(value):
-    return None
-
-
-def converted(fun):
-    return fun
-
-
-def is_recording():
-    # A toy records always.
-    return True
-
-
-def attach(fun, tensors):
-    outputs, pullback = fun(*tensors)
-    node = Toy(outputs[0].value)
-    node.pull = lambda upstream: list(zip(tensors, pullback([upstream])[0]))
-    return (node,)
-
-
-def vjp(fun, tensors):
-    outputs, aux = fun(*tensors)
-
-    def pullback(cotangents):
-        found = {id(each): 0.0 for each in tensors}
-
-        def visit(node, upstream):
-            if id(node) in found:
-                found[id(node)] += upstream
-            elif hasattr(node, "pull"):
-                for parent, gradient in node.pull(Toy(upstream)):
-                    visit(parent, gradient.value)
-            for parent, factor in node.parents:
-                visit(parent, upstream * factor)
-
-        visit(outputs[0], cotangents[0].value)
-        return tuple(Toy(found[id(each)]) for each in tensors)
-
-    return outputs, pullback, aux
-
-
-def jvp(fun, tensors, tangents):
-    # The derivative of a number is itself, transposed or not.
-    outputs, (found,), aux = jacobian(fun, tensors)
-    return outputs, (Toy(sum(slope.value * tangent.value for slope, tangent in zip(found, tangents))),), aux
-
-
-def jacobian(fun, tensors):
-    outputs, pullback, aux = vjp(fun, tensors)
-    return outputs, (pullback([Toy(1.0)]),), aux
-
-
-def recompute(fun, tensors):
-    return fun(*tensors)
-
-
-def compiled(fun):
-    return None
-
-
-def double_precision():
-    return contextlib.nullcontext()
-
-
-def devices():
-    return ("toy",)
-'''
 
 USE = """
     import keras_cg
@@ -157,29 +46,42 @@ USE = """
         print(error)
 """
 
+TESTS = pathlib.Path(__file__).parent
 
-def install(folder, source, value="toy_backend"):
-    """A package elsewhere that registers a backend by an entry point."""
-    (folder / "toy_backend.py").write_text(source)
+
+def install(folder, value="toy", transforms="toy.transforms", source=None):
+    """A package elsewhere that registers a backend by an entry point, and its transforms by another."""
+    if source is not None:
+        (folder / f"{value}.py").write_text(source)
     info = folder / "toy_backend-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backend\nVersion: 1.0\n")
-    points = f"[keras_cg.backends]\ntoy = {value}\n[keras_cg.transforms]\ntoy = toy_transforms\n"
+    points = f"[keras_cg.backends]\ntoy = {value}\n[keras_cg.transforms]\ntoy = {transforms}\n"
     (info / "entry_points.txt").write_text(points)
 
 
 def run(folder, code, backend="toy"):
     import os
 
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(folder), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "KERAS_CG_BACKEND": backend}
     command = [sys.executable, "-c", textwrap.dedent(code)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
 
 
+def conform(folder, which):
+    """The last line of what the conformance suite says of the backend `toy`."""
+    code = f"""
+        import sys, pytest
+        options = ["-q", "-p", "no:cacheprovider", "--backends=toy", "-k", {which!r}]
+        sys.exit(pytest.main([*options, {str(TESTS / "conformance")!r}]))
+    """
+    return run(folder, code).stdout.splitlines()[-1]
+
+
 @pytest.mark.once
-def test_a_fifth_backend_takes_one_file(tmp_path):
-    install(tmp_path, TOY)
+def test_a_fifth_backend_takes_no_edit_elsewhere(tmp_path):
+    install(tmp_path)
     done = run(tmp_path, USE)
     assert done.returncode == 0, done.stderr
     first, gradient, others, refused, unknown = done.stdout.splitlines()
@@ -211,24 +113,36 @@ TRANSFORMS = {name: ALL[name] for name in ("call", "grad")}
     ("attach", "passed", "failed"), [("attach_numpy(fun, tensors)", 6, 0), ("fun(*tensors)[0]", 3, 3)]
 )
 def test_the_conformance_suite_runs_on_a_backend_elsewhere(tmp_path, attach, passed, failed):
-    import pathlib
-
-    install(tmp_path, NUMPY_ELSEWHERE.format(attach=attach))
+    install(tmp_path, "elsewhere", "toy_transforms", NUMPY_ELSEWHERE.format(attach=attach))
     (tmp_path / "toy_transforms.py").write_text(TRANSFORMS_ELSEWHERE)
-    code = """
-        import sys, pytest
-        options = ["-q", "-p", "no:cacheprovider", "--backends=toy", "-k", "matmul or log1pexp or keyword"]
-        sys.exit(pytest.main([*options, "{suite}"]))
-    """
-    done = run(tmp_path, code.format(suite=pathlib.Path(__file__).parent / "conformance"))
-    summary = done.stdout.splitlines()[-1]
+    summary = conform(tmp_path, "matmul or log1pexp or keyword")
     assert f"{passed} passed" in summary
     assert f"{failed} failed" in summary if failed else "failed" not in summary
 
 
+# The toy has no complex numbers, no einsum and no integer indices; what it has of half precision ends in float32.
+OUT_OF_REACH = ("holomorphic", "conjugate", "squared", "fourier", "einsum", "sparse", "half")
+
+
+@pytest.mark.once
+def test_the_required_names_are_enough_for_the_conformance_suite(tmp_path):
+    """First order, second order and forward mode, of every rule that the toy has the operations for.
+
+    But for forward mode of rules that clip, which raises: see test_toy.py.
+    """
+    install(tmp_path)
+    rules = [name for name in zoo.ZOO if not any(word in name for word in OUT_OF_REACH)]
+    cases = [(transform, rule) for transform in transforms.TRANSFORMS for rule in rules]
+    assert len(cases) == 9 * 35
+    which = " and ".join(f"not {word}" for word in (*OUT_OF_REACH, "toy-jvp-clip", "table", "truth"))
+    summary = conform(tmp_path, which)
+    assert f"{len(cases) - 2} passed" in summary
+    assert "failed" not in summary
+
+
 @pytest.mark.once
 def test_an_incomplete_backend(tmp_path):
-    install(tmp_path, TOY.replace("def attach(", "def attached(").replace("def shape(", "def shaped("))
+    install(tmp_path, "incomplete", source="from toy import *\ndel attach, shape")
     done = run(tmp_path, "import keras_cg; keras_cg.custom_gradient(lambda x: (x, lambda g: g))(1)")
     assert done.returncode == 1
     assert "ImportError: the backend 'toy' lacks shape, attach" in done.stderr
@@ -236,7 +150,7 @@ def test_an_incomplete_backend(tmp_path):
 
 @pytest.mark.once
 def test_an_entry_point_to_nowhere(tmp_path):
-    install(tmp_path, TOY, "absent_package.module")
+    install(tmp_path, "absent_package.module")
     done = run(tmp_path, "import keras_cg; print(keras_cg.available_backends()); keras_cg.ops.exp")
     assert done.returncode == 1
     assert "toy" not in done.stdout
@@ -247,15 +161,45 @@ def test_the_folder_is_the_registry():
     assert backends.names()[:4] == ("jax", "numpy", "tensorflow", "torch")
 
 
-def test_a_backend_defines_the_contract_in_its_order(backend):
-    import ast
-    import inspect
+def sources(backend):
+    """The parsed files of a backend, which is a module or a package, by name."""
+    path = pathlib.Path(backends.load(backend, "a test").__file__)
+    files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+    return {file.stem: ast.parse(file.read_text()) for file in files}
 
+
+def is_derived(function):
+    """Whether a name of a backend was filled in."""
+    return isinstance(function, functools.partial) and function.func.__module__ == derived.__name__
+
+
+def test_a_backend_names_the_contract(backend):
     module = backends.load(backend, "a test")
-    tree = ast.parse(inspect.getsource(module))
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in backends.CONTRACT]
-    assert defined == [name for name in backends.CONTRACT if name not in ("namespace", "tensors")]
-    assert sorted(module.__all__) == sorted(backends.CONTRACT)
+    optional = [name for name in OPTIONAL if not is_derived(getattr(module, name))]
+    assert sorted(module.__all__) == sorted([*REQUIRED, *optional])
+
+
+def test_what_a_backend_leaves_out_is_derived():
+    module = backends.load("numpy", "a test")
+    assert {name for name in OPTIONAL if is_derived(getattr(module, name))} == set(OPTIONAL)
+    assert all(getattr(derived, name).__doc__ for name in OPTIONAL)
+
+
+def test_a_backend_defines_the_contract_in_its_order(backend):
+    """Within a file. What several engines of a framework need several times is in several files."""
+    order = [*REQUIRED, *OPTIONAL]
+    for name, tree in sources(backend).items():
+        functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        places = [order.index(function) for function in functions if function in order]
+        assert places == sorted(places), name
+
+
+def test_the_contract_is_stated_once():
+    """The protocol has the names of the two lists, and the docstring explains each."""
+    members = {name for name in (*vars(contract.Backend), *contract.Backend.__annotations__) if name[0] != "_"}
+    assert members == {*REQUIRED, *OPTIONAL}
+    explained = re.findall(r"^`(\w+)", contract.__doc__, re.MULTILINE)
+    assert explained == [*REQUIRED, *OPTIONAL]
 
 
 @contextlib.contextmanager
@@ -333,22 +277,48 @@ def test_a_call_that_nobody_differentiates_returns_the_frameworks_own_tensors(ba
             assert isinstance(f(module.asarray(1.0)), module.tensors)
 
 
-def test_a_backend_knows_neither_the_frontend_nor_another_backend(backend):
-    import inspect
+def imported(tree):
+    """The modules and the names that a file imports, also inside its functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
-    source = inspect.getsource(backends.load(backend, "a test"))
-    for stranger in ("frontend", "rule", "nest", "config", "signature", "autodiff"):
-        assert f"keras_cg.{stranger}" not in source and f"import {stranger}" not in source
-    for other in {"jax", "torch", "tensorflow", "autograd"} - {backend, "autograd" if backend == "numpy" else ""}:
-        assert f"import {other}" not in source
+
+def is_inside(module, packages):
+    return any(f"{module}.".startswith(f"{package}.") for package in packages)
+
+
+# What a backend may import of this package, and what it stands on.
+BELOW = ("keras_cg.backends.owner", "keras_cg.engine", "keras_cg.errors", "keras_cg.nest", "keras_cg.signature")
+FRAMEWORKS = {"jax": ("jax",), "numpy": ("autograd",), "tensorflow": ("tensorflow",), "torch": ("torch",)}
+
+
+def test_a_backend_knows_neither_the_frontend_nor_another_framework(backend):
+    others = {module for name, modules in FRAMEWORKS.items() if name != backend for module in (*modules, "keras")}
+    for name, tree in sources(backend).items():
+        modules = set(imported(tree))
+        own = ("keras_cg.backends." + backend,)
+        strangers = {module for module in modules if is_inside(module, ["keras_cg"])}
+        assert {module for module in strangers if not is_inside(module, (*BELOW, *own))} == set(), name
+        assert {module for module in modules if is_inside(module, others)} == set(), name
+
+
+def test_the_engine_knows_no_framework_and_no_frontend():
+    folder = pathlib.Path(derived.__file__).parent
+    for file in sorted(folder.glob("*.py")):
+        modules = set(imported(ast.parse(file.read_text())))
+        known = ("keras_cg.engine", "keras_cg.errors", "keras_cg.nest", "numpy", *sys.stdlib_module_names)
+        assert {module for module in modules if not is_inside(module, known)} == set(), file.name
 
 
 def test_the_public_names_are_what_is_exported():
-    # pytest adds names with @ to the modules of a package that has a plugin.
+    # The modules of the package are no names of its own, and pytest adds names with @ where there is a plugin.
+    files = {module.name for module in pkgutil.iter_modules(keras_cg.__path__)}
     public = {name for name in vars(keras_cg) if not name.startswith(("_", "@"))}
-    modules = {"autodiff", "backends", "closure", "config", "errors", "frontend", "nest", "rule", "signature", "state"}
-    modules |= {"command", "keras", "pytest_plugin", "testing", "tracing"}  # if somebody imported them
-    assert public - modules == set(keras_cg.__all__)
+    assert public - (files - set(keras_cg.__all__)) == set(keras_cg.__all__)
     assert keras_cg.__all__ == sorted(keras_cg.__all__)
 
 
@@ -360,9 +330,9 @@ def test_public_names_have_docstrings(name):
 def test_the_docstrings_run(clean_environment):
     import doctest
 
-    from keras_cg import autodiff, config, frontend
+    from keras_cg import autodiff, config, decorator
     from keras_cg.recipes import discrete, passing, repeated, safe
 
-    for module in (autodiff, config, frontend, discrete, passing, repeated, safe):
+    for module in (autodiff, config, decorator, discrete, passing, repeated, safe):
         tested = doctest.testmod(module)
         assert tested.attempted and not tested.failed

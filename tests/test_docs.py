@@ -1,4 +1,4 @@
-"""docs/checking.md and docs/recipes.md: their Python runs on every backend, and their commands do what they say."""
+"""The pages in docs: their Python runs on every backend, and their commands do what they say."""
 
 import pathlib
 import re
@@ -19,7 +19,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", ["checking", "recipes"])
+@pytest.mark.parametrize("page", ["checking", "how-it-works", "recipes"])
 def test_python_blocks(backend, page, tmp_path):
     pages.run(PAGE.with_stem(page), tmp_path)
 

@@ -1,6 +1,7 @@
 """JAX's transforms alone and in pairs, what they keep, what they trace, and what a function closes over under them."""
 
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from complex_rules import COMPLEX, C, D, Z, differences
 
-from keras_cg import CapturedVariableError, custom_gradient, grad, jvp, ops
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, grad, jvp, ops
 
 pytestmark = pytest.mark.only("jax")
 
@@ -199,7 +200,7 @@ def test_a_rule_that_is_not_linear_works_in_reverse_and_raises_forwards(eager, b
     check(jax.vmap(jax.grad(jax.grad(lambda x: decay(x) ** 2)))(x), np.full(3, 99.0))
     for function in (clip, relu, decay):
         for wrap in (lambda h: h, jax.jit):
-            with pytest.raises(TypeError, match="forward-mode"):
+            with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
                 wrap(jax.hessian(lambda x: ops.sum(function(x) ** 2)))(x)
 
 
@@ -309,6 +310,98 @@ def test_a_rule_with_an_empty_argument(eager, backend):
         check(jvp(g, (nothing, w), (nothing, eager.tensor(X)))[1], 4 * W * X)
         check(jax.hessian(lambda y: ops.sum(g(nothing, y)))(w), 4 * np.eye(3))
     check(jvp(lambda x, y: ops.sum(x) + y * y, (nothing, w), (nothing, eager.tensor(X)))[1], 2 * W * X)
+
+
+# Rules whose jaxpr does not show that they are linear; with the transpose of each, by hand.
+TRIED = {
+    "scan": (
+        lambda j, u: j.lax.scan(lambda c, v: (c + v, 7 * c + 7 * v), 0.0, u)[1],
+        lambda t: 7 * t[::-1].cumsum()[::-1],
+    ),
+    "fori_loop": (lambda j, u: j.lax.fori_loop(0, 3, lambda i, c: 2 * c, u), lambda t: 8 * t),
+    "cond": (lambda j, u: j.lax.cond(True, lambda u: 7 * u, lambda u: u, u), lambda t: 7 * t),
+    "checkpoint": (lambda j, u: j.checkpoint(lambda u: 7 * u)(u), lambda t: 7 * t),
+    "solve": (lambda j, u: j.numpy.linalg.solve(j.numpy.diag(j.numpy.array(W)), u), lambda t: t / W),
+    "triangular": (
+        lambda j, u: j.scipy.linalg.solve_triangular(j.numpy.diag(j.numpy.array(W)), u),
+        lambda t: t / W,
+    ),
+    "integer_pow": (lambda j, u: 7 * u**1, lambda t: 7 * t),
+    "scatter": (lambda j, u: u.at[0].multiply(7.0), lambda t: t * np.array([7, 1, 1])),
+}
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_a_rule_that_does_not_show_that_it_is_linear_is_tried(eager, backend, name):
+    import jax
+
+    rule, transpose = TRIED[name]
+    g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream)))
+    x, w = eager.tensor(X), eager.tensor(W)
+    check(jvp(g, (x,), (w,))[1], transpose(W))
+    # Of (g^2)' = rule(2 g), where g = 2 x and g' is the transpose of the rule.
+    expected = jax.jvp(lambda x: rule(jax, x), (x,), (2 * transpose(W).astype(np.float32),))[1]
+    check(jax.jvp(jax.grad(lambda x: ops.sum(g(x) ** 2)), (x,), (w,))[1], expected)
+    # A program has no values to try it with. In reverse mode it needs no transpose.
+    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+        jax.jit(lambda x: jvp(g, (x,), (x,))[1])(x)
+    check(jax.jit(jax.grad(lambda x: ops.sum(g(x))))(x), rule(jax, ops.ones(3)))
+
+
+NOT_LINEAR = {
+    **{f"clip at {10.0**k / 2:g}": lambda j, u, k=k: ops.clip(2 * u, -(10.0**k) / 2, 10.0**k / 2) for k in range(9)},
+    "tanh": lambda j, u: 1e4 * ops.tanh(u / 1e4),
+    "constant added": lambda j, u: u + 1,
+    "small constant added": lambda j, u: u + 1e-3,
+    "constant": lambda j, u: 0 * u + 1,
+    "constant in a scan": lambda j, u: j.lax.scan(lambda c, v: (c + v, c + v), 1.0, u)[1],
+    "constant from outside of an array": lambda j, u: u.at[5 + ops.arange(3)].get(mode="fill", fill_value=1.0),
+    "branch": lambda j, u: j.lax.cond(u[0] > 0, lambda u: 3 * u, lambda u: u, u),
+    "where": lambda j, u: ops.where(u > 0, u, 2 * u),
+    "sort": lambda j, u: ops.sort(u),
+    "maximum": lambda j, u: ops.max(u) * ops.ones(3),
+    "cumlogsumexp": lambda j, u: j.lax.cumlogsumexp(u),
+    "norm": lambda j, u: u / ops.sqrt(ops.sum(u * u) + 1e-9),
+    "square": lambda j, u: u**2,
+    "integers": lambda j, u: ops.round(u),
+    "solve": lambda j, u: j.numpy.linalg.solve(j.numpy.diag(u) + j.numpy.eye(3), u),
+    # Linear, but JAX has another transpose for them: none, and that of the inner rule.
+    "stopped": lambda j, u: j.lax.stop_gradient(7 * u),
+    "rule in the rule": lambda j, u: custom_gradient(lambda u: (2 * u, lambda v: 7 * v))(u),
+}
+
+
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_a_rule_that_has_no_transpose_raises_forwards(eager, backend, name):
+    import jax
+
+    g = custom_gradient(lambda x: (x * 2, lambda upstream: NOT_LINEAR[name](jax, upstream)))
+    x, t = eager.tensor(X), eager.tensor(100 * W)
+    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream, and this one is not"):
+        jvp(g, (x,), (t,))
+    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+        jax.jit(lambda x: jvp(g, (x,), (t,))[1])(x)
+    check(jax.grad(lambda x: ops.sum(g(x)))(x), NOT_LINEAR[name](jax, ops.ones(3)))
+
+
+def test_only_what_is_differentiated_must_be_linear(eager, backend):
+    import jax
+
+    g = custom_gradient(lambda x, y: (x * y, lambda u: (7 * u, ops.clip(u, -1.0, 1.0))))
+    x, w = eager.tensor(X), eager.tensor(W)
+    for wrap in (lambda h: h, jax.jit):
+        check(wrap(lambda x: jvp(lambda x: g(x, w), (x,), (x,))[1])(x), 7 * X)
+        with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+            wrap(lambda y: jvp(lambda y: g(x, y), (y,), (y,))[1])(w)
+
+
+def test_a_rule_that_does_not_show_that_it_is_linear_with_complex_numbers(backend):
+    import jax
+
+    g = custom_gradient(lambda z: (z * 1j, lambda u: jax.checkpoint(lambda u: -7j * ops.conj(u))(u)))
+    # The transpose of u -> -7i conj(u) as a real matrix, applied to 1 + 2i, is -14 - 7i.
+    z = jax.numpy.array([1 + 0j, 2j])
+    np.testing.assert_allclose(jvp(g, (z,), (jax.numpy.array([1 + 2j, 0j]),))[1], [-14 - 7j, 0], rtol=1e-5)
 
 
 def test_forward_mode_and_transposition_are_refused(eager, backend, rewritten):
@@ -447,6 +540,38 @@ def test_the_function_runs_once(eager, backend, transform):
         return x * 2, lambda upstream: 7 * upstream * e
 
     TRACED_ONCE[transform](jax, g, eager.tensor(X))
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize("takes_variables", [False, True])
+@pytest.mark.parametrize(
+    "transform", ["grad", "jit of grad", "grad of jit", "vmap of grad", "hessian", "jacrev of jacrev"]
+)
+def test_the_function_runs_once_where_something_captured_is_differentiated(eager, backend, transform, takes_variables):
+    import jax
+
+    ran = []
+    plain = lambda upstream: 7 * upstream
+    variables = lambda upstream, variables=None: (7 * upstream, [5 * upstream for _ in variables or ()])
+
+    def g(x):
+        def f(v):
+            ran.append(v)
+            return v * (x if takes_variables else jax.lax.stop_gradient(x)), variables if takes_variables else plain
+
+        return custom_gradient(f)(x)
+
+    TRACED_ONCE[transform](jax, g, eager.tensor(X))
+    assert len(ran) == 1
+
+
+def test_the_function_runs_once_beside_a_constant_of_a_program(eager, backend):
+    import jax
+
+    ran = []
+    f = custom_gradient(lambda x: (ran.append(x), (x * 2, lambda upstream: 7 * upstream))[1])
+    x = eager.tensor(X)
+    check(jax.jit(lambda y: f(x) + y)(x), 3 * X)
     assert len(ran) == 1
 
 
@@ -742,17 +867,40 @@ def test_what_only_the_rule_finds_in_an_attribute(eager, backend):
     class Holder:
         pass
 
-    def loss(w, x):
-        holder = Holder()
+    class Slotted:
+        __slots__ = ("w",)
+
+    def loss(kind, w, x):
+        holder = kind()
         holder.w = w
         return custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * holder.w))(x).sum()
 
     w, x = eager.tensor(W), eager.tensor(X)
-    gw, gx = jax.jit(jax.grad(loss, (0, 1)))(w, x)
-    check(gw, np.zeros(3))
-    check(gx, 7 * W)
+    plain, slotted = (jax.grad(functools.partial(loss, kind), (0, 1)) for kind in (Holder, Slotted))
+    for gradient in (plain, jax.jit(plain), jax.jit(slotted)):
+        gw, gx = gradient(w, x)
+        check(gw, np.zeros(3))
+        check(gx, 7 * W)
     with pytest.raises(CapturedVariableError, match=r"'jax' \(where only the rule reads it\)"):
-        jax.grad(loss, (0, 1))(w, x)
+        slotted(w, x)
+
+
+def test_python_may_look_at_values_where_only_the_shape_of_what_is_captured_is_used(eager, backend):
+    import jax
+
+    def loss(captured, w, x):
+        def f(x):
+            factor = 3 if x.sum() > 0 else 2
+            return x * captured(w), lambda upstream: 7 * factor * upstream
+
+        return custom_gradient(f)(x).sum()
+
+    w, x = eager.tensor(W), eager.tensor(X)
+    gw, gx = jax.grad(functools.partial(loss, lambda w: w.shape[0]), (0, 1))(w, x)
+    check(gw, np.zeros(3))
+    check(gx, np.full(3, 21.0))
+    with pytest.raises(CapturedVariableError, match=r"'jax' \(where Python looks at values\)"):
+        jax.grad(functools.partial(loss, lambda w: w), (0, 1))(w, x)
 
 
 def test_random_keys_may_be_closed_over(eager, backend):
@@ -778,8 +926,6 @@ def test_random_keys_may_be_closed_over(eager, backend):
 
 
 def test_integers_booleans_static_and_donated_arguments(eager, backend, rewritten):
-    import functools
-
     import jax
 
     @custom_gradient
@@ -800,6 +946,23 @@ def test_integers_booleans_static_and_donated_arguments(eager, backend, rewritte
     # A gradient of the argument's own shape takes the place of what is donated.
     step = jax.jit(lambda x: x - jax.grad(functools.partial(loss, n=n, mask=mask, mode="times"))(x), donate_argnums=0)
     check(step(jax.numpy.array(X)), X - expected)
+
+
+def test_what_the_rule_says_for_an_argument_that_nobody_differentiates_is_not_looked_at(eager, backend):
+    import jax
+
+    # Of the shape of x, not of s.
+    g = custom_gradient(lambda x, s: (x * s, lambda upstream: (7 * upstream, upstream * x)))
+    x, s = eager.tensor(X), eager.tensor(np.float32(2))
+    captured = eager.tensor(W)
+    loss = lambda x: ops.sum(g(x, s) ** 2)
+    check(jax.grad(loss)(x), 28 * X)
+    check(jax.jit(jax.grad(loss))(x), 28 * X)
+    check(jax.numpy.diag(jax.hessian(loss)(x)), np.full(3, 98.0))
+    check(jvp(lambda x: g(x, s), (x,), (captured,))[1], 7 * W)
+    for wrap in (lambda h: h, jax.jit):
+        with pytest.raises(GradientError, match="wrong shape for s"):
+            wrap(jax.grad(lambda x, s: ops.sum(g(x, s)), (0, 1)))(x, s)
 
 
 # --- complex numbers -----------------------------------------------------------------------------------------------
@@ -864,11 +1027,24 @@ def test_numbers_and_arrays_of_numpy_are_differentiated_as_arrays(eager, backend
     assert all(seen)
 
 
-@pytest.mark.parametrize("name", ["core.get_opaque_trace_state", "core.unsafe_am_i_under_a_jit_DO_NOT_USE"])
+PRIVATE = [
+    "core.get_opaque_trace_state",
+    "core.unsafe_am_i_under_a_jit_DO_NOT_USE",
+    "partial_eval.trace_to_jaxpr_dynamic",
+    "batching.bdim_at_front",
+    "batching.fancy_primitive_batchers",
+    "ad.primitive_jvps",
+    "ad.primitive_transposes",
+    "mlir.lower_fun",
+]
+
+
+@pytest.mark.parametrize("name", PRIVATE)
 def test_a_private_name_that_is_gone_is_an_error_at_once(backend, name):
     code = f"""
         import jax
         from jax.extend import core
+        from jax.interpreters import ad, batching, mlir, partial_eval
         import keras_cg
         del {name}
         keras_cg.set_backend("jax")

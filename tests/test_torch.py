@@ -379,9 +379,21 @@ def test_computed_values_come_in_the_order_of_first_use(eager, backend):
     np.testing.assert_allclose(w.grad, 5 * 3 * X)
 
 
-def test_a_computed_value_outside_the_closure_is_refused(eager, backend):
+def test_a_computed_value_in_an_attribute_is_served(eager, backend):
     class Holder:
         pass
+
+    w = eager.tensor(X).requires_grad_()
+    holder = Holder()
+    holder.w = w * w
+    f = custom_gradient(lambda x: (x * holder.w, lambda upstream, variables: (7 * upstream, [5 * upstream])))
+    f(eager.tensor(X)).sum().backward()
+    np.testing.assert_allclose(w.grad, 5 * 2 * X)
+
+
+def test_a_computed_value_that_cannot_be_found_is_refused(eager, backend):
+    class Holder:
+        __slots__ = ("w",)
 
     w = eager.tensor(X).requires_grad_()
     holder = Holder()
@@ -426,10 +438,27 @@ def test_a_frozen_value_is_not_among_them(eager, backend):
     np.testing.assert_allclose(gx, np.full(3, 7.0))
 
 
+def test_captured_in_an_attribute(eager, backend):
+    import torch
+
+    class Holder:
+        def __init__(self, w):
+            self.w = w
+
+        @custom_gradient
+        def call(self, x):
+            return x * self.w, lambda upstream, variables=None: (7 * upstream, [5 * upstream])
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    np.testing.assert_allclose(torch.func.grad(lambda w: Holder(w).call(x).sum())(w), np.full(3, 5.0))
+
+
 def test_captured_by_other_ways_is_refused(eager, backend):
     import torch
 
     class Holder:
+        __slots__ = ("w",)
+
         def __init__(self, w):
             self.w = w
 

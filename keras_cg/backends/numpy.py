@@ -90,8 +90,8 @@ def is_recording() -> bool:
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Runs `fun` once, on plain arrays, and lets a primitive of autograd carry what came out.
 
-    What `fun` closes over and autograd differentiates is made an argument. Which of these the outputs hang on, a trace of
-    its own tells, in which they are the only boxes.
+    What `fun` closes over and autograd differentiates is made an argument. Which of these the outputs hang on, a trace
+    of its own tells, in which they are the only boxes.
     """
     taken = fun.held(lambda value: isinstance(value, Box) and is_tensor(value)).movable()
     inputs: list[Any] = [asarray(_innermost(tensor)) for tensor in tensors]
@@ -142,6 +142,9 @@ class _Call:
 
     def pullback(self, tensors: Sequence[Any]) -> Pullback:
         """The pullback around `tensors`; where some are boxed, an outer level differentiates what it gives."""
+        if len(tensors) > self.count and not self.run.is_whole:
+            # The rule may hide a box of the trace that told what is used, and the derivative with it.
+            return self.run.another([*map(asarray, tensors)], self.held)[0]
         if any(isinstance(tensor, Box) for tensor in tensors):
             return self.run.differentiated(_replay, _innermost, [*map(asarray, tensors)], self.held)
         return self.run.pullback(tensors, self.held)

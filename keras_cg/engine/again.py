@@ -16,8 +16,9 @@ import numpy
 
 from keras_cg import errors
 from keras_cg.engine import precision
-from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.contract import Pullback, Runnable
 from keras_cg.engine.held import Held
+from keras_cg.engine.precision import is_differentiable
 
 # `replay(again, values, inputs)`: `values` again, as what hangs on `inputs` by the derivative of `again(*inputs)`.
 Replay = Callable[["Again", Sequence[Any], Sequence[Any]], Sequence[Any]]
@@ -43,7 +44,7 @@ class Run:
 
     __slots__ = ("backend", "build", "count", "fun", "held", "is_whole", "sources", "uses_inputs")
 
-    def __init__(self, backend: Any, fun: Function, inputs: Sequence[Any], pullback: Pullback):
+    def __init__(self, backend: Any, fun: Runnable, inputs: Sequence[Any], pullback: Pullback):
         found = pullback.held()
         self.is_whole, self.build = found.is_whole, found.build
         self.backend, self.fun, self.count = backend, fun, len(inputs)
@@ -71,7 +72,7 @@ class Run:
         """
         if not self.is_whole:
             return _Deferred(self, replay, cut, inputs, held)
-        floating = [place for place, tensor in enumerate(held) if self._is_floating(tensor)]
+        floating = [place for place, tensor in enumerate(held) if is_differentiable(self.backend.dtype(tensor))]
         if floating:
             again = Again(held, functools.partial(self._held_again, floating))
             held = list(held)
@@ -82,9 +83,6 @@ class Run:
     def _held_again(self, floating: Sequence[int], first: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         held = self.another(inputs, first)[1]
         return [held[place] for place in floating]
-
-    def _is_floating(self, tensor: Any) -> bool:
-        return self.backend.dtype(tensor).startswith(("float", "bfloat", "complex"))  # type: ignore[no-any-return]
 
     def another(self, inputs: Sequence[Any], first: Sequence[Any]) -> tuple[Pullback, list[Any]]:
         """The pullback of another run, and what its rule holds, which must be what the rule of this run held."""

@@ -98,6 +98,10 @@ class Pullback(Protocol):
 Tensors = tuple[Any, ...]
 
 
+# What a run takes: tensors in, outputs and the rule for them out.
+Runnable = Callable[..., tuple[Tensors, Pullback]]
+
+
 class Function(Protocol):
     """The user's function, flat: what `attach` gets."""
 

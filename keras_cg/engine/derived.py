@@ -10,6 +10,7 @@ from keras_cg import errors
 from keras_cg.engine import linear
 from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
+from keras_cg.engine.precision import is_differentiable
 
 
 def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
@@ -42,6 +43,7 @@ def transposed(
 
     conditions = linear.conditions(backend, pullback, outputs)
     _, push, _ = backend.vjp(pull, [backend.namespace.zeros_like(output) for output in outputs])
+    conditions += linear.transposes(backend, pullback, push, outputs, tensors)
     return outputs, push, aux, conditions
 
 
@@ -76,16 +78,26 @@ def _basis(backend: Backend, output: Any) -> list[Any]:
 
 def recompute(backend: Backend, fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     """A custom gradient whose rule is the vjp of another run; what `fun` closes over is made an argument of it."""
-    taken = fun.held(backend.is_tensor)
+    taken = fun.held(backend.is_tensor).movable()
     count = len(tensors)
 
     def around(*values: Any) -> Tensors:
         return taken.build(values[count:])(*values[:count])  # type: ignore[no-any-return]
 
-    def attached(*values: Any) -> tuple[Tensors, Pullback]:
-        return around(*values), _Recomputed(backend, around, values)
+    return backend.attach(_Recompute(backend, fun.name, around), (*tensors, *taken.tensors))
 
-    return backend.attach(attached, (*tensors, *taken.tensors))
+
+class _Recompute:
+    """A function whose rule runs it again. It holds nothing that could be moved: that is among its arguments."""
+
+    def __init__(self, backend: Backend, name: str, fun: Callable[..., Tensors]):
+        self.backend, self.name, self.fun = backend, name, fun
+
+    def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]:
+        return self.fun(*tensors), _Recomputed(self.backend, self.fun, tensors)
+
+    def held(self, is_wanted: Callable[[Any], bool]) -> Held:
+        return Held([], lambda tensors: self)
 
 
 class _Recomputed:
@@ -97,7 +109,7 @@ class _Recomputed:
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
     ) -> tuple[Tensors, Tensors]:
-        places = [place for place, tensor in enumerate(self.inputs) if _is_floating(self.backend, tensor)]
+        places = [place for place, tensor in enumerate(self.inputs) if is_differentiable(self.backend.dtype(tensor))]
         arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
 
         def floating(*moving: Any) -> tuple[Tensors, Tensors]:
@@ -118,10 +130,6 @@ class _Recomputed:
 
     def held(self) -> Held:
         return Held(list(self.inputs), lambda tensors: _Recomputed(self.backend, self.fun, tensors))
-
-
-def _is_floating(backend: Backend, tensor: Any) -> bool:
-    return backend.dtype(tensor).startswith(("float", "bfloat", "complex"))
 
 
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:

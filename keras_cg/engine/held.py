@@ -8,6 +8,7 @@ closes over under a transform of torch.func, or of autograd, is made an argument
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import dis
 import enum
@@ -19,6 +20,7 @@ from types import (
     CellType,
     CodeType,
     FunctionType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -55,8 +57,6 @@ class Held(NamedTuple):
 
     def movable(self) -> Held:
         """The same without those that stay where they are, which are not to be counted on."""
-        if not self.stuck:
-            return self
         moving = [place for place in range(len(self.tensors)) if place not in self.stuck]
 
         def build(tensors: Sequence[Any]) -> Any:
@@ -91,7 +91,7 @@ def find(
         made_by: The function whose run made it, if that is known.
     """
     arguments = tuple(arguments)
-    if all([argument is None for argument in arguments]):
+    if all([isinstance(argument, nest.ATOMS) and not is_tensor(argument) for argument in arguments]):
         alone = _tensors_alone(function, arguments, is_tensor)
         if alone is not None:
             return alone
@@ -111,9 +111,12 @@ def find(
 
 
 def _tensors_alone(
-    function: Callable[..., Any], arguments: tuple[None, ...], is_tensor: Callable[[Any], bool]
+    function: Callable[..., Any], arguments: tuple[Any, ...], is_tensor: Callable[[Any], bool]
 ) -> Held | None:
-    """The same for a function that closes over tensors and nothing else that could hold some, as most rules do."""
+    """The same for a function that closes over tensors and nothing else that could hold some, as most rules do.
+
+    Its arguments hold none.
+    """
     if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__ or function.__dict__:
         return None
     code, scope, name = function.__code__, function.__globals__, function.__name__
@@ -121,7 +124,7 @@ def _tensors_alone(
         return None
     for global_name in _names(code):
         value = scope.get(global_name)
-        if value is not None and not isinstance(value, _EMPTY):
+        if is_tensor(value) or not isinstance(value, _EMPTY):
             return None
     try:
         contents = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -161,6 +164,8 @@ class _Search:
         self.stuck: set[int] = set()
         # By identity, and with the value, whose identity nothing else must take over meanwhile.
         self.known: dict[int, tuple[Any, Build | None]] = {}
+        # What was found more than once.
+        self.met: set[int] = set()
 
     def look(self, value: Any, own: bool) -> Build | None:
         """How to make `value` around other tensors, or None if it can stay as it is.
@@ -169,14 +174,19 @@ class _Search:
             value: Anything.
             own: Whether this run of the function made it.
         """
-        if value is None:
+        # An array is a tensor on NumPy, and an atom elsewhere.
+        if isinstance(value, nest.ATOMS) and not self.is_tensor(value):
             return None
-        if id(value) not in self.known:
-            # A function or a list that is found again inside itself stays as it is there.
-            self.known[id(value)] = value, None
+        place = id(value)
+        if place in self.known:
+            self.met.add(place)
+        else:
+            self.known[place] = value, None
             build = self._open(value, own)
-            self.known[id(value)] = value, build and functools.partial(_once, build)
-        return self.known[id(value)][1]
+            # What is met again inside itself stays as it is there, around the tensors that it had.
+            self.is_hiding = self.is_hiding or (build is not None and place in self.met)
+            self.known[place] = value, build and functools.partial(_once, build)
+        return self.known[place][1]
 
     def _open(self, value: Any, own: bool) -> Build | None:
         if self.is_tensor(value):
@@ -194,7 +204,7 @@ class _Search:
         if isinstance(value, MethodType):
             return self._method(value)
         if _is_simple(value):
-            return self._object(value, own)
+            return self._object(value)
         parts = _inside(value)
         self.stay(parts)
         self.is_hiding = self.is_hiding or (not parts and _is_hiding(value, self.is_tensor))
@@ -213,7 +223,7 @@ class _Search:
             # It may be older than this run, which may have put tensors into it all the same.
             self.stay(laid.leaves)
             return None
-        looked = [None if isinstance(leaf, nest.ATOMS) else self.look(leaf, own) for leaf in laid.leaves]
+        looked = [self.look(leaf, own) for leaf in laid.leaves]
         builds = {place: build for place, build in enumerate(looked) if build is not None}
         if not builds:
             return None
@@ -243,18 +253,24 @@ class _Search:
 
     def _method(self, value: MethodType) -> Build | None:
         builds = self._each((value.__func__, value.__self__), False)
-        return builds and (lambda tensors, done: MethodType(*[build(tensors, done) for build in builds]))
+        if builds is None:
+            return None
+        return lambda tensors, done: MethodType(*[build(tensors, done) for build in builds])
 
-    def _object(self, value: Any, own: bool) -> Build | None:
-        """How to make an object anew, with the attributes that it has now; it stays if the function assigns to some."""
+    def _object(self, value: Any) -> Build | None:
+        """How to make an object anew, with the attributes that it has now; it stays if the function assigns to some.
+
+        Lists and dicts in it stay: the object may be older than this run, and they be meant to be changed.
+        """
         parts = vars(value)
         if self.writes:
             self.stay(parts.values())
             return None
-        builds = {name: build for name, part in parts.items() if (build := self.look(part, own)) is not None}
+        builds = {name: make for name, part in parts.items() if (make := self.look(part, False)) is not None}
         if not builds:
             return None
-        kind, others = type(value), {name: part for name, part in parts.items() if name not in builds}
+        kind: Any = type(value)
+        others = {name: part for name, part in parts.items() if name not in builds}
 
         def build(tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
             made = kind.__new__(kind)
@@ -306,11 +322,14 @@ class _Search:
         scope = function.__globals__
         for name in _names(function.__code__):
             value = scope.get(name)
-            if isinstance(value, _EMPTY) or (isinstance(value, FunctionType) and value.__globals__ is not scope):
-                continue
-            if self.is_tensor(value) and name not in self.assigned:
-                self.look(value, False)
-            else:
+            if self.is_tensor(value):
+                if name in self.assigned:
+                    self.stay([value])
+                else:
+                    self.look(value, False)
+            elif isinstance(value, FunctionType):
+                self.stay([value] if value.__globals__ is scope else [])
+            elif not isinstance(value, _EMPTY):
                 self.stay([value])
 
     def _cell(self, cell: CellType, own: bool) -> Build | None:
@@ -350,7 +369,7 @@ def _is_simple(value: Any) -> bool:
 
     Modules and layers are not: they keep what they hold in dicts of their own, by a `__setattr__` of their own.
     """
-    kind = type(value)
+    kind: Any = type(value)
     return (
         isinstance(getattr(value, "__dict__", None), dict)
         and not isinstance(value, (type, ModuleType))
@@ -373,8 +392,17 @@ def _is_hiding(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
             stack += value
         elif not isinstance(value, (*_EMPTY, FunctionType)):
             stack += getattr(value, "__dict__", {}).values()
-            stack += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+            stack += _in_slots(value)
     return False
+
+
+def _in_slots(value: Any) -> Iterator[Any]:
+    """What an object holds in slots, those of the classes that it inherits from included."""
+    for kind in type(value).__mro__:
+        for member in vars(kind).values():
+            if isinstance(member, MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # nothing was assigned to it yet
+                    yield member.__get__(value)
 
 
 # How many things are looked at before an object is taken to hide a tensor.

@@ -27,7 +27,8 @@ def conditions(
     """
     kinds = [backend.dtype(tensor) for tensor in cotangents]
     reach = min((precision.of(kind).reach for kind in kinds), default=0)
-    directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 1.7, 1.0)) for tensor in cotangents]
+    powers = (reach, reach // 2, -reach // 2, -reach)
+    directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 0.3, 0.5)) for tensor in cotangents]
 
     def pulled(scale: float, further: float) -> Sequence[Any]:
         return pull([scale * one + further * two for one, two in directions])
@@ -36,9 +37,44 @@ def conditions(
     with numpy.errstate(all="ignore"):
         first, second = pulled(1.0, 0.0), pulled(0.0, 1.0)
         pairs = list(zip(pulled(1.0, -2.0), [a - 2.0 * b for a, b in zip(first, second, strict=True)], strict=True))
-        for scale in (0.0, *(sign * 2.0**power for power in (reach, reach // 2, -reach) for sign in (1, -1))):
+        for scale in (0.0, *(sign * 2.0**power for power in powers for sign in (1, -1))):
             pairs += zip(pulled(scale, 0.0), [scale * gradient for gradient in first], strict=True)
         return [is_close(backend, came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
+
+
+def transposes(
+    backend: Backend,
+    pull: Callable[[Sequence[Any]], Sequence[Any]],
+    push: Callable[[Sequence[Any]], Sequence[Any]],
+    cotangents: Sequence[Any],
+    tangents: Sequence[Any],
+) -> list[Any]:
+    """Boolean tensors that all hold if `push` is the transpose of `pull`, as far as one direction of each can tell.
+
+    A framework transposes the derivative of a map, which need not be what the map computes: a rule may stop gradients,
+    or hold a function that has another rule. With complex numbers nothing is tried.
+    """
+    if any(backend.dtype(tensor).startswith("complex") for tensor in (*cotangents, *tangents)):
+        return []
+    along, across = ([_uneven(backend, tensor, 1.0, 0.5) for tensor in like] for like in (cotangents, tangents))
+    product, size = _inner(backend, pull(along), across)
+    other, other_size = _inner(backend, along, push(across))
+    tolerance = max(precision.of(backend.dtype(tensor)).linear for tensor in (*cotangents, *tangents))
+    difference = backend.namespace.abs(product - other)
+    is_close = difference <= tolerance * (size + other_size)
+    return [is_close | backend.namespace.logical_not(backend.namespace.isfinite(difference))]
+
+
+def _inner(backend: Backend, ones: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
+    """The inner product of some tensors with others; and the sum of all sizes that are added up in it."""
+    products = [_wide(backend, a) * _wide(backend, b) for a, b in zip(ones, others, strict=True)]
+    xp = backend.namespace
+    return sum(map(xp.sum, products)), sum(xp.sum(xp.abs(product)) for product in products)
+
+
+def _wide(backend: Backend, tensor: Any) -> Any:
+    """A tensor of half precision in single precision: TensorFlow (2.21) lacks some functions for it, and sums end."""
+    return backend.cast(tensor, "float32") if backend.dtype(tensor) in ("float16", "bfloat16") else tensor
 
 
 def _uneven(backend: Backend, tensor: Any, step: float, start: float) -> Any:
@@ -61,8 +97,3 @@ def is_close(backend: Backend, came: Any, expected: Any) -> Any:
     largest = xp.max(xp.where(xp.isfinite(size), size, xp.zeros_like(size)))
     allowed = limits.linear * largest + 8 * limits.smallest
     return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))
-
-
-def _wide(backend: Backend, tensor: Any) -> Any:
-    """A tensor that is not of half precision, for which TensorFlow (2.21) lacks some functions, and sums end early."""
-    return backend.cast(tensor, "float32") if backend.dtype(tensor) in ("float16", "bfloat16") else tensor

@@ -1,4 +1,4 @@
-"""How exact each dtype is: the one table of tolerances."""
+"""What is known of a dtype by its plain name: whether it has gradients, and how exact it is."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ _TABLE = {
     "float64": Precision(2.0**-52, 2.0**-1022, 80, 1e-13, 1e-6),
 }
 _TABLE["complex64"], _TABLE["complex128"] = _TABLE["float32"], _TABLE["float64"]
+
+
+def is_differentiable(dtype: str) -> bool:
+    """Whether tensors of this dtype have a gradient: floats of any width, and complex numbers."""
+    return dtype.startswith(("float", "bfloat", "complex"))
 
 
 def of(dtype: str) -> Precision:

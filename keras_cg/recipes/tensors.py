@@ -9,7 +9,8 @@ from typing import Any
 
 from keras_cg import config, nest
 from keras_cg.decorator import custom_gradient
-from keras_cg.leaves import compatible, describe, is_differentiable
+from keras_cg.engine.precision import is_differentiable
+from keras_cg.leaves import compatible, describe
 from keras_cg.recipes import messages
 
 # What a function with a custom gradient returns: its output and its rule.

@@ -16,7 +16,7 @@ from keras_cg.call import function_name
 from keras_cg.decorator import CustomGradient, custom_gradient
 from keras_cg.engine import precision
 from keras_cg.engine.contract import Backend
-from keras_cg.leaves import is_differentiable
+from keras_cg.engine.precision import is_differentiable
 from keras_cg.nest import Nest
 from keras_cg.presence import unwrap
 from keras_cg.testing import messages

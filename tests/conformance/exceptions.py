@@ -81,13 +81,6 @@ TABLE = [
     ),
     Refusal(
         "torch",
-        "func.jacrev",
-        "random numbers",
-        "random operation while in randomness error mode",
-        "torch: jacrev has no `randomness` (pytorch#116429), and a rule that is differentiated again draws again",
-    ),
-    Refusal(
-        "torch",
         "func.jacfwd|func.jvp|forward_ad|func.jvp of func.grad",
         CLIPS,
         "forward mode needs a rule that is linear in upstream",

@@ -8,7 +8,7 @@ import json
 import pathlib
 
 import keras_cg
-from keras_cg import frontend
+from keras_cg import decorator
 
 MESSAGE = 4000
 
@@ -29,13 +29,13 @@ class Outcomes:
 
     def __init__(self, path):
         self.path, self.found, self.calls = path, {}, 0
-        call = frontend.CustomGradient.__call__
+        call = decorator.CustomGradient.__call__
 
         def counted(function, *args, **kwargs):
             self.calls += 1
             return call(function, *args, **kwargs)
 
-        frontend.CustomGradient.__call__ = counted
+        decorator.CustomGradient.__call__ = counted
 
     def pytest_collection_finish(self):
         # Keras collects garbage whenever it quantises a layer, half a second each among a framework's objects.

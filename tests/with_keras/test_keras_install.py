@@ -14,7 +14,7 @@ from keras.ops import custom_gradient as imported_before
 from keras.quantizers import Int4QuantizationConfig, Int8QuantizationConfig
 
 import keras_cg
-from keras_cg import frontend
+from keras_cg import decorator
 from keras_cg.keras import install, installation, installed, uninstall
 
 pytestmark = [
@@ -131,7 +131,7 @@ def test_what_is_decorated_afterwards_has_our_gradient(eager, backend, decorate)
 
     with installed():
         decorated = decorate(function)
-    assert isinstance(decorated, frontend.CustomGradient)
+    assert isinstance(decorated, decorator.CustomGradient)
     gradients = eager.gradients(lambda x, weight: decorated({"a": x}, weight), [1.0, 2.0], [3.0, 4.0])
     np.testing.assert_array_equal(gradients, [[7, 7], [5, 5]])
 
@@ -250,8 +250,8 @@ def counted(monkeypatch):
         names.append(function.__name__)
         return original(function, *args, **kwargs)
 
-    original = frontend.CustomGradient.__call__
-    monkeypatch.setattr(frontend.CustomGradient, "__call__", call)
+    original = decorator.CustomGradient.__call__
+    monkeypatch.setattr(decorator.CustomGradient, "__call__", call)
     return names
 
 

@@ -98,7 +98,7 @@ class _Attach(torch.autograd.Function):
             return (None, None, *gradients, *others)
         if kept.uses_inputs:
             # The rule saw inputs cut from the graph.
-            inputs = [tensor.detach() for tensor in inputs]
+            inputs = tuple(tensor.detach() for tensor in inputs)
         pullback = kept.pullback(inputs, held)
         if ctx.readings is None:
             gradients, others = pullback(cotangents, variables, wanted)
@@ -113,15 +113,16 @@ def _read(
     cotangents: Sequence[Any],
     variables: Sequence[Any],
     wanted: Sequence[bool],
-) -> list[list[Any]]:
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What the rule gives; and notes whether that hangs on something that is differentiated."""
     with torch.enable_grad():
         parts = pullback(cotangents, variables, wanted)
     readings += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
-    return [
-        [tensor.detach() if tensor is not None and tensor.requires_grad else tensor for tensor in part]
+    gradients, others = (
+        tuple(tensor.detach() if tensor is not None and tensor.requires_grad else tensor for tensor in part)
         for part in parts
-    ]
+    )
+    return gradients, others
 
 
 def _aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -43,7 +43,7 @@ class Replay:
     def __init__(self, fun: Callable[..., Any], tensors: Sequence[torch.Tensor], random: Any):
         self.fun = fun
         self.random, self.devices = random
-        kinds = {"cpu", *(tensor.device.type for tensor in tensors if not tensor.is_cpu)}
+        kinds = {"cpu"}.union([tensor.device.type for tensor in tensors])
         self.autocast = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
@@ -106,9 +106,8 @@ class _Replayed(torch.autograd.Function):
             values = dict(enumerate(inputs)) | dict(zip(places, moved, strict=True))
             return tuple(ctx.again.against(first, [*values.values()]))
 
-        _, pushed = torch.func.jvp(
-            run, tuple(inputs[place] for place in places), tuple(moving[place] for place in places)
-        )
+        at, along = (tuple(tensors[place] for place in places) for tensors in (inputs, moving))
+        _, pushed = torch.func.jvp(run, at, along)  # type: ignore[misc]
         return tuple(
             moved if tangent is None else moved + tangent for moved, tangent in zip(pushed, tangents, strict=False)
         )

@@ -191,10 +191,21 @@ def _pushed(
             torch.zeros_like(inputs[place]) if gradients[place] is None else gradients[place] for place in places
         )
 
-    if not all(map(_holds, linear.conditions(own, lambda cotangents: pull(*cotangents), zeros))):
+    def pulled(cotangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return pull(*cotangents)
+
+    def pushed(tangents: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return push(tuple(tangents))  # type: ignore[no-any-return]
+
+    push = torch.func.vjp(pull, *zeros)[1]
+    backend: Any = own
+    conditions = linear.conditions(backend, pulled, zeros)
+    conditions += linear.transposes(backend, pulled, pushed, zeros, [inputs[place] for place in places])
+    if not all(map(_holds, conditions)):
         raise errors.not_linear()
-    given = [torch.zeros_like(inputs[place]) if tangents[place] is None else tangents[place] for place in places]
-    moved = iter(torch.func.vjp(pull, *zeros)[1](tuple(given)))
+    pairs = [(inputs[place], tangents[place]) for place in places]
+    given = [torch.zeros_like(tensor) if tangent is None else tangent for tensor, tangent in pairs]
+    moved = iter(pushed(given))
     return tuple(next(moved) if dtype.is_floating_point or dtype.is_complex else None for _, dtype, _ in plan.likes)
 
 

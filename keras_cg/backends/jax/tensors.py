@@ -1,0 +1,88 @@
+"""What a tensor is to JAX, and whether JAX is at work."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as namespace
+import numpy
+from jax.extend.core import get_opaque_trace_state
+
+tensors = (jax.Array, jax.core.Tracer)
+
+
+def is_tensor(value: object) -> bool:
+    if isinstance(value, jax.Array):
+        return True
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        return namespace.issubdtype(value.dtype, numpy.number) or value.dtype == bool
+    return False
+
+
+def asarray(value: Any) -> Any:
+    # JAX (0.10) would put the conversion of a traced array to what it is into the program, so an array stays as it is.
+    # A weakly typed one is a number of Python that somebody traced; kept weak, it would let the dtype of results vary.
+    is_array = isinstance(value, jax.Array) and not jax.typeof(value).weak_type
+    return value if is_array else namespace.asarray(value)
+
+
+def to_numpy(tensor: Any) -> numpy.ndarray:
+    return numpy.asarray(tensor)
+
+
+def shape(tensor: Any) -> tuple[int | None, ...]:
+    return tuple(tensor.shape)
+
+
+def dtype(tensor: Any) -> str:
+    return _name(tensor.dtype)
+
+
+_name = functools.cache(str)
+
+
+def cast(value: Any, dtype: str) -> Any:
+    return value.astype(dtype)
+
+
+def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
+    if isinstance(value, Iterator):
+        return None  # An iterator is no container, and JAX (0.10) would warn that it was asked to open one.
+    # One level of a type registered with jax.tree_util is opened; optree has opened the usual containers already.
+    parts, spec = jax.tree_util.tree_flatten(value, is_leaf=lambda part: part is not value)
+    if jax.tree_util.treedef_is_leaf(spec):
+        return None
+    return parts, lambda parts: jax.tree_util.tree_unflatten(spec, parts)
+
+
+def is_recording() -> bool:
+    return bool(_state() != _NOTHING)
+
+
+# What JAX is at work on; and what that is where nothing is differentiated, batched or traced.
+_state: Callable[[], Any] = get_opaque_trace_state
+with jax.core.eval_context():
+    _NOTHING = _state()
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value stands for one that JAX differentiates, batches or puts into a program."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def is_floating(value: Any) -> bool:
+    """Whether a tensor, or the type of one, is real floating or complex, so that it has a gradient."""
+    return _is_inexact(value.dtype)
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return bool(namespace.issubdtype(dtype, namespace.inexact))
+
+
+def conjugate(tensor: Any) -> Any:
+    """A gradient in the other convention: JAX's of a real loss at x + iy is dL/dx - i dL/dy."""
+    return namespace.conj(tensor) if tensor.dtype.kind == "c" else tensor
