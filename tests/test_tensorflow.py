@@ -3,6 +3,7 @@
 As in test_transforms.py the rule of `f` gives 7 exp(x) where plain differentiation gives 2: so do all derivatives.
 """
 
+import functools
 import gc
 import itertools
 import os
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import textwrap
 import traceback
+import types
 import weakref
 
 import numpy as np
 import pytest
 
-from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops
+import keras_cg
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops, recipes
 
 pytestmark = pytest.mark.only("tensorflow")
 
@@ -134,6 +137,8 @@ NONLINEAR = {
     "norm": lambda u: 7 * u / ops.sqrt(ops.sum(u * u)),
     "clip beside infinity": lambda u: ops.clip(u, -1.0, 1.0) / np.array([0.0, 1.0, 1.0], np.float32),
     "largest": lambda u: ops.max(u) + 0 * u,
+    "clip at a million": lambda u: ops.clip(u, -1e6, 1e6),
+    "nearly linear": lambda u: 1e4 * ops.tanh(u / 1e4),
 }
 
 
@@ -156,6 +161,31 @@ def test_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule):
         close(tf.function(lambda x: forward(g, x), jit_compile=compiled)(x), np.full(3, np.nan))
         found = tf.function(lambda x: gradients(lambda x: g(x) * upstream, x)[0], jit_compile=compiled)(x)
         close(found, expected)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["eager", "function"])
+def test_a_rule_that_differentiates_where_tapes_are_deaf(eager, backend, inside):
+    import tensorflow as tf
+
+    def rule(x):
+        return x * 2, lambda upstream: upstream * keras_cg.grad(lambda z: 7 * ops.exp(z))(x)
+
+    x, g = eager.tensor(X), custom_gradient(rule)
+    # TensorFlow's tapes record nothing in what an accumulator transposes: with its own decorator, too.
+    for function in (g, recipes.recompute(lambda x: x**3)):
+        run = functools.partial(forward, function)
+        with pytest.raises(Exception, match=r"tapes record nothing here(.|\n)*remedy: use keras_cg\.jvp"):
+            (tf.function(run) if inside else run)(x)
+    close(keras_cg.jvp(g, (x,), (ONES,))[1], 7 * EXP)
+    close(forward(tf.function(lambda x: g(x)), x), 7 * EXP)
+    close(gradients(g, x)[0], 7 * EXP)
+
+
+def test_recompute_of_a_function_that_differentiates(eager, backend):
+    x = eager.tensor(X)
+    g = recipes.recompute(keras_cg.grad(lambda z: z**3))
+    close(g(x), 3 * X**2)
+    close(gradients(g, x)[0], 6 * X)
 
 
 def test_forward_mode_around_a_function_of_a_rule_that_is_not_linear_is_a_limit(eager, backend):
@@ -303,6 +333,10 @@ def test_a_captured_tensor_in_eager_mode(eager, backend):
 
         return custom_gradient(lambda x: (x * w, grad))(x)
 
+    def of_attribute(x, w):
+        holder = types.SimpleNamespace(w=w)
+        return custom_gradient(lambda x: (x * holder.w, lambda u, variables: (7 * u, [11 * u])))(x)
+
     def run_stopped(x, w):
         return custom_gradient(lambda x: (x * tf.stop_gradient(w), lambda u: 7 * u * w))(x)
 
@@ -311,6 +345,8 @@ def test_a_captured_tensor_in_eager_mode(eager, backend):
 
     x, w = eager.tensor(X), eager.tensor(2 * X)
     for found, expected in zip(gradients(run, x, w), (7 * 2 * X, 11 * X), strict=True):
+        close(found, expected)
+    for found, expected in zip(gradients(of_attribute, x, w), (7 * ONES, 11 * ONES), strict=True):
         close(found, expected)
     close(gradients(gradient(run, 0), x, w)[1], np.full(3, 7.0))
     close(gradients(gradient(run, 1), x, w)[0], np.full(3, 11.0))
@@ -325,7 +361,9 @@ def test_a_captured_tensor_in_eager_mode(eager, backend):
 
 
 class Holder:
-    """Something that a function closes over, with a tensor inside."""
+    """Something that cannot be taken apart, with a tensor inside."""
+
+    __slots__ = ("w",)
 
     def __init__(self, w):
         self.w = w
@@ -357,6 +395,113 @@ def test_a_function_runs_once_for_captured_tensors_too_in_eager_mode(eager, back
     # So do captured tensors.
     close(gradients(lambda x, w: times(w)(x), x, w)[1], np.full(3, 11.0))
     assert len(runs) == 4
+
+
+# How often a function runs at most, and a derivative of it.
+ORDERS = {
+    "first": (1, lambda f: lambda x: gradients(f, x)[0]),
+    "forward": (1, lambda f: lambda x: forward(f, x)),
+    "forward twice": (2, lambda f: lambda x: forward(lambda x: forward(f, x), x)),
+    "forward over first": (2, lambda f: lambda x: forward(lambda x: gradients(f, x)[0], x)),
+    "first over forward": (2, lambda f: lambda x: gradients(lambda x: forward(f, x), x)[0]),
+    "second": (2, lambda f: lambda x: gradients(lambda x: gradients(f, x)[0], x)[0]),
+    "third": (2, lambda f: lambda x: gradients(lambda x: gradients(lambda x: gradients(f, x)[0], x)[0], x)[0]),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_how_often_a_function_runs_in_eager_mode(eager, backend, order):
+    runs = []
+
+    @custom_gradient
+    def g(x):
+        runs.append(None)
+        e = ops.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    times, derivative = ORDERS[order]
+    close(derivative(g)(eager.tensor(X)), 7 * EXP)
+    assert len(runs) == times
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_rule_that_cannot_be_taken_apart(eager, backend, order):
+    @custom_gradient
+    def g(x):
+        holder = Holder(ops.exp(x))
+        return x * 2, lambda upstream: 7 * upstream * holder.w
+
+    close(ORDERS[order][1](g)(eager.tensor(X)), 7 * EXP)
+
+
+def test_a_rule_keeps_a_variable_for_what_it_is_in_every_order(eager, backend):
+    import tensorflow as tf
+
+    variable, x = tf.Variable(2 * X), eager.tensor(X)
+
+    @custom_gradient
+    def g(x):
+        e = tf.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e * variable.read_value()
+
+    def first(x):
+        return gradients(g, x)[0]
+
+    close(gradients(first, x)[0], 7 * EXP * 2 * X)
+    with tf.GradientTape() as tape:
+        slope = first(x)
+    close(tape.gradient(slope, variable), 7 * EXP)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_another_run_in_a_graph_of_what_ran_eagerly(eager, backend, is_same):
+    import tensorflow as tf
+
+    factor, x = [1.0], eager.tensor(X)
+
+    @custom_gradient
+    def g(x):
+        e = tf.exp(x) * factor[0]
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = g(x)
+        factor[0] = 1.0 if is_same else 2.0
+        first = tf.function(lambda: tape.gradient(y, x))()
+    # In a graph no value can be looked at, so that it cannot be an error.
+    for found in (first, outer.gradient(first, x)):
+        close(found, 7 * EXP if is_same else np.full(3, np.nan))
+
+
+def test_a_sloppy_gradient_of_a_constant_in_a_graph(eager, backend):
+    import tensorflow as tf
+
+    sloppy = custom_gradient(lambda x, s: (x * s, lambda upstream: (7 * upstream, upstream)))
+    right = custom_gradient(lambda x, s: (x * s, lambda upstream: (7 * upstream, 5 * tf.reduce_sum(upstream))))
+
+    def run(g):
+        def derivatives(x):
+            s = tf.constant(0.5)
+            return tf.gradients(g(x, s), [x, s])
+
+        return tf.function(derivatives)(eager.tensor(X))
+
+    for g, expected in ((right, 15), (sloppy, np.nan)):
+        gx, gs = run(g)
+        close(gx, np.full(3, 7.0))
+        close(gs, expected)
+    # A tape says what it asks for, of any tensor.
+    inside = tf.function(lambda x, s: gradients(lambda x: sloppy(x, s), x)[0])
+    close(inside(eager.tensor(X), tf.constant(0.5)), np.full(3, 7.0))
+    for call in (
+        lambda: gradients(tf.function(lambda x, s: sloppy(x, s)), eager.tensor(X), tf.constant(0.5)),
+        lambda: run(lambda x, s: sloppy(tf.constant(X), s)),
+    ):
+        with pytest.raises(GradientError, match="of the wrong shape for s"):
+            call()
 
 
 def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(eager, backend):
@@ -428,6 +573,18 @@ def test_variables_in_a_graph_of_tensorflow_1(eager, backend):
         gx, gv = session.run(tf.gradients(y, [x, variable]), {x: X})
     close(gx, np.full(3, 7.0))
     close(gv, np.full(3, 11.0))
+
+
+def test_a_reference_variable_that_a_function_makes_is_named(eager, backend):
+    import tensorflow as tf
+
+    @custom_gradient
+    def g(x):
+        w = tf.compat.v1.get_variable("made_inside", initializer=2 * X, use_resource=False)
+        return x * w, lambda u, variables: (7 * u, [11 * u])
+
+    with tf.Graph().as_default(), pytest.raises(CapturedVariableError, match=r"'made_inside'.*use_resource=False"):
+        g(tf.constant(X))
 
 
 # --- graphs, loops, tapes ------------------------------------------------------------------------------------------
@@ -1356,7 +1513,16 @@ def test_a_gradient_of_another_kind_of_tensor_is_refused(eager, backend, mode):
 
 
 @pytest.mark.parametrize(
-    "name", ["record.record_operation", "record.stop_recording", "forwardprop_util.pack_tangents", "ops.Operation._id"]
+    "name",
+    [
+        "record.record_operation",
+        "record.stop_recording",
+        "record.could_possibly_record",
+        "record.should_record_backprop",
+        "record.VariableWatcher",
+        "forwardprop_util.pack_tangents",
+        "ops.Operation._id",
+    ],
 )
 def test_a_private_name_that_is_gone_is_an_error_at_once(backend, name):
     run(f"""

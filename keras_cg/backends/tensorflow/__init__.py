@@ -1,9 +1,15 @@
-"""The TensorFlow backend: a recorded operation for tapes and accumulators, and an overridden gradient in graphs.
+"""The TensorFlow backend: an operation that tapes are told of, and in graphs one whose gradient is overridden.
 
-Both are what `tf.custom_gradient` makes of a rule, no more. It is not called itself, for it looks at a rule's signature
-anew in every call, which costs a third of an eager gradient (TensorFlow 2.21). And to graphs it adds nodes, and hides
-from the rule who differentiates: a tape, which knows for what, or the graph, which does not.
+Both are what `tf.custom_gradient` makes of a rule. It is not called itself, since it looks at a rule's signature anew
+in every call, which makes an eager gradient a quarter slower (TensorFlow 2.21). And in graphs it copies every output
+once more, and hides who differentiates: a tape, which knows for what, or the graph, which does not.
+
+`tensors` says what a tensor is, `composite` what it is made of, and `recording` who differentiates it. `attach` is for
+eager mode and `graph` for graphs, both with the gradients of `backward`. `derivatives` asks TensorFlow's own engine.
+`tracing` says what a decorated function is as an argument.
 """
+
+from __future__ import annotations
 
 from keras_cg.backends.tensorflow.attach import attach
 from keras_cg.backends.tensorflow.derivatives import compiled, converted, devices, jacobian, jvp, recompute, vjp
@@ -20,24 +26,23 @@ from keras_cg.backends.tensorflow.tensors import (
     to_numpy,
 )
 
-# In the order of `keras_cg.engine.contract`.
-__all__ = [  # noqa: RUF022
-    "namespace",
-    "tensors",
-    "is_tensor",
+__all__ = [
     "asarray",
-    "to_numpy",
-    "shape",
-    "dtype",
+    "attach",
     "cast",
     "children",
-    "is_recording",
-    "attach",
-    "vjp",
-    "jvp",
-    "jacobian",
-    "recompute",
-    "converted",
     "compiled",
+    "converted",
     "devices",
+    "dtype",
+    "is_recording",
+    "is_tensor",
+    "jacobian",
+    "jvp",
+    "namespace",
+    "recompute",
+    "shape",
+    "tensors",
+    "to_numpy",
+    "vjp",
 ]

@@ -8,23 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_cg import errors
-from keras_cg.backends.tensorflow.tensors import (
-    apart,
-    backend,
-    could_possibly_record,
-    dense,
-    dtype,
-    fill_all,
-    is_composite,
-    is_floating,
-    mapped,
-    nan_unless,
-    pack_tangents,
-    parts,
-    should_record_backprop,
-    stop_recording,
-    to_numpy,
-)
+from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, is_floating, mapped, parts
+from keras_cg.backends.tensorflow.recording import apart, refuse_if_deaf
+from keras_cg.backends.tensorflow.tensors import nan_unless, own
 from keras_cg.engine import derived
 from keras_cg.engine.contract import PlainFunction, Tensors
 
@@ -48,21 +34,10 @@ def _recorded(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, list
     # the argument that is differentiated.
     inputs = [mapped(tf.identity, tensor) for tensor in tensors]
     with tf.GradientTape(persistent=True) as tape:
-        _refuse_if_deaf(tape)
+        refuse_if_deaf(tape)
         tape.watch(inputs)
         outputs, aux = fun(*inputs)
     return outputs, inputs, tape, aux
-
-
-def _refuse_if_deaf(tape: tf.GradientTape) -> None:
-    """Raises where a tape records nothing: in what an accumulator transposes, and in what was told to stop recording."""
-    if could_possibly_record() and not pack_tangents([]).indices:
-        return
-    with stop_recording():
-        probe = tf.zeros([])
-    tape.watch(probe)
-    if not should_record_backprop([tf.identity(probe)]):
-        raise errors.deaf_tape()
 
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
@@ -74,13 +49,13 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
         laid.append(outputs)
         return tuple(parts(outputs)), aux
 
-    outputs, push, aux, conditions = derived.transposed(backend(), flat, parts(tensors))
-    if tf.executing_eagerly() and not all([bool(to_numpy(condition).all()) for condition in conditions]):
+    outputs, push, aux, conditions = derived.transposed(own, flat, parts(tensors))
+    if tf.executing_eagerly() and not all([bool(condition) for condition in conditions]):
         raise errors.not_linear()
     moved = push(parts(tangents))
     if not tf.executing_eagerly():
         unknown = nan_unless(conditions)
-        moved = tuple(tangent + tf.cast(unknown, dtype(tangent)) for tangent in moved)
+        moved = tuple(tangent + tf.cast(unknown, tangent.dtype) for tangent in moved)
     return fill_all(laid[0], outputs), fill_all(laid[0], moved), aux
 
 
@@ -113,7 +88,7 @@ def recompute(fun: Any, tensors: Sequence[Any]) -> Tensors:
             with tf.control_dependencies(cotangents):
                 again = [tf.identity(tensor) for tensor in inputs]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                _refuse_if_deaf(tape)
+                refuse_if_deaf(tape)
                 tape.watch([*parts(again), *variables])
                 results = around(again)
             pairs = [pair for pair in zip(results, cotangents, strict=True) if is_floating(pair[0])]

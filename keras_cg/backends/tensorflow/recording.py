@@ -1,0 +1,71 @@
+"""Who records: tapes, and accumulators, which are asked here and nowhere else.
+
+TensorFlow (2.21) has no public names for it. If one of these is gone, importing this file fails, and with it the
+backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager.forwardprop_util import pack_tangents
+from tensorflow.python.eager.record import (
+    VariableWatcher,
+    could_possibly_record,
+    record_operation,
+    should_record_backprop,
+    stop_recording,
+)
+
+from keras_cg import errors
+from keras_cg.backends.tensorflow.composite import components, mapped
+
+__all__ = [
+    "VariableWatcher",
+    "apart",
+    "copied",
+    "could_possibly_record",
+    "has_tangent",
+    "is_differentiated",
+    "record_operation",
+    "refuse_if_deaf",
+    "stop_recording",
+]
+
+
+def has_tangent(tensors: list[Any]) -> bool:
+    """Whether an accumulator has a tangent for any of `tensors`, other than one that is transposing at the moment."""
+    return bool(pack_tangents(tensors).tangents)
+
+
+def is_differentiated(tensors: list[Any]) -> bool:
+    """The same, or a tape records one."""
+    return bool(should_record_backprop(tensors)) or has_tangent(tensors)
+
+
+def copied(tensors: list[Any]) -> list[Any]:
+    """The same values as tensors that no tape and no accumulator knows."""
+    if not tensors:
+        return []
+    with stop_recording():
+        # All by one operation, as most of its time is not spent on values.
+        return list(tf.identity_n(tensors))
+
+
+def apart(tensors: Sequence[Any]) -> list[Any]:
+    """The same of tensors that may be composite."""
+    copies = iter(copied(components(tensors)))
+    return [mapped(lambda _: next(copies), tensor) for tensor in tensors]
+
+
+def refuse_if_deaf(tape: tf.GradientTape) -> None:
+    """Raises where a tape records nothing: in what an accumulator transposes, and where all were told to stop."""
+    if could_possibly_record() and not pack_tangents([]).indices:
+        return
+    with stop_recording():
+        probe = tf.zeros([])
+    tape.watch(probe)
+    if not should_record_backprop([tf.identity(probe)]):
+        raise errors.deaf_tape()
