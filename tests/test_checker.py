@@ -1271,5 +1271,5 @@ def test_options_that_were_taken_before(option, words):
 def test_a_clip_of_any_size_is_not_linear(backend, limit):
     f = custom_gradient(lambda x: (2 * x, lambda upstream: ops.clip(2 * upstream, -limit, limit)))
     report = check_gradients(f, np.array([0.5, 1.0], np.float32), backends=[backend])
-    assert [finding.check for finding in report.findings if finding.status == "failed"] == ["linearity"]
+    assert "linearity" in [finding.check for finding in report.findings if finding.status == "failed"]
     assert "linear" in str(report)
