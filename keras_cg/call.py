@@ -171,7 +171,7 @@ class Pullback:
 def _under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls the user's code under the backend of its call, whichever is active by now, in whichever thread."""
     # Without a context if it can be: torch.compile (2.13) cannot trace one, and it takes time.
-    if config.active is backend:
+    if config.is_active(backend):
         return fun(*args, **kwargs)
     with config.running(backend):
         return fun(*args, **kwargs)

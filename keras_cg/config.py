@@ -126,6 +126,14 @@ def running(backend: Backend) -> Iterator[None]:
         _in_context.reset(token)
 
 
+def is_active(backend: Backend) -> bool:
+    """Whether a loaded backend is the active one; no error, if what was chosen meanwhile is none."""
+    try:
+        return this.active is backend
+    except (ImportError, ValueError):
+        return False
+
+
 def _known(name: str, source: str) -> str:
     if name not in backends.names():
         raise errors.unknown_backend(name, source, backends.names())
@@ -145,4 +153,6 @@ class _Config(ModuleType):
 
 
 active: Any
-sys.modules[__name__].__class__ = _Config
+# Of the module itself, so that torch.compile asks for its attribute as it does elsewhere.
+this: Any = sys.modules[__name__]
+this.__class__ = _Config

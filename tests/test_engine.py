@@ -399,7 +399,7 @@ HIDING = {
     "own new": lambda a, b: in_slots(a, 2, lambda one, two: Made(one=one)),
     "iterator": in_an_iterator,
     "generator": in_a_generator,
-    "more than anybody looks through": lambda a, b: in_slots(1, list(range(300))),
+    "more than anybody looks through": lambda a, b: in_slots(1, [[] for _ in range(300)]),
 }
 
 

@@ -8,19 +8,17 @@ closes over under a transform of torch.func, or of autograd, is made an argument
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import dis
 import enum
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import (
     BuiltinFunctionType,
     BuiltinMethodType,
     CellType,
     CodeType,
     FunctionType,
-    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -30,12 +28,19 @@ from typing import Any, NamedTuple
 import numpy
 
 from keras_cg import nest
+from keras_cg.engine.hiding import may_hide
 
 # Makes a value around other tensors; the dict holds what was made already, so that one thing stays one thing.
 Build = Callable[[Sequence[Any], dict[Any, Any]], Any]
 
-# What holds no tensor, whatever it is asked.
-_EMPTY = (*nest.ATOMS, ModuleType, BuiltinFunctionType, range, slice, enum.Enum, numpy.dtype, type(...))
+# What holds no tensor, whatever it is asked; a class may.
+_EMPTY = (
+    *(kind for kind in nest.ATOMS if kind is not type),
+    *(BuiltinFunctionType, range, slice, enum.Enum, numpy.dtype, type(...)),
+)
+
+# What a nest is made of that can be laid flat and packed again without a loss.
+_CONTAINERS = (list, dict, collections.OrderedDict, collections.defaultdict)
 
 
 class Held(NamedTuple):
@@ -106,7 +111,9 @@ def find(
         done: dict[Any, Any] = {}
         return make_function(tensors, done), make_arguments(tensors, done)
 
-    stuck = range(len(search.tensors)) if search.assigns else search.stuck
+    if search.is_frozen:
+        make_function, make_arguments = _constantly(function), _constantly(arguments)
+    stuck = range(len(search.tensors)) if search.assigns or search.is_frozen else search.stuck
     return Held(search.tensors, build, stuck, search.is_hiding)
 
 
@@ -122,16 +129,19 @@ def _tensors_alone(
     code, scope, name = function.__code__, function.__globals__, function.__name__
     if _assigns(code):
         return None
-    for global_name in _names(code):
+    names = _names(code)
+    for global_name in names:
         value = scope.get(global_name)
-        if is_tensor(value) or not isinstance(value, _EMPTY):
+        if value is not None and not _is_empty(value, names, is_tensor):
             return None
     try:
         contents = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError:  # nothing was assigned to one of them yet
         return None
     places = [place for place, value in enumerate(contents) if is_tensor(value)]
-    if not all([is_tensor(value) or isinstance(value, nest.ATOMS) for value in contents]):
+    if not all([is_tensor(value) or _is_atom(value) for value in contents]):
+        return None
+    if "id" in names:
         return None
     tensors = [contents[place] for place in places]
     for place in places:
@@ -150,8 +160,12 @@ class _Search:
     """One walk through what a rule holds; what it finds, in the order in which it was found."""
 
     def __init__(self, searched: Any, made_by: Any, is_tensor: Callable[[Any], bool], children: nest.Children):
-        code = getattr(_function(searched), "__code__", None)
-        self.writes = code is not None and _writes(code)
+        searched = _function(searched)
+        self.writes = searched is not None and _writes(searched.__code__)
+        self.names = () if searched is None else _names(searched.__code__)
+        self.scope = None if searched is None else searched.__globals__
+        # Whether tensors must stay the objects that they are: a key, or looked up by identity.
+        self.is_frozen = "id" in self.names
         function = _function(made_by)
         self.made = _inner(function.__code__) if function else frozenset()
         self.older = {id(cell) for cell in function.__closure__ or ()} if function else set()
@@ -175,6 +189,7 @@ class _Search:
         """
         # An array is a tensor on NumPy, and an atom elsewhere.
         if isinstance(value, nest.ATOMS) and not self.is_tensor(value):
+            self.is_hiding = self.is_hiding or (not _is_atom(value) and self._may_hide(value))
             return None
         place = id(value)
         if place in self.known:
@@ -196,18 +211,30 @@ class _Search:
             return self._function(value)
         if isinstance(value, functools.partial):
             return self._partial(value)
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) and not hasattr(value, "__dict__"):
             return self._tuple(value, own)
-        if isinstance(value, (list, dict)) or (own and dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        if isinstance(value, dict) and any(map(self.is_tensor, value)):
+            self.is_frozen = True
+        if type(value) in _CONTAINERS or (own and _is_plain_dataclass(value)):
+            self.is_hiding = self.is_hiding or (type(value) not in _CONTAINERS and self._may_hide(type(value)))
             return self._nest(value, own)
         if isinstance(value, MethodType):
             return self._method(value)
+        if isinstance(value, ModuleType):
+            self.stay([part for name in self.names if self.is_tensor(part := vars(value).get(name))])
+            return None
         if _is_simple(value):
+            self.is_hiding = self.is_hiding or self._may_hide(type(value))
             return self._object(value)
+        if isinstance(value, (set, frozenset)) and any(map(self.is_tensor, value)):
+            self.is_frozen = True
         parts = _inside(value)
         self.stay(parts)
-        self.is_hiding = self.is_hiding or (not parts and _is_hiding(value, self.is_tensor))
+        self.is_hiding = self.is_hiding or (not parts and self._may_hide(value))
         return None
+
+    def _may_hide(self, value: Any) -> bool:
+        return may_hide(value, self.is_tensor, self.scope)
 
     def stay(self, parts: Iterable[Any]) -> None:
         """Looks for tensors where none can be replaced: whoever finds one there has not got the whole."""
@@ -293,7 +320,7 @@ class _Search:
         contents = [self._cell(cell, own) for cell in cells]
         positional, keywords = value.__defaults__ or (), value.__kwdefaults__ or {}
         defaults = self._each((*positional, *keywords.values()), own)
-        self.stay([getattr(value, "__wrapped__", None)])
+        self.stay(value.__dict__.values())
         self._globals(value)
         if defaults is None and not any(contents):
             return None
@@ -321,8 +348,7 @@ class _Search:
         scope = function.__globals__
         for name in _names(function.__code__):
             value = scope.get(name)
-            is_elsewhere = isinstance(value, FunctionType) and value.__globals__ is not scope
-            if self.is_tensor(value) or not (is_elsewhere or isinstance(value, _EMPTY)):
+            if not isinstance(value, FunctionType) or value.__globals__ is scope:
                 self.stay([value])
 
     def _cell(self, cell: CellType, own: bool) -> Build | None:
@@ -357,6 +383,27 @@ def _inside(value: Any) -> Sequence[Any]:
     return [] if wrapped is None else [wrapped]
 
 
+def _is_empty(value: Any, names: Sequence[str], is_tensor: Callable[[Any], bool]) -> bool:
+    """Whether a global holds no tensor for certain; of a module, none in its attributes with these names."""
+    if isinstance(value, ModuleType):
+        return not any([is_tensor(vars(value).get(name)) for name in names])
+    return isinstance(value, _EMPTY) and not is_tensor(value)
+
+
+def _is_atom(value: Any) -> bool:
+    """Whether something that is no tensor holds none either: a class may, and so may an array of objects."""
+    if isinstance(value, numpy.ndarray):
+        return bool(value.dtype != object)
+    return isinstance(value, nest.ATOMS) and not isinstance(value, type)
+
+
+def _is_plain_dataclass(value: Any) -> bool:
+    """Whether an object is a dataclass, and its fields all that it has."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return False
+    return set(getattr(value, "__dict__", ())) <= {field.name for field in dataclasses.fields(value)}
+
+
 def _is_simple(value: Any) -> bool:
     """Whether an object is its attributes and nothing else, so that another with the same attributes will do.
 
@@ -370,36 +417,6 @@ def _is_simple(value: Any) -> bool:
         and kind.__new__ in (object.__new__, SimpleNamespace.__new__)
         and not any("__slots__" in base.__dict__ or "__getattr__" in base.__dict__ for base in kind.__mro__)
     )
-
-
-def _is_hiding(value: Any, is_tensor: Callable[[Any], bool]) -> bool:
-    """Whether a tensor may be somewhere inside of something that cannot be opened: an object, an iterator."""
-    stack, seen = [value], 0
-    while stack:
-        value, seen = stack.pop(), seen + 1
-        if is_tensor(value) or seen > _PATIENCE or isinstance(value, Iterator):
-            return True
-        if isinstance(value, dict):
-            stack += value.values()
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            stack += value
-        elif not isinstance(value, (*_EMPTY, FunctionType)):
-            stack += getattr(value, "__dict__", {}).values()
-            stack += _in_slots(value)
-    return False
-
-
-def _in_slots(value: Any) -> Iterator[Any]:
-    """What an object holds in slots, those of the classes that it inherits from included."""
-    for kind in type(value).__mro__:
-        for member in vars(kind).values():
-            if isinstance(member, MemberDescriptorType):
-                with contextlib.suppress(AttributeError):  # nothing was assigned to it yet
-                    yield member.__get__(value)
-
-
-# How many things are looked at before an object is taken to hide a tensor.
-_PATIENCE = 200
 
 
 def _function(fun: Any) -> FunctionType | None:

@@ -24,7 +24,11 @@ def is_tensor(value: object) -> bool:
         return True
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return value.dtype.kind in "biufc"
-    return bool(tf.is_tensor(value))
+    try:
+        return bool(tf.is_tensor(value))
+    except Exception:
+        # TensorFlow (2.21) asks an object for an attribute, which an object may answer with any exception.
+        return False
 
 
 def asarray(value: Any) -> Any:

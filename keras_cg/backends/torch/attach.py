@@ -21,6 +21,12 @@ _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """Attaches the rule in the way that suits who differentiates.
+
+    Where autograd alone may, `fun` runs once, here, on values cut from the graph, and a Function further down carries
+    the result. So an output that somebody differentiates all the same hangs on something that `fun` captured. All in
+    one function: where torch.compile (2.13) gives up, it would begin with an inner one, and not know that it compiles.
+    """
     if torch.compiler.is_compiling():
         return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
     if transforms_active() or is_forward_open():
@@ -30,15 +36,6 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             return transformed.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
         return fun(*tensors)[0]
-    return _attach(fun, tensors)
-
-
-def _attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """The same where autograd alone may differentiate.
-
-    `fun` runs once, here, on values cut from the graph, and a Function further down carries the result. So an output
-    that somebody differentiates all the same hangs on something that `fun` captured.
-    """
     is_wanted = any([tensor.requires_grad for tensor in tensors])
     inputs = [tensor.detach() for tensor in tensors] if is_wanted else tensors
     random, start = random_states(tensors), _sequence_number()
@@ -104,6 +101,10 @@ class _Attach(torch.autograd.Function):
             gradients, others = pullback(cotangents, variables, wanted)
         else:
             gradients, others = _read(ctx.readings, pullback, cotangents, variables, wanted)
+        if kept.uses_inputs:
+            # autograd keeps a gradient that nobody else holds as it is: a copy, lest clearing it clear the argument.
+            known = {id(tensor) for tensor in inputs}
+            gradients = tuple([tensor.clone() if id(tensor) in known else tensor for tensor in gradients])
         return (None, None, *gradients, *others)
 
 
@@ -148,6 +149,8 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
+# Where torch.compile gave up, it would compile what this calls by itself, and fail in it (2.13).
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
     """The tensors that `fun` captured and `outputs` hang on, in the order in which they were first used.
 
