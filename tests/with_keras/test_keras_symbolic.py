@@ -14,7 +14,7 @@ import pytest
 
 import keras_cg
 import keras_cg.keras
-from keras_cg import custom_gradient
+from keras_cg import custom_gradient, presence
 
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75]])
 
@@ -377,7 +377,7 @@ def test_keras_on_another_backend(backend, monkeypatch, kind, make):
 
 def test_where_keras_got_its_backend_from(backend, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    assert keras_cg.config.keras() == (backend, "Keras's file keras.json, or its default")
+    assert presence.choice() == (backend, "Keras's file keras.json, or its default")
 
 
 @pytest.mark.parametrize("module", ["installation", "operation"])
