@@ -130,6 +130,12 @@ def test_forward_mode_of_keywords_and_several_outputs(eager, backend, inside, mo
     close(two, np.full(3, 5.0))
 
 
+def stop_gradient(x):
+    import tensorflow as tf
+
+    return tf.stop_gradient(x)
+
+
 NONLINEAR = {
     "clip": lambda u: ops.clip(u, -1.0, 1.0),
     "wide clip": lambda u: ops.clip(u, -90.0, 90.0),
@@ -139,6 +145,9 @@ NONLINEAR = {
     "largest": lambda u: ops.max(u) + 0 * u,
     "clip at a million": lambda u: ops.clip(u, -1e6, 1e6),
     "nearly linear": lambda u: 1e4 * ops.tanh(u / 1e4),
+    # What TensorFlow transposes is the derivative of a rule, which is not the rule itself here.
+    "stopped": lambda u: 7 * u + stop_gradient(u),
+    "another derivative": lambda u: custom_gradient(lambda u: (3 * u, lambda w: 11 * w))(u),
 }
 
 
@@ -673,6 +682,17 @@ def test_a_custom_gradient_in_a_rule(eager, backend, mode):
     close(gradients(second, x)[0], 5 * 7 * np.exp(X))
     close(forward(function, x), 5 * X**2)
     close(forward(first, x), 5 * 7 * np.exp(X))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_forward_mode_of_a_custom_gradient_of_upstream_in_a_rule(eager, backend, mode):
+    # What an accumulator transposes hangs on upstream by the rule of `tripled` alone.
+    tripled = custom_gradient(lambda u: (3 * stop_gradient(u), lambda w: 3 * w))
+    g = custom_gradient(lambda x: (x * 2, tripled))
+    x = eager.tensor(X)
+    close(within(mode)(functools.partial(forward, g))(x), np.full(3, 3.0))
+    close(forward(within(mode)(lambda x: g(x)), x), np.full(3, 3.0))
+    close(within(mode)(functools.partial(forward, outer))(x), 5 * X**2)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["function", "xla"])
@@ -1521,6 +1541,7 @@ def test_a_gradient_of_another_kind_of_tensor_is_refused(eager, backend, mode):
         "record.should_record_backprop",
         "record.VariableWatcher",
         "forwardprop_util.pack_tangents",
+        "forwardprop_util.push_forwardprop_state",
         "ops.Operation._id",
     ],
 )

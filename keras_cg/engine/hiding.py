@@ -52,7 +52,7 @@ def _parts(value: Any, scope: dict[str, Any] | None) -> Iterable[Any] | None:
         return [part for base in value.__mro__ if base is not object for part in vars(base).values()]
     if isinstance(value, (dict, types.MappingProxyType)):
         return [*value.keys(), *value.values(), *_attributes(value)]
-    if isinstance(value, (list, tuple, set, frozenset, *_VIEWS)):
+    if isinstance(value, (list, tuple, set, frozenset)) or type(value) in _VIEWS:
         return [*value, *_attributes(value)]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]

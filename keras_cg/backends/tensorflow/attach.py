@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_cg import errors
 from keras_cg.backends.tensorflow import graph, recording
 from keras_cg.backends.tensorflow.backward import Backward
-from keras_cg.backends.tensorflow.composite import dense, fill, fill_all, is_composite, parts
+from keras_cg.backends.tensorflow.composite import dense, fill, fill_all, is_composite, is_part, parts
 from keras_cg.backends.tensorflow.recording import is_differentiated
 from keras_cg.backends.tensorflow.tensors import asarray, is_recording, nan_unless, own
 from keras_cg.engine import linear
@@ -32,8 +32,8 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     That includes what `fun` closes over. Cut from these, the outputs can only hang on variables, and need not if it
     stops the gradient; or on something that was not found.
     """
-    wanted = [is_differentiated(parts([tensor])) for tensor in tensors]
-    held = fun.held(lambda value: isinstance(value, tf.Tensor) and is_differentiated([value])).movable()
+    wanted = recording.wanted(tensors)
+    held = fun.held(lambda value: is_part(value) and is_differentiated([value])).movable()
     originals = [*tensors, *held.tensors]
     given = recording.apart(originals) if held.tensors or any(wanted) else originals
     around = _around(fun, held, len(tensors))
@@ -128,8 +128,8 @@ def _replay(again: Callable[..., Sequence[Any]], values: Sequence[Any], inputs: 
         arrived = [*map(dense, cotangents)]
         # Other tensors, for a tape goes by their identity.
         moved = [*map(tf.identity, moving)]
+        recording.refuse_if_deaf()
         with tf.GradientTape() as tape:
-            recording.refuse_if_deaf(tape)
             tape.watch(moved)
             others = again(*fill_all(inputs, moved))
         return [*arrived, *tape.gradient(parts([others[place] for place in still]), moved, arrived)]

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, parts
-from keras_cg.backends.tensorflow.recording import copied, record_operation
+from keras_cg.backends.tensorflow.derivatives import vjp
+from keras_cg.backends.tensorflow.recording import copied, push_forwardprop_state, record_operation
 from keras_cg.backends.tensorflow.tensors import nan_unless, own
 from keras_cg.engine import linear
 from keras_cg.engine.contract import Pullback
@@ -95,7 +96,11 @@ class Backward:
             return [dense(gradient) for gradient in pulled if gradient is not None]
 
         # Of copies, so that nobody records what is only tried.
-        conditions = linear.conditions(own, pull, copied([*cotangents]))
+        copies = copied([*cotangents])
+        conditions = linear.conditions(own, pull, copies)
+        with push_forwardprop_state():  # where tapes record, as they do not in what is transposed
+            pulled, push, _ = vjp(lambda *copies: (tuple(pull(copies)), ()), copies)
+            conditions += linear.transposes(own, pull, push, copies, pulled) if pulled else []
         if tf.executing_eagerly():
             if not all([bool(condition) for condition in conditions]):
                 raise errors.not_linear()

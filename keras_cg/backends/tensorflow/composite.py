@@ -25,6 +25,11 @@ def is_floating(tensor: Any) -> bool:
     return bool(dtype.is_floating or dtype.is_complex)
 
 
+def is_part(value: object) -> bool:
+    """Whether something is a plain tensor with a gradient, as the handle inside of a variable is not."""
+    return isinstance(value, tf.Tensor) and is_floating(value)
+
+
 def components(tensors: Sequence[Any]) -> list[Any]:
     """All that `tensors` are made of."""
     if all([type(tensor) in PLAIN for tensor in tensors]):

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_cg import errors
-from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, is_floating, mapped, parts
+from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, is_floating, is_part, mapped, parts
 from keras_cg.backends.tensorflow.recording import apart, refuse_if_deaf
 from keras_cg.backends.tensorflow.tensors import nan_unless, own
 from keras_cg.engine import derived
@@ -33,8 +33,8 @@ def _recorded(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, list
     # A tape goes by the identity of tensors: one that is passed twice, or closed over as well, must not be taken for
     # the argument that is differentiated.
     inputs = [mapped(tf.identity, tensor) for tensor in tensors]
+    refuse_if_deaf()
     with tf.GradientTape(persistent=True) as tape:
-        refuse_if_deaf(tape)
         tape.watch(inputs)
         outputs, aux = fun(*inputs)
     return outputs, inputs, tape, aux
@@ -74,7 +74,7 @@ def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple
 def recompute(fun: Any, tensors: Sequence[Any]) -> Tensors:
     # `derived` would lose the variables that `fun` reads, and a graph would merge its second run with the first. Not
     # tf.recompute_grad, which has no second derivative (2.21), and none for the tensors that `fun` closes over.
-    taken = fun.held(lambda value: isinstance(value, tf.Tensor))
+    taken = fun.held(is_part)
     count = len(tensors)
 
     def around(inputs: Sequence[Any]) -> Tensors:
@@ -87,8 +87,8 @@ def recompute(fun: Any, tensors: Sequence[Any]) -> Tensors:
             # A graph must not begin the second run before the cotangents are there.
             with tf.control_dependencies(cotangents):
                 again = [tf.identity(tensor) for tensor in inputs]
+            refuse_if_deaf()
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                refuse_if_deaf(tape)
                 tape.watch([*parts(again), *variables])
                 results = around(again)
             pairs = [pair for pair in zip(results, cotangents, strict=True) if is_floating(pair[0])]

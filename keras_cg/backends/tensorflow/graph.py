@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_cg import errors
 from keras_cg.backends.tensorflow.backward import Backward, is_constant
 from keras_cg.backends.tensorflow.composite import fill_all, is_floating, mapped, parts
-from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, stop_recording
+from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, stop_recording, wanted
 from keras_cg.engine.contract import Function, Tensors
 
 CLOSED_OVER = "(a tensor that is being differentiated)"
@@ -64,10 +64,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     if is_differentiated(read):
         pullback.capture([CLOSED_OVER])
         raise errors.unserved_variables("tensorflow")
-    wanted = [is_differentiated(parts([tensor])) for tensor in tensors]
     # Nobody can tell which of the values that `fun` closes over will be differentiated later, but for constants.
     unknown = [source for source in read if not is_constant(source)]
-    backward = Backward(pullback, lambda _: pullback, tensors, wanted, outputs, variables, unknown)
+    backward = Backward(pullback, lambda _: pullback, tensors, wanted(tensors), outputs, variables, unknown)
     with stop_recording():
         results = _wrap(graph, results, backward)
     backward.record(results)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.forwardprop_util import pack_tangents
+from tensorflow.python.eager.forwardprop_util import pack_tangents, push_forwardprop_state
 from tensorflow.python.eager.record import (
     VariableWatcher,
     could_possibly_record,
@@ -20,7 +20,7 @@ from tensorflow.python.eager.record import (
 )
 
 from keras_cg import errors
-from keras_cg.backends.tensorflow.composite import components, mapped
+from keras_cg.backends.tensorflow.composite import components, mapped, parts
 
 __all__ = [
     "VariableWatcher",
@@ -29,9 +29,12 @@ __all__ = [
     "could_possibly_record",
     "has_tangent",
     "is_differentiated",
+    "is_transposing",
+    "push_forwardprop_state",
     "record_operation",
     "refuse_if_deaf",
     "stop_recording",
+    "wanted",
 ]
 
 
@@ -43,6 +46,13 @@ def has_tangent(tensors: list[Any]) -> bool:
 def is_differentiated(tensors: list[Any]) -> bool:
     """The same, or a tape records one."""
     return bool(should_record_backprop(tensors)) or has_tangent(tensors)
+
+
+def wanted(tensors: Sequence[Any]) -> list[bool]:
+    """Which of `tensors` somebody differentiates; all, where that does not show."""
+    if is_transposing():
+        return [True] * len(tensors)
+    return [is_differentiated(parts([tensor])) for tensor in tensors]
 
 
 def copied(tensors: list[Any]) -> list[Any]:
@@ -60,12 +70,20 @@ def apart(tensors: Sequence[Any]) -> list[Any]:
     return [mapped(lambda _: next(copies), tensor) for tensor in tensors]
 
 
-def refuse_if_deaf(tape: tf.GradientTape) -> None:
-    """Raises where a tape records nothing: in what an accumulator transposes, and where all were told to stop."""
-    if could_possibly_record() and not pack_tangents([]).indices:
-        return
+def is_transposing() -> bool:
+    """Whether this is called in what an accumulator transposes: there nobody else's tape records anything."""
+    return bool(pack_tangents([]).indices) and _is_deaf()
+
+
+def _is_deaf() -> bool:
     with stop_recording():
         probe = tf.zeros([])
-    tape.watch(probe)
-    if not should_record_backprop([tf.identity(probe)]):
+    with tf.GradientTape() as tape:
+        tape.watch(probe)
+        return not should_record_backprop([tf.identity(probe)])
+
+
+def refuse_if_deaf() -> None:
+    """Raises where a tape records nothing: there, and where all were told to stop."""
+    if is_transposing() or (not could_possibly_record() and _is_deaf()):
         raise errors.deaf_tape()
