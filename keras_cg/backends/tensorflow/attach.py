@@ -93,7 +93,11 @@ class _Run(Run):
     __slots__ = ()
 
     def _is_same(self, other: Any, first: Any) -> bool:
-        return not tf.executing_eagerly() or super()._is_same(other, first)
+        if not tf.executing_eagerly():
+            return True
+        # A composite tensor is the same if all that it is made of is.
+        pairs = [tf.nest.flatten(tensor, expand_composites=True) for tensor in (other, first)]
+        return len(pairs[0]) == len(pairs[1]) and all(map(super()._is_same, *pairs))
 
 
 def _differentiable(

@@ -38,10 +38,6 @@ def asarray(value: Any) -> Any:
 
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
-    if isinstance(tensor, tf.RaggedTensor):
-        tensor = tensor.to_tensor()
-    elif isinstance(tensor, tf.SparseTensor):
-        tensor = tf.sparse.to_dense(tensor)
     whole = dense(tensor)
     # By its method, for NumPy refuses a single bfloat16 (TensorFlow 2.21).
     return numpy.asarray(whole.numpy() if hasattr(whole, "numpy") else whole)
