@@ -20,14 +20,14 @@ from keras_cg import custom_gradient, ops
 
 # Compiling costs seconds where running costs milliseconds.
 EXAMPLES = {
-    "eager": 1000,
+    "eager": 500,
     "jit(grad)": 50,
     "grad(jit)": 50,
     "function": 50,
     "jit_compile": 50,
     "aot_eager": 1,
 }
-TOGETHER = 200
+TOGETHER = 100
 
 
 # --- nests: leaves are whatever is no container, in the order in which gradients count ----------------------------
