@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, parts
 from keras_cg.backends.tensorflow.derivatives import vjp
-from keras_cg.backends.tensorflow.recording import copied, push_forwardprop_state, record_operation
+from keras_cg.backends.tensorflow.recording import copied, push_forwardprop_state, record_operation, stop_recording
 from keras_cg.backends.tensorflow.tensors import nan_unless, own
 from keras_cg.engine import linear
 from keras_cg.engine.contract import Pullback
@@ -100,6 +100,7 @@ class Backward:
         conditions = linear.conditions(own, pull, copies)
         with push_forwardprop_state():  # where tapes record, as they do not in what is transposed
             pulled, push, _ = vjp(lambda *copies: (tuple(pull(copies)), ()), copies)
+        with stop_recording():
             conditions += linear.transposes(own, pull, push, copies, pulled) if pulled else []
         if tf.executing_eagerly():
             if not all([bool(condition) for condition in conditions]):
