@@ -152,7 +152,7 @@ def _staged(fun: Runnable, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """
     traced = _Program(fun, tensors, None)
     if traced.needs_variables:
-        traced = _Program(traced.again or fun, tensors, traced.captured())
+        traced = _Program(fun if traced.build is None else traced.again, tensors, traced.captured())
     hoisted = [const for const in traced.consts if is_traced(const)]
     fixed = [None if is_traced(const) else const for const in traced.consts]
     count, start = traced.count, len(hoisted)
@@ -191,7 +191,7 @@ class _Program:
         rule: The rule, a traced one.
         error: What it raised instead.
         needs_variables: Whether it takes variables that are not known. Then the jaxpr gives what the rule holds.
-        again: The function made of such a jaxpr, if the rule can be made of what it holds.
+        build: Makes the pullback of what the rule holds, if that is all; then `again` serves as the function.
         refusal: What a rule without `variables` says where something captured is differentiated.
     """
 
@@ -202,7 +202,7 @@ class _Program:
         self.rule: Any = None
         self.error: Exception | None = None
         self.needs_variables = False
-        self.again: Runnable | None = None
+        self.build: Callable[[Sequence[Any]], Pullback] | None = None
         self.refusal: errors.CapturedVariableError | None = None
         self.jaxpr, self.consts = carried.program(functools.partial(self._run, fun), tensors)
 
@@ -213,8 +213,7 @@ class _Program:
         self.needs_variables = self.variables is None and pullback.takes_variables()
         if self.needs_variables:
             held = pullback.held()
-            if held.is_whole:
-                self.again = functools.partial(self._again, held.build)
+            self.build = held.build if held.is_whole else None
             return [*outputs, *held.tensors]
         try:
             rule = _flat(pullback, outputs, self.wanted, self.variables or ())
@@ -225,7 +224,9 @@ class _Program:
             return [*outputs]
         return [*outputs, *values]
 
-    def _again(self, build: Callable[[Sequence[Any]], Pullback], *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
+    def again(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
+        """The function once more, made of a jaxpr that gives what the rule holds."""
+        build: Any = self.build
         results = jax.core.eval_jaxpr(self.jaxpr, self.consts, *tensors)
         return tuple(results[: self.count]), build(results[self.count :])
 
