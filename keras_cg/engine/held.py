@@ -60,9 +60,13 @@ class Held(NamedTuple):
         """Whether all tensors are here, and `build` replaces each."""
         return not self.stuck and not self.is_hiding
 
-    def movable(self) -> Held:
-        """The same without those that stay where they are, which are not to be counted on."""
-        moving = [place for place in range(len(self.tensors)) if place not in self.stuck]
+    def movable(self, is_wanted: Callable[[Any], bool] | None = None) -> Held:
+        """The same without those that stay where they are, which are not to be counted on, or are not wanted."""
+        moving = [
+            place
+            for place, tensor in enumerate(self.tensors)
+            if place not in self.stuck and (is_wanted is None or is_wanted(tensor))
+        ]
 
         def build(tensors: Sequence[Any]) -> Any:
             others = list(self.tensors)

@@ -13,7 +13,7 @@ from keras_cg.backends.tensorflow import graph, recording
 from keras_cg.backends.tensorflow.backward import Backward
 from keras_cg.backends.tensorflow.composite import dense, fill, fill_all, is_composite, is_part, parts
 from keras_cg.backends.tensorflow.recording import is_differentiated
-from keras_cg.backends.tensorflow.tensors import asarray, is_recording, nan_unless, own
+from keras_cg.backends.tensorflow.tensors import asarray, is_recording, is_tensor, nan_unless, own
 from keras_cg.engine import linear
 from keras_cg.engine.again import Run
 from keras_cg.engine.contract import Function, Pullback, Tensors
@@ -33,7 +33,8 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     stops the gradient; or on something that was not found.
     """
     wanted = recording.wanted(tensors)
-    held = fun.held(lambda value: is_part(value) and is_differentiated([value])).movable()
+    # Of all tensors, for one that is not looked for would be searched for tensors, as any other object.
+    held = fun.held(is_tensor).movable(lambda tensor: is_part(tensor) and is_differentiated([tensor]))
     originals = [*tensors, *held.tensors]
     given = recording.apart(originals) if held.tensors or any(wanted) else originals
     around = _around(fun, held, len(tensors))

@@ -26,7 +26,7 @@ def is_floating(tensor: Any) -> bool:
 
 
 def is_part(value: object) -> bool:
-    """Whether something is a plain tensor with a gradient, as the handle inside of a variable is not."""
+    """Whether something is a plain tensor with a gradient."""
     return isinstance(value, tf.Tensor) and is_floating(value)
 
 

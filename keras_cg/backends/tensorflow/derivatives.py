@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, is_floating, is_part, mapped, parts
 from keras_cg.backends.tensorflow.recording import apart, refuse_if_deaf
-from keras_cg.backends.tensorflow.tensors import nan_unless, own
+from keras_cg.backends.tensorflow.tensors import is_tensor, nan_unless, own
 from keras_cg.engine import derived
 from keras_cg.engine.contract import PlainFunction, Tensors
 
@@ -74,7 +74,7 @@ def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple
 def recompute(fun: Any, tensors: Sequence[Any]) -> Tensors:
     # `derived` would lose the variables that `fun` reads, and a graph would merge its second run with the first. Not
     # tf.recompute_grad, which has no second derivative (2.21), and none for the tensors that `fun` closes over.
-    taken = fun.held(is_part)
+    taken = fun.held(is_tensor).movable(is_part)
     count = len(tensors)
 
     def around(inputs: Sequence[Any]) -> Tensors:
