@@ -10,12 +10,13 @@ They keep the shape of their input, pass its mask on, work under mixed precision
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from keras_cg import recipes
+from keras_cg import custom_gradient, recipes
 from keras_cg.keras import messages
 from keras_cg.recipes.messages import bad_parameter
 
@@ -131,13 +132,24 @@ class GradientClipping(_SameShape):
     Unlike `clipnorm` of an optimizer it acts at one place of the network, such as between the steps of a recurrent
     one. Input and output are tensors of floating numbers of any shape.
 
+    Where the loss is multiplied by a loss scale, as `keras.optimizers.LossScaleOptimizer` does under `mixed_float16`,
+    the gradient comes multiplied, too, and so must be the limit. A layer with `loss_scale="dynamic"` finds the factor
+    in each step: it adds a loss of 0 to the model's, by `add_loss`, and the gradient of that is the factor. `fit` and
+    `compute_loss` do what is needed. A `train_step` of one's own adds `sum(model.losses)`, as it is, to the loss before
+    that is scaled. Inside of a loop, as of an RNN that is not unrolled, and of a rematerialised layer Keras on JAX and
+    TensorFlow lets no loss out, and they raise errors of their own; give the number there.
+
     Args:
         value: Each number of the gradient is kept within `[-value, value]`.
         norm: The gradient, that of the whole batch, is shortened to this Euclidean length where it is longer.
+        loss_scale: What the loss is multiplied by: `"dynamic"`, or a number. None for `"dynamic"` if the layer, or the
+            dtype policy by which Keras makes layers at that time, computes in float16, else for 1.
 
     Raises:
         TypeError: Not exactly one of `value` and `norm` is given.
-        ValueError: It is not positive.
+        ValueError: It is not positive, or `loss_scale` is none of the above.
+        RuntimeError: In the backward pass: the loss scale is `"dynamic"`, and nothing of the layer's loss arrived. In
+            a compiled step, where no value can be looked at, the gradient is NaN then.
 
     Example:
         >>> import keras
@@ -146,17 +158,119 @@ class GradientClipping(_SameShape):
         True
     """
 
-    def __init__(self, value: float | None = None, norm: float | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        value: float | None = None,
+        norm: float | None = None,
+        loss_scale: float | str | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self.value = value
         self.norm = norm
-        self._try()
+        if loss_scale is None:
+            is_half = "float16" in (self.compute_dtype, keras.config.dtype_policy().compute_dtype)
+            loss_scale = "dynamic" if is_half else 1.0
+        if loss_scale != "dynamic" and not (isinstance(loss_scale, (int, float)) and 0 < loss_scale < math.inf):
+            raise bad_parameter("GradientClipping", "loss_scale", loss_scale, '"dynamic" or a positive number')
+        self.loss_scale = loss_scale
+        self._probes: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        # Raises here, and not in the first step of a training.
+        recipes.clip_gradient(keras.ops.zeros(1), value=value, norm=norm)
 
     def call(self, inputs: Any) -> Any:
-        return recipes.clip_gradient(inputs, value=self.value, norm=self.norm)
+        if self.loss_scale == 1:
+            return recipes.clip_gradient(inputs, value=self.value, norm=self.norm)
+        if self.loss_scale != "dynamic":
+            return _clipped(inputs, self.value, self.norm, float(self.loss_scale))
+        output, probe = _probed(inputs, self.value, self.norm, self.name)
+        return output if self._add(probe) else _unknown(inputs, self.name)
+
+    def _add(self, probe: Any) -> bool:
+        """Adds a loss of 0 to the model's; Keras does not take it in a `stateless_call` that is not to return losses."""
+        # Keras on JAX (3.15) forgets the losses of a layer when it is called again in the same step, and the first call
+        # would be without a loss scale. There is no public way to ask for the scope; if it is gone, this raises.
+        scope = keras.src.backend.get_stateless_scope()
+        probes = [] if scope is None else self._probes.setdefault(scope, [])
+        probes.append(probe)
+        present = {id(loss) for loss in self.losses}
+        for each in probes:
+            if id(each) not in present:
+                self.add_loss(each)
+        return id(probe) in {id(loss) for loss in self.losses}
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "value": self.value, "norm": self.norm}
+        # The loss scale as it was chosen, because a model is loaded under another dtype policy.
+        return {**super().get_config(), "value": self.value, "norm": self.norm, "loss_scale": self.loss_scale}
+
+
+# Of float32.
+_LARGEST = 3.4e38
+
+
+@custom_gradient
+def _clipped(x: Any, value: float | None, norm: float | None, loss_scale: float) -> Any:
+    """The identity, whose gradient, that of a loss multiplied by `loss_scale`, is clipped as that of the loss."""
+    return x, lambda upstream: (_clip(upstream, value, norm, loss_scale), None, None, None)
+
+
+@custom_gradient
+def _probed(x: Any, value: float | None, norm: float | None, layer: str) -> Any:
+    """The same beside a loss of 0, the gradient of which is the loss scale."""
+
+    def grad(upstream: Any) -> Any:
+        arrived, scale = upstream
+        return _clip(arrived, value, norm, _known(scale, layer) * _replicas()), None, None, None
+
+    return (x, keras.ops.zeros((), keras.config.floatx())), grad
+
+
+@custom_gradient
+def _unknown(x: Any, layer: str) -> Any:
+    """The identity, which has no gradient, because the loss scale cannot be known."""
+
+    return x, lambda upstream: (upstream * keras.ops.cast(_known(0.0, layer), upstream.dtype), None)
+
+
+def _clip(upstream: Any, value: float | None, norm: float | None, loss_scale: Any) -> Any:
+    # In float32, because a limit times a loss scale is soon more than float16 can hold.
+    wide = keras.ops.cast(upstream, keras.backend.result_type(upstream.dtype, "float32"))
+    limit = keras.ops.cast(min(norm if value is None else value, _LARGEST), wide.dtype) * keras.ops.cast(
+        loss_scale, wide.dtype
+    )
+    # Not infinite, because infinity divided by itself is NaN.
+    limit = keras.ops.minimum(limit, _LARGEST)
+    if value is not None:
+        found = keras.ops.minimum(keras.ops.maximum(wide, -limit), limit)
+    else:
+        found = wide * (limit / keras.ops.maximum(recipes.safe_norm(wide), limit))
+    return keras.ops.cast(found, upstream.dtype)
+
+
+def _known(scale: Any, layer: str) -> Any:
+    """The loss scale; an error if nothing arrived, or NaN where a program holds no value to look at."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            # TensorFlow runs the rule for a SavedModel, too, so that an error would forbid to save.
+            return tf.where(scale == 0, math.nan, scale)
+    try:
+        is_missing = bool(scale == 0)
+    except TypeError:  # as JAX says it
+        return keras.ops.where(scale == 0, math.nan, scale)
+    if is_missing:
+        raise messages.unknown_loss_scale(layer)
+    return scale
+
+
+def _replicas() -> int:
+    """Among how many replicas Keras shares a loss out: the gradient of the layer's is that part of the loss scale."""
+    if keras.backend.backend() != "tensorflow":
+        return 1
+    import tensorflow as tf
+
+    return tf.distribute.get_strategy().num_replicas_in_sync  # type: ignore[no-any-return]
 
 
 @keras.saving.register_keras_serializable(package="keras_cg")

@@ -77,6 +77,20 @@ def weights_are_away(layer: str) -> RuntimeError:
     )
 
 
+def unknown_loss_scale(layer: str) -> RuntimeError:
+    """A layer is to clip the gradient of a loss that may have been multiplied by a number."""
+    headline = f"the layer {layer} does not know the loss scale, and would clip a gradient that is multiplied by it."
+    cause = (
+        "a training step of one's own that leaves model.losses, by which the layer finds the loss scale, out of the"
+        " loss, or a stateless_call without return_losses=True."
+    )
+    remedy = (
+        "compute the loss by self.compute_loss, or add sum(model.losses) to it before it is scaled. Where the loss"
+        " scale is fixed, give it to the layer: loss_scale=1.0 if there is none."
+    )
+    return report(RuntimeError, headline, cause=cause, remedy=remedy)
+
+
 def unknown_operation(name: str, known: Iterable[str]) -> ValueError:
     """`keras.ops` has no function of that name."""
     near = difflib.get_close_matches(name, list(known), 1)

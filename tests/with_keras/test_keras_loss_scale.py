@@ -1,0 +1,345 @@
+"""`GradientClipping` where the loss is multiplied by a loss scale: trained weights against closed forms."""
+
+import numpy as np
+import pytest
+
+# Keras has no training on NumPy.
+trains = pytest.mark.only("jax", "torch", "tensorflow")
+
+# Numbers that float16 holds, and that 2**12 times them does, too.
+X = np.array([[0.25, -0.75, 1.75], [-3.0, 0.5, 0.125]], np.float32)
+UPSTREAM = np.array([[1.0, -2.0, 0.5], [4.0, 3.0, -0.25]], np.float32)
+NORM = np.linalg.norm(UPSTREAM)
+RATE = 0.125
+SCALE = 2.0**8
+
+LIMITS = {
+    "value": ({"value": 1.5}, np.clip(UPSTREAM, -1.5, 1.5)),
+    "a small value": ({"value": 2.0**-10}, np.clip(UPSTREAM, -(2.0**-10), 2.0**-10)),
+    # Times the loss scale it is more than float16 can hold.
+    "a large value": ({"value": 1000.0}, UPSTREAM),
+    "norm": ({"norm": 2.0}, UPSTREAM * 2 / NORM),
+    "a large norm": ({"norm": 1000.0}, UPSTREAM),
+    "an endless norm": ({"norm": 3e38}, UPSTREAM),
+    "an infinite norm": ({"norm": np.inf}, UPSTREAM),
+    "an infinite value": ({"value": 1e39}, UPSTREAM),
+}
+# The default is compiled on JAX, a graph on TensorFlow, and eager on torch.
+MODES = {"eager": {"run_eagerly": True, "jit_compile": False}, "default": {}}
+two_modes = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.fixture
+def keras(backend):
+    import keras
+
+    before = keras.config.dtype_policy()
+    yield keras
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.fixture
+def layers(keras):
+    from keras_cg.keras import layers
+
+    return layers
+
+
+@pytest.fixture(params=LIMITS)
+def limit(request):
+    """`(configuration of the layer, the gradient of X that UPSTREAM gives)`."""
+    return LIMITS[request.param]
+
+
+def shift(keras):
+    """A layer that adds a weight to its input: the weight's gradient is what arrives."""
+
+    class Shift(keras.layers.Layer):
+        def build(self, input_shape):
+            self.shift = self.add_weight(shape=X.shape, initializer="zeros")
+
+        def call(self, inputs):
+            return inputs + self.shift
+
+        def compute_output_shape(self, input_shape):
+            return input_shape
+
+    return Shift(name="shift")
+
+
+def weighed(keras):
+    """A loss whose gradient with respect to the prediction is UPSTREAM."""
+    upstream = keras.ops.convert_to_tensor(UPSTREAM)
+    return lambda y, prediction: keras.ops.sum(keras.ops.cast(prediction, "float32") * upstream)
+
+
+def scaled(keras, growth=2000, rate=RATE):
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate), SCALE, growth)
+
+
+def fit(model, epochs=1, steps=1):
+    rows = np.concatenate([X] * steps)
+    model.fit(rows, rows, batch_size=len(X), epochs=epochs, shuffle=False, verbose=0)
+
+
+def moved(keras, model):
+    """By how much gradient descent moved the shift, in units of the gradient."""
+    return -keras.ops.convert_to_numpy(model.get_layer("shift").shift) / RATE
+
+
+def trainee(keras, layer, optimizer, mode, kind=None, **options):
+    model = (kind or keras.Sequential)([keras.layers.Input(X.shape[1:]), shift(keras), layer])
+    model.compile(optimizer, weighed(keras), **MODES[mode], **options)
+    return model
+
+
+@trains
+@two_modes
+def test_under_mixed_float16(keras, layers, limit, mode):
+    keras.config.set_dtype_policy("mixed_float16")
+    config, gradient = limit
+    model = trainee(keras, layers.GradientClipping(**config), scaled(keras), mode)
+    fit(model)
+    np.testing.assert_allclose(moved(keras, model), gradient, rtol=2e-3)
+
+
+@trains
+def test_with_the_optimizer_that_keras_wraps(keras, layers):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = trainee(keras, layers.GradientClipping(value=0.01), keras.optimizers.SGD(RATE), "default")
+    model.optimizer.initial_scale = SCALE
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    fit(model)
+    np.testing.assert_allclose(moved(keras, model), np.clip(UPSTREAM, -0.01, 0.01), rtol=2e-3)
+
+
+@trains
+@two_modes
+def test_a_scale_that_grows(keras, layers, limit, mode):
+    """It doubles after every step, also inside of an epoch."""
+    keras.config.set_dtype_policy("mixed_float16")
+    config, gradient = limit
+    model = trainee(keras, layers.GradientClipping(**config), scaled(keras, growth=1), mode)
+    fit(model, epochs=2, steps=2)
+    assert float(model.optimizer.dynamic_scale.numpy()) == SCALE * 2**4
+    np.testing.assert_allclose(moved(keras, model), 4 * gradient, rtol=2e-3)
+
+
+@trains
+def test_a_scale_that_shrinks(keras, layers):
+    """The first steps overflow, and are left out, until the scale fits."""
+    keras.config.set_dtype_policy("mixed_float16")
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE), 2.0**20)
+    model = trainee(keras, layers.GradientClipping(norm=2.0), optimizer, "default")
+    fit(model, steps=8)
+    # 4 times 2**13 is the first that float16 holds, so that 7 steps are left out.
+    assert float(optimizer.dynamic_scale.numpy()) == 2.0**13
+    np.testing.assert_allclose(moved(keras, model), UPSTREAM * 2 / NORM, rtol=2e-3)
+
+
+@trains
+@two_modes
+def test_in_float32_if_asked_to(keras, layers, limit, mode):
+    config, gradient = limit
+    model = trainee(keras, layers.GradientClipping(**config, loss_scale="dynamic"), scaled(keras, growth=1), mode)
+    fit(model, steps=2)
+    np.testing.assert_allclose(moved(keras, model), 2 * gradient, rtol=1e-5)
+
+
+@trains
+def test_a_float32_layer_in_a_model_of_half_precision(keras, layers):
+    keras.config.set_dtype_policy("mixed_float16")
+    layer = layers.GradientClipping(value=0.01, dtype="float32")
+    model = trainee(keras, layer, scaled(keras), "default")
+    fit(model)
+    np.testing.assert_allclose(moved(keras, model), np.clip(UPSTREAM, -0.01, 0.01), rtol=2e-3)
+
+
+@trains
+@two_modes
+def test_a_fixed_scale(keras, layers, limit, mode):
+    """`loss_scale_factor` of an optimizer; the layer is told, or finds it."""
+    config, gradient = limit
+    for given in (SCALE, "dynamic"):
+        layer = layers.GradientClipping(**config, loss_scale=given, dtype="mixed_float16")
+        model = trainee(keras, layer, keras.optimizers.SGD(RATE, loss_scale_factor=SCALE), mode)
+        fit(model)
+        np.testing.assert_allclose(moved(keras, model), gradient, rtol=2e-3)
+
+
+@trains
+def test_several_layers_one_of_them_twice(keras, layers):
+    keras.config.set_dtype_policy("mixed_float16")
+    first, twice = layers.GradientClipping(value=0.125), layers.GradientClipping(norm=4.0)
+    inputs = keras.Input(X.shape[1:])
+    shifted = shift(keras)(inputs)
+    model = keras.Model(inputs, twice(shifted) + 2 * twice(first(shifted)))
+    model.compile(scaled(keras), weighed(keras))
+    fit(model)
+    # Through both ways the norm is cut to 4 first.
+    arrived = UPSTREAM * 4 / NORM
+    np.testing.assert_allclose(moved(keras, model), arrived + np.clip(arrived, -0.125, 0.125), rtol=2e-3)
+
+
+@trains
+def test_regularizers_and_other_losses_stay(keras, layers):
+    keras.config.set_dtype_policy("mixed_float16")
+
+    class Shift(keras.layers.Layer):
+        def build(self, input_shape):
+            self.shift = self.add_weight(
+                shape=X.shape, initializer="ones", regularizer=lambda weight: 0.5 * keras.ops.sum(weight)
+            )
+
+        def call(self, inputs):
+            self.add_loss(0.25 * keras.ops.cast(keras.ops.sum(self.shift), "float32"))
+            return inputs + self.shift
+
+    model = keras.Sequential([Shift(), layers.GradientClipping(value=0.125)])
+    model.compile(scaled(keras), weighed(keras))
+    fit(model)
+    expected = 1 - RATE * (np.clip(UPSTREAM, -0.125, 0.125) + 0.75)
+    np.testing.assert_allclose(model.trainable_weights[0].numpy(), expected, rtol=2e-3)
+
+
+# --- a train_step of one's own ------------------------------------------------------------------------------------
+
+
+def own_steps(keras, with_losses=True):
+    """Models whose `train_step` writes out what Keras does; without `model.losses`, if told so."""
+
+    def whole(model, x, losses):
+        return weighed(keras)(None, model) + (sum(losses) if with_losses else 0)
+
+    class JaxModel(keras.Sequential):
+        def train_step(self, state, data):
+            import jax
+
+            trainable, others, moments, metrics = state
+
+            def loss(trainable):
+                output, _, losses = self.stateless_call(trainable, others, data[0], return_losses=True)
+                with keras.StatelessScope(list(zip(self.optimizer.variables, moments, strict=True))):
+                    return self.optimizer.scale_loss(whole(output, data[0], losses))
+
+            gradients = jax.grad(loss)(trainable)
+            trainable, moments = self.optimizer.stateless_apply(moments, gradients, trainable)
+            return {}, (trainable, others, moments, metrics)
+
+    class TorchModel(keras.Sequential):
+        def train_step(self, data):
+            import torch
+
+            self.zero_grad()
+            output = self(data[0], training=True)
+            self.optimizer.scale_loss(whole(output, data[0], self.losses)).backward()
+            with torch.no_grad():
+                self.optimizer.apply([each.value.grad for each in self.trainable_weights], self.trainable_weights)
+            return {}
+
+    class TensorflowModel(keras.Sequential):
+        def train_step(self, data):
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                output = self(data[0], training=True)
+                loss = self.optimizer.scale_loss(whole(output, data[0], self.losses))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+            return {"loss": loss}
+
+    return {"jax": JaxModel, "torch": TorchModel, "tensorflow": TensorflowModel}[keras.backend.backend()]
+
+
+@trains
+@two_modes
+def test_a_train_step_of_ones_own(keras, layers, limit, mode):
+    keras.config.set_dtype_policy("mixed_float16")
+    config, gradient = limit
+    model = trainee(keras, layers.GradientClipping(**config), scaled(keras, growth=1), mode, own_steps(keras))
+    fit(model, steps=2)
+    np.testing.assert_allclose(moved(keras, model), 2 * gradient, rtol=2e-3)
+
+
+MESSAGE = (
+    "the layer mine does not know the loss scale, and would clip a gradient that is multiplied by it.",
+    "    usual cause: a training step of one's own that leaves model.losses, by which the layer finds the loss scale, out"
+    " of the loss, or a stateless_call without return_losses=True.",
+    "    remedy: compute the loss by self.compute_loss, or add sum(model.losses) to it before it is scaled. Where the"
+    " loss scale is fixed, give it to the layer: loss_scale=1.0 if there is none.",
+)
+
+
+@trains
+@two_modes
+def test_what_cannot_be_known_is_not_clipped(keras, layers, mode):
+    keras.config.set_dtype_policy("mixed_float16")
+    layer = layers.GradientClipping(value=1.0, name="mine")
+    # A plain optimizer, because the other one leaves steps of NaN out.
+    optimizer, kind = keras.optimizers.SGD(RATE), own_steps(keras, with_losses=False)
+    model = trainee(keras, layer, optimizer, mode, kind, auto_scale_loss=False)
+    if mode == "default" and keras.backend.backend() != "torch":
+        fit(model)
+        assert np.isnan(moved(keras, model)).all()
+        return
+    with pytest.raises(RuntimeError) as caught:
+        fit(model)
+    for line in MESSAGE:
+        assert line in str(caught.value)
+
+
+@pytest.mark.only("jax")
+def test_a_stateless_call_without_losses_is_told_in_a_program_too(keras, layers):
+    import jax
+
+    model = keras.Sequential(
+        [keras.layers.Input((3,)), shift(keras), layers.GradientClipping(value=1.0, name="mine", dtype="mixed_float16")]
+    )
+    (weight,) = model.trainable_variables
+    assert jax.jit(lambda value: model.stateless_call([value], [], X)[0])(weight.value).shape == X.shape
+    with pytest.raises(RuntimeError) as caught:
+        jax.jit(jax.grad(lambda value: model.stateless_call([value], [], X)[0].sum()))(weight.value)
+    for line in MESSAGE:
+        assert line in str(caught.value)
+
+
+@trains
+def test_outside_of_a_model(keras, layers, eager):
+    layer = layers.GradientClipping(value=1.5, dtype="mixed_float16", name="mine")
+    with pytest.raises(RuntimeError) as caught:
+        eager.gradients(lambda x: layer(x) * eager.tensor(UPSTREAM.astype(np.float16)), X.astype(np.float16))
+    for line in MESSAGE:
+        assert line in str(caught.value)
+    layer = layers.GradientClipping(value=1.5, dtype="mixed_float16", loss_scale=1.0)
+    (found,) = eager.gradients(lambda x: layer(x) * eager.tensor(UPSTREAM.astype(np.float16)), X.astype(np.float16))
+    np.testing.assert_array_equal(found, np.clip(UPSTREAM, -1.5, 1.5))
+
+
+@trains
+def test_evaluation_and_prediction_need_no_scale(keras, layers):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = trainee(keras, layers.GradientClipping(value=1.0), scaled(keras), "default")
+    fit(model)
+    assert np.isfinite(model.evaluate(X, X, verbose=0))
+    assert model.predict(X, verbose=0).shape == X.shape
+    assert model(X).dtype == model(X, training=True).dtype
+
+
+def test_the_choice_is_saved(keras, layers, tmp_path):
+    made = layers.GradientClipping(value=1.0, dtype="mixed_float16")
+    assert made.get_config()["loss_scale"] == "dynamic"
+    assert layers.GradientClipping(value=1.0).get_config()["loss_scale"] == 1.0
+    assert layers.GradientClipping(value=1.0, loss_scale=8, dtype="mixed_float16").loss_scale == 8
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [keras.layers.Input((3,)), layers.GradientClipping(value=1.0, dtype="float32", name="mine")]
+    )
+    model.save(tmp_path / "model.keras")
+    keras.config.set_dtype_policy("float32")
+    assert keras.saving.load_model(tmp_path / "model.keras").get_layer("mine").loss_scale == "dynamic"
+
+
+@pytest.mark.parametrize("given", [0, -1.0, float("nan"), float("inf"), "static"])
+def test_a_loss_scale_that_is_none(keras, layers, given):
+    with pytest.raises(ValueError) as caught:
+        layers.GradientClipping(value=1.0, loss_scale=given)
+    assert str(caught.value) == f'GradientClipping: loss_scale={given!r} is not "dynamic" or a positive number.'
