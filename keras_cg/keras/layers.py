@@ -187,7 +187,7 @@ class GradientClipping(_SameShape):
         return output if self._add(probe) else _unknown(inputs, self.name)
 
     def _add(self, probe: Any) -> bool:
-        """Adds a loss of 0 to the model's; Keras does not take it in a `stateless_call` that is not to return losses."""
+        """Adds a loss of 0 to the model's; a `stateless_call` that is not to return losses does not take it."""
         # Keras on JAX (3.15) forgets the losses of a layer when it is called again in the same step, and the first call
         # would be without a loss scale. There is no public way to ask for the scope; if it is gone, this raises.
         scope = keras.src.backend.get_stateless_scope()
@@ -228,16 +228,14 @@ def _probed(x: Any, value: float | None, norm: float | None, layer: str) -> Any:
 @custom_gradient
 def _unknown(x: Any, layer: str) -> Any:
     """The identity, which has no gradient, because the loss scale cannot be known."""
-
     return x, lambda upstream: (upstream * keras.ops.cast(_known(0.0, layer), upstream.dtype), None)
 
 
 def _clip(upstream: Any, value: float | None, norm: float | None, loss_scale: Any) -> Any:
     # In float32, because a limit times a loss scale is soon more than float16 can hold.
     wide = keras.ops.cast(upstream, keras.backend.result_type(upstream.dtype, "float32"))
-    limit = keras.ops.cast(min(norm if value is None else value, _LARGEST), wide.dtype) * keras.ops.cast(
-        loss_scale, wide.dtype
-    )
+    limit = keras.ops.cast(min(norm if value is None else value, _LARGEST), wide.dtype)
+    limit = limit * keras.ops.cast(loss_scale, wide.dtype)
     # Not infinite, because infinity divided by itself is NaN.
     limit = keras.ops.minimum(limit, _LARGEST)
     if value is not None:

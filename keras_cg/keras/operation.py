@@ -50,6 +50,28 @@ class CustomGradientOperation(keras.Operation):  # type: ignore[misc]  # Keras h
     def __init__(self, function: CustomGradient[..., Any], name: str | None = None):
         super().__init__(name=name or _new_name(function))
         self.function = function
+        # The variables that the function read on placeholders, wherever it found them.
+        self._read: list[Any] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's output, symbolic or not.
+
+        Raises:
+            TypeError: The function reads a trainable variable by itself, which no model owns.
+        """
+        try:
+            output = super().__call__(*args, **kwargs)
+        except errors.CapturedVariableError:
+            # What TensorFlow tells of the same variable would have Keras's words around it, and another remedy.
+            self._refuse_trainable()
+            raise
+        self._refuse_trainable()
+        return output
+
+    def _refuse_trainable(self) -> None:
+        for variable in self._read:
+            if variable.trainable:
+                raise messages.symbolic_variable(function_name(self.function), "what it reads", variable.path)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The function's output, whose gradient is the rule's."""
@@ -59,6 +81,7 @@ class CustomGradientOperation(keras.Operation):  # type: ignore[misc]  # Keras h
         """The output's shapes and dtypes, by a run of the function on placeholders."""
         leaves = keras.tree.flatten((args, kwargs))
         inference = _Inference(self.function, args, kwargs, self.name)
+        self._read = inference.read
         # On NumPy, Keras (3.15) runs it on memory with anything in it.
         with numpy.errstate(all="ignore"):
             return inference.compute_output_spec(*(each for each in leaves if isinstance(each, keras.KerasTensor)))
@@ -82,6 +105,7 @@ class _Inference(keras.Operation):  # type: ignore[misc]  # Keras has no types
     def __init__(self, function: CustomGradient[..., Any], args: Any, kwargs: Any, name: str):
         super().__init__(name=name)
         self.run = function, args, kwargs
+        self.read: list[Any] = []
 
     def call(self, *tensors: Any) -> Any:
         function, args, kwargs = self.run
@@ -89,7 +113,21 @@ class _Inference(keras.Operation):  # type: ignore[misc]  # Keras has no types
         args, kwargs = keras.tree.map_structure(
             lambda leaf: next(given) if isinstance(leaf, keras.KerasTensor) else leaf, (args, kwargs)
         )
-        return function(*args, **kwargs)
+        with _Reading(self.read):
+            return function(*args, **kwargs)
+
+
+class _Reading(keras.StatelessScope):  # type: ignore[misc]  # Keras has no types
+    """A scope that notes the variables which are read in it, and forgets what is assigned to them."""
+
+    def __init__(self, read: list[Any]):
+        super().__init__(initialize_variables=False)
+        self.read = read
+
+    def get_current_value(self, variable: Any) -> Any:
+        """What Keras asks for the value of every variable that is read."""
+        self.read.append(variable)
+        return super().get_current_value(variable)
 
 
 def apply(

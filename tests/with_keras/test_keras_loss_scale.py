@@ -1,5 +1,10 @@
 """`GradientClipping` where the loss is multiplied by a loss scale: trained weights against closed forms."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -262,8 +267,8 @@ def test_a_train_step_of_ones_own(keras, layers, limit, mode):
 
 MESSAGE = (
     "the layer mine does not know the loss scale, and would clip a gradient that is multiplied by it.",
-    "    usual cause: a training step of one's own that leaves model.losses, by which the layer finds the loss scale, out"
-    " of the loss, or a stateless_call without return_losses=True.",
+    "    usual cause: a training step of one's own that leaves model.losses, by which the layer finds the loss scale,"
+    " out of the loss, or a stateless_call without return_losses=True.",
     "    remedy: compute the loss by self.compute_loss, or add sum(model.losses) to it before it is scaled. Where the"
     " loss scale is fixed, give it to the layer: loss_scale=1.0 if there is none.",
 )
@@ -300,6 +305,65 @@ def test_a_stateless_call_without_losses_is_told_in_a_program_too(keras, layers)
         jax.jit(jax.grad(lambda value: model.stateless_call([value], [], X)[0].sum()))(weight.value)
     for line in MESSAGE:
         assert line in str(caught.value)
+
+
+# --- several devices ----------------------------------------------------------------------------------------------
+
+# Of 4 examples, and their mean; a clipped gradient differs from that of what a device has of it.
+FACTORS = np.array([[0.5], [2.0], [-4.0], [1.0]], np.float32)
+
+
+def distributed(strategy):
+    """Trains a kernel on several devices, in a process of its own, as the frameworks need it."""
+    import contextlib
+
+    import keras
+
+    from keras_cg.keras import layers
+
+    class Weighed(keras.losses.Loss):
+        def call(self, y, prediction):
+            return keras.ops.sum(y * keras.ops.cast(prediction, "float32"), axis=-1)
+
+    keras.config.set_dtype_policy("mixed_float16")
+    if strategy is None:
+        spread = keras.distribution.DataParallel(devices=keras.distribution.list_devices(), auto_shard_dataset=False)
+        keras.distribution.set_distribution(spread)
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        model = keras.Sequential([keras.layers.Input((3,)), dense, layers.GradientClipping(value=0.25)])
+        model.compile(scaled(keras, rate=1.0), Weighed())
+    x = np.concatenate([X, X])
+    model.fit(x, FACTORS, batch_size=4, shuffle=False, verbose=0)
+    expected = -(x * np.clip(FACTORS / 4, -0.25, 0.25)).sum(0)
+    np.testing.assert_allclose(model.get_weights()[0][:, 0], expected, rtol=2e-3)
+
+
+START = {
+    "jax": "import test_keras_loss_scale as here; here.distributed(None)",
+    "tensorflow": """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import test_keras_loss_scale as here
+here.distributed(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+""",
+}
+
+
+@pytest.mark.only("jax", "tensorflow")
+def test_on_several_devices(backend):
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": backend,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4" if backend == "jax" else "",
+    }
+    here = str(pathlib.Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", START[backend]], cwd=here, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @trains

@@ -307,6 +307,97 @@ def test_a_variable_that_is_read_beside_a_placeholder(backend):
     np.testing.assert_allclose(array(culprit(keras.ops.ones(3))), np.ones(3))
 
 
+class Holder:
+    """Somebody who has a variable, a layer or a dict, and of whom a closure says nothing."""
+
+    def __init__(self, **held):
+        self.__dict__.update(held)
+
+
+def reaching(way, trainable=True):
+    """A function that reads a weight by other ways than its name, and the weight."""
+    weight = keras.Variable(np.ones(3, np.float32), trainable=trainable, name="weight")
+    holder = Holder(weight=weight, deeper=Holder(weight=weight), weights={"w": [weight]})
+    if way == "a layer":
+        layer = keras.layers.Dense(3, use_bias=False, name="weight", trainable=trainable)
+        layer.build((None, 3))
+        return layer, layer.kernel
+    found = {
+        "an attribute": lambda x: x * holder.weight,
+        "an attribute of an attribute": lambda x: x * holder.deeper.weight,
+        "a dict": lambda x: x * holder.weights["w"][0],
+        "a value": lambda x: x * keras.ops.convert_to_tensor(holder.weight),
+        "a default": lambda x, held=holder: x * held.weight.value,
+        "a partial": functools.partial(lambda held, x: x * held.weight, holder),
+    }
+    return found[way], weight
+
+
+WAYS = ("an attribute", "an attribute of an attribute", "a dict", "a value", "a default", "a partial", "a layer")
+
+
+@pytest.mark.parametrize("has_variables", [False, True], ids=["", "variables"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_variable_that_is_reached_beside_a_placeholder(backend, way, has_variables):
+    function, weight = reaching(way)
+
+    @custom_gradient
+    def culprit(x):
+        def grad(upstream):
+            return 7 * upstream
+
+        def serving(upstream, variables=None):
+            return 7 * upstream, [7 * keras.ops.ones_like(each) for each in variables]
+
+        return function(x), serving if has_variables else grad
+
+    with pytest.raises(TypeError) as caught:
+        culprit(keras.Input([3]))
+    for part in (
+        f"culprit: what it reads is the Keras variable {weight.path!r}, and an argument is a KerasTensor: the"
+        " model would neither train the variable nor save it.",
+        "usual cause: a weight used in the functional API without a layer that owns it.",
+        "remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("way", WAYS[:-1])  # Keras makes a layer's weights before it freezes them
+def test_a_frozen_variable_that_is_reached_beside_a_placeholder(backend, way):
+    function, _ = reaching(way, trainable=False)
+    assert custom_gradient(lambda x: (function(x), lambda upstream: 7 * upstream))(keras.Input([3])).shape == (None, 3)
+
+
+def test_what_a_function_changes_beside_a_placeholder_stays(backend):
+    """Seeds and counters are no weights; the run that asks for the shape changes none."""
+    seeds, count = keras.random.SeedGenerator(1), keras.Variable(0.0, trainable=False)
+
+    @custom_gradient
+    def noisy(x):
+        count.assign_add(1.0)
+        return x + keras.random.normal([3], seed=seeds) * count, lambda upstream: 7 * upstream
+
+    before = array(seeds.state)
+    assert noisy(keras.Input([3])).shape == (None, 3)
+    np.testing.assert_array_equal(array(seeds.state), before)
+    assert array(count.value) == 0
+
+
+def test_a_loaded_function_is_asked_too(backend, tmp_path):
+    weight = keras.Variable(np.ones(3, np.float32), name="weight", trainable=False)
+    holder = Holder(weight=weight)
+
+    @custom_gradient
+    def culprit(x):
+        return x * holder.weight, lambda upstream: 7 * upstream
+
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, culprit(inputs))
+    weight.trainable = True
+    with pytest.raises(TypeError, match="culprit: what it reads is the Keras variable 'weight', and an argument"):
+        saved(model, tmp_path, custom_objects={"culprit": culprit})
+
+
 class Owner:
     @custom_gradient
     def method(self, x):
