@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -13,18 +12,27 @@ from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 
+def _magnitude(x: Any) -> Any:
+    """|x|, whose derivative at 0 is 0: on JAX that of `abs` is 1."""
+    return ops.where(x == 0, ops.zeros_like(x), ops.abs(x))
+
+
 def _fast_sigmoid(x: Any, slope: float) -> Any:
-    factor = 1 / (1 + slope * ops.abs(x))
+    factor = 1 / (1 + slope * _magnitude(x))
     return factor * factor
 
 
 def _arctan(x: Any, slope: float) -> Any:
     scaled = math.pi / 2 * slope * x
-    return slope / 2 / (1 + scaled * scaled)
+    # The square of a large number overflows, and that of its inverse does not.
+    is_large = ops.abs(scaled) > 1
+    inverse = 1 / ops.where(is_large, scaled, ops.ones_like(scaled))
+    small = ops.where(is_large, ops.zeros_like(scaled), scaled)
+    return slope / 2 * ops.where(is_large, inverse * inverse / (1 + inverse * inverse), 1 / (1 + small * small))
 
 
 def _triangle(x: Any, slope: float) -> Any:
-    height = 1 - ops.abs(x)
+    height = 1 - _magnitude(x)
     return slope * ops.where(height > 0, height, ops.zeros_like(height))
 
 
@@ -36,8 +44,7 @@ _SURROGATES: dict[str, tuple[Callable[[Any, float], Any], float]] = {
 }
 
 
-@custom_gradient
-def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = None) -> Pair:
+def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = None) -> Any:
     """Whether a membrane potential has reached its threshold, with the gradient of something smooth.
 
         y = 1 where x >= 0, else 0,    dL/dx = dL/dy s(x)
@@ -73,10 +80,15 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
         >>> keras_cg.grad(recipes.surrogate_spike)(np.array([-0.5, 0.0, 1.0]), "triangle")
         array([0.15, 0.3 , 0.  ])
     """
+    return _surrogate_spike(x, kind, tensors.plain(slope))
+
+
+@custom_gradient
+def _surrogate_spike(x: Any, kind: str, slope: float | None) -> Pair:
     if kind not in _SURROGATES:
         raise messages.unknown_surrogate(kind, tuple(_SURROGATES))
     surrogate, default = _SURROGATES[kind]
-    steep = tensors.positive("surrogate_spike", "slope", default if slope is None else slope)
+    steep = tensors.finite("surrogate_spike", "slope", default if slope is None else slope)
     x = tensors.real("surrogate_spike", "x", x)
     wide = tensors.wide(x)
 
@@ -86,8 +98,7 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
     return ops.where(x >= 0, ops.ones_like(x), ops.zeros_like(x)), grad
 
 
-@custom_gradient
-def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_scale: Any = None) -> Pair:
+def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_scale: Any = None) -> Any:
     """Uniform quantisation with a step size that is given, or learned as in LSQ.
 
         y = step round(min(max(x / step, -Qn), Qp)),
@@ -108,7 +119,8 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
         signed: Whether the levels lie on both sides of zero.
         gradient_scale: What the gradient of `step` is multiplied by: None for 1, which is equation 3 as it stands;
             "lsq" for the paper's 1 / sqrt(N Qp) with N the number of elements of `x` that share a step, as it is meant
-            for weights; or a number. For activations the paper's N does not count the batch: give the number.
+            for weights; or a number, or a tensor that broadcasts to `step` and gets no gradient. For activations the
+            paper's N does not count the batch: give the number.
 
     Returns:
         A tensor of the shape and dtype of `x`.
@@ -129,26 +141,36 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
         [0. 1. 1. 0.]
         -0.4
     """
+    bits, signed, scale = (tensors.plain(value) for value in (bits, signed, gradient_scale))
+    return _quantize(x, tensors.plain(step), bits, signed, scale)
+
+
+@custom_gradient
+def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -> Pair:
     low, high = _levels(bits, signed)
-    if not (gradient_scale is None or gradient_scale == "lsq" or isinstance(gradient_scale, numbers.Real)):
-        raise messages.bad_parameter("quantize", "gradient_scale", gradient_scale, 'None, "lsq" or a number')
-    wide = tensors.wide(tensors.real("quantize", "x", x))
+    x = tensors.real("quantize", "x", x)
     size = tensors.number("quantize", "step", step)
-    if isinstance(size, float) and not size > 0:
-        raise messages.bad_parameter("quantize", "step", step, "a positive number or a floating tensor")
-    ratio = wide / tensors.fit(size, wide)
-    level = _round(ops.maximum(ops.minimum(ratio, ops.full_like(ratio, high)), ops.full_like(ratio, low)))
+    if tensors.is_number(size) and not 0 < size < math.inf:
+        raise messages.bad_parameter("quantize", "step", step, "a positive, finite number or a floating tensor")
+    tensors.check_broadcasts("quantize", "step", size, x)
+    _check_scale(gradient_scale, size)
+    wide, stride = tensors.together(x, size)
+    ratio = wide / stride
+    is_high, is_low = ratio >= high, ratio <= low
+    level = ops.where(is_high, ops.full_like(ratio, high), ops.where(is_low, ops.full_like(ratio, low), _round(ratio)))
 
     def grad(upstream: Any) -> Any:
-        inside = (ratio > low) & (ratio < high)
         arriving = tensors.as_like(upstream, ratio)
-        found = ops.where(inside, arriving, ops.zeros_like(arriving))
-        if isinstance(size, float):
-            return found, None, None, None, None
-        slope = arriving * ops.where(inside, level - ratio, level)
-        return found, _sum_to(slope, size) * _step_scale(gradient_scale, x, size, high), None, None, None
+        is_out = is_high | is_low
+        passed = ops.where(is_out, ops.zeros_like(arriving), arriving)
+        if tensors.is_number(size):
+            return passed, None, None, None, None
+        # Not ratio, whose derivative is NaN where x is infinite.
+        inside = ops.where(is_out, ops.zeros_like(wide), wide) / stride
+        total = _sum_to(arriving * (level - inside), size)
+        return passed, tensors.times(total, _step_scale(gradient_scale, x, size, high)), None, None, None
 
-    return tensors.as_like(level * tensors.fit(size, wide), tensors.real("quantize", "x", x)), grad
+    return tensors.as_like(level * stride, x), grad
 
 
 def _levels(bits: Any, signed: bool) -> tuple[float, float]:
@@ -167,17 +189,25 @@ def _round(x: Any) -> Any:
     return ops.where((rest > 0.5) | ((rest >= 0.5) & is_odd), down + 1, down)
 
 
+def _check_scale(scale: Any, step: Any) -> None:
+    """Whether the gradient of a step can be multiplied by that."""
+    if scale is None or tensors.is_number(scale) or (isinstance(scale, str) and scale == "lsq"):
+        return
+    if not tensors.is_real(scale):
+        raise messages.bad_parameter("quantize", "gradient_scale", scale, 'None, "lsq", a number or a floating tensor')
+    if not tensors.is_number(step):
+        tensors.check_broadcasts("quantize", "gradient_scale", scale, step, "step")
+
+
 def _step_scale(scale: Any, x: Any, step: Any, high: float) -> Any:
     """What the gradient of a learned step is multiplied by."""
-    if scale is None:
-        return 1.0
-    if scale != "lsq":
-        return float(scale)
+    if not isinstance(scale, str):
+        return 1.0 if scale is None else scale
     sizes = config.active.shape(x), config.active.shape(step)
     if any(size is None or None in size for size in sizes):
         raise messages.unknown_count("quantize")
     elements, steps = map(math.prod, sizes)
-    return 1 / math.sqrt(max(elements // steps, 1) * high)
+    return 1 / math.sqrt(max(elements // max(steps, 1), 1) * high)
 
 
 def _sum_to(x: Any, like: Any) -> Any:

@@ -35,6 +35,19 @@ def bad_parameter(recipe: str, argument: str, value: object, choices: str) -> Va
     return ValueError(f"{recipe}: {argument}={value!r} is not {choices}.")
 
 
+def not_broadcast(recipe: str, argument: str, came: str, name: str, expected: str) -> ValueError:
+    """A parameter would give the result another shape than that of a tensor."""
+    return ValueError(
+        f"{recipe}: {argument} is {came}, which does not broadcast to {name}, {expected}. Each of its axes, counted"
+        f" from the last, must have the length of that of {name}, or 1."
+    )
+
+
+def nothing_to_solve(recipe: str) -> TypeError:
+    """`fixed_point` starts from a nest without a tensor."""
+    return TypeError(f"{recipe}: there is no tensor in z0. Give a real floating tensor, or a nest of such.")
+
+
 def not_one_limit() -> TypeError:
     """`clip_gradient` with no limit, or with two."""
     return TypeError(

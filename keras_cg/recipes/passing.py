@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from keras_cg import config, ops
 from keras_cg.call import function_name
 from keras_cg.decorator import custom_gradient
 from keras_cg.recipes import messages, tensors
-from keras_cg.recipes.safe import safe_norm
+from keras_cg.recipes.safe import unit_of
 from keras_cg.recipes.tensors import Pair
 
 
@@ -65,8 +66,7 @@ def straight_through(fn: Callable[..., Any]) -> Callable[..., Any]:
     return estimate
 
 
-@custom_gradient
-def reverse_gradient(x: Any, scale: Any = 1.0) -> Pair:
+def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
     """The identity, with the gradient reversed: what makes one part of a network work against another.
 
         y = x,    dL/dx = -scale dL/dy
@@ -91,12 +91,16 @@ def reverse_gradient(x: Any, scale: Any = 1.0) -> Pair:
         >>> keras_cg.grad(lambda x: 3 * recipes.reverse_gradient(x, 0.5))(np.array([1.0, 2.0]))
         array([-1.5, -1.5])
     """
-    scale = tensors.number("reverse_gradient", "scale", scale)
-    return x, lambda upstream: (tensors.mapped(lambda each: -each * tensors.fit(scale, each), upstream), None)
+    return _reverse_gradient(x, tensors.plain(scale))
 
 
 @custom_gradient
-def scale_gradient(x: Any, scale: Any) -> Pair:
+def _reverse_gradient(x: Any, scale: Any) -> Pair:
+    scale = tensors.number("reverse_gradient", "scale", scale)
+    return x, lambda upstream: (_scaled("reverse_gradient", upstream, -scale), None)
+
+
+def scale_gradient(x: Any, scale: Any) -> Any:
     """The identity, with the gradient multiplied by a number.
 
         y = x,    dL/dx = scale dL/dy
@@ -122,12 +126,26 @@ def scale_gradient(x: Any, scale: Any) -> Pair:
         >>> keras_cg.grad(lambda x: 3 * recipes.scale_gradient(x, 0.5))(np.array([1.0, 2.0]))
         array([1.5, 1.5])
     """
-    scale = tensors.number("scale_gradient", "scale", scale)
-    return x, lambda upstream: (tensors.mapped(lambda each: each * tensors.fit(scale, each), upstream), None)
+    return _scale_gradient(x, tensors.plain(scale))
 
 
 @custom_gradient
-def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Pair:
+def _scale_gradient(x: Any, scale: Any) -> Pair:
+    scale = tensors.number("scale_gradient", "scale", scale)
+    return x, lambda upstream: (_scaled("scale_gradient", upstream, scale), None)
+
+
+def _scaled(recipe: str, upstream: Any, scale: Any) -> Any:
+    """A nest of tensors times a number, or a tensor that broadcasts to each."""
+
+    def scaled(each: Any) -> Any:
+        tensors.check_broadcasts(recipe, "scale", scale, each)
+        return tensors.times(each, scale)
+
+    return tensors.mapped(scaled, upstream)
+
+
+def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
     """The identity, with the gradient clipped: by value, or by its norm.
 
         y = x,    dL/dx = min(max(dL/dy, -value), value)
@@ -162,30 +180,58 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Pair:
         >>> keras_cg.grad(lambda x: upstream * recipes.clip_gradient(x, norm=1.0))(np.zeros(2))
         array([0.6, 0.8])
     """
+    return _clip_gradient(x, value=tensors.plain(value), norm=tensors.plain(norm))
+
+
+@custom_gradient
+def _clip_gradient(x: Any, *, value: Any, norm: Any) -> Pair:
     if (value is None) == (norm is None):
         raise messages.not_one_limit()
     name = "value" if norm is None else "norm"
     limit = tensors.number("clip_gradient", name, value if norm is None else norm)
-    if isinstance(limit, float) and not limit > 0:
-        raise messages.bad_parameter("clip_gradient", name, limit, "a positive number")
-    if norm is not None and not isinstance(limit, float) and config.active.shape(limit):
+    if tensors.is_number(limit):
+        tensors.positive("clip_gradient", name, limit)
+    elif norm is not None and config.active.shape(limit):
         raise messages.bad_parameter("clip_gradient", name, tensors.described(limit), "a number or a scalar tensor")
+    else:
+        # No compiled program can raise, and a negative limit would turn the gradient around.
+        limit = ops.where(limit >= 0, limit, ops.full_like(limit, math.nan))
     for leaf in filter(config.active.is_tensor, tensors.leaves(x)):
         if config.active.dtype(leaf).startswith("complex"):
             raise messages.not_real("clip_gradient", "x", tensors.described(leaf))
+    clipped = _clipped_by_value if norm is None else _clipped_by_norm
+    return x, lambda upstream: (clipped(upstream, limit), None, None)
 
-    def by_value(each: Any) -> Any:
-        bound = tensors.fit(limit, each) * ops.ones_like(each)
-        return ops.maximum(ops.minimum(each, bound), -bound)
 
-    def by_norm(upstream: Any) -> Any:
-        parts = [tensors.wide(each) for each in tensors.leaves(upstream) if each is not None]
-        if not parts:
-            return upstream
-        widest = max(map(config.active.dtype, parts))
-        total = safe_norm(ops.stack([tensors.cast(safe_norm(each), widest) for each in parts]))
-        bound = tensors.fit(limit, total) * ops.ones_like(total)
-        factor = bound / ops.maximum(total, bound)
-        return tensors.mapped(lambda each: each * tensors.fit(factor, each), upstream)
+def _clipped_by_value(upstream: Any, limit: Any) -> Any:
+    def clipped(each: Any) -> Any:
+        tensors.check_broadcasts("clip_gradient", "value", limit, each)
+        wide, bound = tensors.together(each, limit)
+        most = bound * ops.ones_like(wide)
+        # Not minimum and maximum, of which each framework has another derivative where the two are equal.
+        return tensors.as_like(ops.where(wide > most, most, ops.where(wide < -most, -most, wide)), each)
 
-    return x, lambda upstream: (tensors.mapped(by_value, upstream) if norm is None else by_norm(upstream), None, None)
+    return tensors.mapped(clipped, upstream)
+
+
+def _clipped_by_norm(upstream: Any, limit: Any) -> Any:
+    parts = [tensors.wide(each) for each in tensors.leaves(upstream) if each is not None]
+    # Of nothing there is no largest number.
+    parts = [each for each in parts if 0 not in (config.active.shape(each) or ())]
+    if not parts:
+        return upstream
+    widest = max(map(config.active.dtype, parts))
+    parts = [tensors.cast(each, widest) for each in parts]
+    unit = unit_of(ops.max(ops.stack([ops.max(ops.abs(each)) for each in parts])))
+    total = ops.sum(ops.stack([ops.sum((each / unit) ** 2) for each in parts]))
+    is_zero = total <= 0
+    length = ops.sqrt(ops.where(is_zero, ops.ones_like(total), total))
+    unit, bound = tensors.together(unit, limit)
+    is_short = is_zero | (length <= bound / unit)
+    factor = bound / ops.where(is_short, ops.ones_like(length), length)
+
+    def shortened(each: Any) -> Any:
+        wide = tensors.cast(each, widest)
+        return tensors.as_like(ops.where(is_short, wide, wide / unit * factor), each)
+
+    return tensors.mapped(shortened, upstream)

@@ -84,7 +84,8 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
         f: A function `f(z, *args)` that returns a nest like `z`. What it is differentiated by must be in `args`.
         steps: How often it is applied, at least 1.
         tolerance: A positive number; None for the square root of the dtype's epsilon. An element that is zero must
-            have come to rest, up to the dtype's epsilon times the largest element of z, or of z0 (at most 1).
+            have come to rest, up to the dtype's epsilon times the largest element of z, or of z0 (at most 1). Infinity
+            lets all pass but what is infinite or NaN.
 
     Returns:
         A function `solve(z0, *args)`, where `z0` is a real floating tensor or a nest of such and each of `args` is any
@@ -113,11 +114,13 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
     if not isinstance(steps, int) or steps < 1:
         raise messages.bad_parameter("fixed_point", "steps", steps, "a whole number from 1 on")
     if tolerance is not None:
-        tolerance = tensors.positive("fixed_point", "tolerance", tolerance)
+        tolerance = tensors.positive("fixed_point", "tolerance", tensors.plain(tolerance))
     name = f"fixed_point({function_name(f)})"
 
     @custom_gradient
     def solve(z0: Any, *args: Any) -> Pair:
+        if not tensors.leaves(z0):
+            raise messages.nothing_to_solve(name)
         for leaf in tensors.leaves(z0):
             if not tensors.is_real(leaf):
                 raise messages.not_real(name, "z0", tensors.described(leaf))
@@ -142,18 +145,30 @@ def _iterate(name: str, f: Callable[[Any], Any], start: Any, steps: int, toleran
     tensors.check_alike(name, tensors.leaves(start), tensors.leaves(z))
     for _ in range(steps - 1):
         before, z = z, f(z)
-    still = tensors.mapped(lambda a, b, c: ops.max(_excess(a, b, c, tolerance)) <= 0, z, before, start)
-    is_still = ops.all(ops.stack(tensors.leaves(still)))
+    moves = zip(*map(tensors.leaves, (z, before, start)), strict=True)
+    # What is empty has come to rest.
+    still = [
+        ops.max(_excess(z, before, start, tolerance)) <= 0
+        for z, before, start in moves
+        if 0 not in (config.active.shape(z) or ())
+    ]
+    if not still:
+        return z
+    is_still = ops.all(ops.stack(still))
     return tensors.mapped(lambda each: ops.where(is_still, each, ops.full_like(each, math.nan)), z)
 
 
 def _excess(z: Any, before: Any, start: Any, tolerance: float | None) -> Any:
-    """By how much more each element moved than it may."""
+    """By how much more each element moved than it may; NaN for what is no number."""
+    if tolerance == math.inf:
+        return 0 * (z - before)
     epsilon = precision.of(config.active.dtype(z)).epsilon
+    z, before, start = map(tensors.wide, (z, before, start))
     size, first = _largest(z), _largest(start)
     rounding = epsilon * ops.maximum(size, ops.minimum(first, ops.ones_like(first)))
-    allowed = (epsilon**0.5 if tolerance is None else tolerance) * ops.abs(z)
-    return tensors.wide(ops.abs(z - before) - ops.maximum(allowed, rounding + ops.zeros_like(allowed)))
+    # What is infinite in the dtype, times 0, would be NaN.
+    factor = epsilon**0.5 if tolerance is None else min(tolerance, 1e30)
+    return ops.abs(z - before) - ops.maximum(factor * ops.abs(z), rounding + ops.zeros_like(z))
 
 
 def _largest(x: Any) -> Any:

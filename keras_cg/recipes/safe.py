@@ -7,6 +7,7 @@ from typing import Any
 
 from keras_cg import config, ops
 from keras_cg.decorator import custom_gradient
+from keras_cg.engine import precision
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
@@ -90,10 +91,12 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
     x = tensors.real("safe_norm", "x", x)
     wide, axes = tensors.wide(x), _axes(x, axis)
     # Of nothing there is no maximum; the sum of nothing is 0.
-    reduced = ops.sum if 0 in config.active.shape(x) else ops.max
-    largest = tensors.constant(reduced(ops.abs(wide), axis=axes, keepdims=True) if axes else ops.abs(wide))
-    unit = ops.where((largest > 0) & (largest < math.inf), largest, ops.ones_like(largest))
-    scaled = wide / unit
+    reduced = ops.sum if 0 in (config.active.shape(x) or ()) else ops.max
+    largest = reduced(ops.abs(wide), axis=axes, keepdims=True) if axes else ops.abs(wide)
+    unit, is_infinite = unit_of(largest), ops.abs(wide) == math.inf
+    # What is infinite counts as equally large, and beside it the rest is nothing.
+    finite, one = ops.where(is_infinite, ops.zeros_like(wide), wide), ops.ones_like(wide)
+    scaled = ops.where(is_infinite, ops.where(wide > 0, one, -one), finite / unit)
     total = ops.sum(scaled * scaled, axis=axes, keepdims=True) if axes else scaled * scaled
     is_zero = total <= 0
     length = ops.sqrt(ops.where(is_zero, ops.ones_like(total), total))
@@ -117,6 +120,14 @@ def _axes(x: Any, axis: Any) -> tuple[int, ...]:
     if not all(isinstance(each, int) and -rank <= each < rank for each in given):
         raise messages.bad_parameter("safe_norm", "axis", axis, f"an axis of a tensor with {rank}, or a tuple of such")
     return tuple(sorted({each % rank for each in given}))
+
+
+def unit_of(largest: Any) -> Any:
+    """What numbers as large as `largest` are divided by, so that their squares neither overflow nor vanish."""
+    # XLA takes numbers below the smallest normal one for 0 in some operations, and in others not.
+    least = ops.full_like(largest, precision.of(config.active.dtype(largest)).smallest)
+    unit = ops.where(largest > least, largest, least)
+    return tensors.constant(ops.where(largest > 0, unit, ops.ones_like(unit)))
 
 
 @custom_gradient
@@ -150,8 +161,11 @@ def safe_sqrt(x: Any) -> Pair:
     """
     x = tensors.real("safe_sqrt", "x", x)
     wide = tensors.wide(x)
-    is_out = wide <= 0
-    root = ops.sqrt(ops.where(is_out, ops.ones_like(wide), wide))
+    is_negative = wide <= 0
+    root = ops.sqrt(ops.where(is_negative, ops.ones_like(wide), wide))
+    # XLA has numbers that are positive, and whose root is 0: those below the smallest normal one.
+    is_out = is_negative | (root <= 0)
+    root = ops.where(is_out, ops.ones_like(root), root)
     value = ops.where(is_out, ops.zeros_like(root), root)
 
     def grad(upstream: Any) -> Any:
@@ -160,12 +174,7 @@ def safe_sqrt(x: Any) -> Pair:
     return tensors.as_like(value, x), grad
 
 
-# The smallest normal numbers.
-_SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
-
-
-@custom_gradient
-def safe_log(x: Any, floor: float | None = None) -> Pair:
+def safe_log(x: Any, floor: float | None = None) -> Any:
     """The logarithm of what is at least a floor, with gradient 0 below it.
 
         y = log(max(x, floor)),    dL/dx = dL/dy / x where x >= floor, else 0
@@ -195,16 +204,21 @@ def safe_log(x: Any, floor: float | None = None) -> Pair:
         >>> keras_cg.grad(recipes.safe_log)(np.array([0.0, 1.0, 4.0]))
         array([0.  , 1.  , 0.25])
     """
+    return _safe_log(x, tensors.plain(floor))
+
+
+@custom_gradient
+def _safe_log(x: Any, floor: float | None) -> Pair:
     x = tensors.real("safe_log", "x", x)
-    least = _SMALLEST[config.active.dtype(x)]
+    least = precision.of(config.active.dtype(x)).smallest
     if floor is not None:
-        least = max(least, tensors.positive("safe_log", "floor", floor))
+        least = max(least, tensors.finite("safe_log", "floor", floor))
     wide = tensors.wide(x)
     is_out = wide < least
-    inside = ops.where(is_out, ops.full_like(wide, least), wide)
+    inside = ops.where(is_out, ops.ones_like(wide), wide)
+    value = ops.where(is_out, ops.full_like(wide, math.log(least)), ops.log(inside))
 
     def grad(upstream: Any) -> Any:
-        slope = 1 / ops.where(is_out, ops.ones_like(wide), wide)
-        return tensors.as_like(upstream, wide) * ops.where(is_out, ops.zeros_like(slope), slope), None
+        return tensors.as_like(upstream, wide) * ops.where(is_out, ops.zeros_like(inside), 1 / inside), None
 
-    return tensors.as_like(ops.log(inside), x), grad
+    return tensors.as_like(value, x), grad

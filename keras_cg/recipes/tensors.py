@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any
+
+import numpy
 
 from keras_cg import config, nest
 from keras_cg.decorator import custom_gradient
@@ -63,9 +66,19 @@ def real(recipe: str, argument: str, value: Any) -> Any:
     return value
 
 
+def plain(value: Any) -> Any:
+    """A parameter that is a scalar of NumPy as Python's number: a number, though each backend holds it as a tensor."""
+    return value.item() if isinstance(value, numpy.generic) else value
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number of Python's own, and not NumPy's float64, which is a float and a tensor as well."""
+    return isinstance(value, numbers.Real) and not isinstance(value, numpy.generic)
+
+
 def number(recipe: str, argument: str, value: Any) -> Any:
     """A number as a float, or a real floating tensor."""
-    if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
+    if is_number(value):
         return float(value)
     if not is_real(value):
         raise messages.not_a_number(recipe, argument, value)
@@ -74,8 +87,15 @@ def number(recipe: str, argument: str, value: Any) -> Any:
 
 def positive(recipe: str, argument: str, value: Any) -> float:
     """A positive number that is no tensor."""
-    if not isinstance(value, numbers.Real) or not float(value) > 0:
+    if not is_number(value) or not float(value) > 0:
         raise messages.bad_parameter(recipe, argument, value, "a positive number")
+    return float(value)
+
+
+def finite(recipe: str, argument: str, value: Any) -> float:
+    """A positive number that is not infinite, and no tensor."""
+    if not is_number(value) or not 0 < float(value) < math.inf:
+        raise messages.bad_parameter(recipe, argument, value, "a positive, finite number")
     return float(value)
 
 
@@ -89,14 +109,41 @@ def as_like(x: Any, like: Any) -> Any:
     return cast(x, config.active.dtype(like))
 
 
-def fit(number: Any, like: Any) -> Any:
-    """A number, or a tensor in the dtype of another one."""
-    return number if isinstance(number, float) else as_like(number, like)
-
-
 def wide(x: Any) -> Any:
     """`x` in at least float32: half precision is too narrow, and TensorFlow (2.21) lacks much of it."""
-    return x if config.active.dtype(x) in ("float32", "float64") else config.active.cast(x, "float32")
+    return config.active.cast(x, "float32") if config.active.dtype(x) in ("float16", "bfloat16") else x
+
+
+def together(x: Any, parameter: Any) -> tuple[Any, Any]:
+    """A tensor in at least float32, and a parameter to compute with it: a number, or a tensor of the same dtype."""
+    x = wide(x)
+    if is_number(parameter):
+        return x, parameter
+    dtypes = {config.active.dtype(x), config.active.dtype(wide(parameter))}
+    is_complex = any(dtype.startswith("complex") for dtype in dtypes)
+    if dtypes & {"float64", "complex128"}:
+        dtype = "complex128" if is_complex else "float64"
+    else:
+        dtype = "complex64" if is_complex else "float32"
+    return cast(x, dtype), cast(parameter, dtype)
+
+
+def times(x: Any, factor: Any) -> Any:
+    """A tensor times a number, or a tensor that broadcasts to it: rounded once, at the end, to the dtype of `x`."""
+    left, right = together(x, factor)
+    return as_like(left * right, x)
+
+
+def check_broadcasts(recipe: str, argument: str, parameter: Any, x: Any, name: str = "x") -> None:
+    """Whether a parameter broadcasts to the tensor of that name, and the tensor not to the parameter."""
+    if is_number(parameter):
+        return
+    size, whole = config.active.shape(parameter), config.active.shape(x)
+    if size is None or whole is None:
+        return
+    pairs = zip(reversed(size), reversed(whole), strict=False)
+    if len(size) > len(whole) or any(1 != length != other and None not in (length, other) for length, other in pairs):
+        raise messages.not_broadcast(recipe, argument, described(parameter), name, described(x))
 
 
 def check_alike(name: str, inputs: list[Any], outputs: list[Any]) -> None:
