@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy
 
 from keras_cg import custom_gradient, recipes
 from keras_cg.keras import messages
@@ -38,15 +39,24 @@ class _SameShape(keras.layers.Layer):  # type: ignore[misc]
         self.call(keras.ops.zeros(1))
 
 
+def _check_is_here(variable: Any, what: str, layer: str) -> None:
+    """Raises where setting a variable would be lost."""
+    # Keras's trainer on JAX (3.15) takes the values out of a model's variables in the middle of an epoch, and would
+    # overwrite this one. Nothing public tells; a Keras without `_value` fails here.
+    if variable._value is None:
+        raise messages.weights_are_away(what, layer)
+
+
 class _Scaled(_SameShape):
     """A layer with a `scale` that may be set at any time, in compiled training, too."""
 
     def __init__(self, scale: float, **kwargs: Any):
         super().__init__(**kwargs)
         self._initial_scale = float(scale)
-        # A weight, and not a number, which a compiled training step would take for a constant.
+        # A weight, and not a number, which a compiled training step would take for a constant. In float32 under mixed
+        # precision, too: float16 holds neither 1e-8 nor 1e5.
         initial = keras.initializers.Constant(self._initial_scale)
-        self._scale = self.add_weight(shape=(), initializer=initial, trainable=False, name="scale")
+        self._scale = self.add_weight(shape=(), initializer=initial, trainable=False, autocast=False, name="scale")
 
     @property
     def scale(self) -> Any:
@@ -55,10 +65,7 @@ class _Scaled(_SameShape):
 
     @scale.setter
     def scale(self, value: float) -> None:
-        # Keras's trainer on JAX (3.15) takes the values out of a model's variables in the middle of an epoch, and
-        # would overwrite this one. Nothing public tells; a Keras without `_value` fails here.
-        if self._scale._value is None:
-            raise messages.weights_are_away(self.name)
+        _check_is_here(self._scale, "scale", self.name)
         self._scale.assign(value)
 
     def get_config(self) -> dict[str, Any]:
@@ -378,7 +385,8 @@ class Quantize(_SameShape):
             keras.ops.zeros(1), 1.0 if initial_step is None else initial_step, bits, signed, gradient_scale
         )
         initial = keras.initializers.Constant(self._step_for(1.0) if initial_step is None else initial_step)
-        self.step = self.add_weight(shape=(), initializer=initial, constraint=_positive, name="step")
+        # In float32 under mixed precision, too: its gradient is a sum, which float16 soon cannot hold.
+        self.step = self.add_weight(shape=(), initializer=initial, constraint=_positive, autocast=False, name="step")
 
     @property
     def _high(self) -> int:
@@ -393,19 +401,28 @@ class Quantize(_SameShape):
 
         Raises:
             ValueError: That is not positive and finite.
+            RuntimeError: In the middle of an epoch on JAX, and not through `self.model` of a callback.
         """
-        magnitude = float(keras.ops.convert_to_numpy(keras.ops.mean(keras.ops.abs(data))))
-        if not 0 < magnitude < math.inf:
-            raise bad_parameter("Quantize.adapt", "the mean magnitude of data", magnitude, "positive and finite")
-        self.step.assign(self._step_for(magnitude))
+        _check_is_here(self.step, "step", self.name)
+        array = keras.ops.convert_to_numpy(data)
+        # In double precision, because the smallest int8 has no magnitude, and a sum overflows before its mean does.
+        wide = array.astype("complex128" if array.dtype.kind == "c" else "float64")
+        with numpy.errstate(over="ignore"):
+            magnitude = float(numpy.mean(numpy.abs(wide))) if wide.size else math.nan
+            step = numpy.float32(self._step_for(magnitude))
+        if not 0 < step < math.inf:
+            choices = "positive and finite as a float32"
+            raise bad_parameter("Quantize.adapt", "the mean magnitude of data", magnitude, choices)
+        self.step.assign(step)
 
     def call(self, inputs: Any) -> Any:
-        if self.gradient_scale is not None:
-            return recipes.quantize(inputs, self.step, self.bits, self.signed, self.gradient_scale)
-        # Not before the call, because an axis may be unknown until run time.
-        numbers = keras.ops.cast(math.prod(keras.ops.shape(inputs)[1:]) * self._high, "float32")
-        step = recipes.scale_gradient(self.step, keras.ops.rsqrt(numbers))
-        return recipes.quantize(inputs, step, self.bits, self.signed)
+        scale = self.gradient_scale
+        if scale is None:
+            # Not before the call, because an axis may be unknown until run time; each as a float, because their
+            # product may be more than an int32 holds. Of no numbers there is no root, and the gradient is 0.
+            sizes = [keras.ops.cast(size, "float32") for size in keras.ops.shape(inputs)[1:]]
+            scale = keras.ops.rsqrt(keras.ops.maximum(math.prod(sizes, start=float(self._high)), 1.0))
+        return recipes.quantize(inputs, self.step, self.bits, self.signed, scale)
 
     def get_config(self) -> dict[str, Any]:
         names = ("bits", "signed", "initial_step", "gradient_scale")

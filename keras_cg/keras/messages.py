@@ -65,14 +65,14 @@ def keras_has_moved(place: str, version: str) -> ImportError:
     return report(functools.partial(ImportError, name="keras"), headline, remedy=remedy)
 
 
-def weights_are_away(layer: str) -> RuntimeError:
-    """A layer's scale is set while Keras's trainer on JAX holds the model's weights."""
+def weights_are_away(what: str, layer: str) -> RuntimeError:
+    """A layer's scale or step is set while Keras's trainer on JAX holds the model's weights."""
     return RuntimeError(
         lines(
-            f"the scale of the layer {layer} cannot be set here.",
+            f"the {what} of the layer {layer} cannot be set here.",
             "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
             f'In a callback reach the layer through the model, which fetches them: self.model.get_layer("{layer}"), or',
-            "set the scale at the beginning of an epoch.",
+            f"set the {what} at the beginning of an epoch.",
         )
     )
 

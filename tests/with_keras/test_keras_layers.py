@@ -422,12 +422,125 @@ def test_the_docstrings_run(layers):
     assert tested.attempted and not tested.failed
 
 
-@pytest.mark.parametrize("data", [0.0, np.nan, np.inf])
-def test_a_step_from_data_without_a_magnitude(layers, data):
+@pytest.mark.parametrize(
+    ("data", "magnitude"),
+    [
+        (np.zeros(3, np.float32), "0.0"),
+        (np.full(3, np.nan, np.float32), "nan"),
+        (np.array([1.0, np.nan]), "nan"),
+        (np.full(3, -np.inf, np.float32), "inf"),
+        (np.zeros((0, 3), np.float32), "nan"),
+        (np.full(2, 1e300), "1e+300"),
+        (np.full(2, 1e-60), "1e-60"),
+    ],
+    ids=str,
+)
+def test_a_step_from_data_without_a_magnitude(layers, data, magnitude):
     layer = layers.Quantize(3)
     before = float(layer.step.numpy())
-    with pytest.raises(
-        ValueError, match=r"Quantize.adapt: the mean magnitude of data=(0.0|nan|inf) is not positive and finite"
-    ):
-        layer.adapt(np.full(3, data, np.float32))
+    with pytest.raises(ValueError) as caught:
+        layer.adapt(data)
+    assert str(caught.value) == (
+        f"Quantize.adapt: the mean magnitude of data={magnitude} is not positive and finite as a float32."
+    )
     assert float(layer.step.numpy()) == before
+
+
+@pytest.mark.parametrize(
+    ("data", "magnitude"),
+    [
+        (np.full(4, -128, np.int8), 128),
+        (np.full(4, 255, np.uint8), 255),
+        (np.full(4, -(2**62)), 2.0**62),
+        (np.full(4, 60000, np.float16), 60000),
+        (np.array([3 + 4j, 0]), 2.5),
+        ([[1.0, 2.0], [3.0, -2.0]], 2),
+        (-3.0, 3),
+    ],
+    ids=str,
+)
+def test_a_step_from_data_of_any_type(keras, layers, data, magnitude):
+    layer = layers.Quantize(3)
+    layer.adapt(data)
+    np.testing.assert_allclose(array(keras, layer.step), 2 * magnitude / 3**0.5, rtol=1e-6)
+
+
+def test_a_step_from_half_precision(keras, layers):
+    layer = layers.Quantize(3)
+    layer.adapt(keras.ops.full((4,), 3.0, dtype="bfloat16"))
+    np.testing.assert_allclose(array(keras, layer.step), 2 * 3 / 3**0.5, rtol=1e-6)
+
+
+@pytest.mark.only("jax")
+def test_on_jax_the_step_from_data_is_not_lost_in_the_middle_of_an_epoch(keras, layers):
+    layer = layers.Quantize(3, name="mine")
+
+    class Adapt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            layer.adapt(X)
+
+    with pytest.raises(RuntimeError) as caught:
+        fit(trainee(keras, layer), steps=2, callbacks=[Adapt()])
+    assert str(caught.value).splitlines() == [
+        "the step of the layer mine cannot be set here.",
+        "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
+        'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
+        "set the step at the beginning of an epoch.",
+    ]
+
+
+# --- half precision, and how many numbers there are -----------------------------------------------------------------
+
+
+@trains
+@pytest.mark.parametrize("mode", MODES)
+def test_the_gradient_of_the_step_does_not_overflow(keras, layers, mode):
+    """8000 ones above the range: Qp times as much is more than float16 holds, before and after it is scaled."""
+    layer = layers.Quantize(bits=8, initial_step=1 / 256, dtype="mixed_float16")
+    model = keras.Sequential([keras.layers.Input((4000,)), layer])
+    model.compile(
+        keras.optimizers.SGD(2.0**-22),
+        lambda y, prediction: keras.ops.sum(keras.ops.cast(prediction, "float32")),
+        **MODES[mode],
+    )
+    model.fit(np.ones((2, 4000)), np.ones((2, 4000)), verbose=0)
+    # The sum is 8000 times 127, the factor that of 4000 numbers.
+    expected = 1 / 256 - 2.0**-22 * 8000 * 127 / (4000 * 127) ** 0.5
+    np.testing.assert_allclose(array(keras, layer.step), expected, rtol=1e-6)
+
+
+@trains
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(0,), (None, 0), (0, None)])
+def test_an_empty_axis(keras, layers, shape, mode):
+    layer = layers.Quantize(bits=3, initial_step=0.5)
+    model = keras.Sequential([keras.layers.Input(shape), layer])
+    model.compile(keras.optimizers.SGD(RATE), lambda y, prediction: keras.ops.sum(prediction), **MODES[mode])
+    x = np.ones([2, *(0 if size == 0 else 3 for size in shape)], np.float32)
+    model.fit(x, x, verbose=0)
+    assert array(keras, layer.step) == 0.5
+
+
+@trains
+@pytest.mark.parametrize("shape", [(1024,), (None,)])
+def test_as_many_numbers_as_no_integer_holds(keras, layers, shape):
+    """Times Qp, which is 2**24 - 1, they are more than an int32 holds."""
+    layer = layers.Quantize(bits=24, signed=False, initial_step=1.0)
+    model = keras.Sequential([keras.layers.Input(shape), layer])
+    model.compile(keras.optimizers.SGD(1.0), lambda y, prediction: keras.ops.sum(prediction))
+    x = np.full((1, 1024), 0.25, np.float32)
+    model.fit(x, x, verbose=0)
+    expected = 1 + 0.25 * 1024 / (1024 * (2.0**24 - 1)) ** 0.5
+    np.testing.assert_allclose(array(keras, layer.step) - 1, expected - 1, rtol=1e-3)
+
+
+@trains
+@pytest.mark.parametrize("scale", [1e-8, 1e5])
+@pytest.mark.parametrize("name", ["GradientReversal", "GradientScaling"])
+def test_a_scale_that_float16_does_not_hold(keras, layers, name, scale, eager):
+    layer = getattr(layers, name)(scale, dtype="mixed_float16")
+    upstream = UPSTREAM * (2.0**13 if scale < 1 else 2.0**-13)
+    tensor = eager.tensor(upstream.astype(np.float16))
+    (found,) = eager.gradients(lambda x: layer(x) * tensor, X.astype(np.float16))
+    sign = {"GradientReversal": -1, "GradientScaling": 1}[name]
+    np.testing.assert_allclose(found, (sign * scale * upstream).astype(np.float16), rtol=1e-3)
