@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_cg import backends, errors
@@ -42,6 +42,28 @@ def is_symbolic(leaves: Sequence[Any]) -> bool:
     """Whether there is a placeholder among them, as Keras's functional API passes around."""
     symbolic = getattr(sys.modules.get("keras"), "KerasTensor", None)
     return symbolic is not None and any(isinstance(leaf, symbolic) for leaf in leaves)
+
+
+def stop_gradients(backend: Backend) -> None:
+    """Lets `keras.ops.stop_gradient` stop those of the NumPy backend, on which Keras has none and stops nothing."""
+    if backend.__name__ != "keras_cg.backends.numpy" or not hasattr(keras(), "backend"):
+        return
+    if keras().backend.backend() == "numpy":
+        # Not public (Keras 3.15); if it is gone, this raises.
+        core = keras().src.backend.core
+        if not isinstance(core.stop_gradient, _StopGradient):
+            core.stop_gradient = _StopGradient(core.stop_gradient, backend)
+
+
+class _StopGradient:
+    """Keras's own on NumPy, which returns what it is given: what autograd differentiates leaves it as a plain array."""
+
+    def __init__(self, original: Callable[[Any], Any], backend: Backend):
+        self.original, self.backend = original, backend
+
+    def __call__(self, variable: Any) -> Any:
+        value = self.original(variable)
+        return self.backend.to_numpy(value) if isinstance(value, self.backend.tensors) else value
 
 
 class State:

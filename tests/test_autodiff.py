@@ -618,6 +618,38 @@ def test_tensorflow_slices_and_ragged_tensors(backend):
     assert jvp(doubled, (rows,), (rows,))[1].to_list() == [[2.0, 4.0], [6.0]]
 
 
+@pytest.mark.only("jax", "tensorflow", "numpy")
+@pytest.mark.parametrize("kind", [np.float32, np.float64, float])
+def test_arrays_of_numpy_where_they_are_tensors(backend, tensor, array, kind):
+    """As upstreams and tangents, beside numbers and in nests; to torch they are another framework's."""
+    v, two = V.astype(kind), kind(2)
+
+    def f(x):
+        return {"cube": cube(x), "sum": (ops.sum(seven(x)), 3)}
+
+    def pulled(x):
+        return vjp(f, x)[1]({"cube": v, "sum": (two, None)})[0]
+
+    def moved(x):
+        return jvp(f, (x,), (v,))[1]["cube"], jvp(lambda x, s: s * seven(x), (x, 3.0), (v, two))[1]
+
+    runs = [lambda g: g(tensor(X))]
+    if backend != "numpy":
+        runs.append(lambda g: compiler(backend)(g)(tensor(X)))
+    for run in runs:
+        np.testing.assert_allclose(array(run(pulled)), 5 * V * X**2 + 14)
+        first, second = run(moved)
+        np.testing.assert_allclose(array(first), 5 * V * X**2)
+        np.testing.assert_allclose(array(second), 3 * 7 * V + 2 * 2 * X)
+    for bad, shown in ((v[:2], "[2]"), (V.astype(np.int32), "int32[3]"), (V > 0, "bool[3]"), (two, "[]")):
+        with pytest.raises(ValueError, match=r"vjp\(.*f\): upstream\['cube'\] does not fit the output") as caught:
+            vjp(f, tensor(X))[1]({"cube": bad, "sum": (None, None)})
+        assert "expected: float32[3]" in str(caught.value)
+        with pytest.raises(ValueError, match=r"jvp\(.*f\): tangents\[0\] does not fit primals") as caught:
+            jvp(f, (tensor(X),), (bad,))
+        assert kind is float or shown in str(caught.value)
+
+
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
