@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from with_keras.training import own_steps
+
 # Keras has no training on NumPy.
 trains = pytest.mark.only("jax", "torch", "tensorflow")
 
@@ -129,6 +131,25 @@ def test_training(keras, case, mode):
     model = trainee(keras, layer(**config), **MODES[mode])
     fit(model)
     np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * gradient, rtol=1e-5)
+
+
+@trains
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("mode", MODES)
+def test_training_by_a_step_of_ones_own(keras, case, mode, policy):
+    """With a loss scale, too, which a power of two is, so that half precision loses nothing by it."""
+    layer, config, _, gradient = case
+    made, loss = layer(**config, dtype=policy), weighed(keras, UPSTREAM)
+    model = own_steps(lambda y, prediction: loss(y, keras.ops.cast(prediction, "float32")))(
+        [keras.layers.Input(X.shape[1:]), shift(keras), made]
+    )
+    optimizer = keras.optimizers.SGD(RATE)
+    if layer.__name__ != "GradientClipping" or policy == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 2.0**8)
+    model.compile(optimizer, **MODES[mode])
+    fit(model)
+    rtol = {"float32": 1e-5, "mixed_bfloat16": 2e-2, "mixed_float16": 2e-3}[policy]
+    np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * gradient, rtol=rtol)
 
 
 # On torch it takes Keras (3.15) most of a minute to compile such a step; test_keras_objects.py has one.

@@ -8,6 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from with_keras.training import own_steps
+
 # Keras has no training on NumPy.
 trains = pytest.mark.only("jax", "torch", "tensorflow")
 
@@ -210,57 +212,12 @@ def test_regularizers_and_other_losses_stay(keras, layers):
 # --- a train_step of one's own ------------------------------------------------------------------------------------
 
 
-def own_steps(keras, with_losses=True):
-    """Models whose `train_step` writes out what Keras does; without `model.losses`, if told so."""
-
-    def whole(model, x, losses):
-        return weighed(keras)(None, model) + (sum(losses) if with_losses else 0)
-
-    class JaxModel(keras.Sequential):
-        def train_step(self, state, data):
-            import jax
-
-            trainable, others, moments, metrics = state
-
-            def loss(trainable):
-                output, _, losses = self.stateless_call(trainable, others, data[0], return_losses=True)
-                with keras.StatelessScope(list(zip(self.optimizer.variables, moments, strict=True))):
-                    return self.optimizer.scale_loss(whole(output, data[0], losses))
-
-            gradients = jax.grad(loss)(trainable)
-            trainable, moments = self.optimizer.stateless_apply(moments, gradients, trainable)
-            return {}, (trainable, others, moments, metrics)
-
-    class TorchModel(keras.Sequential):
-        def train_step(self, data):
-            import torch
-
-            self.zero_grad()
-            output = self(data[0], training=True)
-            self.optimizer.scale_loss(whole(output, data[0], self.losses)).backward()
-            with torch.no_grad():
-                self.optimizer.apply([each.value.grad for each in self.trainable_weights], self.trainable_weights)
-            return {}
-
-    class TensorflowModel(keras.Sequential):
-        def train_step(self, data):
-            import tensorflow as tf
-
-            with tf.GradientTape() as tape:
-                output = self(data[0], training=True)
-                loss = self.optimizer.scale_loss(whole(output, data[0], self.losses))
-            self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
-            return {"loss": loss}
-
-    return {"jax": JaxModel, "torch": TorchModel, "tensorflow": TensorflowModel}[keras.backend.backend()]
-
-
 @trains
 @two_modes
 def test_a_train_step_of_ones_own(keras, layers, limit, mode):
     keras.config.set_dtype_policy("mixed_float16")
     config, gradient = limit
-    model = trainee(keras, layers.GradientClipping(**config), scaled(keras, growth=1), mode, own_steps(keras))
+    model = trainee(keras, layers.GradientClipping(**config), scaled(keras, growth=1), mode, own_steps(weighed(keras)))
     fit(model, steps=2)
     np.testing.assert_allclose(moved(keras, model), 2 * gradient, rtol=2e-3)
 
@@ -280,7 +237,7 @@ def test_what_cannot_be_known_is_not_clipped(keras, layers, mode):
     keras.config.set_dtype_policy("mixed_float16")
     layer = layers.GradientClipping(value=1.0, name="mine")
     # A plain optimizer, because the other one leaves steps of NaN out.
-    optimizer, kind = keras.optimizers.SGD(RATE), own_steps(keras, with_losses=False)
+    optimizer, kind = keras.optimizers.SGD(RATE), own_steps(weighed(keras), with_losses=False)
     model = trainee(keras, layer, optimizer, mode, kind, auto_scale_loss=False)
     if mode == "default" and keras.backend.backend() != "torch":
         fit(model)
@@ -340,12 +297,12 @@ def distributed(strategy):
 
 
 START = {
-    "jax": "import test_keras_loss_scale as here; here.distributed(None)",
+    "jax": "import with_keras.test_keras_loss_scale as here; here.distributed(None)",
     "tensorflow": """
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import test_keras_loss_scale as here
+import with_keras.test_keras_loss_scale as here
 here.distributed(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
 """,
 }
@@ -359,7 +316,7 @@ def test_on_several_devices(backend):
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4" if backend == "jax" else "",
     }
-    here = str(pathlib.Path(__file__).parent)
+    here = str(pathlib.Path(__file__).parent.parent)
     done = subprocess.run(
         [sys.executable, "-c", START[backend]], cwd=here, env=environment, capture_output=True, text=True
     )
