@@ -235,7 +235,8 @@ def _probed(x: Any, value: float | None, norm: float | None, layer: str) -> Any:
 @custom_gradient
 def _unknown(x: Any, layer: str) -> Any:
     """The identity, which has no gradient, because the loss scale cannot be known."""
-    return x, lambda upstream: (upstream * keras.ops.cast(_known(0.0, layer), upstream.dtype), None)
+    # Not an error at once, because who saves a model may have its gradients traced, and never use them.
+    return x, lambda upstream: (upstream * _known(keras.ops.zeros((), upstream.dtype), layer), None)
 
 
 def _clip(upstream: Any, value: float | None, norm: float | None, loss_scale: Any) -> Any:
@@ -254,15 +255,9 @@ def _clip(upstream: Any, value: float | None, norm: float | None, loss_scale: An
 
 def _known(scale: Any, layer: str) -> Any:
     """The loss scale; an error if nothing arrived, or NaN where a program holds no value to look at."""
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        if not tf.executing_eagerly():
-            # TensorFlow runs the rule for a SavedModel, too, so that an error would forbid to save.
-            return tf.where(scale == 0, math.nan, scale)
     try:
         is_missing = bool(scale == 0)
-    except TypeError:  # as JAX says it
+    except TypeError:  # as JAX and TensorFlow say it
         return keras.ops.where(scale == 0, math.nan, scale)
     if is_missing:
         raise messages.unknown_loss_scale(layer)

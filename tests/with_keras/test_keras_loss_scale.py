@@ -250,18 +250,30 @@ def test_what_cannot_be_known_is_not_clipped(keras, layers, mode):
 
 
 @pytest.mark.only("jax")
-def test_a_stateless_call_without_losses_is_told_in_a_program_too(keras, layers):
+def test_a_stateless_call_without_losses(keras, layers):
     import jax
 
-    model = keras.Sequential(
-        [keras.layers.Input((3,)), shift(keras), layers.GradientClipping(value=1.0, name="mine", dtype="mixed_float16")]
-    )
+    layer = layers.GradientClipping(value=1.0, name="mine", dtype="mixed_float16")
+    model = keras.Sequential([keras.layers.Input((3,)), shift(keras), layer])
     (weight,) = model.trainable_variables
-    assert jax.jit(lambda value: model.stateless_call([value], [], X)[0])(weight.value).shape == X.shape
+    loss = lambda value: model.stateless_call([value], [], X)[0].sum()
+    assert np.isfinite(jax.jit(loss)(weight.value))
+    assert np.isnan(jax.jit(jax.grad(loss))(weight.value)).all()
     with pytest.raises(RuntimeError) as caught:
-        jax.jit(jax.grad(lambda value: model.stateless_call([value], [], X)[0].sum()))(weight.value)
+        jax.grad(loss)(weight.value)
     for line in MESSAGE:
         assert line in str(caught.value)
+
+
+@pytest.mark.only("jax", "tensorflow")
+def test_the_model_is_exported(keras, layers, tmp_path):
+    import tensorflow as tf
+
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2), layers.GradientClipping(value=1.0)])
+    model.export(tmp_path / "model", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "model")
+    np.testing.assert_allclose(np.asarray(loaded.serve(tf.constant(X))), model.predict(X, verbose=0), rtol=1e-3)
 
 
 # --- several devices ----------------------------------------------------------------------------------------------
