@@ -209,7 +209,8 @@ def _clipped_by_value(upstream: Any, limit: Any) -> Any:
         wide, bound = tensors.together(each, limit)
         most = bound * ops.ones_like(wide)
         # Not minimum and maximum, of which each framework has another derivative where the two are equal.
-        return tensors.as_like(ops.where(wide > most, most, ops.where(wide < -most, -most, wide)), each)
+        within = ops.where(wide > most, most, ops.where(wide < -most, -most, wide))
+        return tensors.as_like(ops.where(most >= 0, within, most), each)
 
     return tensors.mapped(clipped, upstream)
 
@@ -222,7 +223,7 @@ def _clipped_by_norm(upstream: Any, limit: Any) -> Any:
         return upstream
     widest = max(map(config.active.dtype, parts))
     parts = [tensors.cast(each, widest) for each in parts]
-    unit = unit_of(ops.max(ops.stack([ops.max(ops.abs(each)) for each in parts])))
+    unit = unit_of(ops.max(ops.stack([ops.max(ops.abs(tensors.constant(each))) for each in parts])))
     total = ops.sum(ops.stack([ops.sum((each / unit) ** 2) for each in parts]))
     is_zero = total <= 0
     length = ops.sqrt(ops.where(is_zero, ops.ones_like(total), total))
