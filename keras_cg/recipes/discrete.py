@@ -63,14 +63,14 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
     Args:
         x: A real floating tensor: the potential less the threshold.
         kind: "fast_sigmoid", "arctan" or "triangle".
-        slope: A positive number, or None for that of the source.
+        slope: A positive, finite number, or None for that of the source.
 
     Returns:
-        A tensor of zeros and ones, of the shape and dtype of `x`.
+        A tensor of zeros and ones, of the shape and dtype of `x`; NaN of NaN.
 
     Raises:
         TypeError: `x` is no real floating tensor.
-        ValueError: There is no surrogate of that name, or `slope` is not positive.
+        ValueError: There is no surrogate of that name, or `slope` is not positive and finite.
 
     Example:
         >>> import numpy as np
@@ -129,7 +129,8 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
 
     Raises:
         TypeError: `x` or `step` is no real floating tensor.
-        ValueError: `step` is a number that is not positive, or `bits` or `gradient_scale` is none of the above.
+        ValueError: `step` is a number that is not positive and finite, or a tensor that does not broadcast to `x`, or
+            `bits` or `gradient_scale` is none of the above.
 
     Example:
         >>> import numpy as np

@@ -61,6 +61,7 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
         y = sqrt(sum x^2) = m sqrt(sum (x / m)^2)  with m = max |x|,    dL/dx = dL/dy x / y, and 0 where y = 0
 
     Plain differentiation gives NaN at 0. In float32 the plain norm is infinite for elements of 1e20 and zero for 1e-30.
+    At infinity the gradient is that of the limit: 1 or -1 for the infinite element, 0 for the others.
 
     Source: Blue 1978, A portable Fortran program to find the Euclidean norm of a vector,
     https://doi.org/10.1145/355769.355771 (the scaling); at 0 it is the subgradient of least norm.
@@ -193,14 +194,14 @@ def safe_log(x: Any, floor: float | None = None) -> Any:
 
     Args:
         x: A real floating tensor.
-        floor: A positive number; at least, and if it is None, the smallest normal number of the dtype.
+        floor: A positive, finite number; at least, and if it is None, the smallest normal number of the dtype.
 
     Returns:
         A tensor of the shape and dtype of `x`.
 
     Raises:
         TypeError: `x` is no real floating tensor.
-        ValueError: `floor` is no positive number.
+        ValueError: `floor` is no positive, finite number.
 
     Example:
         >>> import numpy as np
