@@ -2,8 +2,9 @@
 
 Each recipe is a plain function. It runs on whichever backend is active, keeps the dtype of what it is given, and can be
 differentiated, compiled and batched by the framework's own means. Where a parameter may be a number or a tensor (a
-schedule, a variable), it gets no gradient unless the recipe says so. Half precision is computed in float32 and rounded
-once, at the end.
+schedule, a variable), it gets no gradient unless the recipe says so; NumPy's scalars are numbers. Half precision is
+computed in float32, parameters included, and rounded once, at the end. docs/recipes.md says what each recipe does at
+infinity and of NaN.
 """
 
 from keras_cg.recipes.discrete import quantize, surrogate_spike

@@ -13,8 +13,9 @@ from keras_cg.recipes.tensors import Pair
 
 
 def _magnitude(x: Any) -> Any:
-    """|x|, whose derivative at 0 is 0: on JAX that of `abs` is 1."""
-    return ops.where(x == 0, ops.zeros_like(x), ops.abs(x))
+    """|x|, whose derivative at 0 is 0: that of `abs` is 1 there on JAX, and NaN at infinity on NumPy."""
+    one, none = ops.ones_like(x), ops.zeros_like(x)
+    return x * ops.where(x > 0, one, ops.where(x < 0, -one, none))
 
 
 def _fast_sigmoid(x: Any, slope: float) -> Any:
@@ -33,7 +34,7 @@ def _arctan(x: Any, slope: float) -> Any:
 
 def _triangle(x: Any, slope: float) -> Any:
     height = 1 - _magnitude(x)
-    return slope * ops.where(height > 0, height, ops.zeros_like(height))
+    return slope * ops.where(height <= 0, ops.zeros_like(height), height)
 
 
 # The surrogate derivative, and the slope of its source.
@@ -62,14 +63,14 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
     Args:
         x: A real floating tensor: the potential less the threshold.
         kind: "fast_sigmoid", "arctan" or "triangle".
-        slope: A positive number, or None for that of the source.
+        slope: A positive, finite number, or None for that of the source.
 
     Returns:
-        A tensor of zeros and ones, of the shape and dtype of `x`.
+        A tensor of zeros and ones, of the shape and dtype of `x`; NaN of NaN.
 
     Raises:
         TypeError: `x` is no real floating tensor.
-        ValueError: There is no surrogate of that name, or `slope` is not positive.
+        ValueError: There is no surrogate of that name, or `slope` is not positive and finite.
 
     Example:
         >>> import numpy as np
@@ -95,7 +96,8 @@ def _surrogate_spike(x: Any, kind: str, slope: float | None) -> Pair:
     def grad(upstream: Any) -> Any:
         return tensors.as_like(upstream, wide) * surrogate(wide, steep), None, None
 
-    return ops.where(x >= 0, ops.ones_like(x), ops.zeros_like(x)), grad
+    # What is no number is neither.
+    return ops.where(x >= 0, ops.ones_like(x), ops.where(x < 0, ops.zeros_like(x), x)), grad
 
 
 def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_scale: Any = None) -> Any:
@@ -127,7 +129,8 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
 
     Raises:
         TypeError: `x` or `step` is no real floating tensor.
-        ValueError: `step` is a number that is not positive, or `bits` or `gradient_scale` is none of the above.
+        ValueError: `step` is a number that is not positive and finite, or a tensor that does not broadcast to `x`, or
+            `bits` or `gradient_scale` is none of the above.
 
     Example:
         >>> import numpy as np
@@ -155,7 +158,8 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
     tensors.check_broadcasts("quantize", "step", size, x)
     _check_scale(gradient_scale, size)
     wide, stride = tensors.together(x, size)
-    ratio = wide / stride
+    # The levels have no derivative; that of the ratio, which is NaN where x is infinite, must not be multiplied by 0.
+    ratio = tensors.constant(wide) / (stride if tensors.is_number(stride) else tensors.constant(stride))
     is_high, is_low = ratio >= high, ratio <= low
     level = ops.where(is_high, ops.full_like(ratio, high), ops.where(is_low, ops.full_like(ratio, low), _round(ratio)))
 
@@ -165,7 +169,6 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
         passed = ops.where(is_out, ops.zeros_like(arriving), arriving)
         if tensors.is_number(size):
             return passed, None, None, None, None
-        # Not ratio, whose derivative is NaN where x is infinite.
         inside = ops.where(is_out, ops.zeros_like(wide), wide) / stride
         total = _sum_to(arriving * (level - inside), size)
         return passed, tensors.times(total, _step_scale(gradient_scale, x, size, high)), None, None, None

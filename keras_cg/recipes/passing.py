@@ -83,6 +83,7 @@ def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
 
     Raises:
         TypeError: `scale` is neither a number nor a real floating tensor.
+        ValueError: In the backward pass: `scale` does not broadcast to a tensor of `x`.
 
     Example:
         >>> import numpy as np
@@ -118,6 +119,7 @@ def scale_gradient(x: Any, scale: Any) -> Any:
 
     Raises:
         TypeError: `scale` is neither a number nor a real floating tensor.
+        ValueError: In the backward pass: `scale` does not broadcast to a tensor of `x`.
 
     Example:
         >>> import numpy as np
@@ -151,8 +153,9 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
         y = x,    dL/dx = min(max(dL/dy, -value), value)
         y = x,    dL/dx = dL/dy min(1, norm / |dL/dy|)
 
-    The norm is the 2-norm of the upstreams of the whole nest together, so that their direction stays. Neither is linear
-    in upstream: forward mode refuses it.
+    The norm is the 2-norm of the upstreams of the whole nest together, so that their direction stays; if one of them is
+    infinite or NaN, all are NaN. Neither is linear in upstream: forward mode refuses it. Of a scaled loss, as for mixed
+    precision in float16, the upstream is scaled, and the limit is not: multiply it by the scale.
 
     Source: Pascanu, Mikolov & Bengio 2013, On the difficulty of training recurrent neural networks,
     https://arxiv.org/abs/1211.5063
@@ -160,7 +163,8 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
     Args:
         x: A real floating tensor or any nest of such.
         value: The largest element that passes: a positive number, or a tensor that broadcasts, which gets no gradient.
-        norm: The largest norm that passes: a positive number or a scalar tensor, which gets no gradient.
+        norm: The largest norm that passes: a positive number or a scalar tensor, which gets no gradient. An infinite
+            limit clips nothing. No compiled program can raise, so that a tensor that is negative makes NaN.
 
     Returns:
         `x`.
@@ -168,7 +172,7 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
     Raises:
         TypeError: Not exactly one of `value` and `norm` is given, it is no number and no real floating tensor, or `x`
             is complex.
-        ValueError: It is not positive.
+        ValueError: It is a number that is not positive. In the backward pass: it does not broadcast to `x`.
 
     Example:
         >>> import numpy as np
@@ -209,7 +213,8 @@ def _clipped_by_value(upstream: Any, limit: Any) -> Any:
         wide, bound = tensors.together(each, limit)
         most = bound * ops.ones_like(wide)
         # Not minimum and maximum, of which each framework has another derivative where the two are equal.
-        return tensors.as_like(ops.where(wide > most, most, ops.where(wide < -most, -most, wide)), each)
+        within = ops.where(wide > most, most, ops.where(wide < -most, -most, wide))
+        return tensors.as_like(ops.where(most >= 0, within, most), each)
 
     return tensors.mapped(clipped, upstream)
 
@@ -222,7 +227,7 @@ def _clipped_by_norm(upstream: Any, limit: Any) -> Any:
         return upstream
     widest = max(map(config.active.dtype, parts))
     parts = [tensors.cast(each, widest) for each in parts]
-    unit = unit_of(ops.max(ops.stack([ops.max(ops.abs(each)) for each in parts])))
+    unit = unit_of(ops.max(ops.stack([ops.max(ops.abs(tensors.constant(each))) for each in parts])))
     total = ops.sum(ops.stack([ops.sum((each / unit) ** 2) for each in parts]))
     is_zero = total <= 0
     length = ops.sqrt(ops.where(is_zero, ops.ones_like(total), total))

@@ -111,10 +111,11 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
     """
     if not callable(f):
         raise messages.not_a_function("fixed_point", f)
+    steps, tolerance = tensors.plain(steps), tensors.plain(tolerance)
     if not isinstance(steps, int) or steps < 1:
         raise messages.bad_parameter("fixed_point", "steps", steps, "a whole number from 1 on")
     if tolerance is not None:
-        tolerance = tensors.positive("fixed_point", "tolerance", tensors.plain(tolerance))
+        tolerance = tensors.positive("fixed_point", "tolerance", tolerance)
     name = f"fixed_point({function_name(f)})"
 
     @custom_gradient

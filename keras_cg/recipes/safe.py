@@ -55,13 +55,13 @@ def log1pexp(x: Any) -> Pair:
     return tensors.as_like(value, x), grad
 
 
-@custom_gradient
-def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Pair:
+def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
     """The 2-norm, whose gradient is 0 at 0, and which neither overflows nor underflows.
 
         y = sqrt(sum x^2) = m sqrt(sum (x / m)^2)  with m = max |x|,    dL/dx = dL/dy x / y, and 0 where y = 0
 
     Plain differentiation gives NaN at 0. In float32 the plain norm is infinite for elements of 1e20 and zero for 1e-30.
+    At infinity the gradient is that of the limit: 1 or -1 for the infinite element, 0 for the others.
 
     Source: Blue 1978, A portable Fortran program to find the Euclidean norm of a vector,
     https://doi.org/10.1145/355769.355771 (the scaling); at 0 it is the subgradient of least norm.
@@ -88,12 +88,18 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
         array([[0.6, 0.8],
                [0. , 0. ]])
     """
+    places = tuple(map(tensors.plain, axis)) if isinstance(axis, (tuple, list)) else tensors.plain(axis)
+    return _safe_norm(x, places, tensors.plain(keepdims))
+
+
+@custom_gradient
+def _safe_norm(x: Any, axis: Any, keepdims: bool) -> Pair:
     x = tensors.real("safe_norm", "x", x)
     wide, axes = tensors.wide(x), _axes(x, axis)
     # Of nothing there is no maximum; the sum of nothing is 0.
     reduced = ops.sum if 0 in (config.active.shape(x) or ()) else ops.max
-    largest = reduced(ops.abs(wide), axis=axes, keepdims=True) if axes else ops.abs(wide)
-    unit, is_infinite = unit_of(largest), ops.abs(wide) == math.inf
+    size = ops.abs(tensors.constant(wide))
+    unit, is_infinite = unit_of(reduced(size, axis=axes, keepdims=True) if axes else size), size == math.inf
     # What is infinite counts as equally large, and beside it the rest is nothing.
     finite, one = ops.where(is_infinite, ops.zeros_like(wide), wide), ops.ones_like(wide)
     scaled = ops.where(is_infinite, ops.where(wide > 0, one, -one), finite / unit)
@@ -123,11 +129,13 @@ def _axes(x: Any, axis: Any) -> tuple[int, ...]:
 
 
 def unit_of(largest: Any) -> Any:
-    """What numbers as large as `largest` are divided by, so that their squares neither overflow nor vanish."""
-    # XLA takes numbers below the smallest normal one for 0 in some operations, and in others not.
-    least = ops.full_like(largest, precision.of(config.active.dtype(largest)).smallest)
-    unit = ops.where(largest > least, largest, least)
-    return tensors.constant(ops.where(largest > 0, unit, ops.ones_like(unit)))
+    """What numbers up to a constant are divided by, so that their squares neither overflow nor vanish."""
+    # XLA takes numbers below the smallest normal one for 0 in some operations, and in others not. It multiplies by the
+    # inverse, too, instead of dividing, so that this must be none of them either.
+    smallest = precision.of(config.active.dtype(largest)).smallest
+    least, most = ops.full_like(largest, smallest), ops.full_like(largest, 1 / smallest)
+    unit = ops.where(largest > least, ops.where((largest > most) & (largest < math.inf), most, largest), least)
+    return ops.where(largest > 0, unit, ops.ones_like(unit))
 
 
 @custom_gradient
@@ -186,14 +194,14 @@ def safe_log(x: Any, floor: float | None = None) -> Any:
 
     Args:
         x: A real floating tensor.
-        floor: A positive number; at least, and if it is None, the smallest normal number of the dtype.
+        floor: A positive, finite number; at least, and if it is None, the smallest normal number of the dtype.
 
     Returns:
         A tensor of the shape and dtype of `x`.
 
     Raises:
         TypeError: `x` is no real floating tensor.
-        ValueError: `floor` is no positive number.
+        ValueError: `floor` is no positive, finite number.
 
     Example:
         >>> import numpy as np
