@@ -10,6 +10,7 @@ They keep the shape of their input, pass its mask on, work under mixed precision
 from __future__ import annotations
 
 import math
+import numbers
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ import numpy
 from keras_cg import custom_gradient, recipes
 from keras_cg.keras import messages
 from keras_cg.recipes.messages import bad_parameter
+from keras_cg.recipes.passing import _clipped_by_norm, _clipped_by_value
 
 __all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
 
@@ -33,6 +35,15 @@ class _SameShape(keras.layers.Layer):  # type: ignore[misc]
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return input_shape
+
+    def _add_number(self, name: str, initial: float, **options: Any) -> Any:
+        """A weight of one number, in float32 where the layer computes in half precision.
+
+        Float16 holds neither a scale of 1e-8 nor one of 1e5, nor the gradient of a step, which is a sum.
+        """
+        dtype = keras.backend.result_type(self.variable_dtype, "float32")
+        value = keras.initializers.Constant(initial)
+        return self.add_weight(name=name, shape=(), initializer=value, dtype=dtype, autocast=False, **options)
 
     def _try(self) -> None:
         """Raises what the recipe says of its arguments, and not only in the first step of a training."""
@@ -53,10 +64,8 @@ class _Scaled(_SameShape):
     def __init__(self, scale: float, **kwargs: Any):
         super().__init__(**kwargs)
         self._initial_scale = float(scale)
-        # A weight, and not a number, which a compiled training step would take for a constant. In float32 under mixed
-        # precision, too: float16 holds neither 1e-8 nor 1e5.
-        initial = keras.initializers.Constant(self._initial_scale)
-        self._scale = self.add_weight(shape=(), initializer=initial, trainable=False, autocast=False, name="scale")
+        # A weight, and not a number, which a compiled training step would take for a constant.
+        self._scale = self._add_number("scale", self._initial_scale, trainable=False)
 
     @property
     def scale(self) -> Any:
@@ -175,21 +184,22 @@ class GradientClipping(_SameShape):
         super().__init__(**kwargs)
         self.value = value
         self.norm = norm
-        if loss_scale is None:
-            is_half = "float16" in (self.compute_dtype, keras.config.dtype_policy().compute_dtype)
-            loss_scale = "dynamic" if is_half else 1.0
-        if loss_scale != "dynamic" and not (isinstance(loss_scale, (int, float)) and 0 < loss_scale < math.inf):
-            raise bad_parameter("GradientClipping", "loss_scale", loss_scale, '"dynamic" or a positive number')
-        self.loss_scale = loss_scale
+        is_half = "float16" in (self.compute_dtype, keras.config.dtype_policy().compute_dtype)
+        given: Any = ("dynamic" if is_half else 1.0) if loss_scale is None else loss_scale
+        is_number = isinstance(given, numbers.Real) and 0 < given < math.inf
+        if not is_number and given != "dynamic":
+            raise bad_parameter("GradientClipping", "loss_scale", given, '"dynamic" or a positive number')
+        self.loss_scale: float | str = float(given) if is_number else given
         self._probes: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
         # Raises here, and not in the first step of a training.
         recipes.clip_gradient(keras.ops.zeros(1), value=value, norm=norm)
 
     def call(self, inputs: Any) -> Any:
-        if self.loss_scale == 1:
-            return recipes.clip_gradient(inputs, value=self.value, norm=self.norm)
         if self.loss_scale != "dynamic":
-            return _clipped(inputs, self.value, self.norm, float(self.loss_scale))
+            limits = {"value": self.value, "norm": self.norm}
+            scale = float(self.loss_scale)
+            scaled = {name: _in_float32(limit * scale) for name, limit in limits.items() if limit is not None}
+            return recipes.clip_gradient(inputs, **scaled)
         output, probe = _probed(inputs, self.value, self.norm, self.name)
         return output if self._add(probe) else _unknown(inputs, self.name)
 
@@ -211,23 +221,16 @@ class GradientClipping(_SameShape):
         return {**super().get_config(), "value": self.value, "norm": self.norm, "loss_scale": self.loss_scale}
 
 
-# Of float32.
-_LARGEST = 3.4e38
-
-
-@custom_gradient
-def _clipped(x: Any, value: float | None, norm: float | None, loss_scale: float) -> Any:
-    """The identity, whose gradient, that of a loss multiplied by `loss_scale`, is clipped as that of the loss."""
-    return x, lambda upstream: (_clip(upstream, value, norm, loss_scale), None, None, None)
-
-
 @custom_gradient
 def _probed(x: Any, value: float | None, norm: float | None, layer: str) -> Any:
-    """The same beside a loss of 0, the gradient of which is the loss scale."""
+    """The identity beside a loss of 0, the gradient of which is the loss scale, by which the limit is multiplied."""
 
     def grad(upstream: Any) -> Any:
         arrived, scale = upstream
-        return _clip(arrived, value, norm, _known(scale, layer) * _replicas()), None, None, None
+        scale = _known(scale, layer) * _replicas()
+        if norm is not None:
+            return _clipped_by_norm(arrived, _in_float32(norm) * scale), None, None, None
+        return _clipped_by_value(arrived, _in_float32(value) * scale), None, None, None
 
     return (x, keras.ops.zeros((), keras.config.floatx())), grad
 
@@ -239,18 +242,9 @@ def _unknown(x: Any, layer: str) -> Any:
     return x, lambda upstream: (upstream * _known(keras.ops.zeros((), upstream.dtype), layer), None)
 
 
-def _clip(upstream: Any, value: float | None, norm: float | None, loss_scale: Any) -> Any:
-    # In float32, because a limit times a loss scale is soon more than float16 can hold.
-    wide = keras.ops.cast(upstream, keras.backend.result_type(upstream.dtype, "float32"))
-    limit = keras.ops.cast(min(norm if value is None else value, _LARGEST), wide.dtype)
-    limit = limit * keras.ops.cast(loss_scale, wide.dtype)
-    # Not infinite, because infinity divided by itself is NaN.
-    limit = keras.ops.minimum(limit, _LARGEST)
-    if value is not None:
-        found = keras.ops.minimum(keras.ops.maximum(wide, -limit), limit)
-    else:
-        found = wide * (limit / keras.ops.maximum(recipes.safe_norm(wide), limit))
-    return keras.ops.cast(found, upstream.dtype)
+def _in_float32(limit: Any) -> Any:
+    # The frameworks warn of a larger number, before they make it infinite.
+    return limit if limit < float(numpy.finfo("float32").max) else math.inf
 
 
 def _known(scale: Any, layer: str) -> Any:
@@ -379,9 +373,8 @@ class Quantize(_SameShape):
         recipes.quantize(
             keras.ops.zeros(1), 1.0 if initial_step is None else initial_step, bits, signed, gradient_scale
         )
-        initial = keras.initializers.Constant(self._step_for(1.0) if initial_step is None else initial_step)
-        # In float32 under mixed precision, too: its gradient is a sum, which float16 soon cannot hold.
-        self.step = self.add_weight(shape=(), initializer=initial, constraint=_positive, autocast=False, name="step")
+        initial = self._step_for(1.0) if initial_step is None else initial_step
+        self.step = self._add_number("step", initial, constraint=_positive)
 
     @property
     def _high(self) -> int:
@@ -415,7 +408,7 @@ class Quantize(_SameShape):
         if scale is None:
             # Not before the call, because an axis may be unknown until run time; each as a float, because their
             # product may be more than an int32 holds. Of no numbers there is no root, and the gradient is 0.
-            sizes = [keras.ops.cast(size, "float32") for size in keras.ops.shape(inputs)[1:]]
+            sizes = [keras.ops.cast(size, self.step.dtype) for size in keras.ops.shape(inputs)[1:]]
             scale = keras.ops.rsqrt(keras.ops.maximum(math.prod(sizes, start=float(self._high)), 1.0))
         return recipes.quantize(inputs, self.step, self.bits, self.signed, scale)
 

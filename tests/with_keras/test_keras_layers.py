@@ -515,9 +515,10 @@ def test_on_jax_the_step_from_data_is_not_lost_in_the_middle_of_an_epoch(keras, 
 
 @trains
 @pytest.mark.parametrize("mode", MODES)
-def test_the_gradient_of_the_step_does_not_overflow(keras, layers, mode):
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_the_gradient_of_the_step_does_not_overflow(keras, layers, mode, policy):
     """8000 ones above the range: Qp times as much is more than float16 holds, before and after it is scaled."""
-    layer = layers.Quantize(bits=8, initial_step=1 / 256, dtype="mixed_float16")
+    layer = layers.Quantize(bits=8, initial_step=1 / 256, dtype=policy)
     model = keras.Sequential([keras.layers.Input((4000,)), layer])
     model.compile(
         keras.optimizers.SGD(2.0**-22),
@@ -556,10 +557,11 @@ def test_as_many_numbers_as_no_integer_holds(keras, layers, shape):
 
 
 @trains
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
 @pytest.mark.parametrize("scale", [1e-8, 1e5])
 @pytest.mark.parametrize("name", ["GradientReversal", "GradientScaling"])
-def test_a_scale_that_float16_does_not_hold(keras, layers, name, scale, eager):
-    layer = getattr(layers, name)(scale, dtype="mixed_float16")
+def test_a_scale_that_float16_does_not_hold(keras, layers, name, scale, policy, eager):
+    layer = getattr(layers, name)(scale, dtype=policy)
     upstream = UPSTREAM * (2.0**13 if scale < 1 else 2.0**-13)
     tensor = eager.tensor(upstream.astype(np.float16))
     (found,) = eager.gradients(lambda x: layer(x) * tensor, X.astype(np.float16))

@@ -209,6 +209,40 @@ def test_regularizers_and_other_losses_stay(keras, layers):
     np.testing.assert_allclose(model.trainable_weights[0].numpy(), expected, rtol=2e-3)
 
 
+@trains
+def test_between_the_steps_of_a_recurrent_layer(keras, layers, backend):
+    """A loop of JAX or of TensorFlow lets no loss out, so that the layer is told the number."""
+    keras.config.set_dtype_policy("mixed_float16")
+
+    class Cell(keras.layers.Layer):
+        state_size = output_size = 3
+
+        def __init__(self, **options):
+            super().__init__()
+            self.clip = layers.GradientClipping(value=0.5, **options)
+            self.built = True
+
+        def call(self, inputs, states):
+            output = self.clip(inputs + states[0])
+            return output, [output]
+
+    def trained(**options):
+        recurrent = keras.layers.RNN(Cell(**options))
+        weight = shift(keras)
+        model = keras.Sequential([keras.layers.Input(X.shape[1:]), weight, keras.layers.Reshape((1, 3)), recurrent])
+        model.compile(scaled(keras), weighed(keras))
+        fit(model)
+        return moved(keras, model)
+
+    expected = np.clip(UPSTREAM, -0.5, 0.5)
+    np.testing.assert_allclose(trained(loss_scale=SCALE), expected, rtol=2e-3)
+    if backend == "torch":
+        np.testing.assert_allclose(trained(), expected, rtol=2e-3)
+        return
+    with pytest.raises(Exception, match=r"(?i)tracer|out of scope"):
+        trained()
+
+
 # --- a train_step of one's own ------------------------------------------------------------------------------------
 
 
