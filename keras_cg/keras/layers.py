@@ -186,7 +186,7 @@ class GradientClipping(_SameShape):
         self.norm = norm
         is_half = "float16" in (self.compute_dtype, keras.config.dtype_policy().compute_dtype)
         given: Any = ("dynamic" if is_half else 1.0) if loss_scale is None else loss_scale
-        is_number = isinstance(given, numbers.Real) and 0 < given < math.inf
+        is_number = isinstance(given, numbers.Real) and 0 < float(given) < math.inf
         if not is_number and given != "dynamic":
             raise bad_parameter("GradientClipping", "loss_scale", given, '"dynamic" or a positive number')
         self.loss_scale: float | str = float(given) if is_number else given
