@@ -152,8 +152,9 @@ class GradientClipping(_SameShape):
     the gradient comes multiplied, too, and so must be the limit. A layer with `loss_scale="dynamic"` finds the factor
     in each step: it adds a loss of 0 to the model's, by `add_loss`, and the gradient of that is the factor. `fit` and
     `compute_loss` do what is needed. A `train_step` of one's own adds `sum(model.losses)`, as it is, to the loss before
-    that is scaled. Inside of a loop, as of an RNN that is not unrolled, and of a rematerialised layer Keras on JAX and
-    TensorFlow lets no loss out, and they raise errors of their own; give the number there.
+    that is scaled, after each call of the model. Inside of a loop, as of an RNN that is not unrolled, and of a
+    rematerialised layer, Keras on JAX and TensorFlow lets no loss out: they raise errors of their own, or the gradient
+    is NaN. Give the number there.
 
     Args:
         value: Each number of the gradient is kept within `[-value, value]`.
