@@ -232,7 +232,8 @@ class _Program:
 
     def captured(self) -> list[Any]:
         """What the outputs can be differentiated by and is traced, besides the arguments; in the order of first use."""
-        hoisted = [pair for pair in zip(self.consts, self.jaxpr.constvars, strict=True) if is_traced(pair[0])]
+        variables, _ = carried.parted(self.jaxpr, len(self.wanted))
+        hoisted = [pair for pair in zip(self.consts, variables, strict=True) if is_traced(pair[0])]
         if not hoisted:
             return []
         read = set(filter(_is_variable, self.jaxpr.outvars[: self.count]))
