@@ -9,15 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as namespace
 from jax.extend.core import Literal
-
-# Whether a jit, or what works like one, is building a program around a call. JAX (0.10) exports no other way to ask but
-# to make an array and look at it, which takes fifty times as long; if the name is gone, this import raises.
-from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_staging  # type: ignore[attr-defined]
 from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax import carried
 from keras_cg.backends.jax.carried import Rule
+from keras_cg.backends.jax.names import is_staging
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_tensor, is_traced
 from keras_cg.engine.contract import Function, Pullback
 
@@ -33,7 +30,7 @@ Call = Callable[..., tuple[Sequence[Any], Callable[[], Residuals]]]
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     # In a shard_map without a jit around it, too, nobody can look at values.
-    if _is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
+    if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
         return _staged(fun, tensors)
     if not any(map(is_traced, fun.held(is_tensor).tensors)):
         try:

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as namespace
 import numpy
 from jax.extend import linear_util
-from jax.extend.core import DebugInfo, Literal, Primitive, unmapped_aval
+from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters.batching import bdim_at_front
 from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic
 
 from keras_cg import errors
+from keras_cg.backends.jax.names import DebugInfo, unmapped_aval
 from keras_cg.backends.jax.tensors import dtype, is_floating, is_traced
 from keras_cg.engine import linear
 
