@@ -152,6 +152,8 @@ def _staged(fun: Runnable, tensors: Sequence[Any]) -> tuple[Any, ...]:
         traced = _Program(fun if traced.build is None else traced.again, tensors, traced.captured())
     hoisted = [const for const in traced.consts if is_traced(const)]
     fixed = [None if is_traced(const) else const for const in traced.consts]
+    # Not the program itself, which holds what is traced: JAX keeps `call`.
+    jaxpr, rule, error = traced.jaxpr, traced.rule, traced.error
     count, start = traced.count, len(hoisted)
     # The rule gives the gradients of the arguments, and then those of the variables, which are among what is hoisted.
     served = {_place(value, hoisted): len(tensors) + index for index, value in enumerate(traced.variables or ())}
@@ -163,12 +165,12 @@ def _staged(fun: Runnable, tensors: Sequence[Any]) -> tuple[Any, ...]:
     def call(*args: Any) -> tuple[Sequence[Any], Callable[[], Residuals]]:
         values = iter(args[:start])
         consts = [next(values) if const is None else const for const in fixed]
-        results = jax.core.eval_jaxpr(traced.jaxpr, consts, *args[start:])
+        results = jax.core.eval_jaxpr(jaxpr, consts, *args[start:])
 
         def residuals() -> Residuals:
-            if traced.error is not None:
-                raise traced.error
-            return traced.rule.at(gradients), results[count:]
+            if error is not None:
+                raise error
+            return rule.at(gradients), results[count:]
 
         return results[:count], residuals
 
