@@ -301,13 +301,19 @@ def program(functions, dtype):
 FLUSHING = ("jax", "tensorflow")
 
 
-def is_tried(frame, dtype, order):
-    """Everything eagerly; of the compiled programs, which take long, those that compute something by themselves."""
-    if frame.mode == "eager":
-        return (frame.name, dtype) != ("numpy", "bfloat16")  # NumPy has none
-    if frame.name == "torch":  # which compiles no second derivatives (2.13); aot_eager calls what eager code calls
-        return (frame.mode, dtype, order) == ("inductor", "float32", 1)
-    return dtype == "float32" or (order == 1 and frame.mode != "grad(jit)")
+# What is tried of each mode: everything eagerly, and what differs of the compiled programs, which take long to make.
+TRIED = {
+    "jax-eager": {("float16", 2), ("float32", 1)},  # operation by operation XLA, too
+    "jax-jit(grad)": {(dtype, order) for dtype in DTYPES for order in (1, 2)},
+    "jax-grad(jit)": {("float32", 1)},
+    "numpy-eager": {(dtype, order) for dtype in DTYPES if dtype != "bfloat16" for order in (1, 2)},  # it has none
+    "tensorflow-eager": {(dtype, order) for dtype in DTYPES for order in (1, 2)},
+    "tensorflow-function": {("float32", 1), ("float16", 2)},
+    "tensorflow-jit_compile": {("float16", 1), ("bfloat16", 1), ("float32", 1), ("float32", 2), ("float64", 1)},
+    "torch-eager": {(dtype, order) for dtype in DTYPES for order in (1, 2)},
+    "torch-aot_eager": set(),  # calls what eager code calls
+    "torch-inductor": {("float32", 1)},  # no second derivatives (torch 2.13)
+}
 
 
 @pytest.mark.inductor
@@ -315,7 +321,7 @@ def is_tried(frame, dtype, order):
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_edges(frame, dtype, order):
-    if not is_tried(frame, dtype, order):
+    if (dtype, order) not in TRIED[f"{frame.name}-{frame.mode}"]:
         return
     with config.active.double_precision():
         is_slow = frame.mode == "inductor"

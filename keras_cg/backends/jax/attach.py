@@ -9,15 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as namespace
 from jax.extend.core import Literal
-
-# Whether a jit, or what works like one, is building a program around a call. JAX (0.10) exports no other way to ask but
-# to make an array and look at it, which takes fifty times as long; if the name is gone, this import raises.
-from jax.extend.core import unsafe_am_i_under_a_jit_DO_NOT_USE as _is_staging  # type: ignore[attr-defined]
 from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax import carried
 from keras_cg.backends.jax.carried import Rule
+from keras_cg.backends.jax.names import is_staging
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_tensor, is_traced
 from keras_cg.engine.contract import Function, Pullback
 
@@ -33,7 +30,7 @@ Call = Callable[..., tuple[Sequence[Any], Callable[[], Residuals]]]
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     # In a shard_map without a jit around it, too, nobody can look at values.
-    if _is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
+    if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
         return _staged(fun, tensors)
     if not any(map(is_traced, fun.held(is_tensor).tensors)):
         try:
@@ -155,6 +152,8 @@ def _staged(fun: Runnable, tensors: Sequence[Any]) -> tuple[Any, ...]:
         traced = _Program(fun if traced.build is None else traced.again, tensors, traced.captured())
     hoisted = [const for const in traced.consts if is_traced(const)]
     fixed = [None if is_traced(const) else const for const in traced.consts]
+    # Not the program itself, which holds what is traced: JAX keeps `call`.
+    jaxpr, rule, error = traced.jaxpr, traced.rule, traced.error
     count, start = traced.count, len(hoisted)
     # The rule gives the gradients of the arguments, and then those of the variables, which are among what is hoisted.
     served = {_place(value, hoisted): len(tensors) + index for index, value in enumerate(traced.variables or ())}
@@ -166,12 +165,12 @@ def _staged(fun: Runnable, tensors: Sequence[Any]) -> tuple[Any, ...]:
     def call(*args: Any) -> tuple[Sequence[Any], Callable[[], Residuals]]:
         values = iter(args[:start])
         consts = [next(values) if const is None else const for const in fixed]
-        results = jax.core.eval_jaxpr(traced.jaxpr, consts, *args[start:])
+        results = jax.core.eval_jaxpr(jaxpr, consts, *args[start:])
 
         def residuals() -> Residuals:
-            if traced.error is not None:
-                raise traced.error
-            return traced.rule.at(gradients), results[count:]
+            if error is not None:
+                raise error
+            return rule.at(gradients), results[count:]
 
         return results[:count], residuals
 
@@ -232,7 +231,8 @@ class _Program:
 
     def captured(self) -> list[Any]:
         """What the outputs can be differentiated by and is traced, besides the arguments; in the order of first use."""
-        hoisted = [pair for pair in zip(self.consts, self.jaxpr.constvars, strict=True) if is_traced(pair[0])]
+        variables, _ = carried.parted(self.jaxpr, len(self.wanted))
+        hoisted = [pair for pair in zip(self.consts, variables, strict=True) if is_traced(pair[0])]
         if not hoisted:
             return []
         read = set(filter(_is_variable, self.jaxpr.outvars[: self.count]))

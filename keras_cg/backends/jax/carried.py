@@ -18,12 +18,13 @@ import jax
 import jax.numpy as namespace
 import numpy
 from jax.extend import linear_util
-from jax.extend.core import DebugInfo, Literal, Primitive, unmapped_aval
+from jax.extend.core import Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters.batching import bdim_at_front
 from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic
 
 from keras_cg import errors
+from keras_cg.backends.jax.names import DebugInfo, unmapped_aval
 from keras_cg.backends.jax.tensors import dtype, is_floating, is_traced
 from keras_cg.engine import linear
 
@@ -37,6 +38,14 @@ def program(fun: Callable[..., Sequence[Any]], examples: Sequence[Any]) -> tuple
     wrapped = linear_util.wrap_init(fun, debug_info=_DESCRIPTION)
     jaxpr, _, consts = trace_to_jaxpr_dynamic(wrapped, [jax.typeof(example) for example in examples])
     return jaxpr, consts
+
+
+def parted(jaxpr: Any, count: int) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The variables of a jaxpr that stand for what it closes over, and those of its `count` inputs."""
+    # JAX (0.12) has the former among the latter, in front; earlier ones (0.10) have them apart.
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+    start = len(variables) - count
+    return variables[:start], variables[start:]
 
 
 # What JAX's own messages say of what is traced here; its arguments have no names.
@@ -53,15 +62,16 @@ def traced(rule: Rule, outputs: Sequence[Any]) -> tuple[TracedRule, Sequence[Any
         places[:] = [None if gradient is None else next(count) for gradient in gradients]
         return [gradient for gradient in gradients if gradient is not None]
 
-    jaxpr, consts = program(present, [*filter(is_floating, outputs)])
-    return TracedRule(jaxpr, places), consts
+    examples = [*filter(is_floating, outputs)]
+    jaxpr, consts = program(present, examples)
+    return TracedRule(jaxpr, len(examples), places), consts
 
 
 class TracedRule:
-    """A rule as a jaxpr; and at which place that gives the gradient of each argument, None where it does not."""
+    """A rule of `count` cotangents as a jaxpr; and at which place that gives the gradient of each argument, or None."""
 
-    def __init__(self, jaxpr: Any, places: Sequence[int | None]):
-        self.jaxpr, self.places = jaxpr, places
+    def __init__(self, jaxpr: Any, count: int, places: Sequence[int | None]):
+        self.jaxpr, self.count, self.places = jaxpr, count, places
 
     def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         gradients = jax.core.eval_jaxpr(self.jaxpr, values, *cotangents)
@@ -69,12 +79,12 @@ class TracedRule:
 
     def at(self, indices: Sequence[int | None]) -> TracedRule:
         """The same rule for the arguments at `indices`; one that is None has no gradient."""
-        return TracedRule(self.jaxpr, [None if index is None else self.places[index] for index in indices])
+        return TracedRule(self.jaxpr, self.count, [None if index is None else self.places[index] for index in indices])
 
     @functools.cached_property
     def is_linear(self) -> bool:
         """Whether the jaxpr shows that it is a linear map of the cotangents."""
-        kinds = _kinds(self.jaxpr, ["linear"] * len(self.jaxpr.invars))
+        kinds = _kinds(self.jaxpr, ["linear"] * self.count)
         return all(place is None or kinds[place] in ("linear", "zero") for place in self.places)
 
 
@@ -269,7 +279,7 @@ def _kinds(jaxpr: Any, inputs: Sequence[str]) -> list[str]:
 
     JAX's own transposition would drop constants that are added, so that this must be known before.
     """
-    kinds: dict[Any, str] = dict(zip(jaxpr.invars, inputs, strict=True))
+    kinds: dict[Any, str] = dict(zip(parted(jaxpr, len(inputs))[1], inputs, strict=True))
 
     def kind_of(operand: Any) -> str:
         if isinstance(operand, Literal):

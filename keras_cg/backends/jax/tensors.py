@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as namespace
 import numpy
-from jax.extend.core import get_opaque_trace_state
+
+from keras_cg.backends.jax.names import trace_state
 
 tensors = (jax.Array, jax.core.Tracer)
 
@@ -59,13 +60,12 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def is_recording() -> bool:
-    return bool(_state() != _NOTHING)
+    return bool(trace_state() != _NOTHING)
 
 
-# What JAX is at work on; and what that is where nothing is differentiated, batched or traced.
-_state: Callable[[], Any] = get_opaque_trace_state
+# What JAX is at work on where nothing is differentiated, batched or traced.
 with jax.core.eval_context():
-    _NOTHING = _state()
+    _NOTHING = trace_state()
 
 
 def is_traced(value: Any) -> bool:

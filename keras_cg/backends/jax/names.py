@@ -1,0 +1,33 @@
+"""What JAX does not export for everybody to use, wherever a release has it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+from jax.extend import core as extend
+
+
+def _find(name: str) -> Any:
+    # Earlier releases (0.8) have some of these in `jax.core`, and warn that they will leave it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for module in (extend, jax.core):
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise ImportError(f"jax {jax.__version__} has no {name}, neither in jax.extend.core nor in jax.core.")
+
+
+# What JAX's own messages say of a program that it did not begin to trace by itself.
+DebugInfo = _find("DebugInfo")
+
+# One element of a batch, as JAX describes it.
+unmapped_aval = _find("unmapped_aval")
+
+# Whether a jit, or what works like one, is building a program. JAX (0.10) exports no other way to ask but to make an
+# array and look at it, which takes fifty times as long.
+is_staging = _find("unsafe_am_i_under_a_jit_DO_NOT_USE")
+
+# What tells one state of JAX from another: what is differentiated, batched or traced.
+trace_state = _find("get_opaque_trace_state")
