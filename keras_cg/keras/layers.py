@@ -21,7 +21,7 @@ import numpy
 from keras_cg import custom_gradient, recipes
 from keras_cg.keras import messages
 from keras_cg.recipes.messages import bad_parameter
-from keras_cg.recipes.passing import _clipped_by_norm, _clipped_by_value
+from keras_cg.recipes.passing import clipped_by_norm, clipped_by_value
 
 __all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
 
@@ -230,8 +230,8 @@ def _probed(x: Any, value: float | None, norm: float | None, layer: str) -> Any:
         arrived, scale = upstream
         scale = _known(scale, layer) * _replicas()
         if norm is not None:
-            return _clipped_by_norm(arrived, _in_float32(norm) * scale), None, None, None
-        return _clipped_by_value(arrived, _in_float32(value) * scale), None, None, None
+            return clipped_by_norm(arrived, _in_float32(norm) * scale), None, None, None
+        return clipped_by_value(arrived, _in_float32(value) * scale), None, None, None
 
     return (x, keras.ops.zeros((), keras.config.floatx())), grad
 

@@ -15,9 +15,9 @@ def symbolic_variable(function: str, role: str, variable: str) -> TypeError:
     """A Keras variable beside a KerasTensor: no model would own it."""
     headline = (
         f"{function}: {role} is the Keras variable {variable!r}, and an argument is a KerasTensor: the model would"
-        " neither train the variable nor save it."
+        " neither train the variable nor save it, unless another of its layers owns it."
     )
-    cause = "a weight used in the functional API without a layer that owns it."
+    cause = "a weight used in the functional API without a layer around it."
     remedy = "make it in a layer's `build` by `self.add_weight`, and call the function in its `call`."
     return report(TypeError, headline, function=function, cause=cause, remedy=remedy)
 

@@ -203,11 +203,11 @@ def _clip_gradient(x: Any, *, value: Any, norm: Any) -> Pair:
     for leaf in filter(config.active.is_tensor, tensors.leaves(x)):
         if config.active.dtype(leaf).startswith("complex"):
             raise messages.not_real("clip_gradient", "x", tensors.described(leaf))
-    clipped = _clipped_by_value if norm is None else _clipped_by_norm
+    clipped = clipped_by_value if norm is None else clipped_by_norm
     return x, lambda upstream: (clipped(upstream, limit), None, None)
 
 
-def _clipped_by_value(upstream: Any, limit: Any) -> Any:
+def clipped_by_value(upstream: Any, limit: Any) -> Any:
     def clipped(each: Any) -> Any:
         tensors.check_broadcasts("clip_gradient", "value", limit, each)
         wide, bound = tensors.together(each, limit)
@@ -219,7 +219,7 @@ def _clipped_by_value(upstream: Any, limit: Any) -> Any:
     return tensors.mapped(clipped, upstream)
 
 
-def _clipped_by_norm(upstream: Any, limit: Any) -> Any:
+def clipped_by_norm(upstream: Any, limit: Any) -> Any:
     parts = [tensors.wide(each) for each in tensors.leaves(upstream) if each is not None]
     # Of nothing there is no largest number.
     parts = [each for each in parts if 0 not in (config.active.shape(each) or ())]

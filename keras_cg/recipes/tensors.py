@@ -118,7 +118,9 @@ def together(x: Any, parameter: Any) -> tuple[Any, Any]:
     """A tensor in at least float32, and a parameter to compute with it: a number, or a tensor of the same dtype."""
     x = wide(x)
     if is_number(parameter):
-        return x, parameter
+        is_double = config.active.dtype(x) in ("float64", "complex128")
+        # Frameworks warn of a number that float32 does not hold, before they make it infinite.
+        return x, parameter if is_double or abs(parameter) < 2.0**128 else math.copysign(math.inf, parameter)
     dtypes = {config.active.dtype(x), config.active.dtype(wide(parameter))}
     is_complex = any(dtype.startswith("complex") for dtype in dtypes)
     if dtypes & {"float64", "complex128"}:

@@ -280,8 +280,8 @@ def test_a_variable_beside_a_placeholder(backend):
         culprit(keras.Input([3]), {"w": keras.Variable(np.ones(3), name="weight")})
     for part in (
         "culprit: the argument params['w'] is the Keras variable 'weight', and an argument is a KerasTensor: the"
-        " model would neither train the variable nor save it.",
-        "usual cause: a weight used in the functional API without a layer that owns it.",
+        " model would neither train the variable nor save it, unless another of its layers owns it.",
+        "usual cause: a weight used in the functional API without a layer around it.",
         "remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
     ):
         assert part in str(caught.value)
@@ -355,8 +355,8 @@ def test_a_variable_that_is_reached_beside_a_placeholder(backend, way, has_varia
         culprit(keras.Input([3]))
     for part in (
         f"culprit: what it reads is the Keras variable {weight.path!r}, and an argument is a KerasTensor: the"
-        " model would neither train the variable nor save it.",
-        "usual cause: a weight used in the functional API without a layer that owns it.",
+        " model would neither train the variable nor save it, unless another of its layers owns it.",
+        "usual cause: a weight used in the functional API without a layer around it.",
         "remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
     ):
         assert part in str(caught.value)
