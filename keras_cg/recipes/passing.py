@@ -208,6 +208,8 @@ def _clip_gradient(x: Any, *, value: Any, norm: Any) -> Pair:
 
 
 def clipped_by_value(upstream: Any, limit: Any) -> Any:
+    """A nest of tensors, each element no larger than a limit: a number, or a tensor that broadcasts."""
+
     def clipped(each: Any) -> Any:
         tensors.check_broadcasts("clip_gradient", "value", limit, each)
         wide, bound = tensors.together(each, limit)
@@ -220,6 +222,7 @@ def clipped_by_value(upstream: Any, limit: Any) -> Any:
 
 
 def clipped_by_norm(upstream: Any, limit: Any) -> Any:
+    """A nest of tensors, shortened so that the norm of all is no larger than a limit: a number, or a scalar tensor."""
     parts = [tensors.wide(each) for each in tensors.leaves(upstream) if each is not None]
     # Of nothing there is no largest number.
     parts = [each for each in parts if 0 not in (config.active.shape(each) or ())]
