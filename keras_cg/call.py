@@ -16,7 +16,7 @@ from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import Gradients, Like, check_variables
 from keras_cg.leaves import Rest
 from keras_cg.nest import Nest
-from keras_cg.presence import State
+from keras_cg.presence import Repeated, State
 
 
 def plain(backend: Backend, name: str, fun: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -50,7 +50,7 @@ class Flat:
         self.given = given
         self.name = given.name
         # Without Keras there is none.
-        self.state = None if presence.keras() is None else State(given.name, given.backend)
+        self.state: State | Repeated | None = None if presence.keras() is None else State(given.name, given.backend)
         # The rest of the output of each run; the first one's is what the output is made of.
         self.outputs: list[Rest] = []
 
@@ -58,12 +58,13 @@ class Flat:
         """What the user's function returns, and the values of the Keras variables that it changed."""
         backend, state = self.given.backend, self.state
         fun = backend.converted(self.given.fun)
+        run = None if state is None else state.begin()
         # Without a context if it can be, in which torch.compile (2.13) could not break its graph.
-        if state is None or not state.is_needed():
+        if run is None:
             return (_under(backend, fun, args, kwargs) if self.outputs else fun(*args, **kwargs)), ()
-        with state:
+        with run:
             result = _under(backend, fun, args, kwargs)
-        return result, state.changes()
+        return result, run.changes()
 
     def part(self, output: Any) -> tuple[list[Any], Rest]:
         """The tensors of an output, and the rest of it."""
@@ -95,7 +96,21 @@ class Flat:
 
 
 class Plain(Flat):
-    """A function that gives its tensors alone."""
+    """A function that gives its tensors alone, and will run again for its gradient."""
+
+    def __init__(self, given: Arguments):
+        super().__init__(given)
+        self.state: State | Repeated | None = Repeated(given.name, given.backend)
+
+    def traced(self, *tensors: Any) -> tuple[Any, ...]:
+        """A run that a framework traces: what changes in Keras comes behind the outputs."""
+        self.state.is_traced = True
+        return self(*tensors)
+
+    def once(self, *tensors: Any) -> tuple[Any, ...]:
+        """The only run."""
+        self.state = None if presence.keras() is None else State(self.name, self.given.backend)
+        return self(*tensors)
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         """One run: the tensors of the output, then those of the variables that it changed."""

@@ -414,6 +414,25 @@ def changes_variables(function: str) -> RuntimeError:
     return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
 
 
+def assigns_trainable(function: str, names: Sequence[str]) -> RuntimeError:
+    """A function that must run again assigned to what it is differentiated by."""
+    headline = (
+        f"{function} assigns to a trainable variable of Keras: {', '.join(names)}. Its gradient needs to run it again,"
+        " with the value from before, which could not be trained."
+    )
+    cause = "a layer that normalises its weights in its call, such as keras.layers.SpectralNormalization."
+    remedy = "leave this layer out of keras_cg.recipes.recompute, or compute what it needs without assigning it."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def adds_loss(function: str) -> RuntimeError:
+    """A layer inside a function that will run again adds a loss, which would not hang on anything."""
+    headline = f"{function} adds a loss to a layer, which would not be differentiated outside of it."
+    cause = "`add_loss`, or a layer with an activity_regularizer, inside keras_cg.recipes.recompute."
+    remedy = "return the loss as an output, and call `add_loss` with it outside."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
 def not_repeated() -> RuntimeError:
     """A function that ran again gave something else."""
     headline = (

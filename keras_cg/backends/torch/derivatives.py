@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from keras_cg.backends.torch.tensors import is_forward_open, saveable, transforms_active
-from keras_cg.engine.contract import PlainFunction, Tensors
+from keras_cg.engine.contract import OutputFunction, PlainFunction, Tensors
 
 
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
@@ -136,12 +136,13 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
     return outputs, moved, aux
 
 
-def recompute(fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Tensors:
+def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     # torch.func has no hooks for saved tensors (2.13), and so it keeps them. Under torch.compile `fun` would have to be
     # without side effects, and the partitioner decides by itself what to keep.
     if torch.compiler.is_compiling() or transforms_active() or is_forward_open():
-        return fun(*tensors)
-    return checkpoint(fun, *tensors, use_reentrant=False)  # type: ignore[no-any-return]
+        return fun.once(*tensors)
+    # To its end, for what it leaves undone may stay in the attributes of a layer: a cell of Keras keeps its mask there.
+    return checkpoint(fun, *tensors, use_reentrant=False, early_stop=False)  # type: ignore[no-any-return]
 
 
 def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
