@@ -403,6 +403,17 @@ def changed_in_place(what: str, remedy: str) -> RuntimeError:
     return report(RuntimeError, f"{what}, so that the gradient would be silently wrong.", remedy=f"{remedy}.")
 
 
+def changed_since(function: str, what: str) -> RuntimeError:
+    """What a function reads, that must run again, is no longer what it was."""
+    headline = (
+        f"{function} reads {what} that was assigned or changed in place since it ran; its gradient needs to run it"
+        " again, with the values that it read."
+    )
+    cause = "an optimizer's step, or another update, between the forward and the backward pass, or in the function."
+    remedy = "make the update after the backward pass, or pass a copy of the values as an argument."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
 def changes_variables(function: str) -> RuntimeError:
     """A function that must run again, and would not do the same."""
     headline = (
@@ -422,6 +433,14 @@ def assigns_trainable(function: str, names: Sequence[str]) -> RuntimeError:
     )
     cause = "a layer that normalises its weights in its call, such as keras.layers.SpectralNormalization."
     remedy = "leave this layer out of keras_cg.recipes.recompute, or compute what it needs without assigning it."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def builds_while_traced(function: str) -> RuntimeError:
+    """A layer is built where its variables would be a framework's placeholders."""
+    headline = f"{function} builds a layer while it is traced: its variables would have no values afterwards."
+    cause = "the first call of a layer inside keras_cg.recipes.recompute, on JAX."
+    remedy = "build the layer before, by `layer.build(shape)` or by a call outside."
     return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
 
 

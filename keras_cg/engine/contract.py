@@ -126,6 +126,12 @@ class OutputFunction(Protocol):
     def traced(self, *tensors: Any) -> Tensors:
         """A run that is traced; then there may be more outputs, which `recompute` gives behind the others."""
 
+    def late(self, *tensors: Any) -> Tensors:
+        """A run whose derivative may read a variable of Keras when it is asked for."""
+
+    def reads(self) -> list[Any]:
+        """The variables behind those of Keras that the first run read, and that it did not change."""
+
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
         """The tensors that the user's function closes over, and how to make this function around others."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import arguments, config, leaves, ops
+from keras_cg import arguments, config, leaves, ops, presence
 from keras_cg.autodiff import vjp
 from keras_cg.call import Plain, function_name
 from keras_cg.decorator import custom_gradient
@@ -57,9 +57,16 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         backend = config.active
         laid = leaves.flatten(backend, (*args, *kwargs.values()))
+        if presence.is_symbolic(laid.leaves):
+            labels = arguments.labels(f, len(args), tuple(kwargs), laid)
+            raise messages.symbolic(
+                name,
+                next(label for label, leaf in zip(labels, laid.leaves, strict=True) if presence.is_symbolic([leaf])),
+            )
         values, given = arguments.bind(backend, name, f, len(args), tuple(kwargs), laid)
         function = Plain(given)
-        return function.finish(backend.recompute(function, values))
+        results = backend.recompute(function, values) if backend.is_recording() else function.once(*values)
+        return function.finish(results)
 
     return recomputed
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
-from keras_cg.backends.torch.tensors import is_forward_open, saveable, transforms_active
-from keras_cg.engine.contract import OutputFunction, PlainFunction, Tensors
+from keras_cg.backends.torch.tensors import saveable, transforms_active
+from keras_cg.engine.contract import PlainFunction, Tensors
 
 
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
@@ -134,15 +133,6 @@ def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
     outputs, moved, aux = torch.func.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)  # type: ignore[misc]
     return outputs, moved, aux
-
-
-def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
-    # torch.func has no hooks for saved tensors (2.13), and so it keeps them. Under torch.compile `fun` would have to be
-    # without side effects, and the partitioner decides by itself what to keep.
-    if torch.compiler.is_compiling() or transforms_active() or is_forward_open():
-        return fun.once(*tensors)
-    # To its end, for what it leaves undone may stay in the attributes of a layer: a cell of Keras keeps its mask there.
-    return checkpoint(fun, *tensors, use_reentrant=False, early_stop=False)  # type: ignore[no-any-return]
 
 
 def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
