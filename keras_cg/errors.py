@@ -207,7 +207,7 @@ def symbolic_tensor(function: str, role: str) -> TypeError:
     headline = f"{function}: {role} is a KerasTensor, which holds no numbers, where Keras does not look for one."
     cause = (
         "it is the attribute of a dataclass or of an object that only another framework opens, it was closed over, or"
-        " what was called is no decorated function (recipes.recompute, keras_cg.grad)."
+        " what was called is no decorated function (keras_cg.grad)."
     )
     remedy = "pass it as an argument, or in a tuple, list or dict; or call the function inside a layer."
     return report(TypeError, headline, function=function, cause=cause, remedy=remedy)

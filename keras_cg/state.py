@@ -118,7 +118,7 @@ class Repeated:
         if not values:
             return
         for variable, value in zip(self.changed, values, strict=True):
-            if _stateless_scope() is None:
+            if not self.is_traced:
                 # On torch it is changed in place, and TensorFlow's variable is read when it is used.
                 old = keras().ops.copy(keras().ops.stop_gradient(self.before[id(variable)][1]))
                 self.before[id(variable)] = variable, old

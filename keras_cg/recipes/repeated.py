@@ -11,6 +11,7 @@ from keras_cg.autodiff import vjp
 from keras_cg.call import Plain, function_name
 from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
+from keras_cg.nest import Nest
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
@@ -57,18 +58,21 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         backend = config.active
         laid = leaves.flatten(backend, (*args, *kwargs.values()))
-        if presence.is_symbolic(laid.leaves):
-            labels = arguments.labels(f, len(args), tuple(kwargs), laid)
-            raise messages.symbolic(
-                name,
-                next(label for label, leaf in zip(labels, laid.leaves, strict=True) if presence.is_symbolic([leaf])),
-            )
+        _refuse_symbolic(name, f, args, kwargs, laid)
         values, given = arguments.bind(backend, name, f, len(args), tuple(kwargs), laid)
         function = Plain(given)
         results = backend.recompute(function, values) if backend.is_recording() else function.once(*values)
         return function.finish(results)
 
     return recomputed
+
+
+def _refuse_symbolic(name: str, f: Callable[..., Any], args: Any, kwargs: Any, laid: Nest) -> None:
+    """Raises if an argument is a placeholder of Keras."""
+    if presence.is_symbolic(laid.leaves):
+        labels = arguments.labels(f, len(args), tuple(kwargs), laid)
+        places = [place for place, leaf in enumerate(laid.leaves) if presence.is_symbolic([leaf])]
+        raise messages.symbolic(name, labels[places[0]])
 
 
 def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | None = None) -> Callable[..., Any]:
