@@ -463,6 +463,22 @@ def not_repeated() -> RuntimeError:
     return report(RuntimeError, headline, cause=cause, remedy=remedy)
 
 
+def recomputed_otherwise(function: str) -> RuntimeError:
+    """A recomputed function gave something else in the backward pass."""
+    headline = f"{function} ran again for its gradient, and gave another output than the first time."
+    cause = "random numbers of another library, or something in an attribute or a global that was changed."
+    remedy = "draw random numbers by keras.random, or outside; pass what changes as an argument."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def draws_others(function: str, operation: str) -> RuntimeError:
+    """A recomputed function draws random numbers in a graph."""
+    headline = f"{function} draws random numbers ({operation}), and would draw others when it runs for its gradient."
+    cause = "tf.random, tf.nn.dropout, or a tf.random.Generator inside keras_cg.recipes.recompute."
+    remedy = "draw them by keras.random, by tf.random.stateless_* from a seed, or outside."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
 def not_linear() -> ValueError:
     """Forward mode was asked for a rule that has no transpose."""
     headline = "forward mode needs a rule that is linear in upstream, and this one is not."

@@ -669,6 +669,68 @@ def test_recompute_of_an_array_that_was_changed_in_place(backend, where, monkeyp
         pullback(np.ones(3))
 
 
+@pytest.mark.only("torch", "tensorflow", "numpy")
+def test_recompute_of_a_function_that_draws_others(eager, backend):
+    draws = np.random.default_rng(0)
+
+    def f(x):
+        return seven_exp(x) * eager.tensor(draws.random((64, 3)))
+
+    x = eager.tensor(np.tile(X, (64, 1)))
+    _, pullback = keras_cg.vjp(recipes.recompute(f), x)
+    with pytest.raises(RuntimeError) as caught:
+        pullback(x)
+    assert str(caught.value).splitlines() == [
+        "recompute(test_recompute_of_a_function_that_draws_others.<locals>.f) ran again for its gradient, and gave"
+        " another output than the first time.",
+        "    usual cause: random numbers of another library, or something in an attribute or a global that was"
+        " changed.",
+        "    remedy: draw random numbers by keras.random, or outside; pass what changes as an argument.",
+    ]
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
+def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, backend, mode):
+    import tensorflow as tf
+
+    generator = tf.random.Generator.from_seed(1)
+    functions = {
+        "RandomUniform": lambda x: x * tf.random.uniform((64, 3)),
+        "RandomStandardNormal": lambda x: x * tf.random.normal((64, 3)),
+        "TruncatedNormal": lambda x: x * tf.random.truncated_normal((64, 3)),
+        "Multinomial": lambda x: x * tf.cast(tf.random.categorical(x, 3), x.dtype),
+        "RngReadAndSkip": lambda x: x * generator.uniform((64, 3)),
+        None: lambda x: x * tf.random.stateless_uniform((64, 3), [1, 2]),
+    }
+
+    def both(x, f):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            output = recipes.recompute(lambda x: seven_exp(f(x)))(x)
+        return output, tape.gradient(output, x)
+
+    x = tf.ones((64, 3))
+    for name, f in functions.items():
+        run = both if mode == "eager" else tf.function(both, jit_compile=mode == "jit")
+        if name is None:
+            output, gradient = run(x, f)
+            np.testing.assert_allclose(gradient, 7 * np.exp(output / 2) * output / 2, rtol=1e-5)
+            continue
+        with pytest.raises(RuntimeError) as caught:
+            run(x, f)
+        for part in (
+            ["gave another output than the first time."]
+            if mode == "eager"
+            else [
+                f"draws random numbers ({name}), and would draw others when it runs for its gradient.",
+                "usual cause: tf.random, tf.nn.dropout, or a tf.random.Generator inside keras_cg.recipes.recompute.",
+                "remedy: draw them by keras.random, by tf.random.stateless_* from a seed, or outside.",
+            ]
+        ):
+            assert part in str(caught.value)
+
+
 def test_recompute_without_anybody_who_differentiates(backend):
     """It is the function itself, with any arguments."""
     output = recipes.recompute(lambda x, *, n: x * n)(config.active.asarray(X), n=2)

@@ -10,6 +10,7 @@ import numpy
 
 from keras_cg import errors
 from keras_cg.engine import linear
+from keras_cg.engine.again import Sample
 from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
 from keras_cg.engine.precision import is_differentiable
@@ -116,28 +117,30 @@ class _Recompute:
         self.backend, self.name, self.fun, self.unchanged = backend, name, fun, unchanged
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]:
-        return self.fun(*tensors), _Recomputed(self.backend, self.fun, tensors, self.unchanged)
+        outputs = self.fun(*tensors)
+        return outputs, _Recomputed(self, tensors, Sample(self.backend, outputs))
 
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
         return Held([], lambda tensors: self)
 
 
 class _Recomputed:
-    """The pullback of a function that keeps its inputs alone."""
+    """The pullback of a function that keeps its inputs alone, and a sample of its outputs."""
 
-    def __init__(self, backend: Backend, fun: Callable[..., Tensors], inputs: Sequence[Any], unchanged: _Unchanged):
-        self.backend, self.fun, self.inputs, self.unchanged = backend, fun, inputs, unchanged
+    def __init__(self, function: _Recompute, inputs: Sequence[Any], sample: Sample):
+        self.function, self.backend, self.inputs, self.sample = function, function.backend, inputs, sample
 
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
     ) -> tuple[Tensors, Tensors]:
-        self.unchanged.check()
+        self.function.unchanged.check()
         places = [place for place, tensor in enumerate(self.inputs) if is_differentiable(self.backend.dtype(tensor))]
         arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
 
         def floating(*moving: Any) -> tuple[Tensors, Tensors]:
             values = dict(enumerate(self.inputs)) | dict(zip(places, moving, strict=True))
-            outputs = self.fun(*values.values())
+            outputs = self.function.fun(*values.values())
+            self.sample.compare(self.function.name, outputs)
             return tuple(outputs[place] for place in arrived), ()
 
         _, pullback, _ = self.backend.vjp(floating, [self.inputs[place] for place in places])
@@ -152,7 +155,7 @@ class _Recomputed:
             raise errors.lost_to_recompute(self.backend.__name__.rpartition(".")[2])
 
     def held(self) -> Held:
-        return Held(list(self.inputs), lambda tensors: _Recomputed(self.backend, self.fun, tensors, self.unchanged))
+        return Held(list(self.inputs), lambda tensors: _Recomputed(self.function, tensors, self.sample))
 
 
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,9 +21,14 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
 
     The output, the gradients and all higher derivatives are those of `f`; memory is traded for time. What `f` closes
     over is trained as ever, and a `custom_gradient` inside keeps its rule. JAX and torch do it by themselves
-    (`jax.checkpoint`, `torch.utils.checkpoint`), and torch draws the same random numbers again; for TensorFlow draw
-    them with `tf.random.stateless_*` functions. Under a transform of torch.func no memory
-    is saved, and under `torch.compile` its own partitioner decides.
+    (`jax.checkpoint`, `torch.utils.checkpoint`). Under a transform of torch.func no memory is saved, and under
+    `torch.compile` its own partitioner decides.
+
+    - Keras's variables are in every other run what they were in the first one, and are changed once: seeds, averages,
+      counters. So are whether a layer trains, and mixed precision.
+    - Random numbers of `keras.random` are the same again, on torch those of torch, too. On TensorFlow draw others with
+      `tf.random.stateless_*` functions.
+    - What `f` reads must not be assigned, nor changed in place, before the backward pass.
 
     Source: Griewank & Walther 2000, Algorithm 799: revolve, https://doi.org/10.1145/347837.347846; Chen et al. 2016,
     Training deep nets with sublinear memory cost, https://arxiv.org/abs/1604.06174
@@ -35,9 +40,13 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         A function with the arguments and the output of `f`.
 
     Raises:
-        TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework.
+        TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework, or is a
+            KerasTensor.
         CapturedVariableError: When the result is called: `f` reads a value that is being differentiated and that is
             neither an argument nor in a closure, on NumPy. TensorFlow does not notice a tensor in an attribute.
+        RuntimeError: In the backward pass: what `f` reads was changed since it ran (in a graph of TensorFlow the
+            gradient is NaN; JAX keeps the old values), `f` gave another output, or it assigns to a trainable variable
+            of Keras. When the result is called: a layer inside adds a loss, or is built where JAX traces it.
 
     Example:
         >>> import numpy as np

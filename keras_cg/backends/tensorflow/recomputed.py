@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import dense, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import VariableWatcher, apart, refuse_if_deaf, stop_recording
-from keras_cg.backends.tensorflow.tensors import is_tensor, nan_unless
+from keras_cg.backends.tensorflow.tensors import is_tensor, nan_unless, own
+from keras_cg.engine.again import Sample
 from keras_cg.engine.contract import OutputFunction, Tensors
 
 
@@ -25,12 +26,17 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
         return taken.build(inputs[count:])(*inputs[:count])  # type: ignore[no-any-return]
 
     def run(*inputs: Any) -> Any:
-        captured = _Captured(fun)
+        captured, before = _Captured(fun), len(_operations())
         with VariableWatcher() as watcher:
             outputs = list(around(apart(inputs)))
         captured.note(fun, watcher.watched_variables())
+        # Of those of a graph nothing can be compared yet.
+        drawn = [operation.type for operation in _operations()[before:] if operation.type.startswith(_DRAWING)]
+        sample = Sample(own, parts(outputs)) if tf.executing_eagerly() else None
 
         def rule(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+            if drawn:
+                raise errors.draws_others(fun.name, drawn[0])
             # A graph must not begin the second run before the cotangents are there.
             with tf.control_dependencies(cotangents):
                 again = [tf.identity(tensor) for tensor in inputs]
@@ -39,6 +45,8 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch([*parts(again), *variables])
                 results = around(again)
+            if sample is not None:
+                sample.compare(fun.name, parts(results))
             pairs = [pair for pair in zip(results, cotangents, strict=True) if is_floating(pair[0])]
             gradients = tape.gradient(
                 [result for result, _ in pairs], [*again, *variables], [cotangent for _, cotangent in pairs]
@@ -49,6 +57,19 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
         return outputs, rule
 
     return tuple(tf.custom_gradient(run)(*tensors, *taken.tensors))
+
+
+# How the types of operations begin that draw from a state: those of `tf.random`, and of a `tf.random.Generator` (2.21).
+_DRAWING = ("Random", "Parameterized", "TruncatedNormal", "Multinomial", "Stateful", "RngReadAndSkip")
+# A call of another graph, and XLA's cluster, whose types begin like that, too.
+_CALLS = ("StatefulPartitionedCall",)
+
+
+def _operations() -> Sequence[Any]:
+    """Those of the graph that is being built."""
+    if tf.executing_eagerly():
+        return ()
+    return [each for each in tf.compat.v1.get_default_graph().get_operations() if each.type not in _CALLS]
 
 
 def _poisoned(gradient: Any, unknown: Any) -> Any:

@@ -9,8 +9,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from keras_cg import errors
+from keras_cg.backends import torch as own
 from keras_cg.backends.torch.replayed import sequence_number, versions
 from keras_cg.backends.torch.tensors import describe, is_floating, is_forward_open, transforms_active
+from keras_cg.engine.again import Sample
 from keras_cg.engine.contract import OutputFunction, Tensors
 
 
@@ -26,6 +28,7 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
         start = sequence_number()
         outputs = fun(*inputs)
         captured.note(fun, outputs, inputs, start)
+        captured.compare(outputs)
         return outputs
 
     # To its end, for what it leaves undone may stay in the attributes of a layer: a cell of Keras keeps its mask there.
@@ -42,6 +45,7 @@ class _Captured:
     def __init__(self, fun: OutputFunction):
         self.name = fun.name
         self.is_noted = False
+        self.sample: Sample | None = None
         # Of an integer the version is noted later: it may count the runs. What else changes in the first run is not the
         # same in another.
         self.tensors = _inside(fun.held(_is_wanted).tensors)
@@ -62,8 +66,20 @@ class _Captured:
         before = [*known, *[None] * (len(now) - len(known))]
         self.versions = [now[place] if version is None else version for place, version in enumerate(before)]
 
+    def compare(self, outputs: Tensors) -> None:
+        """Compares the outputs of another run, but for what is on an accelerator, which all would have to wait for.
+
+        Raises:
+            RuntimeError: They are others.
+        """
+        here = [output for output in outputs if output.is_cpu and not output.is_sparse]
+        if self.sample is None:
+            self.sample = Sample(own, here)
+        else:
+            self.sample.compare(self.name, here)
+
     def check(self) -> None:
-        """Compares with that.
+        """Compares with what there was.
 
         Raises:
             RuntimeError: Something was changed.
