@@ -93,6 +93,8 @@ class Repeated:
         self.is_traced = self.is_late = False
         self.runs = 0
         self.surroundings: dict[str, Any] | None = None
+        # Whether what is assigned to a variable is a constant from then on.
+        self.cuts = False
         # By the identity of the variable, which is kept, so that no other gets it: itself, and its value before.
         self.before: dict[int, tuple[Any, Any]] = {}
         self.changed: list[Any] = []
@@ -142,9 +144,8 @@ class RepeatedRun:
         self.open.close()
         if kind is None and self.state.is_traced and _stateless_scope() is None and self.pending < _pending():
             raise errors.builds_while_traced(self.state.function)
-        if not self.is_again:
-            # What came meanwhile was made in the run, such as the seeds of whoever gives none.
-            self.state.surroundings = _of_thread() | (self.state.surroundings or {})
+        if not self.is_again and self.state.surroundings is not None:
+            self.state.surroundings = _completed(self.state.surroundings)
 
     def changes(self) -> tuple[Any, ...]:
         """The new values of the variables that the first run changed."""
@@ -169,6 +170,10 @@ def _recording(base: Any) -> Any:
             self.state, self.is_again = state, is_again
             self.state_mapping = {key: value for key, (_, value) in state.before.items()}
             outer = _stateless_scope()
+            if not is_again:
+                # As where there is no scope, but for JAX, which differentiates what was assigned.
+                state.cuts = not state.is_traced and (outer is None or getattr(outer, "cuts", False))
+            self.cuts = state.cuts
             self.collect_losses = not is_again and (outer is None or outer.collect_losses)
 
         def get_current_value(self, variable: Any) -> Any:
@@ -180,14 +185,14 @@ def _recording(base: Any) -> Any:
             return value
 
         def add_update(self, update: tuple[Any, Any]) -> None:
-            variable, _ = update
+            variable, value = update
             self.get_current_value(variable)
             if self.state.surroundings is None:
                 # Keras was not there in the first run, or not whole.
                 raise errors.changes_variables(self.state.function)
             if not self.is_again and not any(variable is each for each in self.state.changed):
                 self.state.changed.append(variable)
-            super().add_update(update)
+            super().add_update((variable, keras().ops.stop_gradient(value) if self.cuts else value))
 
         def add_loss(self, loss: Any) -> None:
             raise errors.adds_loss(self.state.function)
@@ -231,6 +236,12 @@ def _surroundings() -> dict[str, Any]:
     kept["stateless_scope"] = None
     kept["current_call_ctx"] = copy.copy(kept.get("current_call_ctx"))
     return kept
+
+
+def _completed(kept: dict[str, Any]) -> dict[str, Any]:
+    """With what was made since, such as the seeds of whoever gives none."""
+    made = {key: value for key, value in _of_thread().items() if kept.get(key) is None}
+    return {**kept, **made, "stateless_scope": None}
 
 
 @contextlib.contextmanager

@@ -149,8 +149,12 @@ def test_whether_it_trains_is_what_the_call_around_said(keras, seven, pulled, tr
     np.testing.assert_allclose(array(gradient), 7 * array(mask) * Y, rtol=1e-6)
 
 
-def test_seeds_of_several_kinds(keras, seven, backend):
-    """Of a generator, of a layer, and of nobody: JAX refuses the last one by itself, where it traces."""
+@pytest.mark.parametrize("is_first", [False, True])
+def test_seeds_of_several_kinds(keras, seven, backend, is_first):
+    """Of a generator, and of nobody: JAX refuses the last one by itself, where it traces."""
+    keras.utils.set_random_seed(1)
+    if not is_first and backend != "jax":
+        keras.random.uniform([1])  # whose seeds are made now, and else inside
     seeds = keras.random.SeedGenerator(5)
     ones = np.ones((16, 4), np.float32)
 
@@ -540,6 +544,25 @@ def test_a_variable_that_the_function_itself_changes(keras, backend):
             found = keras_cg.grad(lambda x: keras.ops.sum(recipes.recompute(f)(x)))(x)
             np.testing.assert_allclose(array(found), 2 * step * X[0], rtol=1e-6)
         assert array(count) == step
+
+
+@trains
+@pytest.mark.parametrize("holder", ["alone", "nested"])
+def test_what_is_assigned_is_a_constant_but_for_jax(keras, backend, holder):
+    """As without `recompute`."""
+    total = keras.Variable(np.float32(0), trainable=False)
+
+    def f(x):
+        total.assign(keras.ops.sum(x))
+        return x * total
+
+    x, results = config.active.asarray(X[0]), []
+    for wrap in (HOLDERS[holder], lambda f: f):
+        # In a scope on JAX, where the variable would keep a tracer.
+        with keras.StatelessScope() if backend == "jax" else contextlib.nullcontext():
+            results.append(array(keras_cg.grad(lambda x, wrap=wrap: keras.ops.sum(wrap(f)(x)))(x)))
+    expected = X[0].sum() * (2 if backend == "jax" else 1)
+    np.testing.assert_allclose(results, np.full((2, 4), expected), rtol=1e-6)
 
 
 @trains

@@ -108,7 +108,7 @@ class _Captured:
         Raises:
             RuntimeError: One is not.
         """
-        conditions = [(each, _number(each) == number) for each, number in self.numbers.values()]
+        conditions = [(each, tf.reduce_all(_number(each) == number)) for each, number in self.numbers.values()]
         if not conditions:
             return None
         if not tf.executing_eagerly():
@@ -137,12 +137,14 @@ _BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
 def _number(variable: Any) -> Any:
-    """A number that two values share only by chance."""
+    """In a graph a number that two values share only by chance; else the bits, for which nothing is copied."""
     with stop_recording():
         value = tf.convert_to_tensor(variable)
         if value.dtype.is_complex:
             value = tf.stack([tf.math.real(value), tf.math.imag(value)])
         bits = tf.bitcast(value, _BITS[value.dtype.size]) if value.dtype.size in _BITS else value
+        if tf.executing_eagerly():
+            return bits
         numbers = tf.cast(tf.reshape(bits, [-1]), tf.int64)
         # Odd factors, so that no change of one element is lost, nor that of two that change places.
         return tf.reduce_sum(numbers * (2 * tf.range(tf.size(numbers, tf.int64), dtype=tf.int64) + 1))
