@@ -32,8 +32,8 @@ def variables() -> tuple[Any, ...]:
 
 def holders() -> tuple[Any, ...]:
     """The classes of what holds state in Keras: its variables and layers; () without Keras."""
-    layers = getattr(sys.modules.get("keras"), "layers", None)
-    return variables() if layers is None else (*variables(), layers.Layer)
+    layer = getattr(getattr(keras(), "layers", None), "Layer", None)
+    return variables() if layer is None else (*variables(), layer)
 
 
 def unwrap(leaf: Any) -> Any:

@@ -5,6 +5,8 @@ the output. The rules are wrong on purpose, by a factor of 7, so that plain diff
 """
 
 import contextlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -563,6 +565,36 @@ def test_what_is_assigned_is_a_constant_but_for_jax(keras, backend, holder):
             results.append(array(keras_cg.grad(lambda x, wrap=wrap: keras.ops.sum(wrap(f)(x)))(x)))
     expected = X[0].sum() * (2 if backend == "jax" else 1)
     np.testing.assert_allclose(results, np.full((2, 4), expected), rtol=1e-6)
+
+
+LATE = """
+import sys, keras_cg
+from keras_cg import config, recipes
+keras_cg.set_backend(sys.argv[1])
+
+def f(x):
+    import keras
+    if not seeds:
+        seeds.append(keras.random.SeedGenerator(1))
+    return x * keras.random.uniform([64], seed=seeds[0])
+
+seeds = []
+assert "keras" not in sys.modules
+output, pullback = keras_cg.vjp(recipes.recompute(f), config.active.asarray(__import__("numpy").ones(64, "float32")))
+try:
+    pullback(output)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.only("torch")
+def test_keras_that_came_in_the_first_run(keras, backend):
+    """TensorFlow imports it by itself, and JAX runs a function once."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, backend], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.startswith("recompute(f) changes a variable of Keras whenever it runs, and what was asked for")
 
 
 @trains
