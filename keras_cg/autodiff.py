@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_cg import config, errors, leaves, nest, presence
+from keras_cg import config, errors, leaves, nest, state
 from keras_cg.call import function_name
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import align
@@ -300,7 +300,7 @@ class _Run:
 
     def __init__(self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int]):
         self.backend = config.active
-        presence.stop_gradients(self.backend)
+        state.stop_gradients(self.backend)
         self.where, self.f = where, f
         self.args, self.kwargs, self.indices = args, kwargs, indices
         self.tensors, self.arguments = self._differentiated(tuple(args[index] for index in indices))

@@ -16,7 +16,7 @@ from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import Gradients, Like, check_variables
 from keras_cg.leaves import Rest
 from keras_cg.nest import Nest
-from keras_cg.presence import State
+from keras_cg.state import Repeated, State
 
 
 def plain(backend: Backend, name: str, fun: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -50,7 +50,7 @@ class Flat:
         self.given = given
         self.name = given.name
         # Without Keras there is none.
-        self.state = None if presence.keras() is None else State(given.name, given.backend)
+        self.state: State | Repeated | None = None if presence.keras() is None else State(given.name, given.backend)
         # The rest of the output of each run; the first one's is what the output is made of.
         self.outputs: list[Rest] = []
 
@@ -58,12 +58,13 @@ class Flat:
         """What the user's function returns, and the values of the Keras variables that it changed."""
         backend, state = self.given.backend, self.state
         fun = backend.converted(self.given.fun)
+        run = None if state is None else state.begin()
         # Without a context if it can be, in which torch.compile (2.13) could not break its graph.
-        if state is None or not state.is_needed():
+        if run is None:
             return (_under(backend, fun, args, kwargs) if self.outputs else fun(*args, **kwargs)), ()
-        with state:
+        with run:
             result = _under(backend, fun, args, kwargs)
-        return result, state.changes()
+        return result, run.changes()
 
     def part(self, output: Any) -> tuple[list[Any], Rest]:
         """The tensors of an output, and the rest of it."""
@@ -82,7 +83,7 @@ class Flat:
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
         """The tensors that the user's function holds, in its closure and in static arguments; `build` makes it anew."""
         given = self.given
-        taken = held.find(given.fun, given.rest.nest.leaves, is_wanted, given.backend.children)
+        taken = held.find(given.fun, given.rest.nest.leaves, is_wanted, given.backend.children, whole=self.kept_whole())
 
         def build(tensors: Sequence[Any]) -> Flat:
             fun, static = taken.build(tensors)
@@ -93,14 +94,46 @@ class Flat:
 
         return taken._replace(build=build)
 
+    def kept_whole(self) -> tuple[type, ...]:
+        """The classes of what must stay the objects that they are wherever the function is made anew."""
+        return ()
+
 
 class Plain(Flat):
-    """A function that gives its tensors alone."""
+    """A function that gives its tensors alone, and will run again for its gradient."""
+
+    def __init__(self, given: Arguments):
+        super().__init__(given)
+        self.repeated = Repeated(given.name, given.backend)
+        self.state: State | Repeated | None = self.repeated
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         """One run: the tensors of the output, then those of the variables that it changed."""
         output, changed = self.run(*self.given.bind(tensors))
         return (*self.part(output)[0], *changed)
+
+    def once(self, *tensors: Any) -> tuple[Any, ...]:
+        """The only run."""
+        self.state = None if presence.keras() is None else State(self.name, self.given.backend)
+        return self(*tensors)
+
+    def traced(self, *tensors: Any) -> tuple[Any, ...]:
+        """A run that a framework traces."""
+        self.repeated.is_traced = True
+        return self(*tensors)
+
+    def late(self, *tensors: Any) -> tuple[Any, ...]:
+        """A run whose derivative reads the variables of Keras later."""
+        self.repeated.is_late = True
+        return self(*tensors)
+
+    def reads(self) -> list[Any]:
+        """What the first run read of Keras, and left as it was."""
+        return self.repeated.reads()
+
+    def kept_whole(self) -> tuple[type, ...]:
+        """Those of Keras, to which the function may assign: every run is to see the same ones."""
+        return presence.holders()
 
 
 class Attached(Flat):

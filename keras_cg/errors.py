@@ -207,7 +207,7 @@ def symbolic_tensor(function: str, role: str) -> TypeError:
     headline = f"{function}: {role} is a KerasTensor, which holds no numbers, where Keras does not look for one."
     cause = (
         "it is the attribute of a dataclass or of an object that only another framework opens, it was closed over, or"
-        " what was called is no decorated function (recipes.recompute, keras_cg.grad)."
+        " what was called is no decorated function (keras_cg.grad)."
     )
     remedy = "pass it as an argument, or in a tuple, list or dict; or call the function inside a layer."
     return report(TypeError, headline, function=function, cause=cause, remedy=remedy)
@@ -403,6 +403,17 @@ def changed_in_place(what: str, remedy: str) -> RuntimeError:
     return report(RuntimeError, f"{what}, so that the gradient would be silently wrong.", remedy=f"{remedy}.")
 
 
+def changed_since(function: str, what: str) -> RuntimeError:
+    """What a function reads, that must run again, is no longer what it was."""
+    headline = (
+        f"{function} reads {what} that was assigned or changed in place since it ran; its gradient needs to run it"
+        " again, with the values that it read."
+    )
+    cause = "an optimizer's step, or another update, between the forward and the backward pass, or in the function."
+    remedy = "make the update after the backward pass, or pass a copy of the values as an argument."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
 def changes_variables(function: str) -> RuntimeError:
     """A function that must run again, and would not do the same."""
     headline = (
@@ -411,6 +422,33 @@ def changes_variables(function: str) -> RuntimeError:
     )
     cause = "a keras.random.SeedGenerator, or a layer with a state such as Dropout, inside of it."
     remedy = "use it outside and pass what it gives as an argument, such as seed=generator.next()."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def assigns_trainable(function: str, names: Sequence[str]) -> RuntimeError:
+    """A function that must run again assigned to what it is differentiated by."""
+    headline = (
+        f"{function} assigns to a trainable variable of Keras: {', '.join(names)}. Its gradient needs to run it again,"
+        " with the value from before, which could not be trained."
+    )
+    cause = "a layer that normalises its weights in its call, such as keras.layers.SpectralNormalization."
+    remedy = "leave this layer out of keras_cg.recipes.recompute, or compute what it needs without assigning it."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def builds_while_traced(function: str) -> RuntimeError:
+    """A layer is built where its variables would be a framework's placeholders."""
+    headline = f"{function} builds a layer while it is traced: its variables would have no values afterwards."
+    cause = "the first call of a layer inside keras_cg.recipes.recompute, on JAX."
+    remedy = "build the layer before, by `layer.build(shape)` or by a call outside."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def adds_loss(function: str) -> RuntimeError:
+    """A layer inside a function that will run again adds a loss, which would not hang on anything."""
+    headline = f"{function} adds a loss to a layer, which would not be differentiated outside of it."
+    cause = "`add_loss`, or a layer with an activity_regularizer, inside keras_cg.recipes.recompute."
+    remedy = "return the loss as an output, and call `add_loss` with it outside."
     return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
 
 
@@ -423,6 +461,22 @@ def not_repeated() -> RuntimeError:
     cause = "it draws random numbers, or changes what it reads."
     remedy = "draw them outside and pass them as an argument, or draw them from a seed that is one."
     return report(RuntimeError, headline, cause=cause, remedy=remedy)
+
+
+def recomputed_otherwise(function: str) -> RuntimeError:
+    """A recomputed function gave something else in the backward pass."""
+    headline = f"{function} ran again for its gradient, and gave another output than the first time."
+    cause = "random numbers of another library, or something in an attribute or a global that was changed."
+    remedy = "draw random numbers by keras.random, or outside; pass what changes as an argument."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def draws_others(function: str, operation: str) -> RuntimeError:
+    """A recomputed function draws random numbers in a graph."""
+    headline = f"{function} draws random numbers ({operation}), and would draw others when it runs for its gradient."
+    cause = "tf.random, tf.nn.dropout, or a tf.random.Generator inside keras_cg.recipes.recompute."
+    remedy = "draw them by keras.random, by tf.random.stateless_* from a seed, or outside."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
 
 
 def not_linear() -> ValueError:

@@ -176,6 +176,31 @@ class _Deferred:
         return self.first.held()
 
 
+class Sample:
+    """Some numbers of the outputs of a run, by which another one is compared with it."""
+
+    # Of each output at most twice as many; a run that differs at all differs in one of these, but by chance.
+    SIZE = 64
+
+    def __init__(self, backend: Any, outputs: Sequence[Any]):
+        self.backend = backend
+        self.values = [self._of(output) for output in outputs]
+
+    def _of(self, output: Any) -> numpy.ndarray:
+        values = self.backend.to_numpy(output).reshape(-1)
+        return values[:: max(1, len(values) // self.SIZE)].copy()  # type: ignore[no-any-return]
+
+    def compare(self, function: str, outputs: Sequence[Any]) -> None:
+        """Compares another run with it.
+
+        Raises:
+            RuntimeError: It gave something else.
+        """
+        for output, value in zip(outputs, self.values, strict=True):
+            if not is_repeated(self._of(output), value, self.backend.dtype(output)):
+                raise errors.recomputed_otherwise(function)
+
+
 def is_repeated(other: numpy.ndarray, first: numpy.ndarray, dtype: str) -> bool:
     """Whether two arrays are equal, but for the rounding of sums in another order."""
     if other.shape != first.shape:

@@ -114,11 +114,23 @@ class Function(Protocol):
 
 
 class OutputFunction(Protocol):
-    """The same without a rule: what `recompute` gets."""
+    """The same without a rule: what `recompute` gets. Every run but the first shows it what Keras keeps as it was."""
 
     name: str
 
     def __call__(self, *tensors: Any) -> Tensors: ...
+
+    def once(self, *tensors: Any) -> Tensors:
+        """The only run, where there will be no other."""
+
+    def traced(self, *tensors: Any) -> Tensors:
+        """A run that is traced; then there may be more outputs, which `recompute` gives behind the others."""
+
+    def late(self, *tensors: Any) -> Tensors:
+        """A run whose derivative may read a variable of Keras when it is asked for."""
+
+    def reads(self) -> list[Any]:
+        """The variables behind those of Keras that the first run read, and that it did not change."""
 
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
         """The tensors that the user's function closes over, and how to make this function around others."""

@@ -6,8 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy
+
 from keras_cg import errors
 from keras_cg.engine import linear
+from keras_cg.engine.again import Sample
 from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
 from keras_cg.engine.precision import is_differentiable
@@ -78,43 +81,66 @@ def _basis(backend: Backend, output: Any) -> list[Any]:
 
 def recompute(backend: Backend, fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     """A custom gradient whose rule is the vjp of another run; what `fun` closes over is made an argument of it."""
-    taken = fun.held(backend.is_tensor).movable()
+    captured = fun.held(backend.is_tensor)
+    taken = captured.movable()
     count = len(tensors)
 
     def around(*values: Any) -> Tensors:
-        return taken.build(values[count:])(*values[:count])  # type: ignore[no-any-return]
+        return taken.build(values[count:]).late(*values[:count])  # type: ignore[no-any-return]
 
-    return backend.attach(_Recompute(backend, fun.name, around), (*tensors, *taken.tensors))
+    unchanged = _Unchanged(backend, fun.name, [*tensors, *captured.tensors])
+    return backend.attach(_Recompute(backend, fun.name, around, unchanged), (*tensors, *taken.tensors))
+
+
+class _Unchanged:
+    """The values of some tensors, which nobody must change in place until another run has read them."""
+
+    def __init__(self, backend: Backend, name: str, tensors: Sequence[Any]):
+        self.backend, self.name, self.tensors = backend, name, tensors
+        self.values = [numpy.array(backend.to_numpy(tensor)) for tensor in tensors]
+
+    def check(self) -> None:
+        """Compares.
+
+        Raises:
+            RuntimeError: Somebody did.
+        """
+        for tensor, value in zip(self.tensors, self.values, strict=True):
+            if self.backend.to_numpy(tensor).tobytes() != value.tobytes():
+                raise errors.changed_since(self.name, f"a tensor of {self.backend.dtype(tensor)}{list(value.shape)}")
 
 
 class _Recompute:
     """A function whose rule runs it again. It holds nothing that could be moved: that is among its arguments."""
 
-    def __init__(self, backend: Backend, name: str, fun: Callable[..., Tensors]):
-        self.backend, self.name, self.fun = backend, name, fun
+    def __init__(self, backend: Backend, name: str, fun: Callable[..., Tensors], unchanged: _Unchanged):
+        self.backend, self.name, self.fun, self.unchanged = backend, name, fun, unchanged
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]:
-        return self.fun(*tensors), _Recomputed(self.backend, self.fun, tensors)
+        outputs = self.fun(*tensors)
+        return outputs, _Recomputed(self, tensors, Sample(self.backend, outputs))
 
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
         return Held([], lambda tensors: self)
 
 
 class _Recomputed:
-    """The pullback of a function that keeps its inputs alone."""
+    """The pullback of a function that keeps its inputs alone, and a sample of its outputs."""
 
-    def __init__(self, backend: Backend, fun: Callable[..., Tensors], inputs: Sequence[Any]):
-        self.backend, self.fun, self.inputs = backend, fun, inputs
+    def __init__(self, function: _Recompute, inputs: Sequence[Any], sample: Sample):
+        self.function, self.backend, self.inputs, self.sample = function, function.backend, inputs, sample
 
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
     ) -> tuple[Tensors, Tensors]:
+        self.function.unchanged.check()
         places = [place for place, tensor in enumerate(self.inputs) if is_differentiable(self.backend.dtype(tensor))]
         arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
 
         def floating(*moving: Any) -> tuple[Tensors, Tensors]:
             values = dict(enumerate(self.inputs)) | dict(zip(places, moving, strict=True))
-            outputs = self.fun(*values.values())
+            outputs = self.function.fun(*values.values())
+            self.sample.compare(self.function.name, outputs)
             return tuple(outputs[place] for place in arrived), ()
 
         _, pullback, _ = self.backend.vjp(floating, [self.inputs[place] for place in places])
@@ -129,7 +155,7 @@ class _Recomputed:
             raise errors.lost_to_recompute(self.backend.__name__.rpartition(".")[2])
 
     def held(self) -> Held:
-        return Held(list(self.inputs), lambda tensors: _Recomputed(self.backend, self.fun, tensors))
+        return Held(list(self.inputs), lambda tensors: _Recomputed(self.function, tensors, self.sample))
 
 
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:

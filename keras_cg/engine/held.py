@@ -83,6 +83,7 @@ def find(
     is_tensor: Callable[[Any], bool],
     children: nest.Children,
     made_by: Callable[..., Any] | None = None,
+    whole: tuple[type, ...] = (),
 ) -> Held:
     """The tensors that a function holds; `build` gives the pair `(function, arguments)` around others.
 
@@ -98,13 +99,14 @@ def find(
         is_tensor: Says what is to be found.
         children: Opens the containers of the active framework's own tree utility.
         made_by: The function whose run made it, if that is known.
+        whole: The classes of objects that stay what they are: nothing is looked for in them.
     """
     arguments = tuple(arguments)
-    if all([isinstance(argument, nest.ATOMS) and not is_tensor(argument) for argument in arguments]):
+    if not whole and all([isinstance(argument, nest.ATOMS) and not is_tensor(argument) for argument in arguments]):
         alone = _tensors_alone(function, arguments, is_tensor)
         if alone is not None:
             return alone
-    search = _Search(function, made_by, is_tensor, children)
+    search = _Search(function, made_by, is_tensor, children, whole)
     new_function = search.look(function, True)
     new_arguments = search.look(arguments, True) if arguments else None
 
@@ -163,7 +165,14 @@ def _tensors_alone(
 class _Search:
     """One walk through what a rule holds; what it finds, in the order in which it was found."""
 
-    def __init__(self, searched: Any, made_by: Any, is_tensor: Callable[[Any], bool], children: nest.Children):
+    def __init__(
+        self,
+        searched: Any,
+        made_by: Any,
+        is_tensor: Callable[[Any], bool],
+        children: nest.Children,
+        whole: tuple[type, ...],
+    ):
         searched = _function(searched)
         self.writes = searched is not None and _writes(searched.__code__)
         self.names = () if searched is None else _names(searched.__code__)
@@ -175,6 +184,7 @@ class _Search:
         self.older = {id(cell) for cell in function.__closure__ or ()} if function else set()
         self.is_tensor = is_tensor
         self.children = children
+        self.whole = whole
         self.tensors: list[Any] = []
         self.assigns = False
         self.is_hiding = False
@@ -192,6 +202,8 @@ class _Search:
             own: Whether this run of the function made it.
         """
         # An array is a tensor on NumPy, and an atom elsewhere.
+        if isinstance(value, self.whole):
+            return None
         if isinstance(value, nest.ATOMS) and not self.is_tensor(value):
             self.is_hiding = self.is_hiding or (not _is_atom(value) and self._may_hide(value))
             return None

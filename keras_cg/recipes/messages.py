@@ -14,6 +14,17 @@ def not_a_function(recipe: str, value: object) -> TypeError:
     )
 
 
+def symbolic(function: str, argument: str) -> TypeError:
+    """A recomputed function was given a placeholder of Keras's functional API."""
+    headline = (
+        f"{function}: the argument {argument} is a KerasTensor, which holds no numbers: a functional model would not"
+        " own the weights that the function uses, and so not train them."
+    )
+    cause = "a call on what keras.Input gave."
+    remedy = "call it in the `call` of a layer that owns them; keras.layers.Lambda makes one of a function without any."
+    return report(TypeError, headline, function=function, argument=argument, cause=cause, remedy=remedy)
+
+
 def not_real(recipe: str, argument: str, came: str) -> TypeError:
     """A recipe for real numbers was given something else."""
     return TypeError(

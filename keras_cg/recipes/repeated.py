@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import arguments, config, leaves, ops
+from keras_cg import arguments, config, leaves, ops, presence
 from keras_cg.autodiff import vjp
 from keras_cg.call import Plain, function_name
 from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
+from keras_cg.nest import Nest
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
@@ -20,9 +21,14 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
 
     The output, the gradients and all higher derivatives are those of `f`; memory is traded for time. What `f` closes
     over is trained as ever, and a `custom_gradient` inside keeps its rule. JAX and torch do it by themselves
-    (`jax.checkpoint`, `torch.utils.checkpoint`), and torch draws the same random numbers again; for TensorFlow draw
-    them with `tf.random.stateless_*` functions. Under a transform of torch.func no memory
-    is saved, and under `torch.compile` its own partitioner decides.
+    (`jax.checkpoint`, `torch.utils.checkpoint`). Under a transform of torch.func no memory is saved, and under
+    `torch.compile` its own partitioner decides.
+
+    - Keras's variables are in every other run what they were in the first one, and are changed once: seeds, averages,
+      counters. So are whether a layer trains, and mixed precision.
+    - Random numbers of `keras.random` are the same again, on torch those of torch, too. On TensorFlow draw others with
+      `tf.random.stateless_*` functions.
+    - What `f` reads must not be assigned, nor changed in place, before the backward pass.
 
     Source: Griewank & Walther 2000, Algorithm 799: revolve, https://doi.org/10.1145/347837.347846; Chen et al. 2016,
     Training deep nets with sublinear memory cost, https://arxiv.org/abs/1604.06174
@@ -34,9 +40,13 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         A function with the arguments and the output of `f`.
 
     Raises:
-        TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework.
+        TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework, or is a
+            KerasTensor.
         CapturedVariableError: When the result is called: `f` reads a value that is being differentiated and that is
             neither an argument nor in a closure, on NumPy. TensorFlow does not notice a tensor in an attribute.
+        RuntimeError: In the backward pass: what `f` reads was changed since it ran (in a graph of TensorFlow the
+            gradient is NaN; JAX keeps the old values), `f` gave another output, or it assigns to a trainable variable
+            of Keras. When the result is called: a layer inside adds a loss, or is built where JAX traces it.
 
     Example:
         >>> import numpy as np
@@ -57,11 +67,21 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         backend = config.active
         laid = leaves.flatten(backend, (*args, *kwargs.values()))
+        _refuse_symbolic(name, f, args, kwargs, laid)
         values, given = arguments.bind(backend, name, f, len(args), tuple(kwargs), laid)
         function = Plain(given)
-        return function.finish(backend.recompute(function, values))
+        results = backend.recompute(function, values) if backend.is_recording() else function.once(*values)
+        return function.finish(results)
 
     return recomputed
+
+
+def _refuse_symbolic(name: str, f: Callable[..., Any], args: Any, kwargs: Any, laid: Nest) -> None:
+    """Raises if an argument is a placeholder of Keras."""
+    if presence.is_symbolic(laid.leaves):
+        labels = arguments.labels(f, len(args), tuple(kwargs), laid)
+        places = [place for place, leaf in enumerate(laid.leaves) if presence.is_symbolic([leaf])]
+        raise messages.symbolic(name, labels[places[0]])
 
 
 def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | None = None) -> Callable[..., Any]:

@@ -254,7 +254,7 @@ def test_a_placeholder_where_keras_does_not_look(backend, beside):
         "culprit: the argument hidden.tensor is a KerasTensor, which holds no numbers, where Keras does not look for"
         " one.",
         "usual cause: it is the attribute of a dataclass or of an object that only another framework opens, it was"
-        " closed over, or what was called is no decorated function (recipes.recompute, keras_cg.grad).",
+        " closed over, or what was called is no decorated function (keras_cg.grad).",
         "remedy: pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",
     ):
         assert part in str(caught.value)

@@ -12,7 +12,8 @@ eager mode and `graph` for graphs, both with the gradients of `backward`. `deriv
 from __future__ import annotations
 
 from keras_cg.backends.tensorflow.attach import attach
-from keras_cg.backends.tensorflow.derivatives import compiled, converted, devices, jacobian, jvp, recompute, vjp
+from keras_cg.backends.tensorflow.derivatives import compiled, converted, devices, jacobian, jvp, vjp
+from keras_cg.backends.tensorflow.recomputed import recompute
 from keras_cg.backends.tensorflow.tensors import (
     asarray,
     cast,

@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_cg import errors
-from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, is_floating, is_part, mapped, parts
-from keras_cg.backends.tensorflow.recording import apart, refuse_if_deaf
-from keras_cg.backends.tensorflow.tensors import is_tensor, nan_unless, own
+from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, mapped, parts
+from keras_cg.backends.tensorflow.recording import refuse_if_deaf
+from keras_cg.backends.tensorflow.tensors import nan_unless, own
 from keras_cg.engine import derived
 from keras_cg.engine.contract import PlainFunction, Tensors
 
@@ -69,38 +69,6 @@ def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple
         return list(tape.jacobian(output, inputs, tf.UnconnectedGradients.ZERO, experimental_use_pfor=False))
 
     return outputs, tuple(tuple(rows(output)) for output in outputs), aux
-
-
-def recompute(fun: Any, tensors: Sequence[Any]) -> Tensors:
-    # `derived` would lose the variables that `fun` reads, and a graph would merge its second run with the first. Not
-    # tf.recompute_grad, which has no second derivative (2.21), and none for the tensors that `fun` closes over.
-    taken = fun.held(is_tensor).movable(is_part)
-    count = len(tensors)
-
-    def around(inputs: Sequence[Any]) -> Tensors:
-        return taken.build(inputs[count:])(*inputs[:count])  # type: ignore[no-any-return]
-
-    def run(*inputs: Any) -> Any:
-        outputs = list(around(apart(inputs)))
-
-        def rule(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
-            # A graph must not begin the second run before the cotangents are there.
-            with tf.control_dependencies(cotangents):
-                again = [tf.identity(tensor) for tensor in inputs]
-            refuse_if_deaf()
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch([*parts(again), *variables])
-                results = around(again)
-            pairs = [pair for pair in zip(results, cotangents, strict=True) if is_floating(pair[0])]
-            gradients = tape.gradient(
-                [result for result, _ in pairs], [*again, *variables], [cotangent for _, cotangent in pairs]
-            )
-            gradients = [None if gradient is None else dense(gradient) for gradient in gradients]
-            return (gradients[: len(again)], gradients[len(again) :]) if variables else gradients
-
-        return outputs, rule
-
-    return tuple(tf.custom_gradient(run)(*tensors, *taken.tensors))
 
 
 def converted(fun: Callable[..., Any]) -> Callable[..., Any]:

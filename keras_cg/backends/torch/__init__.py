@@ -9,7 +9,8 @@ engines.
 from __future__ import annotations
 
 from keras_cg.backends.torch.attach import attach
-from keras_cg.backends.torch.derivatives import compiled, devices, gradient, jvp, recompute, vjp
+from keras_cg.backends.torch.derivatives import compiled, devices, gradient, jvp, vjp
+from keras_cg.backends.torch.recomputed import recompute
 from keras_cg.backends.torch.tensors import (
     asarray,
     cast,

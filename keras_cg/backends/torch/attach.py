@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,14 +10,10 @@ import torch
 from keras_cg import errors
 from keras_cg.backends import torch as own
 from keras_cg.backends.torch import compiled, transformed
-from keras_cg.backends.torch.replayed import Replay, apply, random_states, replay, run
+from keras_cg.backends.torch.replayed import Replay, apply, random_states, replay, run, sequence_number
 from keras_cg.backends.torch.tensors import describe, integers, is_forward_open, saveable, transforms_active
 from keras_cg.engine.again import Run
 from keras_cg.engine.contract import Function, Pullback
-
-# The number that the next node of the graph will get; the documentation of the profiler describes it, but it has no
-# public name (torch 2.13). If it is gone, importing this file fails, and with it the backend.
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -38,7 +34,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return fun(*tensors)[0]
     is_wanted = any([tensor.requires_grad for tensor in tensors])
     inputs = [tensor.detach() for tensor in tensors] if is_wanted else tensors
-    random, start = random_states(tensors), _sequence_number()
+    random, start = random_states(tensors), sequence_number()
     outputs, pullback = run(fun, inputs)
     if is_forward_open():
         _not_dual(outputs, pullback)

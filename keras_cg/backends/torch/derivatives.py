@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
-from keras_cg.backends.torch.tensors import is_forward_open, saveable, transforms_active
+from keras_cg.backends.torch.tensors import saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -134,14 +133,6 @@ def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
     outputs, moved, aux = torch.func.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)  # type: ignore[misc]
     return outputs, moved, aux
-
-
-def recompute(fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Tensors:
-    # torch.func has no hooks for saved tensors (2.13), and so it keeps them. Under torch.compile `fun` would have to be
-    # without side effects, and the partitioner decides by itself what to keep.
-    if torch.compiler.is_compiling() or transforms_active() or is_forward_open():
-        return fun(*tensors)
-    return checkpoint(fun, *tensors, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:

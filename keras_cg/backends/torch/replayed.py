@@ -14,19 +14,23 @@ from keras_cg.backends.torch import derivatives
 from keras_cg.engine.again import Again
 from keras_cg.engine.contract import Pullback
 
+# The number that the next node of the graph will get; the documentation of the profiler describes it, but it has no
+# public name (torch 2.13). If it is gone, importing this file fails, and with it the backend.
+sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
 
 def run(fun: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], Pullback]:
     """A run of a function, which must not change its inputs in place."""
-    versions = _versions(inputs)
+    before = versions(inputs)
     outputs, pullback = fun(*inputs)
-    if versions != _versions(inputs):
+    if before != versions(inputs):
         raise errors.changed_in_place(
             "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
         )
     return outputs, pullback
 
 
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """How often tensors were changed in place; the name is torch's own, and its documentation uses it."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 

@@ -1,0 +1,150 @@
+"""A function of which TensorFlow keeps the arguments alone, and that runs again in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import tensorflow as tf
+
+from keras_cg import errors
+from keras_cg.backends.tensorflow.composite import dense, is_floating, is_part, parts
+from keras_cg.backends.tensorflow.recording import VariableWatcher, apart, refuse_if_deaf, stop_recording
+from keras_cg.backends.tensorflow.tensors import is_tensor, nan_unless, own
+from keras_cg.engine.again import Sample
+from keras_cg.engine.contract import OutputFunction, Tensors
+
+
+def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
+    # `derived` would lose the variables that `fun` reads, and a graph would merge its second run with the first. Not
+    # tf.recompute_grad, which has no second derivative (2.21), and none for the tensors that `fun` closes over.
+    taken = fun.held(is_tensor).movable(is_part)
+    count = len(tensors)
+
+    def around(inputs: Sequence[Any]) -> Tensors:
+        return taken.build(inputs[count:])(*inputs[:count])  # type: ignore[no-any-return]
+
+    def run(*inputs: Any) -> Any:
+        captured, before = _Captured(fun), len(_operations())
+        with VariableWatcher() as watcher:
+            outputs = list(around(apart(inputs)))
+        captured.note(fun, watcher.watched_variables())
+        # Of those of a graph nothing can be compared yet.
+        drawn = [operation.type for operation in _operations()[before:] if operation.type.startswith(_DRAWING)]
+        sample = Sample(own, parts(outputs)) if tf.executing_eagerly() else None
+
+        def rule(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+            if drawn:
+                raise errors.draws_others(fun.name, drawn[0])
+            # A graph must not begin the second run before the cotangents are there.
+            with tf.control_dependencies(cotangents):
+                again = [tf.identity(tensor) for tensor in inputs]
+                unknown = captured.check()
+            refuse_if_deaf()
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([*parts(again), *variables])
+                results = around(again)
+            if sample is not None:
+                sample.compare(fun.name, parts(results))
+            pairs = [pair for pair in zip(results, cotangents, strict=True) if is_floating(pair[0])]
+            gradients = tape.gradient(
+                [result for result, _ in pairs], [*again, *variables], [cotangent for _, cotangent in pairs]
+            )
+            gradients = [_poisoned(gradient, unknown) for gradient in gradients]
+            return (gradients[: len(again)], gradients[len(again) :]) if variables else gradients
+
+        return outputs, rule
+
+    return tuple(tf.custom_gradient(run)(*tensors, *taken.tensors))
+
+
+# How the types of operations begin that draw from a state: those of `tf.random`, and of a `tf.random.Generator` (2.21).
+_DRAWING = ("Random", "Parameterized", "TruncatedNormal", "Multinomial", "Stateful", "RngReadAndSkip")
+# A call of another graph, and XLA's cluster, whose types begin like that, too.
+_CALLS = ("StatefulPartitionedCall",)
+
+
+def _operations() -> Sequence[Any]:
+    """Those of the graph that is being built."""
+    if tf.executing_eagerly():
+        return ()
+    return [each for each in tf.compat.v1.get_default_graph().get_operations() if each.type not in _CALLS]
+
+
+def _poisoned(gradient: Any, unknown: Any) -> Any:
+    """A gradient, NaN if `unknown` is, and so are its derivatives."""
+    if gradient is None or unknown is None:
+        return gradient if gradient is None else dense(gradient)
+    return dense(gradient) * tf.cast(1 + unknown, gradient.dtype)
+
+
+class _Captured:
+    """The variables that a function reads; another run must find in them what the first one found.
+
+    Found are those that are trained and read, those in closures and in modules there, and those of Keras; and NumPy's
+    arrays in closures. No value is kept, which in a loop would be one for every turn, but a number that it gives.
+    """
+
+    def __init__(self, fun: OutputFunction):
+        self.name = fun.name
+        self.found = _inside(fun.held(_is_wanted).tensors)
+        # By identity. An integer may count the runs; what else changes in the first run is not the same in another.
+        self.numbers: dict[int, tuple[Any, Any]] = {}
+        self._add([each for each in self.found if not tf.as_dtype(each.dtype).is_integer])
+
+    def note(self, fun: OutputFunction, watched: Sequence[Any]) -> None:
+        """What there is after the first run."""
+        self._add([*watched, *fun.reads(), *self.found])
+
+    def _add(self, read: Sequence[Any]) -> None:
+        for each in read:
+            if id(each) not in self.numbers and isinstance(each, (tf.Variable, numpy.ndarray)):
+                self.numbers[id(each)] = each, _number(each)
+
+    def check(self) -> Any:
+        """NaN in a graph if one is not what it was, else 0; None where Python has looked.
+
+        Raises:
+            RuntimeError: One is not.
+        """
+        conditions = [(each, tf.reduce_all(_number(each) == number)) for each, number in self.numbers.values()]
+        if not conditions:
+            return None
+        if not tf.executing_eagerly():
+            return nan_unless([condition for _, condition in conditions])
+        for each, condition in conditions:
+            if not bool(condition):
+                what = f"a variable ({each.name})" if isinstance(each, tf.Variable) else "a NumPy array"
+                raise errors.changed_since(self.name, what)
+        return None
+
+
+def _is_wanted(value: object) -> bool:
+    return isinstance(value, (tf.Variable, tf.Module, numpy.ndarray))
+
+
+def _inside(found: Sequence[Any]) -> list[Any]:
+    """What was found, and of a module what is not trained: it has other variables that the function may not read."""
+    inside: list[Any] = []
+    for each in found:
+        inside += each.non_trainable_variables if isinstance(each, tf.Module) else [each]
+    return [each for each in inside if tf.as_dtype(each.dtype) not in (tf.string, tf.resource, tf.variant)]
+
+
+# Integers with as many bits.
+_BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+
+
+def _number(variable: Any) -> Any:
+    """In a graph a number that two values share only by chance; else the bits, for which nothing is copied."""
+    with stop_recording():
+        value = tf.convert_to_tensor(variable)
+        if value.dtype.is_complex:
+            value = tf.stack([tf.math.real(value), tf.math.imag(value)])
+        bits = tf.bitcast(value, _BITS[value.dtype.size]) if value.dtype.size in _BITS else value
+        if tf.executing_eagerly():
+            return bits
+        numbers = tf.cast(tf.reshape(bits, [-1]), tf.int64)
+        # Odd factors, so that no change of one element is lost, nor that of two that change places.
+        return tf.reduce_sum(numbers * (2 * tf.range(tf.size(numbers, tf.int64), dtype=tf.int64) + 1))

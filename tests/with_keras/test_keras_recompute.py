@@ -1,0 +1,709 @@
+"""`recipes.recompute` around what has a state in Keras: the second run sees what the first saw, and changes nothing.
+
+Expected is what the layers do without `recompute`, or what the mask of the forward run says: where `x` is one, it is
+the output. The rules are wrong on purpose, by a factor of 7, so that plain differentiation cannot pass.
+"""
+
+import contextlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import keras_cg
+from keras_cg import config, recipes
+
+trains = pytest.mark.only("jax", "torch", "tensorflow")
+
+X = np.linspace(-1.01, 2, 64).reshape(16, 4).astype(np.float32)
+Y = np.cos(np.arange(64)).reshape(16, 4).astype(np.float32)
+RATE = 0.125
+
+# What torch.compile (2.13) says of itself while it traces.
+dynamo_warns = pytest.mark.filterwarnings("ignore:(The .grad attribute of|Dynamo detected a call to):UserWarning")
+
+
+@pytest.fixture
+def keras(backend):
+    """Keras on the backend under test."""
+    import keras
+
+    yield keras
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def seven(keras):
+    """The identity, whose gradient is 7."""
+
+    @keras_cg.custom_gradient
+    def seven(x):
+        return x * 1, lambda upstream: 7 * upstream
+
+    return seven
+
+
+def array(value):
+    import keras
+
+    return keras.ops.convert_to_numpy(value).astype(np.float64)
+
+
+def states(model):
+    """The values of all variables of a model, the seeds of its layers included."""
+    return {each.path: array(each) for each in model.variables}
+
+
+def same_states(found, expected, rtol=1e-5, atol=1e-6):
+    found, expected = states(found), states(expected)
+    assert len(found) == len(expected)
+    for (path, one), other in zip(found.items(), expected.values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=path)
+
+
+# --- a mask ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["eager", "compiled"])
+def pulled(request, backend):
+    """`pulled(f, x, upstream, variables)`: the output of `f`, and its gradient by the framework's own engine.
+
+    Compiled is the whole, where a framework compiles; into a program of JAX's the variables are handed over.
+    """
+    is_compiled = request.param == "compiled"
+    by_backend = {"jax": pulled_by_jax, "tensorflow": pulled_by_tensorflow, "torch": pulled_by_torch}
+    return lambda *args: by_backend[backend](is_compiled, *args)
+
+
+def pulled_by_jax(is_compiled, f, x, upstream, variables):
+    import jax
+    import keras
+
+    def whole(x, upstream):
+        output, pullback = jax.vjp(f, x)
+        return output, pullback(upstream)[0]
+
+    def stateless(values, *args):
+        with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+            results = whole(*args)
+        return results, [scope.get_current_value(variable) for variable in variables]
+
+    if not is_compiled:
+        return whole(x, upstream)
+    results, values = jax.jit(stateless)([variable.value for variable in variables], x, upstream)
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+    return results
+
+
+def pulled_by_tensorflow(is_compiled, f, x, upstream, variables):
+    import tensorflow as tf
+
+    def whole(x, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            output = f(x)
+        return output, tape.gradient(output, x, upstream)
+
+    whole = tf.function(whole, jit_compile=True) if is_compiled else whole
+    return whole(tf.constant(x), tf.constant(upstream))
+
+
+def pulled_by_torch(is_compiled, f, x, upstream, variables):
+    import torch
+
+    x = torch.tensor(x, requires_grad=True)
+    output = (torch.compile(f, backend="aot_eager") if is_compiled else f)(x)
+    return output, torch.autograd.grad(output, x, torch.tensor(upstream))[0]
+
+
+@trains
+@dynamo_warns
+def test_a_dropout_has_one_mask(keras, seven, pulled, backend):
+    dropout = keras.layers.Dropout(0.5, seed=3)
+    dropout.build((16, 4))
+    ones = np.ones((16, 4), np.float32)
+    masks = []
+    for step in (1, 2):
+        f = recipes.recompute(lambda x: seven(dropout(x, training=True)))
+        mask, gradient = pulled(f, ones, Y, dropout.variables)
+        assert set(np.unique(array(mask))) == {0, 2}
+        np.testing.assert_allclose(array(gradient), 7 * array(mask) * Y, rtol=1e-6)
+        assert array(dropout.seed_generator.state).tolist() == [3, step]
+        masks.append(array(mask))
+    assert (masks[0] != masks[1]).any()
+
+
+@trains
+@dynamo_warns
+@pytest.mark.parametrize("training", [True, False])
+def test_whether_it_trains_is_what_the_call_around_said(keras, seven, pulled, training):
+    dropout = keras.layers.Dropout(0.5, seed=3)
+
+    class Block(keras.layers.Layer):
+        def call(self, x, training=None):
+            return recipes.recompute(lambda x: seven(dropout(x)))(x)
+
+    block, ones = Block(), np.ones((16, 4), np.float32)
+    mask, gradient = pulled(lambda x: block(x, training=training), ones, Y, dropout.variables)
+    assert set(np.unique(array(mask))) == ({0, 2} if training else {1})
+    np.testing.assert_allclose(array(gradient), 7 * array(mask) * Y, rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_seeds_of_several_kinds(keras, seven, backend, is_first):
+    """Of a generator, and of nobody: JAX refuses the last one by itself, where it traces."""
+    keras.utils.set_random_seed(1)
+    if not is_first and backend != "jax":
+        keras.random.uniform([1])  # whose seeds are made now, and else inside
+    seeds = keras.random.SeedGenerator(5)
+    ones = np.ones((16, 4), np.float32)
+
+    @recipes.recompute
+    def f(x):
+        noise = keras.random.uniform((16, 4), seed=seeds) + keras.random.uniform((16, 4), seed=seeds)
+        if backend != "jax":
+            noise = noise + keras.random.uniform((16, 4))
+        return seven(x) * config.active.asarray(noise)
+
+    x = config.active.asarray(ones)
+    output, pullback = keras_cg.vjp(f, x)
+    for _ in range(2):
+        np.testing.assert_allclose(array(pullback(config.active.asarray(Y))[0]), 7 * array(output) * Y, rtol=1e-5)
+    assert array(seeds.state).tolist() == [5, 2]
+    assert (array(f(x)) != array(output)).all()
+
+
+def masked(keras, seven):
+    """A dropout, and `7 * x**3 / 3` times its mask: a gradient of `7 * x**2`, and then of `14 * x`, times the mask."""
+    dropout = keras.layers.Dropout(0.5, seed=3)
+    dropout.build((16, 4))
+    return dropout, lambda x: seven(x**3 / 3) * dropout(keras.ops.ones_like(x), training=True)
+
+
+def nested(f):
+    return recipes.recompute(lambda x: recipes.recompute(f)(x) * 1)
+
+
+def in_decorated(f):
+    """A rule that is the vjp of a recomputed function."""
+
+    @keras_cg.custom_gradient
+    def outer(x):
+        output, pullback = keras_cg.vjp(recipes.recompute(f), x)
+        return output, lambda upstream: pullback(upstream)[0]
+
+    return outer
+
+
+HOLDERS = {"alone": recipes.recompute, "nested": nested, "in a rule": in_decorated}
+
+
+@trains
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_in_one_another(keras, seven, holder):
+    dropout, f = masked(keras, seven)
+    x = config.active.asarray(X)
+    output, pullback = keras_cg.vjp(HOLDERS[holder](f), x)
+    mask = np.round(array(output) / (X**3 / 3))
+    for _ in range(2):
+        gradient = array(pullback(config.active.asarray(Y))[0])
+        np.testing.assert_allclose(gradient, 7 * X**2 * mask * Y, rtol=1e-5)
+    assert array(dropout.seed_generator.state).tolist() == [3, 1]
+    np.testing.assert_array_equal(np.unique(mask), [0, 2])
+
+
+@trains
+@pytest.mark.parametrize("holder", ["alone", "nested"])
+def test_the_second_order(keras, seven, holder):
+    dropout, f = masked(keras, seven)
+    x, outputs = config.active.asarray(X), []
+
+    def loss(x):
+        output = HOLDERS[holder](f)(x)
+        outputs.append(output)
+        return keras.ops.sum(output)
+
+    second = array(keras_cg.grad(lambda x: keras.ops.sum(keras_cg.grad(loss)(x)))(x))
+    np.testing.assert_allclose(np.unique(np.round(second / (14 * X), 3)), [0, 2])
+    assert array(dropout.seed_generator.state).tolist() == [3, 1]
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("jit", [False, True])
+def test_the_second_order_in_a_graph(keras, seven, jit):
+    """Without XLA, Grappler once let the first run read the seed that it gave."""
+    import tensorflow as tf
+
+    dropout, f = masked(keras, seven)
+
+    @tf.function(jit_compile=jit)
+    def both(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                output = recipes.recompute(f)(x)
+            gradient = tape.gradient(output, x)
+        return output, gradient, outer.gradient(gradient, x)
+
+    for step in (1, 2):
+        expected = again(keras, dropout, [3, step - 1])
+        output, first, second = both(tf.constant(X))
+        mask = np.round(array(output) / (X**3 / 3))
+        np.testing.assert_allclose(first, 7 * X**2 * mask, rtol=1e-5)
+        np.testing.assert_allclose(second, 14 * X * mask, rtol=1e-5)
+        assert array(dropout.seed_generator.state).tolist() == [3, step]
+        if not jit:  # XLA draws other numbers
+            np.testing.assert_array_equal(mask, expected)
+
+
+def again(keras, dropout, seed):
+    """The mask that a dropout draws from a seed."""
+    other = keras.layers.Dropout(dropout.rate, seed=0)
+    other.build((16, 4))
+    other.seed_generator.state.assign(seed)
+    return array(other(np.ones((16, 4), np.float32), training=True))
+
+
+@pytest.mark.only("jax")
+@pytest.mark.parametrize("how", ["grad", "jit", "checkpoint", "vmap", "scan"])
+def test_transforms_of_jax_outside_and_the_state_handed_over(keras, seven, how):
+    import jax
+
+    dropout, f = masked(keras, seven)
+    state = dropout.seed_generator.state
+
+    def stateless(x, seed):
+        with keras.StatelessScope([(state, seed)]) as scope:
+            output = recipes.recompute(f)(x)
+        return output.sum(), (output, scope.get_current_value(state))
+
+    def scanned(x, seed):
+        def turn(seed, _):
+            total, (output, seed) = stateless(x, seed)
+            return seed, (total, output)
+
+        seed, (totals, outputs) = jax.lax.scan(turn, seed, None, length=3)
+        return totals.sum(), (outputs.sum(0), seed)
+
+    run = jax.value_and_grad(
+        {"checkpoint": jax.checkpoint(stateless), "scan": scanned}.get(how, stateless), has_aux=True
+    )
+    run = {"jit": jax.jit(run), "vmap": jax.vmap(run, (0, None))}.get(how, run)
+    x = np.stack([X, 2 * X]) if how == "vmap" else X
+    (_, (output, after)), gradient = run(x, state.value)
+    np.testing.assert_allclose(gradient, 7 * x**2 * np.round(output / (x**3 / 3)), rtol=1e-4)
+    assert np.unique(after).tolist() == [3] if how == "scan" else np.unique(after).tolist() == [1, 3]
+    assert array(state).tolist() == [3, 0]
+
+
+@pytest.mark.only("torch")
+def test_a_backward_pass_in_other_threads(keras, seven):
+    """As on an accelerator: what Keras keeps for a thread is not there, nor the seeds of whoever gives none."""
+    import threading
+
+    import torch
+
+    dropout = keras.layers.Dropout(0.5, seed=3)
+
+    class Block(keras.layers.Layer):
+        def call(self, x):
+            return recipes.recompute(lambda x: seven(dropout(x)) * keras.random.uniform((16, 4)))(x)
+
+    x, found = torch.ones(16, 4, requires_grad=True), []
+    output = Block()(x, training=True)
+    threads = [
+        threading.Thread(target=lambda: found.append(torch.autograd.grad(output.sum(), x, retain_graph=True)[0]))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    for gradient in found:
+        np.testing.assert_allclose(gradient, 7 * output.detach(), rtol=1e-6)
+    assert array(dropout.seed_generator.state).tolist() == [3, 1]
+
+
+@trains
+def test_a_layer_that_is_used_twice_before_the_backward_pass(keras, seven):
+    def pulled(wrap):
+        norm, dropout = keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dropout(0.5, seed=3)
+        norm.build((None, 4))
+        dropout.build((None, 4))
+
+        def loss(x, wrap):
+            block = wrap(lambda x: seven(dropout(norm(x, training=True) ** 2, training=True)))
+            return keras.ops.sum(block(x) * config.active.asarray(Y)) + keras.ops.sum(block(3 * x) ** 2)
+
+        # In a scope, for what is not recomputed would leave tracers of JAX's in the averages.
+        with contextlib.nullcontext() if wrap is recipes.recompute else keras.StatelessScope():
+            found = keras_cg.grad(loss)(config.active.asarray(X), wrap)
+        return array(found), array(norm.moving_mean)
+
+    found, mean = pulled(recipes.recompute)
+    expected, _ = pulled(lambda f: f)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mean, 0.25 * X.mean(0) + 0.5 * 3 * X.mean(0), rtol=1e-5)
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+
+def layer_of(keras, inner, wrap):
+    """A layer whose call is others, one after the other, times a weight of its own, inside of `wrap`."""
+
+    class Block(keras.layers.Layer):
+        def build(self, shape):
+            self.inner = inner
+            self.w = self.add_weight(shape=(4,), initializer="ones")
+            for layer in inner:
+                layer.build(shape)
+
+        def call(self, x):
+            def run(x):
+                for layer in self.inner:
+                    x = layer(x)
+                return x * self.w
+
+            return wrap(run)(x)
+
+    return Block()
+
+
+def twins(keras, layers, mode="default", steps=3):
+    """A model with `recompute` around some layers, and one without, after the same training."""
+    models = []
+    for wrap in (recipes.recompute, lambda run: run):
+        keras.utils.set_random_seed(7)
+        block = layer_of(keras, layers(), wrap)
+        model = keras.Sequential([keras.layers.Dense(4, use_bias=False), block, keras.layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(RATE), "mse", **MODES[mode])
+        model.fit(X, Y, batch_size=8, epochs=steps, shuffle=False, verbose=0)
+        models.append(model)
+    return models
+
+
+MODES = {
+    "eager": {"run_eagerly": True, "jit_compile": False},
+    "default": {"jit_compile": False},
+    "jit": {"jit_compile": True},
+}
+
+
+@trains
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_layers_with_a_state_train_as_without(keras, seven, backend, mode, policy):
+    if backend == "torch" and mode == "jit":
+        # All that Keras does takes torch.compile half a minute.
+        mode = "eager"
+    keras.config.set_dtype_policy(policy)
+
+    def layers():
+        return [
+            keras.layers.Dense(4, activation="tanh"),
+            keras.layers.Dropout(0.5, seed=3),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Lambda(seven),
+            keras.layers.GaussianNoise(0.5, seed=4),
+        ]
+
+    # In half precision JAX rounds elsewhere where it computes again.
+    same_states(*twins(keras, layers, mode), *([1e-5, 1e-6] if policy == "float32" else [1e-3, 1e-3]))
+
+
+class Attending:
+    """Attention of four positions to each other."""
+
+    def __init__(self, keras):
+        self.attention = keras.layers.MultiHeadAttention(2, 2, dropout=0.5, seed=3)
+        self.attention.build((None, 4, 1), (None, 4, 1))
+
+    def layer(self, keras):
+        attention = self.attention
+
+        class Layer(keras.layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.attention = attention
+
+            def build(self, shape):
+                pass
+
+            def call(self, x):
+                return self.attention(x, x)
+
+        return Layer()
+
+
+@trains
+@pytest.mark.parametrize("kind", ["MultiHeadAttention", "GRU", "LSTM", "SimpleRNN"])
+def test_whole_blocks_train_as_without(keras, kind):
+    def layers():
+        if kind == "MultiHeadAttention":
+            inner = Attending(keras).layer(keras)
+        else:
+            options = {"dropout": 0.4, "recurrent_dropout": 0.4, "return_sequences": True, "seed": 3}
+            inner = getattr(keras.layers, kind)(1, **options)
+            inner.build((None, 4, 1))
+        return [keras.layers.Reshape((4, 1)), inner, keras.layers.Reshape((4,))]
+
+    same_states(*twins(keras, layers))
+
+
+# --- what cannot be served -------------------------------------------------------------------------------------------
+
+
+def variables_of(keras):
+    """Functions of `x` that read a variable of value 3, whose square is their slope, and how to reach it."""
+
+    class Holder:
+        pass
+
+    holder, layer = Holder(), keras.layers.Layer()
+    holder.variable = keras.Variable(np.full(4, 3, np.float32))
+    variable, frozen = (keras.Variable(np.full(4, 3, np.float32), trainable=trainable) for trainable in (True, False))
+    layer.w = layer.add_weight(shape=(4,), initializer=keras.initializers.Constant(3))
+    return {
+        "trainable": (lambda x: x * variable * variable, variable),
+        "not trainable": (lambda x: x * frozen * frozen, frozen),
+        "in an object": (lambda x: x * holder.variable * holder.variable, holder.variable),
+        "in a layer": (lambda x: x * layer.w * layer.w, layer.w),
+    }
+
+
+@pytest.mark.parametrize("where", ["trainable", "not trainable", "in an object", "in a layer"])
+def test_a_variable_that_is_assigned_before_the_backward_pass(keras, backend, where):
+    f, variable = variables_of(keras)[where]
+    x, upstream = config.active.asarray(X[0]), config.active.asarray(Y[0])
+    _, pullback = keras_cg.vjp(recipes.recompute(f), x)
+    np.testing.assert_allclose(array(pullback(upstream)[0]), 9 * Y[0], rtol=1e-6)
+    variable.assign(np.full(4, 10, np.float32))
+    if backend == "jax":
+        np.testing.assert_allclose(array(pullback(upstream)[0]), 9 * Y[0], rtol=1e-6)
+        return
+    with pytest.raises(RuntimeError) as caught:
+        pullback(upstream)
+    what = {
+        "torch": "a Parameter of float32[4]",
+        "tensorflow": f"a variable ({variable.value.name})" if backend == "tensorflow" else "",
+        "numpy": f"a Keras variable ({variable.path})",
+    }[backend]
+    assert str(caught.value).splitlines() == [
+        f"recompute(variables_of.<locals>.<lambda>) reads {what} that was assigned or changed in place since it ran;"
+        " its gradient needs to run it again, with the values that it read.",
+        "    usual cause: an optimizer's step, or another update, between the forward and the backward pass, or in the"
+        " function.",
+        "    remedy: make the update after the backward pass, or pass a copy of the values as an argument.",
+    ]
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("where", ["trainable", "not trainable", "in an object", "in a layer"])
+@pytest.mark.parametrize("is_assigned", [False, True])
+def test_a_variable_that_is_assigned_in_a_graph(keras, where, jit, is_assigned):
+    import tensorflow as tf
+
+    f, variable = variables_of(keras)[where]
+
+    @tf.function(jit_compile=jit)
+    def gradients(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                output = tf.reduce_sum(recipes.recompute(f)(x * x))
+            if is_assigned:
+                variable.assign(tf.fill([4], 10.0))
+            first = tape.gradient(output, x)
+        return first, outer.gradient(first, x)
+
+    first, second = gradients(tf.constant(X[0]))
+    np.testing.assert_allclose(first, np.full(4, np.nan) if is_assigned else 18 * X[0], rtol=1e-6)
+    np.testing.assert_allclose(second, np.full(4, np.nan) if is_assigned else np.full(4, 18), rtol=1e-6)
+
+
+def test_a_variable_that_the_function_itself_changes(keras, backend):
+    """It is what it was in the first run; on NumPy, where a product would read it later, that raises."""
+    count = keras.Variable(np.float32(0), trainable=False)
+
+    def f(x):
+        count.assign_add(1.0)
+        return x * x * count
+
+    x = config.active.asarray(X[0])
+    for step in (1, 2):
+        if backend == "numpy":
+            _, pullback = keras_cg.vjp(recipes.recompute(f), x)
+            with pytest.raises(RuntimeError, match=r"reads a Keras variable \(variable.*\) that was assigned"):
+                pullback(x)
+        else:
+            found = keras_cg.grad(lambda x: keras.ops.sum(recipes.recompute(f)(x)))(x)
+            np.testing.assert_allclose(array(found), 2 * step * X[0], rtol=1e-6)
+        assert array(count) == step
+
+
+@trains
+@pytest.mark.parametrize("holder", ["alone", "nested"])
+def test_what_is_assigned_is_a_constant_but_for_jax(keras, backend, holder):
+    """As without `recompute`."""
+    total = keras.Variable(np.float32(0), trainable=False)
+
+    def f(x):
+        total.assign(keras.ops.sum(x))
+        return x * total
+
+    x, results = config.active.asarray(X[0]), []
+    for wrap in (HOLDERS[holder], lambda f: f):
+        # In a scope on JAX, where the variable would keep a tracer.
+        with keras.StatelessScope() if backend == "jax" else contextlib.nullcontext():
+            results.append(array(keras_cg.grad(lambda x, wrap=wrap: keras.ops.sum(wrap(f)(x)))(x)))
+    expected = X[0].sum() * (2 if backend == "jax" else 1)
+    np.testing.assert_allclose(results, np.full((2, 4), expected), rtol=1e-6)
+
+
+LATE = """
+import sys, keras_cg
+from keras_cg import config, recipes
+keras_cg.set_backend(sys.argv[1])
+
+def f(x):
+    import keras
+    if not seeds:
+        seeds.append(keras.random.SeedGenerator(1))
+    return x * keras.random.uniform([64], seed=seeds[0])
+
+seeds = []
+assert "keras" not in sys.modules
+output, pullback = keras_cg.vjp(recipes.recompute(f), config.active.asarray(__import__("numpy").ones(64, "float32")))
+try:
+    pullback(output)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.only("torch")
+def test_keras_that_came_in_the_first_run(keras, backend):
+    """TensorFlow imports it by itself, and JAX runs a function once."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, backend], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.startswith("recompute(f) changes a variable of Keras whenever it runs, and what was asked for")
+
+
+@trains
+def test_a_function_that_assigns_to_what_is_trained(keras, backend):
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4, name="inner"), name="outer")
+    layer.build((None, 4))
+    output, pullback = keras_cg.vjp(recipes.recompute(lambda x: layer(x, training=True)), config.active.asarray(X))
+    if backend == "jax":
+        np.testing.assert_allclose(array(pullback(output)[0]), array(output) @ array(layer.layer.kernel).T, rtol=1e-4)
+        return
+    with pytest.raises(RuntimeError) as caught:
+        pullback(output)
+    assert str(caught.value).splitlines() == [
+        "recompute(test_a_function_that_assigns_to_what_is_trained.<locals>.<lambda>) assigns to a trainable variable"
+        f" of Keras: {layer.layer.kernel.path}. Its gradient needs to run it again, with the value from before, which"
+        " could not be trained.",
+        "    usual cause: a layer that normalises its weights in its call, such as keras.layers.SpectralNormalization.",
+        "    remedy: leave this layer out of keras_cg.recipes.recompute, or compute what it needs without assigning"
+        " it.",
+    ]
+
+
+@trains
+def test_a_layer_that_is_not_built_yet(keras, backend):
+    layer = keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.5, seed=3)])
+    f = recipes.recompute(lambda x: layer(x, training=True))
+    x = config.active.asarray(X)
+    if backend == "jax":
+        with pytest.raises(RuntimeError) as caught:
+            keras_cg.vjp(f, x)
+        assert str(caught.value).splitlines() == [
+            "recompute(test_a_layer_that_is_not_built_yet.<locals>.<lambda>) builds a layer while it is traced: its"
+            " variables would have no values afterwards.",
+            "    usual cause: the first call of a layer inside keras_cg.recipes.recompute, on JAX.",
+            "    remedy: build the layer before, by `layer.build(shape)` or by a call outside.",
+        ]
+        return
+    output, pullback = keras_cg.vjp(f, x)
+    kernel = array(layer.layers[0].kernel)
+    mask = np.round(array(output) / (X @ kernel))
+    np.testing.assert_allclose(
+        array(pullback(config.active.asarray(Y))[0]), (mask * Y) @ kernel.T, rtol=1e-4, atol=1e-5
+    )
+    assert array(layer.layers[1].seed_generator.state).tolist() == [3, 1]
+
+
+@trains
+def test_a_layer_that_adds_a_loss(keras, backend):
+    layer = keras.layers.Dense(4, activity_regularizer="l2")
+    layer.build((None, 4))
+    with pytest.raises(RuntimeError) as caught:
+        keras_cg.vjp(recipes.recompute(lambda x: layer(x)), config.active.asarray(X))
+    assert str(caught.value).splitlines() == [
+        "recompute(test_a_layer_that_adds_a_loss.<locals>.<lambda>) adds a loss to a layer, which would not be"
+        " differentiated outside of it.",
+        "    usual cause: `add_loss`, or a layer with an activity_regularizer, inside keras_cg.recipes.recompute.",
+        "    remedy: return the loss as an output, and call `add_loss` with it outside.",
+    ]
+
+
+@trains
+def test_what_the_messages_say_to_do(keras, backend):
+    """Returns the loss, and adds it outside."""
+    inner = keras.layers.Dense(1, kernel_initializer="ones")
+    inner.build((None, 4))
+
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def call(self, x):
+            output, loss = recipes.recompute(lambda x: (inner(x), keras.ops.sum(inner(x))))(x)
+            self.add_loss(7 * loss)
+            return output
+
+    model = keras.Sequential([Block()])
+    model.compile(keras.optimizers.SGD(RATE), lambda y, prediction: 0 * prediction)
+    model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
+    np.testing.assert_allclose(array(inner.kernel)[:, 0], 1 - RATE * 7 * X.sum(0), rtol=1e-5)
+
+
+def test_a_placeholder(keras, backend):
+    @recipes.recompute
+    def block(x, others, *, scale):
+        return x * 2
+
+    inputs = keras.Input([4])
+    for args, kwargs, label in (
+        ((inputs, {}), {"scale": 1}, "x"),
+        ((X, {"a": [inputs]}), {"scale": 1}, "others['a'][0]"),
+        ((X, {}), {"scale": inputs}, "scale"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            block(*args, **kwargs)
+        assert str(caught.value).splitlines() == [
+            f"recompute(test_a_placeholder.<locals>.block): the argument {label} is a KerasTensor, which holds no"
+            " numbers: a functional model would not own the weights that the function uses, and so not train them.",
+            "    usual cause: a call on what keras.Input gave.",
+            "    remedy: call it in the `call` of a layer that owns them; keras.layers.Lambda makes one of a function"
+            " without any.",
+        ]
+
+
+@trains
+def test_a_function_without_weights_in_a_functional_model(keras, seven):
+    inputs = keras.Input([4])
+    hidden = keras.layers.Dense(4, use_bias=False, kernel_initializer="ones", name="first")(inputs)
+    model = keras.Model(inputs, keras.layers.Lambda(recipes.recompute(lambda x: seven(x)))(hidden))
+    model.compile(keras.optimizers.SGD(RATE), lambda y, prediction: keras.ops.sum(y * prediction))
+    model.fit(X, Y, batch_size=16, epochs=1, verbose=0)
+    np.testing.assert_allclose(array(model.layers[1].kernel), 1 - RATE * 7 * X.T @ Y, rtol=1e-4, atol=1e-4)
