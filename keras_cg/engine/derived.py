@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy
-
 from keras_cg import errors
 from keras_cg.engine import linear
 from keras_cg.engine.again import Sample
@@ -93,11 +91,12 @@ def recompute(backend: Backend, fun: OutputFunction, tensors: Sequence[Any]) -> 
 
 
 class _Unchanged:
-    """The values of some tensors, which nobody must change in place until another run has read them."""
+    """Some tensors whose values nobody must change in place until another run has read them."""
 
     def __init__(self, backend: Backend, name: str, tensors: Sequence[Any]):
         self.backend, self.name, self.tensors = backend, name, tensors
-        self.values = [numpy.array(backend.to_numpy(tensor)) for tensor in tensors]
+        # No copies, which would take as much memory again: a number that other values have only by chance.
+        self.numbers = [hash(backend.to_numpy(tensor).tobytes()) for tensor in tensors]
 
     def check(self) -> None:
         """Compares.
@@ -105,9 +104,10 @@ class _Unchanged:
         Raises:
             RuntimeError: Somebody did.
         """
-        for tensor, value in zip(self.tensors, self.values, strict=True):
-            if self.backend.to_numpy(tensor).tobytes() != value.tobytes():
-                raise errors.changed_since(self.name, f"a tensor of {self.backend.dtype(tensor)}{list(value.shape)}")
+        for tensor, number in zip(self.tensors, self.numbers, strict=True):
+            values = self.backend.to_numpy(tensor)
+            if hash(values.tobytes()) != number:
+                raise errors.changed_since(self.name, f"a tensor of {self.backend.dtype(tensor)}{list(values.shape)}")
 
 
 class _Recompute:
