@@ -502,8 +502,8 @@ def test_scalars_of_numpy_are_numbers(backend):
     for call, name in (
         (lambda wrong: recipes.clip_gradient(x, value=wrong), "value=-1.0 is not a positive number"),
         (lambda wrong: recipes.clip_gradient(x, norm=wrong), "norm=-1.0 is not a positive number"),
-        (lambda wrong: recipes.quantize(x, wrong), "step=-1.0 is not a positive, finite number or a floating tensor"),
-        (lambda wrong: recipes.safe_log(x, wrong), "floor=-1.0 is not a positive, finite number"),
+        (lambda wrong: recipes.quantize(x, wrong), "step=-1.0 is not a positive, finite number"),
+        (lambda wrong: recipes.safe_log(x, wrong), "floor=-1.0 is not a positive number"),
         (lambda wrong: recipes.surrogate_spike(x, slope=wrong), "slope=-1.0 is not a positive, finite number"),
         (lambda wrong: recipes.fixed_point(lambda z: z, tolerance=wrong), "tolerance=-1.0 is not a positive number"),
     ):
@@ -570,3 +570,66 @@ def test_complex_numbers_pass(backend):
         _, pullback = keras_cg.vjp(f, config.active.asarray(z))
         (gradient,) = pullback(config.active.asarray(upstream))
         np.testing.assert_array_equal(config.active.to_numpy(gradient), factor * upstream)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_numbers_that_a_dtype_does_not_hold(backend, dtype):
+    """They are 0 or infinite where they are used, and what they are multiplied by NaN."""
+    with config.active.double_precision():
+        x = tensor([0.0, 1.0], dtype)
+        calls = {
+            "slope": lambda value: recipes.surrogate_spike(x, "arctan", value),
+            "step": lambda value: recipes.quantize(x, value),
+        }
+        for name, call in calls.items():
+            for value in (1e-39, 1e39) if dtype == "float32" else (1e-320, 1e308 * 1.7):
+                with pytest.raises(ValueError, match=rf"{name}=.* is not between .* and .* \({dtype}\)"):
+                    call(value)
+            call(1e-30)
+
+
+def test_a_steep_surrogate_keeps_its_digits(backend):
+    gradient = keras_cg.grad(lambda x: recipes.surrogate_spike(x, "arctan", 1e30))(tensor(1.0))
+    np.testing.assert_allclose(array(gradient), 2e-30 / math.pi**2, rtol=1e-5)
+
+
+def test_a_limit_of_another_dtype(backend):
+    """Anybody's schedule is in float64."""
+    with config.active.double_precision():
+        for name, expected in (("norm", [0.6, 0.8]), ("value", [1.0, 1.0])):
+            pull = keras_cg.vjp(
+                lambda x: recipes.clip_gradient(x, **{name: tensor(1.0, "float64")}), tensor([1.0, 1.0])
+            )[1]
+            np.testing.assert_allclose(array(pull(tensor([3.0, 4.0]))[0]), expected, rtol=1e-6)
+            pull = keras_cg.vjp(lambda x: recipes.clip_gradient(x, **{name: tensor(-1.0)}), tensor([1.0, 1.0]))[1]
+            assert np.isnan(array(pull(tensor([0.0, 0.0]))[0])).all()
+
+
+@pytest.mark.only("tensorflow")
+def test_tensors_of_unknown_rank(backend):
+    import tensorflow as tf
+
+    def run(f, *arrays):
+        specs = [tf.TensorSpec(None, tf.float32) for _ in arrays]
+        return tf.function(f, input_signature=specs)(*(tf.constant(each, tf.float32) for each in arrays)).numpy()
+
+    x = [[3.0, 4.0], [0.0, 0.0]]
+    assert run(recipes.safe_norm, x) == 5
+    np.testing.assert_allclose(run(lambda x: keras_cg.grad(recipes.safe_norm)(x), x), [[0.6, 0.8], [0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(run(lambda x: keras_cg.grad(lambda x: recipes.scale_gradient(x, 7.0))(x), x), 7)
+    step = tf.constant(0.5)
+    slope = run(lambda x: keras_cg.grad(lambda s: ops.sum(recipes.quantize(x, s, 3)))(step), [[3.0, 0.3]])
+    np.testing.assert_allclose(slope, 3 + 0.4, rtol=1e-6)
+    told = "is unknown until run time. Set its shape, as by tf.ensure_shape(x, [None, None])."
+    for f in (
+        lambda x: recipes.safe_norm(x, axis=-1),
+        lambda x: recipes.safe_norm(x, keepdims=True),
+        lambda x: keras_cg.grad(lambda y: recipes.scale_gradient(y, x))(x),
+        lambda x: keras_cg.grad(lambda y: recipes.clip_gradient(y, value=tf.ones(2)))(x),
+        lambda x: recipes.quantize(x, tf.ones(2)),
+    ):
+        with pytest.raises(ValueError) as caught:
+            run(f, x)
+        assert told in str(caught.value)
+    with pytest.raises(ValueError, match="is not a number or a scalar tensor"):
+        run(lambda x: recipes.clip_gradient(x, norm=x), x)

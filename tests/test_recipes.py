@@ -854,7 +854,7 @@ def test_wrong_parameters(backend):
             "clip_gradient: value=-1.0 is not a positive number.",
         ),
         (lambda: recipes.clip_gradient(x, norm=0), ValueError, "clip_gradient: norm=0.0 is not a positive number."),
-        (lambda: recipes.safe_log(x, 0), ValueError, "safe_log: floor=0 is not a positive, finite number."),
+        (lambda: recipes.safe_log(x, 0), ValueError, "safe_log: floor=0 is not a positive number."),
         (
             lambda: recipes.safe_norm(x, 1),
             ValueError,
@@ -874,7 +874,7 @@ def test_wrong_parameters(backend):
         (
             lambda: recipes.quantize(x, 0.0),
             ValueError,
-            "quantize: step=0.0 is not a positive, finite number or a floating tensor.",
+            "quantize: step=0.0 is not a positive, finite number.",
         ),
         (
             lambda: recipes.quantize(x, 1.0, 1),

@@ -29,7 +29,8 @@ def _arctan(x: Any, slope: float) -> Any:
     is_large = ops.abs(scaled) > 1
     inverse = 1 / ops.where(is_large, scaled, ops.ones_like(scaled))
     small = ops.where(is_large, ops.zeros_like(scaled), scaled)
-    return slope / 2 * ops.where(is_large, inverse * inverse / (1 + inverse * inverse), 1 / (1 + small * small))
+    far = slope / 2 * inverse * (inverse / (1 + inverse * inverse))
+    return ops.where(is_large, far, slope / 2 / (1 + small * small))
 
 
 def _triangle(x: Any, slope: float) -> Any:
@@ -89,8 +90,8 @@ def _surrogate_spike(x: Any, kind: str, slope: float | None) -> Pair:
     if kind not in _SURROGATES:
         raise messages.unknown_surrogate(kind, tuple(_SURROGATES))
     surrogate, default = _SURROGATES[kind]
-    steep = tensors.finite("surrogate_spike", "slope", default if slope is None else slope)
     x = tensors.real("surrogate_spike", "x", x)
+    steep = tensors.finite("surrogate_spike", "slope", default if slope is None else slope, x)
     wide = tensors.wide(x)
 
     def grad(upstream: Any) -> Any:
@@ -153,8 +154,8 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
     low, high = _levels(bits, signed)
     x = tensors.real("quantize", "x", x)
     size = tensors.number("quantize", "step", step)
-    if tensors.is_number(size) and not 0 < size < math.inf:
-        raise messages.bad_parameter("quantize", "step", step, "a positive, finite number or a floating tensor")
+    if tensors.is_number(size):
+        tensors.finite("quantize", "step", size, x)
     tensors.check_broadcasts("quantize", "step", size, x)
     _check_scale(gradient_scale, size)
     wide, stride = tensors.together(x, size)
@@ -216,6 +217,8 @@ def _step_scale(scale: Any, x: Any, step: Any, high: float) -> Any:
 def _sum_to(x: Any, like: Any) -> Any:
     """`x` summed to the shape of `like`, which broadcasts to it."""
     size = config.active.shape(like)
+    if size == ():
+        return ops.sum(x)
     lead = len(config.active.shape(x)) - len(size)
     kept = tuple(lead + place for place, length in enumerate(size) if length == 1)
     if kept:

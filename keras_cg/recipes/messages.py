@@ -54,6 +54,14 @@ def not_broadcast(recipe: str, argument: str, came: str, name: str, expected: st
     )
 
 
+def unknown_rank(recipe: str, argument: str, came: str) -> ValueError:
+    """A tensor of which nobody knows how many axes it has, where that matters."""
+    return ValueError(
+        f"{recipe}: how many axes {argument} ({came}) has is unknown until run time. Set its shape, as by"
+        " tf.ensure_shape(x, [None, None])."
+    )
+
+
 def nothing_to_solve(recipe: str) -> TypeError:
     """`fixed_point` starts from a nest without a tensor."""
     return TypeError(f"{recipe}: there is no tensor in z0. Give a real floating tensor, or a nest of such.")

@@ -195,7 +195,7 @@ def _clip_gradient(x: Any, *, value: Any, norm: Any) -> Pair:
     limit = tensors.number("clip_gradient", name, value if norm is None else norm)
     if tensors.is_number(limit):
         tensors.positive("clip_gradient", name, limit)
-    elif norm is not None and config.active.shape(limit):
+    elif norm is not None and config.active.shape(limit) != ():
         raise messages.bad_parameter("clip_gradient", name, tensors.described(limit), "a number or a scalar tensor")
     else:
         # No compiled program can raise, and a negative limit would turn the gradient around.
@@ -235,11 +235,14 @@ def clipped_by_norm(upstream: Any, limit: Any) -> Any:
     is_zero = total <= 0
     length = ops.sqrt(ops.where(is_zero, ops.ones_like(total), total))
     unit, bound = tensors.together(unit, limit)
+    length = tensors.as_like(length, unit)
     is_short = is_zero | (length <= bound / unit)
+    if not tensors.is_number(bound):
+        is_short = is_short & (bound >= 0)
     factor = bound / ops.where(is_short, ops.ones_like(length), length)
 
     def shortened(each: Any) -> Any:
-        wide = tensors.cast(each, widest)
+        wide = tensors.as_like(each, unit)
         return tensors.as_like(ops.where(is_short, wide, wide / unit * factor), each)
 
     return tensors.mapped(shortened, upstream)

@@ -76,6 +76,7 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
 
     Raises:
         TypeError: `x` is no real floating tensor.
+        ValueError: There is no such axis, or nobody knows how many `x` has.
 
     Example:
         >>> import numpy as np
@@ -88,6 +89,10 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
         array([[0.6, 0.8],
                [0. , 0. ]])
     """
+    if config.active.is_tensor(x) and config.active.shape(x) is None:
+        if axis is not None or keepdims:
+            raise messages.unknown_rank("safe_norm", "x", tensors.described(x))
+        x = ops.reshape(x, (-1,))
     places = tuple(map(tensors.plain, axis)) if isinstance(axis, (tuple, list)) else tensors.plain(axis)
     return _safe_norm(x, places, tensors.plain(keepdims))
 
@@ -194,14 +199,14 @@ def safe_log(x: Any, floor: float | None = None) -> Any:
 
     Args:
         x: A real floating tensor.
-        floor: A positive, finite number; at least, and if it is None, the smallest normal number of the dtype.
+        floor: A positive number; at least, and if it is None, the smallest normal number of the dtype.
 
     Returns:
         A tensor of the shape and dtype of `x`.
 
     Raises:
         TypeError: `x` is no real floating tensor.
-        ValueError: `floor` is no positive, finite number.
+        ValueError: `floor` is no positive number.
 
     Example:
         >>> import numpy as np
@@ -220,7 +225,7 @@ def _safe_log(x: Any, floor: float | None) -> Pair:
     x = tensors.real("safe_log", "x", x)
     least = precision.of(config.active.dtype(x)).smallest
     if floor is not None:
-        least = max(least, tensors.finite("safe_log", "floor", floor))
+        least = max(least, tensors.positive("safe_log", "floor", floor))
     wide = tensors.wide(x)
     is_out = wide < least
     inside = ops.where(is_out, ops.ones_like(wide), wide)

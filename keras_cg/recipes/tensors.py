@@ -12,6 +12,7 @@ import numpy
 
 from keras_cg import config, nest
 from keras_cg.decorator import custom_gradient
+from keras_cg.engine import precision
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.leaves import compatible, describe
 from keras_cg.recipes import messages
@@ -92,10 +93,16 @@ def positive(recipe: str, argument: str, value: Any) -> float:
     return float(value)
 
 
-def finite(recipe: str, argument: str, value: Any) -> float:
-    """A positive number that is not infinite, and no tensor."""
+def finite(recipe: str, argument: str, value: Any, like: Any) -> float:
+    """A positive number that is not infinite, and no tensor; nor that or 0 in the dtype in which is computed."""
     if not is_number(value) or not 0 < float(value) < math.inf:
         raise messages.bad_parameter(recipe, argument, value, "a positive, finite number")
+    dtype = config.active.dtype(wide(like))
+    smallest = precision.of(dtype).smallest
+    if not smallest <= value <= 1 / smallest:
+        raise messages.bad_parameter(
+            recipe, argument, value, f"between {smallest:.2g} and {1 / smallest:.2g} ({dtype})"
+        )
     return float(value)
 
 
@@ -141,7 +148,11 @@ def check_broadcasts(recipe: str, argument: str, parameter: Any, x: Any, name: s
     if is_number(parameter):
         return
     size, whole = config.active.shape(parameter), config.active.shape(x)
-    if size is None or whole is None:
+    if size is None:
+        raise messages.unknown_rank(recipe, argument, described(parameter))
+    if whole is None:
+        if size:
+            raise messages.unknown_rank(recipe, name, described(x))
         return
     pairs = zip(reversed(size), reversed(whole), strict=False)
     if len(size) > len(whole) or any(1 != length != other and None not in (length, other) for length, other in pairs):
