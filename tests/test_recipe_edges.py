@@ -633,3 +633,15 @@ def test_tensors_of_unknown_rank(backend):
         assert told in str(caught.value)
     with pytest.raises(ValueError, match="is not a number or a scalar tensor"):
         run(lambda x: recipes.clip_gradient(x, norm=x), x)
+
+
+@pytest.mark.only("torch")
+def test_the_hessian_of_torch_func(backend):
+    """Nothing inside of a recipe may be a decorated function, which forward mode inside forward mode refuses."""
+    import torch
+
+    x = torch.tensor([3.0, 4.0])
+    curvature = np.array([[0.128, -0.096], [-0.096, 0.072]])
+    np.testing.assert_allclose(torch.func.hessian(recipes.safe_norm)(x), curvature, rtol=1e-5)
+    squared = torch.func.hessian(lambda x: (recipes.quantize(x, 0.5, 4) ** 2).sum())(x)
+    np.testing.assert_array_equal(squared, [[2, 0], [0, 0]])

@@ -40,6 +40,7 @@ That is all a backend must define. The rest it may define where its framework do
 `compiled(fun)`       `fun`, of flat tensors, as the framework compiles it; None where it has no compiler.
 `double_precision()`  a context in which tensors may have 64 bits.
 `devices()`           the names of the devices it can use.
+`cut(tensor)`         the same values, which nobody differentiates, in any mode.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ REQUIRED = (
 )
 
 # Those that `derived` has for a backend that does not define them.
-OPTIONAL = ("gradient", "jvp", "jacobian", "recompute", "converted", "compiled", "double_precision", "devices")
+OPTIONAL = ("gradient", "jvp", "jacobian", "recompute", "converted", "compiled", "double_precision", "devices", "cut")
 
 
 class Pullback(Protocol):
@@ -169,3 +170,4 @@ class Backend(Protocol):
     def compiled(self, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None: ...
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
     def devices(self) -> tuple[str, ...]: ...
+    def cut(self, tensor: Any) -> Any: ...

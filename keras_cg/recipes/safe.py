@@ -103,7 +103,7 @@ def _safe_norm(x: Any, axis: Any, keepdims: bool) -> Pair:
     wide, axes = tensors.wide(x), _axes(x, axis)
     # Of nothing there is no maximum; the sum of nothing is 0.
     reduced = ops.sum if 0 in (config.active.shape(x) or ()) else ops.max
-    size = ops.abs(tensors.constant(wide))
+    size = ops.abs(config.active.cut(wide))
     unit, is_infinite = unit_of(reduced(size, axis=axes, keepdims=True) if axes else size), size == math.inf
     # What is infinite counts as equally large, and beside it the rest is nothing.
     finite, one = ops.where(is_infinite, ops.zeros_like(wide), wide), ops.ones_like(wide)

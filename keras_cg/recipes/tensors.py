@@ -11,7 +11,6 @@ from typing import Any
 import numpy
 
 from keras_cg import config, nest
-from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.leaves import compatible, describe
@@ -169,9 +168,3 @@ def check_alike(name: str, inputs: list[Any], outputs: list[Any]) -> None:
         if is_floating(each)
     ):
         raise messages.not_alike_output(name, *(", ".join(map(described, each)) for each in (outputs, inputs)))
-
-
-@custom_gradient
-def constant(x: Any) -> Pair:
-    """`x` without a gradient."""
-    return x, lambda upstream: None

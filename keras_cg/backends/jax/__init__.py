@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as namespace
 
 from keras_cg.backends.jax.attach import attach
-from keras_cg.backends.jax.derivatives import compiled, devices, double_precision, jacobian, jvp, recompute, vjp
+from keras_cg.backends.jax.derivatives import compiled, cut, devices, double_precision, jacobian, jvp, recompute, vjp
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,
@@ -39,6 +39,7 @@ __all__ = [  # noqa: RUF022 - in the order of keras_cg.engine.contract
     "jacobian",
     "recompute",
     "compiled",
+    "cut",
     "double_precision",
     "devices",
 ]

@@ -61,3 +61,7 @@ def double_precision() -> contextlib.AbstractContextManager[Any]:
 
 def devices() -> tuple[str, ...]:
     return tuple(map(str, jax.devices()))
+
+
+def cut(tensor: Any) -> Any:
+    return jax.lax.stop_gradient(tensor)

@@ -12,7 +12,7 @@ eager mode and `graph` for graphs, both with the gradients of `backward`. `deriv
 from __future__ import annotations
 
 from keras_cg.backends.tensorflow.attach import attach
-from keras_cg.backends.tensorflow.derivatives import compiled, converted, devices, jacobian, jvp, vjp
+from keras_cg.backends.tensorflow.derivatives import compiled, converted, cut, devices, jacobian, jvp, vjp
 from keras_cg.backends.tensorflow.recomputed import recompute
 from keras_cg.backends.tensorflow.tensors import (
     asarray,
@@ -34,6 +34,7 @@ __all__ = [
     "children",
     "compiled",
     "converted",
+    "cut",
     "devices",
     "dtype",
     "is_recording",

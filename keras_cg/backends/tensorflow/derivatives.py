@@ -85,3 +85,7 @@ def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
 
 def devices() -> tuple[str, ...]:
     return tuple(device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices())
+
+
+def cut(tensor: Any) -> Any:
+    return tf.stop_gradient(tensor)

@@ -9,7 +9,7 @@ engines.
 from __future__ import annotations
 
 from keras_cg.backends.torch.attach import attach
-from keras_cg.backends.torch.derivatives import compiled, devices, gradient, jvp, vjp
+from keras_cg.backends.torch.derivatives import compiled, cut, devices, gradient, jvp, vjp
 from keras_cg.backends.torch.recomputed import recompute
 from keras_cg.backends.torch.tensors import (
     asarray,
@@ -30,6 +30,7 @@ __all__ = [
     "cast",
     "children",
     "compiled",
+    "cut",
     "devices",
     "dtype",
     "gradient",

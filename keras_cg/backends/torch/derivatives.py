@@ -145,3 +145,7 @@ def devices() -> tuple[str, ...]:
     if accelerator is None:
         return ("cpu",)
     return ("cpu", *(f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())))
+
+
+def cut(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach()
