@@ -104,8 +104,9 @@ class Plain(Flat):
 
     def __init__(self, given: Arguments):
         super().__init__(given)
-        self.repeated = Repeated(given.name, given.backend)
-        self.state: State | Repeated | None = self.repeated
+        # For its only run, if there will be no other.
+        self.single = self.state
+        self.state = self.repeated = Repeated(given.name, given.backend)
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         """One run: the tensors of the output, then those of the variables that it changed."""
@@ -114,7 +115,7 @@ class Plain(Flat):
 
     def once(self, *tensors: Any) -> tuple[Any, ...]:
         """The only run."""
-        self.state = None if presence.keras() is None else State(self.name, self.given.backend)
+        self.state = self.single
         return self(*tensors)
 
     def traced(self, *tensors: Any) -> tuple[Any, ...]:

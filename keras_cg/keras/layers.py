@@ -22,6 +22,7 @@ from keras_cg import custom_gradient, recipes
 from keras_cg.keras import messages
 from keras_cg.recipes.messages import bad_parameter
 from keras_cg.recipes.passing import clipped_by_norm, clipped_by_value
+from keras_cg.recipes.tensors import plain, times
 
 __all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
 
@@ -199,7 +200,7 @@ class GradientClipping(_SameShape):
         if self.loss_scale != "dynamic":
             limits = {"value": self.value, "norm": self.norm}
             scale = float(self.loss_scale)
-            scaled = {name: _in_float32(limit * scale) for name, limit in limits.items() if limit is not None}
+            scaled = {name: limit * scale for name, limit in limits.items() if limit is not None}
             return recipes.clip_gradient(inputs, **scaled)
         output, probe = _probed(inputs, self.value, self.norm, self.name)
         return output if self._add(probe) else _unknown(inputs, self.name)
@@ -230,8 +231,8 @@ def _probed(x: Any, value: float | None, norm: float | None, layer: str) -> Any:
         arrived, scale = upstream
         scale = _known(scale, layer) * _replicas()
         if norm is not None:
-            return clipped_by_norm(arrived, _in_float32(norm) * scale), None, None, None
-        return clipped_by_value(arrived, _in_float32(value) * scale), None, None, None
+            return clipped_by_norm(arrived, times(scale, plain(norm))), None, None, None
+        return clipped_by_value(arrived, times(scale, plain(value))), None, None, None
 
     return (x, keras.ops.zeros((), keras.config.floatx())), grad
 
@@ -241,11 +242,6 @@ def _unknown(x: Any, layer: str) -> Any:
     """The identity, which has no gradient, because the loss scale cannot be known."""
     # Not an error at once, because who saves a model may have its gradients traced, and never use them.
     return x, lambda upstream: (upstream * _known(keras.ops.zeros((), upstream.dtype), layer), None)
-
-
-def _in_float32(limit: Any) -> Any:
-    # The frameworks warn of a larger number, before they make it infinite.
-    return limit if limit < float(numpy.finfo("float32").max) else math.inf
 
 
 def _known(scale: Any, layer: str) -> Any:

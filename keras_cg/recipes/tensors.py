@@ -12,7 +12,6 @@ import numpy
 
 from keras_cg import config, nest
 from keras_cg.engine import precision
-from keras_cg.engine.precision import is_differentiable
 from keras_cg.leaves import compatible, describe
 from keras_cg.recipes import messages
 
@@ -49,7 +48,7 @@ def described(value: Any) -> str:
 
 def is_floating(value: Any) -> bool:
     """Whether a value is a tensor that has a gradient."""
-    return config.active.is_tensor(value) and is_differentiable(config.active.dtype(value))
+    return config.active.is_tensor(value) and precision.is_differentiable(config.active.dtype(value))
 
 
 def is_real(value: Any) -> bool:

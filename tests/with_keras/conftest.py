@@ -4,6 +4,8 @@ import keras
 import pytest
 from conftest import NAMES
 
+import keras_cg
+
 
 def pytest_sessionstart(session):
     config = session.config
@@ -12,3 +14,14 @@ def pytest_sessionstart(session):
             f"Keras runs on {keras.backend.backend()}, and the tests on {', '.join(config.stash[NAMES])}:"
             " give one backend to both, as KERAS_BACKEND=jax pytest --backends=jax tests/with_keras"
         )
+
+
+@pytest.fixture
+def seven():
+    """The identity, whose gradient is 7."""
+
+    @keras_cg.custom_gradient
+    def seven(x):
+        return x * 1, lambda upstream: 7 * upstream
+
+    return seven

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from with_keras.training import own_steps
+from with_keras.training import own_steps, shift
 
 # Keras has no training on NumPy.
 trains = pytest.mark.only("jax", "torch", "tensorflow")
@@ -96,25 +96,9 @@ def weighed(keras, upstream):
     return lambda y, prediction: keras.ops.sum(prediction * keras.ops.convert_to_tensor(upstream, "float32"))
 
 
-def shift(keras):
-    """A layer that adds a weight of the shape of X to its input: the weight's gradient is what arrives."""
-
-    class Shift(keras.layers.Layer):
-        def build(self, input_shape):
-            self.shift = self.add_weight(shape=X.shape, initializer="zeros")
-
-        def call(self, inputs):
-            return inputs + self.shift
-
-        def compute_output_shape(self, input_shape):
-            return input_shape
-
-    return Shift(name="shift")
-
-
 def trainee(keras, *layers, upstream=UPSTREAM, rate=RATE, **options):
     """A model that shifts X, and is trained by plain gradient descent."""
-    model = keras.Sequential([keras.layers.Input(X.shape[1:]), shift(keras), *layers])
+    model = keras.Sequential([keras.layers.Input(X.shape[1:]), shift(keras, X.shape), *layers])
     model.compile(keras.optimizers.SGD(rate), weighed(keras, upstream), **options)
     return model
 
@@ -141,7 +125,7 @@ def test_training_by_a_step_of_ones_own(keras, case, mode, policy):
     layer, config, _, gradient = case
     made, loss = layer(**config, dtype=policy), weighed(keras, UPSTREAM)
     model = own_steps(lambda y, prediction: loss(y, keras.ops.cast(prediction, "float32")))(
-        [keras.layers.Input(X.shape[1:]), shift(keras), made]
+        [keras.layers.Input(X.shape[1:]), shift(keras, X.shape), made]
     )
     optimizer = keras.optimizers.SGD(RATE)
     if layer.__name__ != "GradientClipping" or policy == "mixed_float16":

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from with_keras.training import own_steps
+from with_keras.training import own_steps, shift
 
 # Keras has no training on NumPy.
 trains = pytest.mark.only("jax", "torch", "tensorflow")
@@ -58,22 +58,6 @@ def limit(request):
     return LIMITS[request.param]
 
 
-def shift(keras):
-    """A layer that adds a weight to its input: the weight's gradient is what arrives."""
-
-    class Shift(keras.layers.Layer):
-        def build(self, input_shape):
-            self.shift = self.add_weight(shape=X.shape, initializer="zeros")
-
-        def call(self, inputs):
-            return inputs + self.shift
-
-        def compute_output_shape(self, input_shape):
-            return input_shape
-
-    return Shift(name="shift")
-
-
 def weighed(keras):
     """A loss whose gradient with respect to the prediction is UPSTREAM."""
     upstream = keras.ops.convert_to_tensor(UPSTREAM)
@@ -95,7 +79,7 @@ def moved(keras, model):
 
 
 def trainee(keras, layer, optimizer, mode, kind=None, **options):
-    model = (kind or keras.Sequential)([keras.layers.Input(X.shape[1:]), shift(keras), layer])
+    model = (kind or keras.Sequential)([keras.layers.Input(X.shape[1:]), shift(keras, X.shape), layer])
     model.compile(optimizer, weighed(keras), **MODES[mode], **options)
     return model
 
@@ -179,7 +163,7 @@ def test_several_layers_one_of_them_twice(keras, layers):
     keras.config.set_dtype_policy("mixed_float16")
     first, twice = layers.GradientClipping(value=0.125), layers.GradientClipping(norm=4.0)
     inputs = keras.Input(X.shape[1:])
-    shifted = shift(keras)(inputs)
+    shifted = shift(keras, X.shape)(inputs)
     model = keras.Model(inputs, twice(shifted) + 2 * twice(first(shifted)))
     model.compile(scaled(keras), weighed(keras))
     fit(model)
@@ -228,7 +212,7 @@ def test_between_the_steps_of_a_recurrent_layer(keras, layers, backend):
 
     def trained(**options):
         recurrent = keras.layers.RNN(Cell(**options))
-        weight = shift(keras)
+        weight = shift(keras, X.shape)
         model = keras.Sequential([keras.layers.Input(X.shape[1:]), weight, keras.layers.Reshape((1, 3)), recurrent])
         model.compile(scaled(keras), weighed(keras))
         fit(model)
@@ -288,7 +272,7 @@ def test_a_stateless_call_without_losses(keras, layers):
     import jax
 
     layer = layers.GradientClipping(value=1.0, name="mine", dtype="mixed_float16")
-    model = keras.Sequential([keras.layers.Input((3,)), shift(keras), layer])
+    model = keras.Sequential([keras.layers.Input((3,)), shift(keras, X.shape), layer])
     (weight,) = model.trainable_variables
     loss = lambda value: model.stateless_call([value], [], X)[0].sum()
     assert np.isfinite(jax.jit(loss)(weight.value))

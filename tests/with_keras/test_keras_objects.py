@@ -129,17 +129,6 @@ def times(keras):
     return times
 
 
-@pytest.fixture
-def seven(keras):
-    """The identity, whose gradient is 7."""
-
-    @keras_cg.custom_gradient
-    def seven(x):
-        return x * 1, lambda upstream: 7 * upstream
-
-    return seven
-
-
 # --- a variable as argument ----------------------------------------------------------------------
 
 

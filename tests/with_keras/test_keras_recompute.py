@@ -33,17 +33,6 @@ def keras(backend):
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.fixture
-def seven(keras):
-    """The identity, whose gradient is 7."""
-
-    @keras_cg.custom_gradient
-    def seven(x):
-        return x * 1, lambda upstream: 7 * upstream
-
-    return seven
-
-
 def array(value):
     import keras
 

@@ -1,4 +1,20 @@
-"""Training steps that are written out, as Keras's guides do it, for each framework."""
+"""What tests train: a layer that shows what arrives, and steps written out as Keras's guides do it."""
+
+
+def shift(keras, shape):
+    """A layer that adds a weight of that shape to its input: the weight's gradient is what arrives."""
+
+    class Shift(keras.layers.Layer):
+        def build(self, input_shape):
+            self.shift = self.add_weight(shape=shape, initializer="zeros")
+
+        def call(self, inputs):
+            return inputs + self.shift
+
+        def compute_output_shape(self, input_shape):
+            return input_shape
+
+    return Shift(name="shift")
 
 
 def own_steps(loss, with_losses=True):

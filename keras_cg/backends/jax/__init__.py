@@ -39,7 +39,7 @@ __all__ = [  # noqa: RUF022 - in the order of keras_cg.engine.contract
     "jacobian",
     "recompute",
     "compiled",
-    "cut",
     "double_precision",
     "devices",
+    "cut",
 ]
