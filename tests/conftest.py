@@ -66,6 +66,9 @@ def pytest_generate_tests(metafunc):
     elif "backend" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("only")
         metafunc.parametrize("backend", only.args if only else names, indirect=True)
+    if "custom_vjp" in metafunc.fixturenames:
+        ways = importlib.import_module("frameworks.jax").CUSTOM_VJPS if "jax" in names else [""]
+        metafunc.parametrize("custom_vjp", ways, indirect=True)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -98,6 +101,13 @@ def backend(request):
 def eager(backend):
     """The framework of the active backend in its eager mode."""
     return Frame(backend, "eager")
+
+
+@pytest.fixture
+def custom_vjp(request):
+    """Each `custom_vjp` that the installed JAX has, in use."""
+    with importlib.import_module("frameworks.jax").custom_vjp(request.param):
+        yield request.param
 
 
 @pytest.fixture

@@ -371,16 +371,11 @@ JAX = {
 
 
 @pytest.mark.only("jax")
-@pytest.mark.parametrize("rewritten", [False, True], ids=["", "custom_vjp3"])
 @pytest.mark.parametrize("transform", JAX)
-def test_jax(eager, backend, transform, rewritten):
+def test_jax(eager, backend, transform, custom_vjp):
     import jax
 
-    jax.config.update("jax_custom_vjp3", rewritten)
-    try:
-        check(JAX[transform](jax, eager.tensor(X)))
-    finally:
-        jax.config.update("jax_custom_vjp3", False)
+    check(JAX[transform](jax, eager.tensor(X)))
 
 
 SHARDED = """

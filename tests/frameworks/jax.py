@@ -1,10 +1,27 @@
 """JAX, eagerly and compiled from either side."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 MODES = ("eager", "jit(grad)", "grad(jit)")
+
+# JAX's custom_vjp, and its rewrite, which not every release has.
+CUSTOM_VJPS = ("", "custom_vjp3") if hasattr(jax.config, "jax_custom_vjp3") else ("",)
+
+
+@contextlib.contextmanager
+def custom_vjp(name):
+    """One of them in use."""
+    if name == "custom_vjp3":
+        jax.config.update("jax_custom_vjp3", True)
+    try:
+        yield
+    finally:
+        if name == "custom_vjp3":
+            jax.config.update("jax_custom_vjp3", False)
 
 
 def tensor(array):

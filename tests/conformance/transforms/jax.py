@@ -1,11 +1,10 @@
 """JAX: reverse mode in every order and composition, mapped, looped, recomputed, sharded and exported."""
 
-import contextlib
-
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from frameworks.jax import CUSTOM_VJPS, custom_vjp
 from jax.sharding import PartitionSpec
 
 
@@ -122,22 +121,13 @@ def exported(p):
     return gradient(loss(p, jax.export.deserialize(made.serialize(vjp_order=1)).call))(*p.tensors)
 
 
-@contextlib.contextmanager
-def rewritten():
-    jax.config.update("jax_custom_vjp3", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_custom_vjp3", False)
-
-
 def with_custom_vjp3(p):
-    with rewritten():
+    with custom_vjp("custom_vjp3"):
         return jax.jit(gradient(loss(p)))(*p.tensors)
 
 
 def second_with_custom_vjp3(p):
-    with rewritten():
+    with custom_vjp("custom_vjp3"):
         return second(p)(*p.tensors)
 
 
@@ -171,3 +161,6 @@ TRANSFORMS = {
     "jvp of grad": ("along", lambda p: jax.jvp(gradient(loss(p)), tuple(p.tensors), tuple(p.c))[1]),
     "jvp": ("tangent", lambda p: jax.jvp(p.f, tuple(p.tensors), tuple(p.c))[1]),
 }
+
+if "custom_vjp3" not in CUSTOM_VJPS:
+    del TRANSFORMS["jit of grad, custom_vjp3"], TRANSFORMS["grad of grad, custom_vjp3"]
