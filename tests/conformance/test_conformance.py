@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc):
         (backend, transform, rule)
         for backend in (names if names != [""] else keras_cg.available_backends())
         for transform in transforms(backend).TRANSFORMS
-        for rule in zoo.ZOO
+        for rule in (zoo.DOZEN if metafunc.config.getoption("dozen") else zoo.ZOO)
     ]
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", cases, ids=["-".join(case) for case in cases])
