@@ -4,7 +4,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-from frameworks.jax import CUSTOM_VJPS, custom_vjp
+from frameworks.jax import CUSTOM_VJPS, custom_vjp, mesh
 from jax.sharding import PartitionSpec
 
 
@@ -110,9 +110,8 @@ def in_loop(p):
 
 
 def sharded(p):
-    mesh = jax.make_mesh((1,), ("i",))
     parts = [PartitionSpec() for _ in p.tensors]
-    f = jax.shard_map(p.f, mesh=mesh, in_specs=tuple(parts), out_specs=[PartitionSpec() for _ in p.weights])
+    f = jax.shard_map(p.f, mesh=mesh(), in_specs=tuple(parts), out_specs=[PartitionSpec() for _ in p.weights])
     return gradient(loss(p, f))(*p.tensors)
 
 
