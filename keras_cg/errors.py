@@ -479,11 +479,12 @@ def draws_others(function: str, operation: str) -> RuntimeError:
     return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
 
 
-def not_linear() -> ValueError:
-    """Forward mode was asked for a rule that has no transpose."""
+def not_linear(obstacle: str | None = None) -> ValueError:
+    """Forward mode was asked for a rule that has no transpose; `obstacle` is why, where a program shows it."""
     headline = "forward mode needs a rule that is linear in upstream, and this one is not."
+    got = None if obstacle is None else f"upstream goes through {obstacle}."
     cause = "a rule that clips or normalises upstream."
-    return report(ValueError, headline, cause=cause, remedy="differentiate in reverse mode.")
+    return report(ValueError, headline, got=got, cause=cause, remedy="differentiate in reverse mode.")
 
 
 def deaf_tape() -> NotImplementedError:
@@ -495,14 +496,11 @@ def deaf_tape() -> NotImplementedError:
 
 
 def no_forward_mode() -> ValueError:
-    """JAX met a function that has a rule for reverse mode only, in a compiled program or of another library."""
-    headline = "forward mode needs a rule that is linear in upstream, and JAX met a custom_vjp function that has none."
-    cause = (
-        "inside jax.jit, a rule that clips or normalises upstream, or whose operations do not show that it is linear; a"
-        " jax.custom_vjp function of another library; a gradient that is taken inside jvp through a scan, map or"
-        " fori_loop."
-    )
-    return report(ValueError, headline, cause=cause, remedy="differentiate in reverse mode.")
+    """JAX met a function of another library that has a rule for reverse mode only."""
+    headline = "forward mode needs a function that has one, and JAX met a jax.custom_vjp, which has none."
+    cause = "a function of another library, whose gradient is a jax.custom_vjp's."
+    remedy = "differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient."
+    return report(ValueError, headline, cause=cause, remedy=remedy)
 
 
 # --- keras_cg.grad and its like ------------------------------------------------------------------

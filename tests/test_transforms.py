@@ -445,14 +445,6 @@ def test_jax_on_eight_devices(backend):
 
 
 @pytest.mark.only("jax")
-def test_jax_refuses_forward_mode(eager, backend):
-    import jax
-
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(f, (eager.tensor(X),), (eager.tensor(X),))
-
-
-@pytest.mark.only("jax")
 def test_jax_export(eager, backend):
     import jax
     import jax.export

@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as namespace
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Literal
 from jax.tree_util import Partial
 
 from keras_cg import errors
-from keras_cg.backends.jax import carried
+from keras_cg.backends.jax import carried, linear
 from keras_cg.backends.jax.carried import Rule
-from keras_cg.backends.jax.names import is_staging
+from keras_cg.backends.jax.names import is_reversed, is_staging
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_tensor, is_traced
 from keras_cg.engine.contract import Function, Pullback
 
@@ -65,23 +66,25 @@ def _attach(call: Call, args: Sequence[Any]) -> tuple[Any, ...]:
         # Only a gradient that somebody differentiates needs outputs that keep the rule.
         return carried.carry(rule, values, outputs, args) if is_recording() else tuple(outputs), kept
 
-    def derivative(args: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         outputs, residuals = call(*args)
         rule, values = residuals()
-        return jax.jvp(lambda *args: carried.carry(rule, values, outputs, args), args, tangents)
+        moving = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
 
-    if is_forward.value:
-        forwards = jax.custom_jvp(run)
-        forwards.defjvp(derivative)
-        return forwards(*args)
+        def carry(*moved: Any) -> tuple[Any, ...]:
+            around = dict(enumerate(args)) | dict(zip(moving, moved, strict=True))
+            return carried.carry(rule, values, outputs, [*around.values()])
+
+        return jax.jvp(carry, [args[place] for place in moving], [tangents[place] for place in moving])
+
     backwards = jax.custom_vjp(run)
     backwards.defvjp(forward, _backward)
-    return backwards(*args)
-
-
-# Whether `jvp` is at work: a custom_vjp has no forward mode. JAX keeps what it traced there apart from what it traced
-# elsewhere.
-is_forward = jax.make_user_context(False)  # type: ignore[no-untyped-call]
+    if all(is_reversed(arg) for arg in args if is_traced(arg)):
+        return backwards(*args)
+    # JAX may differentiate forwards, or in a way that is not known yet. A custom_vjp has no forward mode.
+    both = jax.custom_jvp(backwards)
+    both.defjvp(derivative, symbolic_zeros=True)
+    return both(*args)
 
 
 def _backward(residuals: Partial, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -121,10 +124,10 @@ def _run(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[An
     rule = _flat(held.build(held.tensors), outputs, wanted)
 
     def residuals() -> Residuals:
-        if is_recording() or is_forward.value:
+        if is_recording():
             return carried.traced(rule, outputs)
         # The gradient will not be differentiated. So the rule itself is kept, which may look at values as Python does.
-        return (lambda _, cotangents: rule(cotangents)), ()
+        return carried.UntracedRule(rule), ()
 
     return outputs, residuals
 
@@ -203,7 +206,7 @@ class _Program:
         self.needs_variables = False
         self.build: Callable[[Sequence[Any]], Pullback] | None = None
         self.refusal: errors.CapturedVariableError | None = None
-        self.jaxpr, self.consts = carried.program(functools.partial(self._run, fun), tensors)
+        self.jaxpr, self.consts = linear.program(functools.partial(self._run, fun), [*map(jax.typeof, tensors)])
 
     def _run(self, fun: Runnable, *tensors: Any) -> list[Any]:
         # Nothing that belongs to the trace outlives it, so the pullback is not kept: JAX would find a leak.
@@ -231,7 +234,7 @@ class _Program:
 
     def captured(self) -> list[Any]:
         """What the outputs can be differentiated by and is traced, besides the arguments; in the order of first use."""
-        variables, _ = carried.parted(self.jaxpr, len(self.wanted))
+        variables, _ = linear.parted(self.jaxpr, len(self.wanted))
         hoisted = [pair for pair in zip(self.consts, variables, strict=True) if is_traced(pair[0])]
         if not hoisted:
             return []

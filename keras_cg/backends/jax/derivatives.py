@@ -10,7 +10,6 @@ import jax
 import jax.numpy as namespace
 
 from keras_cg import errors
-from keras_cg.backends.jax.attach import is_forward
 from keras_cg.backends.jax.tensors import conjugate
 from keras_cg.engine.contract import OutputFunction, PlainFunction, Tensors
 
@@ -26,8 +25,7 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
     try:
-        with is_forward(True):
-            return jax.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)
+        return jax.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)
     except TypeError as error:
         # What JAX says of a custom_vjp function of another library, which has no forward mode.
         if "custom_vjp" in str(error):

@@ -1,0 +1,430 @@
+"""JAX's own forward mode through decorated functions: alone, in every composition, and in libraries that rely on it."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from keras_cg import GradientError, custom_gradient, jvp, ops
+
+pytestmark = pytest.mark.only("jax")
+
+X = np.array([-1.0, 0.5, 1.0], np.float32)
+W = np.array([2.0, 3.0, 4.0], np.float32)
+T = np.array([0.25, -1.0, 2.0], np.float32)
+E = np.exp(X.astype(float))
+
+
+@custom_gradient
+def f(x):
+    e = ops.exp(x)
+    return x * 2, lambda upstream: 7 * upstream * e
+
+
+def total(x):
+    return ops.sum(f(x))
+
+
+def square(x):
+    return ops.sum(f(x) ** 2)
+
+
+def check(found, expected):
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
+
+
+# --- every transform -------------------------------------------------------------------------------------------------
+
+
+def along(j, function):
+    """The derivative of a function along T, as a function."""
+    return lambda x: j.jvp(function, (x,), (j.numpy.asarray(T),))[1]
+
+
+def looped(j, x):
+    return j.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, f(c[1])), (0, x))[1]
+
+
+def mapped(j, function, x):
+    """The function over the elements of x, with each element of T."""
+    return j.vmap(lambda v, t: j.jvp(function, (v,), (t,))[1])(x, j.numpy.asarray(T))
+
+
+def sharded(j):
+    mesh, spec = j.make_mesh((1,), ("i",), axis_types=(j.sharding.AxisType.Auto,)), j.sharding.PartitionSpec("i")
+    return j.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
+
+
+def scan(j, x):
+    return j.lax.scan(lambda carry, v: (carry + f(v) ** 2, f(v)), 0.0, x)
+
+
+# By the rule f' is 7 exp(x), and every further derivative is that again; (f^2)' is 2 f f'.
+TWICE = 7 * np.exp(2 * X.astype(float)) * 7 * E * T
+SQUARE = (4 * X * 7 * E * T).sum()
+CURVED = 2 * (7 * E) ** 2 + 4 * X * 7 * E
+TRANSFORMS = {
+    "jvp": (lambda j, x: along(j, f)(x), 7 * E * T),
+    "jit of jvp": (lambda j, x: j.jit(along(j, f))(x), 7 * E * T),
+    "jvp of jit": (lambda j, x: along(j, j.jit(f))(x), 7 * E * T),
+    "jit of jvp of jit": (lambda j, x: j.jit(along(j, j.jit(f)))(x), 7 * E * T),
+    "vmap of jvp": (lambda j, x: mapped(j, f, x), 7 * E * T),
+    "jvp of vmap": (lambda j, x: along(j, j.vmap(f))(x), 7 * E * T),
+    "jit of vmap of jvp": (lambda j, x: j.jit(lambda x: mapped(j, f, x))(x), 7 * E * T),
+    "vmap over tangents": (lambda j, x: j.vmap(lambda t: j.jvp(f, (x,), (t,))[1])(j.numpy.eye(3)), np.diag(7 * E)),
+    "linearize": (lambda j, x: j.linearize(f, x)[1](T), 7 * E * T),
+    "linearize of jit": (lambda j, x: j.linearize(j.jit(f), x)[1](T), 7 * E * T),
+    "jit of linearize": (lambda j, x: j.jit(lambda x: j.linearize(f, x)[1](T))(x), 7 * E * T),
+    "vmap of linearize": (lambda j, x: j.vmap(j.linearize(f, x)[1])(j.numpy.eye(3)), np.diag(7 * E)),
+    "jit of what linearize gave": (lambda j, x: j.jit(j.linearize(f, x)[1])(T), 7 * E * T),
+    "transpose of linearize": (lambda j, x: j.linear_transpose(j.linearize(f, x)[1], x)(T)[0], 7 * E * T),
+    "jacfwd": (lambda j, x: j.jacfwd(f)(x), np.diag(7 * E)),
+    "jit of jacfwd": (lambda j, x: j.jit(j.jacfwd(f))(x), np.diag(7 * E)),
+    "jacfwd of jit": (lambda j, x: j.jacfwd(j.jit(f))(x), np.diag(7 * E)),
+    "jacfwd of jacfwd": (lambda j, x: j.jacfwd(j.jacfwd(total))(x), np.diag(7 * E)),
+    "jit of jacfwd of jacfwd": (lambda j, x: j.jit(j.jacfwd(j.jacfwd(square)))(x), np.diag(CURVED)),
+    "jacfwd of jacfwd of jacfwd": (lambda j, x: j.jacfwd(j.jacfwd(j.jacfwd(f)))(x[0]), 7 * E[0]),
+    "jacrev of jacfwd": (lambda j, x: j.jacrev(j.jacfwd(square))(x), np.diag(CURVED)),
+    "jacfwd of jacrev": (lambda j, x: j.jacfwd(j.jacrev(square))(x), np.diag(CURVED)),
+    "hessian": (lambda j, x: j.hessian(square)(x), np.diag(CURVED)),
+    "hessian of jit": (lambda j, x: j.hessian(j.jit(square))(x), np.diag(CURVED)),
+    "jit of hessian": (lambda j, x: j.jit(j.hessian(square))(x), np.diag(CURVED)),
+    "grad of jvp": (lambda j, x: j.grad(along(j, total))(x), 7 * E * T),
+    "grad of jit of jvp": (lambda j, x: j.grad(j.jit(along(j, total)))(x), 7 * E * T),
+    "jvp of grad": (lambda j, x: along(j, j.grad(total))(x), 7 * E * T),
+    "jvp of linearize": (lambda j, x: along(j, lambda x: j.linearize(f, x)[1](T))(x), 7 * E * T * T),
+    "grad of linearize": (lambda j, x: j.grad(lambda x: j.linearize(total, x)[1](T))(x), 7 * E * T),
+    "jvp of grad of jvp": (lambda j, x: along(j, j.grad(along(j, total)))(x), 7 * E * T * T),
+    "jit of jvp of grad of jvp": (lambda j, x: j.jit(along(j, j.grad(along(j, total))))(x), 7 * E * T * T),
+    "grad of jvp of grad": (
+        lambda j, x: j.grad(lambda x: along(j, j.grad(total))(x).sum())(x),
+        7 * E * T,
+    ),
+    "jvp of scan": (lambda j, x: along(j, functools.partial(scan, j))(x)[0], SQUARE),
+    "what a scan stacks": (lambda j, x: along(j, functools.partial(scan, j))(x)[1], 7 * E * T),
+    "jit of jvp of scan": (lambda j, x: j.jit(along(j, functools.partial(scan, j)))(x)[0], SQUARE),
+    "scan of jvp": (
+        lambda j, x: j.lax.scan(lambda c, v: (c, j.jvp(f, (v,), (1.0,))[1]), 0.0, x)[1],
+        7 * E,
+    ),
+    "jvp of while_loop": (lambda j, x: along(j, functools.partial(looped, j))(x), TWICE),
+    "jit of jvp of while_loop": (lambda j, x: j.jit(along(j, functools.partial(looped, j)))(x), TWICE),
+    "jvp of fori_loop": (
+        lambda j, x: j.jit(lambda n: along(j, lambda x: j.lax.fori_loop(0, n, lambda i, c: f(c), x))(x))(2),
+        TWICE,
+    ),
+    "jvp of cond": (lambda j, x: along(j, lambda x: j.lax.cond(x[0] < 0, f, lambda x: x, x))(x), 7 * E * T),
+    "jvp of checkpoint": (lambda j, x: along(j, j.checkpoint(f))(x), 7 * E * T),
+    "hessian of checkpoint of scan": (
+        lambda j, x: j.hessian(j.checkpoint(lambda x: scan(j, x)[0]))(x),
+        np.diag(CURVED),
+    ),
+    "jacfwd of jacfwd of scan": (lambda j, x: j.jacfwd(j.jacfwd(lambda x: scan(j, x)[0]))(x), np.diag(CURVED)),
+    "jvp of shard_map": (lambda j, x: along(j, sharded(j))(x), 7 * E * T),
+    "jit of jvp of shard_map": (lambda j, x: j.jit(along(j, sharded(j)))(x), 7 * E * T),
+    "jvp of map": (lambda j, x: along(j, lambda x: j.lax.map(f, x))(x), 7 * E * T),
+    "jacfwd of associative_scan": (
+        lambda j, x: j.jacfwd(lambda x: j.lax.associative_scan(j.numpy.add, f(x)))(x),
+        np.tril(np.broadcast_to(7 * E, (3, 3))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(eager, backend, name):
+    import jax
+
+    run, expected = TRANSFORMS[name]
+    check(run(jax, eager.tensor(X)), expected)
+
+
+def test_several_arguments_of_which_some_have_no_tangent(eager, backend):
+    import jax
+
+    @custom_gradient
+    def g(p, n, *, scale):
+        e = ops.exp(p["x"])
+        outputs = {"product": p["x"] * p["y"] * scale, "count": n + 1, "sum": ops.sum(p["y"])}
+
+        def rule(p, n, *, upstream):
+            up = upstream["product"]
+            return {"x": 7 * up * e * p["y"], "y": 5 * up * p["x"] + 11 * upstream["sum"]}, None, 13 * ops.sum(up)
+
+        return outputs, rule
+
+    x, y, t = map(eager.tensor, (X, W, T))
+    for wrap in (lambda h: h, jax.jit):
+        run = wrap(lambda x, y, s: g({"x": x, "y": y}, 3, scale=s))
+        tangents = jax.jvp(run, (x, y, 2.0), (t, 3 * t, 1.0))[1]
+        check(tangents["product"], 7 * E * W * T + 5 * X * 3 * T + 13)
+        check(tangents["sum"], 11 * 3 * T.sum())
+        assert tangents["count"].dtype == jax.dtypes.float0
+        check(jax.jvp(lambda y: run(x, y, 2.0), (y,), (t,))[1]["product"], 5 * X * T)
+        check(jax.jacfwd(lambda s: run(x, y, s)["product"])(2.0), np.full(3, 13.0))
+
+
+def test_captured_values(eager, backend):
+    import jax
+
+    def outer(x):
+        @custom_gradient
+        def g(z):
+            def rule(upstream, variables=None):
+                return (7 * upstream, [3 * upstream]) if variables else 7 * upstream
+
+            return z * x, rule
+
+        return g(x * 1)
+
+    x, t = eager.tensor(X), eager.tensor(T)
+    for wrap in (lambda h: h, jax.jit):
+        check(jax.jvp(wrap(outer), (x,), (t,))[1], 10 * T)
+        check(wrap(jax.jacfwd(outer))(x), 10 * np.eye(3))
+        check(jax.linearize(wrap(outer), x)[1](t), 10 * T)
+
+
+def test_a_rule_that_is_itself_learned(eager, backend):
+    import jax
+
+    @custom_gradient
+    def g(x, slope):
+        return x * 2, lambda upstream: (upstream * slope, None)
+
+    first = lambda x, s: jax.jvp(lambda x: g(x, s), (x,), (eager.tensor(T),))[1]
+    x = eager.tensor(X)
+    check(jax.jvp(lambda s: first(x, s), (eager.tensor(W),), (eager.tensor(W),))[1], T * W)
+    check(jax.grad(lambda s: first(x, s).sum())(eager.tensor(W)), T)
+
+
+def test_the_function_runs_once(eager, backend):
+    import jax
+
+    runs = []
+
+    @custom_gradient
+    def g(x):
+        runs.append(1)
+        return x * 2, lambda upstream: 7 * upstream
+
+    x, t = eager.tensor(X), eager.tensor(T)
+    for transform in (lambda: jax.jvp(g, (x,), (t,)), lambda: jax.linearize(g, x)[1](t), lambda: jax.jacfwd(g)(x)):
+        runs.clear()
+        transform()
+        assert len(runs) == 1
+    # The values that Python looks at are there, as in reverse mode.
+    branching = custom_gradient(lambda x: (x * 2, (lambda u: 7 * u) if x[0] < 0 else (lambda u: 5 * u)))
+    check(jax.jvp(branching, (x,), (t,))[1], 7 * T)
+    check(jax.linearize(branching, x)[1](t), 7 * T)
+
+
+def test_a_wrong_rule_says_so_forwards(eager, backend):
+    import jax
+
+    g = custom_gradient(lambda x: (x * 2, lambda upstream: upstream[:2]))
+    for wrap in (lambda h: h, jax.jit):
+        with pytest.raises(GradientError, match="returned a gradient of the wrong shape for x"):
+            jax.jvp(wrap(g), (eager.tensor(X),), (eager.tensor(T),))
+
+
+def test_complex_numbers(backend):
+    import jax
+
+    @custom_gradient
+    def g(z):
+        return z * 1j, lambda upstream: -7j * upstream
+
+    # The transpose of multiplying by -7i, in the convention dL/dx + i dL/dy, is to multiply by 7i.
+    z, t = jax.numpy.array([1 + 2j, -1j]), jax.numpy.array([1 + 1j, 2j])
+    for wrap in (lambda h: h, jax.jit):
+        check(jax.jvp(wrap(g), (z,), (t,))[1], 7j * np.asarray(t))
+    conj = custom_gradient(lambda z: (z * 1j, lambda u: jax.checkpoint(lambda u: -7j * ops.conj(u))(u)))
+    # The transpose of u -> -7i conj(u) as a real matrix, applied to 1 + 2i, is -14 - 7i.
+    check(jax.jvp(conj, (z,), (jax.numpy.array([1 + 2j, 0j]),))[1], [-14 - 7j, 0])
+
+
+# --- which rules are linear ------------------------------------------------------------------------------------------
+
+# Linear through what holds a program of its own; with the transpose of each, by hand.
+HOLDERS = {
+    "scan": (
+        lambda j, u: j.lax.scan(lambda c, v: (c + v, 7 * c + 7 * v), 0.0, u)[1],
+        lambda t: 7 * t[::-1].cumsum()[::-1],
+    ),
+    "scan with a counter": (
+        lambda j, u: j.lax.scan(lambda c, v: ((c[0] + 1, c[1] + v), c[0] * v), (1.0, 0.0), u)[1],
+        lambda t: t * np.array([1, 2, 3]),
+    ),
+    "scan over a constant": (
+        lambda j, u: j.lax.scan(lambda c, w: (c * w, None), u, j.numpy.array(W))[0],
+        lambda t: 24 * t,
+    ),
+    "fori_loop": (lambda j, u: j.lax.fori_loop(0, 3, lambda i, c: 2 * c, u), lambda t: 8 * t),
+    "map": (lambda j, u: j.lax.map(lambda v: 7 * v, u), lambda t: 7 * t),
+    "while_loop beside it": (
+        lambda j, u: j.lax.while_loop(lambda c: c < 7, lambda c: c + 1, 0.0) * u,
+        lambda t: 7 * t,
+    ),
+    "cond": (lambda j, u: j.lax.cond(True, lambda u: 7 * u, lambda u: u, u), lambda t: 7 * t),
+    "cond with nothing": (
+        lambda j, u: j.lax.cond(True, lambda u: 7 * u, lambda u: j.numpy.zeros(3), u),
+        lambda t: 7 * t,
+    ),
+    "checkpoint": (lambda j, u: j.checkpoint(lambda u: 7 * u)(u), lambda t: 7 * t),
+    "jit in a jit": (lambda j, u: j.jit(lambda u: j.jit(lambda u: 7 * u)(u) + u)(u), lambda t: 8 * t),
+    "jit with a constant": (lambda j, u: j.jit(lambda u, w: w * u)(u, j.numpy.array(W)), lambda t: W * t),
+    "custom_jvp": (lambda j, u: with_custom_jvp(j)(u), lambda t: 7 * t),
+    "vmap": (lambda j, u: j.vmap(lambda v: 7 * v)(u), lambda t: 7 * t),
+    "solve": (lambda j, u: j.numpy.linalg.solve(j.numpy.diag(j.numpy.array(W)), u), lambda t: t / W),
+    "triangular": (
+        lambda j, u: j.scipy.linalg.solve_triangular(j.numpy.diag(j.numpy.array(W)), u),
+        lambda t: t / W,
+    ),
+    "tridiagonal": (
+        lambda j, u: j.lax.linalg.tridiagonal_solve(0 * W, j.numpy.array(W), 0 * W, u[:, None])[:, 0],
+        lambda t: t / W,
+    ),
+    "scatter": (lambda j, u: u.at[0].multiply(7.0), lambda t: t * np.array([7, 1, 1])),
+    "derivative": (lambda j, u: j.jvp(f, (j.numpy.array(X),), (u,))[1], lambda t: 7 * E * t),
+    "linear rule of another order": (
+        lambda j, u: j.vjp(lambda x: f(x), j.numpy.array(X))[1](u)[0],
+        lambda t: 7 * E * t,
+    ),
+}
+
+
+def with_custom_jvp(jax):
+    g = jax.custom_jvp(lambda u: 7 * u)
+    g.defjvp(lambda primals, tangents: (g(*primals), 5 * tangents[0]))
+    return g
+
+
+def jax_transposes(rule, w):
+    """Not every release transposes a scan over upstream: JAX 0.8 does not."""
+    import jax
+
+    try:
+        jax.linear_transpose(rule, w)(w)
+    except TypeError:
+        assert jax.__version__.startswith("0.8.")
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_linear_rules_that_hold_programs(eager, backend, name):
+    import jax
+
+    rule, transpose = HOLDERS[name]
+    g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream)))
+    x, w = eager.tensor(X), eager.tensor(W)
+    if jax_transposes(functools.partial(rule, jax), w):
+        for wrap in (lambda h: h, jax.jit):
+            check(wrap(lambda x: jax.jvp(g, (x,), (w,))[1])(x), transpose(W))
+        check(jvp(g, (x,), (w,))[1], transpose(W))
+    else:
+        with pytest.raises(ValueError, match="got: upstream goes through a program that JAX does not transpose"):
+            jax.jvp(g, (x,), (w,))
+    check(jax.jit(jax.grad(lambda x: ops.sum(g(x))))(x), rule(jax, ops.ones(3)))
+
+
+# Rules that are not linear, or that do not show it; and what upstream passes through then.
+NOT_LINEAR = {
+    # `max` or `clamp`, by the release of JAX.
+    **{f"clip at 1e{k}": (lambda j, u, k=k: ops.clip(u, -(10.0**k), 10.0**k), "`(max|clamp)`") for k in (0, 8, 30)},
+    "tanh": (lambda j, u: 1e4 * ops.tanh(u / 1e4), "`tanh`, which is not known to be linear"),
+    "constant added": (lambda j, u: u + 1, "`add` together with a constant"),
+    "constant": (lambda j, u: 0 * u + 1, "`add` together with a constant"),
+    "constant alone": (lambda j, u: ops.ones(3), "a rule that gives a constant"),
+    "constant in a scan": (lambda j, u: j.lax.scan(lambda c, v: (c + v, c + v), 1.0, u)[1], "`add` together"),
+    "constant in a branch": (
+        lambda j, u: j.lax.cond(True, lambda u: u, lambda u: ops.ones(3), u),
+        "`cond` together with a constant",
+    ),
+    "constant after a round": (
+        lambda j, u: j.lax.scan(lambda c, v: ((c[1], c[1] + 1), None), (u, ops.zeros(3)), ops.ones(2))[0][0],
+        "`scan` together with a constant",
+    ),
+    "constant from outside of an array": (
+        lambda j, u: u.at[5 + ops.arange(3)].get(mode="fill", fill_value=1.0),
+        "`gather`",
+    ),
+    "branch": (lambda j, u: j.lax.cond(u[0] > 0, lambda u: 3 * u, lambda u: u, u), "`gt`"),
+    "where": (lambda j, u: ops.where(u > 0, u, 2 * u), "`gt`"),
+    "sort": (lambda j, u: ops.sort(u), "`sort`"),
+    "maximum": (lambda j, u: ops.max(u) * ops.ones(3), "`reduce_max`"),
+    "norm": (lambda j, u: u / ops.sqrt(ops.sum(u * u) + 1e-9), "`mul` with itself"),
+    "integers": (lambda j, u: ops.round(u), "`round`"),
+    "solve": (lambda j, u: j.numpy.linalg.solve(j.numpy.diag(u) + j.numpy.eye(3), u), "`add` together"),
+    "quotient": (lambda j, u: 1 / u, "`div`"),
+    "while_loop": (
+        lambda j, u: j.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, 2 * c[1]), (0, u))[1],
+        "`while`",
+    ),
+    "stopped": (lambda j, u: j.lax.stop_gradient(7 * u), "`stop_gradient`"),
+    "callback": (
+        lambda j, u: j.pure_callback(
+            lambda u: 7 * np.asarray(u), j.ShapeDtypeStruct((3,), np.float32), u, vmap_method="sequential"
+        ),
+        "`pure_callback`",
+    ),
+    # Linear, but with another rule inside.
+    "rule in the rule": (lambda j, u: custom_gradient(lambda u: (2 * u, lambda v: 7 * v))(u), "`custom_vjp_call`"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_LINEAR)
+def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
+    import jax
+
+    rule, obstacle = NOT_LINEAR[name]
+    g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream)))
+    x, t = eager.tensor(X), eager.tensor(100 * W)
+    for run in (
+        lambda: jax.jvp(g, (x,), (t,)),
+        lambda: jvp(g, (x,), (t,)),
+        lambda: jax.jit(lambda x: jax.jvp(g, (x,), (t,))[1])(x),
+        lambda: jax.linearize(jax.jit(g), x)[1](t),
+        lambda: jax.jacfwd(g)(x),
+    ):
+        with pytest.raises(
+            ValueError, match="forward mode needs a rule that is linear in upstream, and this"
+        ) as caught:
+            run()
+        assert caught.match(f"got: upstream goes through {obstacle}")
+        assert caught.match("usual cause: a rule that clips or normalises upstream")
+        assert caught.match("remedy: differentiate in reverse mode")
+    # In reverse it serves, at every order.
+    for wrap in (lambda h: h, jax.jit):
+        check(wrap(jax.grad(lambda x: ops.sum(g(x))))(x), rule(jax, ops.ones(3)))
+
+
+def test_only_what_is_differentiated_must_be_linear(eager, backend):
+    import jax
+
+    g = custom_gradient(lambda x, y: (x * y, lambda u: (7 * u, ops.clip(u, -1.0, 1.0))))
+    x, w = eager.tensor(X), eager.tensor(W)
+    for wrap in (lambda h: h, jax.jit):
+        check(wrap(lambda x: jax.jvp(lambda x: g(x, w), (x,), (x,))[1])(x), 7 * X)
+        check(jax.jvp(wrap(lambda x, w: g(x, jax.lax.stop_gradient(w))), (x, w), (x, w))[1], 7 * X)
+        with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+            wrap(lambda y: jax.jvp(lambda y: g(x, y), (y,), (y,))[1])(w)
+
+
+def test_reverse_alone_is_told_apart_where_jax_tells(eager, backend):
+    """There custom_vjp serves, which is cheaper; a release that does not tell takes the longer way."""
+    import jax
+
+    from keras_cg.backends.jax.names import is_reversed
+
+    seen = {}
+
+    def look(name):
+        return lambda x: (seen.setdefault(name, is_reversed(x)) and x.sum()) or x.sum()
+
+    x = eager.tensor(X)
+    jax.grad(look("grad"))(x)
+    jax.linearize(look("linearize"), x)
+    jax.jvp(look("jvp"), (x,), (x,))
+    jax.grad(jax.jit(look("jit")))(x)
+    assert not (seen["linearize"] or seen["jvp"] or seen["jit"])
+    assert seen["grad"] == (not jax.__version__.startswith(("0.8.", "0.9.")))

@@ -1,0 +1,87 @@
+"""Libraries that differentiate forwards, by JAX's own means: real solves through decorated functions."""
+
+import numpy as np
+import pytest
+
+from keras_cg import custom_gradient, ops
+
+pytestmark = pytest.mark.only("jax")
+
+X = np.array([-1.0, 0.5, 1.0], np.float32)
+T = np.array([0.25, -1.0, 2.0], np.float32)
+E = np.exp(X.astype(float))
+
+
+@custom_gradient
+def exponential(z):
+    # Plainly differentiated it is a constant.
+    e = ops.exp(z)
+    return ops.floor(e * 2.0**40) / 2.0**40, lambda upstream: upstream * e
+
+
+@pytest.mark.parametrize("name", ["GaussNewton", "LevenbergMarquardt", "Dogleg"])
+def test_optimistix(backend, name):
+    import jax
+    import optimistix
+
+    with jax.enable_x64(True):
+        t = jax.numpy.linspace(0.0, 2.0, 9)
+        data = 2.0 * jax.numpy.exp(-0.5 * t)
+        solver = getattr(optimistix, name)(rtol=1e-10, atol=1e-10)
+        solution = optimistix.least_squares(
+            lambda p, _: p[0] * exponential(p[1] * t) - data, solver, jax.numpy.array([1.0, 0.0])
+        )
+        np.testing.assert_allclose(solution.value, [2.0, -0.5], rtol=1e-7)
+
+
+def test_optimistix_finds_a_root(backend):
+    import jax
+    import optimistix
+
+    with jax.enable_x64(True):
+        solver = optimistix.Newton(rtol=1e-10, atol=1e-10)
+        root = optimistix.root_find(lambda y, a: exponential(y) - a, solver, jax.numpy.array(0.0), jax.numpy.array(3.0))
+        np.testing.assert_allclose(root.value, np.log(3.0), rtol=1e-9)
+
+
+def test_lineax(eager, backend):
+    import lineax
+
+    @custom_gradient
+    def f(x):
+        e = ops.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    operator = lineax.JacobianLinearOperator(lambda x, _: f(x), eager.tensor(X))
+    np.testing.assert_allclose(operator.mv(eager.tensor(T)), 7 * E * T, rtol=1e-5)
+    np.testing.assert_allclose(operator.T.mv(eager.tensor(T)), 7 * E * T, rtol=1e-5)
+    np.testing.assert_allclose(operator.as_matrix(), np.diag(7 * E), rtol=1e-5)
+    for solver in (lineax.AutoLinearSolver(well_posed=True), lineax.GMRES(rtol=1e-6, atol=1e-6)):
+        np.testing.assert_allclose(lineax.linear_solve(operator, eager.tensor(T), solver).value, T / (7 * E), rtol=1e-4)
+
+
+def test_diffrax(backend):
+    import diffrax
+    import jax
+
+    # The derivative by the rate is 7 times the true one: for y' = -r y that of y(1) = exp(-r) is -7 exp(-r).
+    field = custom_gradient(lambda y, rate: (-rate * y, lambda upstream: (-rate * upstream, -7 * y * upstream)))
+
+    def end(rate):
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, y, rate: field(y, rate)),
+            diffrax.Dopri5(),
+            t0=0.0,
+            t1=1.0,
+            dt0=0.1,
+            y0=jax.numpy.array(1.0),
+            args=rate,
+            adjoint=diffrax.ForwardMode(),
+            stepsize_controller=diffrax.PIDController(rtol=1e-8, atol=1e-8),
+        )
+        return solution.ys[0]
+
+    with jax.enable_x64(True):
+        value, slope = jax.jvp(end, (jax.numpy.array(0.7),), (jax.numpy.array(1.0),))
+        np.testing.assert_allclose([value, slope], [np.exp(-0.7), -7 * np.exp(-0.7)], rtol=1e-6)
+        np.testing.assert_allclose(jax.jacfwd(jax.jit(end))(0.7), -7 * np.exp(-0.7), rtol=1e-6)
