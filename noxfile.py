@@ -1,23 +1,40 @@
 """The manual of the project: `nox -l` lists what can be done, `nox` does all of it, `nox -s NAME` one thing.
 
 Every session has an environment of its own with the versions of constraints.txt, but for those that need every
-framework: they share that of the session `frameworks`, which runs before them. What follows `--` goes to the tool:
-`nox -s "tests(torch)" -- -k conventions`.
+framework: they share that of the session `frameworks`, which runs before them. Sessions such as `tests(jax, newest)`
+have another Python and other versions; where that Python is missing they are left out, and the end of the run names
+them. What follows `--` goes to the tool: `nox -s "tests(torch)" -- -k conventions`.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
+import re
 import sysconfig
 
 import nox
 
 nox.options.default_venv_backend = "venv"  # pip, not uv: it may be told of local wheels
-nox.options.error_on_missing_interpreters = True
+nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True
 nox.options.stop_on_first_error = False
 
+# pyenv keeps interpreters where nobody looks for them.
+_PYENV = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser().glob("versions/3.*/bin")
+os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *map(str, sorted(_PYENV))])
+
 CONSTRAINTS = ("-c", "constraints.txt")
+# The columns of README's table besides: with which Python, and with which versions.
+COLUMNS = {
+    "newest": ("3.13", "constraints-newest.txt"),
+    "3.12": ("3.12", "constraints-newest.txt"),
+    "oldest": ("3.11", "constraints-oldest.txt"),
+}
+# The one release of torch of which CI finds a build for the CPU, and that for Python 3.11 alone; every other comes
+# with several gigabytes of CUDA, and is tested by `torch_by_hand`.
+TORCH = "torch==2.13.0"
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 BACKENDS = sorted(path.stem for path in pathlib.Path("keras_cg/backends").glob("[a-z]*"))
 FRAMEWORKS = [backend for backend in BACKENDS if backend in PYPROJECT["project"]["optional-dependencies"]]
@@ -32,16 +49,41 @@ PARALLEL = ("--numprocesses=2", "--dist=worksteal")
 BY_FILE = ("--numprocesses=2", "--dist=loadfile")
 
 
-def install(session: nox.Session, *extras: str, groups: tuple[str, ...] = ()) -> None:
+# What tests that touch a framework there are for every backend, and for one.
+EVERYWHERE = [f"tests/test_{name}.py" for name in ("conventions", "returns", "captured", "transforms", "runs")]
+TOUCHING = {
+    "jax": ["tests/test_jax.py", "tests/test_jax_forward.py", "tests/test_jax_programs.py"],
+    "numpy": ["tests/test_numpy.py", "tests/test_checker.py"],
+    "tensorflow": ["tests/test_tensorflow.py", "tests/test_tensorflow_programs.py"],
+    "torch": ["tests/test_torch.py"],
+}
+# Python 3.12 has the newest versions, too, so two backends there are enough. TensorFlow brings Keras.
+CASES = [
+    *[(None, backend, None) for backend in BACKENDS],
+    *[(COLUMNS["newest"][0], backend, "newest") for backend in ("jax", "numpy", "tensorflow")],
+    *[(COLUMNS["3.12"][0], backend, "3.12") for backend in ("jax", "numpy")],
+    *[(COLUMNS["oldest"][0], backend, "oldest") for backend in ("jax", "numpy", "tensorflow", "torch")],
+]
+WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("install", "layers", "objects")]
+
+
+def install(
+    session: nox.Session, *extras: str, groups: tuple[str, ...] = (), pins: tuple[str, ...] = CONSTRAINTS
+) -> None:
     """Installs the package with some extras, and dependency groups."""
     package = f".[{','.join(extras)}]" if extras else "."
     # Without bytecode: of the frameworks only a part is imported, and that part is compiled then.
-    session.install("--no-compile", *CONSTRAINTS, package, *nox.project.dependency_groups(PYPROJECT, *groups))
+    session.install("--no-compile", *pins, package, *nox.project.dependency_groups(PYPROJECT, *groups))
 
 
 def framework(backend: str) -> list[str]:
     """The extra with the framework of a backend; NumPy's needs none."""
     return [backend] if backend in FRAMEWORKS else []
+
+
+def solvers(backend: str) -> list[str]:
+    """The dependency group with the libraries that the tests of a backend use."""
+    return ["solvers"] if backend == "jax" else []
 
 
 def run_shared(session: nox.Session, program: str, *arguments: str, env: dict[str, str] | None = None) -> None:
@@ -60,11 +102,27 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports", "--no-cache", "--no-logo")
 
 
+def test_column(session: nox.Session, backend: str, column: str) -> None:
+    """The tests that touch a framework, with the versions of a column."""
+    extras = [*framework(backend), *(["keras"] if backend == "tensorflow" else []), "testing"]
+    install(session, *extras, groups=("test",), pins=("-c", COLUMNS[column][1]))
+    which = (*EVERYWHERE, *TOUCHING[backend], "tests/conformance", "--dozen", f"--backends={backend}")
+    session.run("pytest", *PARALLEL, "-m", "not side_by_side and not once", *which, *session.posargs, env=ENVIRONMENT)
+    if backend == "tensorflow":
+        environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
+        session.run("pytest", *BY_FILE, f"--backends={backend}", *WITH_KERAS, *session.posargs, env=environment)
+
+
 @nox.session
-@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
-def tests(session: nox.Session, backend: str) -> None:
-    """The tests of one backend, in an environment with that framework alone."""
-    install(session, *framework(backend), "cli", "examples", groups=("test",))
+@nox.parametrize(
+    "python, backend, column", CASES, ids=[", ".join(filter(None, (backend, column))) for _, backend, column in CASES]
+)
+def tests(session: nox.Session, backend: str, column: str | None) -> None:
+    """The tests of one backend, in an environment with that framework alone; in a column those that touch it."""
+    if column is not None:
+        test_column(session, backend, column)
+        return
+    install(session, *framework(backend), "cli", "examples", groups=("test", *solvers(backend)))
     marks = "not side_by_side" + ("" if backend == "numpy" else " and not once")
     options = (f"--backends={backend}", "-m", marks, *ELSEWHERE)
     session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
@@ -128,6 +186,75 @@ def parity(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Writes docs/performance.md: what the decorator costs beside everything else; takes the machine for itself."""
     run_shared(session, "python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(default=False)
+@nox.parametrize(
+    "python, file",
+    [("3.11", "constraints.txt"), *sorted({(python, file) for python, file in COLUMNS.values() if python != "3.12"})],
+    ids=["constraints", "oldest", "newest"],
+)
+def pins(session: nox.Session, file: str) -> None:
+    """Writes the constraints files: what pip finds on Python 3.11, on 3.13, and at the bounds of pyproject.toml.
+
+    The one other place that names versions is NEWEST in keras_cg/command/versions.py; a test compares them.
+    """
+    report = pathlib.Path(session.create_tmp()).resolve() / "report.json"
+    options = ("--quiet", "--dry-run", "--ignore-installed", "--report", str(report))
+    session.run("python", "-m", "pip", "install", *options, *requirements(file))
+    found = [each["metadata"] for each in json.loads(report.read_text())["install"]]
+    # The CPU's build of torch is called 2.13.0+cpu, which is nowhere but where that build is.
+    lines = sorted({f"{each['name']}=={each['version'].partition('+')[0]}" for each in found}, key=str.lower)
+    about = {
+        "constraints.txt": "The newest versions on Python 3.11, which everything is tested with.",
+        "constraints-newest.txt": "The newest versions on Python 3.13, where torch has no build for the CPU.",
+        "constraints-oldest.txt": "The oldest versions that pyproject.toml allows, on Python 3.11.",
+    }
+    header = f"# {about[file]} Made by `nox -s pins`; torch is the CPU build of its version.\n"
+    pathlib.Path(file).write_text(header + "".join(f"{line}\n" for line in lines))
+
+
+def requirements(file: str) -> list[str]:
+    """What is to be installed together with the versions of a constraints file."""
+    project = PYPROJECT["project"]
+    frameworks = [*project["dependencies"]]
+    for extra, needed in project["optional-dependencies"].items():
+        frameworks += [] if extra == "torch" and file == "constraints-newest.txt" else needed
+    if file == "constraints-oldest.txt":
+        frameworks = [re.sub(r">=(.*)", r"==\1.*", each) for each in frameworks if not each.startswith("torch>")]
+    groups = ("test",) if file != "constraints.txt" else PYPROJECT["dependency-groups"]
+    others = [] if file == "constraints-newest.txt" else [TORCH]
+    others += ["nox", "hatchling"] if file == "constraints.txt" else []
+    return [*frameworks, *others, *nox.project.dependency_groups(PYPROJECT, *groups)]
+
+
+@nox.session(python=["3.11", "3.13"], default=False)
+def canary(session: nox.Session) -> None:
+    """The newest of everything that pip finds, without pins but torch's: what a maintainer runs each week."""
+    backends = [backend for backend in BACKENDS if backend != "torch" or session.python == "3.11"]
+    extras = [backend for backend in backends if backend in FRAMEWORKS]
+    # torch is the exception that stands with TORCH, and is left out where pip has no build for the CPU.
+    torch = [TORCH] if "torch" in backends else []
+    package = f".[{','.join([*extras, 'keras', 'cli', 'examples'])}]"
+    groups = nox.project.dependency_groups(PYPROJECT, "test", *solvers("jax"))
+    session.install("--no-compile", "--upgrade", "--upgrade-strategy=eager", package, *torch, *groups)
+    for backend in backends:
+        which = (f"--backends={backend}", "-m", "not side_by_side" + ("" if backend == "numpy" else " and not once"))
+        session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
+        session.run("pytest", *PARALLEL, "tests/conformance", f"--backends={backend}", env=ENVIRONMENT)
+        environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
+        session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
+
+
+@nox.session(default=False)
+def torch_by_hand(session: nox.Session) -> None:
+    """The tests of torch on a release with CUDA, which takes gigabytes: `nox -s torch_by_hand -- 2.15.0`."""
+    version, *options = session.posargs
+    groups = nox.project.dependency_groups(PYPROJECT, "test")
+    session.install("--no-compile", f"torch=={version}", ".[torch,cli,examples]", *groups)
+    which = ("--backends=torch", "-m", "not side_by_side and not once")
+    session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *options, env=ENVIRONMENT)
+    session.run("pytest", *PARALLEL, "--backends=torch", "tests/conformance", *options, env=ENVIRONMENT)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])

@@ -16,6 +16,7 @@ import keras_cg
 def pytest_addoption(parser):
     parser.addoption("--backends", default="", help="the backends to test, with commas between; default: all installed")
     parser.addoption("--checker-seeds", type=int, help="seeds for each rule of the zoo in test_checker_zoo.py")
+    parser.addoption("--dozen", action="store_true", help="of the zoo, only a dozen rules that differ in kind")
     parser.addoption("--conformance-report", default="", help="a JSON file for what each rule of the zoo did")
 
 
@@ -66,6 +67,9 @@ def pytest_generate_tests(metafunc):
     elif "backend" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("only")
         metafunc.parametrize("backend", only.args if only else names, indirect=True)
+    if "custom_vjp" in metafunc.fixturenames:
+        ways = importlib.import_module("frameworks.jax").CUSTOM_VJPS if "jax" in names else [""]
+        metafunc.parametrize("custom_vjp", ways, indirect=True)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -98,6 +102,13 @@ def backend(request):
 def eager(backend):
     """The framework of the active backend in its eager mode."""
     return Frame(backend, "eager")
+
+
+@pytest.fixture
+def custom_vjp(request):
+    """Each `custom_vjp` that the installed JAX has, in use."""
+    with importlib.import_module("frameworks.jax").custom_vjp(request.param):
+        yield request.param
 
 
 @pytest.fixture

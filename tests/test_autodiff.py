@@ -473,8 +473,9 @@ def test_compiled(backend, tensor, array):
 
 @pytest.mark.only("torch")
 def test_inside_torch_compile(backend):
-    """Of plain functions; a rule would be dropped there, and is refused."""
+    """Of plain functions; a rule is refused where the installed torch would drop it there."""
     import torch
+    from frameworks.torch import compile_keeps_rules
 
     def compiled(f):
         torch.compiler.reset()
@@ -486,8 +487,13 @@ def test_inside_torch_compile(backend):
     found.sum().backward()
     np.testing.assert_allclose(w.grad, [3, 48])
     np.testing.assert_allclose(x.grad, [12, 72])
-    with pytest.raises(Exception, match=r"torch\.compile around a transform of torch\.func ignores custom gradients"):
-        compiled(grad(cube))(x.detach())
+    if compile_keeps_rules():
+        np.testing.assert_allclose(compiled(grad(cube))(x.detach()), [5, 80])
+    else:
+        with pytest.raises(
+            Exception, match=r"torch\.compile around a transform of torch\.func ignores custom gradients"
+        ):
+            compiled(grad(cube))(x.detach())
 
 
 @pytest.mark.only("jax")

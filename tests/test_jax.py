@@ -44,15 +44,6 @@ def check(found, expected=SEVEN_EXP):
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
 
 
-@pytest.fixture(params=[False, True], ids=["", "custom_vjp3"])
-def rewritten(request):
-    import jax
-
-    jax.config.update("jax_custom_vjp3", request.param)
-    yield request.param
-    jax.config.update("jax_custom_vjp3", False)
-
-
 # --- transforms ----------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +115,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_pairs_of_transforms(eager, backend, rewritten, pair):
+def test_pairs_of_transforms(eager, backend, custom_vjp, pair):
     import jax
     import jax.custom_batching
 
@@ -132,7 +123,7 @@ def test_pairs_of_transforms(eager, backend, rewritten, pair):
     check(call(jax, eager.tensor(X)), expected)
 
 
-def test_collectives_under_vmap(eager, backend, rewritten):
+def test_collectives_under_vmap(eager, backend, custom_vjp):
     import jax
 
     @custom_gradient
@@ -186,7 +177,7 @@ def test_collectives_on_four_devices(backend):
     in_a_process(SHARDED, XLA_FLAGS="--xla_force_host_platform_device_count=4")
 
 
-def test_a_rule_that_is_not_linear_works_in_reverse_and_raises_forwards(eager, backend, rewritten):
+def test_a_rule_that_is_not_linear_works_in_reverse_and_raises_forwards(eager, backend, custom_vjp):
     import jax
 
     clip = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
@@ -312,7 +303,7 @@ def test_a_rule_with_an_empty_argument(eager, backend):
     check(jvp(lambda x, y: ops.sum(x) + y * y, (nothing, w), (nothing, eager.tensor(X)))[1], 2 * W * X)
 
 
-def test_transposition_is_refused(eager, backend, rewritten):
+def test_transposition_is_refused(eager, backend, custom_vjp):
     import jax
 
     x = eager.tensor(X)
@@ -362,7 +353,7 @@ def test_check_grads_to_order_three(backend):
             check_grads(f, (x,), order=1, modes=["rev"])
 
 
-def test_orders_to_four(eager, backend, rewritten):
+def test_orders_to_four(eager, backend, custom_vjp):
     import jax
 
     for compile_ in (lambda h: h, jax.jit):
@@ -400,7 +391,7 @@ def test_mixed_partials(eager, backend):
         check(jax.vmap(second(jax.grad(g, 1), 0))(x, y), 15 * X**2 * W)
 
 
-def test_a_rule_inside_a_rule_to_order_three(eager, backend, rewritten):
+def test_a_rule_inside_a_rule_to_order_three(eager, backend, custom_vjp):
     import jax
 
     inner = custom_gradient(lambda x: (x * 0 + 3, lambda upstream: 5 * upstream * ops.exp(x)))
@@ -696,7 +687,7 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("transform", CLOSED)
-def test_closed_over(eager, backend, rewritten, transform):
+def test_closed_over(eager, backend, custom_vjp, transform):
     import jax
 
     w, x = eager.tensor(W), eager.tensor(X)
@@ -713,7 +704,7 @@ def test_closed_over(eager, backend, rewritten, transform):
         CLOSED[transform](jax, captured)(w, x)
 
 
-def test_second_order_through_what_is_closed_over(eager, backend, rewritten):
+def test_second_order_through_what_is_closed_over(eager, backend, custom_vjp):
     import jax
 
     w, x = eager.tensor(W), eager.tensor(X)
@@ -731,7 +722,7 @@ def test_second_order_through_what_is_closed_over(eager, backend, rewritten):
         jax.jacfwd(lambda w: jax.grad(captured, 1)(w, x))(w)
 
 
-def test_second_order_of_variables_and_arguments(eager, backend, rewritten):
+def test_second_order_of_variables_and_arguments(eager, backend, custom_vjp):
     import jax
 
     def loss(w, x):
@@ -827,7 +818,7 @@ def test_random_keys_may_be_closed_over(eager, backend):
 # --- arguments -----------------------------------------------------------------------------------------------------
 
 
-def test_integers_booleans_static_and_donated_arguments(eager, backend, rewritten):
+def test_integers_booleans_static_and_donated_arguments(eager, backend, custom_vjp):
     import jax
 
     @custom_gradient

@@ -193,9 +193,34 @@ def test_torch_refuses_what_drops_the_rule(eager, backend):
     with torch.no_grad():
         exported = torch.export.export(Module(), (x,))
     check(exported.module()(x), 2 * X)
-    compiled = torch.compile(torch.func.grad(total), backend="aot_eager", fullgraph=True)
-    with pytest.raises(Exception, match=r"torch\.compile around a transform of torch\.func ignores"):
-        compiled(x)
+
+
+@pytest.mark.only("torch")
+def test_torch_compile_of_transforms(eager, backend):
+    """Where torch drops the rule, or the derivative of what it compiled, an error; else the rule."""
+    import torch
+
+    x, torch_func = eager.tensor(X), torch.func
+    gradients = {
+        "grad": (lambda: torch_func.grad(total), lambda: x),
+        "vjp": (lambda: lambda x: torch_func.vjp(f, x)[1](torch.ones(3))[0], lambda: x),
+        "jacrev": (lambda: lambda x: torch_func.jacrev(f)(x).sum(0), lambda: x),
+    }
+    others = {
+        "grad of vmap": (lambda: torch_func.grad(lambda x: torch_func.vmap(f)(x).sum()), lambda: x),
+        "vmap of grad": (lambda: torch_func.vmap(torch_func.grad(f)), lambda: x),
+        "grad of grad": (lambda: torch_func.grad(lambda x: torch_func.grad(total)(x).sum()), lambda: x),
+        "jvp": (lambda: lambda x: torch_func.jvp(f, (x,), (torch.ones(3),))[1], lambda: x),
+        "a leaf": (lambda: torch_func.grad(total), lambda: x.clone().requires_grad_()),
+    }
+    for name, (transform, given) in {**gradients, **others}.items():
+        torch.compiler.reset()
+        compiled = torch.compile(transform(), backend="aot_eager", fullgraph=True)
+        if name in gradients and eager.native.compile_keeps_rules():
+            check(compiled(given()))
+        else:
+            with pytest.raises(Exception, match=r"torch\.compile around a transform of torch\.func ignores"):
+                compiled(given())
 
 
 @pytest.mark.only("torch")
@@ -371,16 +396,11 @@ JAX = {
 
 
 @pytest.mark.only("jax")
-@pytest.mark.parametrize("rewritten", [False, True], ids=["", "custom_vjp3"])
 @pytest.mark.parametrize("transform", JAX)
-def test_jax(eager, backend, transform, rewritten):
+def test_jax(eager, backend, transform, custom_vjp):
     import jax
 
-    jax.config.update("jax_custom_vjp3", rewritten)
-    try:
-        check(JAX[transform](jax, eager.tensor(X)))
-    finally:
-        jax.config.update("jax_custom_vjp3", False)
+    check(JAX[transform](jax, eager.tensor(X)))
 
 
 SHARDED = """

@@ -5,6 +5,8 @@ It is strict: what stands here and works fails the run.
 
 import dataclasses
 import fnmatch
+import importlib
+from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +19,16 @@ class Refusal:
     # a wrong number comes, which nothing of ours can notice; README's Limits must say so.
     match: str
     reason: str
+    # Whether the installed release can do it after all, found out by trying.
+    is_over: Callable[[], bool] = lambda: False
+
+
+def torch_compile_keeps_rules() -> bool:
+    return importlib.import_module("frameworks.torch").compile_keeps_rules()
+
+
+def jax_makes_zeros() -> bool:
+    return importlib.import_module("frameworks.jax").shard_map_makes_zeros()
 
 
 NAN, LIMIT = "(NaN)", "(limit)"
@@ -42,6 +54,7 @@ TABLE = [
         "no gradient at all|none for one argument",
         "lowering_platforms",
         "JAX (0.10): no zeros for a `None` of a custom_vjp in an eager shard_map; under jit they are made",
+        is_over=jax_makes_zeros,
     ),
     Refusal(
         "jax",
@@ -65,6 +78,7 @@ TABLE = [
         "*",
         r"torch\.compile around a transform of torch\.func ignores custom gradients",
         "torch.compile drops the rule of a Function inside a transform of torch.func (pytorch#193279)",
+        is_over=torch_compile_keeps_rules,
     ),
     Refusal(
         "torch",
@@ -152,7 +166,7 @@ TABLE = [
 def find(backend: str, transform: str, rule: str) -> Refusal | None:
     for each in TABLE:
         if each.backend == backend and _matches(each.transforms, transform) and _matches(each.rules, rule):
-            return each
+            return None if each.is_over() else each
     return None
 
 

@@ -575,3 +575,21 @@ def constant(array: Any, dtype: str) -> Any:
 def signs(x: Any) -> Any:
     # array_api_compat's `sign` for torch (1.16) picks elements by a mask, which torch's vmap refuses.
     return ops.where(x > 0, ops.ones_like(x), -ops.ones_like(x))
+
+
+# Rules that differ in kind, for runs that are about the versions of a framework: `pytest --dozen`.
+DOZEN = (
+    "straight through",
+    "clip by value",
+    "log1pexp",
+    "where with nan",
+    "implicit fixed point",
+    "matmul",
+    "two in two out",
+    "dict in and out",
+    "integer output",
+    "none for one argument",
+    "captured value",
+    "nested rule",
+    "holomorphic",
+)

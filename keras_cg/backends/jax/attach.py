@@ -1,7 +1,7 @@
 """A function with its rule: run once, eagerly or as a program, and attached by `jax.custom_vjp`.
 
-That has no forward mode. So a `jax.custom_jvp` stands around it wherever JAX may differentiate forwards, and has a linear
-map as derivative whose transpose is the rule (`carried`): in reverse mode JAX transposes it, and so calls the rule.
+That has no forward mode. So a `jax.custom_jvp` stands around it wherever JAX may differentiate forwards. Its derivative
+is a linear map whose transpose is the rule (`carried`): in reverse mode JAX transposes it, and so calls the rule.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The rule as JAX carries it on: the rule as a jaxpr, and two primitives that keep it where JAX differentiates again.
 
-JAX differentiates plainly what it differentiates again, so what a function's derivative returns as outputs must keep the
-rule. `_carried` gives the outputs as they are; its derivative is `_pushed`, the linear map whose transpose is the rule. In reverse mode JAX transposes it and so calls the rule, linear or not. Forwards it is evaluated,
-and needs the transpose of the rule, which only a linear one has. Neither leaves anything in a compiled program.
+JAX differentiates plainly what it differentiates again, so what a derivative returns as outputs must keep the rule.
+`_carried` gives the outputs as they are; its derivative is `_pushed`, the linear map whose transpose is the rule. In
+reverse mode JAX transposes it and so calls the rule, linear or not. Forwards it is evaluated, which needs the transpose
+of the rule, and only a linear one has that. Neither leaves anything in a compiled program.
 """
 
 from __future__ import annotations

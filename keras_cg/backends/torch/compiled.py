@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+# These have no public names (torch 2.15). If one is gone, importing this file fails, and with it the backend.
+from torch._C._functorch import TransformType, _unwrap_for_grad
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_clear_interpreter_stack
 
 from keras_cg import errors
 from keras_cg.backends.torch.tensors import transforms_active
@@ -14,12 +19,13 @@ from keras_cg.engine.contract import Function
 
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """As `attach.attach`, in what Dynamo can trace."""
-    # Where torch (2.13) would go on with plain differentiation and say nothing: pytorch#193279.
+    # Where torch would go on with plain differentiation and say nothing: pytorch#193279.
     if torch.compiler.is_exporting():
         raise errors.rule_dropped(
             "torch.export", "export it under torch.no_grad() for inference, or export after torch.compile's AOT stage"
         )
-    if transforms_active():
+    is_transformed = transforms_active()
+    if is_transformed and not (_is_one_gradient() and _keeps_rules() and not _is_tracked_outside(tensors)):
         raise errors.rule_dropped(
             "torch.compile around a transform of torch.func",
             "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
@@ -34,7 +40,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
         inputs.append(tensor.detach())
     outputs, pullback = fun(*inputs)
     for output in outputs:
-        if output.requires_grad:
+        if output.requires_grad or (is_transformed and _is_tracked_outside((output,))):
             pullback.capture(["(a tensor that torch.compile does not name)"])
             raise errors.unserved_variables("torch", "under torch.compile")
     if not is_wanted:
@@ -48,6 +54,49 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
                 other = tensor.view_as(tensor)
         distinct.append(other)
     return _Compiling.apply(pullback, wanted, len(outputs), *distinct)  # type: ignore[no-any-return, no-untyped-call]
+
+
+# Dynamo takes what these two say for constants, and does not trace them.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_one_gradient() -> bool:
+    """Whether one transform is running, and is a reverse derivative: where there are more, torch (2.15) gives zeros."""
+    return [level.key() for level in retrieve_all_functorch_interpreters()] == [TransformType.Grad]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _keeps_rules() -> bool:
+    return _is_kept()
+
+
+@functools.cache
+def _is_kept() -> bool:
+    """Whether the installed torch keeps the rule of a Function under torch.compile around a gradient, tried once.
+
+    Release 2.15 does, 2.13 does not.
+    """
+    with temporarily_clear_interpreter_stack():
+        gradient = torch.compile(torch.func.grad(_Seven.apply), backend="eager", fullgraph=True)
+        return bool(gradient(torch.tensor(1.0)) == 7)
+
+
+class _Seven(torch.autograd.Function):
+    """A gradient that no differentiation would give."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        return cotangents[0] * 7
+
+
+def _is_tracked_outside(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether autograd differentiates one of `tensors` outside of the one transform, which has the level 1.
+
+    What comes out would then be a constant to it, without a word (torch 2.15).
+    """
+    return any([_unwrap_for_grad(tensor, 1).requires_grad for tensor in tensors])
 
 
 class _Compiling(torch.autograd.Function):

@@ -1,11 +1,10 @@
 """JAX: both modes in every order and composition, mapped, looped, recomputed, sharded and exported."""
 
-import contextlib
-
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from frameworks.jax import CUSTOM_VJPS, custom_vjp, mesh
 from jax.sharding import PartitionSpec
 
 
@@ -111,9 +110,8 @@ def in_loop(p):
 
 
 def on_mesh(p):
-    mesh = jax.make_mesh((1,), ("i",))
     parts = [PartitionSpec() for _ in p.tensors]
-    return jax.shard_map(p.f, mesh=mesh, in_specs=tuple(parts), out_specs=[PartitionSpec() for _ in p.weights])
+    return jax.shard_map(p.f, mesh=mesh(), in_specs=tuple(parts), out_specs=[PartitionSpec() for _ in p.weights])
 
 
 def pushed(p, f=None):
@@ -173,22 +171,13 @@ def exported(p):
     return gradient(loss(p, jax.export.deserialize(made.serialize(vjp_order=1)).call))(*p.tensors)
 
 
-@contextlib.contextmanager
-def rewritten():
-    jax.config.update("jax_custom_vjp3", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_custom_vjp3", False)
-
-
 def with_custom_vjp3(p):
-    with rewritten():
+    with custom_vjp("custom_vjp3"):
         return jax.jit(gradient(loss(p)))(*p.tensors)
 
 
 def second_with_custom_vjp3(p):
-    with rewritten():
+    with custom_vjp("custom_vjp3"):
         return second(p)(*p.tensors)
 
 
@@ -237,3 +226,6 @@ TRANSFORMS = {
     "grad of jvp": ("second", lambda p: mixed(p)(*p.tensors)),
     "jit of grad of jvp": ("second", lambda p: jax.jit(mixed(p))(*p.tensors)),
 }
+
+if "custom_vjp3" not in CUSTOM_VJPS:
+    del TRANSFORMS["jit of grad, custom_vjp3"], TRANSFORMS["grad of grad, custom_vjp3"]
