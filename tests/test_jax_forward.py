@@ -285,7 +285,6 @@ HOLDERS = {
         lambda t: t / W,
     ),
     "scatter": (lambda j, u: u.at[0].multiply(7.0), lambda t: t * np.array([7, 1, 1])),
-    "derivative": (lambda j, u: j.jvp(f, (j.numpy.array(X),), (u,))[1], lambda t: 7 * E * t),
     "linear rule of another order": (
         lambda j, u: j.vjp(lambda x: f(x), j.numpy.array(X))[1](u)[0],
         lambda t: 7 * E * t,
@@ -349,6 +348,8 @@ NOT_LINEAR = {
         lambda j, u: u.at[5 + ops.arange(3)].get(mode="fill", fill_value=1.0),
         "`gather`",
     ),
+    "applied": (lambda j, u: u.at[0].apply(j.numpy.tanh), "`scatter`"),
+    "derivative": (lambda j, u: j.jvp(f, (j.numpy.array(X),), (u,))[1], "`keras_cg_jvp`"),
     "branch": (lambda j, u: j.lax.cond(u[0] > 0, lambda u: 3 * u, lambda u: u, u), "`gt`"),
     "where": (lambda j, u: ops.where(u > 0, u, 2 * u), "`gt`"),
     "sort": (lambda j, u: ops.sort(u), "`sort`"),

@@ -137,7 +137,7 @@ def _at_front(
     return moved, [None if place is None else 0 for place in places]
 
 
-_carried: Any = Primitive("keras_cg_carried")
+_carried: Any = Primitive("keras_cg_output")
 _carried.multiple_results = True
 _carried.def_impl(_outputs)
 _carried.def_abstract_eval(_outputs)
@@ -193,7 +193,7 @@ def _pushed_batched(
     return _pushed.bind(*moved, rule=rule, start=start, like=like), [0] * len(like)
 
 
-_pushed: Any = Primitive("keras_cg_pushed")
+_pushed: Any = Primitive("keras_cg_jvp")
 _pushed.multiple_results = True
 _pushed.def_impl(_push)
 _pushed.def_abstract_eval(lambda *given, rule, start, like: like)
