@@ -53,7 +53,7 @@ def transposed(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], given: S
     try:
         return [*jax.linear_transpose(lambda *inputs: jax.core.eval_jaxpr(jaxpr, consts, *inputs), *avals)([*given])]
     except Exception as error:
-        # JAX raises what comes: of a scan over upstream, JAX (0.8) says that a value is of a wrong type.
+        # JAX raises what comes: of a scan over upstream, JAX (0.9) says that a value is of a wrong type.
         raise errors.not_linear("a program that JAX does not transpose") from error
 
 

@@ -35,5 +35,5 @@ trace_state = _find("get_opaque_trace_state")
 
 def is_reversed(tracer: Any) -> bool:
     """Whether JAX differentiates what stands for a value, and surely in reverse alone."""
-    # Releases before 0.10 do not say, nor does JAX of what it traces for a program; then it is not sure.
+    # Releases before 0.9 do not say, nor does JAX of what it traces for a program; then it is not sure.
     return getattr(getattr(tracer, "_trace", None), "is_vjp", False) is True
