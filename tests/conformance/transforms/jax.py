@@ -171,3 +171,20 @@ TRANSFORMS = {
     "jvp of grad": ("along", lambda p: jax.jvp(gradient(loss(p)), tuple(p.tensors), tuple(p.c))[1]),
     "jvp": ("tangent", lambda p: jax.jvp(p.f, tuple(p.tensors), tuple(p.c))[1]),
 }
+
+# Under each of these, one program has all rules at once: of what compiles, what is quicker so.
+AT_ONCE = (
+    "jit of grad",
+    "grad of jit",
+    "grad of checkpoint of jit",
+    "grad of cond",
+    "fori_loop of grad",
+    "grad of export",
+    "jit of grad, custom_vjp3",
+    "jit of vmap of grad",
+    "grad of scan",
+    "jit of grad of grad",
+    "grad of grad of jit",
+    "jit of grad of grad of composite",
+    "jit of third derivative",
+)
