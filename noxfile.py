@@ -27,10 +27,9 @@ ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_N
 # The tests of documentation, which have a session of their own, as the conformance suite has.
 PAGES = ("tests/test_readme.py", "tests/test_docs.py")
 ELSEWHERE = [f"--ignore={path}" for path in ("tests/conformance", *PAGES)]
-# Test by test, or file by file where a file keeps what its tests share, or by the marker xdist_group.
+# Test by test, or file by file where a file keeps what its tests share.
 PARALLEL = ("--numprocesses=2", "--dist=worksteal")
 BY_FILE = ("--numprocesses=2", "--dist=loadfile")
-BY_GROUP = ("--numprocesses=2", "--dist=loadgroup")
 
 
 def install(session: nox.Session, *extras: str, groups: tuple[str, ...] = ()) -> None:
@@ -113,7 +112,7 @@ def conformance(session: nox.Session) -> None:
     for backend in BACKENDS:
         reports.append(f"{session.create_tmp()}/{backend}.json")
         options = [f"--backends={backend}", f"--conformance-report={reports[-1]}"]
-        command = ("pytest", *BY_GROUP, "tests/conformance", *options, *session.posargs)
+        command = ("pytest", "--numprocesses=2", "tests/conformance", *options, *session.posargs)
         run_shared(session, *command, env=ENVIRONMENT)
     if not session.posargs:
         run_shared(session, "python", "-m", "conformance.report", *reports, env={"PYTHONPATH": "tests"})

@@ -34,16 +34,10 @@ def pytest_generate_tests(metafunc):
     backends = names if names != [""] else keras_cg.available_backends()
     if "case" in metafunc.fixturenames:
         cases = [(name, each, rule) for name in backends for each in transforms(name).TRANSFORMS for rule in zoo.ZOO]
-        metafunc.parametrize("case", [parameter(case) for case in cases])
+        metafunc.parametrize("case", cases, ids=["-".join(case) for case in cases])
     if "shared" in metafunc.fixturenames:
-        metafunc.parametrize("shared", [parameter((name, each)) for name in backends for each in at_once(name)])
-
-
-def parameter(case):
-    """A case under its name; `--dist=loadgroup` gives those that one program serves to one process."""
-    backend, transform, *_ = case
-    marks = [pytest.mark.xdist_group(f"{backend}-{transform}")] if transform in at_once(backend) else []
-    return pytest.param(case, id="-".join(case), marks=marks)
+        shared = [(name, each) for name in backends for each in at_once(name)]
+        metafunc.parametrize("shared", shared, ids=[f"{name}-{each}-all rules" for name, each in shared])
 
 
 # --- some rules in one program --------------------------------------------------------------------------------------
