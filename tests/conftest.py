@@ -32,6 +32,8 @@ def pytest_configure(config):
 NAMES = pytest.StashKey()
 # Dynamo traces for it as it does for aot_eager; then it takes seconds to generate code.
 SLOW = "inductor"
+# In a file that has it: the tests that run in every mode; all others of it run eagerly alone.
+CHOICE = "IN_EVERY_MODE"
 
 
 class Frame:
@@ -60,21 +62,40 @@ def pytest_generate_tests(metafunc):
     names = metafunc.config.stash[NAMES]
     if "frame" in metafunc.fixturenames:
         frames = [(name, mode) for name in names for mode in importlib.import_module(f"frameworks.{name}").MODES]
-        if not metafunc.definition.get_closest_marker(SLOW):
-            frames = [(name, mode) for name, mode in frames if mode != SLOW]
+        # Inductor makes code of what aot_eager makes, so that a test needs one of the two.
+        other = "aot_eager" if metafunc.definition.get_closest_marker(SLOW) else SLOW
+        frames = [(name, mode) for name, mode in frames if mode != other]
         metafunc.parametrize("frame", frames, ids=[f"{name}-{mode}" for name, mode in frames], indirect=True)
     elif "backend" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("only")
         metafunc.parametrize("backend", only.args if only else names, indirect=True)
 
 
+def cases(item):
+    """What a file may call a test that has a frame: by its name, or also by its parameters; neither names the frame."""
+    name, mode = item.callspec.params["frame"]
+    parameters = item.callspec.id.removeprefix(f"{name}-{mode}").removeprefix("-")
+    return {item.originalname, f"{item.originalname}[{parameters}]"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m take some away
 def pytest_collection_modifyitems(config, items):
-    """Leaves out the tests of a framework that is not under test."""
+    """Leaves out the tests of a framework that is not under test, and what a file tries eagerly alone."""
+    framed = [item for item in items if "frame" in getattr(getattr(item, "callspec", None), "params", ())]
+    if not any("::" in arg for arg in config.args):
+        for module in {item.module for item in framed if hasattr(item.module, CHOICE)}:
+            known = set().union(*(cases(item) for item in framed if item.module is module))
+            if unknown := [name for name in getattr(module, CHOICE) if name not in known]:
+                raise pytest.UsageError(f"{CHOICE} of {module.__name__} names no test: {unknown}")
 
     def is_wanted(item):
         only = item.get_closest_marker("only")
-        return only is None or item.callspec.params["backend"] in config.stash[NAMES]
+        if only is not None and item.callspec.params["backend"] not in config.stash[NAMES]:
+            return False
+        is_eager = item not in framed_set or item.callspec.params["frame"][1] == "eager"
+        return is_eager or not hasattr(item.module, CHOICE) or not cases(item).isdisjoint(getattr(item.module, CHOICE))
 
+    framed_set = set(framed)
     left_out = [item for item in items if not is_wanted(item)]
     items[:] = [item for item in items if is_wanted(item)]
     config.hook.pytest_deselected(items=left_out)

@@ -17,6 +17,25 @@ from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops
 X = np.array([1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.0, 2.0], np.float32)
 
+# One fault for each message, as the modes differ in how an error comes out, and not in what it says.
+IN_EVERY_MODE = (
+    "test_planted_fault[return forgotten]",
+    "test_planted_fault[three]",
+    "test_planted_fault[cut off]",
+    "test_planted_fault[a number for an array]",
+    "test_planted_fault[swapped dict entries]",
+    "test_planted_fault[one level too deep]",
+    "test_planted_fault[a key misspelled]",
+    "test_planted_fault[complex for real]",
+    "test_planted_fault[a string]",
+    "test_planted_fault[no upstream]",
+    "test_planted_fault[one too many]",
+    "test_planted_fault[too many for two outputs]",
+    "test_planted_fault[no rule]",
+    "test_planted_fault[outputs not in a tuple]",
+    "test_planted_fault[None for the rule]",
+)
+
 # What each framework calls a tensor: eagerly, and in its tracers.
 TENSORS = {
     "numpy": ("numpy.ndarray",),
