@@ -774,14 +774,14 @@ def test_the_figure_shows_what_parts():
 
 
 @pytest.mark.side_by_side
-def test_plot_writes_an_image_of_every_backend(backends, tmp_path):
+def test_plot_writes_an_image_of_every_backend(run, backends, tmp_path):
     from matplotlib.image import imread
 
     words = ("plot", "plots.py:half_right", "--arg", "x=linspace:-3,3,200", "--backends", ",".join(backends))
     pixels = {}
-    for look in ("light", "dark"):
+    for look, called in (("light", start), ("dark", run)):
         path = tmp_path / f"{look}.png"
-        done = start(*words, "-o", path, f"--{look}")
+        done = called(*words, "-o", path, f"--{look}")
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == [f"{', '.join(backends)}: apart for -3 < x < 0", f"plot: {path}"]
         assert path.read_bytes().startswith(PNG)
@@ -808,11 +808,11 @@ def test_what_cannot_be_drawn_is_told_in_one_line(run, words, parts):
 
 
 @pytest.mark.side_by_side
-def test_plot_draws_what_it_can(backends, tmp_path):
+def test_plot_draws_what_it_can(run, backends, tmp_path):
     others = [name for name in backends if name != "numpy"]
     path = tmp_path / "f.png"
     words = ("--arg", "x=linspace:0,1,9", "--backends", ",".join(["numpy", *others]), "-o", path)
-    done = start("plot", "plots.py:only_numpy", *words)
+    done = run("plot", "plots.py:only_numpy", *words)
     assert done.returncode == (1 if others else 0) and path.read_bytes().startswith(PNG)
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == others
     assert all("RuntimeError: not here (plots.py:" in line for line in done.stderr.splitlines())
