@@ -1,6 +1,5 @@
 """Every rule under every transform: what comes out is the truth, or what the table of exceptions says."""
 
-import dataclasses
 import functools
 import importlib
 import importlib.metadata
@@ -156,58 +155,6 @@ def test_what_is_right_alone_is_right_in_the_program_of_all(shared):
     wrong = [name for name in names if not is_right_among_all(*shared, name)]
     # A rule that fails by itself, too, has a test that says so.
     assert not wrong or not all(is_fine(*shared, name) for name in wrong), wrong
-
-
-def raises(*tensors):
-    raise RuntimeError("not today")
-
-
-FAULTS = {
-    "raises": raises,
-    "wrong": lambda x, w: [2 * each for each in zoo.matmul(x, w)],
-    "NaN": lambda x, w: [float("nan") * each for each in zoo.matmul(x, w)],
-    "another shape": lambda x, w: [each[0] for each in zoo.matmul(x, w)],
-    "one too few": lambda x, w: [],
-    "one too many": lambda x, w: 2 * zoo.matmul(x, w),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_the_program_of_all_is_told_of_its_rule_alone(backend, fault, monkeypatch):
-    monkeypatch.setattr(transforms(backend), "AT_ONCE", ("call",), raising=False)
-    monkeypatch.setitem(zoo.ZOO, "matmul", dataclasses.replace(zoo.ZOO["matmul"], call=FAULTS[fault]))
-    all_results.cache_clear()
-    try:
-        assert [name for name in zoo.ZOO if not is_fine(backend, "call", name)] == ["matmul"]
-        test_what_is_right_alone_is_right_in_the_program_of_all((backend, "call"))
-        # Only those are right among all that stand where they should.
-        assert not is_right_among_all(backend, "call", "matmul")
-    finally:
-        all_results.cache_clear()
-
-
-def test_rules_that_disturb_each_other_are_told(backend, monkeypatch):
-    monkeypatch.setattr(transforms(backend), "AT_ONCE", ("call",), raising=False)
-    before = []
-
-    def disturbs(x):
-        before.append(x)
-        return [x * 1]
-
-    def is_disturbed(x, w):
-        factor = 1 + len(before)
-        before.clear()
-        return [factor * each for each in matmul(x, w)]
-
-    matmul = zoo.ZOO["matmul"].call
-    monkeypatch.setitem(zoo.ZOO, "gradient reversal", dataclasses.replace(zoo.ZOO["gradient reversal"], call=disturbs))
-    monkeypatch.setitem(zoo.ZOO, "matmul", dataclasses.replace(zoo.ZOO["matmul"], call=is_disturbed))
-    all_results.cache_clear()
-    try:
-        with pytest.raises(AssertionError, match=r"\['matmul'\]"):
-            test_what_is_right_alone_is_right_in_the_program_of_all((backend, "call"))
-    finally:
-        all_results.cache_clear()
 
 
 def test_the_table_of_exceptions_is_used(request):
