@@ -15,6 +15,7 @@ import keras_cg
 
 def pytest_addoption(parser):
     parser.addoption("--backends", default="", help="the backends to test, with commas between; default: all installed")
+    parser.addoption("--every-mode", action="store_true", help="all tests in every mode, whatever files choose")
     parser.addoption("--checker-seeds", type=int, help="seeds for each rule of the zoo in test_checker_zoo.py")
     parser.addoption("--conformance-report", default="", help="a JSON file for what each rule of the zoo did")
 
@@ -92,10 +93,11 @@ def pytest_collection_modifyitems(config, items):
         only = item.get_closest_marker("only")
         if only is not None and item.callspec.params["backend"] not in config.stash[NAMES]:
             return False
-        is_eager = item not in framed_set or item.callspec.params["frame"][1] == "eager"
-        return is_eager or not hasattr(item.module, CHOICE) or not cases(item).isdisjoint(getattr(item.module, CHOICE))
+        if item not in compiled or config.getoption("every_mode"):
+            return True
+        return not hasattr(item.module, CHOICE) or not cases(item).isdisjoint(getattr(item.module, CHOICE))
 
-    framed_set = set(framed)
+    compiled = {item for item in framed if item.callspec.params["frame"][1] != "eager"}
     left_out = [item for item in items if not is_wanted(item)]
     items[:] = [item for item in items if is_wanted(item)]
     config.hook.pytest_deselected(items=left_out)

@@ -34,7 +34,7 @@ IN_EVERY_MODE = (
     "test_wrong_shape",
     "test_a_missing_sum_over_a_broadcast_axis_is_named[small1-axis 1]",
     "test_complex_for_real",
-    "test_nothing_for_a_nest_in_what_is_also_a_flat_list[None]",
+    "test_nothing_for_a_nest_in_what_is_also_a_flat_list",
     "test_a_failed_call_leaves_nothing_behind",
 )
 
