@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -291,6 +292,13 @@ def test_no_command_and_the_version(run):
     refused(run(), "keras-cg: the following arguments are required: COMMAND; see keras-cg --help")
     assert run("--version").stdout == f"keras-cg {keras_cg.__version__}\n"
     assert "normal:SHAPE" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
+
+
+@pytest.mark.once
+def test_the_script_that_pip_makes():
+    script = Path(sysconfig.get_path("scripts"), "keras-cg")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stdout) == (0, f"keras-cg {keras_cg.__version__}\n")
 
 
 @pytest.mark.once

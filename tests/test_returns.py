@@ -20,6 +20,7 @@ IN_EVERY_MODE = (
     "test_over_all_leaves_with_those_left_at_their_defaults",
     "test_keyword_only_and_further_keywords",
     "test_same_nest[dict]",
+    "test_same_nest[ordered dict]",
     "test_same_nest[dataclass]",
     "test_same_nest_in_a_tuple[namedtuple]",
     "test_flat_for_a_nest[list]",
