@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 MODES = ("eager", "jit(grad)", "grad(jit)")
 
+
 @contextlib.contextmanager
 def custom_vjp(name):
     """One of them in use."""

@@ -227,5 +227,33 @@ TRANSFORMS = {
     "jit of grad of jvp": ("second", lambda p: jax.jit(mixed(p))(*p.tensors)),
 }
 
+# Under each of these, one program has all rules at once: of what compiles, what is quicker so.
+AT_ONCE = (
+    "jit of grad",
+    "grad of jit",
+    "grad of checkpoint of jit",
+    "grad of cond",
+    "fori_loop of grad",
+    "grad of export",
+    "jit of grad, custom_vjp3",
+    "jit of vmap of grad",
+    "grad of scan",
+    "jit of grad of grad",
+    "grad of grad of jit",
+    "jit of grad of grad of composite",
+    "jit of third derivative",
+    "jit of jvp",
+    "jvp of jit",
+    "jit of linearize",
+    "jvp of checkpoint",
+    "jvp of cond",
+    "jvp of scan",
+    "jvp of while_loop",
+    "jit of jvp of grad",
+    "jvp of grad of jit",
+    "jit of grad of jvp",
+)
+
 if "custom_vjp3" not in CUSTOM_VJPS:
     del TRANSFORMS["jit of grad, custom_vjp3"], TRANSFORMS["grad of grad, custom_vjp3"]
+    AT_ONCE = tuple(each for each in AT_ONCE if each in TRANSFORMS)

@@ -235,3 +235,6 @@ TRANSFORMS = {
     ),
     "export": ("first", exported),
 }
+
+# Under each of these, one program has all rules at once: of what compiles, what is quicker so.
+AT_ONCE = ("compile, aot_eager", "compile, inductor", "compile, dynamic", "compile of a call", "checkpoint of compile")
