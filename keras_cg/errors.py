@@ -482,9 +482,12 @@ def draws_others(function: str, operation: str) -> RuntimeError:
 def not_linear(obstacle: str | None = None) -> ValueError:
     """Forward mode was asked for a rule that has no transpose; `obstacle` is why, where a program shows it."""
     headline = "forward mode needs a rule that is linear in upstream, and this one is not."
-    got = None if obstacle is None else f"upstream goes through {obstacle}."
-    cause = "a rule that clips or normalises upstream."
-    return report(ValueError, headline, got=got, cause=cause, remedy="differentiate in reverse mode.")
+    cause = "a rule that clips or normalises upstream"
+    got = None
+    if obstacle is not None:
+        got = f"upstream goes through {obstacle}."
+        cause += "; or one that is linear by an operation that is not known for it"
+    return report(ValueError, headline, got=got, cause=f"{cause}.", remedy="differentiate in reverse mode.")
 
 
 def deaf_tape() -> NotImplementedError:

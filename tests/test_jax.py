@@ -162,6 +162,15 @@ def h(x):
     e = ops.exp(x)
     return x * 2, lambda upstream: 7 * upstream * e
 
+inside = lambda function: jax.shard_map(function, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+for rule in (lambda x: lambda u: inside(lambda v: 7 * v)(u), lambda x: lambda u: 7 * u * inside(jax.numpy.exp)(x)):
+    k = keras_cg.custom_gradient(lambda x: (x * 2, rule(x)))
+    # Linear rules that are diagonal, and so their own transposes.
+    for transform in (lambda h: h, jax.jit):
+        found = transform(lambda x, t: jax.jvp(k, (x,), (t,))[1])(x, x)
+        np.testing.assert_allclose(found, rule(x)(x), rtol=1e-5)
+        np.testing.assert_allclose(np.diag(transform(jax.jacfwd(k))(x)), rule(x)(np.ones(8, np.float32)), rtol=1e-5)
+
 found = jax.pmap(jax.grad(lambda x: h(x)))(x[:4])
 np.testing.assert_allclose(found, 7 * np.exp(x[:4].astype(float)), rtol=1e-5)
 """

@@ -184,6 +184,22 @@ def test_captured_values(eager, backend):
         check(jax.linearize(wrap(outer), x)[1](t), 10 * T)
 
 
+def test_numbers_of_python(backend):
+    import jax
+
+    def outer(w, x):
+        return custom_gradient(lambda x: (x * w, lambda u, variables=None: (7 * u * w, [11 * u * x])))(x)
+
+    assert jax.jvp(lambda w: outer(w, 2.0), (3.0,), (1.0,))[1] == 22
+    assert jax.linearize(lambda w: outer(w, 2.0), 3.0)[1](1.0) == 22
+    assert jax.jacfwd(jax.jacfwd(outer, 0), 1)(3.0, 2.0) == 11
+    g = custom_gradient(lambda x, y: (x * y, lambda u: (7 * u * y, 5 * u * x)))
+    for wrap in (lambda h: h, jax.checkpoint, jax.jit):
+        # The derivative of 5 x by x, and of 7 y by y.
+        assert jax.jacfwd(jax.grad(wrap(g), 1))(2.0, 3.0) == 5
+        assert jax.hessian(wrap(g), (0, 1))(2.0, 3.0)[0][1] == 7
+
+
 def test_a_rule_that_is_itself_learned(eager, backend):
     import jax
 
@@ -348,6 +364,19 @@ NOT_LINEAR = {
         "`gather`",
     ),
     "applied": (lambda j, u: u.at[0].apply(j.numpy.tanh), "`scatter`"),
+    "applied to a slice": (lambda j, u: u.at[:].apply(lambda v: 2 * v), "`scatter`"),
+    # What is not multiplied is added.
+    "factor": (lambda j, u: j.numpy.array(W).at[0].multiply(u[1]), "`scatter-mul`"),
+    "factors in a branch": (
+        lambda j, u: j.lax.cond(True, lambda u: ops.ones(3).at[:2].multiply(u[:2]), lambda u: u, u),
+        "`scatter-mul`",
+    ),
+    "factors in a loop": (
+        lambda j, u: j.lax.fori_loop(0, 3, lambda i, c: ops.ones(3).at[i].multiply(u[i]), ops.zeros(3)),
+        "`scatter-mul`",
+    ),
+    "eight bits": (lambda j, u: u.astype("float8_e4m3fn").astype("float32"), "`convert_element_type`"),
+    "fewer bits": (lambda j, u: j.lax.reduce_precision(u, 4, 1), "`reduce_precision`"),
     "derivative": (lambda j, u: j.jvp(f, (j.numpy.array(X),), (u,))[1], "`keras_cg_jvp`"),
     "branch": (lambda j, u: j.lax.cond(u[0] > 0, lambda u: 3 * u, lambda u: u, u), "`gt`"),
     "where": (lambda j, u: ops.where(u > 0, u, 2 * u), "`gt`"),
@@ -392,7 +421,7 @@ def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
         ) as caught:
             run()
         assert caught.match(f"got: upstream goes through {obstacle}")
-        assert caught.match("usual cause: a rule that clips or normalises upstream")
+        assert caught.match("usual cause: a rule that clips or normalises upstream; or one that is linear by an op")
         assert caught.match("remedy: differentiate in reverse mode")
     # In reverse it serves, at every order.
     for wrap in (lambda h: h, jax.jit):

@@ -44,20 +44,24 @@ def traced(rule: Rule, outputs: Sequence[Any]) -> tuple[TracedRule, Sequence[Any
 class TracedRule:
     """A rule of `count` cotangents as a jaxpr; and at which place that gives the gradient of each argument, or None."""
 
-    def __init__(self, jaxpr: Any, count: int, places: Sequence[int | None]):
-        self.jaxpr, self.count, self.places = jaxpr, count, places
+    def __init__(self, program: Any, count: int, places: Sequence[int | None]):
+        self.program, self.count, self.places = program, count, places
 
     def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        gradients = jax.core.eval_jaxpr(self.jaxpr, values, *cotangents)
+        gradients = jax.core.eval_jaxpr(self.program, values, *cotangents)
         return [None if place is None else gradients[place] for place in self.places]
 
     def at(self, indices: Sequence[int | None]) -> TracedRule:
         """The same rule for the arguments at `indices`; one that is None has no gradient."""
-        return TracedRule(self.jaxpr, self.count, [None if index is None else self.places[index] for index in indices])
+        return TracedRule(
+            self.program, self.count, [None if index is None else self.places[index] for index in indices]
+        )
 
 
 class UntracedRule:
     """A rule as it is; and at which places it is asked for gradients, if not at all of them."""
+
+    program = None
 
     def __init__(self, rule: Rule, places: Sequence[int] | None = None):
         self.rule, self.places = rule, places
@@ -76,6 +80,7 @@ class _BatchedRule:
 
     def __init__(self, rule: Any, axis: Any, values: Sequence[int | None], args: Sequence[int | None]):
         self.rule, self.axis, self.values, self.args = rule, axis, values, args
+        self.program = rule.program
 
     def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         names = {"axis_name": self.axis.name, "spmd_axis_name": self.axis.spmd_name}
@@ -105,13 +110,15 @@ def _derivative(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     outputs = _carried.bind(*given, rule=rule, start=start, stop=stop)
     zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
-    pairs = enumerate(zip(given[stop:], tangents[stop:], strict=True))
-    moving = [index for index, (arg, tangent) in pairs if is_floating(arg) and not isinstance(tangent, ad.Zero)]
+    args = enumerate(zip(given[stop:], tangents[stop:], strict=True))
+    # An argument may be a number of Python.
+    moving = [place for place, (arg, t) in args if is_floating(jax.typeof(arg)) and not isinstance(t, ad.Zero)]
     if not moving:
         return outputs, zeros
     like = tuple(zero.aval for zero, output in zip(zeros, outputs, strict=True) if is_floating(output))
     along = [tangents[stop + index] for index in moving]
-    pushed = iter(_pushed.bind(*given[:start], *along, rule=rule.at(moving), start=start, like=like))
+    params = {"rule": rule.at(moving), "start": start, "like": like, "program": rule.program}
+    pushed = iter(_pushed.bind(*given[:start], *along, **params))
     return outputs, [next(pushed) if is_floating(output) else zero for zero, output in zip(zeros, outputs, strict=True)]
 
 
@@ -147,10 +154,11 @@ batching.fancy_primitive_batchers[_carried] = _batched
 mlir.register_lowering(_carried, lambda context, *given, **params: _outputs(*given, **params), cacheable=False)
 
 
-def _push(*given: Any, rule: Any, start: int, like: Sequence[Any]) -> list[Any]:
+def _push(*given: Any, rule: Any, start: int, like: Sequence[Any], program: Any) -> list[Any]:
     """The tangents of the outputs, which are `like` these, by the transpose of the rule.
 
     Of what is given, the first `start` are the values that the rule uses, the others the tangents of its arguments.
+    `program` is for JAX alone, which looks for programs among the parameters, to know on which devices they run.
     """
     values, tangents = given[:start], given[start:]
 
@@ -165,38 +173,46 @@ def _push(*given: Any, rule: Any, start: int, like: Sequence[Any]) -> list[Any]:
 
 
 def _pushed_derivative(
-    given: Sequence[Any], tangents: Sequence[Any], rule: Any, start: int, like: Sequence[Any]
+    given: Sequence[Any], tangents: Sequence[Any], rule: Any, start: int, like: Sequence[Any], program: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     moving = [index for index, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
 
     def push(*moved: Any) -> list[Any]:
         values = dict(enumerate(given)) | dict(zip(moving, moved, strict=True))
-        return _push(*values.values(), rule=rule, start=start, like=like)
+        return _push(*values.values(), rule=rule, start=start, like=like, program=program)
 
     return jax.jvp(push, [given[index] for index in moving], [tangents[index] for index in moving])
 
 
-def _transposed(cotangents: Sequence[Any], *given: Any, rule: Any, start: int, like: Sequence[Any]) -> list[Any]:
+def _transposed(
+    cotangents: Sequence[Any], *given: Any, rule: Any, start: int, like: Sequence[Any], program: Any
+) -> list[Any]:
     arriving = [*map(ad.instantiate_zeros, cotangents)]
     gradients = rule(given[:start], arriving)
     return [*[None] * start, *gradients]
 
 
 def _pushed_batched(
-    axis: Any, given: Sequence[Any], places: Sequence[int | None], rule: Any, start: int, like: Sequence[Any]
+    axis: Any,
+    given: Sequence[Any],
+    places: Sequence[int | None],
+    rule: Any,
+    start: int,
+    like: Sequence[Any],
+    program: Any,
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     if all(place is None for place in places):
-        return _pushed.bind(*given, rule=rule, start=start, like=like), [None] * len(like)
+        return _pushed.bind(*given, rule=rule, start=start, like=like, program=program), [None] * len(like)
     moved, axes = _at_front(axis, given, places)
     rule = _BatchedRule(rule, axis, axes[:start], axes[start:])
     like = tuple(unmapped_aval(axis.size, 0, aval, axis.explicit_mesh_axis) for aval in like)
-    return _pushed.bind(*moved, rule=rule, start=start, like=like), [0] * len(like)
+    return _pushed.bind(*moved, rule=rule, start=start, like=like, program=program), [0] * len(like)
 
 
 _pushed: Any = Primitive("keras_cg_jvp")
 _pushed.multiple_results = True
 _pushed.def_impl(_push)
-_pushed.def_abstract_eval(lambda *given, rule, start, like: like)
+_pushed.def_abstract_eval(lambda *given, rule, start, like, program: like)
 ad.primitive_jvps[_pushed] = _pushed_derivative
 ad.primitive_transposes[_pushed] = _transposed
 batching.fancy_primitive_batchers[_pushed] = _pushed_batched

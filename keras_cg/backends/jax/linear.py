@@ -74,16 +74,18 @@ class _Obstacle(str):
 _SUMS = frozenset(
     "add add_any all_gather all_gather_invariant all_to_all broadcast_in_dim complex concatenate conj"  # noqa: SIM905 - as a list it would fill a screen
     " convert_element_type copy copy_p cumsum device_put dynamic_slice dynamic_update_slice expand_dims fft gather"
-    " imag layout_constraint neg pad pbroadcast ppermute psum psum_invariant pvary real reduce_precision"
+    " imag layout_constraint neg pad pbroadcast ppermute psum psum_invariant pvary real"
     " reduce_scatter reduce_sum reduce_window_sum reshape reshard rev scatter scatter-add scatter-sub select_n"
     " sharding_constraint slice split squeeze stack sub tile transpose unstack".split()
 )
-_PRODUCTS = frozenset(["conv_general_dilated", "dot_general", "mul", "ragged_dot_general", "scatter-mul"])
+_PRODUCTS = frozenset(["conv_general_dilated", "dot_general", "mul", "ragged_dot_general"])
 
 # Linear in the operands that stand here alone.
 _QUOTIENTS = {
     "custom_linear_solve": lambda equation, operands: operands[sum(equation.params["const_lengths"]) :],
     "div": lambda equation, operands: operands[:1],
+    # Not in the factors: what is not multiplied would be added.
+    "scatter-mul": lambda equation, operands: operands[:1],
     "triangular_solve": lambda equation, operands: operands[1:],
     "tridiagonal_solve": lambda equation, operands: operands[3:],
 }
@@ -142,10 +144,7 @@ def _kind(equation: Any, operands: list[str]) -> str:
         if isinstance(operand, _Obstacle):
             return operand
     obstacle = _Obstacle(f"`{name}`, which is not known to be linear")
-    # What is gathered from outside of an array is a constant, which is added to a linear map. And `x.at[i].apply(g)` is a
-    # scatter, too, which has g in it.
-    applies = name == "scatter" and equation.params["update_jaxpr"] is not None
-    if applies or equation.params.get("fill_value") or not all(is_floating(result.aval) for result in equation.outvars):
+    if _is_more(name, equation.params) or not all(is_floating(result.aval) for result in equation.outvars):
         return obstacle
     numbers = [kind for kind, operand in zip(operands, equation.invars, strict=True) if is_floating(operand.aval)]
     if name in _SUMS:
@@ -157,6 +156,18 @@ def _kind(equation: Any, operands: list[str]) -> str:
         is_linear = set(upper) <= {ZERO, LINEAR} and numbers.count(LINEAR) == upper.count(LINEAR)
         return LINEAR if is_linear else obstacle
     return obstacle
+
+
+def _is_more(name: str, params: dict[str, Any]) -> bool:
+    """Whether an operation of the tables does more than its name says."""
+    if name == "gather":
+        # What is gathered from outside of an array is a constant, which is added to a linear map.
+        return bool(params["fill_value"])
+    if name == "scatter":
+        # `x.at[i].apply(g)` is a scatter that has g in it.
+        return params["update_jaxpr"] is not None
+    # Eight bits and fewer clip.
+    return name == "convert_element_type" and params["new_dtype"].itemsize < 2
 
 
 def _scanned(equation: Any, operands: list[str]) -> list[str]:
