@@ -52,7 +52,7 @@ BY_FILE = ("--numprocesses=2", "--dist=loadfile")
 # What tests that touch a framework there are for every backend, and for one.
 EVERYWHERE = [f"tests/test_{name}.py" for name in ("conventions", "returns", "captured", "transforms", "runs")]
 TOUCHING = {
-    "jax": ["tests/test_jax.py", "tests/test_jax_programs.py"],
+    "jax": ["tests/test_jax.py", "tests/test_jax_forward.py", "tests/test_jax_programs.py"],
     "numpy": ["tests/test_numpy.py", "tests/test_checker.py"],
     "tensorflow": ["tests/test_tensorflow.py", "tests/test_tensorflow_programs.py"],
     "torch": ["tests/test_torch.py"],
@@ -79,6 +79,11 @@ def install(
 def framework(backend: str) -> list[str]:
     """The extra with the framework of a backend; NumPy's needs none."""
     return [backend] if backend in FRAMEWORKS else []
+
+
+def solvers(backend: str) -> list[str]:
+    """The dependency group with the libraries that the tests of a backend use."""
+    return ["solvers"] if backend == "jax" else []
 
 
 def run_shared(session: nox.Session, program: str, *arguments: str, env: dict[str, str] | None = None) -> None:
@@ -117,7 +122,7 @@ def tests(session: nox.Session, backend: str, column: str | None) -> None:
     if column is not None:
         test_column(session, backend, column)
         return
-    install(session, *framework(backend), "cli", "examples", groups=("test",))
+    install(session, *framework(backend), "cli", "examples", groups=("test", *solvers(backend)))
     marks = "not side_by_side" + ("" if backend == "numpy" else " and not once")
     options = (f"--backends={backend}", "-m", marks, *ELSEWHERE)
     session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
@@ -231,7 +236,7 @@ def canary(session: nox.Session) -> None:
     # torch is the exception that stands with TORCH, and is left out where pip has no build for the CPU.
     torch = [TORCH] if "torch" in backends else []
     package = f".[{','.join([*extras, 'keras', 'cli', 'examples'])}]"
-    groups = nox.project.dependency_groups(PYPROJECT, "test")
+    groups = nox.project.dependency_groups(PYPROJECT, "test", *solvers("jax"))
     session.install("--no-compile", "--upgrade", "--upgrade-strategy=eager", package, *torch, *groups)
     for backend in backends:
         which = (f"--backends={backend}", "-m", "not side_by_side" + ("" if backend == "numpy" else " and not once"))

@@ -15,6 +15,7 @@ import keras_cg
 
 def pytest_addoption(parser):
     parser.addoption("--backends", default="", help="the backends to test, with commas between; default: all installed")
+    parser.addoption("--every-mode", action="store_true", help="all tests in every mode, whatever files choose")
     parser.addoption("--checker-seeds", type=int, help="seeds for each rule of the zoo in test_checker_zoo.py")
     parser.addoption("--dozen", action="store_true", help="of the zoo, only a dozen rules that differ in kind")
     parser.addoption("--conformance-report", default="", help="a JSON file for what each rule of the zoo did")
@@ -33,6 +34,8 @@ def pytest_configure(config):
 NAMES = pytest.StashKey()
 # Dynamo traces for it as it does for aot_eager; then it takes seconds to generate code.
 SLOW = "inductor"
+# In a file that has it: the tests that run in every mode; all others of it run eagerly alone.
+CHOICE = "IN_EVERY_MODE"
 
 
 class Frame:
@@ -61,8 +64,9 @@ def pytest_generate_tests(metafunc):
     names = metafunc.config.stash[NAMES]
     if "frame" in metafunc.fixturenames:
         frames = [(name, mode) for name in names for mode in importlib.import_module(f"frameworks.{name}").MODES]
-        if not metafunc.definition.get_closest_marker(SLOW):
-            frames = [(name, mode) for name, mode in frames if mode != SLOW]
+        # Inductor makes code of what aot_eager makes, so that a test needs one of the two.
+        other = "aot_eager" if metafunc.definition.get_closest_marker(SLOW) else SLOW
+        frames = [(name, mode) for name, mode in frames if mode != other]
         metafunc.parametrize("frame", frames, ids=[f"{name}-{mode}" for name, mode in frames], indirect=True)
     elif "backend" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("only")
@@ -72,13 +76,32 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("custom_vjp", ways, indirect=True)
 
 
+def cases(item):
+    """What a file may call a test that has a frame: by its name, or also by its parameters; neither names the frame."""
+    name, mode = item.callspec.params["frame"]
+    parameters = item.callspec.id.removeprefix(f"{name}-{mode}").removeprefix("-")
+    return {item.originalname, f"{item.originalname}[{parameters}]"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -k and -m take some away
 def pytest_collection_modifyitems(config, items):
-    """Leaves out the tests of a framework that is not under test."""
+    """Leaves out the tests of a framework that is not under test, and what a file tries eagerly alone."""
+    framed = [item for item in items if "frame" in getattr(getattr(item, "callspec", None), "params", ())]
+    if not any("::" in arg for arg in config.args):
+        for module in {item.module for item in framed if hasattr(item.module, CHOICE)}:
+            known = set().union(*(cases(item) for item in framed if item.module is module))
+            if unknown := [name for name in getattr(module, CHOICE) if name not in known]:
+                raise pytest.UsageError(f"{CHOICE} of {module.__name__} names no test: {unknown}")
 
     def is_wanted(item):
         only = item.get_closest_marker("only")
-        return only is None or item.callspec.params["backend"] in config.stash[NAMES]
+        if only is not None and item.callspec.params["backend"] not in config.stash[NAMES]:
+            return False
+        if item not in compiled or config.getoption("every_mode"):
+            return True
+        return not hasattr(item.module, CHOICE) or not cases(item).isdisjoint(getattr(item.module, CHOICE))
 
+    compiled = {item for item in framed if item.callspec.params["frame"][1] != "eager"}
     left_out = [item for item in items if not is_wanted(item)]
     items[:] = [item for item in items if is_wanted(item)]
     config.hook.pytest_deselected(items=left_out)

@@ -14,6 +14,37 @@ X = np.array([1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.0, 2.0], np.float32)
 SEVEN = np.full(3, 7.0)
 
+# One use, nest and shape of each kind; and what a compiler may take apart otherwise than eager code: what aliases.
+IN_EVERY_MODE = (
+    "test_uses[method]",
+    "test_uses[inside static]",
+    "test_uses[class]",
+    "test_uses[anew at every call]",
+    "test_a_method_gives_its_rule_the_arguments_without_self",
+    "test_nests_in_and_out[deep]",
+    "test_nests_in_and_out[dataclasses]",
+    "test_a_type_registered_with_the_frameworks_own_tree_utility",
+    "test_static_leaves_ride_along",
+    "test_keywords_obey_the_rule",
+    "test_an_argument_that_needs_no_gradient",
+    "test_an_integer_argument",
+    "test_any_number_of_arguments[gradient-3]",
+    "test_no_tensor_argument",
+    "test_an_input_returned",
+    "test_inputs_returned_in_another_order",
+    "test_one_tensor_returned_twice",
+    "test_one_tensor_passed_twice",
+    "test_a_view_of_an_input",
+    "test_the_rule_captures_the_output",
+    "test_no_output",
+    "test_shapes[()]",
+    "test_shapes[(0, 3)]",
+    "test_dtypes[float16]",
+    "test_dtypes[complex64]",
+    "test_bfloat16",
+    "test_numpy_scalars_are_numbers[np.int64(2)]",
+)
+
 Point = collections.namedtuple("Point", "a b")
 
 

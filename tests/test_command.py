@@ -1,4 +1,4 @@
-"""The command line, as its users meet it: through processes of its own."""
+"""The command line, in this process; in processes of its own where these matter: `start`."""
 
 import json
 import math
@@ -7,15 +7,18 @@ import pty
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import keras_cg
+from keras_cg import command
 from keras_cg.command import check as check_command
-from keras_cg.command import curves, messages, plot, specs, targets
+from keras_cg.command import curves, messages, plot, processes, specs, targets, worker
 from keras_cg.command.curves import Curves
 
 TARGETS = Path(__file__).parent / "command_targets"
@@ -30,15 +33,54 @@ def environment(*folders):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "100"}
 
 
-def run(*words, folder=None, **variables):
+def start(*words, folder=None, **variables):
     """`python -m keras_cg`, with another folder to import from and environment variables."""
     command = [sys.executable, "-m", "keras_cg", *map(str, words)]
     env = {**environment(*filter(None, [folder])), **variables}
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=env, cwd=TARGETS, timeout=300)
 
 
-def check(*words, **others):
-    return run("check", *QUICK, *words, **others)
+def start_check(*words, **others):
+    return start("check", *QUICK, *words, **others)
+
+
+async def work_here(job, timeout, handle):
+    """In the place of `processes.follow`: does the job of another process in this one."""
+
+    def say(event, **fields):
+        handle(json.loads(json.dumps({"event": event, **fields})))
+
+    worker._do(json.loads(json.dumps(job)), say)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """`keras-cg` in this process, with what its processes do: the same but for how a process starts and ends."""
+    monkeypatch.setattr(processes, "follow", work_here)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.chdir(TARGETS)
+
+    def call(*words):
+        path, modules = list(sys.path), set(sys.modules)
+        try:
+            status = command.main([*map(str, words)])
+        except SystemExit as end:
+            status = end.code
+        finally:
+            added = {Path(each).resolve() for each in sys.path if each not in path}
+            sys.path[:] = path
+            for name in set(sys.modules) - modules:
+                if Path(getattr(sys.modules[name], "__file__", None) or "/").parent in added:
+                    del sys.modules[name]
+            keras_cg.set_backend(None)
+        return SimpleNamespace(returncode=status, **dict(zip(("stdout", "stderr"), capsys.readouterr(), strict=True)))
+
+    return call
+
+
+@pytest.fixture
+def check(run):
+    return lambda *words: run("check", *QUICK, *words)
 
 
 def refused(done, *parts):
@@ -164,7 +206,7 @@ def test_a_file_that_is_no_array_of_numbers(tmp_path):
 
 
 @pytest.mark.once
-def test_every_form_of_a_spec_on_the_command_line(tmp_path):
+def test_every_form_of_a_spec_on_the_command_line(check, tmp_path):
     np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
     for spec in ("normal:2,2", "uniform:1,2:3", "linspace:1,2,3", "0.5:float64", f"@{tmp_path}/x.npy"):
         done = check("planted.py:power", "--arg", f"x={spec}", "--arg", "n=2")
@@ -229,27 +271,34 @@ def test_the_seed_makes_the_numbers_the_same_in_all_processes():
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) and "such as" not in value else None,
 )
-def test_what_cannot_be_checked_is_told_in_one_line(words, parts):
+def test_what_cannot_be_checked_is_told_in_one_line(run, words, parts):
     given = [] if "--backends" in words else ["--backends", "numpy"]
     refused(run("check", *words, *given), *parts)
 
 
 @pytest.mark.once
-def test_a_file_that_is_no_python(tmp_path):
+def test_a_file_that_is_no_python(check, tmp_path):
     (tmp_path / "broken.py").write_text("x = (\n")
     refused(check(f"{tmp_path}/broken.py:f"), "SyntaxError: '(' was never closed (broken.py:1)")
 
 
 @pytest.mark.side_by_side
-def test_all_backends_tell_the_same_once(backends):
+def test_all_backends_tell_the_same_once(run, backends):
     refused(run("check", "planted.py:powr", "--backends", ",".join(backends)), "has no 'powr'; did you mean 'power'?")
 
 
 @pytest.mark.once
-def test_no_command_and_the_version():
+def test_no_command_and_the_version(run):
     refused(run(), "keras-cg: the following arguments are required: COMMAND; see keras-cg --help")
     assert run("--version").stdout == f"keras-cg {keras_cg.__version__}\n"
     assert "normal:SHAPE" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
+
+
+@pytest.mark.once
+def test_the_script_that_pip_makes():
+    script = Path(sysconfig.get_path("scripts"), "keras-cg")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stdout) == (0, f"keras-cg {keras_cg.__version__}\n")
 
 
 @pytest.mark.once
@@ -264,14 +313,14 @@ def test_no_command_and_the_version():
 )
 def test_a_missing_extra_is_named(module, words, tmp_path):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module named {module}', name='{module}')\n")
-    refused(run(*words, folder=tmp_path), f'{module} is not installed: pip install "keras-cg[cli]"')
+    refused(start(*words, folder=tmp_path), f'{module} is not installed: pip install "keras-cg[cli]"')
 
 
 @pytest.mark.once
 def test_json_needs_no_rich(tmp_path):
     (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('No module named rich', name='rich')\n")
-    assert check("planted.py:power", "--json", folder=tmp_path).returncode == 0
-    assert run("info", "--json", folder=tmp_path).returncode == 0
+    assert start_check("planted.py:power", "--json", folder=tmp_path).returncode == 0
+    assert start("info", "--json", folder=tmp_path).returncode == 0
 
 
 @pytest.mark.once
@@ -290,7 +339,7 @@ def test_importing_the_package_loads_neither_the_command_nor_what_it_draws_with(
 
 @pytest.mark.side_by_side
 def test_a_right_gradient_passes_on_every_backend(backends):
-    done = run("check", "planted.py:power", "--backends", ",".join(backends))
+    done = start("check", "planted.py:power", "--backends", ",".join(backends))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[1].split() == ["power", "planted.py"]
@@ -301,7 +350,7 @@ def test_a_right_gradient_passes_on_every_backend(backends):
 
 
 @pytest.mark.side_by_side
-def test_a_wrong_gradient_fails_on_every_backend_and_is_told_once(backends):
+def test_a_wrong_gradient_fails_on_every_backend_and_is_told_once(run, backends):
     done = run("check", "planted.py:doubled", "--arg", "x=normal:4,3", "--backends", ",".join(backends))
     assert done.returncode == 1
     assert done.stdout.count(f"✗ first order of x on {', '.join(backends)}\n") == 1
@@ -311,13 +360,13 @@ def test_a_wrong_gradient_fails_on_every_backend_and_is_told_once(backends):
 
 @pytest.mark.side_by_side
 @pytest.mark.parametrize("name", ["log1pexp", "gradient_clipping", "gradient_reversal", "digits"])
-def test_the_examples_pass(name, backends):
+def test_the_examples_pass(run, name, backends):
     done = run("check", EXAMPLES / f"{name}.py", "--backends", ",".join(backends))
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.once
-def test_a_gradient_that_is_meant_to_differ(tmp_path):
+def test_a_gradient_that_is_meant_to_differ(check, tmp_path):
     (tmp_path / "other.py").write_text("def meant(x, strength):\n    return strength * x\n")
     # A function's own hint, a function in its place, one of another file, and a rule.
     assert check("planted.py:scaled").returncode == 0
@@ -327,14 +376,14 @@ def test_a_gradient_that_is_meant_to_differ(tmp_path):
 
 
 @pytest.mark.once
-def test_undecided_is_not_passed():
+def test_undecided_is_not_passed(check):
     done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "? undecided: kinked" and "a kink at the test point" in done.stdout
 
 
 @pytest.mark.once
-def test_targets_of_every_kind(tmp_path):
+def test_targets_of_every_kind(check, tmp_path):
     for target in ("planted:power", "planted:triple.method", "planted.py:triple.method", "planted.py:Scale.static"):
         done = check(target, "--arg", "x=normal:3")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -346,7 +395,7 @@ def test_targets_of_every_kind(tmp_path):
 
 
 @pytest.mark.once
-def test_a_whole_module():
+def test_a_whole_module(check):
     done = check("planted.py", "--json")
     data = json.loads(done.stdout)
     assert done.returncode == 0 and data["problems"] == [] and data["not_installed"] == []
@@ -357,7 +406,7 @@ def test_a_whole_module():
 
 
 @pytest.mark.side_by_side
-def test_json_is_all_there_is_on_the_standard_output(backends):
+def test_json_is_all_there_is_on_the_standard_output(run, backends):
     done = run("check", "planted.py:swapped", "--arg", "x=normal:3", "--arg", "y=normal:3", "--json", "--order", "1",
                "--no-compiled", "--backends", ",".join(backends))  # fmt: skip
     found = report(done)
@@ -383,8 +432,8 @@ def test_backends_that_disagree_are_told():
     if len(keras_cg.available_backends()) < 2:
         return
     first, second = "numpy", next(name for name in keras_cg.available_backends() if name != "numpy")
-    done = run("check", "disagreeing.py:f", "--arg", "x=normal:3", "--backends", f"{first},{second}", "--json",
-               "--no-compiled", "--order", "1", "--modes", "reverse")  # fmt: skip
+    done = start("check", "disagreeing.py:f", "--arg", "x=normal:3", "--backends", f"{first},{second}", "--json",
+                 "--no-compiled", "--order", "1", "--modes", "reverse")  # fmt: skip
     agreement = [each["status"] for each in report(done)["findings"] if each["check"] == "agreement"]
     assert done.returncode == 1 and "failed" in agreement
 
@@ -404,14 +453,14 @@ def test_backends_that_disagree_are_told():
     ],
 )
 def test_a_process_that_ends_is_told_in_one_line(name, told):
-    done = check(f"unruly.py:{name}", "--arg", "x=normal:3")
+    done = start_check(f"unruly.py:{name}", "--arg", "x=normal:3")
     assert done.returncode == 1 and done.stderr == ""
     assert sum(told in line for line in done.stdout.splitlines()) == 1, done.stdout
 
 
 @pytest.mark.once
 def test_a_process_that_hangs_is_ended():
-    done = check("unruly.py:hangs", "--arg", "x=normal:3", "--timeout", "3")
+    done = start_check("unruly.py:hangs", "--arg", "x=normal:3", "--timeout", "3")
     told = "✗ numpy: not done after 3 s while checking 'value' of hangs, in unruly.py:"
     assert done.returncode == 1 and told in done.stdout and "a longer --timeout" in done.stdout
 
@@ -419,8 +468,9 @@ def test_a_process_that_hangs_is_ended():
 @pytest.mark.side_by_side
 def test_the_other_backends_go_on(backends):
     others = [name for name in backends if name != "numpy"]
-    done = run("check", "unruly.py:crashes_on_numpy", "--arg", "x=normal:3", "--backends", ",".join(["numpy", *others]),
-               "--order", "1", "--no-compiled", "--json")  # fmt: skip
+    names = ",".join(["numpy", *others])
+    words = ("unruly.py:crashes_on_numpy", "--arg", "x=normal:3", "--order", "1", "--no-compiled", "--json")
+    done = start("check", *words, "--backends", names)
     (problem,) = json.loads(done.stdout)["problems"]
     assert done.returncode == 1 and problem["backend"] == "numpy" and problem["function"] == "crashes_on_numpy"
     assert any("Segmentation fault" in line for line in problem["stderr"])
@@ -431,7 +481,7 @@ def test_the_other_backends_go_on(backends):
 
 @pytest.mark.once
 def test_the_functions_after_one_that_kills_its_process():
-    done = check("unruly_module.py", "--json")
+    done = start_check("unruly_module.py", "--json")
     data = json.loads(done.stdout)
     assert done.returncode == 1
     assert [each["status"] for each in data["reports"]] == ["passed", "skipped", "skipped", "passed"]
@@ -444,7 +494,7 @@ def test_the_functions_after_one_that_kills_its_process():
 @pytest.mark.once
 def test_what_a_module_prints_disturbs_nobody():
     for name in ("talks", "reads"):
-        done = check(f"unruly.py:{name}", "--arg", "x=normal:3", "--json")
+        done = start_check(f"unruly.py:{name}", "--arg", "x=normal:3", "--json")
         assert done.returncode == 0 and report(done)["status"] == "passed"
         assert "printed" not in done.stdout + done.stderr
 
@@ -452,7 +502,7 @@ def test_what_a_module_prints_disturbs_nobody():
 @pytest.mark.once
 def test_a_backend_that_does_not_start(tmp_path):
     (tmp_path / "jax.py").write_text("raise RuntimeError('broken on purpose')\n")
-    done = run("check", "planted.py:power", "--backends", "numpy,jax", *QUICK[2:], folder=tmp_path)
+    done = start("check", "planted.py:power", "--backends", "numpy,jax", *QUICK[2:], folder=tmp_path)
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("✗ jax: ")]
     assert "the backend 'jax' (from keras-cg) is installed but does not start" in line
@@ -471,10 +521,10 @@ def ghost(folder):
 def test_a_backend_that_is_not_installed(tmp_path):
     ghost(tmp_path)
     line = 'ghost: not installed: pip install "keras-cg[ghost]"'
-    done = run("check", "planted.py:power", "--backends", "numpy,ghost", *QUICK[2:], folder=tmp_path)
+    done = start("check", "planted.py:power", "--backends", "numpy,ghost", *QUICK[2:], folder=tmp_path)
     assert done.returncode == 2 and f"? {line}\n" in done.stdout and "│ ✓ " in done.stdout
     assert done.stdout.endswith("not installed: ghost\n")
-    refused(run("check", "planted.py:power", "--backends", "ghost", folder=tmp_path), line)
+    refused(start("check", "planted.py:power", "--backends", "ghost", folder=tmp_path), line)
 
 
 @pytest.mark.once
@@ -535,7 +585,7 @@ def test_a_terminal_shows_how_far_it_is():
 
 @pytest.mark.once
 def test_a_terminal_without_unicode():
-    done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2", PYTHONIOENCODING="ascii")
+    done = start_check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2", PYTHONIOENCODING="ascii")
     assert done.returncode == 1 and "ok" in done.stdout and done.stdout.isascii()
     assert done.stdout.splitlines()[-1] == "? undecided: kinked"
 
@@ -592,7 +642,7 @@ def test_no_output_at_all():
 
 @pytest.mark.side_by_side
 def test_info_shows_every_backend(backends):
-    done = run("info", KERAS_CG_BACKEND=backends[0])
+    done = start("info", KERAS_CG_BACKEND=backends[0])
     assert done.returncode == 0
     for name in backends:
         (line,) = [line for line in done.stdout.splitlines() if line.replace("│", " ").split()[:1] == [name]]
@@ -602,7 +652,7 @@ def test_info_shows_every_backend(backends):
 
 @pytest.mark.once
 def test_info_as_json():
-    data = json.loads(run("info", "--json", KERAS_CG_BACKEND="numpy").stdout)
+    data = json.loads(start("info", "--json", KERAS_CG_BACKEND="numpy").stdout)
     assert data["active"] == "numpy" and data["because"] == "the environment variable KERAS_CG_BACKEND"
     found = {each["name"]: each for each in data["backends"]}
     assert found["numpy"] == {"name": "numpy", "installed": True, "version": np.__version__, "devices": ["cpu"]}
@@ -613,15 +663,15 @@ def test_info_as_json():
 def test_info_about_what_is_not_there(tmp_path):
     ghost(tmp_path)
     (tmp_path / "jax.py").write_text("raise RuntimeError('broken on purpose')\n")
-    done = run("info", folder=tmp_path, KERAS_CG_BACKEND="numpy")
+    done = start("info", folder=tmp_path, KERAS_CG_BACKEND="numpy")
     assert done.returncode == 1
     assert 'pip install "keras-cg[ghost]"' in done.stdout and "not installed" in done.stdout
     assert "does not start" in done.stdout and "the backend 'jax' (from keras-cg info) is installed" in done.stdout
-    done = run("info", "--json", folder=tmp_path, KERAS_CG_BACKEND="ghost")
+    done = start("info", "--json", folder=tmp_path, KERAS_CG_BACKEND="ghost")
     assert (
         done.returncode == 2 and done.stderr == 'keras-cg info: ghost: not installed: pip install "keras-cg[ghost]"\n'
     )
-    done = run("info", "--json", KERAS_CG_BACKEND="nump")
+    done = start("info", "--json", KERAS_CG_BACKEND="nump")
     assert done.returncode == 2 and "unknown backend 'nump'" in done.stderr and "Did you mean 'numpy'?" in done.stderr
 
 
@@ -732,14 +782,14 @@ def test_the_figure_shows_what_parts():
 
 
 @pytest.mark.side_by_side
-def test_plot_writes_an_image_of_every_backend(backends, tmp_path):
+def test_plot_writes_an_image_of_every_backend(run, backends, tmp_path):
     from matplotlib.image import imread
 
     words = ("plot", "plots.py:half_right", "--arg", "x=linspace:-3,3,200", "--backends", ",".join(backends))
     pixels = {}
-    for look in ("light", "dark"):
+    for look, called in (("light", start), ("dark", run)):
         path = tmp_path / f"{look}.png"
-        done = run(*words, "-o", path, f"--{look}")
+        done = called(*words, "-o", path, f"--{look}")
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == [f"{', '.join(backends)}: apart for -3 < x < 0", f"plot: {path}"]
         assert path.read_bytes().startswith(PNG)
@@ -760,13 +810,13 @@ def test_plot_writes_an_image_of_every_backend(backends, tmp_path):
         (["plots.py:cube"], ["the following arguments are required: -o/--output"]),
     ],
 )
-def test_what_cannot_be_drawn_is_told_in_one_line(words, parts):
+def test_what_cannot_be_drawn_is_told_in_one_line(run, words, parts):
     given = ["--arg", "x=linspace:0,1,9"] if ":" in words[0] else []
     refused(run("plot", *words, *given, "--backends", "numpy"), *parts)
 
 
 @pytest.mark.side_by_side
-def test_plot_draws_what_it_can(backends, tmp_path):
+def test_plot_draws_what_it_can(run, backends, tmp_path):
     others = [name for name in backends if name != "numpy"]
     path = tmp_path / "f.png"
     words = ("--arg", "x=linspace:0,1,9", "--backends", ",".join(["numpy", *others]), "-o", path)
@@ -775,5 +825,5 @@ def test_plot_draws_what_it_can(backends, tmp_path):
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == others
     assert all("RuntimeError: not here (plots.py:" in line for line in done.stderr.splitlines())
     ghost(tmp_path)
-    done = run("plot", "plots.py:cube", *words[:2], "--backends", "numpy,ghost", "-o", path, folder=tmp_path)
+    done = start("plot", "plots.py:cube", *words[:2], "--backends", "numpy,ghost", "-o", path, folder=tmp_path)
     assert done.returncode == 2 and done.stderr == 'ghost: not installed: pip install "keras-cg[ghost]"\n'

@@ -12,6 +12,27 @@ from keras_cg import custom_gradient, ops
 X = np.array([1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.0, 2.0], np.float32)
 
+# A way to call a rule is chosen by its signature: here is one of each kind that a tracer reads in another way.
+IN_EVERY_MODE = (
+    "test_one_output[one_positional]",
+    "test_one_output[default_captures_a_value]",
+    "test_one_output[varargs]",
+    "test_one_output[args_and_upstream]",
+    "test_one_output[spelled_out_optional_upstream]",
+    "test_one_output[args_upstream_and_variables]",
+    "test_one_output[partial_by_keyword]",
+    "test_one_output[bound_method]",
+    "test_two_outputs[two_positionals]",
+    "test_two_outputs[two_positionals_and_variables]",
+    "test_two_outputs[two_varargs]",
+    "test_upstream_has_the_structure_of_the_output",
+    "test_an_output_that_nobody_used_has_zeros_upstream",
+    "test_an_integer_output_has_no_upstream",
+    "test_the_rule_may_name_arguments_left_at_their_defaults",
+    "test_arguments_given_by_keyword_are_positional_to_the_rule",
+    "test_no_convention_fits[two]",
+)
+
 
 # --- one output, two arguments: x gets 7 * upstream * y, y gets 5 * upstream; upstream is 3 ------------------------
 

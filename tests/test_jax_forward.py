@@ -51,7 +51,8 @@ def mapped(j, function, x):
 
 
 def sharded(j):
-    mesh, spec = j.make_mesh((1,), ("i",), axis_types=(j.sharding.AxisType.Auto,)), j.sharding.PartitionSpec("i")
+    mesh = j.make_mesh((1,), ("i",), axis_types=(j.sharding.AxisType.Auto,))
+    spec = j.sharding.PartitionSpec("i")
     return j.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
 
 
@@ -284,7 +285,6 @@ HOLDERS = {
         lambda t: t / W,
     ),
     "scatter": (lambda j, u: u.at[0].multiply(7.0), lambda t: t * np.array([7, 1, 1])),
-    "derivative": (lambda j, u: j.jvp(f, (j.numpy.array(X),), (u,))[1], lambda t: 7 * E * t),
     "linear rule of another order": (
         lambda j, u: j.vjp(lambda x: f(x), j.numpy.array(X))[1](u)[0],
         lambda t: 7 * E * t,
@@ -299,13 +299,12 @@ def with_custom_jvp(jax):
 
 
 def jax_transposes(rule, w):
-    """Not every release transposes a scan over upstream: JAX 0.8 does not."""
+    """Not every release transposes a scan over upstream: JAX 0.8 and 0.9 do not."""
     import jax
 
     try:
         jax.linear_transpose(rule, w)(w)
     except TypeError:
-        assert jax.__version__.startswith("0.8.")
         return False
     return True
 
@@ -348,6 +347,8 @@ NOT_LINEAR = {
         lambda j, u: u.at[5 + ops.arange(3)].get(mode="fill", fill_value=1.0),
         "`gather`",
     ),
+    "applied": (lambda j, u: u.at[0].apply(j.numpy.tanh), "`scatter`"),
+    "derivative": (lambda j, u: j.jvp(f, (j.numpy.array(X),), (u,))[1], "`keras_cg_jvp`"),
     "branch": (lambda j, u: j.lax.cond(u[0] > 0, lambda u: 3 * u, lambda u: u, u), "`gt`"),
     "where": (lambda j, u: ops.where(u > 0, u, 2 * u), "`gt`"),
     "sort": (lambda j, u: ops.sort(u), "`sort`"),
@@ -427,4 +428,4 @@ def test_reverse_alone_is_told_apart_where_jax_tells(eager, backend):
     jax.jvp(look("jvp"), (x,), (x,))
     jax.grad(jax.jit(look("jit")))(x)
     assert not (seen["linearize"] or seen["jvp"] or seen["jit"])
-    assert seen["grad"] == (not jax.__version__.startswith(("0.8.", "0.9.")))
+    assert seen["grad"] == (not jax.__version__.startswith("0.8."))

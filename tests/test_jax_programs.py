@@ -1,4 +1,7 @@
-"""What JAX compiles and keeps: the operations, and the bytes, of the rule written by hand for `jax.custom_vjp`."""
+"""What JAX compiles and keeps: the operations, and the bytes, of the rule written by hand for `jax.custom_vjp`.
+
+Forwards, of its transpose written by hand for `jax.custom_jvp`.
+"""
 
 import collections
 import gc
@@ -38,6 +41,13 @@ def pairs(jax):
     softplus_by_hand = jax.custom_vjp(lambda x: softplus_forward(x)[0])
     softplus_by_hand.defvjp(softplus_forward, lambda e, upstream: (7 * upstream * (1 - 1 / (1 + e)),))
 
+    softplus_forwards = jax.custom_jvp(lambda x: n.log(1 + n.exp(x)))
+
+    @softplus_forwards.defjvp
+    def tangent(primals, tangents):
+        e = n.exp(primals[0])
+        return n.log(1 + e), 7 * (tangents[0] * (1 - 1 / (1 + e)))
+
     def nested_forward(params, x):
         sine, cosine = n.sin(params["w"] * x), n.cos(params["w"] * x)
         return {"y": sine + params["b"], "z": (x * x, n.argmax(x))}, (cosine, params["w"], x)
@@ -66,6 +76,7 @@ def pairs(jax):
     )
     return {
         "softplus": (softplus, softplus_by_hand),
+        "softplus, forwards": (softplus, softplus_forwards),
         "nested": (nested, nested_by_hand),
         "matrix": (matrix, matrix_by_hand),
     }
@@ -108,6 +119,16 @@ PROGRAMS = {
         lambda j, g: j.grad(lambda x, y: j.lax.scan(lambda c, v: (g(c) * v, None), x[0], y)[0].sum()),
     ),
     "grad of checkpoint": ("softplus", lambda j, g: j.grad(j.checkpoint(lambda x, y: g(g(x)).sum()))),
+    "jvp": ("softplus, forwards", lambda j, g: lambda x, y: j.jvp(g, (x,), (y,))),
+    "jvp of jit": ("softplus, forwards", lambda j, g: lambda x, y: j.jvp(j.jit(g), (x,), (y,))),
+    "linearize": ("softplus, forwards", lambda j, g: lambda x, y: j.linearize(g, x)[1](y)),
+    "jacfwd": ("softplus, forwards", lambda j, g: lambda x, y: j.jacfwd(g)(x)),
+    "vmap of jvp": ("softplus, forwards", lambda j, g: j.vmap(lambda x, y: j.jvp(g, (x,), (y,)))),
+    "jvp of a chain": ("softplus, forwards", lambda j, g: lambda x, y: j.jvp(lambda x: g(g(g(x))), (x,), (y,))),
+    "jvp of scan": (
+        "softplus, forwards",
+        lambda j, g: lambda x, y: j.jvp(lambda x: j.lax.scan(lambda c, v: (g(c), None), x[0], y)[0], (x,), (y,)),
+    ),
     "second order": (
         "softplus",
         lambda j, g: j.grad(lambda x, y: (j.grad(lambda x: (g(x) ** 2).sum())(x) * y).sum()),

@@ -27,6 +27,26 @@ X = np.array([-1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.5, 2.5], np.float32)
 SEVEN, FIVE, ONES = (np.full(3, number, np.float32) for number in (7, 5, 1))
 
+# Of what many structures try, one of each kind: how a nest is read does not hang on the mode.
+IN_EVERY_MODE = (
+    "test_mask_rules_that_work[where]",
+    "test_the_remedy_of_the_message_works",
+    "test_a_boolean_gradient_under_compile",
+    "test_an_integer_gradient_is_cast",
+    "test_a_rule_that_is_not_linear_works_in_reverse",
+    "test_a_nest_of_gradients_for_unsorted_keys[outer]",
+    "test_an_upstream_of_unsorted_keys[integers]",
+    "test_dicts_as_outputs[dict-arguments]",
+    "test_dicts_as_outputs[tuples inside-upstream]",
+    "test_dicts_as_outputs[static-arguments]",
+    "test_dicts_as_outputs[a dict without tensors-upstream]",
+    "test_dicts_as_outputs[an empty dict-arguments]",
+    "test_dicts_as_outputs[integers-upstream]",
+    "test_a_gradient_at_a_static_argument_is_no_reading",
+    "test_a_sloppy_gradient_that_nobody_wants",
+    "test_a_sloppy_gradient_that_somebody_wants[shape]",
+)
+
 # keras_cg's own means, the framework's own, and its other one: torch.func, and what is compiled.
 WAYS = ("keras_cg", "native", "transformed")
 

@@ -9,6 +9,7 @@ import textwrap
 from typing import NamedTuple
 
 import numpy as np
+import planted
 import pytest
 
 import keras_cg
@@ -16,6 +17,25 @@ from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.0, 2.0], np.float32)
+
+# One fault for each message, as the modes differ in how an error comes out, and not in what it says.
+IN_EVERY_MODE = (
+    "test_planted_fault[return forgotten]",
+    "test_planted_fault[three]",
+    "test_planted_fault[cut off]",
+    "test_planted_fault[a number for an array]",
+    "test_planted_fault[swapped dict entries]",
+    "test_planted_fault[one level too deep]",
+    "test_planted_fault[a key misspelled]",
+    "test_planted_fault[complex for real]",
+    "test_planted_fault[a string]",
+    "test_planted_fault[no upstream]",
+    "test_planted_fault[one too many]",
+    "test_planted_fault[too many for two outputs]",
+    "test_planted_fault[no rule]",
+    "test_planted_fault[outputs not in a tuple]",
+    "test_planted_fault[None for the rule]",
+)
 
 # What each framework calls a tensor: eagerly, and in its tracers.
 TENSORS = {
@@ -188,13 +208,13 @@ def test_there_are_as_many_as_were_asked_for():
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_fault(frame, name):
     fault = FAULTS[name]
-    planted = [True]
+    is_planted = [True]
 
     def right(x, y):
         return x * y, lambda g: {"b": 5 * g, "w": 7 * g} if fault.nested else (7 * g, 5 * g)
 
     def culprit(x, y):
-        return fault.function(x, y) if planted else right(x, y)
+        return fault.function(x, y) if is_planted else right(x, y)
 
     def of_params(params):
         return culprit(params["w"], params["b"])
@@ -208,7 +228,7 @@ def test_planted_fault(frame, name):
         return output[0] if isinstance(output, tuple) else output
 
     for _ in range(2):
-        planted[:] = [True]
+        is_planted[:] = [True]
         with pytest.raises(Exception) as caught:
             frame.gradients(lambda x, y: run(x, y), X, Y)
         text = str(caught.value)
@@ -222,7 +242,7 @@ def test_planted_fault(frame, name):
             # What stops a trace, TensorFlow (2.21) shows below the lines that led there.
             below = textwrap.indent(f"{fault.error.__name__}: {fault.text}\n", "    ")
             assert text == fault.text or (frame.mode in ("function", "jit_compile") and text.endswith(below))
-        planted.clear()
+        is_planted.clear()
         output, (gx, gy) = frame.differentiate(lambda x, y: run(x, y), X, Y)
         np.testing.assert_array_equal(output, X * Y)
         np.testing.assert_array_equal(gx, np.full(3, 7.0))
@@ -272,24 +292,24 @@ def differentiate_both(backend, f):
 @pytest.mark.parametrize("name", VARIABLE_FAULTS)
 def test_planted_fault_with_variables(backend, name):
     rule, expected = VARIABLE_FAULTS[name]
-    planted = [True]
+    is_planted = [True]
 
     def run(x, w):
         def culprit(x):
-            return x * w, lambda g, variables=None: rule(g, variables) if planted else (7 * g, [5 * g])
+            return x * w, lambda g, variables=None: rule(g, variables) if is_planted else (7 * g, [5 * g])
 
         culprit.__qualname__ = "culprit"
         return custom_gradient(culprit)(x)
 
     for _ in range(2):
-        planted[:] = [True]
+        is_planted[:] = [True]
         with pytest.raises(GradientError) as caught:
             differentiate_both(backend, run)
         text = str(caught.value)
         for each in TENSORS[backend]:
             text = text.replace(each, "TENSOR")
         assert text == expected.replace(": x, y", ": x")
-        planted.clear()
+        is_planted.clear()
         gx, gw = differentiate_both(backend, run)
         np.testing.assert_array_equal(np.asarray(gx), np.full(3, 7.0))
         np.testing.assert_array_equal(np.asarray(gw), np.full(3, 5.0))
@@ -336,3 +356,11 @@ def test_planted_foreign_gradients(backends):
             for each in TENSORS[other]:
                 text = text.replace(each, "TENSOR")
             assert text == no_tensor("y", "a TENSOR")
+
+
+@pytest.mark.once
+def test_what_the_tests_of_a_compiled_mode_are_tried_with_can_still_be_planted():
+    for module, _, old, new in planted.FAULTS:
+        with planted.planted(module, old, new):
+            pass
+    assert len({what for _, what, _, _ in planted.FAULTS}) == len(planted.FAULTS)

@@ -14,6 +14,31 @@ X = np.array([1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.0, 2.0], np.float32)
 SEVEN, FIVE = np.full(3, 7.0), np.full(3, 5.0)
 
+# A result is read by its structure: here is one of each kind, and what depends on dtypes and shapes.
+IN_EVERY_MODE = (
+    "test_flat[list]",
+    "test_over_all_leaves_with_those_left_at_their_defaults",
+    "test_keyword_only_and_further_keywords",
+    "test_same_nest[dict]",
+    "test_same_nest[ordered dict]",
+    "test_same_nest[dataclass]",
+    "test_same_nest_in_a_tuple[namedtuple]",
+    "test_flat_for_a_nest[list]",
+    "test_dict_with_keys_in_another_order",
+    "test_none_for_a_whole_nest",
+    "test_no_gradient[0]",
+    "test_no_gradient_at_all",
+    "test_what_stands_at_an_integer_tensor_is_ignored[text]",
+    "test_a_number_for_a_scalar",
+    "test_a_real_gradient_is_cast_to_the_dtype_of_its_argument",
+    "test_a_numpy_array_where_the_framework_converts_it_exactly",
+    "test_wrong_shape",
+    "test_a_missing_sum_over_a_broadcast_axis_is_named[small1-axis 1]",
+    "test_complex_for_real",
+    "test_nothing_for_a_nest_in_what_is_also_a_flat_list",
+    "test_a_failed_call_leaves_nothing_behind",
+)
+
 Point = collections.namedtuple("Point", "a b")
 
 

@@ -43,6 +43,13 @@ TABLE = [
     ),
     Refusal(
         "jax",
+        "jacfwd",
+        COMPLEX + "|squared modulus",
+        "jacfwd requires real-valued inputs",
+        "JAX: jacfwd by complex arguments; jvp takes them",
+    ),
+    Refusal(
+        "jax",
         "grad of shard_map",
         "no gradient at all|none for one argument",
         "lowering_platforms",
@@ -51,21 +58,8 @@ TABLE = [
     ),
     Refusal(
         "jax",
-        "jvp",
-        "*",
-        r"can't apply forward-mode autodiff \(jvp\) to a custom_vjp",
-        "JAX: custom_vjp has no forward mode (jax#3996)",
-    ),
-    Refusal(
-        "jax",
-        "jvp of grad",
-        "nested rule",
-        r"can't apply forward-mode autodiff \(jvp\) to a custom_vjp",
-        "JAX: custom_vjp has no forward mode (jax#16049)",
-    ),
-    Refusal(
-        "jax",
-        "jvp of grad",
+        # A jit that differentiates again leaves out the forward derivative that nobody needs, and is right.
+        "jvp*|jit of jvp|vmap of jvp|*linearize|jacfwd|grad of jvp",
         CLIPS,
         "forward mode needs a rule that is linear in upstream, and this one is not",
         "a rule that is not linear in upstream has no transpose, which is its forward derivative",

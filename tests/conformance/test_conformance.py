@@ -1,5 +1,6 @@
 """Every rule under every transform: what comes out is the truth, or what the table of exceptions says."""
 
+import functools
 import importlib
 import importlib.metadata
 from types import SimpleNamespace
@@ -22,36 +23,84 @@ def transforms(backend):
     return importlib.import_module(f"conformance.transforms.{backend}")
 
 
+def at_once(backend):
+    """The transforms under which one program has all rules; a table from elsewhere need not name any."""
+    return getattr(transforms(backend), "AT_ONCE", ())
+
+
 def pytest_generate_tests(metafunc):
     names = metafunc.config.getoption("backends").split(",")
-    cases = [
-        (backend, transform, rule)
-        for backend in (names if names != [""] else keras_cg.available_backends())
-        for transform in transforms(backend).TRANSFORMS
-        for rule in (zoo.DOZEN if metafunc.config.getoption("dozen") else zoo.ZOO)
-    ]
+    backends = names if names != [""] else keras_cg.available_backends()
+    rules = zoo.DOZEN if metafunc.config.getoption("dozen") else zoo.ZOO
     if "case" in metafunc.fixturenames:
+        cases = [(name, each, rule) for name in backends for each in transforms(name).TRANSFORMS for rule in rules]
         metafunc.parametrize("case", cases, ids=["-".join(case) for case in cases])
+    if "shared" in metafunc.fixturenames:
+        shared = [(name, each) for name in backends for each in at_once(name)]
+        metafunc.parametrize("shared", shared, ids=[f"{name}-{each}-all rules" for name, each in shared])
 
 
-def problem(framework, name):
-    case = truth.case(name)
+# --- some rules in one program --------------------------------------------------------------------------------------
 
-    def tensors(arrays):
-        return [framework.tensor(case.narrow(array)) for array in arrays]
+
+def problem(framework, names):
+    """What a transform is given: a function that calls some rules, each with arguments of its own."""
+    cases = [truth.case(name) for name in names]
+
+    def f(*tensors):
+        outputs, rest = [], list(tensors)
+        for name, case in zip(names, cases, strict=True):
+            count = len(case.arrays)
+            found = zoo.ZOO[name].call(*rest[:count])
+            assert len(found) == len(case.outputs)  # else the next rule's would be taken for them
+            outputs += found
+            rest = rest[count:]
+        return outputs
+
+    def tensors(arrays_of):
+        return [framework.tensor(case.narrow(array)) for case in cases for array in arrays_of(case)]
 
     return SimpleNamespace(
-        f=zoo.ZOO[name].call,
-        tensors=tensors(case.arrays),
-        weights=tensors(case.weights),
-        c=tensors(case.c),
-        d=tensors(case.d),
-        batch=tensors(np.stack(each) for each in zip(*case.batch(), strict=True)),
+        f=f,
+        tensors=tensors(lambda case: case.arrays),
+        weights=tensors(lambda case: case.weights),
+        c=tensors(lambda case: case.c),
+        d=tensors(lambda case: case.d),
+        batch=tensors(lambda case: [np.stack(each) for each in zip(*case.batch(), strict=True)]),
     )
 
 
-def differences(framework, case, found, expected):
+def results(backend, transform, names):
+    """What a transform gives for some rules in one program, by their names."""
+    framework = transforms(backend)
+    kind, run = framework.TRANSFORMS[transform]
+    zoo.framework = framework
+    with keras_cg.use_backend(backend):
+        found = list(run(problem(framework, names)))
+    parts = {}
+    for name in names:
+        count = len(truth.expected(name, kind))
+        parts[name], found = found[:count], found[count:]
+    assert not found
+    return parts
+
+
+@functools.cache
+def all_results(backend, transform):
+    """Those of all rules that are right and may share a program; none if there is no such program."""
+    names = [
+        name for name, rule in zoo.ZOO.items() if not rule.alone and exceptions.find(backend, transform, name) is None
+    ]
+    try:
+        return results(backend, transform, names)
+    except Exception:  # of any of them: each by itself will tell
+        return {}
+
+
+def differences(backend, transform, rule, found):
     """What came in the places where it is not what was expected."""
+    framework, case = transforms(backend), truth.case(rule)
+    expected = truth.expected(rule, framework.TRANSFORMS[transform][0])
     tolerance = TOLERANCE[str(case.dtype)]
     assert len(found) == len(expected)
     wrong = []
@@ -62,26 +111,51 @@ def differences(framework, case, found, expected):
     return np.array(wrong)
 
 
-def test_rule_under_transform(case, record_outcome):
-    backend, transform, rule = case
-    framework = transforms(backend)
-    kind, run = framework.TRANSFORMS[transform]
-    zoo.framework = framework
+def is_right_among_all(backend, transform, rule):
+    """Whether the program of all rules has given what is expected of this one."""
+    found = all_results(backend, transform).get(rule)
+    try:
+        return found is not None and not differences(backend, transform, rule, found).size
+    except Exception:  # not even of that shape
+        return False
+
+
+def outcome(backend, transform, rule):
+    """What came, and the reason if that is not a pass; an exception if it is neither the truth nor in the table."""
     refusal = exceptions.find(backend, transform, rule)
-    with keras_cg.use_backend(backend):
-        if refusal is not None and refusal.match not in (exceptions.NAN, exceptions.LIMIT):
-            with pytest.raises(Exception, match=refusal.match):
-                run(problem(framework, rule))
-            record_outcome("clear error", refusal.reason)
-            return
-        found = run(problem(framework, rule))
-        wrong = differences(framework, truth.case(rule), found, truth.expected(rule, kind))
+    if refusal is not None and refusal.match not in (exceptions.NAN, exceptions.LIMIT):
+        with pytest.raises(Exception, match=refusal.match):
+            results(backend, transform, [rule])
+        return "clear error", refusal.reason
+    if transform in at_once(backend) and is_right_among_all(backend, transform, rule):
+        return "pass", ""
+    wrong = differences(backend, transform, rule, results(backend, transform, [rule])[rule])
     if refusal is None:
+        kind, _ = transforms(backend).TRANSFORMS[transform]
         assert not wrong.size, f"{wrong} should be among {truth.expected(rule, kind)}"
-        record_outcome("pass", "")
-    else:
-        assert wrong.size and np.isnan(wrong).all() == (refusal.match == exceptions.NAN)
-        record_outcome("NaN" if refusal.match == exceptions.NAN else "limit", refusal.reason)
+        return "pass", ""
+    assert wrong.size and np.isnan(wrong).all() == (refusal.match == exceptions.NAN)
+    return "NaN" if refusal.match == exceptions.NAN else "limit", refusal.reason
+
+
+def is_fine(*case):
+    try:
+        outcome(*case)
+    except (Exception, pytest.fail.Exception):
+        return False
+    return True
+
+
+def test_rule_under_transform(case, record_outcome):
+    record_outcome(*outcome(*case))
+
+
+def test_what_is_right_alone_is_right_in_the_program_of_all(shared):
+    """Rules must not disturb each other; and where they had no program in common, the suite would only be slow."""
+    names = [name for name, rule in zoo.ZOO.items() if not rule.alone and exceptions.find(*shared, name) is None]
+    wrong = [name for name in names if not is_right_among_all(*shared, name)]
+    # A rule that fails by itself, too, has a test that says so.
+    assert not wrong or not all(is_fine(*shared, name) for name in wrong), wrong
 
 
 def test_the_table_of_exceptions_is_used(request):

@@ -10,9 +10,6 @@ from jax.sharding import PartitionSpec
 
 MODES = ("eager", "jit(grad)", "grad(jit)")
 
-# JAX's custom_vjp, and its rewrite, which not every release has.
-CUSTOM_VJPS = ("", "custom_vjp3") if hasattr(jax.config, "jax_custom_vjp3") else ("",)
-
 
 @contextlib.contextmanager
 def custom_vjp(name):
@@ -24,6 +21,26 @@ def custom_vjp(name):
     finally:
         if name == "custom_vjp3":
             jax.config.update("jax_custom_vjp3", False)
+
+
+def compiles_the_rewrite():
+    """Whether the rewrite of custom_vjp compiles inside a custom_jvp: JAX 0.8 has none, and that of 0.9 does not."""
+    if not hasattr(jax.config, "jax_custom_vjp3"):
+        return False
+    with custom_vjp("custom_vjp3"):
+        function = jax.custom_vjp(lambda x: 2 * x)
+        function.defvjp(lambda x: (2 * x, None), lambda _, upstream: (2 * upstream,))
+        around = jax.custom_jvp(function)
+        around.defjvp(lambda primals, tangents: (function(*primals), 2 * tangents[0]))
+        try:
+            jax.jit(around)(1.0)
+        except NotImplementedError:
+            return False
+    return True
+
+
+# JAX's custom_vjp, and its rewrite, which not every release has.
+CUSTOM_VJPS = ("", "custom_vjp3") if compiles_the_rewrite() else ("",)
 
 
 def tensor(array):

@@ -1,4 +1,8 @@
-"""A function with its rule: run once, eagerly or as a program, and attached by `jax.custom_vjp`."""
+"""A function with its rule: run once, eagerly or as a program, and attached by `jax.custom_vjp`.
+
+That has no forward mode. So a `jax.custom_jvp` stands around it wherever JAX may differentiate forwards. Its derivative
+is a linear map whose transpose is the rule (`carried`): in reverse mode JAX transposes it, and so calls the rule.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +85,7 @@ def _attach(call: Call, args: Sequence[Any]) -> tuple[Any, ...]:
     backwards.defvjp(forward, _backward)
     if all(is_reversed(arg) for arg in args if is_traced(arg)):
         return backwards(*args)
-    # JAX may differentiate forwards, or in a way that is not known yet. A custom_vjp has no forward mode.
+    # What is inside serves where nobody differentiates, and refuses to be transposed, which would be without the rule.
     both = jax.custom_jvp(backwards)
     both.defjvp(derivative, symbolic_zeros=True)
     return both(*args)

@@ -1,9 +1,9 @@
 """The rule as JAX carries it on: the rule as a jaxpr, and two primitives that keep it where JAX differentiates again.
 
-JAX differentiates the forward function of a custom_vjp plainly when it differentiates again, so what that function
-returns must keep the rule. `_carried` gives the outputs as they are; its derivative is `_pushed`, the linear map whose
-transpose is the rule. In reverse mode JAX transposes it and so calls the rule, linear or not. Forwards it is evaluated,
-and needs the transpose of the rule, which only a linear one has. Neither leaves anything in a compiled program.
+JAX differentiates plainly what it differentiates again, so what a derivative returns as outputs must keep the rule.
+`_carried` gives the outputs as they are; its derivative is `_pushed`, the linear map whose transpose is the rule. In
+reverse mode JAX transposes it and so calls the rule, linear or not. Forwards it is evaluated, which needs the transpose
+of the rule, and only a linear one has that. Neither leaves anything in a compiled program.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _at_front(
     return moved, [None if place is None else 0 for place in places]
 
 
-_carried: Any = Primitive("keras_cg_carried")
+_carried: Any = Primitive("keras_cg_output")
 _carried.multiple_results = True
 _carried.def_impl(_outputs)
 _carried.def_abstract_eval(_outputs)
@@ -193,7 +193,7 @@ def _pushed_batched(
     return _pushed.bind(*moved, rule=rule, start=start, like=like), [0] * len(like)
 
 
-_pushed: Any = Primitive("keras_cg_pushed")
+_pushed: Any = Primitive("keras_cg_jvp")
 _pushed.multiple_results = True
 _pushed.def_impl(_push)
 _pushed.def_abstract_eval(lambda *given, rule, start, like: like)

@@ -53,7 +53,7 @@ def transposed(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], given: S
     try:
         return [*jax.linear_transpose(lambda *inputs: jax.core.eval_jaxpr(jaxpr, consts, *inputs), *avals)([*given])]
     except Exception as error:
-        # JAX raises what comes: of a scan over upstream, JAX (0.8) says that a value is of a wrong type.
+        # JAX raises what comes: of a scan over upstream, JAX (0.9) says that a value is of a wrong type.
         raise errors.not_linear("a program that JAX does not transpose") from error
 
 
@@ -84,7 +84,6 @@ _PRODUCTS = frozenset(["conv_general_dilated", "dot_general", "mul", "ragged_dot
 _QUOTIENTS = {
     "custom_linear_solve": lambda equation, operands: operands[sum(equation.params["const_lengths"]) :],
     "div": lambda equation, operands: operands[:1],
-    "keras_cg_pushed": lambda equation, operands: operands[equation.params["start"] :],
     "triangular_solve": lambda equation, operands: operands[1:],
     "tridiagonal_solve": lambda equation, operands: operands[3:],
 }
@@ -143,8 +142,10 @@ def _kind(equation: Any, operands: list[str]) -> str:
         if isinstance(operand, _Obstacle):
             return operand
     obstacle = _Obstacle(f"`{name}`, which is not known to be linear")
-    # What is gathered from outside of an array is a constant, which is added to a linear map.
-    if equation.params.get("fill_value") or not all(is_floating(result.aval) for result in equation.outvars):
+    # What is gathered from outside of an array is a constant, which is added to a linear map. And `x.at[i].apply(g)` is a
+    # scatter, too, which has g in it.
+    applies = name == "scatter" and equation.params["update_jaxpr"] is not None
+    if applies or equation.params.get("fill_value") or not all(is_floating(result.aval) for result in equation.outvars):
         return obstacle
     numbers = [kind for kind, operand in zip(operands, equation.invars, strict=True) if is_floating(operand.aval)]
     if name in _SUMS:

@@ -41,5 +41,5 @@ NEEDED = (jax.core.eval_jaxpr, linear_util.wrap_init, ad.Zero, ad.instantiate_ze
 
 def is_reversed(tracer: Any) -> bool:
     """Whether JAX differentiates what stands for a value, and surely in reverse alone."""
-    # Releases before 0.10 do not say, nor does JAX of what it traces for a program; then it is not sure.
+    # Releases before 0.9 do not say, nor does JAX of what it traces for a program; then it is not sure.
     return getattr(getattr(tracer, "_trace", None), "is_vjp", False) is True

@@ -63,7 +63,7 @@ def composite(p, f=None):
     def squared(*tensors):
         outputs = (f or p.f)(*tensors)
         return sum(
-            tf.reduce_sum(tf.math.real(w) * tf.math.real(out * tf.math.conj(out)))
+            tf.cast(tf.reduce_sum(tf.math.real(w) * tf.math.real(out * tf.math.conj(out))), tf.float32)
             for w, out in zip(p.weights, outputs, strict=True)
         )
 
@@ -186,3 +186,23 @@ TRANSFORMS = {
     "ForwardAccumulator of tape": ("along", forward_over_reverse),
     "ForwardAccumulator of tape of function": ("along", lambda p: forward_over_reverse(p, graph(p.f))),
 }
+
+# Under each of these, one program has all rules at once: of what compiles, what is quicker so.
+AT_ONCE = (
+    "function",
+    "jit_compile",
+    "tape of function",
+    "tape of function, unknown shapes",
+    "tape of jit_compile",
+    "function of tape",
+    "jit_compile of tape",
+    "tf.gradients",
+    "tape of cond",
+    "function of tape of while_loop",
+    "tape of tape of function",
+    "function of tape of tape",
+    "jit_compile of tape of tape",
+    "function of tape of tape of composite",
+    "function of three tapes",
+    "ForwardAccumulator of function",
+)

@@ -237,3 +237,6 @@ TRANSFORMS = {
     "compile of func.grad": ("first", compiled_gradient),
     "export": ("first", exported),
 }
+
+# Under each of these, one program has all rules at once: of what compiles, what is quicker so.
+AT_ONCE = ("compile, aot_eager", "compile, inductor", "compile, dynamic", "compile of a call", "checkpoint of compile")
