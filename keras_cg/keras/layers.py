@@ -327,8 +327,11 @@ def _operation(name: str) -> Callable[[Any], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _positive(step: Any) -> Any:
-    return keras.ops.maximum(step, keras.config.epsilon())
+class _Positive(keras.constraints.Constraint):  # type: ignore[misc]
+    """Keeps a step away from zero. A plain function would not do for Keras 3.12."""
+
+    def __call__(self, step: Any) -> Any:
+        return keras.ops.maximum(step, keras.config.epsilon())
 
 
 @keras.saving.register_keras_serializable(package="keras_cg")
@@ -380,7 +383,7 @@ class Quantize(_SameShape):
             keras.ops.zeros(1), 1.0 if initial_step is None else initial_step, bits, signed, gradient_scale
         )
         initial = self._step_for(1.0) if initial_step is None else initial_step
-        self.step = self._add_number("step", initial, constraint=_positive)
+        self.step = self._add_number("step", initial, constraint=_Positive())
 
     @property
     def _high(self) -> int:
