@@ -173,9 +173,9 @@ TABLE = [
 
 def find(backend: str, transform: str, rule: str) -> Refusal | None:
     for each in TABLE:
-        if each.backend == backend and _matches(each.transforms, transform) and _matches(each.rules, rule):
-            if not each.is_over():
-                return each
+        is_meant = each.backend == backend and _matches(each.transforms, transform) and _matches(each.rules, rule)
+        if is_meant and not each.is_over():
+            return each
     return None
 
 
