@@ -64,7 +64,7 @@ CASES = [
     *[(COLUMNS["3.12"][0], backend, "3.12") for backend in ("jax", "numpy")],
     *[(COLUMNS["oldest"][0], backend, "oldest") for backend in ("jax", "numpy", "tensorflow", "torch")],
 ]
-WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("install", "layers", "objects")]
+WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("layers", "objects")]
 
 
 def install(

@@ -47,7 +47,9 @@ class CustomGradient(Generic[P, Output]):
     expected: Any
 
     def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
-        functools.update_wrapper(self, fun)
+        # What has no attributes of its own has none to update: Dynamo of torch 2.11 could not trace that.
+        updated = functools.WRAPPER_UPDATES if getattr(fun, "__dict__", None) else ()
+        functools.update_wrapper(self, fun, updated=updated)
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
         self._name = call.function_name(fun)
         self._signature: inspect.Signature | None = None

@@ -149,9 +149,10 @@ def missing_backend(name: str, source: str, module: str | None) -> ImportError:
     return report(functools.partial(ImportError, name=module), headline, remedy=remedy)
 
 
-def broken_backend(name: str, source: str, error: BaseException) -> ImportError:
-    """The framework is there but does not start."""
-    headline = f"the backend {name!r} (from {source}) is installed but does not start:"
+def broken_backend(name: str, source: str, error: BaseException, version: str | None = None) -> ImportError:
+    """The framework, of a version if that is known, is there but does not start."""
+    release = f" with {name} {version}" if version else ""
+    headline = f"the backend {name!r} (from {source}) is installed but does not start{release}:"
     reinstall = f'reinstall it with pip install --force-reinstall "keras-cg[{name}]".'
     remedy = f"see that its framework can be imported by itself; {reinstall}"
     kind = functools.partial(ImportError, name=name)

@@ -80,10 +80,11 @@ def load(name: str, source: str) -> Backend:
     module = f"{__name__}.{name}" if name in _built_in() else _entry_points()[name].module
     try:
         backend: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise errors.missing_backend(name, source, error.name) from error
     except Exception as error:
-        raise errors.broken_backend(name, source, error) from error
+        if isinstance(error, ModuleNotFoundError) and not _is_part(error.name):
+            raise errors.missing_backend(name, source, error.name) from error
+        version = getattr(sys.modules.get(_framework(name)), "__version__", None)
+        raise errors.broken_backend(name, source, error, version) from error
     missing = [attribute for attribute in REQUIRED if not hasattr(backend, attribute)]
     if missing:
         raise errors.incomplete_backend(name, missing)
@@ -92,6 +93,12 @@ def load(name: str, source: str) -> Backend:
             setattr(backend, attribute, functools.partial(getattr(derived, attribute), backend))
     _loaded[name] = backend
     return _loaded[name]
+
+
+def _is_part(module: str | None) -> bool:
+    """Whether a module that is missing is part of a package that is there, in another release."""
+    package = (module or "").partition(".")[0]
+    return package != module and importlib.util.find_spec(package) is not None
 
 
 def owner(kind: type) -> str | None:

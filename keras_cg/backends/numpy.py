@@ -10,9 +10,10 @@ from typing import Any
 
 import autograd.numpy as namespace
 import numpy
+from autograd import make_vjp
 from autograd.builtins import DictBox, SequenceBox
 from autograd.builtins import tuple as boxed_tuple
-from autograd.core import make_vjp
+from autograd.core import VJPNode
 from autograd.extend import Box, defvjp_argnums, primitive, vspace
 from autograd.tracer import Node, new_box, trace_stack
 
@@ -34,6 +35,9 @@ __all__ = [
     "to_numpy",
     "vjp",
 ]
+
+# What is read below and autograd does not document: if one is gone, importing this file fails, and with it the backend.
+_NEEDED = (Box._value, Box._trace, Box._node, VJPNode.parents, trace_stack.top, trace_stack.new_trace)
 
 tensors = (numpy.ndarray, Box)
 _arrays = (numpy.ndarray, numpy.generic)
@@ -312,7 +316,7 @@ def vjp(
     with warnings.catch_warnings():
         # An argument that the output does not depend on gets zeros here, as on every backend.
         warnings.filterwarnings("ignore", "Output seems independent of input")
-        back, outputs = make_vjp(run, tuple(map(_own, tensors)))
+        back, outputs = make_vjp(run)(tuple(map(_own, tensors)))
 
     def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
         gradients = back(boxed_tuple(tuple(_conjugate(each) for each in cotangents)))

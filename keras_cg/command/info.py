@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from keras_cg import backends, config, errors
-from keras_cg.command import messages, processes
+from keras_cg.command import messages, processes, versions
 
 __all__ = ["run"]
 
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     installed = backends.installed()
     found = [{"name": name, "installed": name in installed, "version": _version(name)} for name in backends.names()]
     asyncio.run(_ask_all([each for each in found if each["installed"]]))
-    show({"active": active, "because": source, "backends": found})
+    show({"active": active, "because": source, "backends": found, "untested": versions.untested()})
     if active not in backends.names():
         raise messages.UsageError(str(errors.unknown_backend(active, source, backends.names())))
     if active not in installed:
@@ -95,4 +95,6 @@ def _show(data: dict[str, Any]) -> None:
     for each in data["backends"]:
         if each.get("problem"):
             console.print(Text(each["problem"], "red"), soft_wrap=True)
+    for line in data["untested"]:
+        console.print(Text(line, "yellow"), soft_wrap=True)
     console.print(Text(f"active: {data['active']}, from {data['because']}"), soft_wrap=True)

@@ -27,6 +27,13 @@ from keras_cg.recipes.tensors import plain, times
 __all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
 
 
+try:
+    # Nothing public tells in which scope of Keras (3.15) a layer is called.
+    _stateless_scope = keras.src.backend.get_stateless_scope
+except AttributeError as error:
+    raise messages.keras_lacks("keras.src.backend.get_stateless_scope", keras.__version__) from error
+
+
 class _SameShape(keras.layers.Layer):  # type: ignore[misc]
     """A layer whose output has the shape of its input."""
 
@@ -54,7 +61,9 @@ class _SameShape(keras.layers.Layer):  # type: ignore[misc]
 def _check_is_here(variable: Any, what: str, layer: str) -> None:
     """Raises where setting a variable would be lost."""
     # Keras's trainer on JAX (3.15) takes the values out of a model's variables in the middle of an epoch, and would
-    # overwrite this one. Nothing public tells; a Keras without `_value` fails here.
+    # overwrite this one. Nothing public tells.
+    if not hasattr(variable, "_value"):
+        raise messages.keras_lacks("keras.Variable._value", keras.__version__)
     if variable._value is None:
         raise messages.weights_are_away(what, layer)
 
@@ -208,8 +217,8 @@ class GradientClipping(_SameShape):
     def _add(self, probe: Any) -> bool:
         """Adds a loss of 0 to the model's; a `stateless_call` that is not to return losses does not take it."""
         # Keras on JAX (3.15) forgets the losses of a layer when it is called again in the same step, and the first call
-        # would be without a loss scale. There is no public way to ask for the scope; if it is gone, this raises.
-        scope = keras.src.backend.get_stateless_scope()
+        # would be without a loss scale.
+        scope = _stateless_scope()
         probes = [] if scope is None else self._probes.setdefault(scope, [])
         probes.append(probe)
         present = {id(loss) for loss in self.losses}
@@ -318,8 +327,11 @@ def _operation(name: str) -> Callable[[Any], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _positive(step: Any) -> Any:
-    return keras.ops.maximum(step, keras.config.epsilon())
+class _Positive(keras.constraints.Constraint):  # type: ignore[misc]
+    """Keeps a step away from zero. A plain function would not do for Keras 3.12."""
+
+    def __call__(self, step: Any) -> Any:
+        return keras.ops.maximum(step, keras.config.epsilon())
 
 
 @keras.saving.register_keras_serializable(package="keras_cg")
@@ -371,7 +383,7 @@ class Quantize(_SameShape):
             keras.ops.zeros(1), 1.0 if initial_step is None else initial_step, bits, signed, gradient_scale
         )
         initial = self._step_for(1.0) if initial_step is None else initial_step
-        self.step = self._add_number("step", initial, constraint=_positive)
+        self.step = self._add_number("step", initial, constraint=_Positive())
 
     @property
     def _high(self) -> int:

@@ -65,6 +65,13 @@ def keras_has_moved(place: str, version: str) -> ImportError:
     return report(functools.partial(ImportError, name="keras"), headline, remedy=remedy)
 
 
+def keras_lacks(name: str, version: str) -> ImportError:
+    """Keras has no longer, or not yet, a private name that we use."""
+    headline = f"Keras {version} has no {name}, which the layers of keras_cg need and nothing public replaces."
+    remedy = "use a version of Keras that this version of keras_cg was tested with: `keras-cg info` says which."
+    return report(functools.partial(ImportError, name="keras"), headline, remedy=remedy)
+
+
 def weights_are_away(what: str, layer: str) -> RuntimeError:
     """A layer's scale or step is set while Keras's trainer on JAX holds the model's weights."""
     return RuntimeError(

@@ -82,6 +82,14 @@ TABLE = [
     ),
     Refusal(
         "torch",
+        "compile of func.grad",
+        "captured value",
+        "reads a value that is being differentiated",
+        "torch.compile traces a Function without the tensors that it closes over (pytorch#118394)",
+        is_over=lambda: not torch_compile_keeps_rules(),
+    ),
+    Refusal(
+        "torch",
         "export",
         "*",
         r"torch\.export ignores custom gradients",
@@ -165,8 +173,9 @@ TABLE = [
 
 def find(backend: str, transform: str, rule: str) -> Refusal | None:
     for each in TABLE:
-        if each.backend == backend and _matches(each.transforms, transform) and _matches(each.rules, rule):
-            return None if each.is_over() else each
+        is_meant = each.backend == backend and _matches(each.transforms, transform) and _matches(each.rules, rule)
+        if is_meant and not each.is_over():
+            return each
     return None
 
 

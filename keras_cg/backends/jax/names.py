@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 from jax.extend import core as extend
+from jax.extend import linear_util
+from jax.interpreters import ad
 
 
 def _find(name: str) -> Any:
@@ -31,6 +33,10 @@ is_staging = _find("unsafe_am_i_under_a_jit_DO_NOT_USE")
 
 # What tells one state of JAX from another: what is differentiated, batched or traced.
 trace_state = _find("get_opaque_trace_state")
+
+
+# What the other files read when they need it: if one is gone, importing this file fails, and with it the backend.
+NEEDED = (jax.core.eval_jaxpr, linear_util.wrap_init, ad.Zero, ad.instantiate_zeros)
 
 
 def is_reversed(tracer: Any) -> bool:

@@ -123,5 +123,6 @@ def _is_vectorizing() -> bool:
         # The scope that tf.vectorized_map opens around the body (2.21): nothing else tells that it is one.
         if "loop_body" in graph.get_name_scope().split("/"):
             return True
-        graph = getattr(graph, "outer_graph", None)
+        # An attribute that TensorFlow (2.21) does not document, of every graph that captures from the one around it.
+        graph = graph.outer_graph if hasattr(graph, "capture") else None
     return False

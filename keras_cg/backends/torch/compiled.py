@@ -20,7 +20,7 @@ from keras_cg.engine.contract import Function
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """As `attach.attach`, in what Dynamo can trace."""
     # Where torch would go on with plain differentiation and say nothing: pytorch#193279.
-    if torch.compiler.is_exporting():
+    if _is_exporting():
         raise errors.rule_dropped(
             "torch.export", "export it under torch.no_grad() for inference, or export after torch.compile's AOT stage"
         )
@@ -56,7 +56,13 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     return _Compiling.apply(pullback, wanted, len(outputs), *distinct)  # type: ignore[no-any-return, no-untyped-call]
 
 
-# Dynamo takes what these two say for constants, and does not trace them.
+# Dynamo takes what these three say for constants, and does not trace them.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_exporting() -> bool:
+    """Asked for real: in what it traces, Dynamo of torch 2.11 always says yes."""
+    return torch.compiler.is_exporting()
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_one_gradient() -> bool:
     """Whether one transform is running, and is a reverse derivative: where there are more, torch (2.15) gives zeros."""

@@ -10,6 +10,7 @@ import numpy
 import torch
 import torch.fx
 import torch.utils._pytree as pytree
+from torch._C import _functorch as functorch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
@@ -37,11 +38,29 @@ torch.compiler.assume_constant_result(owner)  # type: ignore[no-untyped-call]
 # Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
 # choose between the two ways to apply a Function. If it is gone, importing this file fails, and with it the backend.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-# Likewise, for looking through the wrappers that the transforms put around tensors.
-functorch: Any = torch._C._functorch
 # Likewise, for the level of forward mode that is open, -1 outside of any; torch's own unpack_dual begins with it.
 # Read through the module, since it is a number that changes.
 forward_ad._current_level  # noqa: B018
+# Likewise, for looking through the wrappers that the transforms put around tensors, for types registered with torch's
+# tree utility, for tensors, and for the graph that autograd records.
+NEEDED = (
+    functorch.TransformType.Grad,
+    functorch.TransformType.Jvp,
+    functorch.get_unwrapped,
+    functorch.is_batchedtensor,
+    functorch.is_functorch_wrapped_tensor,
+    functorch.maybe_get_bdim,
+    functorch.maybe_get_level,
+    functorch.unwrap_if_dead,
+    pytree.tree_flatten,
+    pytree.tree_is_leaf,
+    pytree.tree_leaves,
+    pytree.tree_unflatten,
+    torch.Tensor._is_zerotensor,
+    torch.Tensor._version,
+    torch.autograd.graph.Node._sequence_nr,
+    torch.zeros(1, requires_grad=True).view(1).grad_fn.next_functions[0][0].variable,  # type: ignore[union-attr]
+)
 
 
 def is_tensor(value: object) -> bool:

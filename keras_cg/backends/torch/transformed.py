@@ -11,6 +11,7 @@ import torch.utils._pytree as pytree
 
 # The stack of the running transforms has no public name (torch 2.13). If one of these is gone, importing this file
 # fails, and with it the backend.
+from torch._C import _functorch as functorch
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_pop_interpreter_stack
 from torch.autograd import forward_ad
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from keras_cg import errors
 from keras_cg.backends import torch as own
 from keras_cg.backends.torch.replayed import Replay, apply, random_states, replay, run
-from keras_cg.backends.torch.tensors import describe, functorch, integers, is_floating, transforms_active
+from keras_cg.backends.torch.tensors import describe, integers, is_floating, transforms_active
 from keras_cg.engine import linear
 from keras_cg.engine.again import Run
 from keras_cg.engine.contract import Function, Pullback

@@ -155,6 +155,11 @@ def compiled(p, mode, **options):
     return torch.compile(p.f, backend=mode, fullgraph=True, **options)
 
 
+def compiled_gradient(p):
+    torch.compiler.reset()
+    return torch.compile(functional(loss(p)), backend="aot_eager", fullgraph=True)(*p.tensors)
+
+
 def exported(p):
     class Module(torch.nn.Module):
         def forward(self, *tensors):
@@ -229,10 +234,7 @@ TRANSFORMS = {
         "along",
         lambda p: torch.func.jvp(functional(loss(p)), tuple(p.tensors), tuple(p.c))[1],
     ),
-    "compile of func.grad": (
-        "first",
-        lambda p: torch.compile(functional(loss(p)), backend="aot_eager", fullgraph=True)(*p.tensors),
-    ),
+    "compile of func.grad": ("first", compiled_gradient),
     "export": ("first", exported),
 }
 

@@ -1,0 +1,236 @@
+"""CONTRACT 12: what is tested stands in one place, and the private names in one table."""
+
+import importlib
+import importlib.metadata
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+
+import private_names
+import pytest
+
+import keras_cg
+from keras_cg.command import versions
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# The build for the CPU, in every column; other releases are tested by hand.
+TORCH = "2.13.0"
+
+
+def pinned(name):
+    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    return {package.lower().replace("_", "-"): version for package, version in (line.split("==") for line in lines)}
+
+
+FILES = {name: pinned(name) for name in ("constraints-oldest.txt", "constraints.txt", "constraints-newest.txt")}
+
+
+def bounds():
+    """The lower bounds of pyproject.toml."""
+    needed = [
+        *PROJECT["dependencies"],
+        *(each for extra in PROJECT["optional-dependencies"].values() for each in extra),
+    ]
+    found = dict(each.split(">=") for each in needed)
+    assert not any(re.search(r"[<,!~=]", bound) for bound in found.values()), "no upper bounds"
+    return found
+
+
+def readme():
+    """The table of what is tested: the cells of each line, by its first."""
+    text = (ROOT / "README.md").read_text().partition("<!-- versions -->")[2].partition("<!-- /versions -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return {first: others for first, *others in rows[2:]}
+
+
+PACKAGES = {
+    "JAX": "jax",
+    "TensorFlow": "tensorflow-cpu",
+    "NumPy": "numpy",
+    "autograd": "autograd",
+    "Keras": "keras",
+    "optree": "optree",
+    "SciPy": "scipy",
+}
+
+
+@pytest.mark.once
+def test_the_oldest_versions_are_the_lower_bounds():
+    for name, bound in bounds().items():
+        if name != "torch":
+            assert FILES["constraints-oldest.txt"][name].startswith(f"{bound}."), name
+    assert all(found.get("torch", TORCH) == TORCH for found in FILES.values())
+    assert readme()["torch"][0].endswith(f"{bounds()['torch']}.0")
+
+
+@pytest.mark.once
+def test_the_table_in_the_readme():
+    table = readme()
+    for title, name in PACKAGES.items():
+        assert table[title] == [found[name] for found in FILES.values()], title
+    assert table["array-api-compat"] == [*(found["array-api-compat"] for found in list(FILES.values())[:2]), ""]
+    supported = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert ", ".join(table["Python"]) == "3.11, 3.11, 3.12, 3.13" and supported == ["3.11", "3.12", "3.13"]
+    assert f">={supported[0]}" == PROJECT["requires-python"]
+
+
+@pytest.mark.once
+def test_the_newest_versions_that_the_package_knows_of():
+    for name, newest in versions.NEWEST.items():
+        found = [file[name] for file in FILES.values() if name in file] if name != "torch" else readme()["torch"][2:]
+        highest = max(found, key=lambda version: [int(part) for part in re.findall(r"\d+", version)])
+        assert ".".join(re.findall(r"\d+", highest)[:2]) == newest, name
+    assert versions.NEWEST.keys() == {name for name in bounds() if name not in ("matplotlib", "rich", "scikit-learn")}
+
+
+# --- private names -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.once
+def test_the_table_of_private_names_is_what_the_package_uses():
+    known = {name for row in private_names.listed() for name in row.names}
+    used = private_names.used()
+    named = {name for name in used if not name.startswith(".")}
+    attributes = {name for name in used if name.startswith(".")}
+    assert named - known == set(), "used, and not in CONTRIBUTING"
+    without = {name for name in attributes if not any(each.endswith(name) for each in known)}
+    assert without == set(), "read from an object, and not in CONTRIBUTING"
+    idle = {name for name in known - named if f".{name.rpartition('.')[2]}" not in attributes}
+    idle = {name for name in idle if not any(each.startswith(f"{name}.") for each in named)}
+    assert idle == set(), "in CONTRIBUTING, and not used"
+    assert all(row.why and row.since and row.without for row in private_names.listed())
+
+
+@pytest.mark.once
+def test_private_names_are_read_when_the_backend_is_imported():
+    used = private_names.used()
+    for row in private_names.listed():
+        if row.without == "the backend does not start":
+            for name in row.names:
+                assert used.get(name) or used.get(f".{name.rpartition('.')[2]}"), name
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from torch import _C\ndef f(): return _C.x", {"torch._C.x": False}),
+        ("import jax\njax.core.y\nclass A:\n    def f(self): return self._own, jax.core.y", {"jax.core.y": True}),
+        ("def f(t):\n    return t._hidden + getattr(t, '_other')", {"._hidden": False, "._other": False}),
+        ("PLACES = ['keras.src.z', 'keras.ops']", {"keras.src.z": True}),
+    ],
+)
+def test_how_private_names_are_found(tmp_path, text, expected):
+    (tmp_path / "module.py").write_text(text)
+    assert private_names.used(tmp_path) == expected
+
+
+MADE = {
+    "keras.Variable": lambda: sys.modules["keras"].Variable(0.0),
+    "tensorflow.Graph": lambda: sys.modules["tensorflow"].function(lambda: 1.0).get_concrete_function().graph,
+    "torch.autograd.graph.Node": lambda: (
+        sys.modules["torch"].zeros(1, requires_grad=True).view(1).grad_fn.next_functions[0][0]
+    ),
+}
+
+
+def test_private_names_are_there(backend):
+    framework = {"numpy": "autograd"}.get(backend, backend)
+    getattr(keras_cg.ops, "exp")  # noqa: B009 - reading it is what loads the backend
+    for row in private_names.listed():
+        for name in row.names:
+            if name.partition(".")[0] == framework and not row.without.startswith("nothing"):
+                owner, _, attribute = name.rpartition(".")
+                assert (
+                    hasattr(MADE[owner](), attribute) if owner in MADE else private_names.resolve(name) is not None
+                ), name
+
+
+def broken(backend, code):
+    """What is said of a backend of whose framework something is gone."""
+    code = f"""
+        import keras_cg
+        {code}
+        try:
+            with keras_cg.use_backend("{backend}"):
+                keras_cg.custom_gradient(lambda x: (x, lambda upstream: upstream))(1.0)
+        except ImportError as error:
+            print(error)
+        else:
+            raise AssertionError("nobody noticed")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.only("torch")
+def test_a_name_that_is_gone_is_told_with_the_version(backend):
+    import torch
+
+    text = broken("torch", "import torch; del torch._C._functorch.get_unwrapped")
+    assert f"is installed but does not start with torch {torch.__version__}:\n" in text and "get_unwrapped" in text
+
+
+@pytest.mark.only("torch")
+def test_a_module_that_is_gone_is_not_called_a_framework_that_is_missing(backend):
+    text = broken("torch", "import sys, torch; sys.modules['torch._functorch.pyfunctorch'] = None")
+    assert "does not start with torch" in text and "torch._functorch.pyfunctorch" in text
+    assert "is not installed" not in text
+
+
+# --- keras-cg info ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Sets which versions are installed, and what the package needs."""
+    found = {}
+
+    def version(name):
+        if name in found:
+            return found[name]
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(
+        importlib.metadata,
+        "requires",
+        lambda name: [
+            "numpy>=2.1",
+            'jax>=0.8; extra == "jax"',
+            'tensorflow-cpu>=2.19; extra == "tensorflow"',
+            'rich>=14; extra == "cli"',
+        ],
+    )
+    monkeypatch.setattr(versions, "NEWEST", {"numpy": "2.5", "jax": "0.12", "tensorflow-cpu": "2.21"})
+    return found
+
+
+@pytest.mark.once
+def test_versions_that_are_tested(installed):
+    installed |= {"numpy": "2.5.9", "jax": "0.8.0", "tensorflow": "2.20.0rc1", "rich": "1.0"}
+    assert versions.untested() == []
+
+
+@pytest.mark.once
+def test_versions_that_are_not(installed):
+    installed |= {"numpy": "2.10.0", "jax": "0.7.2", "tensorflow": "3.0.dev1"}
+    assert versions.untested() == [
+        "numpy 2.10.0 is newer than what keras_cg was tested with (2.1 to 2.5): it is untested",
+        "jax 0.7.2 is older than what keras_cg was tested with (0.8 to 0.12): upgrade it",
+        "tensorflow 3.0.dev1 is newer than what keras_cg was tested with (2.19 to 2.21): it is untested",
+    ]
+
+
+@pytest.mark.once
+def test_versions_of_a_package_that_is_not_installed(monkeypatch):
+    def gone(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", gone)
+    assert versions.untested() == []
