@@ -548,10 +548,14 @@ def test_no_growth(eager, backend):
     def count(calls):
         for _ in range(calls):
             jax.grad(total)(x)
+            jax.linearize(f, x)[1](x)
+            jax.jvp(f, (x,), (x,))
             jax.vmap(jax.grad(f))(x)
             jax.grad(captured_with_variables, (0, 1))(w, x)
         gc.collect()
-        return len(gc.get_objects()), len(jax.live_arrays())
+        # JAX keeps dead weak references in caches of its own, up to some thousands.
+        objects = [each for each in gc.get_objects() if not isinstance(each, weakref.ReferenceType)]
+        return len(objects), len(jax.live_arrays())
 
     count(10)
     objects, arrays = count(10)
@@ -783,8 +787,14 @@ def test_what_only_the_rule_finds_in_an_attribute(eager, backend):
         gw, gx = gradient(w, x)
         check(gw, np.zeros(3))
         check(gx, 7 * W)
-    with pytest.raises(CapturedVariableError, match=r"'jax' \(where only the rule reads it\)"):
-        slotted(w, x)
+    try:
+        gw, gx = slotted(w, x)
+    except CapturedVariableError as error:
+        assert "'jax' (where only the rule reads it)" in str(error)
+    else:
+        # Before JAX 0.9, which does not say that it differentiates in reverse alone, the rule is called in time.
+        check(gw, np.zeros(3))
+        check(gx, 7 * W)
 
 
 def test_python_may_look_at_values_where_only_the_shape_of_what_is_captured_is_used(eager, backend):

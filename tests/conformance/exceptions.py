@@ -52,7 +52,7 @@ TABLE = [
         "jax",
         "grad of shard_map",
         "no gradient at all|none for one argument",
-        "lowering_platforms",
+        "lowering_platforms|the expected cotangent type",  # as JAX 0.10 says it, and 0.8
         "JAX (0.10): no zeros for a `None` of a custom_vjp in an eager shard_map; under jit they are made",
         is_over=jax_makes_zeros,
     ),
