@@ -749,3 +749,27 @@ def test_one_constant_for_two_arguments_beside_a_captured_parameter(backend):
 
     f(x, x).sum().backward()
     np.testing.assert_allclose(weight.grad, 11 * np.exp([0.5, 1.0]) * [3.0, 5.0], rtol=1e-6)
+
+
+FIRST = {
+    "no_grad": "with torch.no_grad(): found = f(x) * 3.5",
+    "inference_mode": "with torch.inference_mode(): found = f(x) * 3.5",
+    "func.grad": "found = torch.func.grad(lambda x: f(x).sum())(x)",
+    "func.vmap": "found = torch.func.vmap(f)(x) * 3.5",
+    "compile": "found = torch.compile(f, backend='eager')(x) * 3.5",
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_call_of_all_in_every_mode_of_torch(backend, name):
+    """The backend is imported by it."""
+    code = f"""
+        import torch, keras_cg
+        keras_cg.set_backend("torch")
+        f = keras_cg.custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+        x = torch.ones(3)
+        {FIRST[name]}
+        assert found.tolist() == [7.0, 7.0, 7.0], found
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -59,7 +59,7 @@ NEEDED = (
     torch.Tensor._is_zerotensor,
     torch.Tensor._version,
     torch.autograd.graph.Node._sequence_nr,
-    torch.zeros(1, requires_grad=True).view(1).grad_fn.next_functions[0][0].variable,  # type: ignore[union-attr]
+    torch._C._functions.AccumulateGrad.variable,
 )
 
 
