@@ -787,14 +787,14 @@ def test_what_only_the_rule_finds_in_an_attribute(eager, backend):
         gw, gx = gradient(w, x)
         check(gw, np.zeros(3))
         check(gx, 7 * W)
-    try:
+    if jax.__version__.startswith("0.8."):
+        # It does not say that it differentiates in reverse alone, and so the rule is called in time.
         gw, gx = slotted(w, x)
-    except CapturedVariableError as error:
-        assert "'jax' (where only the rule reads it)" in str(error)
-    else:
-        # Before JAX 0.9, which does not say that it differentiates in reverse alone, the rule is called in time.
         check(gw, np.zeros(3))
         check(gx, 7 * W)
+        return
+    with pytest.raises(CapturedVariableError, match=r"'jax' \(where only the rule reads it\)"):
+        slotted(w, x)
 
 
 def test_python_may_look_at_values_where_only_the_shape_of_what_is_captured_is_used(eager, backend):

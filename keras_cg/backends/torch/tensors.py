@@ -59,7 +59,7 @@ NEEDED = (
     torch.Tensor._is_zerotensor,
     torch.Tensor._version,
     torch.autograd.graph.Node._sequence_nr,
-    torch._C._functions.AccumulateGrad.variable,
+    torch._C._functions.AccumulateGrad.variable,  # type: ignore[attr-defined]
 )
 
 
