@@ -18,7 +18,7 @@ import pytest
 import keras_cg
 from keras_cg import command
 from keras_cg.command import check as check_command
-from keras_cg.command import curves, messages, plot, processes, specs, targets, worker
+from keras_cg.command import curves, messages, plot, processes, specs, targets, versions, worker
 from keras_cg.command.curves import Curves
 
 TARGETS = Path(__file__).parent / "command_targets"
@@ -657,6 +657,14 @@ def test_info_as_json():
     found = {each["name"]: each for each in data["backends"]}
     assert found["numpy"] == {"name": "numpy", "installed": True, "version": np.__version__, "devices": ["cpu"]}
     assert {name for name, each in found.items() if each["installed"]} == set(keras_cg.available_backends())
+
+
+@pytest.mark.once
+def test_info_tells_what_is_untested(run, monkeypatch):
+    line = "numpy 9.9 is newer than what keras_cg was tested with (2.1 to 2.5): it is untested"
+    monkeypatch.setattr(versions, "untested", lambda: [line])
+    assert json.loads(run("info", "--json").stdout)["untested"] == [line]
+    assert line in run("info").stdout.replace("\n", " ")
 
 
 @pytest.mark.once

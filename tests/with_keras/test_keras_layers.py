@@ -551,3 +551,17 @@ def test_a_scale_that_float16_does_not_hold(keras, layers, name, scale, policy, 
     (found,) = eager.gradients(lambda x: layer(x) * tensor, X.astype(np.float16))
     sign = {"GradientReversal": -1, "GradientScaling": 1}[name]
     np.testing.assert_allclose(found, (sign * scale * upstream).astype(np.float16), rtol=1e-3)
+
+
+def test_a_keras_without_what_the_layers_need(keras, monkeypatch):
+    from keras_cg.keras import layers
+
+    layer = layers.Quantize()
+    layer.build((None, 3))
+    monkeypatch.setattr(layer, "step", object())
+    with pytest.raises(ImportError) as caught:
+        layer.adapt(X)
+    assert str(caught.value).startswith(f"Keras {keras.__version__} has no keras.Variable._value, which the layers")
+    assert "need and nothing public replaces." in str(caught.value)
+    assert "remedy: use a version of Keras that this version of keras_cg was tested with: `keras" in str(caught.value)
+    assert caught.value.name == "keras"
