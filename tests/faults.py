@@ -2,8 +2,8 @@
 
 So it is seen whether what a file lists as `IN_EVERY_MODE` finds what all of its cases find:
 
-    PYTHONPATH=tests python -m planted jax "jit(grad)"
-    PYTHONPATH=tests python -m planted jax "jit(grad)" --every-mode
+    PYTHONPATH=tests python -m faults jax "jit(grad)"
+    PYTHONPATH=tests python -m faults jax "jit(grad)" --every-mode
 
 Numbers of faults behind the mode leave out the others.
 """
