@@ -51,6 +51,10 @@ class TracedRule:
         gradients = jax.core.eval_jaxpr(self.program, values, *cotangents)
         return [None if place is None else gradients[place] for place in self.places]
 
+    def gives(self, index: int) -> bool:
+        """Whether there is a gradient for an argument, as far as is known."""
+        return self.places[index] is not None
+
     def at(self, indices: Sequence[int | None]) -> TracedRule:
         """The same rule for the arguments at `indices`; one that is None has no gradient."""
         return TracedRule(
@@ -69,6 +73,9 @@ class UntracedRule:
     def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         gradients = self.rule(cotangents)
         return gradients if self.places is None else [gradients[place] for place in self.places]
+
+    def gives(self, index: int) -> bool:
+        return True
 
     def at(self, indices: Sequence[int]) -> UntracedRule:
         """The same rule for the arguments at `indices`."""
@@ -91,6 +98,9 @@ class _BatchedRule:
             for gradient, place in zip(gradients, self.args, strict=True)
         ]
 
+    def gives(self, index: int) -> bool:
+        return self.rule.gives(index)  # type: ignore[no-any-return]
+
     def at(self, indices: Sequence[int]) -> _BatchedRule:
         return _BatchedRule(self.rule.at(indices), self.axis, self.values, [self.args[index] for index in indices])
 
@@ -110,9 +120,13 @@ def _derivative(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     outputs = _carried.bind(*given, rule=rule, start=start, stop=stop)
     zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
-    args = enumerate(zip(given[stop:], tangents[stop:], strict=True))
-    # An argument may be a number of Python.
-    moving = [place for place, (arg, t) in args if is_floating(jax.typeof(arg)) and not isinstance(t, ad.Zero)]
+    pairs = enumerate(zip(given[stop:], tangents[stop:], strict=True))
+    # An argument may be a number of Python. What the rule says nothing of does not move the outputs.
+    moving = [
+        place
+        for place, (arg, tangent) in pairs
+        if is_floating(jax.typeof(arg)) and not isinstance(tangent, ad.Zero) and rule.gives(place)
+    ]
     if not moving:
         return outputs, zeros
     like = tuple(zero.aval for zero, output in zip(zeros, outputs, strict=True) if is_floating(output))
