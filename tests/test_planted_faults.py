@@ -8,8 +8,8 @@ import importlib
 import textwrap
 from typing import NamedTuple
 
+import faults
 import numpy as np
-import planted
 import pytest
 
 import keras_cg
@@ -360,7 +360,7 @@ def test_planted_foreign_gradients(backends):
 
 @pytest.mark.once
 def test_what_the_tests_of_a_compiled_mode_are_tried_with_can_still_be_planted():
-    for module, _, old, new in planted.FAULTS:
-        with planted.planted(module, old, new):
+    for module, _, old, new in faults.FAULTS:
+        with faults.planted(module, old, new):
             pass
-    assert len({what for _, what, _, _ in planted.FAULTS}) == len(planted.FAULTS)
+    assert len({what for _, what, _, _ in faults.FAULTS}) == len(faults.FAULTS)
