@@ -789,7 +789,6 @@ jax_transform(
     "jvp",
     lambda jax, f, x: jax.jvp(f, (x,), (jax.numpy.ones(3),))[1],
     refusal="can't apply forward-mode autodiff",
-    ours={"jax": REFUSED},
     jax=REFUSED,
 )
 
