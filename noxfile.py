@@ -49,17 +49,19 @@ PARALLEL = ("--numprocesses=2", "--dist=worksteal")
 BY_FILE = ("--numprocesses=2", "--dist=loadfile")
 
 
-# What tests that touch a framework there are for every backend, and for one.
+# The tests that touch a framework: those for every backend, and those for one.
 EVERYWHERE = [f"tests/test_{name}.py" for name in ("conventions", "returns", "captured", "transforms", "runs")]
 TOUCHING = {
     "jax": ["tests/test_jax.py", "tests/test_jax_forward.py", "tests/test_jax_programs.py"],
     "numpy": ["tests/test_numpy.py", "tests/test_checker.py"],
     "tensorflow": ["tests/test_tensorflow.py", "tests/test_tensorflow_programs.py"],
-    "torch": ["tests/test_torch.py"],
 }
-# Where a column has another release of the framework than constraints.txt, a dozen rules of the zoo are tried as well.
-CONFORMING = {(backend, column) for backend in ("jax", "numpy") for column in ("newest", "oldest")}
-CONFORMING.add(("tensorflow", "oldest"))
+# Columns that have another release of the framework than every other: there the framework's own tests run as well, and
+# a dozen rules of the zoo.
+OTHERS = {
+    *[(backend, column) for backend in ("jax", "numpy") for column in ("newest", "oldest")],
+    ("tensorflow", "oldest"),
+}
 # Python 3.12 has the newest versions, too, so one backend there is enough. TensorFlow brings Keras.
 CASES = [
     *[(None, backend, None) for backend in BACKENDS],
@@ -109,10 +111,9 @@ def test_column(session: nox.Session, backend: str, column: str) -> None:
     """The tests that touch a framework, with the versions of a column."""
     extras = [*framework(backend), *(["keras"] if backend == "tensorflow" else []), "testing"]
     install(session, *extras, groups=("test",), pins=("-c", COLUMNS[column][1]))
-    which = [*EVERYWHERE, *TOUCHING[backend]] if column != "3.12" else EVERYWHERE
-    dozen = ["tests/conformance", "--dozen"] if (backend, column) in CONFORMING else []
+    more = [*TOUCHING[backend], "tests/conformance", "--dozen"] if (backend, column) in OTHERS else []
     options = (*PARALLEL, "-m", "not side_by_side and not once", f"--backends={backend}")
-    session.run("pytest", *options, *which, *dozen, *session.posargs, env=ENVIRONMENT)
+    session.run("pytest", *options, *EVERYWHERE, *more, *session.posargs, env=ENVIRONMENT)
     if (backend, column) == ("tensorflow", "oldest"):  # the newest Keras is that of constraints.txt
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
         session.run("pytest", *BY_FILE, f"--backends={backend}", *WITH_KERAS, *session.posargs, env=environment)
