@@ -85,14 +85,18 @@ def results(backend, transform, names):
     return parts
 
 
-@functools.cache
-def all_results(backend, transform):
-    """Those of all rules that are right and may share a program; none if there is no such program."""
-    names = [
+def sharing(backend, transform):
+    """The rules that are right and may share a program."""
+    return [
         name for name, rule in zoo.ZOO.items() if not rule.alone and exceptions.find(backend, transform, name) is None
     ]
+
+
+@functools.cache
+def all_results(backend, transform):
+    """Those of all rules that share one program; none if there is no such program."""
     try:
-        return results(backend, transform, names)
+        return results(backend, transform, sharing(backend, transform))
     except Exception:  # of any of them: each by itself will tell
         return {}
 
@@ -152,8 +156,7 @@ def test_rule_under_transform(case, record_outcome):
 
 def test_what_is_right_alone_is_right_in_the_program_of_all(shared):
     """Rules must not disturb each other; and where they had no program in common, the suite would only be slow."""
-    names = [name for name, rule in zoo.ZOO.items() if not rule.alone and exceptions.find(*shared, name) is None]
-    wrong = [name for name in names if not is_right_among_all(*shared, name)]
+    wrong = [name for name in sharing(*shared) if not is_right_among_all(*shared, name)]
     # A rule that fails by itself, too, has a test that says so.
     assert not wrong or not all(is_fine(*shared, name) for name in wrong), wrong
 
