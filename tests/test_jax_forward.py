@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from seven_exp import f, square, total
 
 from keras_cg import GradientError, custom_gradient, jvp, ops
 
@@ -13,20 +14,6 @@ X = np.array([-1.0, 0.5, 1.0], np.float32)
 W = np.array([2.0, 3.0, 4.0], np.float32)
 T = np.array([0.25, -1.0, 2.0], np.float32)
 E = np.exp(X.astype(float))
-
-
-@custom_gradient
-def f(x):
-    e = ops.exp(x)
-    return x * 2, lambda upstream: 7 * upstream * e
-
-
-def total(x):
-    return ops.sum(f(x))
-
-
-def square(x):
-    return ops.sum(f(x) ** 2)
 
 
 def check(found, expected):
