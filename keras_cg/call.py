@@ -21,7 +21,12 @@ from keras_cg.state import Repeated, State
 
 def plain(backend: Backend, name: str, fun: Callable[..., Any], args: Sequence[Any]) -> Any:
     """A call that nobody differentiates, of tensors alone: there is nothing to attach the rule to."""
-    output, _ = _pair(name, fun(*map(backend.asarray, args)))
+    return output_of(backend, name, fun(*map(backend.asarray, args)))
+
+
+def output_of(backend: Backend, name: str, pair: Any) -> Any:
+    """The output, of what the user's function returned where nobody differentiates."""
+    output, _ = _pair(name, pair)
     if backend.is_tensor(output):
         return backend.asarray(output)
     tensors, rest = leaves.partition(backend, name, output, _output_label)
@@ -61,9 +66,9 @@ class Flat:
         run = None if state is None else state.begin()
         # Without a context if it can be, in which torch.compile (2.13) could not break its graph.
         if run is None:
-            return (_under(backend, fun, args, kwargs) if self.outputs else fun(*args, **kwargs)), ()
+            return (under(backend, fun, args, kwargs) if self.outputs else fun(*args, **kwargs)), ()
         with run:
-            result = _under(backend, fun, args, kwargs)
+            result = under(backend, fun, args, kwargs)
         return result, run.changes()
 
     def part(self, output: Any) -> tuple[list[Any], Rest]:
@@ -142,14 +147,25 @@ class Attached(Flat):
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """One run: the tensors of the output, then those of the variables that it changed; and the rule."""
+        args, kwargs = self.given.bind(tensors)
+        return self.accept(tensors, args, kwargs, *self.run(args, kwargs))
+
+    def accept(
+        self, tensors: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], pair: Any, changed: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], Pullback]:
+        """The same of what the user's function has returned."""
         given, backend = self.given, self.given.backend
-        args, kwargs = given.bind(tensors)
-        pair, changed = self.run(args, kwargs)
         output, rule = _pair(self.name, pair)
         results, rest = self.part(output)
         values = given.by_position(args, kwargs) if kwargs else args
         likes = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
         return (*results, *changed), Pullback(given, Convention(rule, given, values, len(values), rest), likes)
+
+    def seen(self, rest: Rest | None = None) -> Attached:
+        """The same after its first run, in which Keras kept nothing and whose output was `rest`, or is to come."""
+        self.state = None if presence.keras() is None else State.unscoped(self.given.name, self.given.backend)
+        self.outputs = [] if rest is None else [rest]
+        return self
 
 
 class Pullback:
@@ -195,14 +211,14 @@ class Pullback:
         for place, cotangent in zip(outputs.places, cotangents, strict=False):
             if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
                 upstreams[place] = cotangent
-        result = _under(backend, self.convention.call, (upstreams, variables), {})
+        result = under(backend, self.convention.call, (upstreams, variables), {})
         others: tuple[Any, ...] = ()
         if variables:
             result, others = check_variables(self.given, result, variables)
         return Gradients(self.given, self.likes).collect(result, wanted), others
 
 
-def _under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls the user's code under the backend of its call, whichever is active by now, in whichever thread."""
     # Without a context if it can be: torch.compile (2.13) cannot trace one, and it takes time.
     if config.is_active(backend):

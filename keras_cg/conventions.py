@@ -10,6 +10,10 @@ from keras_cg.arguments import Arguments
 from keras_cg.leaves import Rest
 from keras_cg.signature import Parameters
 
+# What a rule gets: the upstream of the whole output, that by name behind the arguments of the call, or behind all
+# arguments, those left at their defaults included; or one for each leaf.
+WHOLE, BEHIND, BEHIND_ALL, EACH = "whole", "behind", "behind all", "each"
+
 
 class Convention:
     """How the rule of one call is called.
@@ -52,43 +56,56 @@ class Convention:
                 raise self._misfit(len(upstreams)) from None
             raise
 
-    def _arrange(self, upstreams: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments for the rule, by the first convention that its signature fits.
+    def way(self, count: int) -> tuple[str, Sequence[int]] | None:
+        """How the rule gets the upstreams of an output of `count` leaves: the first convention that its signature fits.
 
         In this order: upstream as it is, for a single parameter or an unreadable signature; upstream by name behind the
         function's arguments, for a parameter `upstream` that is not the first; one upstream for each leaf, for `*dys`;
         upstream as it is, where the output is one leaf or one parameter is required; one for each tensor of the output,
-        or for each leaf, where as many parameters are required.
+        or for each leaf, where as many parameters are required. None if it fits none.
+
+        Returns:
+            What it gets, `WHOLE`, `BEHIND`, `BEHIND_ALL` or `EACH`, and the leaves whose upstreams it then gets.
         """
-        upstream = self.outputs.nest.pack(upstreams)
         parameters = None if self.takes_one else signature.parameters(self.rule)
         if parameters is None:
-            return (upstream,), {}
+            return WHOLE, ()
         positional = parameters.without("variables")
         if parameters.varargs is None and len(positional) == 1 and "upstream" not in parameters.keyword_only:
-            return (upstream,), {}
+            return WHOLE, ()
         if _gets_arguments(parameters):
             if _takes_arguments(parameters, positional, self.count):
-                return self.values, {"upstream": upstream}
+                return BEHIND, ()
             left = signature.left_positional(self.arguments.fun, self.count, ())
-            complete = (*self.values, *[default for _, default in left])
-            if _takes_arguments(parameters, positional, len(complete)):
-                return complete, {"upstream": upstream}
-        elif parameters.varargs is not None:
-            if len(positional) <= len(upstreams) or parameters.required() <= len(upstreams):
-                return self._one_by_one(upstreams, range(len(upstreams)))
-        elif len(positional) > 1 and len(upstreams) == 1:
+            return (BEHIND_ALL, ()) if _takes_arguments(parameters, positional, self.count + len(left)) else None
+        if parameters.varargs is not None:
+            fits = len(positional) <= count or parameters.required() <= count
+            return (EACH, range(count)) if fits else None
+        if len(positional) > 1 and count == 1:
             # All but the first have defaults, or the call will tell.
+            return WHOLE, ()
+        if not positional:
+            return None
+        required = parameters.required()
+        if required <= 1:
+            return WHOLE, ()
+        if required == len(self.outputs.places):
+            return EACH, self.outputs.places
+        return (EACH, range(count)) if required == count else None
+
+    def _arrange(self, upstreams: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments for the rule."""
+        way = self.way(len(upstreams))
+        if way is None:
+            raise self._misfit(len(upstreams))
+        gets, places = way
+        if gets == EACH:
+            return self._one_by_one(upstreams, places)
+        upstream = self.outputs.nest.pack(upstreams)
+        if gets == WHOLE:
             return (upstream,), {}
-        elif positional:
-            required = parameters.required()
-            if required <= 1:
-                return (upstream,), {}
-            if required == len(self.outputs.places):
-                return self._one_by_one(upstreams, self.outputs.places)
-            if required == len(upstreams):
-                return self._one_by_one(upstreams, range(len(upstreams)))
-        raise self._misfit(len(upstreams))
+        left = signature.left_positional(self.arguments.fun, self.count, ()) if gets == BEHIND_ALL else []
+        return (*self.values, *[default for _, default in left]), {"upstream": upstream}
 
     def _one_by_one(self, upstreams: list[Any], places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The upstreams at `places` in a row; refused where they come by sorted keys and the dict does not."""

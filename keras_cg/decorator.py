@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import call, config, errors
+from keras_cg import call, config, errors, sites
 
 __all__ = ["CustomGradient", "custom_gradient"]
 
@@ -53,10 +53,16 @@ class CustomGradient(Generic[P, Output]):
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
         self._name = call.function_name(fun)
         self._signature: inspect.Signature | None = None
+        self._sites = sites.Sites(self._name, fun)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
-        backend, fun = config.active, self.__wrapped__
+        backend = config.active
+        if not kwargs:
+            output = backend.straight(self._sites, args)
+            if output is not NotImplemented:
+                return output  # type: ignore[no-any-return]
+        fun = self.__wrapped__
         if kwargs or backend.is_recording() or not all(map(backend.is_tensor, args)):
             return call.attached(self, backend, self._name, fun, args, kwargs)  # type: ignore[no-any-return]
         return call.plain(backend, self._name, fun, args)  # type: ignore[no-any-return]

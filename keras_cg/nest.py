@@ -167,6 +167,12 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
     return Nest(leaves, spec, True)
 
 
+def lay(value: Any) -> tuple[list[Any], Any]:
+    """The leaves and the structure of a nest of the containers that optree knows; all others are leaves."""
+    leaves, spec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
+    return leaves, spec
+
+
 def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
     """`value` with a node in the place of every container that optree does not know."""
     laid = flatten(value, is_tensor, children)

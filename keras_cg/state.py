@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,13 @@ class State:
         self.runs = 0
         # Of the variables that changed, as the scope knows them.
         self.keys: list[int] = []
+
+    @classmethod
+    def unscoped(cls, function: str, backend: Backend) -> State:
+        """That of a function whose first run is over, and was where `is_unscoped`; wherever this is asked."""
+        state = cls(function, backend)
+        state.scope, state.half, state.before, state.runs = None, None, {}, 1
+        return state
 
     def begin(self) -> Run | None:
         """What the run that begins must be inside of; None if that is nothing, as for a first outside a scope."""
@@ -222,6 +230,16 @@ def _recording(base: Any) -> Any:
 def _of_thread() -> dict[str, Any]:
     """What Keras keeps for this thread; not public, and if it is gone, this raises (Keras 3.15)."""
     return vars(keras().src.backend.common.global_state.GLOBAL_STATE_TRACKER)  # type: ignore[no-any-return]
+
+
+def is_unscoped() -> bool:
+    """Whether Keras has no scope in this thread that a second run would have to see: neither values nor a dtype."""
+    module = sys.modules.get("keras")
+    if module is None or not hasattr(module, "StatelessScope"):
+        return True
+    # As in `_of_thread`, and in one frame, since every call of a decorated function asks.
+    kept = module.src.backend.common.global_state.GLOBAL_STATE_TRACKER
+    return getattr(kept, "stateless_scope", None) is None and getattr(kept, "autocast_scope", None) is None
 
 
 def _pending() -> int:

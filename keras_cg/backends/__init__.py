@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 GROUP = "keras_cg.backends"
 
-_loaded: dict[str, Backend] = {}
+# Those that were asked for already, by name.
+loaded: dict[str | None, Backend] = {}
 
 
 @functools.cache
@@ -49,7 +50,7 @@ def names() -> tuple[str, ...]:
 
 def name_of(backend: Backend) -> str:
     """The name under which a backend was loaded."""
-    return next(name for name, module in _loaded.items() if module is backend)
+    return next(name for name, module in loaded.items() if module is backend and name is not None)
 
 
 def _framework(name: str) -> str:
@@ -73,8 +74,8 @@ def load(name: str, source: str) -> Backend:
         ValueError: No backend has that name.
         ImportError: Its framework is not installed, does not start, or the module is incomplete.
     """
-    if name in _loaded:
-        return _loaded[name]
+    if name in loaded:
+        return loaded[name]
     if name not in _built_in() and name not in names():
         raise errors.unknown_backend(name, source, names())
     module = f"{__name__}.{name}" if name in _built_in() else _entry_points()[name].module
@@ -91,8 +92,8 @@ def load(name: str, source: str) -> Backend:
     for attribute in OPTIONAL:
         if not hasattr(backend, attribute):
             setattr(backend, attribute, functools.partial(getattr(derived, attribute), backend))
-    _loaded[name] = backend
-    return _loaded[name]
+    loaded[name] = backend
+    return loaded[name]
 
 
 def _is_part(module: str | None) -> bool:

@@ -41,15 +41,17 @@ class Run:
         is_whole: Whether there are no others.
         stuck: Those that stay where they are, or None if there may be others that were not found.
         uses_inputs: Whether the rule holds an input.
+        readings: A list for whoever wants to know whether the rule reads what somebody else differentiates; else None.
     """
 
-    __slots__ = ("backend", "build", "count", "fun", "held", "is_whole", "sources", "stuck", "uses_inputs")
+    __slots__ = ("backend", "build", "count", "fun", "held", "is_whole", "readings", "sources", "stuck", "uses_inputs")
 
     def __init__(self, backend: Any, fun: Runnable, inputs: Sequence[Any], pullback: Pullback):
         found = pullback.held()
         self.is_whole, self.build = found.is_whole, found.build
         self.stuck = None if found.is_hiding else [found.tensors[place] for place in found.stuck]
         self.backend, self.fun, self.count = backend, fun, len(inputs)
+        self.readings: list[bool] | None = None
         self.held: list[Any] = []
         # Where each tensor of the rule is to be found among the inputs, followed by what is held.
         self.sources: list[int] = []
@@ -74,15 +76,21 @@ class Run:
         """
         if not self.is_whole:
             return _Deferred(self, replay, cut, inputs, held)
-        floating = [place for place, tensor in enumerate(held) if is_differentiable(self.backend.dtype(tensor))]
-        if floating:
-            again = Again(held, functools.partial(self._held_again, floating))
-            held = list(held)
-            for place, tensor in zip(floating, replay(again, [held[place] for place in floating], inputs), strict=True):
-                held[place] = tensor
-        return self.pullback(inputs, held)
+        return self.pullback(inputs, self.replayed(replay, inputs, held))
 
-    def _held_again(self, floating: Sequence[int], first: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    def replayed(self, replay: Replay, inputs: Sequence[Any], held: Sequence[Any]) -> Sequence[Any]:
+        """What the rule held, hanging on `inputs`."""
+        floating = [place for place, tensor in enumerate(held) if is_differentiable(self.backend.dtype(tensor))]
+        if not floating:
+            return held
+        again = Again(held, functools.partial(self.held_again, floating))
+        others = list(held)
+        for place, tensor in zip(floating, replay(again, [held[place] for place in floating], inputs), strict=True):
+            others[place] = tensor
+        return others
+
+    def held_again(self, floating: Sequence[int], first: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """What the rule of another run holds, of `first` those at the places `floating`."""
         held = self.another(inputs, first)[1]
         return [held[place] for place in floating]
 
@@ -205,8 +213,10 @@ def is_repeated(other: numpy.ndarray, first: numpy.ndarray, dtype: str) -> bool:
     """Whether two arrays are equal, but for the rounding of sums in another order."""
     if other.shape != first.shape:
         return False
+    if numpy.array_equal(other, first):
+        return True
     if first.dtype.kind not in "fcV":
-        return bool(numpy.array_equal(other, first))
+        return False
     size = numpy.max(numpy.abs(first), initial=0.0, where=numpy.isfinite(first))
     tolerance = precision.of(dtype).repeated
     return bool(numpy.allclose(other, first, rtol=0, atol=tolerance * float(size), equal_nan=True))

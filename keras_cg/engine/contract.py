@@ -35,6 +35,10 @@ That is all a backend must define. The rest it may define where its framework do
 `recompute(fun, tensors)`
                       `fun(*tensors)`, a tuple of tensors, of which nothing but `tensors` is kept for the backward pass:
                       `fun` runs again there. What it closes over and somebody differentiates gets its gradient, too.
+`straight(sites, args)`
+                      the output of a call with `args`, all by position, as `attach` would give it, by a shorter way
+                      for what most calls have in common: `keras_cg.sites` says what that is. NotImplemented, before
+                      anything has run, for every other call.
 `converted(fun)`      the user's function as the framework would have it where somebody else calls it: TensorFlow
                       rewrites Python's branches and loops into a graph's.
 `compiled(fun)`       `fun`, of flat tensors, as the framework compiles it; None where it has no compiler.
@@ -47,12 +51,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, Protocol
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 
-from keras_cg.engine.held import Held
+from keras_cg.engine.held import Closure, Held
 
 REQUIRED = (
     "namespace",
@@ -70,7 +74,10 @@ REQUIRED = (
 )
 
 # Those that `derived` has for a backend that does not define them.
-OPTIONAL = ("gradient", "jvp", "jacobian", "recompute", "converted", "compiled", "double_precision", "devices", "cut")
+OPTIONAL = (
+    *("gradient", "jvp", "jacobian", "recompute", "straight", "converted", "compiled", "double_precision", "devices"),
+    "cut",
+)
 
 
 class Pullback(Protocol):
@@ -141,6 +148,58 @@ class OutputFunction(Protocol):
 PlainFunction = Callable[..., tuple[Tensors, Tensors]]
 
 
+class Laid(NamedTuple):
+    """The arguments of a call, or an output, laid flat: its leaves, and its structure, None if that is the usual one.
+
+    The usual one is a row of arguments, and an output that is one tensor.
+    """
+
+    leaves: Sequence[Any]
+    spec: Any
+
+
+class Form(Protocol):
+    """How the rules are called, and hold tensors, that one piece of code makes at a site.
+
+    Attributes:
+        closure: Where they hold tensors.
+        is_each: Whether they get an upstream for each tensor of the output, rather than one for all of it.
+        is_behind: Whether they get the arguments of the call before it, and it by name.
+    """
+
+    closure: Closure
+    is_each: bool
+    is_behind: bool
+
+
+class Site(Protocol):
+    """What `straight` gets for a call whose arguments are of one kind: `keras_cg.sites` says more."""
+
+    fun: Callable[..., Any]
+    places: Sequence[int]
+    is_full: bool
+    blanks: Laid
+    forms: dict[Any, Any]
+
+    def is_unscoped(self) -> bool: ...
+    def is_capturing(self) -> bool: ...
+    def arguments(self, laid: Laid, tensors: Sequence[Any]) -> Sequence[Any]: ...
+    def blank(self, laid: Laid) -> Laid: ...
+    def output(self, output: Any) -> tuple[Sequence[Any], Any]: ...
+    def plain(self, pair: Any) -> Any: ...
+    def form(self, rule: FunctionType, laid: Laid, spec: Any) -> Form | None: ...
+    def rest(self, spec: Any) -> Any: ...
+    def seen(self, laid: Laid, rest: Any = None) -> Any: ...
+    def under(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+    def read(self, laid: Laid, result: Any) -> Sequence[Any] | None: ...
+    def collect(
+        self, laid: Laid, likes: Sequence[Any], result: Any, wanted: Sequence[bool] | None
+    ) -> tuple[Any, ...]: ...
+    def pullback(
+        self, laid: Laid, tensors: Sequence[Any], spec: Any, rule: FunctionType, likes: Sequence[Any]
+    ) -> Pullback: ...
+
+
 class Backend(Protocol):
     """The names of a backend, as the module's docstring says what each one means."""
 
@@ -166,6 +225,7 @@ class Backend(Protocol):
     ) -> tuple[Tensors, Tensors, Tensors]: ...
     def jacobian(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]: ...
     def recompute(self, fun: OutputFunction, tensors: Sequence[Any]) -> Tensors: ...
+    def straight(self, sites: Any, args: tuple[Any, ...]) -> Any: ...
     def converted(self, fun: Callable[..., Any]) -> Callable[..., Any]: ...
     def compiled(self, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None: ...
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...

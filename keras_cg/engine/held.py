@@ -39,6 +39,12 @@ _EMPTY = (
     *(BuiltinFunctionType, range, slice, enum.Enum, numpy.dtype, type(...)),
 )
 
+# Whose code knows nothing of this package.
+_FRAMEWORKS = ("jax", "math", "numpy", "tensorflow", "torch")
+
+# The types of what holds no tensor, whichever value it is.
+_CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
+
 # What a nest is made of that can be laid flat and packed again without a loss.
 _CONTAINERS = (list, dict, collections.OrderedDict, collections.defaultdict)
 
@@ -130,36 +136,150 @@ def _tensors_alone(
 
     Its arguments hold none.
     """
-    if type(function) is not FunctionType or function.__defaults__ or function.__kwdefaults__ or function.__dict__:
+    closure = Closure.of(function, is_tensor)
+    inside = None if closure is None else closure.taken(function)
+    if closure is None or inside is None:
         return None
-    code, scope, name = function.__code__, function.__globals__, function.__name__
-    if _assigns(code):
-        return None
-    names = _names(code)
-    for global_name in names:
-        value = scope.get(global_name)
-        if value is not None and not _is_empty(value, names, is_tensor):
-            return None
-    try:
-        contents = [cell.cell_contents for cell in function.__closure__ or ()]
-    except ValueError:  # nothing was assigned to one of them yet
-        return None
-    places = [place for place, value in enumerate(contents) if is_tensor(value)]
-    if not all([is_tensor(value) or _is_atom(value) for value in contents]):
-        return None
-    if "id" in names:
-        return None
-    tensors = [contents[place] for place in places]
-    for place in places:
-        contents[place] = None
+    tensors = [inside[place] for place in closure.places]
+    for place in closure.places:
+        inside[place] = None
+    # Neither the function nor its cells, which hold the tensors.
+    around, defaults = closure, (function.__defaults__, function.__kwdefaults__)
 
     def build(tensors: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        inside = contents.copy()
-        for place, tensor in zip(places, tensors, strict=True):
-            inside[place] = tensor
-        return FunctionType(code, scope, name, None, tuple(map(CellType, inside))), arguments
+        return around.made(inside, range(len(tensors)), tensors, defaults), arguments
 
     return Held(tensors, build)
+
+
+# What a plain function has by default.
+Defaults = tuple[tuple[Any, ...] | None, dict[str, Any] | None]
+
+
+class Closure:
+    """What is the same of all functions that one piece of code makes, if they hold tensors in their cells alone.
+
+    Which cells these are was found out of one of them. Another holds its own there if its cells hold the same types,
+    and the globals that the code names are what they were.
+
+    Attributes:
+        code: That of the functions.
+        places: The cells with a tensor.
+        watched: The globals that the code names, and attributes of modules: where, by which name, what is there.
+        defaults: Which parameters have one.
+        is_reaching: Whether there may be code of this package, or of a user, among them.
+    """
+
+    __slots__ = ("code", "defaults", "is_reaching", "kinds", "places", "scope", "watched")
+
+    def __init__(self, function: FunctionType, kinds: list[type], places: Sequence[int], watched: list[Any]):
+        self.code, self.scope = function.__code__, function.__globals__
+        self.kinds, self.places, self.watched = kinds, places, watched
+        self.defaults = _named(function)
+        self.is_reaching = any(map(_is_reaching, watched))
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], is_tensor: Callable[[Any], bool]) -> Closure | None:
+        """The closure of a function; None if it may hold a tensor elsewhere than in a cell."""
+        if type(function) is not FunctionType or not _is_bare(function) or _assigns(function.__code__):
+            return None
+        watched = _watched(function, is_tensor)
+        try:
+            contents = [cell.cell_contents for cell in function.__closure__ or ()]
+        except ValueError:  # nothing was assigned to one of them yet
+            return None
+        if watched is None or not all([is_tensor(value) or type(value) in _CONSTANTS for value in contents]):
+            return None
+        places = tuple([place for place, value in enumerate(contents) if is_tensor(value)])
+        return cls(function, [*map(type, contents)], places, watched)
+
+    def taken(self, function: Any) -> list[Any] | None:
+        """What the cells of a function of this code hold; None if it is not as the one that this was found out of."""
+        if function.__globals__ is not self.scope or function.__dict__:
+            return None
+        has_defaults = function.__defaults__ is not None or function.__kwdefaults__ is not None or self.defaults
+        if has_defaults and (not _is_bare(function) or _named(function) != self.defaults):
+            return None
+        for scope, name, value in self.watched:
+            if scope.get(name) is not value:
+                return None
+        contents = []
+        try:
+            # In one frame, since every call comes here.
+            for cell, kind in zip(function.__closure__ or (), self.kinds):  # noqa: B905  as many as the code has
+                value = cell.cell_contents
+                if type(value) is not kind:
+                    return None
+                contents.append(value)
+        except ValueError:
+            return None
+        return contents
+
+    def made(
+        self, contents: list[Any], sources: Sequence[int], tensors: Sequence[Any], defaults: Defaults
+    ) -> FunctionType:
+        """Such a function around others: those of `tensors` at `sources`, one for each cell with a tensor."""
+        inside = contents.copy()
+        for place, source in zip(self.places, sources):  # noqa: B905  there may be more sources
+            inside[place] = tensors[source]
+        made = FunctionType(self.code, self.scope, None, defaults[0], tuple(map(CellType, inside)))
+        if defaults[1] is not None:
+            made.__kwdefaults__ = defaults[1]
+        return made
+
+
+def _is_reaching(watched: tuple[dict[str, Any], str, Any]) -> bool:
+    """Whether a global may lead to code that asks which backend is active; that of a framework does not."""
+    _, _, value = watched
+    package = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
+    return value is not None and not (isinstance(package, str) and package.partition(".")[0] in _FRAMEWORKS)
+
+
+def _named(function: FunctionType) -> tuple[Any, ...]:
+    """Which parameters of a function have a default: how many of those by position, and the names of the others."""
+    count, others = len(function.__defaults__ or ()), function.__kwdefaults__ or {}
+    return (count, *others) if count or others else ()
+
+
+def _is_bare(function: FunctionType) -> bool:
+    """Whether a function has neither attributes nor defaults that could hold a tensor."""
+    if function.__defaults__ is None and function.__kwdefaults__ is None and not function.__dict__:
+        return True
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return not function.__dict__ and all([type(value) in _CONSTANTS for value in defaults])
+
+
+def _watched(function: FunctionType, is_tensor: Callable[[Any], bool]) -> list[tuple[dict[str, Any], str, Any]] | None:
+    """The globals that a function, and what it calls in its own module, name; None if one of them may hold a tensor.
+
+    A name that is none is watched, too: it is an attribute, most often, but there may be such a global by then.
+    """
+    scope = function.__globals__
+    watched: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+    codes, seen = [function.__code__], set()
+    while codes:
+        code = codes.pop()
+        seen.add(code)
+        names = _names(code)
+        if "id" in names:
+            return None
+        for name in names:
+            value = scope.get(name)
+            watched[id(scope), name] = scope, name, value
+            if isinstance(value, ModuleType):
+                inside = vars(value)
+                named = [(each, inside[each]) for each in names if each in inside]
+                if any([is_tensor(part) for _, part in named]):
+                    return None
+                watched.update({(id(inside), each): (inside, each, part) for each, part in named})
+            elif type(value) is FunctionType:
+                # One of another module is passed over.
+                if value.__globals__ is scope and (value.__closure__ or not _is_bare(value)):
+                    return None
+                codes += [value.__code__] if value.__globals__ is scope and value.__code__ not in seen else []
+            elif not isinstance(value, _EMPTY) or is_tensor(value):
+                return None
+    return [*watched.values()]
 
 
 class _Search:
@@ -397,13 +517,6 @@ def _inside(value: Any) -> Sequence[Any]:
         return [value.__self__]
     wrapped = getattr(value, "__wrapped__", None) if callable(value) and not isinstance(value, type) else None
     return [] if wrapped is None else [wrapped]
-
-
-def _is_empty(value: Any, names: Sequence[str], is_tensor: Callable[[Any], bool]) -> bool:
-    """Whether a global holds no tensor for certain; of a module, none in its attributes with these names."""
-    if isinstance(value, ModuleType):
-        return not any([is_tensor(vars(value).get(name)) for name in names])
-    return isinstance(value, _EMPTY) and not is_tensor(value)
 
 
 def _is_atom(value: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from keras_cg.backends.torch.attach import attach
 from keras_cg.backends.torch.derivatives import compiled, cut, devices, gradient, jvp, vjp
 from keras_cg.backends.torch.recomputed import recompute
+from keras_cg.backends.torch.straight import straight
 from keras_cg.backends.torch.tensors import (
     asarray,
     cast,
@@ -40,6 +41,7 @@ __all__ = [
     "namespace",
     "recompute",
     "shape",
+    "straight",
     "tensors",
     "to_numpy",
     "vjp",

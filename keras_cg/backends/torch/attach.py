@@ -10,7 +10,7 @@ import torch
 from keras_cg import errors
 from keras_cg.backends import torch as own
 from keras_cg.backends.torch import compiled, transformed
-from keras_cg.backends.torch.replayed import Replay, apply, random_states, replay, run, sequence_number
+from keras_cg.backends.torch.replayed import Replay, Surroundings, apply, replay, run, sequence_number, surroundings
 from keras_cg.backends.torch.tensors import describe, integers, is_forward_open, saveable, transforms_active
 from keras_cg.engine.again import Run
 from keras_cg.engine.contract import Function, Pullback
@@ -32,19 +32,42 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             return transformed.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
         return fun(*tensors)[0]
-    is_wanted = any([tensor.requires_grad for tensor in tensors])
-    inputs = [tensor.detach() for tensor in tensors] if is_wanted else tensors
-    random, start = random_states(tensors), sequence_number()
-    outputs, pullback = run(fun, inputs)
+    inputs: Sequence[Any] = tensors
+    if any([tensor.requires_grad for tensor in tensors]):
+        inputs = [tensor.detach() for tensor in tensors]
+    seen, start = surroundings(tensors), sequence_number()
+    return record(fun, tensors, inputs, seen, start, *run(fun, inputs))
+
+
+def record(
+    fun: Function,
+    tensors: Sequence[Any],
+    inputs: Sequence[Any],
+    seen: Surroundings,
+    start: int,
+    outputs: tuple[Any, ...],
+    pullback: Pullback,
+) -> tuple[Any, ...]:
+    """The outputs of a run, with the rule as their gradient, if anybody differentiates.
+
+    Args:
+        fun: The function, which may run again.
+        tensors: Its arguments.
+        inputs: The same cut from the graph, if one of them is differentiated.
+        seen: What the run saw besides.
+        start: The number of the first node that it may have made.
+        outputs: What it gave.
+        pullback: The rule.
+    """
     if is_forward_open():
         _not_dual(outputs, pullback)
     variables: list[torch.Tensor] = []
     if any([output.requires_grad for output in outputs]):
         variables = _captured(fun, outputs, start, pullback)
         pullback.capture([describe(variable) for variable in variables])
-    elif not is_wanted:
+    elif inputs is tensors:
         return outputs
-    kept = Run(own, Replay(fun, tensors, random), inputs, pullback)
+    kept = Run(own, Replay(fun, seen), inputs, pullback)
     return apply(_Attach, kept, outputs, *saveable(tensors), *variables)
 
 
@@ -62,46 +85,59 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kept: Run, outputs: Sequence[torch.Tensor], *tensors: torch.Tensor) -> Any:
         ctx.kept = kept
-        # Where `derivatives.vjp` wants to know whether the rule reads what somebody else differentiates.
-        ctx.readings = None
         given = tensors[: kept.count]
-        ctx.count = len(kept.held)
         ctx.save_for_backward(*given, *saveable(kept.held), *tensors[kept.count :])
         # Saved, they are freed by the backward pass, seen by hooks, and guarded against changes in place.
         kept.held = []
-        outputs = _aliases(outputs, given)
+        outputs = aliases(outputs, given)
         if without := integers(outputs):
             ctx.mark_non_differentiable(*without)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        kept: Run = ctx.kept
-        is_differentiated = torch.is_grad_enabled()
-        wanted = ctx.needs_input_grad[2 : 2 + kept.count]
-        count = len(ctx.needs_input_grad) - 2 - kept.count
-        # What only a higher order needs may have changed meanwhile. Asked once: a checkpoint recomputes them only once.
-        saved = ctx.saved_tensors if is_differentiated or kept.sources or count or not kept.is_whole else ()
-        inputs, held = saved[: kept.count], saved[kept.count : kept.count + ctx.count]
-        variables = saved[len(saved) - count :] if count else ()
-        if is_differentiated:
-            gradients, others = kept.differentiated(replay, torch.Tensor.detach, inputs, held)(
-                cotangents, variables, wanted
-            )
-            return (None, None, *gradients, *others)
-        if kept.uses_inputs:
-            # The rule saw inputs cut from the graph.
-            inputs = tuple(tensor.detach() for tensor in inputs)
-        pullback = kept.pullback(inputs, held)
-        if ctx.readings is None:
-            gradients, others = pullback(cotangents, variables, wanted)
-        else:
-            gradients, others = _read(ctx.readings, pullback, cotangents, variables, wanted)
-        if kept.uses_inputs:
-            # autograd keeps a gradient that nobody else holds as it is: a copy, lest clearing it clear the argument.
-            known = {id(tensor) for tensor in inputs}
-            gradients = tuple([tensor.clone() if id(tensor) in known else tensor for tensor in gradients])
-        return (None, None, *gradients, *others)
+        return (None, None, *backward(ctx, cotangents, ctx.needs_input_grad[2:]))
+
+
+def backward(ctx: Any, cotangents: Sequence[torch.Tensor], needs: Sequence[bool]) -> tuple[Any, ...]:
+    """The gradients of the arguments, and of what the function captured.
+
+    Args:
+        ctx: What a Function has kept: a run as `kept`, and the arguments, what the rule held, and what the function
+            captured.
+        cotangents: One for each output.
+        needs: Which of the arguments, and of what it captured, need a gradient.
+    """
+    kept: Run = ctx.kept
+    is_differentiated = torch.is_grad_enabled()
+    wanted, count = needs[: kept.count], len(needs) - kept.count
+    # What only a higher order needs may have changed meanwhile. Asked once: a checkpoint recomputes them only once.
+    saved = ctx.saved_tensors if is_differentiated or kept.sources or count or not kept.is_whole else ()
+    inputs, held, variables = saved[: kept.count], saved[kept.count : len(saved) - count], saved[len(saved) - count :]
+    if is_differentiated:
+        pullback = kept.differentiated(replay, torch.Tensor.detach, inputs, held)
+        gradients, others = pullback(cotangents, variables if count else (), wanted)
+        return (*gradients, *others)
+    if kept.uses_inputs:
+        # The rule saw inputs cut from the graph.
+        inputs = tuple(tensor.detach() for tensor in inputs)
+    pullback = kept.pullback(inputs, held)
+    if kept.readings is None:
+        gradients, others = pullback(cotangents, variables if count else (), wanted)
+    else:
+        gradients, others = _read(kept.readings, pullback, cotangents, variables if count else (), wanted)
+    if kept.uses_inputs:
+        gradients = copied(gradients, inputs)
+    return (*gradients, *others)
+
+
+def copied(gradients: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Gradients, and a copy of each that is an input itself.
+
+    autograd keeps a gradient that nobody else holds as it is: clearing it would clear the argument.
+    """
+    known = {id(tensor) for tensor in inputs}
+    return tuple([tensor.clone() if id(tensor) in known else tensor for tensor in gradients])
 
 
 def _read(
@@ -122,27 +158,23 @@ def _read(
     return gradients, others
 
 
-def _aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """`outputs` as other objects, since the rule may hold one, and it would then hold itself through its node.
 
     One that shares its memory with an input becomes a view of it in autograd's eyes as well, so that changing either in
     place is noticed.
     """
-    sharing = {_storage(tensor): tensor for tensor in inputs}
+    storages = [tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0 for tensor in inputs]
     others = []
     for output in outputs:
-        storage = _storage(output)
-        base = sharing.get(storage) if storage else None
+        # 0 is what has no memory of its own.
+        storage = output.untyped_storage().data_ptr() if output.layout is torch.strided else 0
+        base = inputs[storages.index(storage)] if storage and storage in storages else None
         if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
             others.append(base.as_strided(output.size(), output.stride(), output.storage_offset()))
         else:
             others.append(output.detach())
     return tuple(others)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    """Where a tensor's memory begins; 0 if it has none of its own."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 # Where torch.compile gave up, it would compile what this calls by itself, and fail in it (2.13).

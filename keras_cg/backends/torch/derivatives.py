@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from keras_cg.backends.torch.tensors import saveable, transforms_active
+from keras_cg.engine.again import Run
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -35,8 +36,8 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
     if outer and not further:
         # A rule of ours may read what is differentiated outside and no output hangs on: it says so when it runs.
         for node in _nodes(outputs):
-            if hasattr(node, "readings"):
-                node.readings = readings
+            if isinstance(getattr(node, "kept", None), Run):
+                node.kept.readings = readings
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]

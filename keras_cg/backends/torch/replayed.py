@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 
 from keras_cg import errors
 from keras_cg.backends.torch import derivatives
+from keras_cg.backends.torch.tensors import is_forward_open, transforms_active
 from keras_cg.engine.again import Again
 from keras_cg.engine.contract import Pullback
 
@@ -24,10 +25,15 @@ def run(fun: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[tuple[
     before = versions(inputs)
     outputs, pullback = fun(*inputs)
     if before != versions(inputs):
-        raise errors.changed_in_place(
-            "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
-        )
+        raise changed()
     return outputs, pullback
+
+
+def changed() -> RuntimeError:
+    """The error for a function that changes what it is given."""
+    return errors.changed_in_place(
+        "the function changed one of its arguments in place", "work on a copy: `x = x.clone()`"
+    )
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -35,34 +41,58 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def random_states(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Any]:
-    """The state of the generators that a function may draw from: the CPU's, and those of the tensors' devices."""
-    elsewhere = [tensor for tensor in tensors if not tensor.is_cpu]
-    return torch.default_generator.get_state(), get_device_states(*elsewhere) if elsewhere else ([], [])
+# What a run of a function sees of torch besides its arguments: the random numbers of the CPU and of other devices, and
+# for each kind of device the dtype of autocast, and whether that is on.
+Surroundings = tuple[torch.Tensor, Any, Sequence[tuple[str, torch.dtype, bool]]]
+
+_half, _is_half = torch.get_autocast_dtype, torch.is_autocast_enabled
+_no_devices: Any = ([], [])
+
+
+def surroundings(tensors: Sequence[torch.Tensor]) -> Surroundings:
+    """Those of a run that begins; of the devices those that the tensors are on."""
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            kinds = {"cpu"}.union([tensor.device.type for tensor in tensors])
+            autocast = [(kind, _half(kind), _is_half(kind)) for kind in kinds]
+            return torch.default_generator.get_state(), get_device_states(*tensors), autocast
+    return torch.default_generator.get_state(), _no_devices, (("cpu", _half("cpu"), _is_half("cpu")),)
+
+
+@contextlib.contextmanager
+def surrounded(surroundings: Surroundings) -> Iterator[None]:
+    """Lets a run see them again."""
+    random, (devices, states), autocast = surroundings
+    here = torch.default_generator.get_state()
+    with contextlib.ExitStack() as stack:
+        if devices:
+            stack.enter_context(torch.random.fork_rng(devices))
+            set_device_states(devices, states)
+        for kind, half, enabled in autocast:
+            if (_half(kind), _is_half(kind)) != (half, enabled):
+                stack.enter_context(torch.autocast(kind, half, enabled))
+        torch.set_rng_state(random)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(here)
 
 
 class Replay:
     """A function as it ran the first time: with the same random numbers and under the same autocast."""
 
-    def __init__(self, fun: Callable[..., Any], tensors: Sequence[torch.Tensor], random: Any):
-        self.fun = fun
-        self.random, self.devices = random
-        kinds = {"cpu"}.union([tensor.device.type for tensor in tensors])
-        self.autocast = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds]
+    def __init__(self, fun: Callable[..., Any], surroundings: Surroundings):
+        self.fun, self.surroundings = fun, surroundings
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(self.devices[0]))
-            torch.set_rng_state(self.random)
-            set_device_states(*self.devices)
-            for kind, kept, enabled in self.autocast:
-                stack.enter_context(torch.autocast(kind, kept, enabled))
+        with surrounded(self.surroundings):
             return self.fun(*tensors)  # type: ignore[no-any-return]
 
 
 def replay(again: Again, values: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """`values`, which hang on `inputs` by the derivative of `again`, and on what they hung on before."""
-    return apply(_Replayed, again, len(values), len(again.first), *values, *again.first, *inputs)
+    function = _ReplayedInside if transforms_active() or is_forward_open() else _Replayed
+    return apply(function, again, len(values), len(again.first), *values, *again.first, *inputs)
 
 
 class _Replayed(torch.autograd.Function):
@@ -71,17 +101,11 @@ class _Replayed(torch.autograd.Function):
     What the first run held is saved, rather than kept by `again`: only so is it there for the transforms of torch.func.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(again: Again, count: int, first: int, *given: torch.Tensor) -> Any:
-        return tuple(value.detach() for value in given[:count])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.again, ctx.count, ctx.first, *given = inputs
-        ctx.save_for_backward(*given[ctx.count :])
-        ctx.save_for_forward(*given[ctx.count :])
+    def forward(ctx: Any, again: Again, count: int, first: int, *given: torch.Tensor) -> Any:
+        ctx.again, ctx.count, ctx.first = again, count, first
+        ctx.save_for_backward(*given[count:])
+        return tuple([value.detach() for value in given[:count]])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
@@ -99,6 +123,22 @@ class _Replayed(torch.autograd.Function):
             _, pullback, _ = derivatives.vjp(run, [inputs[place] for place in places])
             gradients = dict(zip(places, pullback(cotangents), strict=True))
         return (None, None, None, *cotangents, *[None] * ctx.first, *map(gradients.get, range(len(inputs))))
+
+
+class _ReplayedInside(_Replayed):
+    """The same inside a transform of torch.func, which wants it in two parts; that takes ten times as long (2.13)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(again: Again, count: int, first: int, *given: torch.Tensor) -> Any:  # type: ignore[override]
+        return tuple(value.detach() for value in given[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.again, ctx.count, ctx.first, *given = inputs
+        ctx.save_for_backward(*given[ctx.count :])
+        ctx.save_for_forward(*given[ctx.count :])
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, ___: None, *tangents: torch.Tensor) -> Any:

@@ -111,6 +111,11 @@ def dtype(tensor: Any) -> str:
     return _dtypes[tensor.dtype]
 
 
+def dtype_name(kind: torch.dtype) -> str:
+    """The plain name of a dtype."""
+    return _dtypes[kind]
+
+
 def cast(value: Any, dtype: str) -> Any:
     return value.to(getattr(torch, dtype))
 

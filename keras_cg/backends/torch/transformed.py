@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from keras_cg import errors
 from keras_cg.backends import torch as own
-from keras_cg.backends.torch.replayed import Replay, apply, random_states, replay, run
+from keras_cg.backends.torch.replayed import Replay, apply, replay, run, surroundings
 from keras_cg.backends.torch.tensors import describe, integers, is_floating, transforms_active
 from keras_cg.engine import linear
 from keras_cg.engine.again import Run
@@ -42,7 +42,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     def around(*values: torch.Tensor) -> tuple[tuple[Any, ...], Pullback]:
         return taken.build(values[count:])(*values[:count])  # type: ignore[no-any-return]
 
-    again = Replay(around, tensors, random_states(tensors))
+    again = Replay(around, surroundings(tensors))
     inputs = [*(tensor.detach() for tensor in tensors), *taken.tensors]
     with _Uses(taken.tensors) as uses:
         outputs, pullback = run(around, inputs)
