@@ -1,6 +1,7 @@
 """Measures every backend and writes docs/performance.json, its page and its plot: `python -m benchmarks`.
 
-What `nox -s bench` runs. With `--backends` it measures those and writes nothing but the tables to the screen.
+What `nox -s bench` runs. With `--backends` or `--only` it measures those, and writes nothing but the tables to the
+screen.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ def environment(backend: str) -> dict[str, str]:
     return os.environ | THREADS | QUIET | {"KERAS_BACKEND": backend, "KERAS_CG_BACKEND": backend}
 
 
-def measured(backend: str, rounds: int) -> dict[str, Any]:
-    """The figures of a backend, from a process of its own."""
+def measured(backend: str, rounds: int, only: str | None) -> dict[str, Any]:
+    """The figures of a backend, from a process of its own; with `only` the lines that have it, and nothing else."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
         command = [sys.executable, "-m", "benchmarks.worker", backend, str(rounds), str(file)]
+        command += [only] if only else []
         subprocess.run(command, env=environment(backend), check=True)
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    found["memory"] = {contestant: held(backend, contestant) for contestant in CONTESTANTS}
+    if not only:
+        found["memory"] = {contestant: held(backend, contestant) for contestant in CONTESTANTS}
     return found
 
 
@@ -104,25 +107,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30, help="how often each contestant takes its turn (default: 30)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="measure these alone, and write no page")
+    parser.add_argument(
+        "--only",
+        metavar="TEXT",
+        help="measure the lines alone that have this in `workload: measure`, and write no page",
+    )
     parser.add_argument("--report", action="store_true", help="measure nothing: make the page of the JSON anew")
     options = parser.parse_args()
     console = Console()
     if options.report:
         report.write(json.loads(report.FIGURES.read_text(encoding="utf-8")))
         return 0
+    whole = options.backends is None and not options.only
     started = time.perf_counter()
     results: dict[str, Any] = {
         "machine": machine(),
         "versions": {package: version(package) for package in PACKAGES},
         "date": datetime.date.today().isoformat(),
         "rounds": options.rounds,
-        "imports": imports(options.rounds) if options.backends is None else None,
-        "backends": {backend: measured(backend, options.rounds) for backend in options.backends or BACKENDS},
+        "imports": imports(options.rounds) if whole else None,
+        "backends": {
+            backend: measured(backend, options.rounds, options.only) for backend in options.backends or BACKENDS
+        },
     }
+    if not any(found["lines"] for found in results["backends"].values()):
+        parser.error(f"no line of figures has {options.only!r} in its `workload: measure`")
     results["seconds"] = round(time.perf_counter() - started)
     results = rounded(results)
     report.show(results, console)
-    if options.backends is None:
+    if whole:
         text = json.dumps(results, indent=1)
         # A list of numbers, and an object of such lists, on one line.
         text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)

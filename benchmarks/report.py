@@ -227,6 +227,8 @@ def _targets(results: Results) -> Iterator[Target]:
         for line in lines_of(results, backend, "a nest of 1,000", "forward and backward"):
             yield _ratio(backend, line, BY_HAND, 1.3)
     for backend, found in results["backends"].items():
+        if "memory" not in found:
+            continue
         ours, by_hand = (found["memory"][name]["held"] for name in (OURS, BY_HAND))
         # Objects, and what an allocator rounds up, are far below a tenth of an array.
         shown = f"{ours:.2f} arrays, hand-written {by_hand:.2f}"

@@ -122,6 +122,19 @@ def test_nobody_is_wrong_on_numpy(workload):
     assert words == {measure.KERAS: "warns that it has no gradient", measure.NATIVE: "autograd has none"}
 
 
+def test_a_line_that_was_not_asked_for_is_neither_checked_nor_timed(monkeypatch):
+    monkeypatch.setattr(measure, "compare", lambda programs, rounds: {"contestants": list(programs)})
+    with keras_cg.use_backend("numpy"):
+        bench = numpy_bench()
+        bench.only = "in a nest: call"
+        bench.kit.log1pexp = lambda: pytest.fail("nobody asked for it")
+        for measures in (bench.eager, bench.steady, bench.tracing):
+            measures()
+    assert [(each["workload"], each["measure"]) for each in bench.lines] == [
+        ("two in two out in a nest", "call of plain arrays")
+    ]
+
+
 def numpy_bench():
     """A bench with a kit of its own, that a test may change."""
     bench = worker.Bench("numpy", rounds=3)
