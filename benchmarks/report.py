@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import reasons
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -55,6 +56,17 @@ backward, the nodes of TensorFlow's graph) is no matter of time: tests compare t
 [where the time goes](#where-the-time-goes) has the profile.
 """
 
+TRAINING = """\
+## Training
+
+Steps per second of a network in eager mode, the gradient and the weights a little further down; in brackets the ratio
+of our time to that contestant's, as above. The digits network is that of `examples/digits.py`, with two bits and 128
+images. The spiking network has 64 recurrent leaky integrate-and-fire neurons with surrogate gradients, and 16 images as
+spike trains: each of 100 time steps calls the decorated spike function. The network with learned steps (LSQ, Esser et
+al., 2020) rounds the weights and the inputs of three layers to three bits: the step is an argument of the decorated
+function, and learned. What must come out is computed in float64, with the gradients written out.
+"""
+
 MEMORY = """\
 ## Memory
 
@@ -81,25 +93,16 @@ straight line, 10 where the time grows as the square.
 ![Curves of cost, and of our ratio to the hand-written rule]({plot})
 """
 
-PROFILES = """\
+FRAMES = """\
 ## Where the time goes
 
-What `keras_cg` spends its time on: packages and functions by their own time as cProfile has it, in shares of the whole,
-which is the framework's share as well. The profiler makes many small calls look dearer than they are.
+On few numbers a call costs what Python costs: the frames that it enters. Here are those of one call, once it is warm,
+and the share of the time that passes in frames of `{ours}`, with what they call in C; beside it the frames of the rule
+written by hand. cProfile counts them, which makes each frame look dearer than it is.
 
-What an eager call does beyond the rule written by hand, and a compiled program does not:
-
-- It asks which backend is active, the environment included, at each call: about 0.6 µs.
-- It checks what the function and the rule return: pair, count, structure, shape, dtype; each is a handful of Python
-  calls.
-- On torch the function runs outside of the `Function`, on values cut from the graph, so that a trainable value which
-  it captured is noticed; the rule is taken apart, so that what it captured is *saved*: freed by the backward pass,
-  seen by hooks, guarded against changes in place; and the state of the random generator is noted (5 KB for each
-  recorded call). The inputs are kept for derivatives of the gradient, which the rule written by hand does not have.
-  These are what the promise costs; on a few numbers it more than doubles the time.
-- On JAX and torch what is *traced* is more than what is compiled: `jax.jit` traces the function apart, to find what
-  it closes over, and Dynamo traces each line of the checks. Both happen once for each program. What Dynamo compiled
-  looks at each call whether all of that is as it was: about 3 µs, which is a fifth of a call on 8 numbers.
+What is traced is told by no frames of a call: `jax.jit` traces the function apart, to find what it closes over, and
+Dynamo traces what it is made of. Both happen once for each program. What Dynamo compiled looks at each call whether all
+of that is as it was.
 """
 
 
@@ -138,6 +141,20 @@ def cell(found: dict[str, Any] | None) -> str:
         return str(found["says"]).replace("|", "\\|")
     time = duration(found["time"][1])
     return f"{time} ({spread(found['ratio'])})" if "ratio" in found else f"{time}"
+
+
+def per_second(found: dict[str, Any] | None) -> str:
+    """A contestant in a line of figures, by how often a second does it."""
+    if found is None or "says" in found:
+        return cell(found)
+    steps = 1 / found["time"][1]
+    shown = f"{steps:,.0f} /s" if steps > 100 else f"{steps:.3g} /s"
+    return f"{shown} ({spread(found['ratio'])})" if "ratio" in found else shown
+
+
+def often(count: float) -> str:
+    """How often in a call, on the average."""
+    return f"{count:,.1f}".removesuffix(".0")
 
 
 def lines_of(results: Results, backend: str, workload: str = "", measure: str = "") -> list[Line]:
@@ -189,43 +206,47 @@ def _judged(backend: str, line: Line, key: str, to: str, limit: str, most: float
     return Target(what, limit, found, found[1] <= most)
 
 
+# By backend, workload, measure: the contestant that we are compared with, and how much more our time may be.
+EAGER = ("gradient of the sum", "forward and backward, upstream given")
+SMALL = "log1pexp, 8 numbers"
+RATIOS = (
+    *(("torch", SMALL, measure, BY_HAND, 1.4) for measure in EAGER),
+    *(("torch", SMALL, measure, KERAS, 1.3) for measure in EAGER),
+    ("torch", "two in two out", "forward and backward, upstream given", BY_HAND, 1.6),
+    ("torch", SMALL, "call of constants", KERAS, 1.0),
+    ("torch", SMALL, "call in no_grad", KERAS, 0.7),
+    ("torch", "a chain of 1,000", "gradient of the sum", BY_HAND, 1.4),
+    ("torch", "the digits network", "one training step", BY_HAND, 1.1),
+    ("torch", "second order", "", BY_HAND, 1.6),
+    ("torch", "", "aot_eager,", BY_HAND, 1.1),
+    ("torch", "", "inductor,", BY_HAND, 1.1),
+    ("torch", "a chain of 100 ", "Dynamo and AOT", BY_HAND, 1.5),
+    *(("jax", SMALL, measure, BY_HAND, 1.2) for measure in EAGER),
+    ("jax", "", "trace and lower", BY_HAND, 1.25),
+    ("jax", "", "jax.jit,", BY_HAND, 1.03),
+    ("jax", SMALL, "call outside", KERAS, 0.2),
+    *(("tensorflow", SMALL, measure, NATIVE, 1.05) for measure in EAGER),
+    ("tensorflow", "", "tf.function,", BY_HAND, 1.03),
+    ("tensorflow", "", "jit_compile,", BY_HAND, 1.03),
+    ("tensorflow", SMALL, "call without", NATIVE, 0.5),
+    ("tensorflow", "", "trace, tf.function", BY_HAND, 1.1),
+    *(("numpy", SMALL, measure, BY_HAND, 1.6) for measure in ("call", *EAGER)),
+    ("numpy", "a chain of 1,000", "gradient of the sum", BY_HAND, 2.5),
+    *((backend, "a nest of 1,000", "forward and", BY_HAND, 1.3) for backend in ("jax", "numpy", "tensorflow", "torch")),
+)
+
+
 def targets(results: Results) -> list[Target]:
     """Every target, as far as it was measured."""
     return list(_targets(results))
 
 
 def _targets(results: Results) -> Iterator[Target]:
-    for backend in results["backends"]:
-        for title in ("jax.jit,", "aot_eager,", "inductor,", "tf.function,", "jit_compile,"):
-            for line in lines_of(results, backend, measure=title):
-                yield _ratio(backend, line, BY_HAND, 1.03)
-    small = "log1pexp, 8 numbers"
-    gradients = ("gradient of the sum", "forward and backward")
-    for measure in gradients:
-        for line in lines_of(results, "torch", small, measure):
-            yield _ratio("torch", line, BY_HAND, 1.05)
-            yield _ratio("torch", line, KERAS, 1.0)
-    for line in lines_of(results, "torch", small, "call"):
-        yield _difference("torch", line, ALONE, 0.5)
-        yield _ratio("torch", line, KERAS, 0.7)
-    for measure in gradients:
-        for line in lines_of(results, "jax", small, measure):
-            yield _ratio("jax", line, BY_HAND, 1.05)
-    for line in lines_of(results, "jax", small, "call"):
-        yield _ratio("jax", line, KERAS, 0.2)
-    for measure in gradients:
-        for line in lines_of(results, "tensorflow", small, measure):
-            yield _ratio("tensorflow", line, NATIVE, 1.0)
-    for line in lines_of(results, "tensorflow", small, "call without"):
-        yield _ratio("tensorflow", line, NATIVE, 0.5)
-    for line in lines_of(results, "numpy", small, "call"):
-        yield _difference("numpy", line, ALONE, 1.0)
-    for backend, title in (("jax", "trace"), ("torch", "Dynamo"), ("tensorflow", "trace")):
-        for line in lines_of(results, backend, measure=title):
-            yield _ratio(backend, line, BY_HAND, 1.1)
-    for backend in results["backends"]:
-        for line in lines_of(results, backend, "a nest of 1,000", "forward and backward"):
-            yield _ratio(backend, line, BY_HAND, 1.3)
+    for backend, workload, measure, contestant, most in RATIOS:
+        for line in lines_of(results, backend, workload, measure):
+            yield _ratio(backend, line, contestant, most)
+    for line in lines_of(results, "torch", SMALL, "call in no_grad"):
+        yield _difference("torch", line, ALONE, 1.5)
     for backend, found in results["backends"].items():
         if "memory" not in found:
             continue
@@ -313,20 +334,29 @@ def render(results: Results) -> str:
     page = [INTRO.format(**facts, date=results["date"], rounds=results["rounds"])]
     page += ["## Targets", "", f"{met} of {len(judged)} are met.", ""]
     page += table(("what", "target", "median (quartiles)", ""), [target.cells() for target in judged])
-    page += [TARGETS]
+    page += [TARGETS, TRAINING, *_training(results)]
     for backend, found in results["backends"].items():
         page += [f"## `{backend}`", ""]
         page += table(("workload, measure", *COLUMNS), [_cells(line, results["rounds"]) for line in found["lines"]])
     page += [MEMORY, *_memory(results)]
     page += [IMPORT.format(rounds=results["imports"]["rounds"]), *_imports(results)]
     page += [CURVES.format(plot=PLOT.name), *_curves(results)]
-    page += [PROFILES, *_profiles(results)]
+    page += [FRAMES.format(ours=OURS), *_frames(results)]
     return "\n".join(page).rstrip() + "\n"
 
 
 def _cells(line: Line, rounds: int) -> list[str]:
     fewer = "" if line["rounds"] == rounds else f" ({line['rounds']} rounds)"
     return [f"{line['workload']}: {line['measure']}{fewer}", *(cell(line["contestants"].get(name)) for name in COLUMNS)]
+
+
+def _training(results: Results) -> list[str]:
+    rows = []
+    for backend in results["backends"]:
+        for line in lines_of(results, backend, measure="one training step"):
+            told = [line["contestants"].get(name) for name in COLUMNS[:-1]]
+            rows.append((f"{backend}, {line['workload']}", *map(per_second, told)))
+    return table(("network", *COLUMNS[:-1]), rows)
 
 
 def _memory(results: Results) -> list[str]:
@@ -347,15 +377,40 @@ def _imports(results: Results) -> list[str]:
     return table(("", "median (quartiles)"), rows)
 
 
-def _profiles(results: Results) -> list[str]:
-    lines = []
-    for backend, found in results["backends"].items():
-        for each in found["profiles"]:
-            lines += [f"### `{backend}`, {each['workload']}: {each['measure']}", ""]
-            shares = [(f"all of {name}", share) for name, share in each["packages"]]
-            shares += [(f"`{name}`", share) for name, share in each["functions"]]
-            lines += table(("", "share"), [(name, f"{share:.0%}") for name, share in shares])
+def _frames(results: Results) -> list[str]:
+    profiles = [(backend, each) for backend, found in results["backends"].items() for each in found.get("frames", [])]
+    head = ("a call", f"frames of {OURS}", "of the time", f"frames in all, {OURS}", f"frames in all, {BY_HAND}")
+    lines = table(head, [_counts(backend, each["contestants"], _what(each)) for backend, each in profiles])
+    for backend, each in profiles:
+        rows = _dearest(each["contestants"][OURS])
+        if rows:
+            lines += [f"### `{backend}`, {_what(each)}", ""]
+            lines += table(("frame", "module", "in a call", "of the time", "why"), rows)
     return lines
+
+
+def _what(line: Line) -> str:
+    return f"{line['workload']}: {line['measure']}"
+
+
+def _counts(backend: str, profiles: dict[str, Any], what: str) -> tuple[str, ...]:
+    package = {name: (count, share) for name, count, share in profiles[OURS]["packages"]}
+    own, share = package.get("keras_cg", (0.0, 0.0))
+    all_of = [sum(count for _, count, _ in profiles[name]["packages"]) for name in (OURS, BY_HAND)]
+    return f"{backend}, {what}", often(own), f"{share:.0%}", *map(often, all_of)
+
+
+def _dearest(profile: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each frame that costs most, with why it is needed, and one row for what is left of them."""
+    rows = []
+    for frame in profile["frames"]:
+        module, _, function = frame["function"].partition(":")
+        why = reasons.why(frame["function"], frame["doc"]).replace("|", "\\|")
+        rows.append((f"`{function}`", f"`{module}`", often(frame["count"]), f"{frame['share']:.0%}", why))
+    functions, count, share = profile["others"]
+    if functions:
+        rows.append((f"{functions} more", "", often(count), f"{share:.0%}", ""))
+    return rows
 
 
 def show(results: Results, console: Console) -> None:

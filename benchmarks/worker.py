@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import keras_cg
-from benchmarks import measure, tasks
+from benchmarks import measure, networks, tasks
 from benchmarks.measure import ALONE, BY_HAND, OURS, Program
 from benchmarks.tasks import Function, Workload
 
+TRAINING = "one training step"
 # The curves take their turns this often: they have many points, and each is a median as well.
 ROUNDS_OF_CURVES = 5
 
@@ -130,7 +131,8 @@ class Bench:
                 self.lines_of(workload, {"gradient of the sum": self.kit.gradient})
             self.lines_of(workload, {"forward and backward, upstream given": self.vjp})
         self.lines_of(tasks.chain(self.kit.CHAIN), {"gradient of the sum": self.kit.gradient})
-        self.lines_of(tasks.network(), {"one training step": self.step}, check=self.kit.gradient)
+        for network in (networks.digits_network(), networks.spiking_network(), networks.quantised_network()):
+            self.lines_of(network, {TRAINING: self.step}, check=self.kit.gradient)
         self.higher()
 
     def higher(self) -> None:
@@ -155,7 +157,7 @@ class Bench:
         """Gradients of compiled programs, once they are compiled."""
         for compiler, compiled in self.kit.compilers.items():
             title = f"{compiler}, forward and backward"
-            workloads = [tasks.log1pexp(8), tasks.log1pexp(1_000_000), tasks.pair(), tasks.network()]
+            workloads = [tasks.log1pexp(8), tasks.log1pexp(1_000_000), tasks.pair(), networks.digits_network()]
             # It takes inductor seconds to compile one.
             for workload in workloads[:1] if compiler == "inductor" else workloads:
                 if not self.wants(workload, title):
@@ -213,19 +215,26 @@ class Bench:
         self.tell(f"curve of {of}")
         return {"of": of, "sizes": sizes, "rounds": ROUNDS_OF_CURVES, "medians": medians}
 
-    def profiles(self) -> list[dict[str, Any]]:
-        """Where our time goes: the call, the gradient, and the nest of many leaves."""
-        title, call = next(iter(self.kit.calls.items()))
+    def frames(self) -> list[dict[str, Any]]:
+        """The frames of Python that we enter, and those of the rule written by hand."""
+        small, both_ways = tasks.log1pexp(8), "forward and backward, upstream given"
         wanted = [
-            (tasks.log1pexp(8), title, call),
-            (tasks.log1pexp(8), "forward and backward, upstream given", self.vjp),
-            (tasks.leaves(1000), "forward and backward, upstream given", self.vjp),
+            *((small, title, call) for title, call in self.kit.calls.items()),
+            (small, both_ways, self.vjp),
+            (tasks.pair(), both_ways, self.vjp),
+            (tasks.leaves(1000), both_ways, self.vjp),
+            (tasks.log1pexp_twice(), "gradient of the gradient", self.kit.second_order),
+            (networks.digits_network(), TRAINING, self.step),
+            *((small, f"{title}, forward and backward", make) for title, make in self.kit.compilers.items()),
         ]
         found = []
-        for workload, what, make in wanted:
-            program = make(self.functions(workload)[OURS], self.arguments(workload))
-            figures = measure.profile(program, seconds=1.0, top=8)
-            found.append({"workload": workload.title, "measure": what, **figures})
+        for workload, title, make in wanted:
+            functions, arguments = self.functions(workload), self.arguments(workload)
+            profiles = {}
+            for name in (OURS, BY_HAND):
+                profiles[name] = measure.profile(make(functions[name], arguments), seconds=0.3, package="keras_cg")
+            found.append({"workload": workload.title, "measure": title, "contestants": profiles})
+        self.tell("frames")
         return found
 
 
@@ -250,7 +259,7 @@ def run(backend: str, rounds: int, only: str = "") -> dict[str, Any]:
         bench.tracing()
         found: dict[str, Any] = {"lines": bench.lines}
         if not only:
-            found |= {"curves": bench.curves(), "profiles": bench.profiles()}
+            found |= {"curves": bench.curves(), "frames": bench.frames()}
         return found | {"seconds": round(time.perf_counter() - bench.started)}
 
 
