@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ CONTESTANTS = (measure.OURS, measure.BY_HAND, measure.KERAS, measure.NATIVE, mea
 # One thread, or as near to it as a framework lets us.
 THREADS = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONWARNINGS": "ignore"}
+# So often a new process imports us and says what each module takes.
+FEW = 5
 PACKAGES = ("keras-cg", "numpy", "autograd", "jax", "torch", "tensorflow-cpu", "keras")
 
 
@@ -70,7 +73,30 @@ def imports(rounds: int) -> dict[str, Any]:
             done = subprocess.run(command, env=environment("numpy"), check=True, capture_output=True, text=True)
             times[module].append(float(done.stdout))
     # The first of each reads from the disk.
-    return {"rounds": rounds, "contestants": measure.summary({name: each[1:] for name, each in times.items()})}
+    contestants = measure.summary({name: each[1:] for name, each in times.items()})
+    return {"rounds": rounds, "contestants": contestants, "packages": packages()}
+
+
+def packages() -> list[tuple[str, int, float]]:
+    """What `import keras_cg` imports: `(package, modules, seconds)`, by the interpreter's own account."""
+    rounds = [own_times("import keras_cg") for _ in range(FEW)]
+    # What the interpreter imports anyway.
+    before = own_times("pass")
+    found: dict[str, list[float]] = {}
+    for module in sorted(rounds[0].keys() - before.keys()):
+        package = module.partition(".")[0]
+        package = "standard library" if package in sys.stdlib_module_names else package
+        found.setdefault(package, []).append(statistics.median(each[module] for each in rounds))
+    ordered = sorted(found.items(), key=lambda item: -sum(item[1]))
+    return [(package, len(times), sum(times)) for package, times in ordered]
+
+
+def own_times(code: str) -> dict[str, float]:
+    """The seconds that each module takes itself, without those that it imports."""
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    done = subprocess.run(command, env=environment("numpy"), check=True, capture_output=True, text=True)
+    lines = re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", done.stderr, re.MULTILINE)
+    return {module: int(microseconds) * 1e-6 for microseconds, module in lines}
 
 
 def machine() -> dict[str, Any]:

@@ -157,6 +157,11 @@ def often(count: float) -> str:
     return f"{count:,.1f}".removesuffix(".0")
 
 
+def percent(share: float) -> str:
+    """A share of the time."""
+    return f"{share:.0%}" if share > 0.0095 or not share else f"{share:.1%}"
+
+
 def lines_of(results: Results, backend: str, workload: str = "", measure: str = "") -> list[Line]:
     """The lines of a backend whose workload and measure begin so."""
     return [
@@ -374,7 +379,13 @@ def _memory(results: Results) -> list[str]:
 def _imports(results: Results) -> list[str]:
     found = results["imports"]["contestants"]
     rows = [(f"`import {name}`", spread(each["time"], duration)) for name, each in found.items()]
-    return table(("", "median (quartiles)"), rows)
+    lines = table(("", "median (quartiles)"), rows)
+    lines += [
+        "What `import keras_cg` imports, beyond what the interpreter has, and the time of the modules themselves:",
+        "",
+    ]
+    packages = [(f"`{name}`", count, duration(time)) for name, count, time in results["imports"].get("packages", [])]
+    return lines + table(("package", "modules", "median"), packages)
 
 
 def _frames(results: Results) -> list[str]:
@@ -397,7 +408,7 @@ def _counts(backend: str, profiles: dict[str, Any], what: str) -> tuple[str, ...
     package = {name: (count, share) for name, count, share in profiles[OURS]["packages"]}
     own, share = package.get("keras_cg", (0.0, 0.0))
     all_of = [sum(count for _, count, _ in profiles[name]["packages"]) for name in (OURS, BY_HAND)]
-    return f"{backend}, {what}", often(own), f"{share:.0%}", *map(often, all_of)
+    return f"{backend}, {what}", often(own), percent(share), *map(often, all_of)
 
 
 def _dearest(profile: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -406,10 +417,10 @@ def _dearest(profile: dict[str, Any]) -> list[tuple[str, ...]]:
     for frame in profile["frames"]:
         module, _, function = frame["function"].partition(":")
         why = reasons.why(frame["function"], frame["doc"]).replace("|", "\\|")
-        rows.append((f"`{function}`", f"`{module}`", often(frame["count"]), f"{frame['share']:.0%}", why))
+        rows.append((f"`{function}`", f"`{module}`", often(frame["count"]), percent(frame["share"]), why))
     functions, count, share = profile["others"]
     if functions:
-        rows.append((f"{functions} more", "", often(count), f"{share:.0%}", ""))
+        rows.append((f"{functions} more", "", often(count), percent(share), ""))
     return rows
 
 

@@ -218,6 +218,7 @@ class Bench:
     def frames(self) -> list[dict[str, Any]]:
         """The frames of Python that we enter, and those of the rule written by hand."""
         small, both_ways = tasks.log1pexp(8), "forward and backward, upstream given"
+        traced, _, rounds = self.kit.TRACED
         wanted = [
             *((small, title, call) for title, call in self.kit.calls.items()),
             (small, both_ways, self.vjp),
@@ -226,6 +227,7 @@ class Bench:
             (tasks.log1pexp_twice(), "gradient of the gradient", self.kit.second_order),
             (networks.digits_network(), TRAINING, self.step),
             *((small, f"{title}, forward and backward", make) for title, make in self.kit.compilers.items()),
+            *((tasks.chain(10), title, self.kit.trace) for title in (traced,) if rounds),
         ]
         found = []
         for workload, title, make in wanted:

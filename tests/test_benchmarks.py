@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 # Behind what is installed: `keras_cg` is the one under test.
 sys.path.append(str(ROOT))
 
+from benchmarks import __main__ as command  # noqa: E402
 from benchmarks import measure, networks, reasons, report, tasks, worker  # noqa: E402
 from benchmarks.measure import ALONE, BY_HAND, OURS  # noqa: E402
 
@@ -109,6 +110,18 @@ def test_frames_that_cost_less_are_told_together(monkeypatch):
     assert found["frames"][0]["count"] + count == functions + 3
 
 
+def test_what_is_imported_is_told_by_package(monkeypatch):
+    found = {"numpy": 0.5, "numpy.linalg": 0.25, "json": 0.125, "keras_cg.nest": 1.0, "site": 4.0}
+    monkeypatch.setattr(command, "own_times", lambda code: {"site": 4.0} if code == "pass" else found)
+    assert command.packages() == [("keras_cg", 1, 1.0), ("numpy", 2, 0.75), ("standard library", 1, 0.125)]
+
+
+def test_the_interpreter_tells_what_a_module_takes():
+    times = command.own_times("import json")
+    assert {"json", "json.decoder", "encodings"} <= set(times)
+    assert 0 < times["json.decoder"] < 1
+
+
 def test_every_reason_is_that_of_a_function():
     for function in reasons.WHY:
         assert callable(pkgutil.resolve_name(function)), f"{function}: it is gone, and so should be its reason"
@@ -131,6 +144,7 @@ def test_the_page_tells_the_frames():
     assert "| torch, w: m | 1,203 | 25% | 1,207.5 | 6 |" in shown
     assert "| `plain` | `keras_cg.call` | 1,000 | 20% | Why \\| not. |" in shown
     assert "| 7 more |  | 203 | 5% |  |" in shown
+    assert [report.percent(share) for share in (0.0, 0.0004, 0.009, 0.012)] == ["0%", "0.0%", "0.9%", "1%"]
 
 
 def test_every_frame_on_the_page_has_its_reason():
