@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras_cg
+
 OURS = "keras_cg"
 KERAS = "keras.ops"
 NATIVE = "native decorator"
@@ -152,11 +154,11 @@ def profile(program: Program, seconds: float, package: str) -> dict[str, Any]:
 
 def _module(file: str) -> str:
     """`package.module`, wherever the package is installed, or words."""
-    parts = Path(file).with_suffix("").parts
-    for folder in ("site-packages", "keras_cg", "benchmarks", "tests"):
-        if folder in parts:
-            place = len(parts) - 1 - parts[::-1].index(folder)
-            return ".".join(parts[place + (folder == "site-packages") :]).removesuffix(".__init__")
+    path = Path(file).with_suffix("")
+    installed = [folder for folder in path.parents if folder.name == "site-packages"]
+    for folder in (*installed, Path(keras_cg.__file__).parents[1], Path(__file__).parents[1]):
+        if path.is_relative_to(folder):
+            return ".".join(path.relative_to(folder).parts).removesuffix(".__init__")
     return "standard library and generated code"
 
 
@@ -167,7 +169,7 @@ def documented(module: str, code: types.CodeType) -> str:
     # A comprehension and a lambda have none, and the lines that they are on need not be whole.
     if not name.startswith("<"):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(code))).body
-        assert isinstance(definition, ast.FunctionDef)
+        assert isinstance(definition, (ast.FunctionDef, ast.ClassDef))
         doc = ast.get_docstring(definition)
     if doc is None and "<locals>" in outer:
         return f"A part of `{outer.partition('.<locals>')[0]}`."

@@ -53,7 +53,7 @@ What `keras_cg.custom_gradient` costs beside everything else that gives a functi
 TARGETS = """\
 That a compiled program holds the same operations as the hand-written rule (XLA's HLO, torch's lists for forward and
 backward, the nodes of TensorFlow's graph) is no matter of time: tests compare them. For what misses its target,
-[where the time goes](#where-the-time-goes) has the profile.
+[where the time goes](#where-the-time-goes) has the frames, and why they are needed.
 """
 
 TRAINING = """\
@@ -100,9 +100,9 @@ On few numbers a call costs what Python costs: the frames that it enters. Here a
 and the share of the time that passes in frames of `{ours}`, with what they call in C; beside it the frames of the rule
 written by hand. cProfile counts them, which makes each frame look dearer than it is.
 
-What is traced is told by no frames of a call: `jax.jit` traces the function apart, to find what it closes over, and
-Dynamo traces what it is made of. Both happen once for each program. What Dynamo compiled looks at each call whether all
-of that is as it was.
+Tracing happens once for each program; its lines have the frames of the tracer. `jax.jit` traces the function apart, to
+find what it closes over. Dynamo enters no frame that it traces, but many of its own for each, and what it compiled
+looks at each call whether all is as it was.
 """
 
 
@@ -211,7 +211,8 @@ def _judged(backend: str, line: Line, key: str, to: str, limit: str, most: float
     return Target(what, limit, found, found[1] <= most)
 
 
-# By backend, workload, measure: the contestant that we are compared with, and how much more our time may be.
+# For the lines of figures of a backend whose workload and measure begin so: the contestant that we are compared with,
+# and how many times as long as it we may take.
 EAGER = ("gradient of the sum", "forward and backward, upstream given")
 SMALL = "log1pexp, 8 numbers"
 RATIOS = (
