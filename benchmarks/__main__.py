@@ -163,8 +163,8 @@ def main() -> int:
     report.show(results, console)
     if whole:
         text = json.dumps(results, indent=1)
-        # A list of numbers, and an object of such lists, on one line.
-        text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
+        # What has no lists or objects in itself, on one line.
+        text = re.sub(r"\[[^][{}]*\]|\{[^][{}]*\}", lambda found: " ".join(found[0].split()), text)
         report.FIGURES.write_text(text + "\n", encoding="utf-8")
         report.write(results)
     return 0

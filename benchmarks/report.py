@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ What `keras_cg.custom_gradient` costs beside everything else that gives a functi
 TARGETS = """\
 That a compiled program holds the same operations as the hand-written rule (XLA's HLO, torch's lists for forward and
 backward, the nodes of TensorFlow's graph) is no matter of time: tests compare them. For what misses its target,
-[where the time goes](#where-the-time-goes) has the frames, and why they are needed.
+[where the time goes](#where-the-time-goes) has the frames.
 """
 
 TRAINING = """\
@@ -103,6 +104,8 @@ written by hand. cProfile counts them, which makes each frame look dearer than i
 Tracing happens once for each program; its lines have the frames of the tracer. `jax.jit` traces the function apart, to
 find what it closes over. Dynamo enters no frame that it traces, but many of its own for each, and what it compiled
 looks at each call whether all is as it was.
+
+The frames themselves, and why they are needed, follow for what misses its target.
 """
 
 
@@ -393,12 +396,18 @@ def _frames(results: Results) -> list[str]:
     profiles = [(backend, each) for backend, found in results["backends"].items() for each in found.get("frames", [])]
     head = ("a call", f"frames of {OURS}", "of the time", f"frames in all, {OURS}", f"frames in all, {BY_HAND}")
     lines = table(head, [_counts(backend, each["contestants"], _what(each)) for backend, each in profiles])
+    missed = {_of_any_length(target.what) for target in targets(results) if not target.is_met}
     for backend, each in profiles:
-        rows = _dearest(each["contestants"][OURS])
-        if rows:
+        if _of_any_length(f"{backend}, {_what(each)}") in missed:
             lines += [f"### `{backend}`, {_what(each)}", ""]
-            lines += table(("frame", "module", "in a call", "of the time", "why"), rows)
+            head = ("frame", "module", "in a call", "of the time", "why")
+            lines += table(head, _dearest(each["contestants"][OURS]))
     return lines
+
+
+def _of_any_length(what: str) -> str:
+    """A chain has the same frames in each of its calls, and is profiled with fewer of them."""
+    return re.sub(r"a chain of [\d,]+ calls", "a chain of calls", what)
 
 
 def _what(line: Line) -> str:

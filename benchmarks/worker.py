@@ -221,7 +221,9 @@ class Bench:
         traced, _, rounds = self.kit.TRACED
         wanted = [
             *((small, title, call) for title, call in self.kit.calls.items()),
+            (small, "gradient of the sum", self.kit.gradient),
             (small, both_ways, self.vjp),
+            (tasks.chain(self.kit.CHAIN), "gradient of the sum", self.kit.gradient),
             (tasks.pair(), both_ways, self.vjp),
             (tasks.leaves(1000), both_ways, self.vjp),
             (tasks.log1pexp_twice(), "gradient of the gradient", self.kit.second_order),

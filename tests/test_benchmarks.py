@@ -132,16 +132,28 @@ def test_every_reason_is_that_of_a_function():
     assert reasons.why("keras_cg.ops:is_tensor", "") == ""
 
 
-def test_the_page_tells_the_frames():
-    profile = {
-        "packages": [("keras_cg", 1203, 0.25), ("torch", 4.5, 0.75)],
-        "frames": [{"function": "keras_cg.call:plain", "count": 1000, "share": 0.2, "doc": "Why | not."}],
-        "others": [7, 203, 0.05],
-    }
-    by_hand = {"packages": [("torch", 6, 1.0)], "frames": [], "others": [0, 0, 0]}
-    line = {"workload": "w", "measure": "m", "contestants": {OURS: profile, BY_HAND: by_hand}}
-    shown = report._frames({"backends": {"torch": {"frames": [line]}}})
-    assert "| torch, w: m | 1,203 | 25% | 1,207.5 | 6 |" in shown
+def test_the_page_tells_the_frames_of_what_misses_its_target():
+    def line(workload, measure):
+        profile = {
+            "packages": [("keras_cg", 1203, 0.25), ("torch", 4.5, 0.75)],
+            "frames": [{"function": "keras_cg.call:plain", "count": 1000, "share": 0.2, "doc": "Why | not."}],
+            "others": [7, 203, 0.05],
+        }
+        by_hand = {"packages": [("torch", 6, 1.0)], "frames": [], "others": [0, 0, 0]}
+        return {"workload": workload, "measure": measure, "contestants": {OURS: profile, BY_HAND: by_hand}}
+
+    def timed(workload, measure, ratio):
+        found = {OURS: {"time": [1.0] * 3}, BY_HAND: {"time": [1.0] * 3, "ratio": [ratio] * 3}}
+        return {"workload": workload, "measure": measure, "contestants": found}
+
+    second, chain = "second order of log1pexp(x)², 8 numbers", "a chain of 100 calls, 8 numbers"
+    lines = [timed(second, "m", 1.5), timed(chain, "Dynamo and AOT", 1.6)]
+    frames = [line(second, "m"), line("a chain of 10 calls, 8 numbers", "Dynamo and AOT")]
+    shown = report._frames({"backends": {"torch": {"lines": lines, "frames": frames}}, "imports": None})
+    assert f"| torch, {second}: m | 1,203 | 25% | 1,207.5 | 6 |" in shown
+    assert [each for each in shown if each.startswith("#")] == [
+        "### `torch`, a chain of 10 calls, 8 numbers: Dynamo and AOT"
+    ]
     assert "| `plain` | `keras_cg.call` | 1,000 | 20% | Why \\| not. |" in shown
     assert "| 7 more |  | 203 | 5% |  |" in shown
     assert [report.percent(share) for share in (0.0, 0.0004, 0.009, 0.012)] == ["0%", "0.0%", "0.9%", "1%"]
