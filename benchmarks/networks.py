@@ -104,7 +104,7 @@ def spiking_network() -> Workload:
 
 
 def _spiking(weights: Weights, trains: numpy.ndarray, labels: numpy.ndarray) -> tuple[Any, Arrays, numpy.ndarray]:
-    """Its errors, the gradient of their sum, and the distances of all potentials from the threshold."""
+    """Its errors, the gradient of their sum by sorted names, and how far all potentials are from the threshold."""
     first, last, recurrent = (weights[name].astype(float) for name in ("input", "output", "recurrent"))
     steps = trains.astype(float)
     potentials, spikes = numpy.zeros((2, STEPS, *steps.shape[1:2], first.shape[1]))

@@ -41,7 +41,8 @@ What `keras_cg.custom_gradient` costs beside everything else that gives a functi
   tensors, a primitive of autograd; `{plain}`, the same function without a rule; and `{alone}`, the function that
   `{ours}` decorates, called without the decorator.
 - **Right first**: before anything is timed, each contestant's value and gradient are compared with a closed form in
-  float64. One that is wrong is shown as wrong and is not timed; one that raises is shown with its error.
+  float64, those of a network with a computation in NumPy that has its gradients written out. One that is wrong is shown
+  as wrong and is not timed; one that raises is shown with its error.
 - **In turn**: all contestants of a line run in one process, A B C A B C ..., for {rounds} rounds unless the line says
   otherwise. A turn is as many calls as take about 4 ms, without garbage collection; between turns there is one.
 - **Told**: the median of the time of a call, and in brackets the median, over the rounds, of the ratio of our time to
@@ -65,7 +66,7 @@ of our time to that contestant's, as above. The digits network is that of `examp
 images. The spiking network has 64 recurrent leaky integrate-and-fire neurons with surrogate gradients, and 16 images as
 spike trains: each of 100 time steps calls the decorated spike function. The network with learned steps (LSQ, Esser et
 al., 2020) rounds the weights and the inputs of three layers to three bits: the step is an argument of the decorated
-function, and learned. What must come out is computed in float64, with the gradients written out.
+function, and learned.
 """
 
 MEMORY = """\
