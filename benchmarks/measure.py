@@ -36,7 +36,7 @@ Contestants = Mapping[str, Program | str]
 # How long a turn takes at least, so that the clock and the loop around the call do not count.
 TURN = 0.004
 # A line of figures that would take longer than this has fewer rounds, though not fewer than these; it tells how many.
-LONGEST = 20.0
+LONGEST = 15.0
 FEWEST = 5
 # So many frames are told one by one.
 DEAREST = 15
