@@ -1,6 +1,7 @@
 """Measures every backend and writes docs/performance.json, its page and its plot: `python -m benchmarks`.
 
-What `nox -s bench` runs. With `--backends` it measures those and writes nothing but the tables to the screen.
+What `nox -s bench` runs. With `--backends` or `--only` it measures those, and writes nothing but the tables to the
+screen.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,8 @@ CONTESTANTS = (measure.OURS, measure.BY_HAND, measure.KERAS, measure.NATIVE, mea
 # One thread, or as near to it as a framework lets us.
 THREADS = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONWARNINGS": "ignore"}
+# So often a new process imports us and says what each module takes.
+FEW = 5
 PACKAGES = ("keras-cg", "numpy", "autograd", "jax", "torch", "tensorflow-cpu", "keras")
 
 
@@ -36,14 +40,16 @@ def environment(backend: str) -> dict[str, str]:
     return os.environ | THREADS | QUIET | {"KERAS_BACKEND": backend, "KERAS_CG_BACKEND": backend}
 
 
-def measured(backend: str, rounds: int) -> dict[str, Any]:
-    """The figures of a backend, from a process of its own."""
+def measured(backend: str, rounds: int, only: str | None) -> dict[str, Any]:
+    """The figures of a backend, from a process of its own; with `only` the lines that have it, and nothing else."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "figures.json")
         command = [sys.executable, "-m", "benchmarks.worker", backend, str(rounds), str(file)]
+        command += [only] if only else []
         subprocess.run(command, env=environment(backend), check=True)
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    found["memory"] = {contestant: held(backend, contestant) for contestant in CONTESTANTS}
+    if not only:
+        found["memory"] = {contestant: held(backend, contestant) for contestant in CONTESTANTS}
     return found
 
 
@@ -67,7 +73,31 @@ def imports(rounds: int) -> dict[str, Any]:
             done = subprocess.run(command, env=environment("numpy"), check=True, capture_output=True, text=True)
             times[module].append(float(done.stdout))
     # The first of each reads from the disk.
-    return {"rounds": rounds, "contestants": measure.summary({name: each[1:] for name, each in times.items()})}
+    contestants = measure.summary({name: each[1:] for name, each in times.items()})
+    return {"rounds": rounds, "contestants": contestants, "packages": packages()}
+
+
+def packages() -> list[tuple[str, int, float]]:
+    """What `import keras_cg` imports: `(package, modules, seconds)`, by the interpreter's own account."""
+    rounds = [own_times("import keras_cg") for _ in range(FEW)]
+    # What the interpreter imports anyway.
+    before = own_times("pass")
+    found: dict[str, list[float]] = {}
+    for module in sorted(rounds[0].keys() - before.keys()):
+        package = module.partition(".")[0]
+        # `pickle` looks for `org.python`, which Jython has: the attempt is counted, too.
+        package = "standard library" if package in (*sys.stdlib_module_names, "org") else package
+        found.setdefault(package, []).append(statistics.median(each[module] for each in rounds))
+    ordered = sorted(found.items(), key=lambda item: -sum(item[1]))
+    return [(package, len(times), sum(times)) for package, times in ordered]
+
+
+def own_times(code: str) -> dict[str, float]:
+    """The seconds that each module takes itself, without those that it imports."""
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    done = subprocess.run(command, env=environment("numpy"), check=True, capture_output=True, text=True)
+    lines = re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", done.stderr, re.MULTILINE)
+    return {module: int(microseconds) * 1e-6 for microseconds, module in lines}
 
 
 def machine() -> dict[str, Any]:
@@ -104,28 +134,38 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30, help="how often each contestant takes its turn (default: 30)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="measure these alone, and write no page")
+    parser.add_argument(
+        "--only",
+        metavar="TEXT",
+        help="measure the lines alone that have this in `workload: measure`, and write no page",
+    )
     parser.add_argument("--report", action="store_true", help="measure nothing: make the page of the JSON anew")
     options = parser.parse_args()
     console = Console()
     if options.report:
         report.write(json.loads(report.FIGURES.read_text(encoding="utf-8")))
         return 0
+    whole = options.backends is None and not options.only
     started = time.perf_counter()
     results: dict[str, Any] = {
         "machine": machine(),
         "versions": {package: version(package) for package in PACKAGES},
         "date": datetime.date.today().isoformat(),
         "rounds": options.rounds,
-        "imports": imports(options.rounds) if options.backends is None else None,
-        "backends": {backend: measured(backend, options.rounds) for backend in options.backends or BACKENDS},
+        "imports": imports(options.rounds) if whole else None,
+        "backends": {
+            backend: measured(backend, options.rounds, options.only) for backend in options.backends or BACKENDS
+        },
     }
+    if not any(found["lines"] for found in results["backends"].values()):
+        parser.error(f"no line of figures has {options.only!r} in its `workload: measure`")
     results["seconds"] = round(time.perf_counter() - started)
     results = rounded(results)
     report.show(results, console)
-    if options.backends is None:
+    if whole:
         text = json.dumps(results, indent=1)
-        # A list of numbers, and an object of such lists, on one line.
-        text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)
+        # What has no lists or objects in itself, on one line.
+        text = re.sub(r"\[[^][{}]*\]|\{[^][{}]*\}", lambda found: " ".join(found[0].split()), text)
         report.FIGURES.write_text(text + "\n", encoding="utf-8")
         report.write(results)
     return 0

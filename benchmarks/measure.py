@@ -6,16 +6,21 @@ pair is the median, over the rounds, of the ratio of their times in one round, w
 
 from __future__ import annotations
 
+import ast
 import cProfile
 import gc
+import inspect
 import math
-import pstats
-import re
+import pkgutil
 import statistics
+import textwrap
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import keras_cg
 
 OURS = "keras_cg"
 KERAS = "keras.ops"
@@ -31,8 +36,10 @@ Contestants = Mapping[str, Program | str]
 # How long a turn takes at least, so that the clock and the loop around the call do not count.
 TURN = 0.004
 # A line of figures that would take longer than this has fewer rounds, though not fewer than these; it tells how many.
-LONGEST = 20.0
+LONGEST = 15.0
 FEWEST = 5
+# So many frames are told one by one.
+DEAREST = 15
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -101,39 +108,71 @@ def _seconds(program: Program) -> float:
 # --- where the time goes ---------------------------------------------------------------------------------------------
 
 
-def profile(program: Program, seconds: float, top: int) -> dict[str, Any]:
-    """The packages and the functions that most of the time is spent in, by cProfile: `(name, share)` by own time."""
-    profiler = cProfile.Profile()
-    program()
+def profile(program: Program, seconds: float, package: str) -> dict[str, Any]:
+    """The frames of Python that a call enters, and the shares of the time that is their own, by cProfile.
+
+    What is written in C counts for the frame that calls it. `packages` are `(name, frames in a call, share)`; `frames`
+    those of one package that cost most, and `others` `(functions, frames in a call, share)` of what is left of it.
+    """
+    # The first calls compile, fill caches and make plans.
+    started = time.perf_counter()
+    for _ in range(20):
+        program()
+        if time.perf_counter() - started > seconds:
+            break
+    profiler = cProfile.Profile(builtins=False)
     calls, started = 0, time.perf_counter()
-    while time.perf_counter() - started < seconds:
+    while not calls or time.perf_counter() - started < seconds:
         profiler.enable()
         program()
         profiler.disable()
         calls += 1
-    functions: dict[str, float] = {}
-    packages: dict[str, float] = {}
-    for place, (_, _, own, _, _) in pstats.Stats(profiler).stats.items():
-        name = _name(*place)
-        package = name.partition("/")[0] if "/" in name else "built-in and standard library"
-        functions[name] = functions.get(name, 0.0) + own
-        packages[package] = packages.get(package, 0.0) + own
-    return {"calls": calls, "packages": _shares(packages, 4), "functions": _shares(functions, top)}
+    # `disable`, and what is not of Python, are words instead of code.
+    entries = [each for each in profiler.getstats() if not isinstance(each.code, str)]
+    total = sum(each.inlinetime for each in entries)
+    packages: dict[str, list[float]] = {}
+    frames = []
+    for each in entries:
+        count, share = each.callcount / calls, each.inlinetime / total
+        module = _module(each.code.co_filename)
+        found = packages.setdefault(module.partition(".")[0], [0.0, 0.0])
+        found[0] += count
+        found[1] += share
+        if module.startswith(f"{package}."):
+            function = f"{module}:{each.code.co_qualname}"
+            frames.append({"function": function, "count": count, "share": share, "doc": documented(module, each.code)})
+    ordered = sorted(packages.items(), key=lambda item: -item[1][1])
+    frames.sort(key=lambda frame: -frame["share"])
+    rest = frames[DEAREST:]
+    return {
+        "calls": calls,
+        "packages": [(name, *found) for name, found in ordered],
+        "frames": frames[:DEAREST],
+        "others": (len(rest), *(sum(frame[key] for frame in rest) for key in ("count", "share"))),
+    }
 
 
-def _shares(times: Mapping[str, float], top: int) -> list[tuple[str, float]]:
-    total = sum(times.values())
-    ordered = sorted(times.items(), key=lambda each: -each[1])
-    return [(name, round(seconds / total, 4)) for name, seconds in ordered[:top]]
+def _module(file: str) -> str:
+    """`package.module`, wherever the package is installed, or words."""
+    path = Path(file).with_suffix("")
+    installed = [folder for folder in path.parents if folder.name == "site-packages"]
+    for folder in (*installed, Path(keras_cg.__file__).parents[1], Path(__file__).parents[1]):
+        if path.is_relative_to(folder):
+            return ".".join(path.relative_to(folder).parts).removesuffix(".__init__")
+    return "standard library and generated code"
 
 
-def _name(file: str, line: int, function: str) -> str:
-    """A function as `package/module.py: function`, wherever the package is installed."""
-    if file == "~":
-        return re.sub(r" at 0x[0-9a-f]+", "", function).strip("<>")
-    parts = Path(file).parts
-    for folder in ("site-packages", "keras_cg", "benchmarks"):
-        if folder in parts:
-            place = len(parts) - 1 - parts[::-1].index(folder)
-            return f"{'/'.join(parts[place + (folder == 'site-packages') :])}: {function}"
-    return f"{Path(file).name}: {function}"
+def documented(module: str, code: types.CodeType) -> str:
+    """The first line of a function's docstring; without one that of its class, or which function it is a part of."""
+    outer, _, name = code.co_qualname.rpartition(".")
+    doc = None
+    # A comprehension and a lambda have none, and the lines that they are on need not be whole.
+    if not name.startswith("<"):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(code))).body
+        assert isinstance(definition, (ast.FunctionDef, ast.ClassDef))
+        doc = ast.get_docstring(definition)
+    if doc is None and "<locals>" in outer:
+        return f"A part of `{outer.partition('.<locals>')[0]}`."
+    if doc is None and outer:
+        doc = inspect.getdoc(pkgutil.resolve_name(f"{module}:{outer}"))
+    return (doc or "").partition("\n")[0]

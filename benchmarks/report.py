@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import reasons
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -39,7 +41,8 @@ What `keras_cg.custom_gradient` costs beside everything else that gives a functi
   tensors, a primitive of autograd; `{plain}`, the same function without a rule; and `{alone}`, the function that
   `{ours}` decorates, called without the decorator.
 - **Right first**: before anything is timed, each contestant's value and gradient are compared with a closed form in
-  float64. One that is wrong is shown as wrong and is not timed; one that raises is shown with its error.
+  float64, those of a network with a computation in NumPy that has its gradients written out. One that is wrong is shown
+  as wrong and is not timed; one that raises is shown with its error.
 - **In turn**: all contestants of a line run in one process, A B C A B C ..., for {rounds} rounds unless the line says
   otherwise. A turn is as many calls as take about 4 ms, without garbage collection; between turns there is one.
 - **Told**: the median of the time of a call, and in brackets the median, over the rounds, of the ratio of our time to
@@ -52,7 +55,18 @@ What `keras_cg.custom_gradient` costs beside everything else that gives a functi
 TARGETS = """\
 That a compiled program holds the same operations as the hand-written rule (XLA's HLO, torch's lists for forward and
 backward, the nodes of TensorFlow's graph) is no matter of time: tests compare them. For what misses its target,
-[where the time goes](#where-the-time-goes) has the profile.
+[where the time goes](#where-the-time-goes) has the frames.
+"""
+
+TRAINING = """\
+## Training
+
+Steps per second of a network in eager mode, the gradient and the weights a little further down; in brackets the ratio
+of our time to that contestant's, as above. The digits network is that of `examples/digits.py`, with two bits and 128
+images. The spiking network has 64 recurrent leaky integrate-and-fire neurons with surrogate gradients, and 16 images as
+spike trains: each of 100 time steps calls the decorated spike function. The network with learned steps (LSQ, Esser et
+al., 2020) rounds the weights and the inputs of three layers to three bits: the step is an argument of the decorated
+function, and learned.
 """
 
 MEMORY = """\
@@ -81,25 +95,18 @@ straight line, 10 where the time grows as the square.
 ![Curves of cost, and of our ratio to the hand-written rule]({plot})
 """
 
-PROFILES = """\
+FRAMES = """\
 ## Where the time goes
 
-What `keras_cg` spends its time on: packages and functions by their own time as cProfile has it, in shares of the whole,
-which is the framework's share as well. The profiler makes many small calls look dearer than they are.
+On few numbers a call costs what Python costs: the frames that it enters. Here are those of one call, once it is warm,
+and the share of the time that passes in frames of `{ours}`, with what they call in C; beside it the frames of the rule
+written by hand. cProfile counts them, which makes each frame look dearer than it is.
 
-What an eager call does beyond the rule written by hand, and a compiled program does not:
+Tracing happens once for each program; its lines have the frames of the tracer. `jax.jit` traces the function apart, to
+find what it closes over. Dynamo enters no frame that it traces, but many of its own for each, and what it compiled
+looks at each call whether all is as it was.
 
-- It asks which backend is active, the environment included, at each call: about 0.6 µs.
-- It checks what the function and the rule return: pair, count, structure, shape, dtype; each is a handful of Python
-  calls.
-- On torch the function runs outside of the `Function`, on values cut from the graph, so that a trainable value which
-  it captured is noticed; the rule is taken apart, so that what it captured is *saved*: freed by the backward pass,
-  seen by hooks, guarded against changes in place; and the state of the random generator is noted (5 KB for each
-  recorded call). The inputs are kept for derivatives of the gradient, which the rule written by hand does not have.
-  These are what the promise costs; on a few numbers it more than doubles the time.
-- On JAX and torch what is *traced* is more than what is compiled: `jax.jit` traces the function apart, to find what
-  it closes over, and Dynamo traces each line of the checks. Both happen once for each program. What Dynamo compiled
-  looks at each call whether all of that is as it was: about 3 µs, which is a fifth of a call on 8 numbers.
+The frames themselves, and why they are needed, follow for what misses its target.
 """
 
 
@@ -138,6 +145,25 @@ def cell(found: dict[str, Any] | None) -> str:
         return str(found["says"]).replace("|", "\\|")
     time = duration(found["time"][1])
     return f"{time} ({spread(found['ratio'])})" if "ratio" in found else f"{time}"
+
+
+def per_second(found: dict[str, Any] | None) -> str:
+    """A contestant in a line of figures, by how often a second does it."""
+    if found is None or "says" in found:
+        return cell(found)
+    steps = 1 / found["time"][1]
+    shown = f"{steps:,.0f} /s" if steps > 100 else f"{steps:.3g} /s"
+    return f"{shown} ({spread(found['ratio'])})" if "ratio" in found else shown
+
+
+def often(count: float) -> str:
+    """How often in a call, on the average."""
+    return f"{count:,.1f}".removesuffix(".0")
+
+
+def percent(share: float) -> str:
+    """A share of the time."""
+    return f"{share:.0%}" if share > 0.0095 or not share else f"{share:.1%}"
 
 
 def lines_of(results: Results, backend: str, workload: str = "", measure: str = "") -> list[Line]:
@@ -189,44 +215,51 @@ def _judged(backend: str, line: Line, key: str, to: str, limit: str, most: float
     return Target(what, limit, found, found[1] <= most)
 
 
+# For the lines of figures of a backend whose workload and measure begin so: the contestant that we are compared with,
+# and how many times as long as it we may take.
+EAGER = ("gradient of the sum", "forward and backward, upstream given")
+SMALL = "log1pexp, 8 numbers"
+RATIOS = (
+    *(("torch", SMALL, measure, BY_HAND, 1.4) for measure in EAGER),
+    *(("torch", SMALL, measure, KERAS, 1.3) for measure in EAGER),
+    ("torch", "two in two out", "forward and backward, upstream given", BY_HAND, 1.6),
+    ("torch", SMALL, "call of constants", KERAS, 1.0),
+    ("torch", SMALL, "call in no_grad", KERAS, 0.7),
+    ("torch", "a chain of 1,000", "gradient of the sum", BY_HAND, 1.4),
+    ("torch", "the digits network", "one training step", BY_HAND, 1.1),
+    ("torch", "second order", "", BY_HAND, 1.6),
+    ("torch", "", "aot_eager,", BY_HAND, 1.1),
+    ("torch", "", "inductor,", BY_HAND, 1.1),
+    ("torch", "a chain of 100 ", "Dynamo and AOT", BY_HAND, 1.5),
+    *(("jax", SMALL, measure, BY_HAND, 1.2) for measure in EAGER),
+    ("jax", "", "trace and lower", BY_HAND, 1.25),
+    ("jax", "", "jax.jit,", BY_HAND, 1.03),
+    ("jax", SMALL, "call outside", KERAS, 0.2),
+    *(("tensorflow", SMALL, measure, NATIVE, 1.05) for measure in EAGER),
+    ("tensorflow", "", "tf.function,", BY_HAND, 1.03),
+    ("tensorflow", "", "jit_compile,", BY_HAND, 1.03),
+    ("tensorflow", SMALL, "call without", NATIVE, 0.5),
+    ("tensorflow", "", "trace, tf.function", BY_HAND, 1.1),
+    *(("numpy", SMALL, measure, BY_HAND, 1.6) for measure in ("call", *EAGER)),
+    ("numpy", "a chain of 1,000", "gradient of the sum", BY_HAND, 2.5),
+    *((backend, "a nest of 1,000", "forward and", BY_HAND, 1.3) for backend in ("jax", "numpy", "tensorflow", "torch")),
+)
+
+
 def targets(results: Results) -> list[Target]:
     """Every target, as far as it was measured."""
     return list(_targets(results))
 
 
 def _targets(results: Results) -> Iterator[Target]:
-    for backend in results["backends"]:
-        for title in ("jax.jit,", "aot_eager,", "inductor,", "tf.function,", "jit_compile,"):
-            for line in lines_of(results, backend, measure=title):
-                yield _ratio(backend, line, BY_HAND, 1.03)
-    small = "log1pexp, 8 numbers"
-    gradients = ("gradient of the sum", "forward and backward")
-    for measure in gradients:
-        for line in lines_of(results, "torch", small, measure):
-            yield _ratio("torch", line, BY_HAND, 1.05)
-            yield _ratio("torch", line, KERAS, 1.0)
-    for line in lines_of(results, "torch", small, "call"):
-        yield _difference("torch", line, ALONE, 0.5)
-        yield _ratio("torch", line, KERAS, 0.7)
-    for measure in gradients:
-        for line in lines_of(results, "jax", small, measure):
-            yield _ratio("jax", line, BY_HAND, 1.05)
-    for line in lines_of(results, "jax", small, "call"):
-        yield _ratio("jax", line, KERAS, 0.2)
-    for measure in gradients:
-        for line in lines_of(results, "tensorflow", small, measure):
-            yield _ratio("tensorflow", line, NATIVE, 1.0)
-    for line in lines_of(results, "tensorflow", small, "call without"):
-        yield _ratio("tensorflow", line, NATIVE, 0.5)
-    for line in lines_of(results, "numpy", small, "call"):
-        yield _difference("numpy", line, ALONE, 1.0)
-    for backend, title in (("jax", "trace"), ("torch", "Dynamo"), ("tensorflow", "trace")):
-        for line in lines_of(results, backend, measure=title):
-            yield _ratio(backend, line, BY_HAND, 1.1)
-    for backend in results["backends"]:
-        for line in lines_of(results, backend, "a nest of 1,000", "forward and backward"):
-            yield _ratio(backend, line, BY_HAND, 1.3)
+    for backend, workload, measure, contestant, most in RATIOS:
+        for line in lines_of(results, backend, workload, measure):
+            yield _ratio(backend, line, contestant, most)
+    for line in lines_of(results, "torch", SMALL, "call in no_grad"):
+        yield _difference("torch", line, ALONE, 1.5)
     for backend, found in results["backends"].items():
+        if "memory" not in found:
+            continue
         ours, by_hand = (found["memory"][name]["held"] for name in (OURS, BY_HAND))
         # Objects, and what an allocator rounds up, are far below a tenth of an array.
         shown = f"{ours:.2f} arrays, hand-written {by_hand:.2f}"
@@ -311,20 +344,29 @@ def render(results: Results) -> str:
     page = [INTRO.format(**facts, date=results["date"], rounds=results["rounds"])]
     page += ["## Targets", "", f"{met} of {len(judged)} are met.", ""]
     page += table(("what", "target", "median (quartiles)", ""), [target.cells() for target in judged])
-    page += [TARGETS]
+    page += [TARGETS, TRAINING, *_training(results)]
     for backend, found in results["backends"].items():
         page += [f"## `{backend}`", ""]
         page += table(("workload, measure", *COLUMNS), [_cells(line, results["rounds"]) for line in found["lines"]])
     page += [MEMORY, *_memory(results)]
     page += [IMPORT.format(rounds=results["imports"]["rounds"]), *_imports(results)]
     page += [CURVES.format(plot=PLOT.name), *_curves(results)]
-    page += [PROFILES, *_profiles(results)]
+    page += [FRAMES.format(ours=OURS), *_frames(results)]
     return "\n".join(page).rstrip() + "\n"
 
 
 def _cells(line: Line, rounds: int) -> list[str]:
     fewer = "" if line["rounds"] == rounds else f" ({line['rounds']} rounds)"
     return [f"{line['workload']}: {line['measure']}{fewer}", *(cell(line["contestants"].get(name)) for name in COLUMNS)]
+
+
+def _training(results: Results) -> list[str]:
+    rows = []
+    for backend in results["backends"]:
+        for line in lines_of(results, backend, measure="one training step"):
+            told = [line["contestants"].get(name) for name in COLUMNS[:-1]]
+            rows.append((f"{backend}, {line['workload']}", *map(per_second, told)))
+    return table(("network", *COLUMNS[:-1]), rows)
 
 
 def _memory(results: Results) -> list[str]:
@@ -342,18 +384,55 @@ def _memory(results: Results) -> list[str]:
 def _imports(results: Results) -> list[str]:
     found = results["imports"]["contestants"]
     rows = [(f"`import {name}`", spread(each["time"], duration)) for name, each in found.items()]
-    return table(("", "median (quartiles)"), rows)
+    lines = table(("", "median (quartiles)"), rows)
+    lines += [
+        "What `import keras_cg` imports, beyond what the interpreter has, and the time of the modules themselves:",
+        "",
+    ]
+    packages = [(f"`{name}`", count, duration(time)) for name, count, time in results["imports"].get("packages", [])]
+    return lines + table(("package", "modules", "median"), packages)
 
 
-def _profiles(results: Results) -> list[str]:
-    lines = []
-    for backend, found in results["backends"].items():
-        for each in found["profiles"]:
-            lines += [f"### `{backend}`, {each['workload']}: {each['measure']}", ""]
-            shares = [(f"all of {name}", share) for name, share in each["packages"]]
-            shares += [(f"`{name}`", share) for name, share in each["functions"]]
-            lines += table(("", "share"), [(name, f"{share:.0%}") for name, share in shares])
+def _frames(results: Results) -> list[str]:
+    profiles = [(backend, each) for backend, found in results["backends"].items() for each in found.get("frames", [])]
+    head = ("a call", f"frames of {OURS}", "of the time", f"frames in all, {OURS}", f"frames in all, {BY_HAND}")
+    lines = table(head, [_counts(backend, each["contestants"], _what(each)) for backend, each in profiles])
+    missed = {_of_any_length(target.what) for target in targets(results) if not target.is_met}
+    for backend, each in profiles:
+        if _of_any_length(f"{backend}, {_what(each)}") in missed:
+            lines += [f"### `{backend}`, {_what(each)}", ""]
+            head = ("frame", "module", "in a call", "of the time", "why")
+            lines += table(head, _dearest(each["contestants"][OURS]))
     return lines
+
+
+def _of_any_length(what: str) -> str:
+    """A chain has the same frames in each of its calls, and is profiled with fewer of them."""
+    return re.sub(r"a chain of [\d,]+ calls", "a chain of calls", what)
+
+
+def _what(line: Line) -> str:
+    return f"{line['workload']}: {line['measure']}"
+
+
+def _counts(backend: str, profiles: dict[str, Any], what: str) -> tuple[str, ...]:
+    package = {name: (count, share) for name, count, share in profiles[OURS]["packages"]}
+    own, share = package.get("keras_cg", (0.0, 0.0))
+    all_of = [sum(count for _, count, _ in profiles[name]["packages"]) for name in (OURS, BY_HAND)]
+    return f"{backend}, {what}", often(own), percent(share), *map(often, all_of)
+
+
+def _dearest(profile: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each frame that costs most, with why it is needed, and one row for what is left of them."""
+    rows = []
+    for frame in profile["frames"]:
+        module, _, function = frame["function"].partition(":")
+        why = reasons.why(frame["function"], frame["doc"]).replace("|", "\\|")
+        rows.append((f"`{function}`", f"`{module}`", often(frame["count"]), percent(frame["share"]), why))
+    functions, count, share = profile["others"]
+    if functions:
+        rows.append((f"{functions} more", "", often(count), percent(share), ""))
+    return rows
 
 
 def show(results: Results, console: Console) -> None:

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from examples import digits
-
 Function = Callable[..., Any]
 Arrays = list[numpy.ndarray]
 
@@ -23,8 +21,8 @@ class Workload(NamedTuple):
     arguments: tuple[Any, ...]
     outputs: Arrays
     gradients: Arrays
-    # From a contestant's function, and what makes tensors, to the function that is differentiated.
-    around: Callable[[Function, Callable[[Any], Any]], Function] = lambda function, tensor: function
+    # From what a contestant has, mostly a function, and what makes tensors, to the function that is differentiated.
+    around: Callable[[Any, Callable[[Any], Any]], Function] = lambda function, tensor: function
 
 
 def flat(nest: Any) -> list[Any]:
@@ -116,37 +114,9 @@ def chain(calls: int, size: int = 8) -> Workload:
     return Workload(title, "log1pexp", (points(size),), [numpy.log(e + calls)], [e / (e + calls)], around)
 
 
-def network() -> Workload:
-    """The loss of the network of examples/digits.py on its first 128 images, and the gradient of the weights."""
-    data = digits.load()
-    images, labels = data.images[: digits.BATCH], data.labels[: digits.BATCH]
-    weights = digits.initial_weights(0)
-
-    def around(function: Function, tensor: Callable[[Any], Any]) -> Function:
-        batch = tensor(images), tensor(labels)
-        return lambda weights: digits.loss(weights, *batch, function)
-
-    loss, gradients = _differentiated(weights, images.astype(float), labels.astype(float))
-    return Workload("the digits network", "straight_through", (weights,), [loss], gradients, around)
-
-
-def _differentiated(weights: dict[str, Any], images: Any, labels: Any) -> tuple[Any, Arrays]:
-    """The loss of the network and its gradient, written out."""
-
-    def two_bits(x: Any, low: float, high: float) -> Any:
-        step = (high - low) / 3
-        return low + step * numpy.floor((numpy.clip(x, low, high) - low) / step + 0.5)
-
-    first, last = (two_bits(weights[name].astype(float), -3, 3) for name in ("hidden", "output"))
-    hidden = images @ first / 64 + 1 / 128
-    active = two_bits(hidden, 0, 3)
-    scores = active @ last / 16
-    scores = scores - scores.max(1, keepdims=True)
-    shares = numpy.exp(scores) / numpy.exp(scores).sum(1, keepdims=True)
-    loss = numpy.mean(numpy.log(numpy.exp(scores).sum(1)) - (scores * labels).sum(1))
-    upstream = (shares - labels) / len(images) / 16
-    arriving = (upstream @ last.T) * ((hidden > 0) & (hidden < 3)) / 64
-    return loss, [images.T @ arriving, active.T @ upstream]
+def both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two functions for each contestant, in place of one."""
+    return {name: each if isinstance(each, str) else (each, other[name]) for name, each in one.items()}
 
 
 def is_right(found: Any, expected: Arrays, array: Function) -> bool:

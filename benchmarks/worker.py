@@ -1,6 +1,7 @@
 """Measures one backend and writes the figures as JSON: `python -m benchmarks.worker torch 30 figures.json`.
 
-A backend has a process of its own, so that no framework disturbs another; Keras runs on the same backend there.
+A backend has a process of its own, so that no framework disturbs another; Keras runs on the same backend there. With a
+fourth argument only those lines of figures are measured that have it in their `workload: measure`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import keras_cg
-from benchmarks import measure, tasks
+from benchmarks import measure, networks, tasks
 from benchmarks.measure import ALONE, BY_HAND, OURS, Program
 from benchmarks.tasks import Function, Workload
 
+TRAINING = "one training step"
 # The curves take their turns this often: they have many points, and each is a median as well.
 ROUNDS_OF_CURVES = 5
 
@@ -27,9 +29,10 @@ Make = Callable[[Function, Any], Program]
 class Bench:
     """The measurements of one backend."""
 
-    def __init__(self, backend: str, rounds: int):
+    def __init__(self, backend: str, rounds: int, only: str = ""):
         self.kit: Any = importlib.import_module(f"benchmarks.workloads.{backend}")
         self.rounds = rounds
+        self.only = only
         self.lines: list[dict[str, Any]] = []
         self.started = time.perf_counter()
         self.kit.setup()
@@ -37,6 +40,10 @@ class Bench:
     def tell(self, what: str) -> None:
         """What is done, on stderr, for those who wait."""
         print(f"{time.perf_counter() - self.started:5.0f} s  {what}", file=sys.stderr, flush=True)
+
+    def wants(self, workload: Workload, title: str) -> bool:
+        """Whether a line of figures was asked for."""
+        return self.only in f"{workload.title}: {title}"
 
     def functions(self, workload: Workload) -> dict[str, Function | str]:
         """The contestants of a workload: what is called, or why it is not."""
@@ -102,30 +109,42 @@ class Bench:
 
     # --- the measures ------------------------------------------------------------------------------------------------
 
+    def lines_of(
+        self, workload: Workload, measures: dict[str, Make], check: Make | None = None, alone: bool = False
+    ) -> None:
+        """The lines of a workload that are wanted: `measures` by title, `alone` with the function without a decorator.
+
+        Nobody is checked, and nothing compiled, for a line that was not asked for.
+        """
+        wanted = {title: make for title, make in measures.items() if self.wants(workload, title)}
+        if wanted:
+            found = self.checked(workload, check)
+            for title, make in wanted.items():
+                self.line(workload, title, found if alone else without(found, ALONE), make)
+
     def eager(self) -> None:
         """Calls and gradients of every workload, nothing compiled."""
-        small = tasks.log1pexp(8)
+        small, (first, call) = tasks.log1pexp(8), next(iter(self.kit.calls.items()))
         for workload in (small, tasks.log1pexp(1_000_000), tasks.pair(), tasks.leaves(1000)):
-            found = self.checked(workload)
-            for title, make in self.kit.calls.items():
-                if workload is small or make is next(iter(self.kit.calls.values())):
-                    self.line(workload, title, found, make)
-            found = {name: each for name, each in found.items() if name != ALONE}
+            self.lines_of(workload, self.kit.calls if workload is small else {first: call}, alone=True)
             if workload.contestants == "log1pexp":
-                self.line(workload, "gradient of the sum", found, self.kit.gradient)
-            self.line(workload, "forward and backward, upstream given", found, self.vjp)
-        workload = tasks.chain(self.kit.CHAIN)
-        self.line(workload, "gradient of the sum", without(self.checked(workload), ALONE), self.kit.gradient)
-        workload = tasks.network()
-        found = without(self.checked(workload, self.kit.gradient), ALONE)
-        self.line(workload, "one training step", found, self.step)
-        workload = tasks.log1pexp_twice()
-        found = without(self.functions(workload), ALONE)
-        arguments = self.arguments(workload)
-        for name, function in found.items():
-            if not isinstance(function, str):
-                found[name] = self.verdict(workload, self.twice(function, arguments)) or function
-        self.line(workload, "gradient of the gradient", found, self.kit.second_order)
+                self.lines_of(workload, {"gradient of the sum": self.kit.gradient})
+            self.lines_of(workload, {"forward and backward, upstream given": self.vjp})
+        self.lines_of(tasks.chain(self.kit.CHAIN), {"gradient of the sum": self.kit.gradient})
+        for network in (networks.digits_network(), networks.spiking_network(), networks.quantised_network()):
+            self.lines_of(network, {TRAINING: self.step}, check=self.kit.gradient)
+        self.higher()
+
+    def higher(self) -> None:
+        """The second derivative."""
+        workload, title = tasks.log1pexp_twice(), "gradient of the gradient"
+        if self.wants(workload, title):
+            found = without(self.functions(workload), ALONE)
+            arguments = self.arguments(workload)
+            for name, function in found.items():
+                if not isinstance(function, str):
+                    found[name] = self.verdict(workload, self.twice(function, arguments)) or function
+            self.line(workload, title, found, self.kit.second_order)
 
     def twice(self, function: Function, arguments: Any) -> Program:
         """A program for the first and the second derivative."""
@@ -136,16 +155,19 @@ class Bench:
 
     def steady(self) -> None:
         """Gradients of compiled programs, once they are compiled."""
-        for title, compiled in self.kit.compilers.items():
-            wanted = [tasks.log1pexp(8), tasks.log1pexp(1_000_000), tasks.pair(), tasks.network()]
+        for compiler, compiled in self.kit.compilers.items():
+            title = f"{compiler}, forward and backward"
+            workloads = [tasks.log1pexp(8), tasks.log1pexp(1_000_000), tasks.pair(), networks.digits_network()]
             # It takes inductor seconds to compile one.
-            for workload in wanted[:1] if title == "inductor" else wanted:
+            for workload in workloads[:1] if compiler == "inductor" else workloads:
+                if not self.wants(workload, title):
+                    continue
                 arguments = self.arguments(workload)
                 programs: dict[str, Any] = without(self.functions(workload), ALONE)
                 for name, function in programs.items():
                     if not isinstance(function, str):
                         programs[name] = self.compiled(workload, function, arguments, compiled)
-                self.line(workload, f"{title}, forward and backward", programs, lambda program, _: program)
+                self.line(workload, title, programs, lambda program, _: program)
 
     def compiled(self, workload: Workload, function: Function, arguments: Any, compiled: Make) -> Program | str:
         """A compiled program that is right, or words."""
@@ -158,9 +180,9 @@ class Bench:
     def tracing(self) -> None:
         """The time until a program of many calls is traced."""
         title, calls, rounds = self.kit.TRACED
-        if not rounds:
-            return
         short, workload = tasks.chain(2), tasks.chain(calls)
+        if not rounds or not self.wants(workload, title):
+            return
         found = without(self.functions(workload), ALONE)
         for name, function in self.checked(short).items():
             if isinstance(function, str):
@@ -193,19 +215,30 @@ class Bench:
         self.tell(f"curve of {of}")
         return {"of": of, "sizes": sizes, "rounds": ROUNDS_OF_CURVES, "medians": medians}
 
-    def profiles(self) -> list[dict[str, Any]]:
-        """Where our time goes: the call, the gradient, and the nest of many leaves."""
-        title, call = next(iter(self.kit.calls.items()))
+    def frames(self) -> list[dict[str, Any]]:
+        """The frames of Python that we enter, and those of the rule written by hand."""
+        small, both_ways = tasks.log1pexp(8), "forward and backward, upstream given"
+        traced, _, rounds = self.kit.TRACED
         wanted = [
-            (tasks.log1pexp(8), title, call),
-            (tasks.log1pexp(8), "forward and backward, upstream given", self.vjp),
-            (tasks.leaves(1000), "forward and backward, upstream given", self.vjp),
+            *((small, title, call) for title, call in self.kit.calls.items()),
+            (small, "gradient of the sum", self.kit.gradient),
+            (small, both_ways, self.vjp),
+            (tasks.chain(self.kit.CHAIN), "gradient of the sum", self.kit.gradient),
+            (tasks.pair(), both_ways, self.vjp),
+            (tasks.leaves(1000), both_ways, self.vjp),
+            (tasks.log1pexp_twice(), "gradient of the gradient", self.kit.second_order),
+            (networks.digits_network(), TRAINING, self.step),
+            *((small, f"{title}, forward and backward", make) for title, make in self.kit.compilers.items()),
+            *((tasks.chain(10), title, self.kit.trace) for title in (traced,) if rounds),
         ]
         found = []
-        for workload, what, make in wanted:
-            program = make(self.functions(workload)[OURS], self.arguments(workload))
-            figures = measure.profile(program, seconds=1.0, top=8)
-            found.append({"workload": workload.title, "measure": what, **figures})
+        for workload, title, make in wanted:
+            functions, arguments = self.functions(workload), self.arguments(workload)
+            profiles = {}
+            for name in (OURS, BY_HAND):
+                profiles[name] = measure.profile(make(functions[name], arguments), seconds=0.3, package="keras_cg")
+            found.append({"workload": workload.title, "measure": title, "contestants": profiles})
+        self.tell("frames")
         return found
 
 
@@ -221,21 +254,19 @@ def in_words(error: Exception) -> str:
     return type(error).__name__ if "/" in first or not first else f"{type(error).__name__}: {first[:60]}"
 
 
-def run(backend: str, rounds: int) -> dict[str, Any]:
-    """Every figure of a backend."""
+def run(backend: str, rounds: int, only: str = "") -> dict[str, Any]:
+    """Every figure of a backend, or the lines of figures that were asked for."""
     with keras_cg.use_backend(backend):
-        bench = Bench(backend, rounds)
+        bench = Bench(backend, rounds, only)
         bench.eager()
         bench.steady()
         bench.tracing()
-        return {
-            "lines": bench.lines,
-            "curves": bench.curves(),
-            "profiles": bench.profiles(),
-            "seconds": round(time.perf_counter() - bench.started),
-        }
+        found: dict[str, Any] = {"lines": bench.lines}
+        if not only:
+            found |= {"curves": bench.curves(), "frames": bench.frames()}
+        return found | {"seconds": round(time.perf_counter() - bench.started)}
 
 
 if __name__ == "__main__":
-    backend, rounds, file = sys.argv[1:]
-    Path(file).write_text(json.dumps(run(backend, int(rounds))), encoding="utf-8")
+    backend, rounds, file, *only = sys.argv[1:]
+    Path(file).write_text(json.dumps(run(backend, int(rounds), *only)), encoding="utf-8")

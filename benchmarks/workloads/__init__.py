@@ -4,8 +4,10 @@
 `tensor(array)`: NumPy's array as a tensor.
 `array(tensor)`: The other way.
 `wait(nest)`: Returns it when it is computed.
-`log1pexp()`, `log1pexp_twice()`, `pair()`, `leaves()`, `straight_through()`: The contestants of a workload, by name:
-    the function with its gradient, or words that say why there is none. `log1pexp_twice` may be differentiated twice.
+`log1pexp()`, `log1pexp_twice()`, `pair()`, `leaves()`, `straight_through()`, `spike()`: The contestants of a workload,
+    by name: the function with its gradient, or words that say why there is none. `log1pexp_twice` may be
+    differentiated twice.
+`learned_step()`: The same with two functions for each, one for weights and one for activations.
 `calls`: By a title, `(function, arguments) -> program` that calls the function without differentiating it.
 `vjp(function, arguments)`: A program that runs forward and returns `(outputs, backward)`, for an upstream of ones.
 `gradient(function, arguments)`: A program for the gradient of the sum of the output, as people write it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ import numpy
 
 import keras_cg
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
-from benchmarks.tasks import Function
+from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
+from benchmarks.tasks import Function, both
 
 CHAIN = 100
 TRACED = ("trace and lower, jax.jit", 1000, 5)
@@ -129,6 +131,60 @@ def straight_through() -> dict[str, Function | str]:
     by_hand = jax.custom_vjp(nearest)
     by_hand.defvjp(lambda x: (nearest(x), None), lambda kept, upstream: (upstream,))
     return _contestants(function, by_hand, lambda x: x + jax.lax.stop_gradient(nearest(x) - x))
+
+
+def spike() -> dict[str, Function | str]:
+    def surrogate(v: Any) -> Any:
+        # Its derivative is that of the rule.
+        return v / (1 + SLOPE * jnp.abs(v))
+
+    def heaviside(v: Any) -> Any:
+        return (v > 0).astype(v.dtype)
+
+    def function(v: Any) -> Any:
+        return heaviside(v), lambda upstream: upstream / (1 + SLOPE * jnp.abs(v)) ** 2
+
+    by_hand = jax.custom_vjp(heaviside)
+    by_hand.defvjp(lambda v: (heaviside(v), v), lambda v, upstream: (upstream / (1 + SLOPE * jnp.abs(v)) ** 2,))
+
+    def plain(v: Any) -> Any:
+        return surrogate(v) + jax.lax.stop_gradient(heaviside(v) - surrogate(v))
+
+    return _contestants(function, by_hand, plain)
+
+
+def learned_step() -> dict[str, Any]:
+    return both(_learned_step(*WEIGHTS), _learned_step(*ACTIVATIONS))
+
+
+def _learned_step(low: int, high: int) -> dict[str, Function | str]:
+    def forward(v: Any, step: Any) -> Any:
+        scaled = v / step
+        return scaled, jnp.round(jnp.clip(scaled, low, high))
+
+    def backward(scaled: Any, rounded: Any, upstream: Any) -> Any:
+        inside = (scaled > low) & (scaled < high)
+        of_step = upstream * (rounded - scaled * inside)
+        return upstream * inside, of_step.sum() * (1 / math.sqrt(scaled.size * high))
+
+    def function(v: Any, step: Any) -> Any:
+        scaled, rounded = forward(v, step)
+        return rounded * step, lambda upstream: backward(scaled, rounded, upstream)
+
+    def kept(v: Any, step: Any) -> Any:
+        scaled, rounded = forward(v, step)
+        return rounded * step, (scaled, rounded)
+
+    by_hand = jax.custom_vjp(lambda v, step: forward(v, step)[1] * step)
+    by_hand.defvjp(kept, lambda kept, upstream: backward(*kept, upstream))
+
+    def plain(v: Any, step: Any) -> Any:
+        scale = 1 / math.sqrt(v.size * high)
+        step = step * scale + jax.lax.stop_gradient(step - step * scale)
+        clipped = jnp.clip(v / step, low, high)
+        return (clipped + jax.lax.stop_gradient(jnp.round(clipped) - clipped)) * step
+
+    return _contestants(function, by_hand, plain)
 
 
 # --- what is done with them ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tracemalloc
 from typing import Any
 
@@ -15,7 +16,8 @@ from autograd.tracer import getval
 
 import keras_cg
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
-from benchmarks.tasks import Function, flat
+from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
+from benchmarks.tasks import Function, both, flat
 
 CHAIN = 1000
 TRACED = ("", 0, 0)
@@ -137,6 +139,68 @@ def straight_through() -> dict[str, Function | str]:
 
     defvjp(by_hand, lambda ans, x: lambda upstream: upstream)
     return _contestants(function, by_hand, lambda x: x + nearest(getval(x)) - getval(x))
+
+
+def spike() -> dict[str, Function | str]:
+    def surrogate(v: Any) -> Any:
+        # Its derivative is that of the rule.
+        return v / (1 + SLOPE * anp.abs(v))
+
+    def heaviside(v: Any) -> Any:
+        return (v > 0).astype(numpy.float32)
+
+    def function(v: Any) -> Any:
+        return heaviside(v), lambda upstream: upstream / (1 + SLOPE * anp.abs(v)) ** 2
+
+    by_hand = primitive(heaviside)
+    defvjp(by_hand, lambda ans, v: lambda upstream: upstream / (1 + SLOPE * anp.abs(v)) ** 2)
+
+    def plain(v: Any) -> Any:
+        return surrogate(v) + (heaviside(getval(v)) - surrogate(getval(v)))
+
+    return _contestants(function, by_hand, plain)
+
+
+def learned_step() -> dict[str, Any]:
+    return both(_learned_step(*WEIGHTS), _learned_step(*ACTIVATIONS))
+
+
+def _learned_step(low: int, high: int) -> dict[str, Function | str]:
+    def forward(v: Any, step: Any) -> Any:
+        scaled = v / step
+        return scaled, anp.floor(anp.clip(scaled, low, high) + 0.5)
+
+    def backward(scaled: Any, rounded: Any, upstream: Any) -> Any:
+        inside = (scaled > low) & (scaled < high)
+        of_step = upstream * (rounded - scaled * inside)
+        return upstream * inside, anp.sum(of_step) * (1 / math.sqrt(scaled.size * high))
+
+    def function(v: Any, step: Any) -> Any:
+        scaled, rounded = forward(v, step)
+        return rounded * step, lambda upstream: backward(scaled, rounded, upstream)
+
+    @primitive
+    def by_hand(v: Any, step: Any) -> Any:
+        return numpy.floor(numpy.clip(v / step, low, high) + 0.5) * step
+
+    def pullback(argnums: Any, ans: Any, args: Any, kwargs: Any) -> Function:
+        kept = forward(*args)
+
+        def both(upstream: Any) -> Any:
+            gradients = backward(*kept, upstream)
+            return [gradients[place] for place in argnums]
+
+        return both
+
+    defvjp_argnums(by_hand, pullback)
+
+    def plain(v: Any, step: Any) -> Any:
+        scale = 1 / math.sqrt(v.size * high)
+        step = step * scale + getval(step - step * scale)
+        clipped = anp.clip(v / step, low, high)
+        return (clipped + (anp.floor(getval(clipped) + 0.5) - getval(clipped))) * step
+
+    return _contestants(function, by_hand, plain)
 
 
 # --- what is done with them ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import keras
@@ -11,7 +12,8 @@ import tensorflow as tf
 
 import keras_cg
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
-from benchmarks.tasks import Function
+from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
+from benchmarks.tasks import Function, both
 
 CHAIN = 100
 TRACED = ("trace, tf.function", 100, 10)
@@ -114,6 +116,48 @@ def straight_through() -> dict[str, Function | str]:
         return nearest(x), lambda upstream: upstream
 
     return _contestants(function, tf.custom_gradient(function), lambda x: x + tf.stop_gradient(nearest(x) - x))
+
+
+def spike() -> dict[str, Function | str]:
+    def surrogate(v: Any) -> Any:
+        # Its derivative is that of the rule.
+        return v / (1 + SLOPE * tf.abs(v))
+
+    def heaviside(v: Any) -> Any:
+        return tf.cast(v > 0, v.dtype)
+
+    def function(v: Any) -> Any:
+        return heaviside(v), lambda upstream: upstream / (1 + SLOPE * tf.abs(v)) ** 2
+
+    def plain(v: Any) -> Any:
+        return surrogate(v) + tf.stop_gradient(heaviside(v) - surrogate(v))
+
+    return _contestants(function, tf.custom_gradient(function), plain)
+
+
+def learned_step() -> dict[str, Any]:
+    return both(_learned_step(*WEIGHTS), _learned_step(*ACTIVATIONS))
+
+
+def _learned_step(low: int, high: int) -> dict[str, Function | str]:
+    def function(v: Any, step: Any) -> Any:
+        scaled = v / step
+        rounded = tf.round(tf.clip_by_value(scaled, low, high))
+
+        def grad(upstream: Any) -> Any:
+            inside = tf.cast((scaled > low) & (scaled < high), scaled.dtype)
+            of_step = upstream * (rounded - scaled * inside)
+            return upstream * inside, tf.reduce_sum(of_step) * (1 / math.sqrt(math.prod(scaled.shape) * high))
+
+        return rounded * step, grad
+
+    def plain(v: Any, step: Any) -> Any:
+        scale = 1 / math.sqrt(math.prod(v.shape) * high)
+        step = step * scale + tf.stop_gradient(step - step * scale)
+        clipped = tf.clip_by_value(v / step, low, high)
+        return (clipped + tf.stop_gradient(tf.round(clipped) - clipped)) * step
+
+    return _contestants(function, tf.custom_gradient(function), plain)
 
 
 # --- what is done with them ------------------------------------------------------------------------------------------

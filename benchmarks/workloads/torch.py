@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import keras
@@ -11,7 +12,8 @@ import torch
 
 import keras_cg
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN, Program
-from benchmarks.tasks import Function, flat, mapped
+from benchmarks.networks import ACTIVATIONS, SLOPE, WEIGHTS
+from benchmarks.tasks import Function, both, flat, mapped
 
 CHAIN = 1000
 TRACED = ("Dynamo and AOT, aot_eager", 100, 5)
@@ -163,6 +165,69 @@ def straight_through() -> dict[str, Function | str]:
             return upstream
 
     return _contestants(function, ByHand.apply, lambda x: x + (nearest(x) - x).detach())
+
+
+def spike() -> dict[str, Function | str]:
+    def surrogate(v: Any) -> Any:
+        # Its derivative is that of the rule.
+        return v / (1 + SLOPE * torch.abs(v))
+
+    def heaviside(v: Any) -> Any:
+        return (v > 0).to(v.dtype)
+
+    def function(v: Any) -> Any:
+        return heaviside(v), lambda upstream: upstream / (1 + SLOPE * torch.abs(v)) ** 2
+
+    class ByHand(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, v: Any) -> Any:
+            ctx.save_for_backward(v)
+            return heaviside(v)
+
+        @staticmethod
+        def backward(ctx: Any, upstream: Any) -> Any:
+            (v,) = ctx.saved_tensors
+            return upstream / (1 + SLOPE * torch.abs(v)) ** 2
+
+    return _contestants(function, ByHand.apply, lambda v: surrogate(v) + (heaviside(v) - surrogate(v)).detach())
+
+
+def learned_step() -> dict[str, Any]:
+    return both(_learned_step(*WEIGHTS), _learned_step(*ACTIVATIONS))
+
+
+def _learned_step(low: int, high: int) -> dict[str, Function | str]:
+    def forward(v: Any, step: Any) -> Any:
+        scaled = v / step
+        return scaled, torch.round(torch.clamp(scaled, low, high))
+
+    def backward(scaled: Any, rounded: Any, upstream: Any) -> Any:
+        inside = (scaled > low) & (scaled < high)
+        of_step = upstream * (rounded - scaled * inside)
+        return upstream * inside, of_step.sum() * (1 / math.sqrt(scaled.numel() * high))
+
+    def function(v: Any, step: Any) -> Any:
+        scaled, rounded = forward(v, step)
+        return rounded * step, lambda upstream: backward(scaled, rounded, upstream)
+
+    class ByHand(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, v: Any, step: Any) -> Any:
+            scaled, rounded = forward(v, step)
+            ctx.save_for_backward(scaled, rounded)
+            return rounded * step
+
+        @staticmethod
+        def backward(ctx: Any, upstream: Any) -> Any:
+            return backward(*ctx.saved_tensors, upstream)
+
+    def plain(v: Any, step: Any) -> Any:
+        scale = 1 / math.sqrt(v.numel() * high)
+        step = step * scale + (step - step * scale).detach()
+        clipped = torch.clamp(v / step, low, high)
+        return (clipped + (torch.round(clipped) - clipped).detach()) * step
+
+    return _contestants(function, ByHand.apply, plain)
 
 
 # --- what is done with them ------------------------------------------------------------------------------------------

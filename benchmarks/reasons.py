@@ -1,0 +1,42 @@
+"""Why a call enters a frame of ours.
+
+A function's docstring says it, in its first line, or what `engine/contract.py` says of the name that a backend defines.
+"""
+
+from __future__ import annotations
+
+import re
+
+from keras_cg.engine import contract
+
+# By `module:function`, where there is no docstring, or it does not say why; a test looks whether they are still there.
+WHY = {
+    "keras_cg.backends.jax.attach:_run": "Runs the function, and takes its rule apart into residuals.",
+    "keras_cg.backends.jax.carried:_derivative": "The gradient, recorded: it can be differentiated again.",
+    "keras_cg.backends.numpy:_conjugate": "autograd's gradient of a complex number is the conjugate of ours.",
+    "keras_cg.backends.numpy:_innermost": "autograd boxes what it differentiates: the array inside.",
+    "keras_cg.backends.numpy:_is_floating": "An integer output takes part in no gradient.",
+    "keras_cg.backends.numpy:_vjps": "The backward pass of autograd's primitive: it calls the rule.",
+    "keras_cg.decorator:CustomGradient.__call__": "The decorated function itself: it asks which backend runs.",
+    "keras_cg.ops:__getattr__": "The workload computes with `keras_cg.ops`, with every contestant.",
+}
+
+
+def _contract() -> dict[str, str]:
+    """The first sentence on each name that a backend defines."""
+    found = {}
+    for paragraph in re.split(r"\n(?=`)", contract.__doc__ or ""):
+        named = re.match(r"`(\w+)(?:\(.*?\))?`\s+(.*?)(?:[.?:;]\s|\n\n|\Z)", paragraph, re.DOTALL)
+        if named:
+            found[named[1]] = " ".join(named[2].split())
+    return found
+
+
+CONTRACT = _contract()
+
+
+def why(function: str, doc: str) -> str:
+    """The reason for a frame of `module:function`, whose docstring begins with `doc`."""
+    module, _, name = function.partition(":")
+    of_a_backend = CONTRACT.get(name, "") if module.startswith("keras_cg.backends.") else ""
+    return WHY.get(function) or doc or of_a_backend
