@@ -60,6 +60,23 @@ class Sites(dict[Any, "Site | None"]):
             self[key] = Site(self, backend, tensors, places, len(kinds)) if known else None
         return self.get(key), laid
 
+    # --- for who has no site: a compiler that traces has other types, and should see few objects ----------------------
+
+    is_unscoped = staticmethod(state.is_unscoped)
+    takes_one = staticmethod(signature.takes_one)
+
+    def attached(self, backend: Backend, count: int) -> Attached:
+        """The function as it is attached to so many tensors, after its first run, whose output is to be looked at."""
+        return Attached(self._row(backend, count)).seen()
+
+    def collect(self, backend: Backend, likes: Sequence[Like], result: Any) -> tuple[Any, ...]:
+        """The checked gradients in whatever a rule returned for as many tensors."""
+        return Gradients(self._row(backend, len(likes)), likes).collect(result, None)
+
+    def _row(self, backend: Backend, count: int) -> Arguments:
+        rest = Rest(Row([None] * count, None, False), range(count))
+        return Arguments(backend, self.name, self.fun, count, (), rest)
+
 
 class Site:
     """A decorated function, called on one backend with leaves of the same types in the same structure.

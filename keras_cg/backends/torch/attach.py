@@ -39,6 +39,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     return record(fun, tensors, inputs, seen, start, *run(fun, inputs))
 
 
+# Where torch.compile gave up, it would compile what `attach` calls by itself, and fail in it (2.13).
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def record(
     fun: Function,
     tensors: Sequence[Any],
@@ -177,8 +179,6 @@ def aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> 
     return tuple(others)
 
 
-# Where torch.compile gave up, it would compile what this calls by itself, and fail in it (2.13).
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
     """The tensors that `fun` captured and `outputs` hang on, in the order in which they were first used.
 

@@ -13,8 +13,32 @@ from torch._C._functorch import TransformType, _unwrap_for_grad
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_clear_interpreter_stack
 
 from keras_cg import errors
-from keras_cg.backends.torch.tensors import transforms_active
-from keras_cg.engine.contract import Function
+from keras_cg.backends import torch as own
+from keras_cg.backends.torch.tensors import dtype_name, transforms_active
+from keras_cg.engine.contract import Function, Pullback
+
+
+def straight(sites: Any, args: tuple[Any, ...]) -> Any:
+    """As `straight.straight`, in what Dynamo traces quickly: each object and each frame of ours costs it a lot."""
+    if not torch.is_grad_enabled() or transforms_active() or _is_exporting() or not sites.is_unscoped():
+        return NotImplemented
+    inputs = []
+    wanted = []
+    for tensor in args:
+        if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+            return NotImplemented
+        wanted.append(tensor.requires_grad)
+        inputs.append(tensor.detach())
+    if len(args) != 1:
+        return NotImplemented
+    pair = sites.fun(*inputs)
+    if type(pair) is tuple and len(pair) == 2 and type(pair[0]) is torch.Tensor and sites.takes_one(pair[1]):
+        output, rule = pair
+        if not output.requires_grad and (output.is_floating_point() or output.is_complex()):
+            return _One.apply(sites, rule, output, args[0]) if wanted[0] else output  # type: ignore[no-untyped-call]
+    function = sites.attached(own, len(args))
+    flat = function.accept(inputs, tuple(inputs), {}, pair, ())
+    return function.finish(_record(args, wanted, False, *flat))
 
 
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -30,20 +54,28 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
             "torch.compile around a transform of torch.func",
             "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
         )
-    # In plain loops here and in `_Compiling`, because torch.compile (2.13) traces a comprehension as a call of its own.
+    # In plain loops here and below, because torch.compile (2.13) traces a comprehension as a call of its own.
     inputs = []
     wanted = []
-    is_wanted = False
     for tensor in tensors:
-        is_wanted = is_wanted or tensor.requires_grad
         wanted.append(tensor.requires_grad)
         inputs.append(tensor.detach())
-    outputs, pullback = fun(*inputs)
+    return _record(tensors, wanted, is_transformed, *fun(*inputs))
+
+
+def _record(
+    tensors: Sequence[torch.Tensor],
+    wanted: list[bool],
+    is_transformed: bool,
+    outputs: tuple[torch.Tensor, ...],
+    pullback: Pullback,
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of a run, with the rule as their gradient, if anybody differentiates."""
     for output in outputs:
         if output.requires_grad or (is_transformed and _is_tracked_outside((output,))):
             pullback.capture(["(a tensor that torch.compile does not name)"])
             raise errors.unserved_variables("torch", "under torch.compile")
-    if not is_wanted:
+    if True not in wanted:
         return outputs
     # torch.compile (2.13) refuses a Function that gets one tensor twice.
     distinct: list[torch.Tensor] = []
@@ -125,3 +157,20 @@ class _Compiling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         return (None, None, None, *[None] * ctx.count, *ctx.pullback(cotangents, (), ctx.wanted)[0])
+
+
+class _One(torch.autograd.Function):
+    """The same of one tensor in and one out, where the rule takes upstream alone."""
+
+    @staticmethod
+    def forward(ctx: Any, sites: Any, rule: Any, output: torch.Tensor, tensor: torch.Tensor) -> Any:
+        ctx.sites, ctx.rule, ctx.dtype, ctx.shape = sites, rule, tensor.dtype, tensor.shape
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:  # type: ignore[override]
+        gradient = ctx.rule(upstream)
+        if type(gradient) is torch.Tensor and gradient.dtype == ctx.dtype and gradient.shape == ctx.shape:
+            return None, None, None, gradient
+        like = dtype_name(ctx.dtype), ctx.shape
+        return None, None, None, *ctx.sites.collect(own, [like], gradient)

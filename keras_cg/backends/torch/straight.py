@@ -15,9 +15,10 @@ from torch.autograd import forward_ad
 
 from keras_cg.backends import torch as own
 from keras_cg.backends.torch.attach import aliases, backward, copied, record
+from keras_cg.backends.torch.compiled import straight as traced
 from keras_cg.backends.torch.replayed import Surroundings, changed, replay, sequence_number, surroundings
 from keras_cg.backends.torch.steady import Steady
-from keras_cg.backends.torch.tensors import transforms_active
+from keras_cg.backends.torch.tensors import dynamo_callback, transforms_active
 from keras_cg.engine.contract import Laid, Site
 
 # The types of tensors that do nothing by themselves.
@@ -25,7 +26,9 @@ _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def straight(sites: Any, args: tuple[Any, ...]) -> Any:
-    if torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0:
+    if torch.compiler.is_compiling():
+        return traced(sites, args)
+    if transforms_active() or forward_ad._current_level >= 0 or dynamo_callback() is not None:
         return NotImplemented
     site, spec, leaves = sites.get((own, *map(type, args))), None, args
     if site is None:

@@ -38,6 +38,9 @@ torch.compiler.assume_constant_result(owner)  # type: ignore[no-untyped-call]
 # Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
 # choose between the two ways to apply a Function. If it is gone, importing this file fails, and with it the backend.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+# Likewise, for what Dynamo looks at new frames with, None outside of torch.compile. Where it gave up, and what follows
+# runs as it is, it would compile one function of this package after the other.
+dynamo_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
 # Likewise, for the level of forward mode that is open, -1 outside of any; torch's own unpack_dual begins with it.
 # Read through the module, since it is a number that changes.
 forward_ad._current_level  # noqa: B018
