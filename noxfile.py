@@ -54,7 +54,7 @@ EVERYWHERE = [f"tests/test_{name}.py" for name in ("conventions", "returns", "ca
 TOUCHING = {
     "jax": ["tests/test_jax.py", "tests/test_jax_forward.py", "tests/test_jax_programs.py"],
     "numpy": ["tests/test_numpy.py", "tests/test_checker.py"],
-    "tensorflow": ["tests/test_tensorflow.py", "tests/test_tensorflow_programs.py"],
+    "tensorflow": [f"tests/test_tensorflow{name}.py" for name in ("", "_order", "_programs")],
 }
 # Columns that have another release of the framework than every other: there the framework's own tests run as well, and
 # a dozen rules of the zoo.

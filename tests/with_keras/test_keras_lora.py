@@ -5,6 +5,7 @@ import contextlib
 import keras
 import numpy as np
 import pytest
+from late import read_late
 
 import keras_cg
 from keras_cg import custom_gradient, recipes
@@ -26,12 +27,23 @@ def seven(x):
     return x * 1, lambda upstream: 7 * upstream
 
 
-def fit(dense, *after):
+def fit(dense, *after, upstream=None):
     """Trains for one step, by plain gradient descent."""
-    upstream = ops.convert_to_tensor(UPSTREAM)
     model = keras.Sequential([keras.layers.Input(X.shape[1:]), dense, *after])
-    model.compile(keras.optimizers.SGD(RATE), lambda y, prediction: ops.sum(prediction * upstream))
+    model.compile(
+        keras.optimizers.SGD(RATE), lambda y, prediction: ops.sum(prediction * (upstream or known)(prediction))
+    )
     model.fit(X, X, batch_size=len(X), shuffle=False, verbose=0)
+
+
+def known(prediction):
+    """The gradient of the loss, which nobody has before the prediction.
+
+    So it is with all losses but those that only add predictions up. On TensorFlow the order of the step hangs on it:
+    by it the assignment of a variable waits for those who read it for the prediction, and no optimizer can drop that,
+    as `test_grappler_forgets_the_order` shows it does otherwise.
+    """
+    return ops.where(ops.isfinite(prediction), ops.convert_to_tensor(UPSTREAM), np.nan)
 
 
 def adapted(dense):
@@ -115,3 +127,25 @@ def test_functions_of_a_kernel_with_lora(backend, name):
     fit(dense)
     check(factor * X.T @ UPSTREAM)
     np.testing.assert_array_equal(dense.non_trainable_weights[0].numpy(), frozen)
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("name", ["a sum", "another loss"])
+def test_grappler_forgets_the_order(backend, name):
+    """The limit of README: with nothing of ours, and a loss that adds predictions up, it trains with new values."""
+
+    class Product(keras.layers.Layer):
+        def build(self, shape):
+            self.a = self.add_weight(shape=(3, 2), initializer="ones")
+            self.b = self.add_weight(shape=(2, 2), initializer="ones")
+
+        def call(self, x):
+            patience = 30 if name == "a sum" else 0.3
+            return x @ self.a @ read_late(self.b.value, np.ones((2, 2)), patience)
+
+    product = Product()
+    fit(product, upstream=(lambda prediction: UPSTREAM) if name == "a sum" else known)
+    b = np.ones((2, 2)) - RATE * (X @ np.ones((3, 2))).T @ UPSTREAM
+    np.testing.assert_allclose(product.b.numpy(), b, rtol=1e-5)
+    read = b if name == "a sum" else np.ones((2, 2))
+    np.testing.assert_allclose(product.a.numpy(), 1 - RATE * X.T @ UPSTREAM @ read.T, rtol=1e-5)

@@ -74,7 +74,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
 
 def _wrap(graph: Any, results: list[Any], backward: Backward) -> list[Any]:
-    """`results`, from which `graph` reaches the inputs by `backward` alone: what `tf.custom_gradient` does, no more."""
+    """`results`, from which `graph` reaches the inputs by `backward` alone, as `tf.custom_gradient` does it."""
     inputs = backward.inputs()
     if not results or not inputs:
         return results
@@ -85,7 +85,26 @@ def _wrap(graph: Any, results: list[Any], backward: Backward) -> list[Any]:
 
     tf.RegisterGradient(name)(gradient)
     with graph.gradient_override_map({"IdentityN": name}):
-        return list(tf.identity_n([*results, *inputs])[:count])
+        linked = tf.identity_n([*results, *inputs])[:count]
+    return linked if count == 1 else _apart(graph, f"{name}-each", results, linked)
+
+
+def _apart(graph: Any, name: str, results: list[Any], linked: list[Any]) -> list[Any]:
+    """The values of `results`, each with the gradient of the one of `linked` that stands in its place.
+
+    No value comes from `linked`. If it did, all results would seem to hang on whatever one of them hangs on, since one
+    operation has them all, and a training step could go wrong: an assignment waits for the readers of the variable,
+    but Grappler's dependency optimizer (TensorFlow 2.21) lets it wait only for what seems to hang on these, and then
+    takes the operation apart, so that nothing waits for a reader any more, which then may read the new value. As it
+    is, nobody uses an output of the operation, and Grappler's pruner, which comes first, drops it.
+    """
+
+    def gradient(operation: Any, cotangent: Any, unused: Any) -> list[Any]:
+        return [None, cotangent]
+
+    tf.RegisterGradient(name)(gradient)
+    with graph.gradient_override_map({"IdentityN": name}):
+        return [tf.identity_n(pair)[0] for pair in zip(results, linked, strict=True)]
 
 
 def _sources(results: list[Any], given: list[Any], before: int) -> list[Any]:
