@@ -17,7 +17,7 @@ from jax.extend.core import Literal
 from jax.tree_util import Partial
 
 from keras_cg import errors
-from keras_cg.backends.jax import carried, linear
+from keras_cg.backends.jax import carried, kept, linear
 from keras_cg.backends.jax.carried import Rule
 from keras_cg.backends.jax.names import is_reversed, is_staging
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_tensor, is_traced
@@ -154,7 +154,7 @@ def _staged(fun: Runnable, tensors: Sequence[Any]) -> tuple[Any, ...]:
     These become arguments, for custom_vjp differentiates nothing else. So function and rule are traced here, once and
     for all: JAX may ask for the gradient when what they close over is gone.
     """
-    traced = _Program(fun, tensors, None)
+    traced = kept.program(fun, tensors, lambda: _Program(fun, tensors, None))
     if traced.needs_variables:
         traced = _Program(fun if traced.build is None else traced.again, tensors, traced.captured())
     hoisted = [const for const in traced.consts if is_traced(const)]
@@ -229,6 +229,11 @@ class _Program:
             self.error = error
             return [*outputs]
         return [*outputs, *values]
+
+    @property
+    def serves_again(self) -> bool:
+        """Whether nothing in it belongs to one call alone."""
+        return self.error is None and not self.needs_variables and not self.consts
 
     def again(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """The function once more, made of a jaxpr that gives what the rule holds."""
