@@ -3,9 +3,11 @@
 Rules say 7 to some power, so that a rule of another call, or of another time, cannot pass for the right one.
 """
 
+import contextlib
 import importlib
 import inspect
 import threading
+import types
 from typing import NamedTuple
 
 import numpy as np
@@ -232,6 +234,28 @@ def test_a_helper_that_is_defined_anew(eager, backend, traced, monkeypatch):
     assert len(traced) == 2
 
 
+def combine(x, y):
+    """What another function stands for."""
+
+
+@custom_gradient
+def with_combine(x):
+    return x * 2, lambda upstream: 7 * upstream * combine(x, x)
+
+
+def test_a_function_of_jax_that_another_one_replaces(eager, backend, traced, monkeypatch):
+    from jax import lax
+
+    def loss(x):
+        monkeypatch.setitem(globals(), "combine", lax.add)
+        first = with_combine(x) + with_combine(x)
+        monkeypatch.setitem(globals(), "combine", lax.mul)
+        return first + with_combine(x)
+
+    check(gradient(loss, eager.tensor(X))[0], 28 * X + 7 * X**2)
+    assert len(traced) == 2
+
+
 def test_a_builtin_that_is_shadowed(eager, backend, traced, monkeypatch):
     def loss(x):
         first = with_globals(x)
@@ -257,6 +281,81 @@ def test_types_shapes_and_what_is_differentiated(eager, backend, traced):
     check(found, 7 * X * np.array([4, 4, 3]))
     assert len(traced) >= 4
     assert float(jax.jit(jax.grad(lambda x: double(x) + double(jnp.float32(1) * x)))(3.0)) == 42
+
+
+def test_a_constant_first(eager, backend, traced):
+    """The rule's gradient of it was not looked at, and must be for what is differentiated."""
+    import jax
+
+    def loss(x):
+        return ops.sum(double(constant) + double(x))
+
+    constant = eager.tensor(Y)
+    check(jax.jit(jax.grad(loss))(eager.tensor(X)), 7 * X)
+    assert len(traced) == 2
+
+
+def test_none_and_a_tensor_in_each_other_s_place(eager, backend, traced):
+    @custom_gradient
+    def g(x, y):
+        factor, x = (7, x) if y is None else (49, y)
+        return x * 2, lambda upstream: upstream * factor * x
+
+    check(gradient(lambda x: g(x, None) + g(None, x), eager.tensor(X))[0], 56 * X)
+    assert len(traced) == 2
+
+
+def test_keywords_of_other_names(eager, backend, traced):
+    @custom_gradient
+    def g(x, **others):
+        factor = 7 if "a" in others else 49
+        return x * 2, lambda upstream: (upstream * factor * x, None)
+
+    check(gradient(lambda x: g(x, a=x) + g(x, b=x), eager.tensor(X))[0], 56 * X)
+    assert len(traced) == 2
+
+
+class Registered:
+    """A container with something that is no leaf."""
+
+    def __init__(self, x, factor):
+        self.x, self.factor = x, factor
+
+
+def test_a_registered_container(eager, backend, traced):
+    import jax
+
+    with contextlib.suppress(ValueError):  # it was registered already
+        jax.tree_util.register_pytree_node(
+            Registered, lambda node: ((node.x,), node.factor), lambda factor, parts: Registered(*parts, factor)
+        )
+
+    @custom_gradient
+    def g(node):
+        factor, x = node.factor, node.x
+        return x * 2, lambda upstream: upstream * factor * x
+
+    check(gradient(lambda x: g(Registered(x, 7)) + g(Registered(x, 49)), eager.tensor(X))[0], 56 * X)
+    assert len(traced) == 2
+
+
+settings = types.ModuleType("settings")
+
+
+@custom_gradient
+def with_settings(x):
+    return x * 2, lambda upstream: upstream * settings.factor * x
+
+
+def test_a_module_of_somebody_else(eager, backend, traced):
+    def loss(x):
+        settings.factor = 7
+        first = with_settings(x)
+        settings.factor = 49
+        return first + with_settings(x)
+
+    check(gradient(loss, eager.tensor(X))[0], 56 * X)
+    assert len(traced) == 2
 
 
 class Pair(NamedTuple):
@@ -473,6 +572,95 @@ def test_who_changes_something_is_called_each_time(eager, backend, traced, capsy
     assert 3 in (len(runs), len(RUNS), capsys.readouterr().out.count("a run"))
 
 
+def told():
+    """What has attributes."""
+
+
+@custom_gradient
+def sets_an_attribute(x):
+    told.runs = 1
+    return x * 2, lambda upstream: 7 * upstream * x
+
+
+@custom_gradient
+def sets_a_global(x):
+    global COUNT
+    COUNT = 1
+    return x * 2, lambda upstream: 7 * upstream * x
+
+
+def sets_a_cell():
+    count = 0
+
+    @custom_gradient
+    def g(x):
+        nonlocal count
+        count = 1
+        return x * 2, lambda upstream: 7 * upstream * x
+
+    def reset():
+        nonlocal count
+        before, count = count, 0
+        return before
+
+    return g, reset
+
+
+def reset_attribute():
+    return vars(told).pop("runs", 0)
+
+
+def reset_global():
+    global COUNT
+    before, COUNT = COUNT, 0
+    return before
+
+
+SETTERS = {
+    "attribute": lambda: (sets_an_attribute, reset_attribute),
+    "global": lambda: (sets_a_global, reset_global),
+    "cell": sets_a_cell,
+}
+
+
+@pytest.mark.parametrize("name", SETTERS)
+def test_who_sets_what_somebody_resets_is_called_each_time(eager, backend, traced, name):
+    """So that what it reads is the same before each call."""
+    g, reset = SETTERS[name]()
+    reset()
+    sets = []
+
+    def loss(x):
+        for _ in range(3):
+            x = g(x)
+            sets.append(reset())
+        return x
+
+    check(gradient(loss, eager.tensor(X))[0], 343 * 8 * X**3)
+    assert sets == [1, 1, 1]
+
+
+def test_an_import_inside(eager, backend):
+    import random
+
+    import jax
+
+    @custom_gradient
+    def g(x):
+        import random
+
+        return x * 2, lambda upstream: upstream * random.random()
+
+    state = random.getstate()
+    try:
+        random.seed(0)
+        found = jax.jit(lambda x: [jax.grad(g)(x) for _ in range(3)])(1.0)
+        random.seed(0)
+        check(found, [random.random() for _ in range(3)])
+    finally:
+        random.setstate(state)
+
+
 def test_a_method_is_called_each_time(eager, backend, traced):
     owner = Owner()
 
@@ -616,16 +804,19 @@ def test_what_reads_very_much_is_called_each_time(eager, backend, traced):
     assert len(traced) == 2
 
 
-def test_threads_that_trace_at_once(eager, backend):
+def test_threads_that_trace_at_once(eager, backend, traced):
     import jax
 
     found, x = {}, eager.tensor(X)
     start = threading.Barrier(4)
 
     def trace(factor):
-        start.wait()
         with keras_cg.use_backend("jax"):
-            make = lambda x: of_number(factor)(x)
+
+            def make(x):
+                start.wait()
+                return of_number(factor)(x)
+
             found[factor] = jax.jit(jax.grad(lambda x: ops.sum(make(make(make(x))))))(x)
 
     threads = [threading.Thread(target=trace, args=(factor,)) for factor in (1, 3, 5, 7)]
@@ -635,6 +826,7 @@ def test_threads_that_trace_at_once(eager, backend):
         thread.join()
     for factor in (1, 3, 5, 7):
         check(found[factor], factor**3 * 8 * X**3)
+    assert len(traced) == 4
 
 
 # --- the primitive around it -----------------------------------------------------------------------------------------

@@ -74,11 +74,10 @@ def _key(fun: Any, tensors: Sequence[Any]) -> Any:
     """All that a program depends on; None if that is not known."""
     given, reading = fun.given, _Reading()
     laid = given.rest.nest
-    # What is registered with a tree utility has more to it than its leaves.
-    if laid.wrapped or not reading.value(given.fun) or not reading.structure(laid.pack(laid.leaves)):
+    if not reading.value(given.fun) or not reading.structure(laid.pack(laid.leaves)):
         return None
     types = [(jax.typeof(tensor), is_traced(tensor)) for tensor in tensors]
-    return fun.name, given.positionals, given.keywords, *given.rest.places, *types, *reading.facts, _context(_NOBODY)
+    return given.keywords, *given.rest.places, *types, *reading.facts, _context(_NOBODY)
 
 
 # For each of JAX's settings that tracing depends on, one object: JAX alone knows which these are.
