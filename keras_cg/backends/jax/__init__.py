@@ -1,6 +1,7 @@
 """The JAX backend, on `jax.custom_vjp`.
 
 `tensors` says what a tensor is. `attach` runs a function once, eagerly or as a program, and gives its outputs the rule.
+`kept` has the programs that serve again.
 `carried` keeps the rule on them where JAX differentiates again or forwards. `linear` proves that a rule is linear and
 transposes it. `derivatives` is JAX's engine, and `names` has what JAX does not export for everybody.
 """

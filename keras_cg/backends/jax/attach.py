@@ -7,6 +7,7 @@ is a linear map whose transpose is the rule (`carried`): in reverse mode JAX tra
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +18,9 @@ from jax.extend.core import Literal
 from jax.tree_util import Partial
 
 from keras_cg import errors
-from keras_cg.backends.jax import carried, linear
+from keras_cg.backends.jax import carried, kept, linear
 from keras_cg.backends.jax.carried import Rule
-from keras_cg.backends.jax.names import is_reversed, is_staging
+from keras_cg.backends.jax.names import is_reversed, is_staging, unbatched
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_tensor, is_traced
 from keras_cg.engine.contract import Function, Pullback
 
@@ -81,14 +82,19 @@ def _attach(call: Call, args: Sequence[Any]) -> tuple[Any, ...]:
 
         return jax.jvp(carry, [args[place] for place in moving], [tangents[place] for place in moving])
 
+    run.__signature__ = forward.__signature__ = _ANY  # type: ignore[attr-defined]
     backwards = jax.custom_vjp(run)
     backwards.defvjp(forward, _backward)
-    if all(is_reversed(arg) for arg in args if is_traced(arg)):
+    if all(is_reversed(value) for value in map(unbatched, args) if is_traced(value)):
         return backwards(*args)
     # What is inside serves where nobody differentiates, and refuses to be transposed, which would be without the rule.
     both = jax.custom_jvp(backwards)
     both.defjvp(derivative, symbolic_zeros=True)
     return both(*args)
+
+
+# JAX reads the signatures of what a custom_vjp is made of at every call, for messages. Made once, they are at hand.
+_ANY = inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
 
 
 def _backward(residuals: Partial, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -101,6 +107,9 @@ def _backward(residuals: Partial, cotangents: tuple[Any, ...]) -> tuple[Any, ...
         return tuple(residuals(arriving))
     except jax.errors.UnexpectedTracerError as error:
         raise errors.unserved_variables("jax", "(where only the rule reads it)") from error
+
+
+_backward.__signature__ = inspect.signature(_backward)  # type: ignore[attr-defined]
 
 
 def _eager(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -154,7 +163,7 @@ def _staged(fun: Runnable, tensors: Sequence[Any]) -> tuple[Any, ...]:
     These become arguments, for custom_vjp differentiates nothing else. So function and rule are traced here, once and
     for all: JAX may ask for the gradient when what they close over is gone.
     """
-    traced = _Program(fun, tensors, None)
+    traced = kept.program(fun, tensors, lambda: _Program(fun, tensors, None))
     if traced.needs_variables:
         traced = _Program(fun if traced.build is None else traced.again, tensors, traced.captured())
     hoisted = [const for const in traced.consts if is_traced(const)]
@@ -229,6 +238,11 @@ class _Program:
             self.error = error
             return [*outputs]
         return [*outputs, *values]
+
+    @property
+    def serves_again(self) -> bool:
+        """Whether nothing in it belongs to one call alone."""
+        return self.error is None and not self.needs_variables and not self.consts
 
     def again(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """The function once more, made of a jaxpr that gives what the rule holds."""

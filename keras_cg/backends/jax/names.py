@@ -43,3 +43,10 @@ def is_reversed(tracer: Any) -> bool:
     """Whether JAX differentiates what stands for a value, and surely in reverse alone."""
     # Releases before 0.9 do not say, nor does JAX of what it traces for a program; then it is not sure.
     return getattr(getattr(tracer, "_trace", None), "is_vjp", False) is True
+
+
+def unbatched(value: Any) -> Any:
+    """What is batched by `vmap`, which differentiates nothing by itself; anything else as it is."""
+    while hasattr(value, "batch_dim"):
+        value = value.val
+    return value
