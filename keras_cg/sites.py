@@ -90,7 +90,7 @@ class Site:
         is_unscoped: Whether Keras keeps nothing in this thread that a second run would have to see.
     """
 
-    __slots__ = ("backend", "blanks", "closure", "forms", "fun", "is_full", "name", "places", "tensors")
+    __slots__ = ("backend", "blanks", "closure", "forms", "fun", "is_full", "known", "name", "places", "tensors")
 
     is_unscoped = staticmethod(state.is_unscoped)
 
@@ -99,6 +99,7 @@ class Site:
         self.tensors, self.places, self.is_full = tensors, places, len(places) == count
         self.blanks = Laid((None,) * count, None)
         self.forms: dict[Any, Form | None] = {}
+        self.known: dict[Any, bool] = {}
         self.closure = Closure.of(self.fun, backend.is_tensor)
 
     def arguments(self, laid: Laid, tensors: Sequence[Any]) -> Sequence[Any]:
@@ -131,6 +132,14 @@ class Site:
                 self.forms.clear()
             form = self.forms[key] = self._form(rule, self.given(laid), self.rest(spec))
             return form
+
+    def may(self, do: Callable[[tuple[str, ...]], bool]) -> bool:
+        """Whether the function may do what `do` says of the names that it asks for; or nobody knows what it does."""
+        if self.is_capturing():
+            return True
+        if do not in self.known:
+            self.known[do] = do(self.closure.names())  # type: ignore[union-attr]
+        return self.known[do]
 
     def is_capturing(self) -> bool:
         """Whether the function may read what somebody differentiates and is no argument."""

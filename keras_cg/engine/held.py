@@ -215,6 +215,19 @@ class Closure:
             return None
         return contents
 
+    def names(self) -> tuple[str, ...]:
+        """The names of the globals and attributes that the code asks for, and what it calls in its own module.
+
+        Modules are left out. A function of another module, which may do anything, ends in `()`.
+        """
+        found = set()
+        for scope, name, value in self.watched:
+            if type(value) is not FunctionType:
+                found.update([] if isinstance(value, ModuleType) else [name])
+            elif scope is not self.scope or value.__globals__ is not scope:
+                found.add(f"{name}()")
+        return tuple(sorted(found))
+
     def made(
         self, contents: list[Any], sources: Sequence[int], tensors: Sequence[Any], defaults: Defaults
     ) -> FunctionType:

@@ -36,7 +36,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     if any([tensor.requires_grad for tensor in tensors]):
         inputs = [tensor.detach() for tensor in tensors]
     seen, start = surroundings(tensors), sequence_number()
-    return record(fun, tensors, inputs, seen, start, *run(fun, inputs))
+    return record(fun, tensors, inputs, seen, start, *run(fun, inputs))  # type: ignore[no-any-return]
 
 
 # Where torch.compile gave up, it would compile what `attach` calls by itself, and fail in it (2.13).

@@ -168,7 +168,7 @@ class _One(torch.autograd.Function):
         return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
         gradient = ctx.rule(upstream)
         if type(gradient) is torch.Tensor and gradient.dtype == ctx.dtype and gradient.shape == ctx.shape:
             return None, None, None, gradient

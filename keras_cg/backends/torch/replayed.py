@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -42,40 +43,69 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 # What a run of a function sees of torch besides its arguments: the random numbers of the CPU and of other devices, and
-# for each kind of device the dtype of autocast, and whether that is on.
-Surroundings = tuple[torch.Tensor, Any, Sequence[tuple[str, torch.dtype, bool]]]
+# for each kind of device the dtype of autocast, and whether that is on. No numbers, if it draws none.
+Surroundings = tuple[torch.Tensor | None, Any, Sequence[tuple[str, torch.dtype, bool]]]
 
 _half, _is_half = torch.get_autocast_dtype, torch.is_autocast_enabled
 _no_devices: Any = ([], [])
 
 
-def surroundings(tensors: Sequence[torch.Tensor]) -> Surroundings:
+def surroundings(tensors: Sequence[torch.Tensor], is_drawing: bool = True) -> Surroundings:
     """Those of a run that begins; of the devices those that the tensors are on."""
     for tensor in tensors:
         if not tensor.is_cpu:
             kinds = {"cpu"}.union([tensor.device.type for tensor in tensors])
             autocast = [(kind, _half(kind), _is_half(kind)) for kind in kinds]
+            if not is_drawing:
+                return None, _no_devices, autocast
             return torch.default_generator.get_state(), get_device_states(*tensors), autocast
-    return torch.default_generator.get_state(), _no_devices, (("cpu", _half("cpu"), _is_half("cpu")),)
+    random = torch.default_generator.get_state() if is_drawing else None
+    return random, _no_devices, (("cpu", _half("cpu"), _is_half("cpu")),)
 
 
 @contextlib.contextmanager
 def surrounded(surroundings: Surroundings) -> Iterator[None]:
     """Lets a run see them again."""
     random, (devices, states), autocast = surroundings
-    here = torch.default_generator.get_state()
     with contextlib.ExitStack() as stack:
-        if devices:
-            stack.enter_context(torch.random.fork_rng(devices))
-            set_device_states(devices, states)
         for kind, half, enabled in autocast:
             if (_half(kind), _is_half(kind)) != (half, enabled):
                 stack.enter_context(torch.autocast(kind, half, enabled))
-        torch.set_rng_state(random)
-        try:
-            yield
-        finally:
-            torch.set_rng_state(here)
+        if random is not None:
+            stack.enter_context(torch.random.fork_rng(devices))
+            torch.set_rng_state(random)
+            set_device_states(devices, states)
+        yield
+
+
+# Attributes of tensors, and builtins, that are no operations and draw nothing.
+_QUIET = frozenset(
+    (
+        *("T", "device", "dtype", "imag", "mT", "ndim", "real", "shape"),
+        *("bfloat16", "complex128", "complex64", "double", "float16", "float32", "float64", "half", "int32", "int64"),
+        *("bool", "complex", "enumerate", "float", "int", "isinstance", "len", "list", "range", "tuple", "zip"),
+        *("inf", "nan", "pi"),
+    )
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def may_draw(names: tuple[str, ...]) -> bool:
+    """Whether a function may draw random numbers that asks for globals and attributes of these names alone.
+
+    torch tags its operations that do. What is none of its operations, and is not known otherwise, may.
+    """
+    for name in names:
+        if name in _QUIET:
+            continue
+        operation = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+        # That of attention draws only if it is told to, and has no tag (2.13).
+        if operation is None or "attention" in name or "dropout" in name:
+            return True
+        tags = [tag for overload in operation.overloads() for tag in getattr(operation, overload).tags]
+        if torch.Tag.nondeterministic_seeded in tags:
+            return True
+    return False
 
 
 class Replay:

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from keras_cg.backends import torch as own
 from keras_cg.backends.torch.attach import aliases, backward, copied, record
 from keras_cg.backends.torch.compiled import straight as traced
-from keras_cg.backends.torch.replayed import Surroundings, changed, replay, sequence_number, surroundings
+from keras_cg.backends.torch.replayed import Surroundings, changed, may_draw, replay, sequence_number, surroundings
 from keras_cg.backends.torch.steady import Steady
 from keras_cg.backends.torch.tensors import dynamo_callback, transforms_active
 from keras_cg.engine.contract import Laid, Site
@@ -83,7 +83,7 @@ def _recorded(site: Site, leaves: Sequence[Any], spec: Any, tensors: Sequence[to
     if not site.is_unscoped():
         return NotImplemented
     is_row = spec is None and site.is_full
-    seen, start = surroundings(tensors), sequence_number()
+    seen, start = surroundings(tensors, site.may(may_draw)), sequence_number()
     pair = site.fun(*(inputs if is_row else site.arguments(Laid(leaves, spec), inputs)))
     for index, tensor in enumerate(tensors):
         if tensor._version != before[index]:
