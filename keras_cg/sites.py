@@ -37,6 +37,8 @@ class Sites(dict[Any, "Site | None"]):
     def __init__(self, name: str, fun: Callable[..., Any]):
         super().__init__()
         self.name, self.fun = name, fun
+        # What was called once. Only the second call makes a site, since a method is a new function wherever it is called.
+        self.met: set[Any] = set()
 
     def find(self, backend: Backend, tensors: Collection[type], args: tuple[Any, ...]) -> tuple[Site | None, Laid]:
         """The site of a call, None if it must go the long way; for what `get((backend, *types))` does not know.
@@ -52,7 +54,9 @@ class Sites(dict[Any, "Site | None"]):
             laid = Laid(*nest.lay(args))
             kinds, structure = [*map(type, laid.leaves)], (laid.spec,)
         key = (backend, *structure, *kinds)
-        if key not in self:
+        if key not in self and key not in self.met:
+            self.met = {*self.met, key} if len(self.met) < BOUND else {key}
+        elif key not in self:
             places = tuple([place for place, kind in enumerate(kinds) if kind in tensors])
             known = places and all([kind in tensors or kind in _STATIC for kind in kinds])
             if len(self) >= BOUND:

@@ -1,0 +1,487 @@
+"""torch's short way: it is taken by calls as most are, and left wherever the long one might say something else."""
+
+import collections
+import functools
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import keras_cg
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops
+
+pytestmark = pytest.mark.only("torch")
+
+X, Y = [-1.0, 0.5, 2.0], [3.0, -2.0, 0.25]
+factor = 7.0
+
+# Frames of the long way: of the call, of its rest, of its backward pass.
+LONG = {"attached", "_looked_at", "Pullback.__call__"}
+
+
+def tensor(array, **options):
+    import torch
+
+    return torch.tensor(array, **{"requires_grad": True, **options})
+
+
+def gradients(output, *tensors):
+    import torch
+
+    outputs = output if isinstance(output, tuple) else (output,)
+    return [each.numpy() for each in torch.autograd.grad(sum(part.sum() for part in outputs), tensors)]
+
+
+def frames(program):
+    """The functions of this package that a program enters, in order."""
+    entered = []
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("keras_cg."):
+            entered.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        program()
+    finally:
+        sys.setprofile(None)
+    return entered
+
+
+def steady(program):
+    """The frames of a program that ran before."""
+    for _ in range(3):
+        program()
+    return frames(program)
+
+
+def with_exp(make):
+    """A decorated function of one tensor whose rule `make` makes of exp(x)."""
+    return custom_gradient(lambda x: (x * 2, make(ops.exp(x))))
+
+
+def default_of_a_number(e):
+    def rule(upstream, times=7.0):
+        return times * upstream * e
+
+    return rule
+
+
+def keyword_only(e):
+    def rule(upstream, *, times=7.0):
+        return times * upstream * e
+
+    return rule
+
+
+def helper(e):
+    return factor * e
+
+
+RULES = {
+    "closure": lambda e: lambda upstream: 7 * upstream * e,
+    "nothing": lambda e: lambda upstream: upstream * 7,
+    "namespace": lambda e: lambda upstream: ops.where(e > 0, 7 * upstream * e, 0),
+    "helper of the module": lambda e: lambda upstream: upstream * helper(e),
+    "tuple": lambda e: lambda upstream: (7 * upstream * e,),
+    "leaves": lambda e: lambda *dys: 7 * dys[0] * e,
+    "default": default_of_a_number,
+    "keyword only": keyword_only,
+    "as Keras has it": lambda e: lambda *args, upstream=None: 7 * upstream * e,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_is_served_by_the_short_way(backend, name):
+    f = with_exp(RULES[name])
+    x = tensor(X)
+    entered = steady(lambda: gradients(f(x), x))
+    assert "_recorded" in entered and not LONG & {*entered}
+    expected = np.full(3, 7.0) if name == "nothing" else 7 * np.exp(X)
+    for _ in range(3):
+        np.testing.assert_allclose(gradients(f(x), x)[0], expected, rtol=1e-6)
+
+
+def test_how_many_frames_a_call_takes(backend):
+    import torch
+
+    @custom_gradient
+    def f(x):
+        e = torch.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    x, upstream = tensor(X), torch.ones(3)
+    outputs = []
+    forward = steady(lambda: outputs.append(f(x)))
+    # The decorator, which backend, two frames of it, the Function's; and six short questions.
+    assert len(forward) == 11, forward
+    backward = steady(lambda: torch.autograd.grad(outputs[-1], x, upstream, retain_graph=True))
+    assert backward == ["_Straight.backward", "Closure.made"]
+    constant = steady(lambda: f(x.detach()))
+    assert len(constant) <= 7, constant
+    with torch.no_grad():
+        assert steady(lambda: f(x)) == ["CustomGradient.__call__", "_Config.active", "straight"]
+
+
+def test_arguments_in_nests(backend):
+    import torch
+
+    @custom_gradient
+    def f(x, nest):
+        e = torch.exp(nest["y"])
+        return {"u": x * e, "v": x + e}, lambda upstream: (7 * upstream["u"] * e, {"y": 3 * upstream["v"] * x})
+
+    x, y = tensor(X), tensor(Y)
+
+    def program():
+        output = f(x, {"y": y})
+        return gradients((output["u"], output["v"]), x, y)
+
+    entered = steady(program)
+    assert "_recorded" in entered and not LONG & {*entered}
+    found = program()
+    np.testing.assert_allclose(found[0], 7 * np.exp(Y), rtol=1e-6)
+    np.testing.assert_allclose(found[1], 3 * np.array(X), rtol=1e-6)
+
+
+def test_a_dict_in_another_order(backend):
+    f = custom_gradient(
+        lambda nest: (next(iter(nest.values())) * 1, lambda upstream: {"a": 7 * upstream, "b": 3 * upstream})
+    )
+    x, y = tensor(X), tensor(Y)
+    for _ in range(3):
+        first, other = f({"a": x, "b": y}), f({"b": y, "a": x})
+        np.testing.assert_allclose(first.detach().numpy(), X)
+        np.testing.assert_allclose(other.detach().numpy(), Y)
+        assert [float(each[0]) for each in gradients(other, x, y)] == [7.0, 3.0]
+
+
+def test_numbers_among_the_arguments(backend):
+    f = custom_gradient(lambda x, times: (x * times, lambda upstream: 7 * times * upstream))
+    x = tensor(X)
+    entered = steady(lambda: gradients(f(x, 2.0), x))
+    assert "_recorded" in entered and not LONG & {*entered}
+    for times in (2.0, 3.0, 4, True):
+        assert gradients(f(x, times), x)[0][0] == 7 * times
+
+
+def test_a_parameter(backend):
+    import torch
+
+    f = with_exp(RULES["closure"])
+    x = torch.nn.Parameter(torch.tensor(X))
+    entered = steady(lambda: gradients(f(x), x))
+    assert not LONG & {*entered}
+
+
+def test_second_and_third_order(backend):
+    import torch
+
+    f = with_exp(RULES["closure"])
+    for _ in range(3):
+        x = tensor(X, dtype=torch.float64)
+        (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad((first**2).sum(), x, create_graph=True)
+        (third,) = torch.autograd.grad(second.sum(), x)
+        e = np.exp(X)
+        np.testing.assert_allclose(first.detach(), 7 * e, rtol=1e-12)
+        np.testing.assert_allclose(second.detach(), 2 * 49 * e**2, rtol=1e-12)
+        np.testing.assert_allclose(third, 4 * 49 * e**2, rtol=1e-12)
+
+
+# --- left, wherever it must be ----------------------------------------------------------------------------------------
+
+
+def test_a_rule_that_is_another_from_call_to_call(backend):
+    rules = [
+        lambda upstream: 7 * upstream,
+        lambda *args, upstream: 3 * upstream,
+        functools.partial(lambda times, upstream: times * upstream, 5),
+        lambda *dys: 2 * dys[0],
+        None,
+    ]
+    f = custom_gradient(lambda x: (x * 1, rules[0]))
+    x = tensor(X)
+    for _ in range(3):
+        for expected in (7, 3, 5, 2):
+            assert gradients(f(x), x)[0][0] == expected
+            rules.append(rules.pop(0))
+        with pytest.raises(TypeError, match="rule"):
+            f(x)
+        rules.append(rules.pop(0))
+
+
+def test_a_rule_of_the_same_code_that_holds_something_else(backend):
+    held = [7.0]
+
+    def f(x):
+        kept = held[0]
+        return x * 1, lambda upstream: upstream * (1.0 if kept is None else kept)
+
+    g, x = custom_gradient(f), tensor(X)
+    for _ in range(3):
+        for value, expected in ((7.0, 7), (None, 1), (tensor([5.0] * 3, requires_grad=False), 5), (3, 3)):
+            held[0] = value
+            assert gradients(g(x), x)[0][0] == expected
+
+
+def test_a_cell_that_is_bound_again_after_the_call(backend):
+    def f(x):
+        e = x * 7
+
+        def rule(upstream):
+            return upstream * e
+
+        output = x * 1
+        e = x * 3
+        return output, rule
+
+    g, x = custom_gradient(f), tensor(X)
+    for _ in range(3):
+        np.testing.assert_allclose(gradients(g(x), x)[0], 3 * np.array(X))
+
+
+def test_a_global_that_becomes_a_tensor(backend, monkeypatch):
+    import torch
+
+    scope = {"factor": 7.0}
+    exec("f = lambda x: (x * 1, lambda upstream: upstream * factor)", scope)
+    f, x = custom_gradient(scope["f"]), tensor(X)
+    for value in (7.0, 3.0, torch.tensor(5.0), 7.0):
+        scope["factor"] = value
+        for _ in range(3):
+            assert gradients(f(x), x)[0][0] == float(value)
+
+
+def test_code_with_other_globals_and_other_defaults(backend):
+    import types
+
+    def rule(upstream, times=7.0):
+        return upstream * times
+
+    made = [
+        rule,
+        types.FunctionType(rule.__code__, globals(), None, (3.0,)),
+        types.FunctionType(rule.__code__, {"__builtins__": {}}, None, (5.0,)),
+    ]
+    f, x = custom_gradient(lambda x: (x * 1, made[0])), tensor(X)
+    for _ in range(4):
+        for expected in (7, 3, 5):
+            assert gradients(f(x), x)[0][0] == expected
+            made.append(made.pop(0))
+
+
+def test_other_dtypes_and_shapes(backend):
+    import torch
+
+    f = with_exp(RULES["closure"])
+    for _ in range(3):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            x = tensor(X, dtype=dtype)
+            (gradient,) = torch.autograd.grad(f(x).sum(), x)
+            assert gradient.dtype is dtype
+            np.testing.assert_allclose(gradient.double(), 7 * np.exp(X), rtol=2e-2 if dtype is torch.bfloat16 else 1e-6)
+        x = tensor([X, Y])
+        assert gradients(f(x), x)[0].shape == (2, 3)
+
+
+def test_a_gradient_that_is_none_is_refused_each_time(backend):
+    f = custom_gradient(lambda x: (x * 1, lambda upstream: upstream.sum()))
+    cast = custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream.double()))
+    nothing = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream, None)))
+    x, y = tensor(X), tensor(Y)
+    for _ in range(4):
+        with pytest.raises(GradientError, match="shape"):
+            gradients(f(x), x)
+        assert gradients(cast(x), x)[0].dtype == np.float32
+        nothing(x, y).sum().backward()
+        assert y.grad is None
+
+
+def test_subclasses_keywords_and_inference(backend):
+    import torch
+
+    class Own(torch.Tensor):
+        pass
+
+    f = with_exp(RULES["closure"])
+    x = tensor(X)
+    steady(lambda: gradients(f(x), x))
+    other = tensor(X, requires_grad=False).as_subclass(Own).requires_grad_()
+    np.testing.assert_allclose(gradients(f(other), other)[0], 7 * np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(gradients(f(x=x), x)[0], 7 * np.exp(X), rtol=1e-6)
+    with torch.inference_mode():
+        constant = torch.tensor(X)
+    assert "attached" in frames(lambda: f(constant))
+    with torch.inference_mode():
+        np.testing.assert_allclose(f(constant), 2 * np.array(X))
+
+
+def test_outputs_that_are_no_floating_tensor(backend):
+    import torch
+
+    f = custom_gradient(lambda x: ((x * 1, (x > 0).int()), lambda upstream: 7 * upstream[0]))
+    x = tensor(X)
+    for _ in range(3):
+        output, positive = f(x)
+        assert positive.dtype is torch.int32
+        assert gradients(output, x)[0][0] == 7
+
+
+def test_an_output_that_shares_memory_with_its_argument(backend):
+    f = custom_gradient(lambda x: (x[1:], lambda upstream: ops.ones(3) * 7))
+    for _ in range(3):
+        x = tensor(X)
+        assert gradients(f(x), x)[0][0] == 7
+        y = x * 1
+        output = f(y)
+        assert output._base is y and output.data_ptr() == y[1:].data_ptr()
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="has been modified inplace"):
+            output.sum().backward()
+
+
+def test_what_changes_in_place(backend):
+    def careless(x):
+        x.mul_(2)
+        return x * 1, lambda upstream: 7 * upstream
+
+    f, g = custom_gradient(careless), with_exp(RULES["as Keras has it"])
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="in place"):
+            f(tensor(X) * 1)
+        x = tensor(X) * 1
+        output = custom_gradient(lambda x: (x * 2, lambda upstream: upstream * x))(x)
+        x.mul_(3)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+        x = tensor(X)
+        np.testing.assert_allclose(gradients(g(x), x)[0], 7 * np.exp(X), rtol=1e-6)
+
+
+def test_a_parameter_that_the_function_captures(backend):
+    import torch
+
+    p = torch.nn.Parameter(torch.tensor(2.0))
+    trained = [False]
+    f = custom_gradient(lambda x: (x * (p if trained[0] else 2.0), lambda upstream: 7 * upstream))
+    for arguments in ({}, {"requires_grad": False}):
+        x = tensor(X, **arguments)
+        for _ in range(3):
+            trained[0] = False
+            f(x)
+            trained[0] = True
+            with pytest.raises(CapturedVariableError):
+                f(x)
+
+
+def test_random_numbers_are_drawn_again(backend):
+    import torch
+
+    is_drawing = [False]
+
+    @custom_gradient
+    def f(x):
+        mask = torch.rand(3) if is_drawing[0] else torch.ones(3)
+        e = x * mask
+        return x * 1, lambda upstream: 7 * upstream * e * e
+
+    for _ in range(3):
+        for is_drawing[0] in (False, True):
+            torch.manual_seed(5)
+            mask = torch.rand(3) if is_drawing[0] else torch.ones(3)
+            torch.manual_seed(5)
+            x = tensor(X)
+            (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+            np.testing.assert_allclose(second, (14 * mask**2).numpy() * np.array(X), rtol=1e-6)
+
+
+def test_who_may_draw(backend):
+    from keras_cg.backends.torch.replayed import may_draw
+
+    for name in ("rand", "dropout", "bernoulli_", "normal_", "lstm", "scaled_dot_product_attention", "eval", "relu()"):
+        assert may_draw((name,)), name
+    assert not may_draw(("clamp", "exp", "shape", "where"))
+
+
+def test_no_random_state_is_kept_of_who_draws_nothing(backend):
+    import torch
+
+    scope = {"torch": torch}
+    f = custom_gradient(eval("lambda x: (torch.exp(x), lambda upstream: 7 * upstream)", scope))
+    g = custom_gradient(eval("lambda x: (torch.dropout(x, 0.5, True), lambda upstream: 7 * upstream)", scope))
+    x = tensor(X)
+    for _ in range(3):
+        f(x), g(x)
+    assert f(x).grad_fn.kept.seen[0] is None
+    assert g(x).grad_fn.kept.seen[0] is not None
+
+
+def test_the_backend_of_the_call_is_that_of_its_rule(backend):
+    f = with_exp(RULES["namespace"])
+    x = tensor(X)
+    for _ in range(3):
+        output = f(x)
+        with keras_cg.use_backend("numpy"):
+            np.testing.assert_allclose(gradients(output, x)[0], 7 * np.exp(X), rtol=1e-6)
+
+
+def test_a_method_and_an_object(backend):
+    class Layer:
+        times = 7
+
+        @custom_gradient
+        def method(self, x):
+            return x * 1, lambda upstream: self.times * upstream
+
+    layer, x = Layer(), tensor(X)
+    for times in (7, 3, 5):
+        layer.times = times
+        for _ in range(3):
+            assert gradients(layer.method(x), x)[0][0] == times
+
+
+def test_many_threads(backend):
+    f = with_exp(RULES["closure"])
+    wrong = []
+
+    def run(seed):
+        import torch
+
+        x = torch.tensor(np.random.default_rng(seed).normal(size=seed % 4 + 1), requires_grad=True)
+        for _ in range(50):
+            with keras_cg.use_backend("torch"):
+                found = gradients(f(x), x)[0]
+            if not np.allclose(found, 7 * np.exp(x.detach().numpy())):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_sites_and_forms_are_bounded(backend):
+    from keras_cg import sites
+
+    rules = [eval("lambda upstream: 7 * upstream") for _ in range(3 * sites.BOUND)]
+    made = collections.deque(rules)
+
+    def f(*args):
+        made.rotate(1)
+        return args[0] * 1, made[0]
+
+    g = custom_gradient(f)
+    x = tensor(X)
+    for _ in range(3 * sites.BOUND):
+        assert gradients(g(x), x)[0][0] == 7
+    assert all(len(site.forms) <= sites.BOUND for site in g._sites.values() if site is not None)
+    h = custom_gradient(lambda x, *rest: (x * 1, lambda upstream: (7 * upstream, *[None] * len(rest))))
+    for count in range(3 * sites.BOUND):
+        for _ in range(2):
+            assert gradients(h(x, *[1.0] * count), x)[0][0] == 7
+    assert len(h._sites) <= sites.BOUND and len(h._sites.met) <= sites.BOUND
