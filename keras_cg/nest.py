@@ -173,6 +173,11 @@ def lay(value: Any) -> tuple[list[Any], Any]:
     return leaves, spec
 
 
+def has_plain_keys(spec: Any) -> bool:
+    """Whether the keys in a structure are strings and numbers, and not objects that it would keep alive."""
+    return all(isinstance(entry, (str, int)) for path in optree.treespec_paths(spec) for entry in path)
+
+
 def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
     """`value` with a node in the place of every container that optree does not know."""
     laid = flatten(value, is_tensor, children)

@@ -37,7 +37,7 @@ class Sites(dict[Any, "Site | None"]):
     def __init__(self, name: str, fun: Callable[..., Any]):
         super().__init__()
         self.name, self.fun = name, fun
-        # What was called once. Only the second call makes a site, since a method is a new function wherever it is called.
+        # What was called once. Only the second call makes a site: a method is a new function wherever it is called.
         self.met: set[Any] = set()
 
     def find(self, backend: Backend, tensors: Collection[type], args: tuple[Any, ...]) -> tuple[Site | None, Laid]:
@@ -54,6 +54,9 @@ class Sites(dict[Any, "Site | None"]):
             laid = Laid(*nest.lay(args))
             kinds, structure = [*map(type, laid.leaves)], (laid.spec,)
         key = (backend, *structure, *kinds)
+        if key not in self and structure and not nest.has_plain_keys(laid.spec):
+            # Whoever keeps the structure keeps its keys.
+            return None, laid
         if key not in self and key not in self.met:
             self.met = {*self.met, key} if len(self.met) < BOUND else {key}
         elif key not in self:
@@ -94,7 +97,19 @@ class Site:
         is_unscoped: Whether Keras keeps nothing in this thread that a second run would have to see.
     """
 
-    __slots__ = ("backend", "blanks", "closure", "forms", "fun", "is_full", "known", "name", "places", "tensors")
+    __slots__ = (
+        "backend",
+        "blanks",
+        "closure",
+        "forms",
+        "fun",
+        "is_full",
+        "is_open",
+        "known",
+        "name",
+        "places",
+        "tensors",
+    )
 
     is_unscoped = staticmethod(state.is_unscoped)
 
@@ -105,6 +120,7 @@ class Site:
         self.forms: dict[Any, Form | None] = {}
         self.known: dict[Any, bool] = {}
         self.closure = Closure.of(self.fun, backend.is_tensor)
+        self.is_open = self.closure is None or bool(self.closure.places) or self.closure.is_reaching
 
     def arguments(self, laid: Laid, tensors: Sequence[Any]) -> Sequence[Any]:
         """The arguments with other tensors."""
@@ -132,6 +148,8 @@ class Site:
         try:
             return self.forms[key]
         except KeyError:
+            if spec is not None and not nest.has_plain_keys(spec):
+                return None
             if len(self.forms) >= BOUND:
                 self.forms.clear()
             form = self.forms[key] = self._form(rule, self.given(laid), self.rest(spec))
@@ -139,7 +157,7 @@ class Site:
 
     def may(self, do: Callable[[tuple[str, ...]], bool]) -> bool:
         """Whether the function may do what `do` says of the names that it asks for; or nobody knows what it does."""
-        if self.is_capturing():
+        if self.is_open or self.closure.taken(self.fun) is None:  # type: ignore[union-attr]
             return True
         if do not in self.known:
             self.known[do] = do(self.closure.names())  # type: ignore[union-attr]
@@ -147,8 +165,7 @@ class Site:
 
     def is_capturing(self) -> bool:
         """Whether the function may read what somebody differentiates and is no argument."""
-        closure = self.closure
-        return closure is None or bool(closure.places) or closure.is_reaching or closure.taken(self.fun) is None
+        return self.is_open or self.closure.taken(self.fun) is None  # type: ignore[union-attr]
 
     def _form(self, rule: FunctionType, given: Arguments, rest: Rest) -> Form | None:
         closure = Closure.of(rule, self.backend.is_tensor)

@@ -7,11 +7,13 @@ closes over under a transform of torch.func, or of autograd, is made an argument
 
 from __future__ import annotations
 
+import builtins
 import collections
 import dataclasses
 import dis
 import enum
 import functools
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import (
     BuiltinFunctionType,
@@ -39,8 +41,15 @@ _EMPTY = (
     *(BuiltinFunctionType, range, slice, enum.Enum, numpy.dtype, type(...)),
 )
 
-# Whose code knows nothing of this package.
-_FRAMEWORKS = ("jax", "math", "numpy", "tensorflow", "torch")
+# Whose code knows nothing of this package, and whose modules nobody keeps tensors in.
+_FRAMEWORKS = frozenset(("builtins", "jax", "jaxlib", "math", "numpy", "tensorflow", "torch"))
+_LIBRARIES = frozenset(
+    (*_FRAMEWORKS, "array_api_compat", "autograd", "functools", "itertools", "keras", "keras_cg", "operator", "scipy")
+)
+
+# By these names a function reaches what it does not name; by `id` it looks a tensor up.
+_REACHING = frozenset(("__import__", "eval", "exec", "globals", "import_module", "locals", "vars"))
+_DYNAMIC = _REACHING | {"id"}
 
 # The types of what holds no tensor, whichever value it is.
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
@@ -262,37 +271,51 @@ def _is_bare(function: FunctionType) -> bool:
     return not function.__dict__ and all([type(value) in _CONSTANTS for value in defaults])
 
 
-def _watched(function: FunctionType, is_tensor: Callable[[Any], bool]) -> list[tuple[dict[str, Any], str, Any]] | None:
+# Something in the code of a function that a name leads to: where it stands, by which name, and what it is.
+Watched = tuple[dict[str, Any], str, Any]
+
+
+def _watched(function: FunctionType, is_tensor: Callable[[Any], bool]) -> list[Watched] | None:
     """The globals that a function, and what it calls in its own module, name; None if one of them may hold a tensor.
 
     A name that is none is watched, too: it is an attribute, most often, but there may be such a global by then.
     """
     scope = function.__globals__
-    watched: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+    watched: dict[tuple[int, str], Watched] = {}
     codes, seen = [function.__code__], set()
     while codes:
         code = codes.pop()
         seen.add(code)
         names = _names(code)
-        if "id" in names:
+        if _is_dynamic(code):
             return None
-        for name in names:
-            value = scope.get(name)
-            watched[id(scope), name] = scope, name, value
+        found = [(scope, name, scope.get(name)) for name in names]
+        # What is no global may be a builtin, or a module that is imported there.
+        found += [(vars(builtins), name, vars(builtins)[name]) for name in names if name in vars(builtins)]
+        found += [(sys.modules, name, sys.modules[name]) for name in _imports(code) if name in sys.modules]
+        while found:
+            where, name, value = found.pop()
+            if (id(where), name) in watched:
+                continue
+            watched[id(where), name] = where, name, value
             if isinstance(value, ModuleType):
-                inside = vars(value)
-                named = [(each, inside[each]) for each in names if each in inside]
-                if any([is_tensor(part) for _, part in named]):
-                    return None
-                watched.update({(id(inside), each): (inside, each, part) for each, part in named})
+                found += [(vars(value), each, vars(value)[each]) for each in names if each in vars(value)]
+            elif is_tensor(value):
+                return None
             elif type(value) is FunctionType:
                 # One of another module is passed over.
                 if value.__globals__ is scope and (value.__closure__ or not _is_bare(value)):
                     return None
                 codes += [value.__code__] if value.__globals__ is scope and value.__code__ not in seen else []
-            elif not isinstance(value, _EMPTY) or is_tensor(value):
+            elif not isinstance(value, _EMPTY) and not _is_of_library(where, value):
                 return None
     return [*watched.values()]
+
+
+def _is_of_library(where: dict[str, Any], value: Any) -> bool:
+    """Whether something is an attribute of a module of a library, and so holds no tensor of the user's."""
+    package = where.get("__name__")
+    return where is vars(builtins) or (isinstance(package, str) and package.partition(".")[0] in _LIBRARIES)
 
 
 class _Search:
@@ -370,7 +393,7 @@ class _Search:
         if isinstance(value, MethodType):
             return self._method(value)
         if isinstance(value, ModuleType):
-            self.stay([part for name in self.names if self.is_tensor(part := vars(value).get(name))])
+            self.stay(_named_in(value, self.names, self.is_tensor))
             return None
         if _is_simple(value):
             self.is_hiding = self.is_hiding or self._may_hide(type(value))
@@ -494,11 +517,13 @@ class _Search:
 
     def _globals(self, function: FunctionType) -> None:
         """Looks into the globals that the code names: tensors there stay, and this run may have assigned them."""
-        scope = function.__globals__
-        for name in _names(function.__code__):
-            value = scope.get(name)
+        scope, code = function.__globals__, function.__code__
+        self.is_hiding = self.is_hiding or not _REACHING.isdisjoint(_names(code))
+        for name in _names(code):
+            value = scope.get(name, vars(builtins).get(name))
             if not isinstance(value, FunctionType) or value.__globals__ is scope:
-                self.stay([value])
+                self.stay([value] if name in scope or self.is_tensor(value) else [])
+        self.stay([sys.modules[name] for name in _imports(code) if name in sys.modules])
 
     def _cell(self, cell: CellType, own: bool) -> Build | None:
         try:
@@ -520,6 +545,14 @@ def _once(build: Build, tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
     if build not in done:
         done[build] = build(tensors, done)
     return done[build]
+
+
+def _named_in(module: ModuleType, names: Sequence[str], is_tensor: Callable[[Any], bool]) -> list[Any]:
+    """The attributes of a module with these names that may hold a tensor; of a library, the tensors among them."""
+    inside = vars(module)
+    parts = [inside[name] for name in names if name in inside and not isinstance(inside[name], FunctionType)]
+    is_library = str(inside.get("__name__")).partition(".")[0] in _LIBRARIES
+    return [part for part in parts if is_tensor(part) or (not is_library and part is not module)]
 
 
 def _inside(value: Any) -> Sequence[Any]:
@@ -584,6 +617,18 @@ def _inner(code: CodeType) -> frozenset[CodeType]:
 def _names(code: CodeType) -> tuple[str, ...]:
     """The names of globals, and of attributes, that a function and those that it makes ask for."""
     return tuple(dict.fromkeys((*code.co_names, *(name for inner in _inner(code) for name in inner.co_names))))
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports(code: CodeType) -> tuple[str, ...]:
+    """The modules that a function, or one that it makes, imports."""
+    steps = [step for made in (code, *_inner(code)) for step in dis.get_instructions(made)]
+    return tuple(step.argval for step in steps if step.opname == "IMPORT_NAME")
+
+
+def _is_dynamic(code: CodeType) -> bool:
+    """Whether a function may reach what it does not name, or looks tensors up by identity."""
+    return not _DYNAMIC.isdisjoint(_names(code))
 
 
 @functools.lru_cache(maxsize=4096)

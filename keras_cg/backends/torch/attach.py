@@ -134,12 +134,19 @@ def backward(ctx: Any, cotangents: Sequence[torch.Tensor], needs: Sequence[bool]
 
 
 def copied(gradients: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Gradients, and a copy of each that is an input itself.
+    """Gradients, and a copy of each that has its memory from an input.
 
     autograd keeps a gradient that nobody else holds as it is: clearing it would clear the argument.
     """
-    known = {id(tensor) for tensor in inputs}
-    return tuple([tensor.clone() if id(tensor) in known else tensor for tensor in gradients])
+    known = set(_storages(inputs)) - {0}
+    present = [gradient for gradient in gradients if gradient is not None]
+    shared = {id(tensor) for tensor, storage in zip(present, _storages(present), strict=True) if storage in known}
+    return tuple([tensor.clone() if id(tensor) in shared else tensor for tensor in gradients])
+
+
+def _storages(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Where the memory of each tensor begins; 0 if it has none of its own."""
+    return [tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0 for tensor in tensors]
 
 
 def _read(
@@ -166,12 +173,14 @@ def aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> 
     One that shares its memory with an input becomes a view of it in autograd's eyes as well, so that changing either in
     place is noticed.
     """
-    storages = [tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0 for tensor in inputs]
+    # 0 is what has no memory of its own.
+    sharing = {
+        tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0: tensor for tensor in inputs
+    }
     others = []
     for output in outputs:
-        # 0 is what has no memory of its own.
         storage = output.untyped_storage().data_ptr() if output.layout is torch.strided else 0
-        base = inputs[storages.index(storage)] if storage and storage in storages else None
+        base = sharing.get(storage) if storage else None
         if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
             others.append(base.as_strided(output.size(), output.stride(), output.storage_offset()))
         else:

@@ -51,12 +51,13 @@ def straight(sites: Any, args: tuple[Any, ...]) -> Any:
 
 def _constant(site: Site, leaves: Sequence[Any], spec: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """A call whose arguments nobody differentiates; what the function captures, somebody may."""
-    before = []
-    for tensor in tensors:
-        if tensor.is_inference():  # it does not count how often it was changed
-            return NotImplemented
-        before.append(tensor._version)
     if not site.is_unscoped():
+        return NotImplemented
+    before = []
+    try:
+        for tensor in tensors:
+            before.append(tensor._version)
+    except RuntimeError:  # one of inference mode does not count how often it was changed
         return NotImplemented
     # Random numbers are drawn again for the derivative of what was captured alone.
     seen = surroundings(tensors) if site.is_capturing() else None
@@ -74,13 +75,14 @@ def _constant(site: Site, leaves: Sequence[Any], spec: Any, tensors: Sequence[to
 def _recorded(site: Site, leaves: Sequence[Any], spec: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """A call that is differentiated, as `attach` does it, where it can be told at once what must be done."""
     before, inputs, likes = [], [], []
-    for tensor in tensors:
-        if tensor.is_inference():
-            return NotImplemented
-        before.append(tensor._version)
-        inputs.append(tensor.detach())
-        likes.append((tensor.dtype, tensor.shape))
     if not site.is_unscoped():
+        return NotImplemented
+    try:
+        for tensor in tensors:
+            before.append(tensor._version)
+            inputs.append(tensor.detach())
+            likes.append((tensor.dtype, tensor.shape))
+    except RuntimeError:
         return NotImplemented
     is_row = spec is None and site.is_full
     seen, start = surroundings(tensors, site.may(may_draw)), sequence_number()
