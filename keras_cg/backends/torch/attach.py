@@ -138,9 +138,11 @@ def copied(gradients: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[An
 
     autograd keeps a gradient that nobody else holds as it is: clearing it would clear the argument.
     """
-    known = set(_storages(inputs)) - {0}
-    present = [gradient for gradient in gradients if gradient is not None]
-    shared = {id(tensor) for tensor, storage in zip(present, _storages(present), strict=True) if storage in known}
+    shared = {id(tensor) for tensor in inputs}
+    if not transforms_active():  # what a transform wraps has no memory to be asked for
+        known = set(_storages(inputs)) - {0}
+        present = [gradient for gradient in gradients if gradient is not None]
+        shared.update(id(tensor) for tensor, its in zip(present, _storages(present), strict=True) if its in known)
     return tuple([tensor.clone() if id(tensor) in shared else tensor for tensor in gradients])
 
 

@@ -18,6 +18,28 @@ from keras_cg.backends.torch.tensors import dtype_name, transforms_active
 from keras_cg.engine.contract import Function, Pullback
 
 
+def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """As `attach.attach`, in what Dynamo can trace."""
+    # Where torch would go on with plain differentiation and say nothing: pytorch#193279.
+    if _is_exporting():
+        raise errors.rule_dropped(
+            "torch.export", "export it under torch.no_grad() for inference, or export after torch.compile's AOT stage"
+        )
+    is_transformed = transforms_active()
+    if is_transformed and not (_is_one_gradient() and _keeps_rules() and not _is_tracked_outside(tensors)):
+        raise errors.rule_dropped(
+            "torch.compile around a transform of torch.func",
+            "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
+        )
+    # In plain loops here and below, because torch.compile (2.13) traces a comprehension as a call of its own.
+    inputs = []
+    wanted = []
+    for tensor in tensors:
+        wanted.append(tensor.requires_grad)
+        inputs.append(tensor.detach())
+    return _record(tensors, wanted, is_transformed, *fun(*inputs))
+
+
 def straight(sites: Any, args: tuple[Any, ...]) -> Any:
     """As `straight.straight`, in what Dynamo traces quickly: each object and each frame of ours costs it a lot."""
     if not torch.is_grad_enabled() or transforms_active() or _is_exporting() or not sites.is_unscoped():
@@ -39,28 +61,6 @@ def straight(sites: Any, args: tuple[Any, ...]) -> Any:
     function = sites.attached(own, len(args))
     flat = function.accept(inputs, tuple(inputs), {}, pair, ())
     return function.finish(_record(args, wanted, False, *flat))
-
-
-def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """As `attach.attach`, in what Dynamo can trace."""
-    # Where torch would go on with plain differentiation and say nothing: pytorch#193279.
-    if _is_exporting():
-        raise errors.rule_dropped(
-            "torch.export", "export it under torch.no_grad() for inference, or export after torch.compile's AOT stage"
-        )
-    is_transformed = transforms_active()
-    if is_transformed and not (_is_one_gradient() and _keeps_rules() and not _is_tracked_outside(tensors)):
-        raise errors.rule_dropped(
-            "torch.compile around a transform of torch.func",
-            "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
-        )
-    # In plain loops here and below, because torch.compile (2.13) traces a comprehension as a call of its own.
-    inputs = []
-    wanted = []
-    for tensor in tensors:
-        wanted.append(tensor.requires_grad)
-        inputs.append(tensor.detach())
-    return _record(tensors, wanted, is_transformed, *fun(*inputs))
 
 
 def _record(
