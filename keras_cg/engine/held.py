@@ -40,7 +40,7 @@ _EMPTY = (
 )
 
 # Whose code knows nothing of this package.
-_FRAMEWORKS = ("jax", "math", "numpy", "tensorflow", "torch")
+_FRAMEWORKS = ("autograd", "jax", "math", "numpy", "tensorflow", "torch")
 
 # The types of what holds no tensor, whichever value it is.
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
