@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from keras_cg.backends.numpy.attach import attach
 from keras_cg.backends.numpy.derivatives import vjp
-from keras_cg.backends.numpy.straight import straight as straight
+from keras_cg.backends.numpy.straight import straight
 from keras_cg.backends.numpy.tensors import (
     asarray,
     cast,
@@ -22,7 +22,6 @@ from keras_cg.backends.numpy.tensors import (
     to_numpy,
 )
 
-# Without `straight`: a backend made of these names with an `attach` of its own must not be served past that.
 __all__ = [
     "asarray",
     "attach",
@@ -33,6 +32,7 @@ __all__ = [
     "is_tensor",
     "namespace",
     "shape",
+    "straight",
     "tensors",
     "to_numpy",
     "vjp",
