@@ -36,8 +36,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     order: list[int] = []
     with trace_stack.new_trace() as level:
         roots = [
-            new_box(innermost(tensor), level, _Use.new_root(place, order))
-            for place, tensor in enumerate(taken.tensors)
+            new_box(innermost(tensor), level, _Use.new_root(place, order)) for place, tensor in enumerate(taken.tensors)
         ]
         outputs, pullback = around(*inputs, *roots)
     uses = [output._node.places for output in outputs if isinstance(getattr(output, "_node", None), _Use)]

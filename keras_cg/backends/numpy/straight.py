@@ -19,7 +19,8 @@ from keras_cg.backends.numpy.tensors import boxes, dtype, own
 from keras_cg.engine.contract import Form, Laid, Site
 
 # The types of arrays and of their scalars, and of these the kinds of dtypes that are tensors.
-_ARRAYS = frozenset((numpy.ndarray, *[numpy.dtype(code).type for code in numpy.typecodes["All"] if code not in "SUVOMm"]))
+_CODES = ("?", *numpy.typecodes["AllInteger"], *numpy.typecodes["AllFloat"])
+_ARRAYS = frozenset((numpy.ndarray, *[numpy.dtype(code).type for code in _CODES]))
 _KINDS = frozenset("biufc")
 _TENSORS = _ARRAYS | {ArrayBox}
 
@@ -83,8 +84,12 @@ def _recorded(site: Site, leaves: Sequence[Any], spec: Any, tensors: Sequence[An
     if rule is not None and outputs:
         form = site.forms.get(rule.__code__) if out is None else None
         form = form or site.form(rule, Laid(leaves, spec), out)
-        inside = None if form is None or ArrayBox in form.closure.kinds else form.closure.taken(rule)
-    if rule is None or form is None or inside is None:
+        inside = None if form is None else form.closure.taken(rule)
+        if inside is None and form is not None:
+            # A scalar has another type than an array, and a rule holds now this, now that.
+            form = site.form(rule, Laid(leaves, spec), out, True)
+            inside = None if form is None else form.closure.taken(rule)
+    if rule is None or form is None or inside is None or ArrayBox in form.closure.kinds:
         return _looked_at(site, Laid(leaves, spec), tensors, inputs, pair)
     kept = Steady()
     kept.site, kept.form, kept.spec, kept.inputs, kept.tensors = site, form, out, inputs, tensors
