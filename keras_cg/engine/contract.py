@@ -180,6 +180,7 @@ class Site(Protocol):
     is_full: bool
     blanks: Laid
     forms: dict[Any, Any]
+    closure: Closure | None
 
     def is_unscoped(self) -> bool: ...
     def is_capturing(self) -> bool: ...

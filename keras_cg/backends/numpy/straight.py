@@ -49,9 +49,7 @@ def straight(sites: Any, args: tuple[Any, ...]) -> Any:
             return _recorded(site, leaves, spec, tensors)
     pair = site.fun(*(args if spec is None else spec.unflatten(leaves)))
     if type(pair) is tuple and len(pair) == 2 and type(pair[0]) in _ARRAYS and callable(pair[1]):
-        output = pair[0]
-        if output.dtype.kind in _KINDS:
-            return output
+        return pair[0]
     if trace_stack.top < 0:
         return site.plain(pair)
     return _looked_at(site, Laid(leaves, spec), tensors, tensors, pair)
@@ -143,8 +141,6 @@ class Steady:
         site, form, inputs, spec = self.site, self.form, self.inputs, self.spec
         cotangents = (upstream,) if spec is None else upstream
         is_plain = type(cotangents) is tuple
-        for each in cotangents if is_plain else ():
-            is_plain = is_plain and type(each) in _ARRAYS and each.dtype.kind == "f"
         for each in tensors:
             is_plain = is_plain and type(each) is not ArrayBox
         if not is_plain:
