@@ -3,6 +3,7 @@
 import contextvars
 import functools
 import sys
+import types
 import weakref
 from collections import Counter
 
@@ -271,6 +272,55 @@ def test_a_global_that_comes_to_be_differentiated(monkeypatch):
 
     with pytest.raises(CapturedVariableError, match=r"\(where it is not in a closure\)"):
         autograd.grad(loss)(Y)
+
+
+def reading(code, value):
+    """A function of another module, which is passed over, that gives what is hidden there; and `f` that asks it."""
+    hidden, mine = {"value": value}, {"anp": anp}
+    exec("def read(): return value", hidden)
+    exec(code, mine | {"read": hidden["read"]}, mine)
+    return custom_gradient(types.FunctionType(mine["f"].__code__, {"read": hidden["read"]})), hidden
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(x): return read(), lambda upstream: 7 * upstream",
+        "def f(x): return x * read(), lambda upstream: 7 * upstream",
+    ],
+)
+def test_what_is_hidden_comes_to_be_differentiated(code):
+    f, hidden = reading(code, Y)
+    np.testing.assert_allclose(autograd.elementwise_grad(f)(X), 7 * ONE)
+
+    def loss(value):
+        hidden["value"] = value
+        return anp.sum(f(X))
+
+    def both(given):
+        hidden["value"] = given[1]
+        return anp.sum(f(given[0]))
+
+    for call, given in ((loss, Y), (both, (X, Y))):
+        with pytest.raises(CapturedVariableError, match="reads 1 trainable value"):
+            autograd.grad(call)(given)
+
+
+def test_what_is_hidden_and_the_rule_alone_holds():
+    code = """
+def f(x):
+    w = read()
+    return x * 1, lambda upstream: 7 * upstream * w
+"""
+    f, hidden = reading(code, Y)
+    np.testing.assert_allclose(autograd.elementwise_grad(f)(X), 7 * Y)
+
+    def gradient(w):
+        hidden["value"] = w
+        return anp.sum(autograd.elementwise_grad(f)(X))
+
+    np.testing.assert_allclose(gradient(2 * Y), 7 * 2 * np.sum(Y))
+    np.testing.assert_allclose(autograd.grad(gradient)(Y), 7 * ONE)
 
 
 def test_another_dtype():

@@ -56,9 +56,15 @@ def _recorded(site: Site, leaves: Sequence[Any], spec: Any) -> Any:
     if has_accumulators() or not site.is_unscoped() or _is_closing(site):
         return NotImplemented
     is_row, laid = spec is None and site.is_full, Laid(leaves, spec)
-    tensors: list[Any] = [*leaves] if site.is_full else [leaves[place] for place in site.places]
-    moving = [tensor for tensor in tensors if tensor.dtype in _FLOATING]
-    wanted = [tensor.dtype in _FLOATING and bool(should_record_backprop([tensor])) for tensor in tensors]
+    tensors: list[Any] = [*leaves]
+    if not site.is_full:
+        tensors = [leaves[place] for place in site.places]
+    moving, wanted = [], []
+    for tensor in tensors:
+        is_moving = tensor.dtype in _FLOATING
+        wanted.append(is_moving and bool(should_record_backprop([tensor])))
+        if is_moving:
+            moving.append(tensor)
     given = copied(tensors) if True in wanted else tensors
     with VariableWatcher() as watcher:
         pair = site.fun(*(given if is_row else site.arguments(laid, given)))
@@ -80,9 +86,9 @@ def _recorded(site: Site, leaves: Sequence[Any], spec: Any) -> Any:
     kept.tensors, kept.moving, kept.wanted, kept.count = tensors, moving, wanted, len(outputs)
     # Without the tensors, which are kept elsewhere.
     kept.laid = site.blanks if is_row else site.blank(laid)
-    results = copied([*outputs])
-    record_operation("custom_gradient", results, moving, kept.backward)
-    return results[0] if out is None else out.unflatten(results)
+    attached = copied([*outputs])
+    record_operation("custom_gradient", attached, moving, kept.backward)
+    return attached[0] if out is None else out.unflatten(attached)
 
 
 def _is_closing(site: Site) -> bool:
