@@ -13,10 +13,10 @@ from keras_cg.engine import contract
 WHY = {
     "keras_cg.backends.jax.attach:_run": "Runs the function, and takes its rule apart into residuals.",
     "keras_cg.backends.jax.carried:_derivative": "The gradient, recorded: it can be differentiated again.",
-    "keras_cg.backends.numpy:_conjugate": "autograd's gradient of a complex number is the conjugate of ours.",
-    "keras_cg.backends.numpy:_innermost": "autograd boxes what it differentiates: the array inside.",
-    "keras_cg.backends.numpy:_is_floating": "An integer output takes part in no gradient.",
-    "keras_cg.backends.numpy:_vjps": "The backward pass of autograd's primitive: it calls the rule.",
+    "keras_cg.backends.numpy.attach:_vjps": "Tells autograd what the backward pass of its primitive is.",
+    "keras_cg.backends.numpy.tensors:conjugate": "autograd's gradient of a complex number is the conjugate of ours.",
+    "keras_cg.backends.numpy.tensors:innermost": "autograd boxes what it differentiates: the array inside.",
+    "keras_cg.backends.numpy.tensors:is_floating": "An integer output takes part in no gradient.",
     "keras_cg.decorator:CustomGradient.__call__": "The decorated function itself: it asks which backend runs.",
     "keras_cg.ops:__getattr__": "The workload computes with `keras_cg.ops`, with every contestant.",
 }

@@ -142,9 +142,14 @@ class Site:
         leaves, spec = nest.lay(output)
         return (leaves if all([type(leaf) in self.tensors for leaf in leaves]) else ()), spec
 
-    def form(self, rule: FunctionType, laid: Laid, spec: Any) -> Form | None:
-        """The form of a rule that is called for an output of that structure; None if it has none."""
+    def form(self, rule: FunctionType, laid: Laid, spec: Any, is_other: bool = False) -> Form | None:
+        """The form of a rule that is called for an output of that structure; None if it has none.
+
+        If the rule `is_other` than that which the form was found out of, it is found out anew.
+        """
         key = rule.__code__ if spec is None else (rule.__code__, spec)
+        if is_other:
+            self.forms.pop(key, None)
         try:
             return self.forms[key]
         except KeyError:

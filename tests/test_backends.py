@@ -181,7 +181,7 @@ def test_a_backend_names_the_contract(backend):
 
 def test_what_a_backend_leaves_out_is_derived():
     module = backends.load("numpy", "a test")
-    assert {name for name in OPTIONAL if is_derived(getattr(module, name))} == set(OPTIONAL)
+    assert {name for name in OPTIONAL if is_derived(getattr(module, name))} == set(OPTIONAL) - {"straight"}
     assert all(getattr(derived, name).__doc__ for name in OPTIONAL)
 
 

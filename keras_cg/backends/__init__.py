@@ -89,11 +89,19 @@ def load(name: str, source: str) -> Backend:
     missing = [attribute for attribute in REQUIRED if not hasattr(backend, attribute)]
     if missing:
         raise errors.incomplete_backend(name, missing)
-    for attribute in OPTIONAL:
-        if not hasattr(backend, attribute):
-            setattr(backend, attribute, functools.partial(getattr(derived, attribute), backend))
+    left = [attribute for attribute in OPTIONAL if not hasattr(backend, attribute)]
+    # A backend that took all names of another, and attaches in its own way, must not be served past that.
+    if "straight" not in left and _package(backend.straight) != _package(backend.attach):
+        left.append("straight")
+    for attribute in left:
+        setattr(backend, attribute, functools.partial(getattr(derived, attribute), backend))
     loaded[name] = backend
     return loaded[name]
+
+
+def _package(function: Any) -> str:
+    """Where a function stands: the package, or the file if that is none."""
+    return str(getattr(function, "__module__", "")).removesuffix(f".{getattr(function, '__name__', '')}")
 
 
 def _is_part(module: str | None) -> bool:

@@ -42,9 +42,9 @@ _EMPTY = (
 )
 
 # Whose code knows nothing of this package, and whose modules nobody keeps tensors in.
-_FRAMEWORKS = frozenset(("builtins", "jax", "jaxlib", "math", "numpy", "tensorflow", "torch"))
+_FRAMEWORKS = frozenset(("autograd", "builtins", "jax", "jaxlib", "math", "numpy", "tensorflow", "torch"))
 _LIBRARIES = frozenset(
-    (*_FRAMEWORKS, "array_api_compat", "autograd", "functools", "itertools", "keras", "keras_cg", "operator", "scipy")
+    (*_FRAMEWORKS, "array_api_compat", "functools", "itertools", "keras", "keras_cg", "operator", "scipy")
 )
 
 # By these names a function reaches what it does not name; by `id` it looks a tensor up.

@@ -5,8 +5,8 @@ in every call, which makes an eager gradient a quarter slower (TensorFlow 2.21).
 once more, and hides who differentiates: a tape, which knows for what, or the graph, which does not.
 
 `tensors` says what a tensor is, `composite` what it is made of, and `recording` who differentiates it. `attach` is for
-eager mode and `graph` for graphs, both with the gradients of `backward`. `derivatives` asks TensorFlow's own engine.
-`tracing` says what a decorated function is as an argument.
+eager mode and `graph` for graphs, both with the gradients of `backward`; `straight` for calls in eager mode as most
+are. `derivatives` asks TensorFlow's own engine. `tracing` says what a decorated function is as an argument.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from keras_cg.backends.tensorflow.attach import attach
 from keras_cg.backends.tensorflow.derivatives import compiled, converted, cut, devices, jacobian, jvp, vjp
 from keras_cg.backends.tensorflow.recomputed import recompute
+from keras_cg.backends.tensorflow.straight import straight
 from keras_cg.backends.tensorflow.tensors import (
     asarray,
     cast,
@@ -44,6 +45,7 @@ __all__ = [
     "namespace",
     "recompute",
     "shape",
+    "straight",
     "tensors",
     "to_numpy",
     "vjp",

@@ -44,6 +44,33 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             outputs, pullback, used = _run_watched(around, given, held.tensors)
         else:
             outputs, pullback = fun(*given)
+    return finish(around, given, originals, tensors, wanted, watcher, outputs, pullback, used)
+
+
+def finish(
+    around: Callable[..., Any],
+    given: Sequence[Any],
+    originals: Sequence[Any],
+    tensors: Sequence[Any],
+    wanted: Sequence[bool],
+    watcher: Any,
+    outputs: Tensors,
+    pullback: Pullback,
+    used: Sequence[Any],
+) -> Tensors:
+    """The outputs of `around(*given)`, told to all tapes and accumulators.
+
+    Args:
+        around: The function.
+        given: What it ran on, which was cut from `originals`.
+        originals: The arguments of the call, and what the function closes over.
+        tensors: The arguments of the call.
+        wanted: Which of these somebody differentiates.
+        watcher: What watched the run.
+        outputs: What came out.
+        pullback: The rule of the run.
+        used: What the function closes over and the outputs hang on.
+    """
     results = parts(outputs)
     is_hanging = is_differentiated(results)
     if not (used or is_hanging or any(wanted)):
@@ -56,8 +83,8 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     if (is_hanging and not variables) or len(used) > 1 or (used and variables):
         pullback.capture([graph.CLOSED_OVER])
         raise errors.unserved_variables("tensorflow")
-    differentiable = functools.partial(_differentiable, around, given, originals, pullback)
-    backward = Backward(pullback, differentiable, tensors, wanted, outputs, [*variables, *used])
+    recorded = functools.partial(differentiable, around, given, originals, pullback)
+    backward = Backward(pullback, recorded, tensors, wanted, outputs, [*variables, *used])
     results = recording.copied(results)
     backward.record(results)
     return fill_all(outputs, results)
@@ -101,7 +128,7 @@ class _Run(Run):
         return len(pairs[0]) == len(pairs[1]) and all(map(super()._is_same, *pairs))
 
 
-def _differentiable(
+def differentiable(
     fun: Any, given: Sequence[Any], originals: Sequence[Any], pullback: Pullback, is_transposed: bool
 ) -> Pullback:
     """`pullback` of `fun(*given)` as something that hangs on `originals`, which `given` was cut from."""

@@ -84,7 +84,7 @@ class Backward:
         pairs = zip([*self.tensors, *self.values], [*gradients, *others], strict=True)
         # NaN is no wrong number, and not even computed where nobody asks for it.
         return [
-            *(part for pair in pairs for part in _gradient_parts(*pair)),
+            *(part for pair in pairs for part in gradient_parts(*pair)),
             *(_nan_like(tensor, cotangents) for tensor in self.unknown),
         ]
 
@@ -122,7 +122,7 @@ def _upstream(shell: Any, arriving: Iterator[Any]) -> Any:
     return fill(shell, arriving)
 
 
-def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
+def gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
     """The gradients of the parts of `tensor`."""
     if type(gradient) in PLAIN and type(tensor) in PLAIN:
         return [gradient]

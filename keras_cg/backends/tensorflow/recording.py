@@ -27,15 +27,22 @@ __all__ = [
     "apart",
     "copied",
     "could_possibly_record",
+    "has_accumulators",
     "has_tangent",
     "is_differentiated",
     "is_transposing",
     "push_forwardprop_state",
     "record_operation",
     "refuse_if_deaf",
+    "should_record_backprop",
     "stop_recording",
     "wanted",
 ]
+
+
+def has_accumulators() -> bool:
+    """Whether there are any, one that is transposing at the moment included."""
+    return bool(pack_tangents([]).indices)
 
 
 def has_tangent(tensors: list[Any]) -> bool:
@@ -72,7 +79,7 @@ def apart(tensors: Sequence[Any]) -> list[Any]:
 
 def is_transposing() -> bool:
     """Whether this is called in what an accumulator transposes: there nobody else's tape records anything."""
-    return bool(pack_tangents([]).indices) and _is_deaf()
+    return has_accumulators() and _is_deaf()
 
 
 def _is_deaf() -> bool:

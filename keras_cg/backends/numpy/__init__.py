@@ -1,0 +1,39 @@
+"""The NumPy backend, on the primitives of HIPS autograd.
+
+`tensors` says what a tensor is, and what the boxes of autograd are. `attach` attaches the rule by a primitive of
+autograd, and `straight` does the same for calls as most are. `derivatives` asks autograd itself.
+"""
+
+from __future__ import annotations
+
+from keras_cg.backends.numpy.attach import attach
+from keras_cg.backends.numpy.derivatives import vjp
+from keras_cg.backends.numpy.straight import straight
+from keras_cg.backends.numpy.tensors import (
+    asarray,
+    cast,
+    children,
+    dtype,
+    is_recording,
+    is_tensor,
+    namespace,
+    shape,
+    tensors,
+    to_numpy,
+)
+
+__all__ = [
+    "asarray",
+    "attach",
+    "cast",
+    "children",
+    "dtype",
+    "is_recording",
+    "is_tensor",
+    "namespace",
+    "shape",
+    "straight",
+    "tensors",
+    "to_numpy",
+    "vjp",
+]

@@ -1,0 +1,96 @@
+"""What the tensors of NumPy are, and the boxes that autograd puts them in."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import autograd.numpy as namespace
+import numpy
+from autograd.builtins import DictBox, SequenceBox
+from autograd.core import VJPNode
+from autograd.extend import Box
+from autograd.tracer import trace_stack
+
+__all__ = ["namespace"]
+
+# This backend, as the engine takes it.
+own: Any = sys.modules[__package__]
+
+# What is read of autograd and it does not document: if one is gone, importing this file fails, and with it the backend.
+_NEEDED = (Box._value, Box._trace, Box._node, VJPNode.parents, trace_stack.top, trace_stack.new_trace)
+
+tensors = (numpy.ndarray, Box)
+_arrays = (numpy.ndarray, numpy.generic)
+_classes = (*_arrays, Box)
+
+
+def is_tensor(value: object) -> bool:
+    if isinstance(value, _arrays):
+        return value.dtype.kind in "biufc"
+    return isinstance(value, Box) and not isinstance(value, (SequenceBox, DictBox))
+
+
+def asarray(value: Any) -> Any:
+    return value if isinstance(value, _classes) else numpy.asarray(value)
+
+
+def to_numpy(tensor: Any) -> numpy.ndarray:
+    return numpy.asarray(innermost(tensor))
+
+
+def shape(tensor: Any) -> tuple[int | None, ...]:
+    return tuple(numpy.shape(innermost(tensor)))
+
+
+def dtype(tensor: Any) -> str:
+    return _dtype_name(numpy.asarray(innermost(tensor)).dtype)
+
+
+@functools.cache
+def _dtype_name(dtype: numpy.dtype) -> str:
+    return str(dtype)
+
+
+def cast(value: Any, dtype: str) -> Any:
+    return value.astype(dtype)
+
+
+def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
+    # autograd differentiates containers as one box, whose parts are boxes again.
+    if isinstance(value, SequenceBox):
+        return list(value), type(innermost(value))
+    if isinstance(value, DictBox):
+        keys = list(value)
+        return [value[key] for key in keys], lambda parts: dict(zip(keys, parts, strict=True))
+    return None
+
+
+def is_recording() -> bool:
+    # autograd (1.9) does not count back where an exception ended a trace: then the answer is yes from there on, which
+    # costs time and nothing else.
+    return trace_stack.top >= 0  # type: ignore[no-any-return]
+
+
+def innermost(tensor: Any) -> Any:
+    while isinstance(tensor, Box):
+        tensor = tensor._value
+    return tensor
+
+
+def boxes(tensor: Any) -> Iterator[Any]:
+    """The boxes that `tensor` is in, one for each level of differentiation, from the inside out."""
+    while isinstance(tensor, Box):
+        yield tensor
+        tensor = tensor._value
+
+
+def is_floating(tensor: Any) -> bool:
+    return numpy.asarray(innermost(tensor)).dtype.kind in "fc"
+
+
+def conjugate(tensor: Any) -> Any:
+    # autograd's gradient of a real loss at x + iy is dL/dx - i dL/dy.
+    return namespace.conj(tensor) if numpy.iscomplexobj(innermost(tensor)) else tensor
