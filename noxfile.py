@@ -44,9 +44,9 @@ ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_N
 # The tests of documentation, which have a session of their own, as the conformance suite has.
 PAGES = ("tests/test_readme.py", "tests/test_docs.py")
 ELSEWHERE = [f"--ignore={path}" for path in ("tests/conformance", *PAGES)]
-# Test by test, or file by file where a file keeps what its tests share.
+# Test by test; or group by group (tests/conftest.py has the groups), where some tests share what takes long to make.
 PARALLEL = ("--numprocesses=2", "--dist=worksteal")
-BY_FILE = ("--numprocesses=2", "--dist=loadfile")
+GROUPED = ("--numprocesses=2", "--dist=loadscope")
 
 
 # The tests that touch a framework: those for every backend, and those for one.
@@ -112,11 +112,11 @@ def test_column(session: nox.Session, backend: str, column: str) -> None:
     extras = [*framework(backend), *(["keras"] if backend == "tensorflow" else []), "testing"]
     install(session, *extras, groups=("test",), pins=("-c", COLUMNS[column][1]))
     more = [*TOUCHING[backend], "tests/conformance", "--dozen"] if (backend, column) in OTHERS else []
-    options = (*PARALLEL, "-m", "not side_by_side and not once", f"--backends={backend}")
+    options = (*(GROUPED if more else PARALLEL), "-m", "not side_by_side and not once", f"--backends={backend}")
     session.run("pytest", *options, *EVERYWHERE, *more, *session.posargs, env=ENVIRONMENT)
     if (backend, column) == ("tensorflow", "oldest"):  # the newest Keras is that of constraints.txt
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        session.run("pytest", *BY_FILE, f"--backends={backend}", *WITH_KERAS, *session.posargs, env=environment)
+        session.run("pytest", *GROUPED, f"--backends={backend}", *WITH_KERAS, *session.posargs, env=environment)
 
 
 @nox.session
@@ -146,7 +146,7 @@ def keras(session: nox.Session, backend: str) -> None:
     """The tests with Keras on one backend, and Keras's own with our decorator in its place."""
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
     options = (f"--backends={backend}", "tests/with_keras")
-    run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
+    run_shared(session, "pytest", *GROUPED, *options, *session.posargs, env=environment)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])
@@ -166,7 +166,7 @@ def together(session: nox.Session) -> None:
     # torch.compile takes long; that it traces beside other frameworks is shown by a test in test_together.py.
     which = ("-m", "(side_by_side or together) and not once", "-k", "not aot_eager")
     options = (f"--backends={','.join(BACKENDS)}", *which, *ELSEWHERE)
-    run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=ENVIRONMENT)
+    run_shared(session, "pytest", *GROUPED, *options, *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])
@@ -176,7 +176,7 @@ def conformance(session: nox.Session) -> None:
     for backend in BACKENDS:
         reports.append(f"{session.create_tmp()}/{backend}.json")
         options = [f"--backends={backend}", f"--conformance-report={reports[-1]}"]
-        command = ("pytest", "--numprocesses=2", "tests/conformance", *options, *session.posargs)
+        command = ("pytest", *GROUPED, "tests/conformance", *options, *session.posargs)
         run_shared(session, *command, env=ENVIRONMENT)
     if not session.posargs:
         run_shared(session, "python", "-m", "conformance.report", *reports, env={"PYTHONPATH": "tests"})
@@ -247,9 +247,9 @@ def canary(session: nox.Session) -> None:
     for backend in backends:
         which = (f"--backends={backend}", "-m", "not side_by_side" + ("" if backend == "numpy" else " and not once"))
         session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
-        session.run("pytest", *PARALLEL, "tests/conformance", f"--backends={backend}", env=ENVIRONMENT)
+        session.run("pytest", *GROUPED, "tests/conformance", f"--backends={backend}", env=ENVIRONMENT)
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
+        session.run("pytest", *GROUPED, f"--backends={backend}", "tests/with_keras", env=environment)
 
 
 @nox.session(default=False)
@@ -260,7 +260,7 @@ def torch_by_hand(session: nox.Session) -> None:
     session.install("--no-compile", f"torch=={version}", ".[torch,cli,examples]", *groups)
     which = ("--backends=torch", "-m", "not side_by_side and not once")
     session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *options, env=ENVIRONMENT)
-    session.run("pytest", *PARALLEL, "--backends=torch", "tests/conformance", *options, env=ENVIRONMENT)
+    session.run("pytest", *GROUPED, "--backends=torch", "tests/conformance", *options, env=ENVIRONMENT)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])

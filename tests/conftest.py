@@ -36,6 +36,8 @@ NAMES = pytest.StashKey()
 SLOW = "inductor"
 # In a file that has it: the tests that run in every mode; all others of it run eagerly alone.
 CHOICE = "IN_EVERY_MODE"
+# Files whose tests share what takes long: the programs of parity, Keras's quantised models.
+SHARED = ("tests/test_keras_parity.py", "tests/with_keras/test_keras_install.py")
 
 
 class Frame:
@@ -81,6 +83,29 @@ def cases(item):
     name, mode = item.callspec.params["frame"]
     parameters = item.callspec.id.removeprefix(f"{name}-{mode}").removeprefix("-")
     return {item.originalname, f"{item.originalname}[{parameters}]"}
+
+
+def group(test):
+    """The group of tests that a test runs with, in one process; most are alone in theirs."""
+    file, _, name = test.partition("::")
+    if file == "tests/conformance/test_conformance.py":  # the cells of a transform, which one program may serve
+        return name.partition("[")[2].rpartition("-")[0] or test
+    return file if file in SHARED else test
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist=loadscope`, processes take group after group, the largest first; few tests are left for the end."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return group(nodeid)
+
+    # Not --dist=loadgroup: with pytest 9.1, which keeps a test's name elsewhere, it (xdist 3.8) does nothing.
+    return ByGroup(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k and -m take some away

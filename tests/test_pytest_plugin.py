@@ -66,21 +66,6 @@ LIST = ("--collect-only", "-q", "-rN")
 # --- the fixture ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.side_by_side
-def test_each_backend_is_active_in_its_test(inner, backends):
-    code = """
-        os.environ["KERAS_CG_BACKEND"] = "nobody"
-
-        def test_gradient(cg_backend):
-            assert keras_cg.backend() == cg_backend
-            assert float(keras_cg.grad(seven)(3.0)) == 7
-    """
-    result = inner(code, f"--cg-backends={','.join(backends)}")
-    result.assert_outcomes(passed=len(backends))
-    for name in backends:
-        result.stdout.fnmatch_lines(f"PASSED *::test_gradient[[]{name}[]]")
-
-
 @pytest.mark.once
 def test_the_backend_is_as_before_after_the_test(inner):
     code = """
@@ -316,9 +301,16 @@ def test_the_assertion_is_that_of_the_checker(inner):
 
 
 @pytest.mark.side_by_side
-def test_a_right_rule_passes_and_a_wrong_one_is_diagnosed(inner, backends):
+def test_each_backend_is_active_where_a_right_rule_passes_and_a_wrong_one_is_diagnosed(inner, backends):
+    # One run for all of it, as it starts every framework.
     code = """
         import numpy as np
+
+        os.environ["KERAS_CG_BACKEND"] = "nobody"
+
+        def test_gradient(cg_backend):
+            assert keras_cg.backend() == cg_backend
+            assert float(keras_cg.grad(seven)(3.0)) == 7
 
         @keras_cg.custom_gradient
         def right(x):
@@ -329,13 +321,14 @@ def test_a_right_rule_passes_and_a_wrong_one_is_diagnosed(inner, backends):
             return x * x, lambda upstream: 2 * x
 
         @pytest.mark.parametrize("f", [right, wrong], ids=["right", "wrong"])
-        def test_gradients(f, cg_backend, assert_gradients):
+        def test_checked(f, cg_backend, assert_gradients):
             assert_gradients(f, np.array([1.0, -2.0, 3.0]))
     """
     result = inner(code, f"--cg-backends={','.join(backends)}")
-    result.assert_outcomes(passed=len(backends), failed=len(backends))
+    result.assert_outcomes(passed=2 * len(backends), failed=len(backends))
     for name in backends:
-        result.stdout.fnmatch_lines(f"PASSED *::test_gradients[[]{name}-right[]]")
+        result.stdout.fnmatch_lines(f"PASSED *::test_gradient[[]{name}[]]")
+        result.stdout.fnmatch_lines(f"PASSED *::test_checked[[]{name}-right[]]")
         result.stdout.fnmatch_lines([f"E * {name}: failed", "E * diagnosis: *upstream*"])
     # The report, and the line of the test that asked for it; nothing of the checker itself.
     assert "keras_cg/" not in said(result)

@@ -1,4 +1,4 @@
-"""Gives the rules of one transform to one process, and writes down what each did, for the page in docs."""
+"""Writes down what each rule did under each transform, for the page in docs."""
 
 import json
 import pathlib
@@ -38,16 +38,3 @@ def pytest_sessionfinish(session):
     path = session.config.getoption("conformance_report")
     if path and not hasattr(session.config, "workerinput"):
         pathlib.Path(path).write_text(json.dumps(session.config.stash[OUTCOMES].outcomes))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """One process has all cells of a transform, which one program may serve."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByTransform(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            return nodeid.partition("[")[2].rpartition("-")[0] or nodeid
-
-    # Not --dist=loadgroup: with pytest 9.1, which keeps a test's name elsewhere, it (xdist 3.8) does nothing.
-    return ByTransform(config, log)
