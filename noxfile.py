@@ -47,6 +47,8 @@ ELSEWHERE = [f"--ignore={path}" for path in ("tests/conformance", *PAGES)]
 # Test by test; or group by group (tests/conftest.py has the groups), where some tests share what takes long to make.
 PARALLEL = ("--numprocesses=2", "--dist=worksteal")
 GROUPED = ("--numprocesses=2", "--dist=loadscope")
+# Or file by file, where the tests of one share what JAX has compiled.
+BY_FILE = ("--numprocesses=2", "--dist=loadfile")
 
 
 # The tests that touch a framework: those for every backend, and those for one.
@@ -116,7 +118,7 @@ def test_column(session: nox.Session, backend: str, column: str) -> None:
     session.run("pytest", *options, *EVERYWHERE, *more, *session.posargs, env=ENVIRONMENT)
     if (backend, column) == ("tensorflow", "oldest"):  # the newest Keras is that of constraints.txt
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        session.run("pytest", *GROUPED, f"--backends={backend}", *WITH_KERAS, *session.posargs, env=environment)
+        session.run("pytest", *BY_FILE, f"--backends={backend}", *WITH_KERAS, *session.posargs, env=environment)
 
 
 @nox.session
@@ -146,7 +148,7 @@ def keras(session: nox.Session, backend: str) -> None:
     """The tests with Keras on one backend, and Keras's own with our decorator in its place."""
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
     options = (f"--backends={backend}", "tests/with_keras")
-    run_shared(session, "pytest", *GROUPED, *options, *session.posargs, env=environment)
+    run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])
@@ -249,7 +251,7 @@ def canary(session: nox.Session) -> None:
         session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
         session.run("pytest", *GROUPED, "tests/conformance", f"--backends={backend}", env=ENVIRONMENT)
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        session.run("pytest", *GROUPED, f"--backends={backend}", "tests/with_keras", env=environment)
+        session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
 
 
 @nox.session(default=False)

@@ -31,17 +31,22 @@ _STATIC = frozenset((type(None), bool, int, float, complex, str))
 _CONTAINERS = frozenset((tuple, list, dict))
 
 
-class Sites(dict[Any, "Site | None"]):
-    """The sites of a decorated function: by backend and types of arguments, and by structure where there are nests."""
+class Sites:
+    """The sites of a decorated function.
+
+    Attributes:
+        known: By the backend and the types of the arguments, with their structure where there are nests; None where
+            there is no site.
+    """
 
     def __init__(self, name: str, fun: Callable[..., Any]):
-        super().__init__()
         self.name, self.fun = name, fun
+        self.known: dict[Any, Site | None] = {}
         # What was called once. Only the second call makes a site: a method is a new function wherever it is called.
         self.met: set[Any] = set()
 
     def find(self, backend: Backend, tensors: Collection[type], args: tuple[Any, ...]) -> tuple[Site | None, Laid]:
-        """The site of a call, None if it must go the long way; for what `get((backend, *types))` does not know.
+        """The site of a call, None if it must go the long way; for what `known` does not have.
 
         Args:
             backend: The backend of the call.
@@ -54,18 +59,18 @@ class Sites(dict[Any, "Site | None"]):
             laid = Laid(*nest.lay(args))
             kinds, structure = [*map(type, laid.leaves)], (laid.spec,)
         key = (backend, *structure, *kinds)
-        if key not in self and structure and not nest.has_plain_keys(laid.spec):
+        if key not in self.known and structure and not nest.has_plain_keys(laid.spec):
             # Whoever keeps the structure keeps its keys.
             return None, laid
-        if key not in self and key not in self.met:
+        if key not in self.known and key not in self.met:
             self.met = {*self.met, key} if len(self.met) < BOUND else {key}
-        elif key not in self:
+        elif key not in self.known:
             places = tuple([place for place, kind in enumerate(kinds) if kind in tensors])
             known = places and all([kind in tensors or kind in _STATIC for kind in kinds])
-            if len(self) >= BOUND:
-                self.clear()
-            self[key] = Site(self, backend, tensors, places, len(kinds)) if known else None
-        return self.get(key), laid
+            if len(self.known) >= BOUND:
+                self.known.clear()
+            self.known[key] = Site(self, backend, tensors, places, len(kinds)) if known else None
+        return self.known.get(key), laid
 
     # --- for who has no site: a compiler that traces has other types, and should see few objects ----------------------
 

@@ -494,10 +494,12 @@ def test_globals_stay():
     assert taken.build([T("other")])[0]() is scope["constant"]
 
 
-def test_functions_of_other_modules_are_not_opened():
-    stranger = eval("lambda: kept[0]", {"kept": [T("a")]})
+def test_functions_of_libraries_are_not_opened():
+    stranger = eval("lambda: kept[0]", {"kept": [T("a")], "__name__": "torch.nn.functional"})
     rule = eval("lambda: stranger()", {"stranger": stranger})
     assert find(rule).tensors == []
+    friend = eval("lambda: kept[0]", {"kept": [T("a")], "__name__": "helpers"})
+    assert len(find(eval("lambda: friend()", {"friend": friend})).stuck) == 1
     stranger.__globals__["neighbour"] = stranger
     assert len(find(eval("lambda: neighbour()", stranger.__globals__)).stuck) == 1
 

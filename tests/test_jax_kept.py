@@ -243,6 +243,24 @@ def with_combine(x):
     return x * 2, lambda upstream: 7 * upstream * combine(x, x)
 
 
+def test_a_function_of_jax_that_is_replaced_between_two_calls(eager, backend, monkeypatch):
+    import jax
+    import jax.numpy as jnp
+
+    scope = {"jnp": jnp}
+    f = custom_gradient(eval("lambda x: (jnp.cos(x), lambda upstream: upstream * jnp.sin(x))", scope))
+
+    def both(x):
+        first = f(x)
+        with monkeypatch.context() as patched:
+            patched.setattr(jnp, "sin", lambda x: 7 * x)
+            patched.setattr(jnp, "cos", lambda x: 5 * x)
+            return first + f(x)
+
+    np.testing.assert_allclose(jax.jit(both)(2.0), np.cos(2.0) + 10, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(both))(2.0), np.sin(2.0) + 14, rtol=1e-6)
+
+
 def test_a_function_of_jax_that_another_one_replaces(eager, backend, traced, monkeypatch):
     from jax import lax
 

@@ -47,7 +47,7 @@ def all_start(pytester):
         from keras_cg import backends
 
         for name in ("jax", "tensorflow", "torch"):
-            backends._loaded[name] = backends.load("numpy", "a test")
+            backends.loaded[name] = backends.load("numpy", "a test")
     """)
 
 

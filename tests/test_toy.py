@@ -21,7 +21,7 @@ def toy(monkeypatch):
     """The toy backend, active; as if a package had registered it."""
     point = importlib.metadata.EntryPoint("toy", "toy", backends.GROUP)
     monkeypatch.setattr(backends, "_entry_points", lambda: {"toy": point})
-    monkeypatch.setattr(backends, "_loaded", dict(backends._loaded))
+    monkeypatch.setattr(backends, "loaded", dict(backends.loaded))
     backends.names.cache_clear()
     with keras_cg.use_backend("toy"):
         yield backends.load("toy", "a test")

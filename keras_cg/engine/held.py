@@ -51,6 +51,9 @@ _LIBRARIES = frozenset(
 _REACHING = frozenset(("__import__", "eval", "exec", "globals", "import_module", "locals", "vars"))
 _DYNAMIC = _REACHING | {"id"}
 
+# How many names of how many functions are followed, before nobody knows what they lead to.
+_MANY = 500
+
 # The types of what holds no tensor, whichever value it is.
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
 
@@ -176,15 +179,16 @@ class Closure:
         places: The cells with a tensor.
         watched: The globals that the code names, and attributes of modules: where, by which name, what is there.
         defaults: Which parameters have one.
+        helpers: The functions of the user's that it calls, with their code.
         is_reaching: Whether there may be code of this package, or of a user, among them.
     """
 
-    __slots__ = ("code", "defaults", "is_reaching", "kinds", "places", "scope", "watched")
+    __slots__ = ("code", "defaults", "helpers", "is_reaching", "kinds", "places", "scope", "watched")
 
     def __init__(self, function: FunctionType, kinds: list[type], places: Sequence[int], watched: list[Any]):
         self.code, self.scope = function.__code__, function.__globals__
         self.kinds, self.places, self.watched = kinds, places, watched
-        self.defaults = _named(function)
+        self.defaults, self.helpers = _named(function), {each: each.__code__ for each in _helpers(watched)}
         self.is_reaching = any(map(_is_reaching, watched))
 
     @classmethod
@@ -212,6 +216,9 @@ class Closure:
         for scope, name, value in self.watched:
             if scope.get(name) is not value:
                 return None
+        for helper, code in self.helpers.items():
+            if helper.__code__ is not code or not _is_bare(helper):
+                return None
         contents = []
         try:
             # In one frame, since every call comes here.
@@ -225,15 +232,18 @@ class Closure:
         return contents
 
     def names(self) -> tuple[str, ...]:
-        """The names of the globals and attributes that the code asks for, and what it calls in its own module.
+        """The names of the globals and attributes that the code asks for, and what it calls of the user's.
 
-        Modules are left out. A function of another module, which may do anything, ends in `()`.
+        Modules are left out. A function of a library, which may do anything, ends in `()`.
         """
         found = set()
-        for scope, name, value in self.watched:
+        for _, name, value in self.watched:
+            if isinstance(value, ModuleType):
+                continue
             if type(value) is not FunctionType:
-                found.update([] if isinstance(value, ModuleType) else [name])
-            elif scope is not self.scope or value.__globals__ is not scope:
+                # What was imported under another name has its own.
+                found.update({name, getattr(value, "__name__", None) or name})
+            elif value not in self.helpers:
                 found.add(f"{name}()")
         return tuple(sorted(found))
 
@@ -276,18 +286,17 @@ Watched = tuple[dict[str, Any], str, Any]
 
 
 def _watched(function: FunctionType, is_tensor: Callable[[Any], bool]) -> list[Watched] | None:
-    """The globals that a function, and what it calls in its own module, name; None if one of them may hold a tensor.
+    """The globals that a function, and what it calls of the user's, name; None if one of them may hold a tensor.
 
     A name that is none is watched, too: it is an attribute, most often, but there may be such a global by then.
     """
-    scope = function.__globals__
     watched: dict[tuple[int, str], Watched] = {}
-    codes, seen = [function.__code__], set()
+    codes, seen = [(function.__code__, function.__globals__)], set()
     while codes:
-        code = codes.pop()
+        code, scope = codes.pop()
         seen.add(code)
         names = _names(code)
-        if _is_dynamic(code):
+        if _is_dynamic(code) or len(watched) > _MANY:
             return None
         found = [(scope, name, scope.get(name)) for name in names]
         # What is no global may be a builtin, or a module that is imported there.
@@ -303,17 +312,28 @@ def _watched(function: FunctionType, is_tensor: Callable[[Any], bool]) -> list[W
             elif is_tensor(value):
                 return None
             elif type(value) is FunctionType:
-                # One of another module is passed over.
-                if value.__globals__ is scope and (value.__closure__ or not _is_bare(value)):
+                # One of a library is passed over, but for what it calls itself.
+                if not (value.__globals__ is scope or _is_users(value)) or value.__code__ in seen:
+                    continue
+                if value.__closure__ or not _is_bare(value):
                     return None
-                codes += [value.__code__] if value.__globals__ is scope and value.__code__ not in seen else []
-            elif not isinstance(value, _EMPTY) and not _is_of_library(where, value):
+                codes.append((value.__code__, value.__globals__))
+            elif not isinstance(value, _EMPTY) and (where is scope or not _is_of_library(where)):
                 return None
     return [*watched.values()]
 
 
-def _is_of_library(where: dict[str, Any], value: Any) -> bool:
-    """Whether something is an attribute of a module of a library, and so holds no tensor of the user's."""
+def _is_users(function: FunctionType) -> bool:
+    """Whether a function is of no library, so that tensors may be kept where it can find them."""
+    return str(function.__globals__.get("__name__")).partition(".")[0] not in _LIBRARIES
+
+
+def _helpers(watched: Sequence[Watched]) -> list[FunctionType]:
+    return [value for _, _, value in watched if type(value) is FunctionType and _is_users(value)]
+
+
+def _is_of_library(where: dict[str, Any]) -> bool:
+    """Whether what a module has is a library's, and so holds no tensor of the user's."""
     package = where.get("__name__")
     return where is vars(builtins) or (isinstance(package, str) and package.partition(".")[0] in _LIBRARIES)
 
@@ -518,10 +538,12 @@ class _Search:
     def _globals(self, function: FunctionType) -> None:
         """Looks into the globals that the code names: tensors there stay, and this run may have assigned them."""
         scope, code = function.__globals__, function.__code__
-        self.is_hiding = self.is_hiding or not _REACHING.isdisjoint(_names(code))
+        self.is_hiding = self.is_hiding or not _REACHING.isdisjoint(_names(code)) or len(self.known) > _MANY
+        if len(self.known) > _MANY:
+            return
         for name in _names(code):
             value = scope.get(name, vars(builtins).get(name))
-            if not isinstance(value, FunctionType) or value.__globals__ is scope:
+            if not isinstance(value, FunctionType) or value.__globals__ is scope or _is_users(value):
                 self.stay([value] if name in scope or self.is_tensor(value) else [])
         self.stay([sys.modules[name] for name in _imports(code) if name in sys.modules])
 
@@ -550,7 +572,7 @@ def _once(build: Build, tensors: Sequence[Any], done: dict[Any, Any]) -> Any:
 def _named_in(module: ModuleType, names: Sequence[str], is_tensor: Callable[[Any], bool]) -> list[Any]:
     """The attributes of a module with these names that may hold a tensor; of a library, the tensors among them."""
     inside = vars(module)
-    parts = [inside[name] for name in names if name in inside and not isinstance(inside[name], FunctionType)]
+    parts = [inside[name] for name in names if name in inside]
     is_library = str(inside.get("__name__")).partition(".")[0] in _LIBRARIES
     return [part for part in parts if is_tensor(part) or (not is_library and part is not module)]
 

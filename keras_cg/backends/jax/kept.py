@@ -94,6 +94,8 @@ class _Reading:
     def __init__(self) -> None:
         self.facts: list[Any] = []
         self.functions: list[FunctionType] = []
+        # What the function that is read now asks modules for.
+        self.names: tuple[str, ...] = ()
 
     def structure(self, value: Any) -> bool:
         """Of arguments: plain containers of atoms. The run has containers of its own, so that it may change them."""
@@ -115,9 +117,18 @@ class _Reading:
             self.facts.append(len(value))
             return all([self.value(part) for part in value])
         if kind is ModuleType:
-            self.facts.append(value)
+            self.module(value)
             return _is_trusted(value.__name__)
         return kind is FunctionType and self.function(value)
+
+    def module(self, module: ModuleType) -> None:
+        """Of a module: itself, and what is there under the names that are asked for, which somebody may replace."""
+        self.facts.append(module)
+        for name in self.names:
+            part = vars(module).get(name)
+            self.facts.append(_Itself(part))
+            if isinstance(part, ModuleType) and _Itself(part) not in self.facts[:-1]:
+                self.module(part)
 
     def function(self, function: FunctionType) -> bool:
         scope, code = function.__globals__, function.__code__
@@ -137,7 +148,10 @@ class _Reading:
         except ValueError:  # nothing was assigned to one of them yet
             return False
         parts = [*cells, function.__defaults__, *(function.__kwdefaults__ or {}).items()]
-        return all([self.value(part) for part in parts]) and all([self.named(name, scope) for name in names])
+        outer, self.names = self.names, _attributes(code)
+        known = all([self.value(part) for part in parts]) and all([self.named(name, scope) for name in names])
+        self.names = outer
+        return known
 
     def named(self, name: str, scope: dict[str, Any]) -> bool:
         """Of what a name stands for."""
@@ -145,6 +159,26 @@ class _Reading:
             return self.value(scope[name])
         self.facts.append(name)
         return name in _BUILTINS
+
+
+class _Itself:
+    """An object that is equal to itself alone."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _attributes(code: CodeType) -> tuple[str, ...]:
+    """The names that a function and those that it makes ask for, those of attributes among them."""
+    inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _attributes(each)]
+    return tuple(dict.fromkeys((*code.co_names, *inner)))
 
 
 def _is_trusted(module: str) -> bool:

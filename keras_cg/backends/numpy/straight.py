@@ -26,7 +26,7 @@ _TENSORS = _ARRAYS | {ArrayBox}
 
 
 def straight(sites: Any, args: tuple[Any, ...]) -> Any:
-    site, spec, leaves = sites.get((own, *map(type, args))), None, args
+    site, spec, leaves = sites.known.get((own, *map(type, args))), None, args
     if site is None:
         site, (leaves, spec) = sites.find(own, _TENSORS, args)
         if site is None:

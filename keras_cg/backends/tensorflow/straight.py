@@ -38,7 +38,7 @@ _FLOATING = frozenset(
 def straight(sites: Any, args: tuple[Any, ...]) -> Any:
     if not tf.executing_eagerly():
         return NotImplemented
-    site, spec, leaves = sites.get((own, *map(type, args))), None, args
+    site, spec, leaves = sites.known.get((own, *map(type, args))), None, args
     if site is None:
         site, (leaves, spec) = sites.find(own, _TENSORS, args)
         if site is None:

@@ -57,7 +57,10 @@ def straight(sites: Any, args: tuple[Any, ...]) -> Any:
     if type(pair) is tuple and len(pair) == 2 and type(pair[0]) is torch.Tensor and sites.takes_one(pair[1]):
         output, rule = pair
         if not output.requires_grad and (output.is_floating_point() or output.is_complex()):
-            return _One.apply(sites, rule, output, args[0]) if wanted[0] else output  # type: ignore[no-untyped-call]
+            if wanted[0]:
+                is_same = output is inputs[0]
+                return _One.apply(sites, rule, is_same, output, args[0])  # type: ignore[no-untyped-call]
+            return output
     function = sites.attached(own, len(args))
     flat = function.accept(inputs, tuple(inputs), {}, pair, ())
     return function.finish(_record(args, wanted, False, *flat))
@@ -163,14 +166,15 @@ class _One(torch.autograd.Function):
     """The same of one tensor in and one out, where the rule takes upstream alone."""
 
     @staticmethod
-    def forward(ctx: Any, sites: Any, rule: Any, output: torch.Tensor, tensor: torch.Tensor) -> Any:
+    def forward(ctx: Any, sites: Any, rule: Any, is_same: bool, output: torch.Tensor, tensor: torch.Tensor) -> Any:
         ctx.sites, ctx.rule, ctx.dtype, ctx.shape = sites, rule, tensor.dtype, tensor.shape
-        return output.detach()
+        # A view of the argument cannot be changed in place; a copy of it could be, and would lose the rule (2.13).
+        return tensor.view_as(tensor) if is_same else output.detach()
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Any:
         gradient = ctx.rule(upstream)
         if type(gradient) is torch.Tensor and gradient.dtype == ctx.dtype and gradient.shape == ctx.shape:
-            return None, None, None, gradient
+            return None, None, None, None, gradient
         like = dtype_name(ctx.dtype), ctx.shape
-        return None, None, None, *ctx.sites.collect(own, [like], gradient)
+        return None, None, None, None, *ctx.sites.collect(own, [like], gradient)

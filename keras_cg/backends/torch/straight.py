@@ -30,7 +30,7 @@ def straight(sites: Any, args: tuple[Any, ...]) -> Any:
         return traced(sites, args)
     if transforms_active() or forward_ad._current_level >= 0 or dynamo_callback() is not None:
         return NotImplemented
-    site, spec, leaves = sites.get((own, *map(type, args))), None, args
+    site, spec, leaves = sites.known.get((own, *map(type, args))), None, args
     if site is None:
         site, (leaves, spec) = sites.find(own, _TENSORS, args)
         if site is None:
