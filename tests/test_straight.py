@@ -286,6 +286,38 @@ def test_a_compiled_output_that_is_the_argument_is_not_changed_in_place(backend)
         changed(x * 1)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_a_compiled_output_that_is_a_part_of_the_argument_loses_its_gradient_in_place(backend):
+    """README, Limits: Dynamo (2.13) does not tell what shares memory with what."""
+    import torch
+
+    f = custom_gradient(lambda x: (x[1:], lambda upstream: 7 * ops.ones(3)))
+    changed = torch.compile(lambda z: f(z).mul_(3), backend="aot_eager", fullgraph=True)
+    assert not changed(tensor(X) * 1).requires_grad
+    copied = torch.compile(lambda z: f(z).clone().mul_(3), backend="aot_eager", fullgraph=True)
+    x = tensor(X)
+    assert gradients(copied(x * 1), x)[0][0] == 7
+
+
+def test_where_what_is_kept_is_not_found(backend):
+    """README, Limits: of what stands there, the second derivative goes without."""
+    import contextvars
+
+    import torch
+
+    kept = contextvars.ContextVar("kept")
+
+    def f(x):
+        kept.set(x * x)
+        return x**3, lambda upstream: upstream * 7 * kept.get()
+
+    g = custom_gradient(f)
+    x = tensor([3.0])
+    (first,) = torch.autograd.grad(g(x) ** 2, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    assert (first.item(), second.item()) == (3402, 7938)
+
+
 def test_the_backend_of_a_rule_that_imports(backend):
     x = tensor(X)
 
