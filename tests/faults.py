@@ -32,20 +32,20 @@ FAULTS = [
     (
         "conventions",
         "arguments not before upstream",
-        'return self.values, {"upstream": upstream}',
-        'return self.values[::-1], {"upstream": upstream}',
+        'return (*self.values, *[default for _, default in left]), {"upstream": upstream}',
+        'return (*self.values[::-1], *[default for _, default in left]), {"upstream": upstream}',
     ),
     (
         "conventions",
         "defaults left out",
-        "complete = (*self.values, *[default for _, default in left])",
-        "complete = (*self.values, *[None for _, default in left])",
+        'return (*self.values, *[default for _, default in left]), {"upstream": upstream}',
+        'return (*self.values, *[None for _, default in left]), {"upstream": upstream}',
     ),
     (
         "conventions",
         "varargs get upstream whole",
-        "return self._one_by_one(upstreams, range(len(upstreams)))\n        elif len(positional) > 1",
-        "return (upstream,), {}\n        elif len(positional) > 1",
+        "return (EACH, range(count)) if fits else None",
+        "return (WHOLE, ()) if fits else None",
     ),
     (
         "conventions",
@@ -56,14 +56,14 @@ FAULTS = [
     (
         "conventions",
         "one for each tensor alone",
-        "return self._one_by_one(upstreams, self.outputs.places)",
-        "return self._one_by_one(upstreams, list(self.outputs.places)[::-1])",
+        "return EACH, self.outputs.places",
+        "return EACH, list(self.outputs.places)[::-1]",
     ),
     (
         "conventions",
         "integer outputs not counted",
-        "if required == len(upstreams):",
-        "if False:",
+        "return (EACH, range(count)) if required == count else None",
+        "return None",
     ),
     (
         "conventions",
@@ -92,8 +92,8 @@ FAULTS = [
     (
         "conventions",
         "misfits pass",
-        "raise self._misfit(len(upstreams))\n\n    def _one_by_one",
-        "return (upstream,), {}\n\n    def _one_by_one",
+        "            raise self._misfit(len(upstreams))\n        gets, places = way",
+        "            return (upstreams[0],), {}\n        gets, places = way",
     ),
     (
         "gradients",
