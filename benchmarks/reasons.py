@@ -17,6 +17,7 @@ WHY = {
     "keras_cg.backends.numpy.tensors:conjugate": "autograd's gradient of a complex number is the conjugate of ours.",
     "keras_cg.backends.numpy.tensors:innermost": "autograd boxes what it differentiates: the array inside.",
     "keras_cg.backends.numpy.tensors:is_floating": "An integer output takes part in no gradient.",
+    "keras_cg.backends.tensorflow.recording:_is_deaf": "A tape may be told to record nothing: that is tried.",
     "keras_cg.backends.torch.straight:_Straight.backward": "Calls the rule around saved tensors.",
     "keras_cg.backends.torch.straight:_Straight.forward": "Saves tensors; the outputs get their node.",
     "keras_cg.decorator:CustomGradient.__call__": "The decorated function itself: it asks which backend runs.",
