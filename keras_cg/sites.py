@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from keras_cg import call, nest, signature, state
 from keras_cg.arguments import Arguments
 from keras_cg.call import Attached, Pullback
 from keras_cg.conventions import BEHIND, EACH, WHOLE, Convention
-from keras_cg.engine.contract import Backend, Laid
+from keras_cg.engine.contract import Backend, Form, Laid
 from keras_cg.engine.held import Closure
 from keras_cg.gradients import Gradients, Like
 from keras_cg.leaves import Rest
@@ -243,17 +243,3 @@ class Site:
     def under(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What a rule returns, called under the backend of its call."""
         return call.under(self.backend, rule, args, kwargs)
-
-
-class Form(NamedTuple):
-    """How rules are called, and hold tensors, that one piece of code makes at a site.
-
-    Attributes:
-        closure: Where they hold tensors.
-        is_each: Whether they get an upstream for each tensor of the output, rather than one for all of it.
-        is_behind: Whether they get the arguments of the call before it, and it by name.
-    """
-
-    closure: Closure
-    is_each: bool
-    is_behind: bool

@@ -9,6 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from entered import frames, is_long
 
 from keras_cg import CapturedVariableError, GradientError, config, custom_gradient, ops, use_backend
 
@@ -27,29 +28,6 @@ def on_numpy(monkeypatch):
     monkeypatch.setattr(autograd.tracer.trace_stack, "top", -1)
     with use_backend("numpy"):
         yield
-
-
-def frames(call):
-    """The frames of this package that a call enters, once it is warm: `module:function`."""
-    for _ in range(3):
-        call()
-    found = Counter()
-
-    def note(frame, event, arg):
-        module = frame.f_globals.get("__name__", "")
-        if event == "call" and module.startswith("keras_cg."):
-            found[f"{module.removeprefix('keras_cg.')}:{frame.f_code.co_qualname}"] += 1
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
-def is_long(found):
-    return any(name.startswith(("call:", "leaves:", "gradients:", "conventions:")) for name in found)
 
 
 @custom_gradient

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from entered import frames, is_long
 
 from keras_cg import CapturedVariableError, GradientError, custom_gradient
 
@@ -22,29 +23,6 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
 @pytest.fixture
 def tf(backend):
     return pytest.importorskip("tensorflow")
-
-
-def frames(call):
-    """The frames of this package that a call enters, once it is warm: `module:function`."""
-    for _ in range(3):
-        call()
-    found = Counter()
-
-    def note(frame, event, arg):
-        module = frame.f_globals.get("__name__", "")
-        if event == "call" and module.startswith("keras_cg."):
-            found[f"{module.removeprefix('keras_cg.')}:{frame.f_code.co_qualname}"] += 1
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
-def is_long(found):
-    return any(name.startswith(("call:", "leaves:", "gradients:", "conventions:")) for name in found)
 
 
 def runs(function, call):

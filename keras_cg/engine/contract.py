@@ -158,7 +158,7 @@ class Laid(NamedTuple):
     spec: Any
 
 
-class Form(Protocol):
+class Form(NamedTuple):
     """How the rules are called, and hold tensors, that one piece of code makes at a site.
 
     Attributes:

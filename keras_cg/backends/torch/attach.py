@@ -175,13 +175,9 @@ def aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> 
     One that shares its memory with an input becomes a view of it in autograd's eyes as well, so that changing either in
     place is noticed.
     """
-    # 0 is what has no memory of its own.
-    sharing = {
-        tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0: tensor for tensor in inputs
-    }
+    sharing = dict(zip(_storages(inputs), inputs, strict=True))
     others = []
-    for output in outputs:
-        storage = output.untyped_storage().data_ptr() if output.layout is torch.strided else 0
+    for output, storage in zip(outputs, _storages(outputs), strict=True):
         base = sharing.get(storage) if storage else None
         if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
             others.append(base.as_strided(output.size(), output.stride(), output.storage_offset()))
