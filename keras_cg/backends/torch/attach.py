@@ -138,17 +138,23 @@ def copied(gradients: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[An
 
     autograd keeps a gradient that nobody else holds as it is: clearing it would clear the argument.
     """
-    shared = {id(tensor) for tensor in inputs}
+    same, known, storages = {*map(id, inputs)}, {0}, [0] * len(gradients)
     if not transforms_active():  # what a transform wraps has no memory to be asked for
-        known = set(_storages(inputs)) - {0}
-        present = [gradient for gradient in gradients if gradient is not None]
-        shared.update(id(tensor) for tensor, its in zip(present, _storages(present), strict=True) if its in known)
-    return tuple([tensor.clone() if id(tensor) in shared else tensor for tensor in gradients])
+        known, storages = {*_storages(inputs)}, _storages(gradients)
+    others = []
+    for gradient, storage in zip(gradients, storages, strict=True):
+        is_shared = id(gradient) in same or (storage != 0 and storage in known)
+        others.append(gradient.clone() if is_shared else gradient)
+    return tuple(others)
 
 
-def _storages(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Where the memory of each tensor begins; 0 if it has none of its own."""
-    return [tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0 for tensor in tensors]
+def _storages(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """Where the memory of each tensor begins; 0 if it has none of its own, or there is no tensor."""
+    storages = []
+    for tensor in tensors:
+        has_memory = tensor is not None and tensor.layout is torch.strided
+        storages.append(tensor.untyped_storage().data_ptr() if has_memory else 0)  # type: ignore[union-attr]
+    return storages
 
 
 def _read(

@@ -44,6 +44,8 @@ dynamo_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_
 # Likewise, for the level of forward mode that is open, -1 outside of any; torch's own unpack_dual begins with it.
 # Read through the module, since it is a number that changes.
 forward_ad._current_level  # noqa: B018
+# Likewise, for what a transform wrapped and is over; `apply` of a Function begins with it.
+unwrap_if_dead: Callable[[torch.Tensor], torch.Tensor] = functorch.unwrap_if_dead
 # Likewise, for looking through the wrappers that the transforms put around tensors, for types registered with torch's
 # tree utility, for tensors, and for the graph that autograd records.
 NEEDED = (
@@ -54,7 +56,6 @@ NEEDED = (
     functorch.is_functorch_wrapped_tensor,
     functorch.maybe_get_bdim,
     functorch.maybe_get_level,
-    functorch.unwrap_if_dead,
     pytree.tree_flatten,
     pytree.tree_is_leaf,
     pytree.tree_leaves,
