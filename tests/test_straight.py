@@ -115,7 +115,7 @@ def test_how_many_frames_a_call_takes(backend):
     x, upstream = tensor(X), torch.ones(3)
     outputs = []
     forward = steady(lambda: outputs.append(f(x)))
-    # The decorator, which backend, two frames of it, two guards, the Function's, and what is saved; one of these is `f`.
+    # The decorator, which backend, two frames of it, two guards, the Function, and what it saves.
     own = ["CustomGradient.__call__", "_Config.active", "straight", "_alone", *["Closure.taken"] * 2]
     assert forward == [*own, "_Straight.forward", "Steady.find"], forward
     backward = steady(lambda: torch.autograd.grad(outputs[-1], x, upstream, retain_graph=True))
@@ -396,6 +396,33 @@ def test_an_operation_under_another_name(backend):
         (first,) = torch.autograd.grad(f(x), x, create_graph=True)
         (second,) = torch.autograd.grad(first, x)
         np.testing.assert_allclose(second, 42 * drawn, rtol=1e-6)
+
+
+def test_the_short_road_of_torch_compile_is_taken_and_left(backend, monkeypatch):
+    """By one tensor in and out, whose rule takes upstream alone; the other one would raise here."""
+    import torch
+
+    def long_road(*_):
+        raise NotImplementedError("the long road")
+
+    one = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    two = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream, 3 * upstream)))
+    behind = custom_gradient(lambda x: (x * 2, lambda *args, upstream=None: 7 * upstream))
+    nest = custom_gradient(lambda x: ({"a": x * 2}, lambda upstream: 7 * upstream["a"]))
+    x, y = tensor(X), tensor(Y)
+    programs = {"two": (two, x, y), "behind": (behind, x), "nest": (nest, x)}
+    for name, (f, *args) in programs.items():
+        output = torch.compile(f, backend="eager", fullgraph=True)(*args)
+        found = gradients(output["a"] if name == "nest" else output, *args)
+        assert [list(each) for each in found] == [[7] * 3, [3] * 3][: len(args)], name
+    compiled = sys.modules["keras_cg.backends.torch.compiled"]
+    monkeypatch.setattr(compiled, "attach", long_road)
+    monkeypatch.setattr(compiled, "_record", long_road)
+    torch.compiler.reset()
+    assert list(gradients(torch.compile(one, backend="eager", fullgraph=True)(x), x)[0]) == [7] * 3
+    for f, *args in programs.values():
+        with pytest.raises(Exception, match="the long road"):
+            torch.compile(f, backend="eager", fullgraph=True)(*args)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks a non-leaf for it
