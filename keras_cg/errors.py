@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -125,6 +126,18 @@ def report(
         for name, value in zip(DATA, (function, argument, got, expected, cause, remedy or remedies), strict=True):
             setattr(error, name, value)
     return error
+
+
+def deprecated(what: str, until: str, remedy: str) -> None:
+    """Warns whoever calls the caller of this that something is going; CONTRIBUTING has the policy.
+
+    Args:
+        what: What is going, as the user writes it: `keras_cg.grad(f, aux=...)`.
+        until: The release that will not have it.
+        remedy: What to write instead.
+    """
+    text = lines(f"{what} is deprecated, and goes in keras_cg {until}.", f"    remedy: {remedy}.")
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 # --- choosing the backend ------------------------------------------------------------------------
