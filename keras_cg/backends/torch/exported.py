@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-# The stack of the running transforms, and what an operation that is traced gave, have no public names (torch 2.13). If one of these is gone, importing this file
-# fails, and with it the backend.
+# The stack of the running transforms, and what an operation that is traced gave, have no public names (torch 2.13). If
+# one of these is gone, importing this file fails, and with it the backend.
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._ops import OpOverload
@@ -28,6 +28,7 @@ from keras_cg.backends.torch.tensors import is_captured, is_floating, transforms
 from keras_cg.engine.contract import Function
 
 _switch = torch._C._set_grad_enabled
+_BEFORE = "train before exporting, or keep the rule by torch.compile"
 
 
 def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -80,9 +81,7 @@ class _Refused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        raise errors.rule_dropped(
-            "torch.export of a gradient", "leave what differentiates out of what is exported"
-        )
+        raise errors.rule_dropped("torch.export of a gradient", "leave what differentiates out of what is exported")
 
 
 class _Trace:
@@ -103,7 +102,7 @@ class _Trace:
         """Says once that there will be no gradient."""
         if not self.is_told:
             self.is_told = True
-            warnings.warn(errors.no_gradient_exported(name), stacklevel=2)
+            warnings.warn(errors.no_gradient_exported(name, _BEFORE), stacklevel=2)
 
 
 _traces: weakref.WeakKeyDictionary[Any, _Trace] = weakref.WeakKeyDictionary()
