@@ -9,49 +9,18 @@ import torch
 
 from keras_cg import errors
 from keras_cg.backends import torch as own
-from keras_cg.backends.torch import compiled, exported, transformed
-from keras_cg.backends.torch.replayed import Replay, Surroundings, apply, replay, run, sequence_number, surroundings
+from keras_cg.backends.torch import exported, transformed
+from keras_cg.backends.torch.replayed import Replay, Surroundings, apply, replay
 from keras_cg.backends.torch.tensors import (
     describe,
     integers,
     is_fake,
     is_forward_open,
-    is_tracing,
     saveable,
     transforms_active,
 )
 from keras_cg.engine.again import Run
 from keras_cg.engine.contract import Function, Pullback
-
-
-def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Attaches the rule in the way that suits who differentiates.
-
-    Where autograd alone may, `fun` runs once, here, on values cut from the graph, and a Function further down carries
-    the result. So an output that somebody differentiates all the same hangs on something that `fun` captured. All in
-    one function: where torch.compile (2.13) gives up, it would begin with an inner one, and not know that it compiles.
-    """
-    if torch.compiler.is_compiling():
-        if compiled.is_exporting():
-            return exported.attach(fun, tensors)
-        return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
-    if is_tracing():
-        # Here, because what stands there uses what stands here.
-        from keras_cg.backends.torch import traced
-
-        return traced.attach(fun, tensors)
-    if transforms_active() or is_forward_open():
-        if not torch.is_grad_enabled() and not transformed.is_forward(tensors):
-            return _not_dual(*fun(*tensors))
-        if transforms_active() or any(map(transformed.is_dual, tensors)):
-            return transformed.attach(fun, saveable(tensors))
-    if not torch.is_grad_enabled():
-        return exported.cut(fun.name, fun(*tensors)[0])
-    inputs: Sequence[Any] = tensors
-    if any([tensor.requires_grad for tensor in tensors]):
-        inputs = [tensor.detach() for tensor in tensors]
-    seen, start = surroundings(tensors), sequence_number()
-    return record(fun, tensors, inputs, seen, start, *run(fun, inputs))  # type: ignore[no-any-return]
 
 
 # Where torch.compile gave up, it would compile what `attach` calls by itself, and fail in it (2.13).
@@ -77,7 +46,7 @@ def record(
         pullback: The rule.
     """
     if is_forward_open():
-        _not_dual(outputs, pullback)
+        not_dual(outputs, pullback)
     variables: list[torch.Tensor] = []
     if any([output.requires_grad for output in outputs]):
         variables = captured(fun, outputs, start, pullback)
@@ -88,7 +57,7 @@ def record(
     return apply(_Attach, kept, outputs, *saveable(tensors), *variables)
 
 
-def _not_dual(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
+def not_dual(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
     """`outputs` of a run on what forward mode does not move."""
     if any(map(transformed.is_dual, outputs)):
         pullback.capture(["(a value that forward mode differentiates)"])
@@ -153,20 +122,23 @@ def copied(gradients: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[An
 
     autograd keeps a gradient that nobody else holds as it is: clearing it would clear the argument.
     """
-    shared = {id(tensor) for tensor in inputs}
+    same, known, storages = {*map(id, inputs)}, {0}, [0] * len(gradients)
     if not transforms_active():  # what a transform wraps has no memory to be asked for
-        known = set(_storages(inputs)) - {0}
-        present = [gradient for gradient in gradients if gradient is not None]
-        shared.update(id(tensor) for tensor, its in zip(present, _storages(present), strict=True) if its in known)
-    return tuple([tensor.clone() if id(tensor) in shared else tensor for tensor in gradients])
+        known, storages = {*_storages(inputs)}, _storages(gradients)
+    others = []
+    for gradient, storage in zip(gradients, storages, strict=True):
+        is_shared = id(gradient) in same or (storage != 0 and storage in known)
+        others.append(gradient.clone() if is_shared else gradient)
+    return tuple(others)
 
 
-def _storages(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Where the memory of each tensor begins; 0 if it has none of its own, as one that make_fx traces with."""
-    return [
-        tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and not is_fake(tensor) else 0
-        for tensor in tensors
-    ]
+def _storages(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """Where the memory of each tensor begins; 0 if it has none of its own, as a fake one, or there is no tensor."""
+    storages = []
+    for tensor in tensors:
+        has_memory = tensor is not None and tensor.layout is torch.strided and not is_fake(tensor)
+        storages.append(tensor.untyped_storage().data_ptr() if has_memory else 0)  # type: ignore[union-attr]
+    return storages
 
 
 def _read(

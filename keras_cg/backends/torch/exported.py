@@ -49,8 +49,8 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
             raise errors.rule_dropped(
                 "torch.export around a transform of torch.func", "leave what differentiates out of what is exported"
             )
-        inputs = _begin(fun.name, False, *tensors)
-        return tuple([output.detach() if is_floating(output) else output for output in fun(*inputs)[0]])
+        outputs = fun(*_begin(fun.name, False, *tensors))[0]
+        return tuple([output.detach() if is_floating(output) else output for output in outputs])
     is_on = torch.is_grad_enabled()
     inputs: Sequence[torch.Tensor] = _begin(fun.name, is_on, *tensors) if tensors else ()
     if is_on:
@@ -118,7 +118,7 @@ def _warn(name: str, tracer: Any, tensors: Sequence[torch.Tensor]) -> None:
 
 
 # Dynamo leaves a call of these two in its graph, and they run when torch.export traces that.
-@torch.compiler.allow_in_graph
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _begin(name: str, is_on: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Notes where a function begins."""
     mode = get_proxy_mode()
@@ -131,7 +131,7 @@ def _begin(name: str, is_on: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor
     return tensors
 
 
-@torch.compiler.allow_in_graph
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _end(name: str, is_begun: bool, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The outputs of a function, cut."""
     mode = get_proxy_mode()
@@ -175,12 +175,13 @@ def _is_new(node: torch.fx.Node | None) -> bool:
     if operation is None or operation._schema.is_mutable:
         return False
     if operation._schema.name == "aten::to":  # which returns what has that dtype already
-        return bool(node.args[0].meta["val"].dtype != node.meta["val"].dtype)
+        before, after = [each.meta["val"].dtype for each in (*node.all_input_nodes[:1], node)]  # type: ignore[union-attr]
+        return bool(before != after)
     is_composed = operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return not is_composed or operation._schema.name.removeprefix("aten::") in _MAKING
 
 
-def _is_view(node: torch.fx.Node) -> bool:
+def _is_view(node: torch.fx.Node | None) -> bool:
     """Whether what stands at a node may share its memory, so that torch does not detach it in place."""
     operation, index = _made_by(node)
     if operation is None or operation._schema.name == "aten::to":
