@@ -1,13 +1,15 @@
 """The torch backend, on `torch.autograd.Function`.
 
-`tensors` says what a tensor is. `attach` attaches the rule by a Function in eager mode, `transformed` by one that the
-transforms of torch.func understand, `compiled` by one that Dynamo traces, and `traced` by one that torch.jit.trace
-keeps: torch has four engines, and no one form of Function serves in two of them. `exported` is for torch.export, which
-keeps none. `ways` chooses. `replayed` is the second run, for all of them. `derivatives` asks torch's own engines.
+`tensors` says what a tensor is. `attach` chooses how the rule is attached: `recorded` does it by a Function in eager
+mode, `transformed` by one that the transforms of torch.func understand, `compiled` by one that Dynamo traces, `traced`
+by one that torch.jit.trace keeps: torch has four engines, and no one form of Function serves in two of them. `exported`
+is for torch.export, which keeps none. `replayed` is the second run, for all of them. `derivatives` asks torch's own
+engines.
 """
 
 from __future__ import annotations
 
+from keras_cg.backends.torch.attach import attach
 from keras_cg.backends.torch.derivatives import compiled, cut, devices, gradient, jvp, vjp
 from keras_cg.backends.torch.recomputed import recompute
 from keras_cg.backends.torch.straight import straight
@@ -23,7 +25,6 @@ from keras_cg.backends.torch.tensors import (
     tensors,
     to_numpy,
 )
-from keras_cg.backends.torch.ways import attach
 
 __all__ = [
     "asarray",

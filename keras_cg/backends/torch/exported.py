@@ -29,17 +29,9 @@ from keras_cg.backends.torch.tensors import is_captured, is_floating, transforms
 from keras_cg.engine.contract import Function
 
 _switch = torch._C._set_grad_enabled
+_MAPPING = TransformType.Vmap
+_COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 _BEFORE = "train before exporting, or keep the rule by torch.compile"
-
-
-def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """`outputs` that nobody differentiates, in what is written down as well, if somebody does that."""
-    if not is_captured():
-        return tuple(outputs)
-    mode = get_proxy_mode()
-    if mode is not None:
-        _warn(name, mode.tracer, outputs)
-    return tuple([output if output.requires_grad or not is_floating(output) else output.detach() for output in outputs])
 
 
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -66,11 +58,21 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     return results
 
 
+def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """`outputs` that nobody differentiates, in what is written down as well, if somebody does that."""
+    if not is_captured():
+        return tuple(outputs)
+    mode = get_proxy_mode()
+    if mode is not None:
+        _warn(name, mode.tracer, outputs)
+    return tuple([output if output.requires_grad or not is_floating(output) else output.detach() for output in outputs])
+
+
 # Dynamo takes what this says for a constant.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_mapping() -> bool:
     """Whether every transform that is running is a vmap, which differentiates nothing."""
-    return all([level.key() == TransformType.Vmap for level in retrieve_all_functorch_interpreters()])
+    return all([level.key() == _MAPPING for level in retrieve_all_functorch_interpreters()])
 
 
 class _Refused(torch.autograd.Function):
@@ -177,7 +179,7 @@ def _is_new(node: torch.fx.Node | None) -> bool:
     if operation._schema.name == "aten::to":  # which returns what has that dtype already
         before, after = [each.meta["val"].dtype for each in (*node.all_input_nodes[:1], node)]  # type: ignore[union-attr]
         return bool(before != after)
-    is_composed = operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    is_composed = operation.has_kernel_for_dispatch_key(_COMPOSED)
     return not is_composed or operation._schema.name.removeprefix("aten::") in _MAKING
 
 

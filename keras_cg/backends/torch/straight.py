@@ -14,8 +14,8 @@ import torch
 from torch.autograd import forward_ad
 
 from keras_cg.backends import torch as own
-from keras_cg.backends.torch.attach import aliases, backward, copied, record
 from keras_cg.backends.torch.compiled import straight as traced
+from keras_cg.backends.torch.recorded import aliases, backward, copied, record
 from keras_cg.backends.torch.replayed import (
     USUAL,
     Surroundings,

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from keras_cg import errors
 from keras_cg.backends import torch as own
-from keras_cg.backends.torch.attach import aliases, backward, captured
+from keras_cg.backends.torch.recorded import aliases, backward, captured
 from keras_cg.backends.torch.replayed import Replay, run, sequence_number, surroundings
 from keras_cg.backends.torch.tensors import (
     describe,
