@@ -14,8 +14,8 @@ import torch
 from torch.autograd import forward_ad
 
 from keras_cg.backends import torch as own
-from keras_cg.backends.torch.attach import aliases, backward, copied, record
 from keras_cg.backends.torch.compiled import straight as traced
+from keras_cg.backends.torch.recorded import aliases, backward, copied, record
 from keras_cg.backends.torch.replayed import (
     USUAL,
     Surroundings,
@@ -26,7 +26,15 @@ from keras_cg.backends.torch.replayed import (
     surroundings,
 )
 from keras_cg.backends.torch.steady import Steady
-from keras_cg.backends.torch.tensors import dynamo_callback, transforms_active, unwrap_if_dead
+from keras_cg.backends.torch.tensors import (
+    PRE_DISPATCH,
+    dispatch_modes,
+    dynamo_callback,
+    is_included,
+    is_tracing,
+    transforms_active,
+    unwrap_if_dead,
+)
 from keras_cg.engine.contract import Laid, Site
 from keras_cg.engine.held import Closure
 
@@ -38,6 +46,8 @@ def straight(sites: Any, args: tuple[Any, ...]) -> Any:
     if torch.compiler.is_compiling():
         return traced(sites, args)
     if transforms_active() or forward_ad._current_level >= 0 or dynamo_callback() is not None:
+        return NotImplemented
+    if is_tracing() or dispatch_modes() or is_included(PRE_DISPATCH):
         return NotImplemented
     site, laid = sites.known.get((own, *map(type, args))), None
     if site is None:
