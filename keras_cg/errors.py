@@ -399,6 +399,17 @@ def rule_dropped(where: str, remedy: str) -> NotImplementedError:
     return report(NotImplementedError, headline, remedy=f"{remedy}.")
 
 
+def no_gradient_exported(function: str) -> UserWarning:
+    """The exported program has the output of a function, and not its rule."""
+    return report(
+        UserWarning,
+        f"the exported program has no gradient through {function}, nor through other functions with a custom gradient.",
+        function=function,
+        cause="torch keeps no rule in what it exports, and would silently give the gradient of plain differentiation.",
+        remedy="train before exporting, or keep the rule by torch.compile.",
+    )
+
+
 def changed_in_place(what: str, remedy: str) -> RuntimeError:
     """Values that the gradient needs are no longer what they were."""
     return report(RuntimeError, f"{what}, so that the gradient would be silently wrong.", remedy=f"{remedy}.")

@@ -9,9 +9,9 @@ import torch
 
 from keras_cg import errors
 from keras_cg.backends import torch as own
-from keras_cg.backends.torch import compiled, transformed
+from keras_cg.backends.torch import compiled, exported, transformed
 from keras_cg.backends.torch.replayed import Replay, Surroundings, apply, replay, run, sequence_number, surroundings
-from keras_cg.backends.torch.tensors import describe, integers, is_forward_open, saveable, transforms_active
+from keras_cg.backends.torch.tensors import describe, integers, is_fake, is_forward_open, saveable, transforms_active
 from keras_cg.engine.again import Run
 from keras_cg.engine.contract import Function, Pullback
 
@@ -24,6 +24,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     one function: where torch.compile (2.13) gives up, it would begin with an inner one, and not know that it compiles.
     """
     if torch.compiler.is_compiling():
+        if compiled.is_exporting():
+            return exported.attach(fun, tensors)
         return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
     if transforms_active() or is_forward_open():
         if not torch.is_grad_enabled() and not transformed.is_forward(tensors):
@@ -31,7 +33,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if transforms_active() or any(map(transformed.is_dual, tensors)):
             return transformed.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
-        return fun(*tensors)[0]
+        return exported.cut(fun.name, fun(*tensors)[0])
     inputs: Sequence[Any] = tensors
     if any([tensor.requires_grad for tensor in tensors]):
         inputs = [tensor.detach() for tensor in tensors]
@@ -68,7 +70,7 @@ def record(
         variables = _captured(fun, outputs, start, pullback)
         pullback.capture([describe(variable) for variable in variables])
     elif inputs is tensors:
-        return outputs
+        return exported.cut(fun.name, outputs)
     kept = Run(own, Replay(fun, seen), inputs, pullback)
     return apply(_Attach, kept, outputs, *saveable(tensors), *variables)
 
@@ -147,8 +149,11 @@ def copied(gradients: Sequence[Any], inputs: Sequence[torch.Tensor]) -> tuple[An
 
 
 def _storages(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Where the memory of each tensor begins; 0 if it has none of its own."""
-    return [tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0 for tensor in tensors]
+    """Where the memory of each tensor begins; 0 if it has none of its own, as one that make_fx traces with."""
+    return [
+        tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided and not is_fake(tensor) else 0
+        for tensor in tensors
+    ]
 
 
 def _read(

@@ -20,12 +20,8 @@ from keras_cg.engine.contract import Function, Pullback
 
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """As `attach.attach`, in what Dynamo can trace."""
-    # Where torch would go on with plain differentiation and say nothing: pytorch#193279.
-    if _is_exporting():
-        raise errors.rule_dropped(
-            "torch.export", "export it under torch.no_grad() for inference, or export after torch.compile's AOT stage"
-        )
     is_transformed = transforms_active()
+    # Where torch would go on with plain differentiation and say nothing: pytorch#193279.
     if is_transformed and not (_is_one_gradient() and _keeps_rules() and not _is_tracked_outside(tensors)):
         raise errors.rule_dropped(
             "torch.compile around a transform of torch.func",
@@ -42,7 +38,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
 
 def straight(sites: Any, args: tuple[Any, ...]) -> Any:
     """As `straight.straight`, in what Dynamo traces quickly: each object and each frame of ours costs it a lot."""
-    if not torch.is_grad_enabled() or transforms_active() or _is_exporting() or not sites.is_unscoped():
+    if not torch.is_grad_enabled() or transforms_active() or is_exporting() or not sites.is_unscoped():
         return NotImplemented
     inputs = []
     wanted = []
@@ -93,7 +89,7 @@ def _record(
 
 # Dynamo takes what these three say for constants, and does not trace them.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_exporting() -> bool:
+def is_exporting() -> bool:
     """Asked for real: in what it traces, Dynamo of torch 2.11 always says yes."""
     return torch.compiler.is_exporting()
 

@@ -18,7 +18,14 @@ from keras_cg.backends.torch.attach import aliases, backward, copied, record
 from keras_cg.backends.torch.compiled import straight as traced
 from keras_cg.backends.torch.replayed import Surroundings, changed, may_draw, replay, sequence_number, surroundings
 from keras_cg.backends.torch.steady import Steady
-from keras_cg.backends.torch.tensors import dynamo_callback, transforms_active
+from keras_cg.backends.torch.tensors import (
+    PRE_DISPATCH,
+    dispatch_modes,
+    dynamo_callback,
+    is_included,
+    is_tracing,
+    transforms_active,
+)
 from keras_cg.engine.contract import Laid, Site
 
 # The types of tensors that do nothing by themselves.
@@ -29,6 +36,8 @@ def straight(sites: Any, args: tuple[Any, ...]) -> Any:
     if torch.compiler.is_compiling():
         return traced(sites, args)
     if transforms_active() or forward_ad._current_level >= 0 or dynamo_callback() is not None:
+        return NotImplemented
+    if is_tracing() or dispatch_modes() or is_included(PRE_DISPATCH):
         return NotImplemented
     site, spec, leaves = sites.known.get((own, *map(type, args))), None, args
     if site is None:

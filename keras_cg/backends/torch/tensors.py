@@ -12,6 +12,8 @@ import torch.fx
 import torch.utils._pytree as pytree
 from torch._C import _functorch as functorch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from keras_cg import errors
@@ -44,6 +46,12 @@ dynamo_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_
 # Likewise, for the level of forward mode that is open, -1 outside of any; torch's own unpack_dual begins with it.
 # Read through the module, since it is a number that changes.
 forward_ad._current_level  # noqa: B018
+# Likewise, for whether torch.jit.trace runs, and how many modes see every operation, as those of make_fx do; but one
+# that make_fx has for operations before they are dispatched shows in a key only.
+is_tracing: Callable[[], bool] = torch._C._is_tracing
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+is_included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
+PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 # Likewise, for looking through the wrappers that the transforms put around tensors, for types registered with torch's
 # tree utility, for tensors, and for the graph that autograd records.
 NEEDED = (
@@ -135,12 +143,24 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def is_recording() -> bool:
-    return torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms_active() or is_forward_open()
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms_active() or is_forward_open():
+        return True
+    return is_tracing() or is_captured()
+
+
+def is_captured() -> bool:
+    """Whether somebody may be writing down what is computed, as make_fx does and what is made of it."""
+    return dispatch_modes() > 0 or is_included(PRE_DISPATCH)
 
 
 def is_forward_open() -> bool:
     """Whether a level of forward mode is open, whatever moves in it."""
     return forward_ad._current_level >= 0
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for one in a trace, and has no numbers."""
+    return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
 def is_floating(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,181 @@
+"""A function in a program that leaves Python: its output, and no gradient.
+
+torch keeps no rule in the programs that torch.export and make_fx make, and would differentiate in its place what the
+function computed. So the outputs are cut there: with a gradient switched off, which leaves no operation behind, where
+torch keeps that; else by a detach, in place where nobody else holds the output, since torch drops that one when it
+decomposes the program.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+# What an operation that is traced gave has no public name (torch 2.13). If one of these is gone, importing this file
+# fails, and with it the backend.
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from keras_cg import errors
+from keras_cg.backends.torch.tensors import is_captured, is_floating, transforms_active
+from keras_cg.engine.contract import Function
+
+_switch = torch._C._set_grad_enabled
+
+
+def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """`outputs` that nobody differentiates, in what is written down as well, if somebody does that."""
+    if not is_captured():
+        return tuple(outputs)
+    mode = get_proxy_mode()
+    if mode is not None:
+        _trace(mode.tracer).warn(name)
+    return tuple([output if output.requires_grad or not is_floating(output) else output.detach() for output in outputs])
+
+
+def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """As `attach.attach`, in what torch.export traces, by Dynamo or without it."""
+    if transforms_active():
+        raise errors.rule_dropped(
+            "torch.export around a transform of torch.func",
+            "leave what differentiates or maps the function out of what is exported",
+        )
+    is_on = torch.is_grad_enabled()
+    inputs: Sequence[torch.Tensor] = _begin(fun.name, is_on, *tensors) if tensors else ()
+    if is_on:
+        with torch.no_grad():
+            outputs = fun(*inputs)[0]
+            results = _end(fun.name, bool(tensors), *outputs) if outputs else ()
+    else:
+        # Without a region: inside a Function, where the gradient is off, torch (2.13) would write down its end alone.
+        outputs = fun(*inputs)[0]
+        results = _end(fun.name, bool(tensors), *outputs) if outputs else ()
+    if is_on and not torch.compiler.is_dynamo_compiling() and any([tensor.requires_grad for tensor in tensors]):
+        return _Refused.apply(results, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+    return results
+
+
+class _Refused(torch.autograd.Function):
+    """Outputs as they are, which refuse to be differentiated while they are traced."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: tuple[torch.Tensor, ...], *tensors: torch.Tensor) -> Any:
+        ctx.mark_non_differentiable(*[output for output in outputs if not is_floating(output)])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        raise errors.rule_dropped(
+            "torch.export of a gradient", "leave what differentiates the function out of what is exported"
+        )
+
+
+class _Trace:
+    """What is known of one trace.
+
+    Attributes:
+        is_kept: Whether a region without a gradient is one in the program, too: torch (2.13) leaves out each whose
+            gradient is as it was when the export began.
+        starts: How many operations there were when each of the functions that are running began.
+    """
+
+    def __init__(self) -> None:
+        self.is_kept: bool | None = None
+        self.is_told = False
+        self.starts: list[int] = []
+
+    def warn(self, name: str) -> None:
+        """Says once that there will be no gradient."""
+        if not self.is_told:
+            self.is_told = True
+            warnings.warn(errors.no_gradient_exported(name), stacklevel=2)
+
+
+_traces: weakref.WeakKeyDictionary[Any, _Trace] = weakref.WeakKeyDictionary()
+
+
+def _trace(tracer: Any) -> _Trace:
+    return _traces.setdefault(tracer, _Trace())
+
+
+# Dynamo leaves a call of these two in its graph, and they run when torch.export traces that.
+@torch.compiler.allow_in_graph
+def _begin(name: str, is_on: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Notes where a function begins."""
+    mode = get_proxy_mode()
+    if mode is not None:
+        trace, nodes = _trace(mode.tracer), mode.tracer.graph.nodes
+        trace.warn(name)
+        if trace.is_kept is None:
+            trace.is_kept = is_on and not any(node.target is _switch for node in nodes)
+        trace.starts.append(len(nodes))
+    return tensors
+
+
+@torch.compiler.allow_in_graph
+def _end(name: str, is_begun: bool, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The outputs of a function, cut."""
+    mode = get_proxy_mode()
+    if mode is None:  # Dynamo asks what comes out
+        return outputs
+    trace, nodes = _trace(mode.tracer), list(mode.tracer.graph.nodes)
+    trace.warn(name)
+    made = nodes[trace.starts.pop() :] if is_begun else []
+    results = []
+    for output in outputs:
+        node = get_proxy_slot(output, mode.tracer, None, lambda slot: slot.proxy.node)
+        if not is_floating(output) or (trace.is_kept and _is_new(node) and _is_switched_off(nodes, node)):
+            results.append(output)
+        elif node in made and _is_new(node) and not _is_view(node):
+            results.append(output.detach_())
+        else:
+            results.append(output.detach())
+    return tuple(results)
+
+
+# Operations that are made of others, and yet return no argument as it is, as dropout does where it drops nothing.
+_MAKING = frozenset(
+    (
+        *("conv1d", "conv2d", "conv3d", "layer_norm", "linear", "log_sigmoid", "log_softmax", "matmul", "outer"),
+        *("reshape", "rms_norm", "selu", "softmax", "square"),
+    )
+)
+
+
+def _made_by(node: torch.fx.Node | None) -> tuple[OpOverload | None, int]:
+    """The operation that a node stands for, and which of its results; None if it is no operation of torch."""
+    index = 0
+    if node is not None and node.target is operator.getitem:
+        node, index = node.args  # type: ignore[assignment]
+    return (node.target, index) if node is not None and isinstance(node.target, OpOverload) else (None, 0)
+
+
+def _is_new(node: torch.fx.Node | None) -> bool:
+    """Whether what stands at a node is another object than each argument of its operation."""
+    operation, _ = _made_by(node)
+    if operation is None or operation._schema.is_mutable:
+        return False
+    is_composed = operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return not is_composed or operation._schema.name.removeprefix("aten::") in _MAKING
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    """Whether what stands at a node may share its memory, so that torch does not detach it in place."""
+    operation, index = _made_by(node)
+    return operation is None or operation._schema.returns[index].alias_info is not None
+
+
+def _is_switched_off(nodes: Sequence[torch.fx.Node], node: torch.fx.Node | None) -> bool:
+    """Whether a node stands where gradients are switched off."""
+    is_off = False
+    for other in nodes:
+        if other.target is _switch:
+            is_off = not other.args[0]
+        if other is node:
+            return is_off
+    return False
