@@ -153,7 +153,7 @@ def keras(session: nox.Session, backend: str) -> None:
 
 @nox.session(venv_backend="none", requires=["frameworks"])
 def export(session: nox.Session) -> None:
-    """Programs that leave Python, loaded where keras_cg is not: of Keras on each backend, torch's own; docs/deploy.md."""
+    """Programs that leave Python, loaded where keras_cg is not: Keras's exports, torch's, those of docs/deploy.md."""
     for backend in FRAMEWORKS:
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
         run_shared(session, "pytest", f"--backends={backend}", "tests/export", *session.posargs, env=environment)

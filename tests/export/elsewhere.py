@@ -17,7 +17,7 @@ X = np.load(f"{FOLDER}/x.npy")
 
 
 def saved_model(path):
-    """The output, the derivatives of order 1 to 3 by the input or what is raised, and the weight after some training."""
+    """The output, the derivatives of order 1 to 3 or what is raised, and the weight after a step of training."""
     import tensorflow as tf
 
     module = tf.saved_model.load(path)
@@ -81,7 +81,8 @@ def onnx(path):
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path)
-    (given,), (output,) = session.get_inputs(), session.run(None, {session.get_inputs()[0].name: X})
+    (given,) = session.get_inputs()
+    (output,) = session.run(None, {given.name: X})
     return {"output": output}
 
 

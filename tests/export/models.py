@@ -1,4 +1,4 @@
-"""The Keras models that are exported, each with what it gives for `X`: closed forms, but for Keras's quantised layers."""
+"""The Keras models that are exported, and what each gives for `X`: closed forms, but for Keras's quantised layers."""
 
 import keras
 import numpy as np

@@ -9,10 +9,10 @@ import sys
 import keras
 import numpy as np
 import pytest
-from export import models
 
 import keras_cg
 import keras_cg.keras
+from export import models
 
 BACKEND = keras.backend.backend()
 SUFFIXES = {"tf_saved_model": "", "onnx": ".onnx", "litert": ".tflite", "torch": ".pt2"}
