@@ -12,14 +12,14 @@ import pytest
 
 import keras_cg
 import keras_cg.keras
-from export import models
+from export import WARNINGS, models
 
 BACKEND = keras.backend.backend()
 SUFFIXES = {"tf_saved_model": "", "onnx": ".onnx", "litert": ".tflite", "torch": ".pt2"}
 FORMATS = {
     "jax": ("tf_saved_model",),
     "tensorflow": ("tf_saved_model", "litert", "onnx"),
-    "torch": ("torch", "onnx"),
+    "torch": ("torch",),
 }[BACKEND]
 
 # What Keras cannot export, with its own decorator or without any, and what is raised.
@@ -31,15 +31,19 @@ NOT_KERAS = {
 CASES = [(name, kind) for kind in FORMATS for name in models.MODELS if (BACKEND, kind, name) not in NOT_KERAS]
 FAILING = [(name, kind) for backend, kind, name in NOT_KERAS if backend == BACKEND]
 
-pytestmark = [
-    # What Keras and the libraries that it exports with say of themselves.
-    pytest.mark.filterwarnings("ignore:In the future `np.object` will be defined:FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:(tf2onnx|onnx|google|torch|jax|keras).*"),
-]
+pytestmark = WARNINGS
 
 
 def export(model, kind, path):
-    model.export(path, format=kind, verbose=False)
+    if kind != "torch":
+        model.export(path, format=kind, verbose=False)
+        return kind, str(path)
+    import torch
+
+    batch = {0: torch.export.Dim("batch", min=1, max=64)}
+    with pytest.warns(UserWarning, match="the exported program has no gradient through") as told:
+        model.export(path, format=kind, verbose=False, dynamic_shapes=batch)
+    assert len(told) == 1
     return kind, str(path)
 
 
@@ -156,6 +160,13 @@ def test_without_gradients_it_is_refused(backend, exported):
     found, _ = exported
     close(found["archive without"]["output"], X * W)
     assert found["archive without"]["order 1"] == "LookupError"
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("name", models.MODELS)
+def test_a_program_of_torch_has_no_gradient(backend, exported, name):
+    found, _ = exported
+    assert found[f"{name} torch"]["order 1"] == "absent"
 
 
 @pytest.mark.only("jax")
