@@ -161,6 +161,14 @@ class Attached(Flat):
         likes = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
         return (*results, *changed), Pullback(given, Convention(rule, given, values, len(values), rest), likes)
 
+    def anew(self) -> Attached:
+        """The same before its first run, for a call that a traced program makes again, under whichever backend then."""
+        other = copy.copy(self)
+        other.state = None if presence.keras() is None else State(self.name, self.given.backend)
+        # The first one's, so that the next run is under the backend of the call.
+        other.outputs = self.outputs[:1]
+        return other
+
     def seen(self, rest: Rest | None = None) -> Attached:
         """The same after its first run, in which Keras kept nothing and whose output was `rest`, or is to come."""
         self.state = None if presence.keras() is None else State.unscoped(self.given.name, self.given.backend)

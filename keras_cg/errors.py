@@ -410,6 +410,19 @@ def no_gradient_exported(function: str) -> UserWarning:
     )
 
 
+def traced_elsewhere(function: str, what: str) -> NotImplementedError:
+    """A function reads what a trace computes, where the traced module would not find it again."""
+    headline = f"{function} reads {what} that was computed while torch.jit.trace runs, and is not among its arguments."
+    return report(
+        NotImplementedError,
+        headline,
+        function=function,
+        cause="an intermediate result in an attribute of a module, in a global, or in a list or dict that is closed over.",
+        consequence="the traced module would call the function again, with what was computed for the example.",
+        remedy="pass it as an argument, or keep it in a closure.",
+    )
+
+
 def changed_in_place(what: str, remedy: str) -> RuntimeError:
     """Values that the gradient needs are no longer what they were."""
     return report(RuntimeError, f"{what}, so that the gradient would be silently wrong.", remedy=f"{remedy}.")

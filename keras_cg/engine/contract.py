@@ -123,6 +123,9 @@ class Function(Protocol):
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
         """The tensors that the user's function closes over, and how to make this function around others."""
 
+    def anew(self) -> Function:
+        """This function as it was before its first run, for a call that is made again."""
+
 
 class OutputFunction(Protocol):
     """The same without a rule: what `recompute` gets. Every run but the first shows it what Keras keeps as it was."""

@@ -11,7 +11,15 @@ from keras_cg import errors
 from keras_cg.backends import torch as own
 from keras_cg.backends.torch import compiled, exported, transformed
 from keras_cg.backends.torch.replayed import Replay, Surroundings, apply, replay, run, sequence_number, surroundings
-from keras_cg.backends.torch.tensors import describe, integers, is_fake, is_forward_open, saveable, transforms_active
+from keras_cg.backends.torch.tensors import (
+    describe,
+    integers,
+    is_fake,
+    is_forward_open,
+    is_tracing,
+    saveable,
+    transforms_active,
+)
 from keras_cg.engine.again import Run
 from keras_cg.engine.contract import Function, Pullback
 
@@ -27,6 +35,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if compiled.is_exporting():
             return exported.attach(fun, tensors)
         return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
+    if is_tracing():
+        # Here, because what stands there uses what stands here.
+        from keras_cg.backends.torch import traced
+
+        return traced.attach(fun, tensors)
     if transforms_active() or is_forward_open():
         if not torch.is_grad_enabled() and not transformed.is_forward(tensors):
             return _not_dual(*fun(*tensors))
@@ -67,7 +80,7 @@ def record(
         _not_dual(outputs, pullback)
     variables: list[torch.Tensor] = []
     if any([output.requires_grad for output in outputs]):
-        variables = _captured(fun, outputs, start, pullback)
+        variables = captured(fun, outputs, start, pullback)
         pullback.capture([describe(variable) for variable in variables])
     elif inputs is tensors:
         return exported.cut(fun.name, outputs)
@@ -191,7 +204,7 @@ def aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> 
     return tuple(others)
 
 
-def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
+def captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
     """The tensors that `fun` captured and `outputs` hang on, in the order in which they were first used.
 
     Nodes are numbered as they are made; those from `start` on were made by `fun`.

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
-# What an operation that is traced gave has no public name (torch 2.13). If one of these is gone, importing this file
+# The stack of the running transforms, and what an operation that is traced gave, have no public names (torch 2.13). If one of these is gone, importing this file
 # fails, and with it the backend.
+from torch._C._functorch import TransformType
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
@@ -41,10 +43,11 @@ def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """As `attach.attach`, in what torch.export traces, by Dynamo or without it."""
     if transforms_active():
-        raise errors.rule_dropped(
-            "torch.export around a transform of torch.func",
-            "leave what differentiates or maps the function out of what is exported",
-        )
+        if not _is_mapping():
+            raise errors.rule_dropped(
+                "torch.export around a transform of torch.func", "leave what differentiates out of what is exported"
+            )
+        return tuple([output.detach() if is_floating(output) else output for output in fun(*tensors)[0]])
     is_on = torch.is_grad_enabled()
     inputs: Sequence[torch.Tensor] = _begin(fun.name, is_on, *tensors) if tensors else ()
     if is_on:
@@ -60,6 +63,13 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     return results
 
 
+# Dynamo takes what this says for a constant.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_mapping() -> bool:
+    """Whether every transform that is running is a vmap, which differentiates nothing."""
+    return all([level.key() == TransformType.Vmap for level in retrieve_all_functorch_interpreters()])
+
+
 class _Refused(torch.autograd.Function):
     """Outputs as they are, which refuse to be differentiated while they are traced."""
 
@@ -71,7 +81,7 @@ class _Refused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         raise errors.rule_dropped(
-            "torch.export of a gradient", "leave what differentiates the function out of what is exported"
+            "torch.export of a gradient", "leave what differentiates out of what is exported"
         )
 
 
