@@ -30,6 +30,8 @@ GRADIENTS = {
     ("tensorflow", "LiteRT"): "absent",
     ("tensorflow", "ONNX"): "absent",
     ("torch", "torch.export"): "absent",
+    ("torch", "TorchScript"): "carried",
+    ("torch", "TorchScript, saved"): "absent",
     ("torch", "ONNX"): "absent",
     ("numpy", ""): "",
 }
