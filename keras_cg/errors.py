@@ -399,14 +399,14 @@ def rule_dropped(where: str, remedy: str) -> NotImplementedError:
     return report(NotImplementedError, headline, remedy=f"{remedy}.")
 
 
-def no_gradient_exported(function: str) -> UserWarning:
+def no_gradient_exported(function: str, remedy: str) -> UserWarning:
     """The exported program has the output of a function, and not its rule."""
     return report(
         UserWarning,
         f"the exported program has no gradient through {function}, nor through other functions with a custom gradient.",
         function=function,
         cause="torch keeps no rule in what it exports, and would silently give the gradient of plain differentiation.",
-        remedy="train before exporting, or keep the rule by torch.compile.",
+        remedy=f"{remedy}.",
     )
 
 
@@ -417,7 +417,7 @@ def traced_elsewhere(function: str, what: str) -> NotImplementedError:
         NotImplementedError,
         headline,
         function=function,
-        cause="an intermediate result in an attribute of a module, in a global, or in a list or dict that is closed over.",
+        cause="an intermediate result in an attribute of a module, in a global, or in a list that is closed over.",
         consequence="the traced module would call the function again, with what was computed for the example.",
         remedy="pass it as an argument, or keep it in a closure.",
     )

@@ -16,7 +16,7 @@ from keras_cg.engine.contract import PlainFunction, Tensors
 
 
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
-    if torch.compiler.is_compiling() or transforms_active():
+    if torch.compiler.is_dynamo_compiling() or transforms_active():
         # There no tensor can be made a leaf; torch.func's own vjp nests.
         outputs, pull, aux = torch.func.vjp(fun, *tensors, has_aux=True)  # type: ignore[misc]
         return outputs, lambda cotangents: pull(tuple(cotangents)), aux

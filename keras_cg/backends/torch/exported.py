@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-# The stack of the running transforms, and what an operation that is traced gave, have no public names (torch 2.13). If one of these is gone, importing this file
-# fails, and with it the backend.
+# The stack of the running transforms, and what an operation that is traced gave, have no public names (torch 2.13). If
+# one of these is gone, importing this file fails, and with it the backend.
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from keras_cg import errors
@@ -28,6 +29,7 @@ from keras_cg.backends.torch.tensors import is_captured, is_floating, transforms
 from keras_cg.engine.contract import Function
 
 _switch = torch._C._set_grad_enabled
+_BEFORE = "train before exporting, or keep the rule by torch.compile"
 
 
 def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -36,7 +38,7 @@ def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return tuple(outputs)
     mode = get_proxy_mode()
     if mode is not None:
-        _trace(mode.tracer).warn(name)
+        _warn(name, mode.tracer, outputs)
     return tuple([output if output.requires_grad or not is_floating(output) else output.detach() for output in outputs])
 
 
@@ -47,7 +49,8 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
             raise errors.rule_dropped(
                 "torch.export around a transform of torch.func", "leave what differentiates out of what is exported"
             )
-        return tuple([output.detach() if is_floating(output) else output for output in fun(*tensors)[0]])
+        inputs = _begin(fun.name, False, *tensors)
+        return tuple([output.detach() if is_floating(output) else output for output in fun(*inputs)[0]])
     is_on = torch.is_grad_enabled()
     inputs: Sequence[torch.Tensor] = _begin(fun.name, is_on, *tensors) if tensors else ()
     if is_on:
@@ -80,9 +83,7 @@ class _Refused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        raise errors.rule_dropped(
-            "torch.export of a gradient", "leave what differentiates out of what is exported"
-        )
+        raise errors.rule_dropped("torch.export of a gradient", "leave what differentiates out of what is exported")
 
 
 class _Trace:
@@ -96,21 +97,24 @@ class _Trace:
 
     def __init__(self) -> None:
         self.is_kept: bool | None = None
-        self.is_told = False
         self.starts: list[int] = []
-
-    def warn(self, name: str) -> None:
-        """Says once that there will be no gradient."""
-        if not self.is_told:
-            self.is_told = True
-            warnings.warn(errors.no_gradient_exported(name), stacklevel=2)
 
 
 _traces: weakref.WeakKeyDictionary[Any, _Trace] = weakref.WeakKeyDictionary()
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _trace(tracer: Any) -> _Trace:
     return _traces.setdefault(tracer, _Trace())
+
+
+def _warn(name: str, tracer: Any, tensors: Sequence[torch.Tensor]) -> None:
+    """Says once that there will be no gradient; the tensors of an export have one mode, however many tracers it has."""
+    modes = [tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)]
+    whole = modes[0] if modes else tracer
+    if whole not in _told:
+        _told.add(whole)
+        warnings.warn(errors.no_gradient_exported(name, _BEFORE), stacklevel=2)
 
 
 # Dynamo leaves a call of these two in its graph, and they run when torch.export traces that.
@@ -120,7 +124,7 @@ def _begin(name: str, is_on: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor
     mode = get_proxy_mode()
     if mode is not None:
         trace, nodes = _trace(mode.tracer), mode.tracer.graph.nodes
-        trace.warn(name)
+        _warn(name, mode.tracer, tensors)
         if trace.is_kept is None:
             trace.is_kept = is_on and not any(node.target is _switch for node in nodes)
         trace.starts.append(len(nodes))
@@ -134,7 +138,7 @@ def _end(name: str, is_begun: bool, *outputs: torch.Tensor) -> tuple[torch.Tenso
     if mode is None:  # Dynamo asks what comes out
         return outputs
     trace, nodes = _trace(mode.tracer), list(mode.tracer.graph.nodes)
-    trace.warn(name)
+    _warn(name, mode.tracer, outputs)
     made = nodes[trace.starts.pop() :] if is_begun else []
     results = []
     for output in outputs:
@@ -170,6 +174,8 @@ def _is_new(node: torch.fx.Node | None) -> bool:
     operation, _ = _made_by(node)
     if operation is None or operation._schema.is_mutable:
         return False
+    if operation._schema.name == "aten::to":  # which returns what has that dtype already
+        return bool(node.args[0].meta["val"].dtype != node.meta["val"].dtype)
     is_composed = operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return not is_composed or operation._schema.name.removeprefix("aten::") in _MAKING
 
@@ -177,7 +183,9 @@ def _is_new(node: torch.fx.Node | None) -> bool:
 def _is_view(node: torch.fx.Node) -> bool:
     """Whether what stands at a node may share its memory, so that torch does not detach it in place."""
     operation, index = _made_by(node)
-    return operation is None or operation._schema.returns[index].alias_info is not None
+    if operation is None or operation._schema.name == "aten::to":
+        return operation is None
+    return operation._schema.returns[index].alias_info is not None
 
 
 def _is_switched_off(nodes: Sequence[torch.fx.Node], node: torch.fx.Node | None) -> bool:

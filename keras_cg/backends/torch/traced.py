@@ -1,7 +1,7 @@
 """The rule while torch.jit.trace runs, which keeps a Function as a call of Python that the traced module makes again.
 
-So the function runs again in that call, on other data, and its rule is the one of that run. Nothing of the first run may
-stay in what is called: tensors that the function closes over are arguments of the call, as its own are.
+So the function runs again in that call, on other data, and its rule is the one of that run. Nothing of the first run
+may stay in what is called: tensors that the function closes over are arguments of the call, as its own are.
 """
 
 from __future__ import annotations
@@ -11,26 +11,36 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree
 
-# What checks a trace has no public name (torch 2.13), nor what the tracer knows of a tensor, nor how it is told to wait.
-# If one of these is gone, importing this file fails, and with it the backend.
+# What checks a trace has no public name (torch 2.13), nor what is traced, nor what the tracer knows of a tensor, nor
+# how it is told to wait. If one of these is gone, importing this file fails, and with it the backend.
 from torch._C import _get_tracing_state, _get_value_trace, _set_tracing_state
-from torch.jit._trace import _check_trace
+from torch.jit import _trace
 from torch.overrides import TorchFunctionMode
 
 from keras_cg import errors
 from keras_cg.backends import torch as own
 from keras_cg.backends.torch.attach import aliases, backward, captured
 from keras_cg.backends.torch.replayed import Replay, run, sequence_number, surroundings
-from keras_cg.backends.torch.tensors import describe, integers, is_floating, saveable
+from keras_cg.backends.torch.tensors import (
+    describe,
+    integers,
+    is_floating,
+    is_forward_open,
+    is_tracing,
+    saveable,
+    transforms_active,
+)
 from keras_cg.engine.again import Run
 from keras_cg.engine.contract import Function, Pullback
 
-_CHECK = _check_trace.__wrapped__.__code__
+_CHECK = _trace._check_trace.__wrapped__.__code__
+_trace._trace_module_map  # noqa: B018
 
 
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -39,23 +49,89 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     Where nobody differentiates, the operations of `fun` are traced, so that the program can be saved; it has no
     gradient there.
     """
-    graph = _checked()
-    is_kept = _name(fun) in graph if graph is not None else _is_differentiated(tensors)
+    if transforms_active() or is_forward_open():
+        raise errors.rule_dropped("torch.jit.trace around a transform of torch.func, or in forward mode", _OUTSIDE)
+    choices = _choices()
+    is_kept = _is_differentiated(tensors) if choices.is_open else choices.next()
+    if not is_kept:
+        outputs, _ = fun(*tensors)
+        is_kept = choices.is_open and _is_differentiated(outputs)
+        if is_kept:
+            fun = fun.anew()
+    if choices.is_open:
+        choices.made.append(is_kept)
     if is_kept:
         return _kept(fun, tensors)
-    outputs, _ = fun(*tensors)
-    if graph is None and _is_differentiated(outputs):
-        return _kept(fun.anew(), tensors)
-    if graph is None:
-        _warn(fun.name)
+    if choices.is_open and not choices.is_told:
+        choices.is_told = True
+        warnings.warn(errors.no_gradient_exported(fun.name, _REQUIRING), stacklevel=2)
     return tuple([output.detach() if is_floating(output) else output for output in outputs])
 
 
+_OUTSIDE = "trace the function, and differentiate what was traced"
+_REQUIRING = "trace with gradients on, an example that requires one, or parameters that do; but what is saved has none"
+
+
+class _Choices(threading.local):
+    """Of the calls in a trace of this thread, one after the other, which keep the rule.
+
+    torch traces a second time, without a gradient, to compare, and must find the same there.
+
+    Attributes:
+        state: The tracer's own of the trace; kept, so that no other gets its identity.
+        is_open: Whether this is no second trace.
+        is_told: Whether it was said that there is no gradient.
+    """
+
+    state: Any = None
+    is_open = True
+    is_told = False
+
+    def __init__(self) -> None:
+        self.made: list[bool] = []
+        self.left: list[bool] = []
+
+    def begin(self, state: Any) -> None:
+        """For a trace that begins."""
+        self.state, self.is_open, self.is_told = state, not _is_checking(), False
+        if self.is_open:
+            self.made = []
+        self.left = self.made[::-1]
+
+    def next(self) -> bool:
+        """What was chosen for the call before."""
+        return bool(self.left) and self.left.pop()
+
+
+_known = _Choices()
+
+
+def _choices() -> _Choices:
+    """Those of the trace that runs."""
+    state = _get_tracing_state()
+    if _known.state is not state:
+        _known.begin(state)
+    return _known
+
+
+def _is_checking() -> bool:
+    """Whether torch traces a second time."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not _CHECK:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _is_differentiated(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether somebody differentiates one of `tensors`; ONNX differentiates nothing, whatever mode is on."""
+    """Whether somebody differentiates one of `tensors`, or will, since what is traced has something to train.
+
+    ONNX differentiates nothing, whatever mode is on.
+    """
     if torch.onnx.is_in_onnx_export() or not torch.is_grad_enabled():
         return False
-    return any([tensor.requires_grad for tensor in tensors])
+    root = (_trace._trace_module_map or {}).get("__module")
+    parameters = [] if root is None else [*root.parameters()]
+    return any([tensor.requires_grad for tensor in (*tensors, *parameters)])
 
 
 def _kept(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -171,6 +247,9 @@ class _Traced(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        if is_tracing():
+            # The tracer does not know what the rule holds, and would keep it for good.
+            raise errors.rule_dropped("torch.jit.trace of a gradient", _OUTSIDE)
         needs, count, variables = ctx.needs_input_grad[1:], ctx.kept.count, ctx.variables
         gradients = backward(ctx, cotangents, [*needs[:count], *[needs[place] for place in variables]])
         collected = dict(zip([*range(count), *variables], gradients, strict=True))
@@ -214,27 +293,3 @@ def _waiting() -> Iterator[None]:
         yield
     finally:
         _set_tracing_state(state)
-
-
-def _checked() -> str | None:
-    """The traced program, where torch traces a second time, without a gradient, to compare; else None."""
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code is not _CHECK:
-        frame = frame.f_back
-    if frame.f_code is not _CHECK:
-        return None
-    graph = frame.f_locals["traced_func"].graph.copy()
-    torch._C._jit_pass_inline(graph)
-    return str(graph)
-
-
-_told = threading.local()
-
-
-def _warn(name: str) -> None:
-    """Says once in a trace that there will be no gradient."""
-    state = _get_tracing_state()
-    # Kept until the next trace, since another one may get its identity.
-    if getattr(_told, "state", None) is not state:
-        _told.state = state
-        warnings.warn(errors.no_gradient_exported(name), stacklevel=2)

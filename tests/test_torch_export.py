@@ -1,0 +1,831 @@
+"""What leaves Python on torch: exported programs have the output and no gradient, traced ones keep the rule."""
+
+import contextlib
+import importlib
+import io
+import subprocess
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import keras_cg
+from keras_cg import custom_gradient, ops
+
+pytestmark = [
+    pytest.mark.only("torch"),
+    # torch (2.13) about itself: when it decomposes any program, and what it will not keep for ever.
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.[a-z_]*. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.[a-z_]*. is deprecated:FutureWarning"),
+]
+
+X = np.array([[0.5, -1.0, 2.0], [1.0, 0.25, -0.5]], np.float32)
+# Other data, and another batch.
+Z = np.array([[0.25, 1.0, -2.0], [1.5, 0.5, 0.75], [-1.0, 0.0, 3.0]], np.float32)
+C = np.array([1.0, -2.0, 0.5], np.float32)
+# What does nothing in a program.
+IDLE = {"alias", "detach", "detach_", "clone"}
+NO_GRADIENT = "the exported program has no gradient through"
+
+
+def tensor(array, **options):
+    import torch
+
+    return torch.tensor(array, **options)
+
+
+@custom_gradient
+def exp(x):
+    e = ops.exp(x)
+    return e * 2, lambda upstream: 7 * upstream * e
+
+
+@custom_gradient
+def same(x):
+    return x, lambda upstream: 7 * upstream
+
+
+@custom_gradient
+def viewed(x):
+    return (x * 2).reshape(-1), lambda upstream: 7 * upstream.reshape(x.shape)
+
+
+@custom_gradient
+def part(x):
+    return x[1:], lambda upstream: 7 * upstream
+
+
+@custom_gradient
+def nest(d, factor=1):
+    e = exp(d["a"])
+    outputs = {"b": e * factor, "i": e.argmax(), "u": d["a"] + 1}
+    return outputs, lambda upstream: {"a": 7 * upstream["b"] + upstream["u"]}
+
+
+@custom_gradient
+def switched(x):
+    import torch
+
+    with torch.enable_grad():
+        y = x * 2
+    return y, lambda upstream: 7 * upstream
+
+
+@custom_gradient
+def dropped(x):
+    import torch
+
+    return torch.nn.functional.dropout(x, 0.5, False), lambda upstream: 7 * upstream
+
+
+@custom_gradient
+def untouched(x):
+    return x.to(x.dtype).contiguous(), lambda upstream: 7 * upstream
+
+
+@custom_gradient
+def multiplied(x):
+    return x @ x.T, lambda upstream: 7 * (upstream @ x)
+
+
+@custom_gradient
+def half(x):
+    return x.half(), lambda upstream: 7 * upstream
+
+
+FUNCTIONS = {
+    "exp": exp,
+    "same": same,
+    "viewed": viewed,
+    "part": part,
+    "nest": lambda x: nest({"a": x}, factor=3)["b"],
+    "switched": switched,
+    "dropped": dropped,
+    "untouched": untouched,
+    "multiplied": multiplied,
+    "half": lambda x: half(x).float(),
+}
+# Those whose decomposed program has something idle: what they return is no new tensor.
+KEPT_IDLE = {"same", "dropped", "untouched"}
+
+
+def model(function):
+    """A model with a weight before the function, and another way around it."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(tensor(C))
+
+        def forward(self, x):
+            hidden = x * self.w
+            return function(hidden).sum() + 3 * hidden.sum()
+
+    return Model()
+
+
+def frozen(module):
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    return module.eval()
+
+
+def export(module, *args, is_on=True, **options):
+    """The exported program; and that one warning came."""
+    import torch
+
+    with pytest.warns(UserWarning, match=NO_GRADIENT) as caught, torch.set_grad_enabled(is_on):
+        program = torch.export.export(module, args, **options)
+    assert len(caught) == 1
+    return program
+
+
+def operations(program):
+    return [str(node.target).split(".")[1] for node in program.graph.nodes if "aten." in str(node.target)]
+
+
+def gradients(module, array, *others):
+    """The output, and its gradients with respect to the argument and to others."""
+    import torch
+
+    x = tensor(array, requires_grad=True)
+    output = module(x)
+    found = torch.autograd.grad(output.sum(), [x, *others], allow_unused=True)
+    return output.detach().numpy(), *[None if each is None else each.numpy() for each in found]
+
+
+def check_around(module, function, array=Z):
+    """The output of `model(function)`, and the gradients of the way around the function alone."""
+    import torch
+
+    (w,) = module.parameters()
+    output, gx, gw = gradients(module, array, w)
+    with torch.no_grad():
+        expected = function(tensor(array) * w).sum() + 3 * (tensor(array) * w).sum()
+    np.testing.assert_allclose(output, expected.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(gx, np.broadcast_to(3 * C, array.shape), rtol=1e-5)
+    np.testing.assert_allclose(gw, 3 * array.sum(0), rtol=1e-5)
+
+
+# --- torch.export --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
+@pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
+def test_an_exported_program(backend, strict, is_on):
+    import torch
+
+    batch = {"x": {0: torch.export.Dim("batch", min=2)}}
+    program = export(model(exp), tensor(X), is_on=is_on, strict=strict, dynamic_shapes=batch)
+    check_around(program.module(), exp)
+    decomposed = program.run_decompositions()
+    assert operations(decomposed) == ["mul", "exp", "mul", "sum", "sum", "mul", "add"]
+    np.testing.assert_allclose(decomposed.module()(tensor(Z)).detach(), model(exp)(tensor(Z)).detach(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
+def test_what_functions_return(backend, name, is_on):
+    function = FUNCTIONS[name]
+    program = export(model(function), tensor(X), is_on=is_on)
+    check_around(program.module(), function, X)
+    if name not in KEPT_IDLE and (is_on or name not in ("viewed", "part")):
+        assert IDLE.isdisjoint(operations(program.run_decompositions()))
+
+
+@pytest.mark.parametrize("name", ["viewed", "nest", "switched", "same"])
+def test_what_functions_return_to_dynamo(backend, name):
+    function = FUNCTIONS[name]
+    for is_on in (True, False):
+        program = export(model(function), tensor(X), is_on=is_on, strict=True)
+        check_around(program.module(), function, X)
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
+def test_a_frozen_model(backend, is_on):
+    program = export(frozen(model(exp)), tensor(X), is_on=is_on)
+    module = program.module()
+    output, gx = gradients(module, X)
+    np.testing.assert_allclose(output, (2 * np.exp(X * C)).sum() + 3 * (X * C).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gx, np.broadcast_to(3 * C, X.shape), rtol=1e-6)
+
+
+def test_nothing_to_differentiate_is_an_error(backend):
+    """Without a way around the function, torch itself says that there is no gradient."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return exp(x)
+
+    output = export(Model(), tensor(X), is_on=False).module()(tensor(X, requires_grad=True))
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        output.sum().backward()
+
+
+def captured(x, w):
+    """A function that reads a weight; and one that gives out what is not its own, and is used elsewhere."""
+    hidden = x * w
+
+    @custom_gradient
+    def scaled(y):
+        return y * w, lambda upstream, variables=None: (7 * upstream, [9 * upstream.sum(0)])
+
+    @custom_gradient
+    def other(y):
+        return hidden, lambda upstream, variables=None: (7 * upstream, [9 * upstream])
+
+    return scaled(x).sum() + other(x).sum() + 3 * hidden.sum()
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
+@pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
+def test_captured_weights(backend, strict, is_on):
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(tensor(C))
+
+        def forward(self, x):
+            return captured(x, self.w)
+
+    module = export(Model(), tensor(X), is_on=is_on, strict=strict).module()
+    output, gx, gw = gradients(module, X, *module.parameters())
+    np.testing.assert_allclose(output, 5 * (X * C).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gx, np.broadcast_to(3 * C, X.shape), rtol=1e-6)
+    np.testing.assert_allclose(gw, 3 * X.sum(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize("inner", [True, False])
+def test_a_model_that_switches_gradients(backend, outer, inner):
+    """torch keeps a region of a model only where its mode is not that in which the export began."""
+    import torch
+
+    def regional(x):
+        with torch.set_grad_enabled(inner):
+            return exp(x)
+
+    # Twice, since the first call shows how things stand.
+    module = export(model(lambda x: regional(x) + exp(x)), tensor(X), is_on=outer).module()
+    check_around(module, lambda x: 2 * exp(x), X)
+
+
+def test_batch_norm_and_dropout(backend):
+    """A function that changes buffers; in both modes, and once more after the other."""
+    import torch
+
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
+    layer = custom_gradient(lambda x: (layers(x), lambda upstream, variables=None: (7 * upstream, [None, None])))
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x):
+            return layer(x)
+
+    for is_training in (False, True, False):
+        module = export(Model().train(is_training), tensor(X)).module()
+        output = module(tensor(X, requires_grad=True))
+        assert not output.requires_grad
+    np.testing.assert_allclose(output, layers(tensor(X)).detach(), rtol=1e-5)
+
+
+def test_one_warning_for_each_export(backend):
+    """However many functions there are, and however often each is called."""
+    import torch
+
+    module = model(lambda x: exp(same(exp(x))) + exp(x) + nest({"a": x})["b"])
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=NO_GRADIENT) as caught:
+            torch.export.export(module, (tensor(X),))
+        (warning,) = caught
+        assert str(warning.message).splitlines() == [
+            "the exported program has no gradient through exp, nor through other functions with a custom gradient.",
+            "    usual cause: torch keeps no rule in what it exports, and would silently give the gradient of plain"
+            " differentiation.",
+            "    remedy: train before exporting, or keep the rule by torch.compile.",
+        ]
+
+
+def test_a_branch(backend):
+    """torch traces the two sides by themselves, more than once; the same warning may come again."""
+    import torch
+
+    def branch(x):
+        return torch.cond(x.sum() > 0, lambda x: exp(x), lambda x: x * 3, (x,))
+
+    for is_on in (True, False):
+        with pytest.warns(UserWarning, match=NO_GRADIENT), torch.set_grad_enabled(is_on):
+            program = torch.export.export(model(branch), (tensor(X),))
+        check_around(program.module(), exp, X)
+
+
+# torch (2.13) leaves a file of its own open.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_other_ways_to_export(backend):
+    import torch
+
+    module = model(exp)
+    for is_on in (True, False):
+        with pytest.warns(UserWarning, match=NO_GRADIENT), torch.set_grad_enabled(is_on):
+            draft = torch.export.draft_export(module, (tensor(X),))
+        check_around(draft.module(), exp, X)
+    check_around(torch.export.unflatten(export(module, tensor(X))), exp, X)
+
+
+def test_exported_and_mapped(backend):
+    import torch
+
+    def rows(x):
+        return torch.func.vmap(lambda row: exp(row).sum())(x)
+
+    for strict in (False, True):
+        check_around(export(model(rows), tensor(X), strict=strict).module(), rows, X)
+
+
+LOADED = """
+import sys, torch
+program = torch.export.load(sys.argv[1])
+x = torch.tensor({x}, requires_grad=True)
+module = program.module()
+output = module(x)
+output.backward()
+print(output.item(), x.grad.tolist(), program.run_decompositions().module()(x).item(), "keras_cg" in sys.modules)
+"""
+
+
+def test_loaded_without_this_package(backend, tmp_path):
+    """Saved under no_grad, and trained on in a process that knows nothing of it."""
+    import torch
+
+    path = tmp_path / "program.pt2"
+    torch.export.save(export(model(exp), tensor(X), is_on=False), path)
+    program = LOADED.format(x=X.tolist())
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(path)], capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
+    expected = (2 * np.exp(X * C)).sum() + 3 * (X * C).sum()
+    output, rest = done.stdout.split(" ", 1)
+    assert float(output) == pytest.approx(expected)
+    assert rest.startswith(str(np.broadcast_to(3 * C, X.shape).tolist()))
+    assert float(rest.split()[-2]) == pytest.approx(expected)
+    assert rest.split()[-1] == "False"
+
+
+def test_torch_forgets_a_detach_when_it_decomposes(backend):
+    """A limit: in a decomposed program, plain gradients come through what was cut, a user's own detach included."""
+    import torch
+
+    plain = model(lambda x: (x.detach() * 2).exp())
+    programs = [torch.export.export(plain, (tensor(X),)), export(model(exp), tensor(X))]
+    for program in programs:
+        _, gx = gradients(program.module(), X)
+        np.testing.assert_allclose(gx, np.broadcast_to(3 * C, X.shape), rtol=1e-6)
+        _, gx = gradients(program.run_decompositions().module(), X)
+        assert not np.allclose(gx, np.broadcast_to(3 * C, X.shape))
+
+
+DIFFERENTIATING = {
+    "grad": lambda torch, x: torch.func.grad(lambda x: exp(x).sum())(x),
+    "jvp": lambda torch, x: torch.func.jvp(exp, (x,), (x,))[1],
+    "autograd.grad": lambda torch, x: torch.autograd.grad((exp(x) + x).sum(), x)[0],
+}
+
+
+@pytest.mark.parametrize("way", DIFFERENTIATING)
+@pytest.mark.filterwarnings("ignore:the exported program has no gradient")
+def test_a_gradient_inside_is_refused(backend, way):
+    """Its numbers would be those of plain differentiation."""
+    import torch
+
+    with pytest.raises(NotImplementedError, match=r"torch\.export (around a transform|of a gradient)") as raised:
+        torch.export.export(model(lambda x: DIFFERENTIATING[way](torch, x)), (tensor(X),))
+    assert "would silently give those of plain differentiation." in str(raised.value)
+    assert str(raised.value).endswith("remedy: leave what differentiates out of what is exported.")
+
+
+def test_a_plain_gradient_inside_is_exported(backend):
+    """What a function differentiates by itself, without a rule of ours in it."""
+    slope = custom_gradient(lambda x: (keras_cg.grad(lambda y: ops.sum(y**3))(x), lambda upstream: 7 * upstream))
+    check_around(export(model(slope), tensor(X)).module(), lambda x: 3 * x**2, X)
+
+
+# --- make_fx, and what is made of it -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("pre_dispatch", [False, True], ids=["dispatched", "pre_dispatch"])
+def test_make_fx(backend, tracing_mode, pre_dispatch):
+    """A gradient that is taken inside is that of the rule; there is none through what was traced without one."""
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def make(function, x):
+        return make_fx(function, tracing_mode=tracing_mode, pre_dispatch=pre_dispatch)(x)
+
+    def gradient(x):
+        return torch.autograd.grad(exp(x).sum(), x)[0]
+
+    # More than once, since a call is short from the third time on.
+    for _ in range(3):
+        graph = make(gradient, tensor(X, requires_grad=True))
+        np.testing.assert_allclose(graph(tensor(X + 1)), 7 * np.exp(X + 1), rtol=1e-5)
+        for is_on, requires in [(True, False), (True, True), (False, True)]:
+            with torch.set_grad_enabled(is_on), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=NO_GRADIENT)
+                graph = make(lambda x: exp(x) + exp(x), tensor(X, requires_grad=requires))
+            output = graph(tensor(X + 1, requires_grad=True))
+            np.testing.assert_allclose(output, 4 * np.exp(X + 1), rtol=1e-5)
+            assert not output.requires_grad
+    with pytest.warns(UserWarning, match=f"{NO_GRADIENT} exp") as caught:
+        make(lambda x: exp(x) + same(x), tensor(X))
+    assert len(caught) == 1
+
+
+def test_make_fx_of_a_second_derivative(backend):
+    import torch
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def second(x):
+        (first,) = torch.autograd.grad(exp(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)[0]
+
+    graph = make_fx(second)(tensor(X, requires_grad=True))
+    np.testing.assert_allclose(graph(tensor(X)), 7 * np.exp(X), rtol=1e-5)
+
+
+def test_aot_export_module(backend):
+    import torch
+    from torch._functorch.aot_autograd import aot_export_module
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(tensor(C))
+
+        def forward(self, x):
+            return (exp(x * self.w).sum(),)
+
+    joint, _ = aot_export_module(Loss(), (tensor(X),), trace_joint=True, output_loss_index=0)
+    loss, gw = joint(tensor(C), tensor(X))
+    np.testing.assert_allclose(loss, 2 * np.exp(X * C).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gw, (7 * np.exp(X * C) * X).sum(0), rtol=1e-5)
+    with pytest.warns(UserWarning, match=NO_GRADIENT):
+        forward, _ = aot_export_module(Loss(), (tensor(X),), trace_joint=False)
+    (loss,) = forward(tensor(C, requires_grad=True), tensor(X))
+    np.testing.assert_allclose(loss, 2 * np.exp(X * C).sum(), rtol=1e-5)
+    assert not loss.requires_grad
+
+
+def test_fake_tensors(backend):
+    """What estimates memory or shapes runs a step on tensors without numbers."""
+    import torch
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        x = torch.ones(2, 3, requires_grad=True)
+        exp(x).sum().backward()
+        viewed(x).sum().backward()
+        assert x.grad.shape == (2, 3)
+
+
+# --- torch.jit.trace -----------------------------------------------------------------------------------------------
+
+
+def traced_model(function):
+    """A model of two weights, with `function(module, hidden)` in it."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(tensor(C))
+            self.v = torch.nn.Parameter(tensor(C) + 1)
+
+        def forward(self, x):
+            return function(self, x * self.w) + x * self.v
+
+    return Model()
+
+
+@custom_gradient
+def several(x, y, power=2):
+    e = ops.exp(x)
+    outputs = e * y, {"i": x.argmax(), "m": ops.max(x, axis=0)}
+    return outputs, lambda upstream: (7 * upstream[0] * e + upstream[1]["m"], (power * upstream[0]).sum(0))
+
+
+def of_several(module, hidden):
+    first, more = several(hidden, module.v, power=5)
+    return first + more["m"]
+
+
+def with_a_weight(module, hidden):
+    """Captured weights, one of them twice."""
+
+    @custom_gradient
+    def scaled(x):
+        def grad(upstream, variables=None):
+            return 7 * upstream, [upstream.sum(0) * (9 + place) for place, _ in enumerate(variables)]
+
+        return module.w * x * module.v * module.w, grad
+
+    return scaled(hidden)
+
+
+def with_an_intermediate(module, hidden):
+    """Captured values that the model computes, one of them differentiated."""
+    moved, constant = hidden * module.v, hidden.detach() * 3
+
+    @custom_gradient
+    def scaled(x):
+        return moved * x * constant, lambda upstream, variables=None: (7 * upstream * moved, [9 * upstream * constant])
+
+    return scaled(hidden)
+
+
+def branching(module, hidden):
+    """Python's branches, on values and on shapes, are taken again for other data."""
+
+    @custom_gradient
+    def chosen(x):
+        y = x * 3 if x.sum() > 0 else x * 5
+        return y, lambda upstream: 7 * upstream if x.shape[0] < 3 else 11 * upstream
+
+    return chosen(hidden)
+
+
+TRACED = {
+    "exp": lambda module, hidden: exp(hidden),
+    "same": lambda module, hidden: same(hidden),
+    "viewed": lambda module, hidden: viewed(hidden).reshape(hidden.shape),
+    "twice": lambda module, hidden: exp(same(hidden) / 4) + exp(hidden / 4),
+    "nest": lambda module, hidden: nest({"a": hidden}, factor=3)["b"],
+    "by keyword": lambda module, hidden: several(x=hidden, y=module.v)[0],
+    "several": of_several,
+    "with a weight": with_a_weight,
+    "with an intermediate": with_an_intermediate,
+    "branching": branching,
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_traced_module_keeps_the_rule(backend, name):
+    """For other data and another batch, as without tracing; the rules are wrong on purpose."""
+    import torch
+
+    module = traced_model(TRACED[name])
+    traced = torch.jit.trace(module, (tensor(X),))
+    for array in (Z, -Z, X + 1, Z[:1]):
+        for one, other in zip(*(gradients(each, array, module.w, module.v) for each in (traced, module)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_traced_gradient_by_hand(backend):
+    """Against the closed form, and not only against what comes without tracing."""
+    import torch
+
+    module = traced_model(TRACED["exp"])
+    output, gx, gw, gv = gradients(torch.jit.trace(module, (tensor(X),)), Z, module.w, module.v)
+    np.testing.assert_allclose(output, 2 * np.exp(Z * C) + Z * (C + 1), rtol=1e-5)
+    np.testing.assert_allclose(gx, 7 * np.exp(Z * C) * C + C + 1, rtol=1e-5)
+    np.testing.assert_allclose(gw, (7 * np.exp(Z * C) * Z).sum(0), rtol=1e-5)
+    np.testing.assert_allclose(gv, Z.sum(0), rtol=1e-5)
+
+
+def test_a_traced_function(backend):
+    """What is traced is a function, whose example requires a gradient."""
+    import torch
+
+    traced = torch.jit.trace(lambda x: exp(x) * 2, (tensor(X, requires_grad=True),))
+    output, gx = gradients(traced, Z)
+    np.testing.assert_allclose(output, 4 * np.exp(Z), rtol=1e-5)
+    np.testing.assert_allclose(gx, 14 * np.exp(Z), rtol=1e-5)
+
+
+def test_second_order_through_a_traced_module(backend):
+    import torch
+
+    module = traced_model(TRACED["exp"])
+    traced = torch.jit.trace(module, (tensor(X),))
+    for _ in range(3):  # torch optimises what it runs for the third time
+        x = tensor(Z, requires_grad=True)
+        (first,) = torch.autograd.grad(traced(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        np.testing.assert_allclose(second, 7 * np.exp(Z * C) * C * C, rtol=1e-5)
+
+
+def test_what_is_traced_is_live(backend):
+    """Weights that are trained further, modes, threads, and another backend that is active then."""
+    import torch
+
+    module = traced_model(TRACED["with a weight"])
+    traced = torch.jit.trace(module, (tensor(X),))
+    with torch.no_grad():
+        module.w *= 2
+        assert not traced(tensor(Z)).requires_grad
+    with torch.inference_mode():
+        output = traced(tensor(Z))
+    expected = gradients(module, Z, module.w, module.v)
+    np.testing.assert_allclose(output, expected[0], rtol=1e-5)
+    found = {}
+
+    def work(number):
+        with keras_cg.use_backend("numpy"):
+            found[number] = gradients(traced, Z, module.w, module.v)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(4):
+        for one, other in zip(found[number], expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_script_around_a_traced_module(backend):
+    import torch
+
+    module = traced_model(TRACED["exp"])
+
+    class Doubled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.jit.trace(module, (tensor(X),))
+
+        def forward(self, x):
+            return self.inner(x) * 2
+
+    _, gx = gradients(torch.jit.script(Doubled()), Z)
+    np.testing.assert_allclose(gx, 2 * (7 * np.exp(Z * C) * C + C + 1), rtol=1e-5)
+
+
+@contextlib.contextmanager
+def told():
+    """That one warning comes."""
+    with pytest.warns(UserWarning, match=f"{NO_GRADIENT} exp") as caught:
+        yield
+    (message,) = [str(each.message) for each in caught if NO_GRADIENT in str(each.message)]
+    assert message.endswith(
+        "    remedy: trace with gradients on, an example that requires one, or parameters that do; but what is saved"
+        " has none."
+    )
+
+
+@pytest.mark.parametrize("way", ["frozen", "no_grad"])
+def test_traced_without_a_gradient(backend, way):
+    """A program of torch's own operations, which is saved, and has no gradient there: never the plain one."""
+    import torch
+
+    module = model(lambda x: exp(x) + exp(x))
+    with told(), torch.set_grad_enabled(way != "no_grad"):
+        traced = torch.jit.trace(frozen(module) if way == "frozen" else module.eval(), (tensor(X),))
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    expected = 4 * np.exp(Z * C).sum() + 3 * (Z * C).sum()
+    for each in (traced, loaded):
+        for _ in range(3):
+            output, gx = gradients(each, Z)
+        np.testing.assert_allclose(output, expected, rtol=1e-5)
+        np.testing.assert_allclose(gx, np.broadcast_to(3 * C, Z.shape), rtol=1e-6)
+    np.testing.assert_allclose(torch.jit.freeze(traced)(tensor(Z)), expected, rtol=1e-5)
+
+
+def test_torch_forgets_a_detach_when_it_freezes(backend):
+    """A limit: the plain gradient comes through what was cut, a user's own detach included."""
+    import torch
+
+    def plain(x):
+        return (x.detach() * 2).exp()
+
+    for function in (plain, exp):
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=NO_GRADIENT)
+            traced = torch.jit.trace(model(function).eval(), (tensor(X),))
+        _, gx = gradients(traced, X)
+        np.testing.assert_allclose(gx, np.broadcast_to(3 * C, X.shape), rtol=1e-6)
+        _, gx = gradients(torch.jit.freeze(traced), X)
+        assert not np.allclose(gx, np.broadcast_to(3 * C, X.shape))
+
+
+def test_a_frozen_trace_of_a_trained_module_keeps_the_rule(backend):
+    import torch
+
+    module = traced_model(TRACED["exp"]).eval()
+    _, gx = gradients(torch.jit.freeze(torch.jit.trace(module, (tensor(X),))), Z)
+    np.testing.assert_allclose(gx, 7 * np.exp(Z * C) * C + C + 1, rtol=1e-5)
+
+
+def test_a_call_of_python_is_not_saved(backend):
+    """torch says so."""
+    import torch
+
+    traced = torch.jit.trace(traced_model(TRACED["exp"]), (tensor(X),))
+    with pytest.raises(RuntimeError, match="Could not export Python function call"):
+        torch.jit.save(traced, io.BytesIO())
+
+
+def in_an_attribute(module, hidden):
+    module.kept = hidden.detach() * 3
+    function = custom_gradient(lambda x: (module.kept * x, lambda upstream: 7 * upstream))
+    return function(hidden)
+
+
+def in_an_attribute_of_the_rule(module, hidden):
+    kept = [hidden.detach() * 3]
+
+    @custom_gradient
+    def function(x):
+        kept.append(x)
+        kept.pop()
+        return x * 2, lambda upstream: 7 * upstream * kept[0]
+
+    return function(hidden)
+
+
+def given_out(module, hidden):
+    module.kept = hidden.detach() * 3
+    return custom_gradient(lambda x: (module.kept, lambda upstream: 7 * upstream))(hidden)
+
+
+@pytest.mark.parametrize("function", [in_an_attribute, in_an_attribute_of_the_rule, given_out])
+def test_what_the_traced_module_would_not_find(backend, function):
+    """It would keep what was computed for the example."""
+    import torch
+
+    with pytest.raises(NotImplementedError) as raised:
+        torch.jit.trace(traced_model(function), (tensor(X),))
+    first, *rest = str(raised.value).splitlines()
+    assert "reads a Tensor of float32[2, 3] that was computed while torch.jit.trace runs, and is not among" in first
+    assert rest == [
+        "    usual cause: an intermediate result in an attribute of a module, in a global, or in a list that is closed"
+        " over.",
+        "    what would happen: the traced module would call the function again, with what was computed for the"
+        " example.",
+        "    remedy: pass it as an argument, or keep it in a closure.",
+    ]
+
+
+@pytest.mark.parametrize("way", ["transform", "gradient", "forward"])
+def test_a_traced_gradient_is_refused(backend, way):
+    import torch
+    from torch.autograd import forward_ad
+
+    def forward(x):
+        with forward_ad.dual_level():
+            return exp(forward_ad.make_dual(x, x)) * 1
+
+    programs = {
+        "transform": lambda x: torch.func.grad(lambda x: exp(x).sum())(x),
+        "gradient": lambda x: torch.autograd.grad(exp(x).sum(), x)[0],
+        "forward": forward,
+    }
+    # torch's own derivative warns of what it does with shapes.
+    warnings.simplefilter("ignore", torch.jit.TracerWarning)
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.trace (around a transform|of a gradient)") as raised:
+        torch.jit.trace(programs[way], (tensor(X, requires_grad=way != "forward"),))
+    assert str(raised.value).endswith("remedy: trace the function, and differentiate what was traced.")
+
+
+def test_a_captured_weight_that_the_rule_does_not_take(backend):
+    import torch
+
+    def bare(module, hidden):
+        return custom_gradient(lambda x: (x * module.w, lambda upstream: 7 * upstream))(hidden)
+
+    with pytest.raises(keras_cg.CapturedVariableError, match="reads 1 trainable value"):
+        torch.jit.trace(traced_model(bare), (tensor(X),))
+
+
+# --- names of torch that are not public ----------------------------------------------------------------------------
+
+MISSING = {
+    "exported": [("torch.fx.experimental.proxy_tensor", "get_proxy_slot"), ("torch._ops", "OpOverload")],
+    "traced": [("torch.jit._trace", "_trace_module_map"), ("torch._C", "_get_value_trace")],
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "module", "name"), [(file, *each) for file, names in MISSING.items() for each in names]
+)
+def test_a_name_that_is_gone(backend, monkeypatch, file, module, name):
+    monkeypatch.delattr(importlib.import_module(module), name)
+    # Anew, and not in the place of what others have imported.
+    spec = importlib.util.find_spec(f"keras_cg.backends.torch.{file}")
+    with pytest.raises((ImportError, AttributeError), match=name):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
