@@ -149,8 +149,8 @@ class _Config(ModuleType):
         while it evaluates a module's attributes for real, and again at every call. A property and not a `__getattr__`,
         which Python asks only after it has made the error that there is no such attribute.
         """
-        # First what most programs choose by, in one frame, since every call of a decorated function asks.
-        name = _in_context.get() or _in_process or os.environ.get("KERAS_CG_BACKEND")
+        # First the name alone, in few frames, since every call of a decorated function asks.
+        name = _in_context.get() or _in_process or os.environ.get("KERAS_CG_BACKEND") or presence.chosen()
         loaded = backends.loaded.get(name)
         return backends.load(*resolve()) if loaded is None else loaded
 

@@ -13,12 +13,17 @@ def keras() -> Any:
     return sys.modules.get("keras")
 
 
+def chosen() -> str | None:
+    """The name of the backend that Keras runs on, if Keras is imported."""
+    module: Any = getattr(sys.modules.get("keras"), "backend", None)
+    return module.backend() if hasattr(module, "backend") else None
+
+
 def choice() -> tuple[str, str] | None:
     """The name of the backend that Keras runs on and where that choice came from, if Keras is imported."""
-    module: Any = getattr(keras(), "backend", None)
-    if not hasattr(module, "backend"):
+    name = chosen()
+    if name is None:
         return None
-    name = module.backend()
     if os.environ.get("KERAS_BACKEND") == name:
         return name, "the environment variable KERAS_BACKEND"
     return name, "Keras's file keras.json, or its default"

@@ -8,7 +8,7 @@ long way of `call` if not. That way alone says what is right, and serves a backe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -45,19 +45,27 @@ class Sites:
         # What was called once. Only the second call makes a site: a method is a new function wherever it is called.
         self.met: set[Any] = set()
 
-    def find(self, backend: Backend, tensors: Collection[type], args: tuple[Any, ...]) -> tuple[Site | None, Laid]:
-        """The site of a call, None if it must go the long way; for what `known` does not have.
+    def find(
+        self,
+        backend: Backend,
+        tensors: frozenset[type],
+        args: tuple[Any, ...],
+        may_draw: Callable[[tuple[str, ...]], bool] | None = None,
+    ) -> tuple[Site | None, Laid]:
+        """The site of a call, None if it must go the long way, and its arguments; for what `known` does not have.
 
         Args:
             backend: The backend of the call.
             tensors: The types of its tensors that are nothing but tensors.
             args: The arguments.
+            may_draw: Whether a function may draw random numbers that calls what has these names alone.
         """
-        kinds, laid = [*map(type, args)], Laid(args, None)
+        laid, kinds = None, [*map(type, args)]
         structure: tuple[Any, ...] = ()
         if not _CONTAINERS.isdisjoint(kinds):
             laid = Laid(*nest.lay(args))
             kinds, structure = [*map(type, laid.leaves)], (laid.spec,)
+        laid = laid or Laid(args, None)
         key = (backend, *structure, *kinds)
         if key not in self.known and structure and not nest.has_plain_keys(laid.spec):
             # Whoever keeps the structure keeps its keys.
@@ -69,7 +77,9 @@ class Sites:
             known = places and all([kind in tensors or kind in _STATIC for kind in kinds])
             if len(self.known) >= BOUND:
                 self.known.clear()
-            self.known[key] = Site(self, backend, tensors, places, len(kinds)) if known else None
+            self.known[key] = site = Site(self, backend, tensors, places, len(kinds)) if known else None
+            if site is not None and may_draw is not None:
+                site.quiet(may_draw)
         return self.known.get(key), laid
 
     # --- for who has no site: a compiler that traces has other types, and should see few objects ----------------------
@@ -99,6 +109,9 @@ class Site:
         is_full: Whether there is nothing else.
         forms: Those of the rules, by the code of the rule, and by the structure of the output if that is a nest; None
             where a rule has none.
+        closure: That of the function; None if it may read what is no argument wherever that is.
+        is_open: Whether it may read any, or ask which backend is active.
+        still: The closure of one that may not, and draws no random numbers either.
         is_unscoped: Whether Keras keeps nothing in this thread that a second run would have to see.
     """
 
@@ -110,42 +123,49 @@ class Site:
         "fun",
         "is_full",
         "is_open",
-        "known",
         "name",
         "places",
+        "still",
         "tensors",
     )
 
     is_unscoped = staticmethod(state.is_unscoped)
 
-    def __init__(self, sites: Sites, backend: Backend, tensors: Collection[type], places: Sequence[int], count: int):
+    def __init__(
+        self,
+        sites: Sites,
+        backend: Backend,
+        tensors: frozenset[type],
+        places: Sequence[int],
+        count: int,
+    ):
         self.name, self.fun, self.backend = sites.name, sites.fun, backend
         self.tensors, self.places, self.is_full = tensors, places, len(places) == count
         self.blanks = Laid((None,) * count, None)
         self.forms: dict[Any, Form | None] = {}
-        self.known: dict[Any, bool] = {}
+        self.still: Closure | None = None
         self.closure = Closure.of(self.fun, backend.is_tensor)
         self.is_open = self.closure is None or bool(self.closure.places) or self.closure.is_reaching
 
     def arguments(self, laid: Laid, tensors: Sequence[Any]) -> Sequence[Any]:
         """The arguments with other tensors."""
-        leaves: Any = tensors
-        if not self.is_full:
-            leaves = [*laid.leaves]
-            for place, tensor in zip(self.places, tensors, strict=True):
-                leaves[place] = tensor
-        return leaves if laid.spec is None else laid.spec.unflatten(leaves)  # type: ignore[no-any-return]
+        leaves = tensors if self.is_full else self._filled(laid, tensors)
+        return leaves if laid.spec is None else laid.spec.unflatten(leaves)
 
     def blank(self, laid: Laid) -> Laid:
         """The arguments without their tensors."""
-        if self.is_full:
-            return Laid(self.blanks.leaves, laid.spec)
-        return Laid(self.arguments(Laid(laid.leaves, None), [None] * len(self.places)), laid.spec)
+        return Laid(self.blanks.leaves if self.is_full else self._filled(laid, [None] * len(self.places)), laid.spec)
+
+    def _filled(self, laid: Laid, tensors: Sequence[Any]) -> Sequence[Any]:
+        leaves = [*laid.leaves]
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        return leaves
 
     def output(self, output: Any) -> tuple[Sequence[Any], Any]:
         """The tensors and the structure of an output; no tensors, if there is anything else in it."""
         leaves, spec = nest.lay(output)
-        return (leaves if all([type(leaf) in self.tensors for leaf in leaves]) else ()), spec
+        return (leaves if self.tensors.issuperset(map(type, leaves)) else ()), spec
 
     def form(self, rule: FunctionType, laid: Laid, spec: Any, is_other: bool = False) -> Form | None:
         """The form of a rule that is called for an output of that structure; None if it has none.
@@ -165,13 +185,10 @@ class Site:
             form = self.forms[key] = self._form(rule, self.given(laid), self.rest(spec))
             return form
 
-    def may(self, do: Callable[[tuple[str, ...]], bool]) -> bool:
-        """Whether the function may do what `do` says of the names that it asks for; or nobody knows what it does."""
-        if self.is_open or self.closure.taken(self.fun) is None:  # type: ignore[union-attr]
-            return True
-        if do not in self.known:
-            self.known[do] = do(self.closure.names())  # type: ignore[union-attr]
-        return self.known[do]
+    def quiet(self, may_draw: Callable[[tuple[str, ...]], bool]) -> None:
+        """Finds out whether the function is a still one."""
+        if self.closure is not None and not self.is_open and not may_draw(self.closure.names()):
+            self.still = self.closure
 
     def is_capturing(self) -> bool:
         """Whether the function may read what somebody differentiates and is no argument."""
@@ -237,7 +254,7 @@ class Site:
     def read(self, laid: Laid, result: Any) -> Sequence[Any] | None:
         """The gradients in a result that is a nest as the arguments, with a tensor for each of theirs; else None."""
         leaves, spec = nest.lay(tuple(result) if type(result) in (tuple, list) else (result,))
-        is_like = self.is_full and spec == laid.spec and all([type(leaf) in self.tensors for leaf in leaves])
+        is_like = self.is_full and spec == laid.spec and self.tensors.issuperset(map(type, leaves))
         return leaves if is_like else None
 
     def under(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ import collections
 import functools
 import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_a_rule_is_served_by_the_short_way(backend, name):
     f = with_exp(RULES[name])
     x = tensor(X)
     entered = steady(lambda: gradients(f(x), x))
-    assert "_recorded" in entered and not LONG & {*entered}
+    assert {"_alone", "_recorded"} & {*entered} and not LONG & {*entered}
     expected = np.full(3, 7.0) if name == "nothing" else 7 * np.exp(X)
     for _ in range(3):
         np.testing.assert_allclose(gradients(f(x), x)[0], expected, rtol=1e-6)
@@ -114,12 +115,13 @@ def test_how_many_frames_a_call_takes(backend):
     x, upstream = tensor(X), torch.ones(3)
     outputs = []
     forward = steady(lambda: outputs.append(f(x)))
-    # The decorator, which backend, two frames of it, the Function's; and five short questions.
-    assert len(forward) == 10, forward
+    # The decorator, which backend, two frames of it, two guards, the Function, and what it saves.
+    own = ["CustomGradient.__call__", "_Config.active", "straight", "_alone", *["Closure.taken"] * 2]
+    assert forward == [*own, "_Straight.forward", "Steady.find"], forward
     backward = steady(lambda: torch.autograd.grad(outputs[-1], x, upstream, retain_graph=True))
     assert backward == ["_Straight.backward", "Closure.made"]
     constant = steady(lambda: f(x.detach()))
-    assert len(constant) <= 7, constant
+    assert constant == [*own[:3], "_constant", "Site.is_capturing", "Closure.taken"], constant
     with torch.no_grad():
         assert steady(lambda: f(x)) == ["CustomGradient.__call__", "_Config.active", "straight"]
 
@@ -257,6 +259,129 @@ def test_a_helper_that_is_given_a_tensor_later(backend, monkeypatch):
         assert (first.item(), second.item()) == (3402, 10206), i
 
 
+def around_helpers(backward):
+    """A decorated function in whose cells there is another one, as a factory makes it; its gradient is 7 x²."""
+
+    def forward(x):
+        return x**3
+
+    def function(x):
+        e = x * x
+
+        def rule(upstream):
+            return upstream * backward(e)
+
+        return forward(x), rule
+
+    def bind(other):
+        nonlocal backward
+        backward = other
+
+    return custom_gradient(function), bind
+
+
+def second_order(f, *args):
+    """The gradient of the square at 3, and the gradient of that."""
+    import torch
+
+    x = tensor([3.0])
+    (first,) = torch.autograd.grad(f(x, *args) ** 2, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    return first.item(), second.item()
+
+
+def times(number):
+    return lambda e: number * e
+
+
+def counting_down(e):
+    def down(count):
+        return 7 * e if count == 0 else down(count - 1)
+
+    return down(3)
+
+
+def test_helpers_in_cells(backend):
+    f, bind = around_helpers(times(7))
+    x = tensor([3.0])
+    entered = steady(lambda: gradients(f(x), x))
+    assert "_alone" in entered and not LONG & {*entered}
+    assert second_order(f) == (3402, 10206)
+    # By another function, that is there now.
+    bind(times(-1))
+    for _ in range(3):
+        assert gradients(f(x), x)[0] == [-9]
+        # Of 2 x³ (-x²), where the rule gives -x² for the derivative of x³.
+        assert second_order(f) == (-486, -162)
+
+
+def test_helpers_that_call_each_other(backend):
+    def odd(count, e):
+        return even(count - 1, e)
+
+    def even(count, e):
+        return 7 * e if count == 0 else odd(count - 1, e)
+
+    f, _ = around_helpers(lambda e: even(4, e))
+    g, _ = around_helpers(counting_down)
+    for _ in range(3):
+        assert second_order(f) == second_order(g) == (3402, 10206)
+
+
+def test_a_helper_in_a_cell_that_holds_a_tensor(backend):
+    """Which the rule must be made anew around: the second order would lack a part."""
+
+    def function(x):
+        e = x * x
+
+        def helper():
+            return 7 * e
+
+        return x**3, lambda upstream: upstream * helper()
+
+    f = custom_gradient(function)
+    for _ in range(3):
+        assert second_order(f) == (3402, 10206)
+
+
+def test_a_helper_in_a_cell_that_is_given_a_tensor_later(backend):
+    number = 7.0
+
+    def reads():
+        return number
+
+    def bind(other):
+        nonlocal number
+        number = other
+
+    def function(x, is_there):
+        if is_there:
+            bind(x * x)
+        return x**3, lambda upstream: upstream * 7 * (reads() if is_there else x * x)
+
+    f = custom_gradient(function)
+    for is_there in (False, False, False, True, True, False):
+        assert second_order(f, is_there) == (3402, 10206), is_there
+
+
+def test_a_module_in_a_cell(backend):
+    module = types.ModuleType("kept_in_a_cell")
+
+    def function(x, is_there):
+        if is_there:
+            module.there = x * x
+        return x**3, lambda upstream: upstream * module.factor * (module.there if is_there else x * x)
+
+    f, module.factor = custom_gradient(function), 7.0
+    for is_there in (False, False, False, True, True, False):
+        assert second_order(f, is_there) == (3402, 10206), is_there
+    del module.there
+    x = tensor([3.0])
+    assert not LONG & {*steady(lambda: gradients(f(x, False), x))}
+    module.factor = -1.0
+    assert gradients(f(x, False), x)[0] == [-9]
+
+
 def test_an_operation_under_another_name(backend):
     import torch
 
@@ -271,6 +396,33 @@ def test_an_operation_under_another_name(backend):
         (first,) = torch.autograd.grad(f(x), x, create_graph=True)
         (second,) = torch.autograd.grad(first, x)
         np.testing.assert_allclose(second, 42 * drawn, rtol=1e-6)
+
+
+def test_the_short_road_of_torch_compile_is_taken_and_left(backend, monkeypatch):
+    """By one tensor in and out, whose rule takes upstream alone; the other one would raise here."""
+    import torch
+
+    def long_road(*_):
+        raise NotImplementedError("the long road")
+
+    one = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    two = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream, 3 * upstream)))
+    behind = custom_gradient(lambda x: (x * 2, lambda *args, upstream=None: 7 * upstream))
+    nest = custom_gradient(lambda x: ({"a": x * 2}, lambda upstream: 7 * upstream["a"]))
+    x, y = tensor(X), tensor(Y)
+    programs = {"two": (two, x, y), "behind": (behind, x), "nest": (nest, x)}
+    for name, (f, *args) in programs.items():
+        output = torch.compile(f, backend="eager", fullgraph=True)(*args)
+        found = gradients(output["a"] if name == "nest" else output, *args)
+        assert [list(each) for each in found] == [[7] * 3, [3] * 3][: len(args)], name
+    compiled = sys.modules["keras_cg.backends.torch.compiled"]
+    monkeypatch.setattr(compiled, "attach", long_road)
+    monkeypatch.setattr(compiled, "_record", long_road)
+    torch.compiler.reset()
+    assert list(gradients(torch.compile(one, backend="eager", fullgraph=True)(x), x)[0]) == [7] * 3
+    for f, *args in programs.values():
+        with pytest.raises(Exception, match="the long road"):
+            torch.compile(f, backend="eager", fullgraph=True)(*args)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks a non-leaf for it

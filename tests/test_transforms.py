@@ -179,23 +179,6 @@ def test_torch_refuses_forward_inside_forward(eager, backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_refuses_what_drops_the_rule(eager, backend):
-    import torch
-
-    class Module(torch.nn.Module):
-        def forward(self, x):
-            return f(x)
-
-    x = eager.tensor(X)
-    for strict in (False, True):
-        with pytest.raises(Exception, match=r"torch\.export ignores custom gradients"):
-            torch.export.export(Module(), (x,), strict=strict)
-    with torch.no_grad():
-        exported = torch.export.export(Module(), (x,))
-    check(exported.module()(x), 2 * X)
-
-
-@pytest.mark.only("torch")
 def test_torch_compile_of_transforms(eager, backend):
     """Where torch drops the rule, or the derivative of what it compiled, an error; else the rule."""
     import torch

@@ -155,9 +155,9 @@ PlainFunction = Callable[..., tuple[Tensors, Tensors]]
 
 
 class Laid(NamedTuple):
-    """The arguments of a call, or an output, laid flat: its leaves, and its structure, None if that is the usual one.
+    """The arguments of a call laid flat: their leaves, and their structure, None if that is a row of them.
 
-    The usual one is a row of arguments, and an output that is one tensor.
+    Structures that are equal may have the keys of a dict in another order, so each call has its own.
     """
 
     leaves: Sequence[Any]
@@ -184,13 +184,14 @@ class Site(Protocol):
     fun: Callable[..., Any]
     places: Sequence[int]
     is_full: bool
+    is_lone: bool
     blanks: Laid
     forms: dict[Any, Any]
     closure: Closure | None
+    still: Closure | None
 
     def is_unscoped(self) -> bool: ...
     def is_capturing(self) -> bool: ...
-    def may(self, do: Callable[[tuple[str, ...]], bool]) -> bool: ...
     def arguments(self, laid: Laid, tensors: Sequence[Any]) -> Sequence[Any]: ...
     def blank(self, laid: Laid) -> Laid: ...
     def output(self, output: Any) -> tuple[Sequence[Any], Any]: ...

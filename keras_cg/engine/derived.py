@@ -123,6 +123,10 @@ class _Recompute:
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
         return Held([], lambda tensors: self)
 
+    def anew(self) -> _Recompute:
+        """It keeps nothing of a run."""
+        return self
+
 
 class _Recomputed:
     """The pullback of a function that keeps its inputs alone, and a sample of its outputs."""

@@ -172,39 +172,42 @@ class Closure:
     """What is the same of all functions that one piece of code makes, if they hold tensors in their cells alone.
 
     Which cells these are was found out of one of them. Another holds its own there if its cells hold the same types,
-    and the globals that the code names are what they were.
+    and the modules and functions in them, and the globals that the code names, are what they were.
 
     Attributes:
         code: That of the functions.
+        kinds: What is in each cell: a type, or the module or function itself.
         places: The cells with a tensor.
         watched: The globals that the code names, and attributes of modules: where, by which name, what is there.
         defaults: Which parameters have one.
         helpers: The functions of the user's that it calls, with their code.
-        is_reaching: Whether there may be code of this package, or of a user, among them.
+        cells: The cells of these, and what is in each, as in `kinds`.
+        is_reaching: Whether there may be code of this package, or of a user that is not among these.
     """
 
-    __slots__ = ("code", "defaults", "helpers", "is_reaching", "kinds", "places", "scope", "watched")
+    __slots__ = ("cells", "code", "defaults", "helpers", "is_reaching", "kinds", "places", "scope", "watched")
 
-    def __init__(self, function: FunctionType, kinds: list[type], places: Sequence[int], watched: list[Any]):
+    def __init__(self, function: FunctionType, kinds: list[Any], places: Sequence[int], found: _Named):
         self.code, self.scope = function.__code__, function.__globals__
-        self.kinds, self.places, self.watched = kinds, places, watched
-        self.defaults, self.helpers = _named(function), {each: each.__code__ for each in _helpers(watched)}
-        self.is_reaching = any(map(_is_reaching, watched))
+        self.kinds, self.places, self.watched, self.cells = kinds, places, found.watched, found.cells
+        self.defaults, self.helpers = _named(function), {each: each.__code__ for each in found.helpers}
+        # What a helper names is watched as well.
+        values = [*kinds, *[kind for _, kind in found.cells], *[value for _, _, value in found.watched]]
+        self.is_reaching = any([_is_reaching(value) for value in values if not _is_in(found.helpers, value)])
 
     @classmethod
     def of(cls, function: Callable[..., Any], is_tensor: Callable[[Any], bool]) -> Closure | None:
         """The closure of a function; None if it may hold a tensor elsewhere than in a cell."""
         if type(function) is not FunctionType or not _is_bare(function) or _assigns(function.__code__):
             return None
-        watched = _watched(function, is_tensor)
-        try:
-            contents = [cell.cell_contents for cell in function.__closure__ or ()]
-        except ValueError:  # nothing was assigned to one of them yet
+        contents = _contents(function)
+        if contents is None:
             return None
-        if watched is None or not all([is_tensor(value) or type(value) in _CONSTANTS for value in contents]):
-            return None
+        kinds = [type(value) if is_tensor(value) else _kind(value) for value in contents]
+        called = [kind for kind in kinds if isinstance(kind, FunctionType)]
+        found = None if None in kinds else _found(function, called, is_tensor)
         places = tuple([place for place, value in enumerate(contents) if is_tensor(value)])
-        return cls(function, [*map(type, contents)], places, watched)
+        return None if found is None else cls(function, kinds, places, found)
 
     def taken(self, function: Any) -> list[Any] | None:
         """What the cells of a function of this code hold; None if it is not as the one that this was found out of."""
@@ -224,9 +227,13 @@ class Closure:
             # In one frame, since every call comes here.
             for cell, kind in zip(function.__closure__ or (), self.kinds):  # noqa: B905  as many as the code has
                 value = cell.cell_contents
-                if type(value) is not kind:
+                if type(value) is not kind and value is not kind:
                     return None
                 contents.append(value)
+            for cell, kind in self.cells:
+                value = cell.cell_contents
+                if type(value) is not kind and value is not kind:
+                    return None
         except ValueError:
             return None
         return contents
@@ -260,11 +267,33 @@ class Closure:
         return made
 
 
-def _is_reaching(watched: tuple[dict[str, Any], str, Any]) -> bool:
+def _is_reaching(value: Any) -> bool:
     """Whether a global may lead to code that asks which backend is active; that of a framework does not."""
-    _, _, value = watched
     package = getattr(value, "__name__" if isinstance(value, ModuleType) else "__module__", None)
     return value is not None and not (isinstance(package, str) and package.partition(".")[0] in _FRAMEWORKS)
+
+
+def _is_in(helpers: Sequence[FunctionType], value: Any) -> bool:
+    return type(value) is FunctionType and value in helpers
+
+
+def _contents(function: FunctionType) -> list[Any] | None:
+    """What the cells of a function hold; None if nothing was assigned to one of them yet."""
+    try:
+        return [cell.cell_contents for cell in function.__closure__ or ()]
+    except ValueError:
+        return None
+
+
+def _kind(value: Any) -> Any:
+    """What must be in a cell for which this is no tensor: its type, or the very module or function of the user's.
+
+    None if nobody knows.
+    """
+    kind = type(value)
+    if kind in _CONSTANTS:
+        return kind
+    return value if kind is ModuleType or (kind is FunctionType and _is_users(value)) else None
 
 
 def _named(function: FunctionType) -> tuple[Any, ...]:
@@ -285,51 +314,93 @@ def _is_bare(function: FunctionType) -> bool:
 Watched = tuple[dict[str, Any], str, Any]
 
 
-def _watched(function: FunctionType, is_tensor: Callable[[Any], bool]) -> list[Watched] | None:
-    """The globals that a function, and what it calls of the user's, name; None if one of them may hold a tensor.
+class _Named(NamedTuple):
+    """What a function, and what it calls of the user's, name: `Closure` says what each is."""
+
+    watched: list[Watched]
+    helpers: list[FunctionType]
+    cells: list[tuple[CellType, Any]]
+
+
+def _found(function: FunctionType, called: Sequence[FunctionType], is_tensor: Callable[[Any], bool]) -> _Named | None:
+    """What a function, and what it calls of the user's, name; None if one of these may hold a tensor.
 
     A name that is none is watched, too: it is an attribute, most often, but there may be such a global by then.
+
+    Args:
+        function: The function.
+        called: Those in its cells.
+        is_tensor: Says what is to be found.
     """
     watched: dict[tuple[int, str], Watched] = {}
-    codes, seen = [(function.__code__, function.__globals__)], set()
-    while codes:
-        code, scope = codes.pop()
-        seen.add(code)
-        names = _names(code)
-        if _is_dynamic(code) or len(watched) > _MANY:
+    helpers: list[FunctionType] = []
+    cells: list[tuple[CellType, Any]] = []
+    left, more = [*called], _watch(function, watched, is_tensor)
+    while more is not None and (left or more) and len(watched) <= _MANY:
+        left += more
+        each = left.pop()
+        if each in helpers:
+            more = []
+            continue
+        kinds = [*map(_kind, _contents(each) or [None] * len(each.__closure__ or ()))]
+        if None in kinds or not _is_bare(each) or _assigns(each.__code__):
             return None
-        found = [(scope, name, scope.get(name)) for name in names]
-        # What is no global may be a builtin, or a module that is imported there.
-        found += [(vars(builtins), name, vars(builtins)[name]) for name in names if name in vars(builtins)]
-        found += [(sys.modules, name, sys.modules[name]) for name in _imports(code) if name in sys.modules]
-        while found:
-            where, name, value = found.pop()
-            if (id(where), name) in watched:
-                continue
-            watched[id(where), name] = where, name, value
-            if isinstance(value, ModuleType):
-                found += [(vars(value), each, vars(value)[each]) for each in names if each in vars(value)]
-            elif is_tensor(value):
-                return None
-            elif type(value) is FunctionType:
-                # One of a library is passed over, but for what it calls itself.
-                if not (value.__globals__ is scope or _is_users(value)) or value.__code__ in seen:
-                    continue
-                if value.__closure__ or not _is_bare(value):
-                    return None
-                codes.append((value.__code__, value.__globals__))
-            elif not isinstance(value, _EMPTY) and (where is scope or not _is_of_library(where)):
-                return None
-    return [*watched.values()]
+        helpers.append(each)
+        cells += zip(each.__closure__ or (), kinds, strict=True)
+        left += [kind for kind in kinds if isinstance(kind, FunctionType)]
+        more = _watch(each, watched, is_tensor)
+    # In a helper of its own a function would be met with the tensors that it was found with.
+    is_known = more is not None and len(watched) <= _MANY and function not in helpers
+    return _Named([*watched.values()], helpers, cells) if is_known else None
+
+
+def _watch(
+    function: FunctionType, watched: dict[tuple[int, str], Watched], is_tensor: Callable[[Any], bool]
+) -> list[FunctionType] | None:
+    """Puts what a function names among what is watched.
+
+    Returns:
+        Those of the user's functions there that were not watched yet; None if something there may hold a tensor.
+    """
+    code, scope = function.__code__, function.__globals__
+    names = _names(code)
+    if _is_dynamic(code):
+        return None
+    found = [(scope, name, scope.get(name)) for name in names]
+    # What is no global may be a builtin, or a module that is imported there.
+    found += [(vars(builtins), name, vars(builtins)[name]) for name in names if name in vars(builtins)]
+    found += [(sys.modules, name, sys.modules[name]) for name in _imports(code) if name in sys.modules]
+    # A module in a cell is kept there by whoever made the function.
+    for value in _contents(function) or ():
+        found += _attributes(value, names) if isinstance(value, ModuleType) else ()
+    more = []
+    while found:
+        where, name, value = found.pop()
+        if (id(where), name) in watched:
+            continue
+        watched[id(where), name] = where, name, value
+        if isinstance(value, ModuleType):
+            found += _attributes(value, names)
+        elif is_tensor(value):
+            return None
+        elif type(value) is FunctionType:
+            # One of a library is passed over, but for what it calls itself.
+            if value.__globals__ is scope or _is_users(value):
+                more.append(value)
+        elif not isinstance(value, _EMPTY) and (where is scope or not _is_of_library(where)):
+            return None
+    return more
+
+
+def _attributes(module: ModuleType, names: Sequence[str]) -> list[Watched]:
+    """What a module has by these names; of a user's also what it has not, and may be given later."""
+    scope = vars(module)
+    return [(scope, name, scope.get(name)) for name in names if name in scope or not _is_of_library(scope)]
 
 
 def _is_users(function: FunctionType) -> bool:
     """Whether a function is of no library, so that tensors may be kept where it can find them."""
     return str(function.__globals__.get("__name__")).partition(".")[0] not in _LIBRARIES
-
-
-def _helpers(watched: Sequence[Watched]) -> list[FunctionType]:
-    return [value for _, _, value in watched if type(value) is FunctionType and _is_users(value)]
 
 
 def _is_of_library(where: dict[str, Any]) -> bool:

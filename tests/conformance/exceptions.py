@@ -92,8 +92,8 @@ TABLE = [
         "torch",
         "export",
         "*",
-        r"torch\.export ignores custom gradients",
-        "torch.export drops the rule of a Function (pytorch#193279)",
+        "does not require grad",
+        "exported: the output, and no gradient; torch.export drops the rule of a Function (pytorch#193279)",
     ),
     Refusal(
         "torch",

@@ -1,8 +1,9 @@
 """The torch backend, on `torch.autograd.Function`.
 
-`tensors` says what a tensor is. `attach` attaches the rule by a Function in eager mode, `transformed` by one that the
-transforms of torch.func understand, and `compiled` by one that Dynamo traces: torch has three engines, and no one form
-of Function serves in two of them. `replayed` is the second run, for all of them. `derivatives` asks torch's own
+`tensors` says what a tensor is. `attach` chooses how the rule is attached: `recorded` does it by a Function in eager
+mode, `transformed` by one that the transforms of torch.func understand, `compiled` by one that Dynamo traces, `traced`
+by one that torch.jit.trace keeps: torch has four engines, and no one form of Function serves in two of them. `exported`
+is for torch.export, which keeps none. `replayed` is the second run, for all of them. `derivatives` asks torch's own
 engines.
 """
 

@@ -29,17 +29,9 @@ from keras_cg.backends.torch.tensors import is_captured, is_floating, transforms
 from keras_cg.engine.contract import Function
 
 _switch = torch._C._set_grad_enabled
+_MAPPING = TransformType.Vmap
+_COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 _BEFORE = "train before exporting, or keep the rule by torch.compile"
-
-
-def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """`outputs` that nobody differentiates, in what is written down as well, if somebody does that."""
-    if not is_captured():
-        return tuple(outputs)
-    mode = get_proxy_mode()
-    if mode is not None:
-        _warn(name, mode.tracer, outputs)
-    return tuple([output if output.requires_grad or not is_floating(output) else output.detach() for output in outputs])
 
 
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -49,8 +41,8 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
             raise errors.rule_dropped(
                 "torch.export around a transform of torch.func", "leave what differentiates out of what is exported"
             )
-        inputs = _begin(fun.name, False, *tensors)
-        return tuple([output.detach() if is_floating(output) else output for output in fun(*inputs)[0]])
+        outputs = fun(*_begin(fun.name, False, *tensors))[0]
+        return tuple([output.detach() if is_floating(output) else output for output in outputs])
     is_on = torch.is_grad_enabled()
     inputs: Sequence[torch.Tensor] = _begin(fun.name, is_on, *tensors) if tensors else ()
     if is_on:
@@ -66,11 +58,21 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     return results
 
 
+def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """`outputs` that nobody differentiates, in what is written down as well, if somebody does that."""
+    if not is_captured():
+        return tuple(outputs)
+    mode = get_proxy_mode()
+    if mode is not None:
+        _warn(name, mode.tracer, outputs)
+    return tuple([output if output.requires_grad or not is_floating(output) else output.detach() for output in outputs])
+
+
 # Dynamo takes what this says for a constant.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_mapping() -> bool:
     """Whether every transform that is running is a vmap, which differentiates nothing."""
-    return all([level.key() == TransformType.Vmap for level in retrieve_all_functorch_interpreters()])
+    return all([level.key() == _MAPPING for level in retrieve_all_functorch_interpreters()])
 
 
 class _Refused(torch.autograd.Function):
@@ -117,7 +119,7 @@ def _warn(name: str, tracer: Any, tensors: Sequence[torch.Tensor]) -> None:
 
 
 # Dynamo leaves a call of these two in its graph, and they run when torch.export traces that.
-@torch.compiler.allow_in_graph
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _begin(name: str, is_on: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Notes where a function begins."""
     mode = get_proxy_mode()
@@ -130,7 +132,7 @@ def _begin(name: str, is_on: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor
     return tensors
 
 
-@torch.compiler.allow_in_graph
+@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _end(name: str, is_begun: bool, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The outputs of a function, cut."""
     mode = get_proxy_mode()
@@ -174,12 +176,13 @@ def _is_new(node: torch.fx.Node | None) -> bool:
     if operation is None or operation._schema.is_mutable:
         return False
     if operation._schema.name == "aten::to":  # which returns what has that dtype already
-        return bool(node.args[0].meta["val"].dtype != node.meta["val"].dtype)
-    is_composed = operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+        before, after = [each.meta["val"].dtype for each in (*node.all_input_nodes[:1], node)]  # type: ignore[union-attr]
+        return bool(before != after)
+    is_composed = operation.has_kernel_for_dispatch_key(_COMPOSED)
     return not is_composed or operation._schema.name.removeprefix("aten::") in _MAKING
 
 
-def _is_view(node: torch.fx.Node) -> bool:
+def _is_view(node: torch.fx.Node | None) -> bool:
     """Whether what stands at a node may share its memory, so that torch does not detach it in place."""
     operation, index = _made_by(node)
     if operation is None or operation._schema.name == "aten::to":

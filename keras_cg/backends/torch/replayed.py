@@ -43,11 +43,13 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 # What a run of a function sees of torch besides its arguments: the random numbers of the CPU and of other devices, and
-# for each kind of device the dtype of autocast, and whether that is on. No numbers, if it draws none.
-Surroundings = tuple[torch.Tensor | None, Any, Sequence[tuple[str, torch.dtype, bool]]]
+# for each kind of device the dtype of autocast, None where that is off. No numbers, if it draws none.
+Surroundings = tuple[torch.Tensor | None, Any, Sequence[tuple[str, torch.dtype | None]]]
 
 _half, _is_half = torch.get_autocast_dtype, torch.is_autocast_enabled
 _no_devices: Any = ([], [])
+# Those of a run on the CPU that draws nothing and sees no autocast.
+USUAL: Surroundings = None, _no_devices, (("cpu", None),)
 
 
 def surroundings(tensors: Sequence[torch.Tensor], is_drawing: bool = True) -> Surroundings:
@@ -55,22 +57,29 @@ def surroundings(tensors: Sequence[torch.Tensor], is_drawing: bool = True) -> Su
     for tensor in tensors:
         if not tensor.is_cpu:
             kinds = {"cpu"}.union([tensor.device.type for tensor in tensors])
-            autocast = [(kind, _half(kind), _is_half(kind)) for kind in kinds]
+            autocast = [(kind, _half(kind) if _is_half(kind) else None) for kind in kinds]
             if not is_drawing:
                 return None, _no_devices, autocast
             return torch.default_generator.get_state(), get_device_states(*tensors), autocast
     random = torch.default_generator.get_state() if is_drawing else None
-    return random, _no_devices, (("cpu", _half("cpu"), _is_half("cpu")),)
+    return random, _no_devices, (("cpu", _half("cpu")),) if _is_half("cpu") else USUAL[2]
+
+
+def surrounded(surroundings: Surroundings) -> contextlib.AbstractContextManager[None]:
+    """Lets a run see them again."""
+    random, devices, autocast = surroundings
+    others = [(kind, half) for kind, half in autocast if half != (_half(kind) if _is_half(kind) else None)]
+    return _surrounded(random, devices, others) if others or random is not None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def surrounded(surroundings: Surroundings) -> Iterator[None]:
-    """Lets a run see them again."""
-    random, (devices, states), autocast = surroundings
+def _surrounded(
+    random: torch.Tensor | None, of_devices: Any, autocast: Sequence[tuple[str, torch.dtype | None]]
+) -> Iterator[None]:
+    devices, states = of_devices
     with contextlib.ExitStack() as stack:
-        for kind, half, enabled in autocast:
-            if (_half(kind), _is_half(kind)) != (half, enabled):
-                stack.enter_context(torch.autocast(kind, half, enabled))
+        for kind, half in autocast:
+            stack.enter_context(torch.autocast(kind, half, enabled=half is not None))
         if random is not None:
             stack.enter_context(torch.random.fork_rng(devices))
             torch.set_rng_state(random)

@@ -22,7 +22,6 @@ class Steady(Run):
         site: Where the call is.
         laid: The arguments, without their tensors.
         likes: The dtype and the shape of each of these.
-        outputs: The tensors of the output, until they are attached.
         spec: The structure of the output.
         form: How the rule is called.
         inside: What the cells of the rule hold, without the tensors.
@@ -30,12 +29,11 @@ class Steady(Run):
         seen: What the run saw besides.
     """
 
-    __slots__ = ("defaults", "form", "inside", "laid", "likes", "outputs", "seen", "site", "spec")
+    __slots__ = ("defaults", "form", "inside", "laid", "likes", "seen", "site", "spec")
 
     site: Site
     laid: Laid
     likes: Sequence[tuple[torch.dtype, torch.Size]]
-    outputs: Sequence[torch.Tensor]
     spec: Any
     form: Form
     inside: list[Any]
@@ -47,10 +45,11 @@ class Steady(Run):
     # Whoever makes one fills it in, which saves every call a frame.
     __init__ = object.__init__
 
-    def find(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Takes the tensors out of what the cells of the rule hold, and tells those that are inputs."""
+    def find(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Takes the tensors out of what the cells of the rule hold; returns those that are no inputs."""
         count, inside, known = self.count, self.inside, [*inputs]
         sources: list[int] = []
+        held: list[torch.Tensor] = []
         self.held, self.sources, self.uses_inputs = [], sources, self.form.is_behind
         for place in self.form.closure.places:
             tensor, inside[place] = inside[place], None
@@ -63,9 +62,10 @@ class Steady(Run):
                 sources.append(len(known))
                 known.append(tensor)
                 # autograd saves none of inference mode.
-                self.held.append(tensor.clone() if tensor.is_inference() else tensor)
+                held.append(tensor.clone() if tensor.is_inference() else tensor)
         if self.form.is_behind:
             sources += range(count)
+        return held
 
     @property
     def fun(self) -> Runnable:  # type: ignore[override]
@@ -87,11 +87,10 @@ class Steady(Run):
         if inside is None:
             raise errors.not_repeated()
         other.inside = inside
-        other.find(inputs)
-        same = len(other.held) == len(first) and all(map(_is_equal, other.held, first))
-        if not same:
-            self.compare(other.held, first)
-        return [other.held[place] for place in floating]
+        held = other.find(inputs)
+        if len(held) != len(first) or not all(map(_is_equal, held, first)):
+            self.compare(held, first)
+        return [held[place] for place in floating]
 
     def build(self, tensors: Sequence[torch.Tensor]) -> Pullback:
         """The rule as the long way gives it, around the tensors of its cells, and of the arguments if it gets them."""

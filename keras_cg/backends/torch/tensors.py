@@ -52,6 +52,8 @@ is_tracing: Callable[[], bool] = torch._C._is_tracing
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 is_included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
 PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+# Likewise, for what a transform wrapped and is over; `apply` of a Function begins with it.
+unwrap_if_dead: Callable[[torch.Tensor], torch.Tensor] = functorch.unwrap_if_dead
 # Likewise, for looking through the wrappers that the transforms put around tensors, for types registered with torch's
 # tree utility, for tensors, and for the graph that autograd records.
 NEEDED = (
@@ -62,7 +64,6 @@ NEEDED = (
     functorch.is_functorch_wrapped_tensor,
     functorch.maybe_get_bdim,
     functorch.maybe_get_level,
-    functorch.unwrap_if_dead,
     pytree.tree_flatten,
     pytree.tree_is_leaf,
     pytree.tree_leaves,

@@ -19,13 +19,13 @@ import torch.utils._pytree as pytree
 
 # What checks a trace has no public name (torch 2.13), nor what is traced, nor what the tracer knows of a tensor, nor
 # how it is told to wait. If one of these is gone, importing this file fails, and with it the backend.
-from torch._C import _get_tracing_state, _get_value_trace, _set_tracing_state
+from torch._C import _get_tracing_state, _get_value_trace, _set_tracing_state  # type: ignore[attr-defined]
 from torch.jit import _trace
 from torch.overrides import TorchFunctionMode
 
 from keras_cg import errors
 from keras_cg.backends import torch as own
-from keras_cg.backends.torch.attach import aliases, backward, captured
+from keras_cg.backends.torch.recorded import aliases, backward, captured
 from keras_cg.backends.torch.replayed import Replay, run, sequence_number, surroundings
 from keras_cg.backends.torch.tensors import (
     describe,
@@ -39,7 +39,7 @@ from keras_cg.backends.torch.tensors import (
 from keras_cg.engine.again import Run
 from keras_cg.engine.contract import Function, Pullback
 
-_CHECK = _trace._check_trace.__wrapped__.__code__
+_CHECK = _trace._check_trace.__wrapped__.__code__  # type: ignore[attr-defined]
 _trace._trace_module_map  # noqa: B018
 
 
