@@ -207,6 +207,25 @@ def test_what_keras_cannot_export_without_us(backend, name, kind, tmp_path):
             assert raised(model, kind, tmp_path / f"model{SUFFIXES[kind]}")[0] == NOT_KERAS[backend, kind, name]
 
 
+class Closing(keras.layers.Layer):
+    def __init__(self, product):
+        super().__init__()
+        self.product = product
+        self.constant = [keras.ops.convert_to_tensor(models.W)]
+
+    def call(self, x):
+        return self.product(x, self.constant[0])
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("product", [models.times, keras.ops.multiply], ids=["ours", "plain"])
+def test_tf2onnx_makes_an_input_of_a_tensor_that_a_layer_holds(backend, product, tmp_path):
+    model = keras.Sequential([keras.Input([3]), Closing(product)])
+    model(models.X)
+    _, path = export(model, "onnx", tmp_path / "model.onnx")
+    assert len(onnxruntime.InferenceSession(path).get_inputs()) == 2
+
+
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
