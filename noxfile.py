@@ -150,7 +150,7 @@ def tests(session: nox.Session, backend: str, column: str | None) -> None:
 @nox.session
 def frameworks(session: nox.Session) -> None:
     """The environment with every framework and Keras, for the sessions that follow."""
-    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck"))
+    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck", "export"))
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])
@@ -160,6 +160,14 @@ def keras(session: nox.Session, backend: str) -> None:
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
     options = (f"--backends={backend}", "tests/with_keras")
     run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
+
+
+@nox.session(venv_backend="none", requires=["frameworks"])
+def export(session: nox.Session) -> None:
+    """Programs that leave Python, loaded where keras_cg is not: Keras's exports, torch's, those of docs/deploy.md."""
+    for backend in FRAMEWORKS:
+        environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
+        run_shared(session, "pytest", f"--backends={backend}", "tests/export", *session.posargs, env=environment)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])
