@@ -8,10 +8,9 @@ transposes it. `derivatives` is JAX's engine, and `names` has what JAX does not 
 
 from __future__ import annotations
 
-import jax.numpy as namespace
-
 from keras_cg.backends.jax.attach import attach
 from keras_cg.backends.jax.derivatives import compiled, cut, devices, double_precision, jacobian, jvp, recompute, vjp
+from keras_cg.backends.jax.functions import namespace
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,

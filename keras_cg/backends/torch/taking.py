@@ -1,0 +1,73 @@
+"""Functions that also take what torch's own do not: numbers of Python for tensors, names of dtypes, an axis by position."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from keras_cg.engine import standard
+
+_NUMBERS = (bool, int, float, complex)
+_ARRAYS = ("x", "x1", "x2", "condition")
+
+
+def functions(module: ModuleType, prefix: str = "") -> dict[str, Callable[..., Any]]:
+    """The functions of the standard in a module of array_api_compat, which take all this, by their names."""
+    there = {name: line for name, line in standard.FUNCTIONS.items() if name.rpartition(".")[0] == prefix}
+    names = {name.rpartition(".")[2]: line for name, line in there.items()}
+    return {name: taking(getattr(module, name), line) for name, line in names.items() if hasattr(module, name)}
+
+
+def taking(function: Callable[..., Any], line: str) -> Callable[..., Any]:
+    """`function`, whose signature in the standard is `line`, taking all this as well."""
+    parameters = standard.parameters(line)
+    names = [parameter.name for parameter in parameters]
+    count = sum(parameter.kind is not inspect.Parameter.KEYWORD_ONLY for parameter in parameters)
+    arrays = sum(name in _ARRAYS for name in names[:3])
+    first = names[count] if names[count:] and names[count] in ("axis", "k") and not line.startswith("diff") else None
+    if not arrays:
+        return _by_dtype(function) if "dtype" in names else function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if [True for arg in args[:arrays] if isinstance(arg, _NUMBERS)]:
+            args = (*_tensors(args[:arrays]), *args[arrays:])
+        if first is not None and len(args) == count + 1:
+            kwargs[first] = args[count]
+            args = args[:count]
+        if "dtype" in kwargs:
+            kwargs["dtype"] = dtype_of(kwargs["dtype"])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _by_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        return function(*args, dtype=dtype_of(dtype), **kwargs)
+
+    return call
+
+
+def dtype_of(dtype: Any) -> Any:
+    """A dtype of torch, which may be given by its name."""
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def _tensors(args: tuple[Any, ...]) -> list[Any]:
+    """The arguments with tensors in the place of numbers, which have no say in the dtype of the result."""
+    like = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    kind = like[-1] if like else None
+    return [_tensor(arg, kind) if isinstance(arg, _NUMBERS) else arg for arg in args]
+
+
+def _tensor(number: Any, like: torch.Tensor | None) -> torch.Tensor:
+    if like is None:
+        return torch.asarray(number)
+    return torch.asarray(number, dtype=torch.result_type(like, number), device=like.device)
