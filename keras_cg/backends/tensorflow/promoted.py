@@ -1,0 +1,47 @@
+"""The dtypes of TensorFlow's functions as the standard has them: tensors of numbers, promotion, sums of small integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+tnp = tf.experimental.numpy
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def as_dtype(dtype: Any) -> Any:
+    """A dtype of TensorFlow, which may be given by its name or as one of NumPy."""
+    return tf.as_dtype(dtype)
+
+
+def tensor(x: Any, kind: Any = None) -> Any:
+    """`x` as a tensor: a number in the dtype `kind`, if there is one that has room for it, else in its default one."""
+    if not isinstance(x, _NUMBERS):
+        return tf.convert_to_tensor(x)
+    return tnp.asarray(x) if kind is None else tf.constant(x, tnp.result_type(kind.as_numpy_dtype, x))
+
+
+def same(*values: Any) -> list[Any]:
+    """Tensors of one dtype, that of all; numbers of Python have no say in it."""
+    kinds = [value if isinstance(value, _NUMBERS) else tf.convert_to_tensor(value) for value in values]
+    names = [each if isinstance(each, _NUMBERS) else each.dtype.as_numpy_dtype for each in kinds]
+    kind = tf.as_dtype(tnp.result_type(*names))
+    return [tf.constant(each, kind) if isinstance(each, _NUMBERS) else tf.cast(each, kind) for each in kinds]
+
+
+def summed(x: Any, dtype: Any) -> Any:
+    """`x` in the dtype of its sum: one that is given, or 64 bits for integers."""
+    x = tensor(x)
+    if dtype is not None:
+        return tf.cast(x, as_dtype(dtype))
+    if x.dtype.is_bool or (x.dtype.is_integer and not x.dtype.is_unsigned):
+        return tf.cast(x, tf.int64)
+    return tf.cast(x, tf.uint64) if x.dtype.is_integer else x
+
+
+def size(x: Any, axis: int) -> Any:
+    """The size of an axis: a number, or a tensor where it is not known yet."""
+    known = x.shape[axis]
+    return tf.shape(x)[axis] if known is None else known
