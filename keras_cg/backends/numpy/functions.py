@@ -15,6 +15,7 @@ import autograd.numpy as anp
 import numpy
 from autograd.extend import Box
 
+from keras_cg import errors
 from keras_cg.backends.numpy import fft, linalg
 from keras_cg.engine import standard
 
@@ -37,6 +38,12 @@ def copysign(x1: Any, x2: Any, /) -> Any:
     return where(anp.signbit(_constant(x2)), -anp.abs(x1), anp.abs(x1))
 
 
+def nextafter(x1: Any, x2: Any, /) -> Any:
+    if isinstance(x1, Box) or isinstance(x2, Box):
+        raise errors.no_op_here("nextafter", "numpy", "has no gradient", "cut it with keras_cg.ops.stop_gradient.")
+    return numpy.nextafter(x1, x2)
+
+
 def positive(x: Any, /) -> Any:
     return anp.negative(anp.negative(x)) if isinstance(x, Box) else numpy.positive(x)
 
@@ -48,7 +55,7 @@ def signbit(x: Any, /) -> Any:
 def where(condition: Any, x1: Any, x2: Any, /) -> Any:
     # autograd takes x1 and x2 for as large as the result. A number of Python stays one, which has no dtype of its own.
     shape = numpy.broadcast_shapes(*map(anp.shape, (condition, x1, x2)))
-    parts = [anp.broadcast_to(each, shape) if isinstance(each, Box) else each for each in (x1, x2)]
+    parts = [broadcast_to(each, shape) if isinstance(each, Box) else each for each in (x1, x2)]
     return anp.where(_constant(condition), *parts)
 
 
@@ -72,7 +79,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
 def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
     if not isinstance(fill_value, Box):
         return anp.full_like(x, fill_value, dtype=dtype, device=device)
-    return anp.astype(anp.broadcast_to(fill_value, anp.shape(x)), numpy.dtype(dtype or anp.result_type(x)))
+    return anp.astype(broadcast_to(fill_value, anp.shape(x)), numpy.dtype(dtype or anp.result_type(x)))
 
 
 def linspace(
@@ -117,7 +124,11 @@ def _kind(kind: Any) -> Any:
 
 def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
     shape = numpy.broadcast_shapes(*map(anp.shape, arrays))
-    return tuple(anp.broadcast_to(each, shape) for each in arrays)
+    return tuple(broadcast_to(each, shape) for each in arrays)
+
+
+def broadcast_to(x: Any, /, shape: Any) -> Any:
+    return linalg.broadcast_to(x, shape)
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
@@ -144,12 +155,27 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
     return take(x, numpy.repeat(numpy.arange(x.shape[axis]), repeats), axis=axis)
 
 
+def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
+    return anp.reshape(x, shape) if isinstance(x, Box) else numpy.reshape(x, shape, copy=copy)
+
+
 def roll(x: Any, /, shift: Any, *, axis: Any = None) -> Any:
     if not isinstance(axis, tuple):
         return anp.roll(x, shift, axis)
     shifts = shift if isinstance(shift, tuple) else (shift,) * len(axis)
     for each, along in zip(shifts, axis, strict=True):
         x = anp.roll(x, each, along)
+    return x
+
+
+def tile(x: Any, repetitions: Any, /) -> Any:
+    # autograd's gradient is wrong where there are more axes than repetitions.
+    times = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
+    missing = len(times) - anp.ndim(x)
+    times = (*(1,) * -missing, *times)
+    x = anp.reshape(x, (*(1,) * missing, *anp.shape(x)))
+    for axis, count in enumerate(times):
+        x = anp.concatenate([x] * count, axis) if count else x[(slice(None),) * axis + (slice(0),)]
     return x
 
 

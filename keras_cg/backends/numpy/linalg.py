@@ -16,6 +16,12 @@ from keras_cg.engine import standard
 matmul, outer, tensordot = anp.matmul, anp.outer, anp.tensordot
 
 
+def broadcast_to(x: Any, shape: Any) -> Any:
+    """The function of the main namespace: autograd's gradient is that of as many axes alone."""
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    return anp.broadcast_to(anp.reshape(x, (*(1,) * (len(shape) - anp.ndim(x)), *anp.shape(x))), shape)
+
+
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return anp.cross(x1, x2, axis=axis)
 
@@ -75,7 +81,22 @@ def slogdet(x: Any, /) -> standard.SlogdetResult:
     return standard.SlogdetResult(*anp.linalg.slogdet(x))
 
 
+def solve(x1: Any, x2: Any, /) -> Any:
+    if not isinstance(x1, Box) and not isinstance(x2, Box):
+        return numpy.linalg.solve(x1, x2)
+    if anp.ndim(x2) == 1:
+        return solve(x1, x2[:, None])[..., 0]
+    batch = numpy.broadcast_shapes(anp.shape(x1)[:-2], anp.shape(x2)[:-2])
+    return anp.linalg.solve(*[broadcast_to(each, (*batch, *anp.shape(each)[-2:])) for each in (x1, x2)])
+
+
 def svd(x: Any, /, *, full_matrices: bool = True) -> standard.SVDResult:
+    if full_matrices and isinstance(x, Box):
+        if x.shape[-1] != x.shape[-2]:
+            raise errors.no_op_here(
+                "linalg.svd", "numpy", "has no gradient of full matrices", "give full_matrices=False."
+            )
+        full_matrices = False
     return standard.SVDResult(*anp.linalg.svd(x, full_matrices=full_matrices))
 
 

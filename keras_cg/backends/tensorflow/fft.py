@@ -72,37 +72,34 @@ def ihfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backw
     return tf.math.conj(rfft(x, n=n, axis=axis, norm=_INVERSE[norm]))
 
 
-def _axes(x: Any, s: Sequence[int] | None, axes: Sequence[int] | None) -> list[tuple[int, int | None]]:
-    if axes is None:
-        axes = range(-x.shape.rank if s is None else -len(s), 0)
-    return list(zip(axes, [None] * len(axes) if s is None else s, strict=True))
-
-
 def fftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
-    for axis, n in _axes(x, s, axes):
-        x = fft(x, n=n, axis=axis, norm=norm)
-    return x
+    return _along(fft, x, _axes(x, s, axes), norm)
 
 
 def ifftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
-    for axis, n in _axes(x, s, axes):
-        x = ifft(x, n=n, axis=axis, norm=norm)
-    return x
+    return _along(ifft, x, _axes(x, s, axes), norm)
 
 
 def rfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
-    *others, (axis, n) = _axes(x, s, axes)
-    x = rfft(x, n=n, axis=axis, norm=norm)
-    for axis, n in others:
-        x = fft(x, n=n, axis=axis, norm=norm)
-    return x
+    *others, last = _axes(x, s, axes)
+    return _along(fft, _along(rfft, x, [last], norm), others, norm)
 
 
 def irfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
-    *others, (last, count) = _axes(x, s, axes)
-    for axis, n in others:
-        x = ifft(x, n=n, axis=axis, norm=norm)
-    return irfft(x, n=count, axis=last, norm=norm)
+    *others, last = _axes(x, s, axes)
+    return _along(irfft, _along(ifft, x, others, norm), [last], norm)
+
+
+def _axes(x: Any, s: Sequence[int] | None, axes: Sequence[int] | None) -> list[tuple[int, int | None]]:
+    if axes is None:
+        axes = range(-tensor(x).shape.rank if s is None else -len(s), 0)
+    return list(zip(axes, [None] * len(axes) if s is None else s, strict=True))
+
+
+def _along(function: Callable[..., Any], x: Any, axes: Sequence[tuple[int, int | None]], norm: str) -> Any:
+    for axis, n in axes:
+        x = function(x, n=n, axis=axis, norm=norm)
+    return x
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:

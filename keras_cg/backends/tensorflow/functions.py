@@ -136,7 +136,8 @@ def _rounded(function: Callable[[Any], Any], x: Any) -> Any:
 def _placed(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which takes a device as well."""
 
-    def call(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+    def call(*args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+        kwargs |= {} if dtype is None else {"dtype": dtype}
         if device is None:
             return function(*args, **kwargs)
         with tf.device(device):

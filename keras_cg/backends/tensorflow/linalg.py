@@ -81,13 +81,25 @@ def outer(x1: Any, x2: Any, /) -> Any:
 
 
 def pinv(x: Any, /, *, rtol: Any = None) -> Any:
-    u, s, vh = svd(x, full_matrices=False)
-    if rtol is None:
-        rtol = max(x.shape[-2:]) * tnp.finfo(s.dtype.as_numpy_dtype).eps
-    is_large = s > tf.cast(rtol, s.dtype) * tf.reduce_max(s, axis=-1, keepdims=True)
-    # One in the place of what is left out, so that nothing is divided by zero in the gradient either.
-    inverse = tf.where(is_large, 1 / tf.where(is_large, s, tf.ones_like(s)), tf.zeros_like(s))
-    return tf.linalg.adjoint(vh) @ (tf.cast(inverse, u.dtype)[..., None] * tf.linalg.adjoint(u))
+    # Not tf.linalg.pinv: its gradient (TensorFlow 2.21) is wrong where two singular values are equal.
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def inverted(x: Any) -> Any:
+        u, s, vh = svd(x, full_matrices=False)
+        least = max(x.shape[-2:]) * tnp.finfo(s.dtype.as_numpy_dtype).eps if rtol is None else rtol
+        is_large = s > tf.cast(least, s.dtype) * tf.reduce_max(s, axis=-1, keepdims=True)
+        inverse = tf.math.divide_no_nan(tf.cast(is_large, s.dtype), s)
+
+        def grad(upstream: Any) -> Any:
+            # The formula of Golub and Pereyra (1973), for the rank as it is.
+            inverse, g = pinv(x, rtol=rtol), tf.linalg.adjoint(upstream)
+            h = tf.linalg.adjoint(inverse)
+            rows, columns = (tf.eye(tf.shape(x)[axis], dtype=x.dtype) for axis in (-2, -1))
+            outside = (rows - x @ inverse) @ g @ inverse @ h + h @ inverse @ g @ (columns - inverse @ x)
+            return outside - h @ upstream @ h
+
+        return tf.linalg.adjoint(vh) @ (tf.cast(inverse, u.dtype)[..., None] * tf.linalg.adjoint(u)), grad
+
+    return inverted(tensor(x))
 
 
 def qr(x: Any, /, *, mode: str = "reduced") -> standard.QRResult:
