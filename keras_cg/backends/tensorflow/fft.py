@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import tensorflow as tf
 
-from keras_cg.backends.tensorflow.promoted import as_dtype, size, tensor
+from keras_cg.backends.tensorflow.promoted import as_dtype, cast, size, tensor
 
 fftshift, ifftshift = tf.signal.fftshift, tf.signal.ifftshift
 
@@ -38,7 +38,7 @@ def _fitted(x: Any, n: Any) -> Any:
 
 def _complex(x: Any) -> Any:
     x = tensor(x)
-    return x if x.dtype.is_complex else tf.cast(x, tf.complex128 if x.dtype == tf.float64 else tf.complex64)
+    return x if x.dtype.is_complex else cast(x, tf.complex128 if x.dtype == tf.float64 else tf.complex64)
 
 
 def fft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:

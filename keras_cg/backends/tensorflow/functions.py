@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_cg import errors
 from keras_cg.backends.tensorflow import fft, linalg
-from keras_cg.backends.tensorflow.promoted import as_dtype, same, size, summed, tensor
+from keras_cg.backends.tensorflow.promoted import as_dtype, cast, same, size, summed, tensor
 from keras_cg.engine import standard
 
 tnp = tf.experimental.numpy
@@ -69,11 +69,17 @@ def floor_divide(x1: Any, x2: Any, /) -> Any:
     # Nothing goes into what is infinite, but as if it did one step below zero; and into an infinity nothing goes whole.
     below = tf.where((x1 != 0) & (tf.sign(x1) != tf.sign(x2)), -tf.ones_like(whole), tf.zeros_like(whole))
     whole = tf.where(tf.math.is_inf(x2) & tf.math.is_finite(x1), below, whole)
-    return tf.where(tf.math.is_inf(x1), tf.constant(numpy.nan, whole.dtype), whole)
+    return tf.where(tf.math.is_inf(x1) & (x2 != 0), tf.constant(numpy.nan, whole.dtype), whole)
 
 
 def hypot(x1: Any, x2: Any, /) -> Any:
-    return tnp.hypot(*same(x1, x2))
+    x1, x2 = map(tf.abs, same(x1, x2))
+    # Of squares of a quotient, which neither overflow nor vanish; and no zero and no infinity is divided by.
+    most, least = tf.maximum(x1, x2), tf.minimum(x1, x2)
+    divisor = tf.where((most == 0) | tf.math.is_inf(most), tf.ones_like(most), most)
+    length = most * tf.sqrt(1 + (least / divisor) ** 2)
+    is_infinite = tf.math.is_inf(x1) | tf.math.is_inf(x2)
+    return tf.where(is_infinite, tf.constant(math.inf, length.dtype), length)
 
 
 def isfinite(x: Any, /) -> Any:
@@ -172,9 +178,7 @@ def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = None, endpoint:
 @_placed
 def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
     x, kind = tensor(x), as_dtype(dtype)
-    if x.dtype.is_complex and not kind.is_complex:
-        x = tf.math.real(x)
-    return tf.identity(x) if copy and x.dtype == kind else tf.cast(x, kind)
+    return tf.identity(x) if copy and x.dtype == kind else cast(x, kind)
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:

@@ -28,14 +28,22 @@ def same(*values: Any) -> list[Any]:
     kinds = [value if isinstance(value, _NUMBERS) else tf.convert_to_tensor(value) for value in values]
     names = [each if isinstance(each, _NUMBERS) else each.dtype.as_numpy_dtype for each in kinds]
     kind = tf.as_dtype(tnp.result_type(*names))
-    return [tf.constant(each, kind) if isinstance(each, _NUMBERS) else tf.cast(each, kind) for each in kinds]
+    return [tf.constant(each, kind) if isinstance(each, _NUMBERS) else cast(each, kind) for each in kinds]
+
+
+def cast(x: Any, kind: Any) -> Any:
+    """`x` in another dtype. A real one becomes complex without tf.cast, whose gradient (TensorFlow 2.21) logs a warning."""
+    if kind.is_complex and not x.dtype.is_complex:
+        real = tf.cast(x, kind.real_dtype)
+        return tf.complex(real, tf.zeros_like(real))
+    return tf.cast(tf.math.real(x), kind) if x.dtype.is_complex and not kind.is_complex else tf.cast(x, kind)
 
 
 def summed(x: Any, dtype: Any) -> Any:
     """`x` in the dtype of its sum: one that is given, or 64 bits for integers."""
     x = tensor(x)
     if dtype is not None:
-        return tf.cast(x, as_dtype(dtype))
+        return cast(x, as_dtype(dtype))
     if x.dtype.is_bool or (x.dtype.is_integer and not x.dtype.is_unsigned):
         return tf.cast(x, tf.int64)
     return tf.cast(x, tf.uint64) if x.dtype.is_integer else x
