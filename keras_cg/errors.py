@@ -176,7 +176,7 @@ def no_such_op(name: str, backend: str, names: Sequence[str]) -> AttributeError:
 def no_op_here(name: str, backend: str, what: str, remedy: str) -> NotImplementedError:
     """A function of `keras_cg.ops` that the framework has no means for, or not for these arguments."""
     headline = f"keras_cg.ops: `{name}` {what} on the backend {backend!r}."
-    cause = "docs/ops.md says for each function and backend what is refused: the framework has no means for it."
+    cause = "the framework has no means for it; docs/ops.md has what each backend refuses."
     return report(NotImplementedError, headline, function=name, cause=cause, remedy=remedy)
 
 

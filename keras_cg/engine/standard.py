@@ -1,8 +1,8 @@
 """The Python array API standard, 2024.12: what `keras_cg.ops` has on every backend, stated here and nowhere else.
 
 `SECTIONS` has the signatures by their heading, as the standard writes them. A name with a dot is of an extension:
-`linalg` or `fft`. A backend's `namespace` begins with what the framework's own has, and defines what is missing there, or
-differs, by means that the framework differentiates and compiles.
+`linalg` or `fft`. A backend's `namespace` is a `Namespace`: the framework's own, with functions in it for what is
+missing there, or differs, made of what the framework differentiates and compiles.
 """
 
 from __future__ import annotations
@@ -25,14 +25,18 @@ DTYPES = (
 EXTENSIONS = ("fft", "linalg")
 
 _UNARY = (
-    "abs acos acosh asin asinh atan atanh bitwise_invert ceil conj cos cosh exp expm1 floor imag isfinite isinf isnan log"
-    " log10 log1p log2 logical_not negative positive real reciprocal round sign signbit sin sinh sqrt square tan tanh trunc"
-).split()
+    *("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_invert", "ceil", "conj", "cos", "cosh"),
+    *("exp", "expm1", "floor", "imag", "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2"),
+    *("logical_not", "negative", "positive", "real", "reciprocal", "round", "sign", "signbit", "sin"),
+    *("sinh", "sqrt", "square", "tan", "tanh", "trunc"),
+)
 _BINARY = (
-    "add atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor copysign divide equal floor_divide"
-    " greater greater_equal hypot less less_equal logaddexp logical_and logical_or logical_xor maximum minimum multiply"
-    " nextafter not_equal pow remainder subtract"
-).split()
+    *("add", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_or"),
+    *("bitwise_right_shift", "bitwise_xor", "copysign", "divide", "equal", "floor_divide"),
+    *("greater", "greater_equal", "hypot", "less", "less_equal", "logaddexp", "logical_and"),
+    *("logical_or", "logical_xor", "maximum", "minimum", "multiply", "nextafter", "not_equal"),
+    *("pow", "remainder", "subtract"),
+)
 
 SECTIONS = {
     "Elementwise": (
@@ -166,7 +170,7 @@ def parameters(line: str) -> list[inspect.Parameter]:
 
 
 class Namespace(ModuleType):
-    """A framework's own namespace, with functions of the standard in the place of those that it lacks or that differ."""
+    """A framework's own namespace, with functions of the standard for those that it lacks, or that differ."""
 
     def __init__(self, framework: Any, *defined: Mapping[str, Any], **parts: Any):
         super().__init__(framework.__name__, framework.__doc__)

@@ -20,9 +20,7 @@ DEFAULTS = {
     "torch": {"float64": "float32", "complex128": "complex64"},
 }
 SAME, DEFAULT, REFUSED, DIFFERS = "same", "default dtype", "refused", "differs"
-FEW = settings(
-    max_examples=3, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
+FEW = settings(max_examples=3, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 def function(namespace, name):
@@ -155,10 +153,10 @@ def compare(backend, name):
     @given(st.tuples(*CASES[name]))
     def collect(calls):
         # Once more with every default of the standard given by its name.
-        args, kwargs = calls[0]
-        given = standard.parameters(standard.FUNCTIONS[name])[len(args) :]
+        first, options = calls[0]
+        given = standard.parameters(standard.FUNCTIONS[name])[len(first) :]
         optional = {each.name: each.default for each in given if named_default(each)}
-        for place, (args, kwargs) in enumerate((*calls, (args, {**optional, **kwargs}))):
+        for place, (args, kwargs) in enumerate((*calls, (first, {**optional, **options}))):
             found.setdefault(differences(backend, name, args, kwargs), (place, args, kwargs))
 
     collect()

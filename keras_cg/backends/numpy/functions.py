@@ -1,8 +1,8 @@
 """What `keras_cg.ops` is on NumPy: `autograd.numpy`, and in its place what autograd does not differentiate.
 
-NumPy has the whole standard since 2.1. But of what was added for it, and of some older functions, autograd (1.9) knows no
-gradient, or that of some arguments only, or loses one without a word. Here they are made of functions whose gradient it
-knows; `linalg` and `fft` do the same for theirs.
+NumPy has the whole standard since 2.1. But of what was added for it, and of some older functions, autograd (1.9) knows
+no gradient, or that of some arguments only, or has a wrong one. Here they are made of functions whose gradient it has
+right; `linalg` and `fft` do the same for theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from autograd.extend import Box
 from keras_cg import errors
 from keras_cg.backends.numpy import fft, linalg
 from keras_cg.engine import standard
-
 
 # --- elementwise ---------------------------------------------------------------------------------
 
@@ -52,7 +51,9 @@ def signbit(x: Any, /) -> Any:
     return numpy.signbit(_constant(x))
 
 
-def where(condition: Any, x1: Any, x2: Any, /) -> Any:
+def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
+    if x1 is None and x2 is None:
+        return anp.nonzero(condition)
     # autograd takes x1 and x2 for as large as the result. A number of Python stays one, which has no dtype of its own.
     shape = numpy.broadcast_shapes(*map(anp.shape, (condition, x1, x2)))
     parts = [broadcast_to(each, shape) if isinstance(each, Box) else each for each in (x1, x2)]
@@ -68,7 +69,7 @@ def _constant(x: Any) -> Any:
 # --- creation and data types ---------------------------------------------------------------------
 
 
-def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:
+def asarray(obj: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Any:
     if isinstance(obj, (list, tuple)):
         obj = anp.array(obj)  # in which there may be boxes
     if not isinstance(obj, Box):
@@ -76,14 +77,14 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     return obj if dtype is None else anp.astype(obj, numpy.dtype(dtype))
 
 
-def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
+def full_like(x: Any, /, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
     if not isinstance(fill_value, Box):
         return anp.full_like(x, fill_value, dtype=dtype, device=device)
     return anp.astype(broadcast_to(fill_value, anp.shape(x)), numpy.dtype(dtype or anp.result_type(x)))
 
 
 def linspace(
-    start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
+    start: Any, stop: Any, /, num: int = 50, *, dtype: Any = None, device: Any = None, endpoint: bool = True
 ) -> Any:
     if not isinstance(start, Box) and not isinstance(stop, Box):
         return numpy.linspace(start, stop, num, dtype=dtype, endpoint=endpoint)
@@ -131,7 +132,7 @@ def broadcast_to(x: Any, /, shape: Any) -> Any:
     return linalg.broadcast_to(x, shape)
 
 
-def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
+def concat(arrays: Sequence[Any], /, axis: int | None = 0) -> Any:
     if axis is None:
         return anp.concatenate([anp.reshape(each, (-1,)) for each in arrays])
     return anp.concatenate(arrays, axis)
@@ -148,7 +149,7 @@ def flip(x: Any, /, axis: Any = None) -> Any:
     return x[tuple(slice(None, None, -1 if each in flipped else None) for each in range(count))]
 
 
-def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
+def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
     if isinstance(repeats, int):
         return anp.repeat(x, repeats, axis)
     x, axis = (anp.reshape(x, (-1,)), 0) if axis is None else (x, axis)
@@ -159,7 +160,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
     return anp.reshape(x, shape) if isinstance(x, Box) else numpy.reshape(x, shape, copy=copy)
 
 
-def roll(x: Any, /, shift: Any, *, axis: Any = None) -> Any:
+def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
     if not isinstance(axis, tuple):
         return anp.roll(x, shift, axis)
     shifts = shift if isinstance(shift, tuple) else (shift,) * len(axis)
@@ -179,7 +180,7 @@ def tile(x: Any, repetitions: Any, /) -> Any:
     return x
 
 
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     rows = anp.moveaxis(x, axis, 0)
     return tuple(rows[place] for place in range(rows.shape[0]))
 
@@ -187,7 +188,7 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
 # --- indexing, sets and sorting ------------------------------------------------------------------
 
 
-def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
+def take(x: Any, indices: Any, /, axis: int | None = None) -> Any:
     if axis is None:
         return anp.reshape(x, (-1,))[indices]
     return x[(slice(None),) * (axis % anp.ndim(x)) + (indices,)]
@@ -220,12 +221,12 @@ def unique_values(x: Any, /) -> Any:
 # --- statistics and utilities --------------------------------------------------------------------
 
 
-def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Any:
+def cumulative_sum(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
     x, axis = _along(x, axis, dtype)
     return _begun(anp.cumsum(x, axis), axis, 0 if include_initial else None)
 
 
-def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Any:
+def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
     x, axis = _along(x, axis, dtype)
     if not isinstance(x, Box):
         return _begun(numpy.cumprod(x, axis), axis, 1 if include_initial else None)
@@ -280,12 +281,17 @@ def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = Fal
     return anp.reshape(total, [1 if each in gone else x.shape[each] for each in range(count)]) if keepdims else total
 
 
-def std(x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False) -> Any:
-    return anp.std(x, axis=axis, ddof=correction, keepdims=keepdims)
+def std(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
+    return anp.std(x, axis=axis, **_corrected(correction), **others)
 
 
-def var(x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False) -> Any:
-    return anp.var(x, axis=axis, ddof=correction, keepdims=keepdims)
+def var(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
+    return anp.var(x, axis=axis, **_corrected(correction), **others)
+
+
+def _corrected(correction: float | None) -> dict[str, float]:
+    # By the older name, which autograd's gradient knows.
+    return {} if correction is None else {"ddof": correction}
 
 
 vecdot, matrix_transpose = linalg.vecdot, linalg.matrix_transpose

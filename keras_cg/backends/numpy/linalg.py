@@ -12,7 +12,6 @@ from autograd.extend import Box
 from keras_cg import errors
 from keras_cg.engine import standard
 
-
 matmul, outer, tensordot = anp.matmul, anp.outer, anp.tensordot
 
 
@@ -69,10 +68,13 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Any:
     return anp.linalg.pinv(x) if rtol is None else anp.linalg.pinv(x, rtol=rtol)
 
 
-def qr(x: Any, /, *, mode: str = "reduced") -> standard.QRResult:
+def qr(x: Any, /, *, mode: Any = "reduced") -> standard.QRResult:
     if isinstance(x, Box):
         raise errors.no_op_here(
-            "linalg.qr", "numpy", "has no gradient", "use `linalg.cholesky` of the matrix times its transpose, or `linalg.svd`."
+            "linalg.qr",
+            "numpy",
+            "has no gradient",
+            "use `linalg.cholesky` of the matrix times its transpose, or `linalg.svd`.",
         )
     return standard.QRResult(*numpy.linalg.qr(x, mode=mode))
 

@@ -15,12 +15,12 @@ fftshift, ifftshift = tf.signal.fftshift, tf.signal.ifftshift
 # What a Hermitian transform divides by is what the real one that it is made of multiplies with.
 _INVERSE = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
-# Of the size, by which a result of TensorFlow is multiplied; those of inverse transforms are divided by it already.
+# The power of the size by which a result is multiplied. TensorFlow has divided those of inverse transforms already.
 _POWERS = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}
 
 
 def _one(function: Callable[..., Any], x: Any, n: Any, axis: int, norm: str, is_inverse: bool) -> Any:
-    """A transform along an axis of a size; `function` gets what is cut or filled up, its size, and divides if inverse."""
+    """A transform along an axis, whose size is made `n`; `function` divides by that if it is an inverse one."""
     x = tf.experimental.numpy.moveaxis(tensor(x), axis, -1)
     result = function(x, n)
     power = _POWERS[norm] if is_inverse else -_POWERS[norm]

@@ -158,7 +158,7 @@ eye, full_like = map(_placed, (tnp.eye, tnp.full_like))
 
 
 @_placed
-def asarray(obj: Any, /, *, dtype: Any = None, copy: bool | None = None) -> Any:
+def asarray(obj: Any, /, dtype: Any = None, *, copy: bool | None = None) -> Any:
     made = tnp.asarray(obj, dtype)
     return tf.identity(made) if copy else made
 
@@ -170,7 +170,7 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
 
 
 @_placed
-def linspace(start: Any, stop: Any, /, num: int, *, dtype: Any = None, endpoint: bool = True) -> Any:
+def linspace(start: Any, stop: Any, /, num: int = 50, *, dtype: Any = None, endpoint: bool = True) -> Any:
     line = tnp.linspace(start, stop, num, endpoint=endpoint)
     return line if dtype is None else tf.cast(line, as_dtype(dtype))
 
@@ -216,7 +216,7 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
 # --- manipulation --------------------------------------------------------------------------------
 
 
-def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
+def concat(arrays: Sequence[Any], /, axis: int | None = 0) -> Any:
     if axis is None:
         return tf.concat([tf.reshape(each, (-1,)) for each in same(*arrays)], 0)
     return tf.concat(same(*arrays), axis)
@@ -240,7 +240,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
     return tf.reshape(tensor(x), (shape,) if isinstance(shape, int) else shape)
 
 
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     x = tensor(x)
     if x.shape[axis] is None:
         raise errors.no_op_here("unstack", "tensorflow", "needs an axis whose size is known", _KNOWN)
@@ -280,7 +280,7 @@ def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None)
     return tf.reshape(found, tf.shape(x2))
 
 
-def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
+def take(x: Any, indices: Any, /, axis: int | None = None) -> Any:
     x, indices = tensor(x), tensor(indices)
     x, axis = (tf.reshape(x, (-1,)), 0) if axis is None else (x, axis)
     return tf.gather(x, _from_the_start(indices, x, axis), axis=axis)
@@ -332,14 +332,16 @@ def unique_values(x: Any, /) -> Any:
     return unique_all(x).values
 
 
-def where(condition: Any, x1: Any, x2: Any, /) -> Any:
+def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
+    if x1 is None and x2 is None:
+        return tnp.nonzero(condition)
     return tf.where(tf.cast(tensor(condition), tf.bool), *same(x1, x2))
 
 
 # --- statistics and utilities --------------------------------------------------------------------
 
 
-def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Any:
+def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
     x, axis = _along(x, axis, dtype)
     count = x.shape[axis]
     if count is None:
@@ -352,7 +354,7 @@ def cumulative_prod(x: Any, /, *, axis: int | None = None, dtype: Any = None, in
     return _begun(tnp.moveaxis(total, 0, axis), axis, tf.ones_like if include_initial else None)
 
 
-def cumulative_sum(x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Any:
+def cumulative_sum(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
     x, axis = _along(x, axis, dtype)
     return _begun(tf.cumsum(x, axis), axis, tf.zeros_like if include_initial else None)
 

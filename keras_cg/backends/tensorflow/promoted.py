@@ -1,4 +1,4 @@
-"""The dtypes of TensorFlow's functions as the standard has them: tensors of numbers, promotion, sums of small integers."""
+"""The dtypes of TensorFlow's functions as the standard has them: of numbers, of several tensors, of sums."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def same(*values: Any) -> list[Any]:
 
 
 def cast(x: Any, kind: Any) -> Any:
-    """`x` in another dtype. A real one becomes complex without tf.cast, whose gradient (TensorFlow 2.21) logs a warning."""
+    """`x` in another dtype: by tf.cast, but between real and complex, where that one's gradient logs warnings (2.21)."""
     if kind.is_complex and not x.dtype.is_complex:
         real = tf.cast(x, kind.real_dtype)
         return tf.complex(real, tf.zeros_like(real))

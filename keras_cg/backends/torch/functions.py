@@ -1,4 +1,4 @@
-"""What `keras_cg.ops` is on torch: `array_api_compat.torch`, which takes numbers of Python and names of dtypes as well."""
+"""What `keras_cg.ops` is on torch: `array_api_compat.torch`, taking numbers of Python and names of dtypes as well."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import array_api_compat.torch as xp
 import numpy
 import torch
+from array_api_compat.torch import fft, linalg
 
 from keras_cg.backends.torch import taking
 from keras_cg.backends.torch.taking import dtype_of
@@ -104,6 +105,6 @@ namespace = standard.Namespace(
     xp,
     _taking,
     standard.defined(sys.modules[__name__]),
-    linalg=standard.Namespace(xp.linalg, taking.functions(xp.linalg, "linalg")),
-    fft=standard.Namespace(xp.fft, taking.functions(xp.fft, "fft")),
+    linalg=standard.Namespace(linalg, taking.functions(linalg, "linalg")),
+    fft=standard.Namespace(fft, taking.functions(fft, "fft")),
 )

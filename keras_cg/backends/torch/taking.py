@@ -1,4 +1,4 @@
-"""Functions that also take what torch's own do not: numbers of Python for tensors, names of dtypes, an axis by position."""
+"""Functions that also take what torch's own do not: numbers of Python, names of dtypes, an axis by position."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from keras_cg.engine import standard
 
 _NUMBERS = (bool, int, float, complex)
+_FIRST = ("axis", "dtype", "k")
 _ARRAYS = ("x", "x1", "x2", "condition")
 
 
@@ -29,9 +30,8 @@ def taking(function: Callable[..., Any], line: str) -> Callable[..., Any]:
     names = [parameter.name for parameter in parameters]
     count = sum(parameter.kind is not inspect.Parameter.KEYWORD_ONLY for parameter in parameters)
     arrays = sum(name in _ARRAYS for name in names[:3])
-    first = names[count] if names[count:] and names[count] in ("axis", "k") and not line.startswith("diff") else None
-    if not arrays:
-        return _by_dtype(function) if "dtype" in names else function
+    # What NumPy takes by position, too; but for `diff`, which has another there.
+    first = names[count] if names[count:] and names[count] in _FIRST and not line.startswith("diff") else None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -43,14 +43,6 @@ def taking(function: Callable[..., Any], line: str) -> Callable[..., Any]:
         if "dtype" in kwargs:
             kwargs["dtype"] = dtype_of(kwargs["dtype"])
         return function(*args, **kwargs)
-
-    return call
-
-
-def _by_dtype(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
-        return function(*args, dtype=dtype_of(dtype), **kwargs)
 
     return call
 
