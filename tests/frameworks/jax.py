@@ -66,10 +66,6 @@ def differentiate(f, arrays, mode):
     return np.asarray(output), gradients
 
 
-def batched(f, x):
-    return jax.vmap(f)(x)
-
-
 def vjp(f, x, way):
     output, pullback = jax.vjp(f, x)
     return output, lambda upstream: pullback(upstream)[0]

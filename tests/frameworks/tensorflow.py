@@ -26,7 +26,7 @@ def differentiate(f, arrays, mode):
 
 
 def batched(f, x):
-    return tf.vectorized_map(f, x, fallback_to_while_loop=False)
+    return tf.vectorized_map(f, x)
 
 
 def vjp(f, x, way):

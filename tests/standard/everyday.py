@@ -35,12 +35,12 @@ FUNCTIONS = {
     "minimum": lambda xp, x: xp.minimum(0.5, x),
     "multiply": lambda xp, x: xp.multiply(x, x),
     "pow": lambda xp, x: xp.pow(x, 3.0),
-    "remainder": lambda xp, x: xp.remainder(x, 0.15),
+    "remainder": lambda xp, x: xp.remainder(x, 0.3),
     "subtract": lambda xp, x: xp.subtract(1, x),
     "clip": lambda xp, x: xp.clip(x, 0.3, 0.6),
     "where": lambda xp, x: xp.where(x > 0.5, x, 2.0),
     "triu": lambda xp, x: xp.triu(x, k=1),
-    "astype": lambda xp, x: xp.real(xp.astype(x, xp.complex64) * 2j * 1j),
+    "astype": lambda xp, x: xp.real(xp.astype(x, xp.result_type(x, 1j)) * 2j * 1j),
     "broadcast_to": lambda xp, x: xp.broadcast_to(x[0, :], (4, 3)) * x[1, :],
     "concat": lambda xp, x: xp.concat((x, x * x), axis=1),
     "expand_dims": lambda xp, x: xp.expand_dims(x, axis=1),
@@ -81,4 +81,5 @@ FUNCTIONS = {
     "fft.irfft": lambda xp, x: xp.fft.irfft(xp.fft.rfft(x) * (1 + 1j), n=5),
 }
 
-NOT_IN_A_BATCH = ()
+# What the framework's compiler has not; in every other mode it is right.
+NOT_COMPILED = {("tensorflow", "jit_compile"): ("linalg.det", "linalg.slogdet")}

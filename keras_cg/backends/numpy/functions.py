@@ -69,18 +69,27 @@ def _constant(x: Any) -> Any:
 # --- creation and data types ---------------------------------------------------------------------
 
 
+def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
+    if not isinstance(x, Box):
+        return numpy.astype(numpy.asarray(x), numpy.dtype(dtype), copy=copy, device=device)
+    if numpy.dtype(dtype).kind == "c" and not anp.iscomplexobj(x):
+        # The sum has a real gradient for `x`, where that of a cast is complex.
+        x = anp.add(x, numpy.zeros((), dtype))
+    return anp.astype(x, numpy.dtype(dtype))
+
+
 def asarray(obj: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Any:
     if isinstance(obj, (list, tuple)):
         obj = anp.array(obj)  # in which there may be boxes
     if not isinstance(obj, Box):
         return numpy.asarray(obj, dtype=dtype, device=device, copy=copy)
-    return obj if dtype is None else anp.astype(obj, numpy.dtype(dtype))
+    return obj if dtype is None else astype(obj, dtype)
 
 
 def full_like(x: Any, /, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
     if not isinstance(fill_value, Box):
         return anp.full_like(x, fill_value, dtype=dtype, device=device)
-    return anp.astype(broadcast_to(fill_value, anp.shape(x)), numpy.dtype(dtype or anp.result_type(x)))
+    return astype(broadcast_to(fill_value, anp.shape(x)), dtype or anp.result_type(x))
 
 
 def linspace(
@@ -89,7 +98,7 @@ def linspace(
     if not isinstance(start, Box) and not isinstance(stop, Box):
         return numpy.linspace(start, stop, num, dtype=dtype, endpoint=endpoint)
     line = start + (stop - start) * numpy.linspace(0.0, 1.0, num, endpoint=endpoint)
-    return line if dtype is None else anp.astype(line, numpy.dtype(dtype))
+    return line if dtype is None else astype(line, dtype)
 
 
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
@@ -245,7 +254,7 @@ def _products(x: Any, axis: int) -> Any:
 def _along(x: Any, axis: int | None, dtype: Any) -> tuple[Any, int]:
     if axis is None and anp.ndim(x) != 1:
         raise ValueError("the axis must be given, unless there is one alone.")
-    return (x if dtype is None else anp.astype(asarray(x), numpy.dtype(dtype))), 0 if axis is None else axis
+    return (x if dtype is None else astype(x, dtype)), 0 if axis is None else axis
 
 
 def _begun(total: Any, axis: int, initial: int | None) -> Any:
@@ -271,7 +280,7 @@ def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = Fal
     if not isinstance(x, Box):
         return numpy.prod(x, axis, dtype=dtype, keepdims=keepdims)
     # autograd divides by what it differentiates, so that its gradient is NaN where that is zero.
-    x = x if dtype is None else anp.astype(x, numpy.dtype(dtype))
+    x = x if dtype is None else astype(x, dtype)
     count = anp.ndim(x)
     axes = range(count) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     gone = {each % count for each in axes}

@@ -194,7 +194,7 @@ def iinfo(type: Any, /) -> Any:
 
 
 def _numpy_dtype(value: Any) -> Any:
-    return as_dtype(getattr(value, "dtype", value)).as_numpy_dtype
+    return as_dtype(value if isinstance(value, type) else getattr(value, "dtype", value)).as_numpy_dtype
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
@@ -351,12 +351,12 @@ def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, in
     while reach < count:
         total = tf.concat([total[:reach], total[reach:] * total[:-reach]], 0)
         reach *= 2
-    return _begun(tnp.moveaxis(total, 0, axis), axis, tf.ones_like if include_initial else None)
+    return _begun(tnp.moveaxis(total, 0, axis), axis, 1 if include_initial else None)
 
 
 def cumulative_sum(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
     x, axis = _along(x, axis, dtype)
-    return _begun(tf.cumsum(x, axis), axis, tf.zeros_like if include_initial else None)
+    return _begun(tf.cumsum(x, axis), axis, 0 if include_initial else None)
 
 
 def _along(x: Any, axis: int | None, dtype: Any) -> tuple[Any, int]:
@@ -366,11 +366,11 @@ def _along(x: Any, axis: int | None, dtype: Any) -> tuple[Any, int]:
     return x, 0 if axis is None else axis
 
 
-def _begun(total: Any, axis: int, initial: Callable[[Any], Any] | None) -> Any:
+def _begun(total: Any, axis: int, initial: int | None) -> Any:
     if initial is None:
         return total
-    shape = tf.tensor_scatter_nd_update(tf.shape(total), [[axis % total.shape.rank]], [1])
-    return tf.concat([initial(tf.zeros(shape, total.dtype)), total], axis)
+    before = [[int(place == axis % total.shape.rank), 0] for place in range(total.shape.rank)]
+    return tf.pad(total, before, constant_values=tf.constant(initial, total.dtype))
 
 
 def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Any:

@@ -32,7 +32,7 @@ def same(*values: Any) -> list[Any]:
 
 
 def cast(x: Any, kind: Any) -> Any:
-    """`x` in another dtype: by tf.cast, but between real and complex, where that one's gradient logs warnings (2.21)."""
+    """`x` in another dtype; not by tf.cast between real and complex, whose gradient (2.21) logs warnings."""
     if kind.is_complex and not x.dtype.is_complex:
         real = tf.cast(x, kind.real_dtype)
         return tf.complex(real, tf.zeros_like(real))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from array_api_compat.torch import fft, linalg
 
 from keras_cg.backends.torch import taking
-from keras_cg.backends.torch.taking import dtype_of
+from keras_cg.backends.torch.taking import NUMBERS, dtype_of, promoted
 from keras_cg.backends.torch.tensors import dtype_name
 from keras_cg.engine import standard
 
@@ -21,8 +22,18 @@ _taking = taking.functions(xp)
 # --- data types ----------------------------------------------------------------------------------
 
 
+def asarray(obj: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | None = None, **others: Any) -> Any:
+    dtype = dtype_of(dtype)
+    if isinstance(obj, (list, tuple)) and any(isinstance(each, torch.Tensor) for each in obj):
+        obj = torch.stack([asarray(each) for each in obj])
+    if not isinstance(obj, torch.Tensor):
+        return xp.asarray(obj, dtype=dtype, device=device, copy=copy, **others)
+    # torch.asarray (2.13) cuts a tensor from its gradient, or warns that it no longer does.
+    return obj.to(device or obj.device, dtype or obj.dtype, copy=bool(copy))
+
+
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
-    return xp.astype(torch.asarray(x), dtype_of(dtype), copy=copy, device=device)
+    return xp.astype(torch.as_tensor(x), dtype_of(dtype), copy=copy, device=device)
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
@@ -49,19 +60,23 @@ def _kind(kind: Any) -> Any:
 
 def result_type(*arrays_and_dtypes: Any) -> Any:
     kinds = [dtype_of(each) for each in arrays_and_dtypes]
-    # A number beside a dtype has no tensor to be promoted with (array_api_compat 1.16).
-    return xp.result_type(*[torch.empty(0, dtype=kind) if isinstance(kind, torch.dtype) else kind for kind in kinds])
+    dtypes = [getattr(kind, "dtype", kind) for kind in kinds if not isinstance(kind, NUMBERS)]
+    return functools.reduce(promoted, [kind for kind in kinds if isinstance(kind, NUMBERS)], xp.result_type(*dtypes))
 
 
 # --- manipulation and searching ------------------------------------------------------------------
 
 
 def broadcast_to(x: Any, /, shape: Any) -> Any:
-    return torch.broadcast_to(torch.asarray(x), _shape(shape))
+    return torch.broadcast_to(torch.as_tensor(x), _shape(shape))
 
 
 def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
-    return xp.reshape(torch.asarray(x), _shape(shape), copy=copy)
+    return xp.reshape(torch.as_tensor(x), _shape(shape), copy=copy)
+
+
+def moveaxis(x: Any, source: Any, destination: Any, /) -> Any:
+    return torch.movedim(x, source, destination)  # torch.moveaxis has no batch (2.13)
 
 
 def tile(x: Any, repetitions: Any, /) -> Any:
@@ -70,6 +85,10 @@ def tile(x: Any, repetitions: Any, /) -> Any:
 
 def _shape(shape: Any) -> Any:
     return (shape,) if isinstance(shape, int) else shape
+
+
+def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
+    return torch.unbind(x, axis)
 
 
 def take_along_axis(x: Any, indices: Any, /, axis: int = -1) -> Any:
@@ -97,14 +116,17 @@ def var(x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool 
     spread = _taking["var"](x, axis=axis, keepdims=keepdims)
     if not correction:
         return spread
-    count = torch.asarray(x).numel() // max(spread.numel(), 1)
+    count = torch.as_tensor(x).numel() // max(spread.numel(), 1)
     return spread * (count / (count - correction)) if count > correction else torch.full_like(spread, torch.nan)
 
+
+_linalg = taking.functions(linalg, "linalg")
+vecdot = _linalg["vecdot"]  # that of the main namespace has no batch (array_api_compat 1.16 with torch 2.13)
 
 namespace = standard.Namespace(
     xp,
     _taking,
     standard.defined(sys.modules[__name__]),
-    linalg=standard.Namespace(linalg, taking.functions(linalg, "linalg")),
+    linalg=standard.Namespace(linalg, _linalg),
     fft=standard.Namespace(fft, taking.functions(fft, "fft")),
 )

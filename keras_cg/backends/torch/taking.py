@@ -12,7 +12,13 @@ import torch
 
 from keras_cg.engine import standard
 
-_NUMBERS = (bool, int, float, complex)
+NUMBERS = (bool, int, float, complex)
+_COMPLEX = {
+    torch.bfloat16: torch.complex64,
+    torch.float16: torch.complex32,
+    torch.float32: torch.complex64,
+    torch.float64: torch.complex128,
+}
 _FIRST = ("axis", "dtype", "k")
 _ARRAYS = ("x", "x1", "x2", "condition")
 
@@ -35,7 +41,7 @@ def taking(function: Callable[..., Any], line: str) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if [True for arg in args[:arrays] if isinstance(arg, _NUMBERS)]:
+        if [True for arg in args[:arrays] if isinstance(arg, NUMBERS)]:
             args = (*_tensors(args[:arrays]), *args[arrays:])
         if first is not None and len(args) == count + 1:
             kwargs[first] = args[count]
@@ -56,10 +62,20 @@ def _tensors(args: tuple[Any, ...]) -> list[Any]:
     """The arguments with tensors in the place of numbers, which have no say in the dtype of the result."""
     like = [arg for arg in args if isinstance(arg, torch.Tensor)]
     kind = like[-1] if like else None
-    return [_tensor(arg, kind) if isinstance(arg, _NUMBERS) else arg for arg in args]
+    return [_tensor(arg, kind) if isinstance(arg, NUMBERS) else arg for arg in args]
 
 
 def _tensor(number: Any, like: torch.Tensor | None) -> torch.Tensor:
     if like is None:
         return torch.asarray(number)
-    return torch.asarray(number, dtype=torch.result_type(like, number), device=like.device)
+    return torch.asarray(number, dtype=promoted(like.dtype, number), device=like.device)
+
+
+def promoted(dtype: torch.dtype, number: Any) -> torch.dtype:
+    """What torch.result_type says of a tensor and a number, which Dynamo (torch 2.13) cannot trace."""
+    if isinstance(number, complex):
+        real = dtype if dtype.is_floating_point else torch.get_default_dtype()
+        return dtype if dtype.is_complex else _COMPLEX[real]
+    if isinstance(number, float):
+        return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    return torch.int64 if dtype == torch.bool and not isinstance(number, bool) else dtype
