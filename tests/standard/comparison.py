@@ -82,10 +82,10 @@ def plain(value):
         return np.asarray(value._array), str(value._array.dtype)
     if config.active.is_tensor(value):
         return config.active.to_numpy(value), config.active.dtype(value)
-    return config_name(value), "dtype"
+    return dtype_name(value), "dtype"
 
 
-def config_name(dtype):
+def dtype_name(dtype):
     """The name of a dtype, of whatever framework."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     return name.removeprefix("torch.").removeprefix("array_api_strict.").rstrip("_")

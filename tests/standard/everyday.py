@@ -83,3 +83,5 @@ FUNCTIONS = {
 
 # What the framework's compiler has not; in every other mode it is right.
 NOT_COMPILED = {("tensorflow", "jit_compile"): ("linalg.det", "linalg.slogdet")}
+# And these it takes long for, one by one; they are TensorFlow's own operations.
+LONG = {("tensorflow", "jit_compile"): ("linalg.", "fft.")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -105,6 +106,27 @@ def unique_all(x: Any, /) -> standard.UniqueAllResult:
 
 
 # --- statistics ----------------------------------------------------------------------------------
+
+
+def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
+    return _cumulative(torch.cumprod, x, axis, dtype, 1 if include_initial else None)
+
+
+def cumulative_sum(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
+    return _cumulative(torch.cumsum, x, axis, dtype, 0 if include_initial else None)
+
+
+def _cumulative(function: Callable[..., Any], x: Any, axis: int | None, dtype: Any, initial: int | None) -> Any:
+    # Dynamo (torch 2.13) cannot trace those of array_api_compat.
+    if axis is None and x.ndim != 1:
+        raise ValueError("the axis must be given, unless there is one alone.")
+    axis = 0 if axis is None else axis
+    total = function(x, axis, dtype=dtype_of(dtype))
+    if initial is None:
+        return total
+    shape = [*total.shape]
+    shape[axis] = 1
+    return torch.cat([total.new_full(shape, initial), total], axis)
 
 
 def std(x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False) -> Any:
