@@ -19,7 +19,8 @@ INTRO = f"""\
 `keras_cg.ops` has the functions of the
 [Python array API standard](https://data-apis.org/array-api/{standard.VERSION}/), version {standard.VERSION},
 on every backend, with the standard's signatures, and `stop_gradient`. What else the framework's own namespace has
-(`jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy`, `autograd.numpy`) is there under its name, on that backend.
+(`jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy`, `autograd.numpy`) is there under its name, on that
+backend.
 
 ```python
 from keras_cg import grad, ops

@@ -16,8 +16,8 @@ import numpy
 import tensorflow as tf
 
 from keras_cg import errors
-from keras_cg.backends.tensorflow import fft, linalg
-from keras_cg.backends.tensorflow.promoted import as_dtype, cast, same, size, summed, tensor
+from keras_cg.backends.tensorflow import fft, linalg, promoted
+from keras_cg.backends.tensorflow.promoted import as_dtype, cast, same, size, summed, tensor, unconverted
 from keras_cg.engine import standard
 
 tnp = tf.experimental.numpy
@@ -409,6 +409,8 @@ matmul, matrix_transpose, tensordot, vecdot = (
     linalg.tensordot,
     linalg.vecdot,
 )
+
+unconverted(sys.modules[__name__], fft, linalg, promoted)
 
 namespace = standard.Namespace(
     tnp,
