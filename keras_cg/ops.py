@@ -1,8 +1,9 @@
-"""The active backend's own NumPy-style namespace, plus `custom_gradient`.
+"""The functions of the Python array API standard on the active backend, and what its own namespace has beside them.
 
-`keras_cg.ops.exp` is `jax.numpy.exp`, `array_api_compat.torch.exp`, `tf.experimental.numpy.exp` or
-`autograd.numpy.exp`, looked up whenever it is read; not one function is defined here. Write
-`from keras_cg import ops` and `ops.exp(x)`; `from keras_cg.ops import exp` would fix the backend of that moment.
+`keras_cg.ops.exp` is that of `jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy` or `autograd.numpy`, or one
+of the backend's where those lack it or differ from the standard: docs/ops.md has the table. It is looked up whenever it
+is read. Write `from keras_cg import ops` and `ops.exp(x)`; `from keras_cg.ops import exp` would fix the backend of that
+moment.
 """
 
 from __future__ import annotations

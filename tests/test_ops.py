@@ -1,7 +1,8 @@
-"""`keras_cg.ops`: the active backend's namespace, and the examples of Keras's documentation, verbatim."""
+"""`keras_cg.ops`: what it has, takes and differentiates; and the examples of Keras's documentation, verbatim."""
 
 import functools
 import importlib
+import sys
 
 import array_api_strict
 import numpy as np
@@ -85,6 +86,22 @@ def test_what_a_graph_must_know(backend):
         traced = tf.function(function, input_signature=[tf.TensorSpec([None])])
         with pytest.raises(NotImplementedError, match="needs an axis whose size is known on the backend 'tensorflow'"):
             traced(tf.ones(3))
+
+
+@pytest.mark.only("tensorflow")
+def test_autograph_leaves_them_as_they_are(backend):
+    import tensorflow as tf
+
+    from keras_cg.backends.tensorflow import functions
+
+    files = []
+
+    def note(x):
+        files.append(sys._getframe(1).f_code.co_filename)
+        return x
+
+    tf.function(lambda x: functions._rounded(note, x))(tf.constant([1.5]))
+    assert files == [functions.__file__]
 
 
 # --- what is taken, and what dtype comes ---------------------------------------------------------
