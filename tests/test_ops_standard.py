@@ -63,6 +63,16 @@ def test_the_table_is_the_standard():
 
 
 @pytest.mark.once
+def test_the_page_is_made_of_the_tables():
+    text = report.PAGE.read_text("utf-8")
+    assert text.startswith(report.INTRO + report.LEGEND)
+    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == [
+        *standard.FUNCTIONS.values()
+    ]
+    assert all(f"- ({mark}) {reason}." in text for reason, mark in report.marks().items())
+
+
+@pytest.mark.once
 def test_the_tables_name_functions():
     for backend, name in (*DIFFERENCES, *NO_GRADIENT):
         assert backend in report.BACKENDS and name in standard.FUNCTIONS

@@ -53,7 +53,8 @@ assert float(grad(lambda x: x * ops.stop_gradient(x))(3.0)) == 3.0
   `ops.where(x > 0, x, 0)` or `ops.multiply(x, x > 0)`.
 - **Operators are the framework's own**: between two dtypes, `x + y` raises on TensorFlow, and `ops.add(x, y)` promotes.
 - **Mixed kinds** are not in the standard: an int32 added to a float32 is float32 on JAX and torch, float64 on NumPy
-  and, by `ops.add`, on TensorFlow; `ops.mean` of integers raises on torch.
+  and, by `ops.add`, on TensorFlow; `ops.mean` of integers raises on torch,
+  `ops.sqrt` and its like on TensorFlow.
 - **Methods** of tensors are the framework's own (`x.reshape`, `x.astype`): the functions are on every backend.
 - **Equal elements**: which of them has the gradient of `max`, `sort` or `maximum`, is the framework's choice.
 - **Sizes that follow the data** (`nonzero`, `unique_values`, `repeat` by a tensor) cannot be compiled by JAX.
@@ -69,8 +70,7 @@ dtypes and values are compared with array-api-strict, the standard's reference i
 
 - **same**: as array-api-strict.
 - **default dtype**: the same but for the dtype where none is given: of what the framework makes by default.
-- **refused**: an error that names the function and the backend.
-- A letter stands for a difference, which is told below.
+- A letter stands for what differs, or is refused with an error that names the function and the backend: told below.
 """
 
 
