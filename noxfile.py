@@ -210,6 +210,12 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["frameworks"], default=False)
+def ops(session: nox.Session) -> None:
+    """Writes docs/ops.md: every function of the array API standard on every backend, beside its reference."""
+    run_shared(session, "python", "-m", "standard.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
+
+
+@nox.session(venv_backend="none", requires=["frameworks"], default=False)
 def bench(session: nox.Session) -> None:
     """Writes docs/performance.md: what the decorator costs beside everything else; takes the machine for itself."""
     run_shared(session, "python", "-m", "benchmarks", *session.posargs)

@@ -59,7 +59,6 @@ Rounding = Callable[[Any], Any]
 
 def nearest(x: Any) -> Any:
     """The nearest integer, with the gradient that the framework gives it: zero."""
-    # Not `ops.round`: that of TensorFlow's NumPy namespace takes no tensor unless NumPy behaviour is switched on.
     return ops.floor(x + 0.5)
 
 

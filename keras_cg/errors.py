@@ -178,11 +178,19 @@ def incomplete_backend(name: str, missing: Iterable[str]) -> ImportError:
     return ImportError(f"the backend {name!r} lacks {', '.join(missing)}; {contract}", name=name)
 
 
-def no_such_op(name: str, backend: str, namespace: str) -> AttributeError:
-    """The active backend's namespace has no function of that name."""
-    remedy = "keras_cg.ops adds no functions of its own: use one that every backend you target has."
-    there = f"keras_cg.ops is {namespace} while the backend is {backend!r}"
-    return AttributeError(f"{there}, and it has no {name!r}. {remedy}")
+def no_such_op(name: str, backend: str, names: Sequence[str]) -> AttributeError:
+    """`keras_cg.ops` has no function of that name on the active backend."""
+    headline = f"keras_cg.ops has no {name!r} while the backend is {backend!r}.{did_you_mean(name, names)}"
+    cause = "a function that one framework has and the array API standard does not."
+    remedy = "use one of docs/ops.md: they are there on every backend."
+    return report(AttributeError, headline, cause=cause, remedy=remedy)
+
+
+def no_op_here(name: str, backend: str, what: str, remedy: str) -> NotImplementedError:
+    """A function of `keras_cg.ops` that the framework has no means for, or not for these arguments."""
+    headline = f"keras_cg.ops: `{name}` {what} on the backend {backend!r}."
+    cause = "the framework has no means for it; docs/ops.md has what each backend refuses."
+    return report(NotImplementedError, headline, function=name, cause=cause, remedy=remedy)
 
 
 def foreign_tensor(function: str, role: str, value: object, backend: str, source: str, owner: str) -> TypeError:

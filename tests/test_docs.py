@@ -19,7 +19,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", ["checking", "how-it-works", "recipes"])
+@pytest.mark.parametrize("page", ["checking", "how-it-works", "ops", "recipes"])
 def test_python_blocks(backend, page, tmp_path):
     pages.run(PAGE.with_stem(page), tmp_path)
 

@@ -1,12 +1,17 @@
-"""`keras_cg.ops`: the active backend's namespace, and the examples of Keras's documentation, verbatim."""
+"""`keras_cg.ops`: what it has, takes and differentiates; and the examples of Keras's documentation, verbatim."""
 
+import functools
+import importlib
+import sys
+
+import array_api_strict
 import numpy as np
 import pytest
+from standard import everyday
 
 import keras_cg
-from keras_cg import grad, ops
-
-pytestmark = pytest.mark.together
+from keras_cg import config, grad, ops
+from keras_cg.engine import standard
 
 NAMESPACES = {
     "jax": "jax.numpy",
@@ -14,21 +19,27 @@ NAMESPACES = {
     "tensorflow": "tensorflow.experimental.numpy",
     "numpy": "autograd.numpy",
 }
+# What the framework's own namespace has as the standard has it, or beside it.
+OWN = {
+    "jax": ("exp", "sum", "where", "einsum", "maximum"),
+    "torch": ("einsum", "tanh_", "outer"),
+    "tensorflow": ("exp", "max", "einsum", "maximum"),
+    "numpy": ("exp", "sum", "matmul", "einsum", "maximum"),
+}
 
 
+@pytest.mark.together
 def test_it_is_the_frameworks_own(backend):
-    import importlib
-
     if backend == "tensorflow":
         import tensorflow as tf
 
         namespace = tf.experimental.numpy
     else:
         namespace = importlib.import_module(NAMESPACES[backend])
-    for name in ("exp", "sum", "matmul", "where", "reshape"):
+    for name in OWN[backend]:
         assert getattr(ops, name) is getattr(namespace, name)
     assert ops.custom_gradient is keras_cg.custom_gradient
-    assert {"exp", "custom_gradient"} <= set(dir(ops))
+    assert {"exp", "custom_gradient", "stop_gradient", "linalg"} <= set(dir(ops))
 
 
 @pytest.mark.side_by_side
@@ -40,11 +51,284 @@ def test_it_is_looked_up_at_every_access(backends):
     assert len({id(each) for each in found}) == len(backends)
 
 
+@pytest.mark.together
 def test_a_name_that_it_lacks(backend):
     with pytest.raises(AttributeError) as caught:
-        _ = ops.no_such_function
-    assert f"while the backend is {backend!r}, and it has no 'no_such_function'" in str(caught.value)
+        _ = ops.permute_dimz
+    headline, cause, remedy = str(caught.value).splitlines()
+    assert headline == (
+        f"keras_cg.ops has no 'permute_dimz' while the backend is {backend!r}. Did you mean 'permute_dims'?"
+    )
+    assert cause == "    usual cause: a function that one framework has and the array API standard does not."
+    assert remedy == "    remedy: use one of docs/ops.md: they are there on every backend."
     assert not hasattr(ops, "__wrapped__")
+
+
+@pytest.mark.only("numpy")
+def test_what_a_framework_has_no_means_for(backend):
+    x = np.array([[1.0, 2.0], [3.0, 4.0]])
+    with pytest.raises(NotImplementedError) as caught:
+        grad(lambda x: ops.linalg.qr(x).R)(x)
+    headline, cause, remedy = str(caught.value).splitlines()
+    assert headline == "keras_cg.ops: `linalg.qr` has no gradient on the backend 'numpy'."
+    assert cause == "    usual cause: the framework has no means for it; docs/ops.md has what each backend refuses."
+    assert remedy == "    remedy: use `linalg.cholesky` of the matrix times its transpose, or `linalg.svd`."
+    for fun in (lambda x: ops.linalg.svd(x[:1]).U, lambda x: ops.nextafter(x, x)):
+        with pytest.raises(NotImplementedError, match="on the backend 'numpy'"):
+            grad(fun)(x)
+
+
+@pytest.mark.only("tensorflow")
+def test_what_a_graph_must_know(backend):
+    import tensorflow as tf
+
+    for function in (lambda x: ops.unstack(x)[0], ops.cumulative_prod):
+        traced = tf.function(function, input_signature=[tf.TensorSpec([None])])
+        with pytest.raises(NotImplementedError, match="needs an axis whose size is known on the backend 'tensorflow'"):
+            traced(tf.ones(3))
+
+
+@pytest.mark.only("tensorflow")
+def test_autograph_leaves_them_as_they_are(backend):
+    import tensorflow as tf
+
+    from keras_cg.backends.tensorflow import functions
+
+    files = []
+
+    def note(x):
+        files.append(sys._getframe(1).f_code.co_filename)
+        return x
+
+    tf.function(lambda x: functions._rounded(note, x))(tf.constant([1.5]))
+    assert files == [functions.__file__]
+
+
+# --- what is taken, and what dtype comes ---------------------------------------------------------
+
+NUMBERS = {"acosh": 1.5, "real": 1j, "imag": 1j}
+
+
+def number_for(name):
+    return NUMBERS.get(name, 1 if name.startswith("bitwise") else True if name.startswith("logical") else 0.5)
+
+
+def test_numbers_are_taken_for_tensors(backend):
+    functions = [line.partition("(")[0] for line in standard.SECTIONS["Elementwise"]]
+    reductions = (
+        "sum",
+        "prod",
+        "max",
+        "min",
+        "mean",
+        "std",
+        "var",
+        "all",
+        "any",
+        "count_nonzero",
+        "ones_like",
+        "astype",
+    )
+    for name in (*functions, *reductions):
+        number = number_for(name)
+        count = 2 if f"{name}(x1" in standard.FUNCTIONS[name] else 1
+        more = ["float32"] if name == "astype" else []
+        taken = getattr(ops, name)(*[number] * count, *more)
+        made = getattr(ops, name)(*[ops.asarray(number)] * count, *more)
+        np.testing.assert_array_equal(*map(config.active.to_numpy, map(config.active.asarray, (taken, made))), name)
+
+
+def test_float32_stays_float32_with_numbers(eager):
+    x = eager.tensor([0.25, 0.5])
+    two = [line.partition("(")[0] for line in standard.SECTIONS["Elementwise"] if "x1" in line]
+    for name in [each for each in two if not each.startswith(("bitwise", "logical"))]:
+        for args in ((x, 2.0), (2, x)):
+            result = getattr(ops, name)(*args)
+            assert config.active.dtype(result) in ("float32", "bool"), (name, args)
+    positive = x > 0
+    results = {
+        "where": (ops.where(positive, x, 0.0), ops.where(positive, 1, x), x + 1, 2.0 * x, x**2, 1 - x, x / 3),
+        "clip": (ops.clip(x, 0, 0.3), ops.clip(x, 0.3), ops.clip(x, max=0.3)),
+        "full_like": (ops.full_like(x, 2), ops.full_like(x, 2.5)),
+        "std": (ops.std(x), ops.var(x, correction=1), ops.mean(x), ops.sum(x), ops.prod(x), ops.max(x)),
+        "linalg": (ops.linalg.vector_norm(x), ops.linalg.vector_norm(x, ord=3), ops.vecdot(x, x)),
+        "result_type": (ops.ones(2, dtype=ops.result_type(x, 1.0)), ops.astype(x, "float32")),
+    }
+    for name, values in results.items():
+        assert {config.active.dtype(each) for each in values} == {"float32"}, name
+
+
+@pytest.mark.parametrize("name", ["float32", "int32", "complex64", "bool", "uint8"])
+def test_dtypes_by_name_and_as_objects(backend, name):
+    x = ops.ones((2, 3), dtype="float32")
+    for dtype in (name, getattr(ops, name)):
+        made = [
+            ops.zeros((2,), dtype=dtype),
+            ops.zeros((2,), dtype),
+            ops.full((2,), 1, dtype=dtype),
+            ops.eye(2, dtype=dtype),
+        ]
+        made += [ops.zeros_like(x, dtype=dtype), ops.asarray([1, 0], dtype=dtype), ops.astype(x, dtype)]
+        assert {config.active.dtype(each) for each in made} == {name}
+        assert ops.isdtype(dtype, name) and ops.can_cast(dtype, name) and not ops.isdtype(dtype, "float64")
+
+
+def test_what_numpy_takes_by_position(backend):
+    x = ops.reshape(ops.arange(6, dtype="float32"), (2, 3))
+    calls = {
+        "sum": (x, 0),
+        "max": (x, 1),
+        "mean": (x, 0),
+        "stack": ([x, x], -1),
+        "flip": (x, 0),
+        "sort": (x, 0),
+        "roll": (x, 1, 1),
+        "repeat": (x, 2, 1),
+        "take": (x, ops.asarray([1, 0]), 1),
+        "expand_dims": (x, 0),
+        "tril": (x, 1),
+        "reshape": (x, -1),
+        "tile": (x, 2),
+        "ones": (3, "float32"),
+    }
+    for name, args in calls.items():
+        arrays = [config.active.to_numpy(arg) if config.active.is_tensor(arg) else arg for arg in args]
+        arrays[0] = list(map(config.active.to_numpy, args[0])) if isinstance(args[0], list) else arrays[0]
+        due = getattr(np, name)(*arrays)
+        np.testing.assert_array_equal(config.active.to_numpy(getattr(ops, name)(*args)), due, name)
+
+
+def test_the_traps(backend):
+    """What docs/ops.md warns of."""
+    x, i = ops.asarray([1.0, -2.0], dtype="float32"), ops.asarray([1, 2], dtype="int32")
+    dtype = config.active.dtype
+    wide = {"jax": "float32", "torch": "float32"}.get(backend, "float64")
+    assert dtype(ops.asarray([1.0])) == dtype(ops.ones(3)) == wide
+    assert dtype(ops.arange(3)) == ("int32" if backend == "jax" else "int64")
+    assert dtype(ops.add(i, x)) == wide
+    is_boolean = backend == "tensorflow"
+    assert dtype(x * (x > 0)) == dtype((x > 0) * x) == ("bool" if is_boolean else "float32")
+    for kept in (ops.where(x > 0, x, 0), ops.multiply(x, x > 0)):
+        np.testing.assert_array_equal(config.active.to_numpy(kept), np.array([1, 0], np.float32))
+        assert dtype(kept) == "float32"
+    if backend == "tensorflow":
+        with pytest.raises(Exception, match="expected to be a"):
+            _ = x + i
+        with pytest.raises(AttributeError, match="astype"):
+            ops.sqrt(i)
+    if backend == "torch":
+        with pytest.raises(RuntimeError, match="mean"):
+            ops.mean(i)
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+X = np.array([[0.25, 0.7, 0.4], [0.55, 0.35, 0.75]], np.float32)
+
+
+def slope(function, x, step=1e-5):
+    """The gradient of what array-api-strict computes, by differences."""
+    sides = []
+    for sign in (1, -1):
+        moved = x + sign * step * np.eye(x.size).reshape((-1, *x.shape))
+        sides.append(
+            [float(everyday.total(array_api_strict, function, array_api_strict.asarray(each))) for each in moved]
+        )
+    return np.subtract(*sides).reshape(x.shape) / (2 * step)
+
+
+# JAX has each operation compiled, too, in eager mode, which takes longer than one program.
+COMPILED = {
+    "jax": ["jit(grad)"],
+    "numpy": ["eager"],
+    "tensorflow": ["eager", "function", "jit_compile"],
+    "torch": ["eager"],
+}
+
+
+# One program has all of them, each of an array of its own, because compiling takes longest.
+def test_the_gradient_of_everyday_functions(eager):
+    for mode in COMPILED[eager.name]:
+        check_everyday(type(eager)(eager.name, mode))
+    if eager.name == "torch":
+        import torch
+
+        # What Dynamo traces is ours, what a compiler makes of it is not, and takes long.
+        check_everyday(eager, functools.partial(torch.compile, backend="eager", fullgraph=True))
+
+
+def check_everyday(frame, compiled=lambda f: f):
+    missing = everyday.NOT_COMPILED.get((frame.name, frame.mode), ())
+    long = everyday.LONG.get((frame.name, frame.mode), ())
+    names = [name for name in everyday.FUNCTIONS if not name.startswith((*missing, *long))]
+    functions = [everyday.FUNCTIONS[name] for name in names]
+
+    def f(*xs):
+        return ops.stack([everyday.total(ops, function, x) for function, x in zip(functions, xs, strict=True)])
+
+    output, gradients = frame.differentiate(compiled(f), *[X] * len(functions))
+    for place, (name, function) in enumerate(zip(names, functions, strict=True)):
+        due = float(everyday.total(array_api_strict, function, array_api_strict.asarray(X.astype(float))))
+        np.testing.assert_allclose(output[place], due, rtol=2e-4, err_msg=name)
+        expected = slope(function, X.astype(float))
+        np.testing.assert_allclose(gradients[place], expected, rtol=2e-3, atol=2e-3, err_msg=name)
+    for name in missing:
+        with pytest.raises(Exception, match="Detected unsupported operations"):
+            frame.differentiate(lambda x: everyday.total(ops, everyday.FUNCTIONS[name], x), X)
+
+
+@pytest.mark.only("torch", "tensorflow")  # on JAX they are JAX's own
+def test_everyday_functions_in_a_batch(backend):
+    native = importlib.import_module(f"frameworks.{backend}")
+    functions = everyday.FUNCTIONS.values()
+
+    def f(x):
+        return ops.stack([everyday.total(ops, function, x) for function in functions])
+
+    batch = np.stack([X, X[::-1], X / 2 + 0.1])
+    output = native.array(native.batched(f, native.tensor(batch)))
+    for place, row in enumerate(map(array_api_strict.asarray, batch.astype(float))):
+        due = [float(everyday.total(array_api_strict, function, row)) for function in functions]
+        np.testing.assert_allclose(output[place], due, rtol=5e-4)
+
+
+def test_the_gradient_of_a_product_with_a_zero(backend):
+    x = ops.asarray([2.0, 0.0, 3.0, 5.0], dtype="float32")
+    due = {"prod": [0, 30, 0, 0], "cumulative_prod": [1, 2 + 6 + 30, 0, 0]}
+    for name, expected in due.items():
+        (gradient,) = [grad(lambda x: ops.sum(getattr(ops, name)(x)))(x)]
+        np.testing.assert_allclose(config.active.to_numpy(gradient), expected, err_msg=name)
+
+
+def test_stop_gradient(frame):
+    def f(x):
+        return x * x * ops.stop_gradient(x) + ops.stop_gradient(2.0) * x
+
+    output, (gradient,) = frame.differentiate(f, [2.0, 3.0])
+    np.testing.assert_allclose(output, [12, 33])
+    np.testing.assert_allclose(gradient, [2 * 4 + 2, 2 * 9 + 2])
+
+
+def test_stop_gradient_in_a_rule(frame):
+    @keras_cg.custom_gradient
+    def f(x):
+        y = ops.stop_gradient(x)
+        return x * y, lambda upstream: 7 * upstream * y
+
+    output, (gradient,) = frame.differentiate(f, [2.0, 3.0])
+    np.testing.assert_allclose((output, gradient), [[4, 9], [14, 21]])
+
+
+@pytest.mark.together
+def test_stop_gradient_in_second_order(backend):
+    @keras_cg.custom_gradient
+    def cut(x):
+        return x * x, lambda upstream: 7 * upstream * x * ops.stop_gradient(x)
+
+    assert float(grad(grad(cut))(3.0)) == 21
+    assert float(grad(grad(lambda x: x**3 * ops.stop_gradient(x)))(3.0)) == 54
+    assert float(grad(lambda x: ops.stop_gradient(x * x))(3.0)) == 0
+    assert float(grad(lambda x: ops.stop_gradient(cut(x)) * x)(3.0)) == 9
 
 
 # The three examples in the docstring of keras.ops.custom_gradient.
@@ -92,6 +376,7 @@ def torch_specific():
 
 
 # The overflow, and the NaN that plain differentiation makes of it, are the point of the example.
+@pytest.mark.together
 @pytest.mark.inductor
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 @pytest.mark.parametrize("example", [backend_agnostic, jax_and_tensorflow_specific, torch_specific])
@@ -106,6 +391,7 @@ def test_the_examples_of_keras(frame, example):
     assert np.isnan(plain[2])
 
 
+@pytest.mark.together
 def test_the_second_derivative_of_the_example(backend):
     sigmoid = 1 / (1 + np.exp(-0.5))
     for example in (backend_agnostic, jax_and_tensorflow_specific, torch_specific):

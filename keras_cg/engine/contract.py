@@ -3,7 +3,8 @@
 A backend is a module that teaches `keras_cg` one framework. It sees flat tuples of tensors only: nests, keywords,
 conventions and messages are settled before it is asked. Below, `fun(*tensors) -> (outputs, pullback)`.
 
-`namespace`           the framework's NumPy-style module, which `keras_cg.ops` hands out.
+`namespace`           the framework's NumPy-style module, which `keras_cg.ops` hands out; in it the functions of the
+                      array API standard, as far as the framework has the means (`keras_cg.engine.standard`).
 `tensors`             the classes of its tensors, so that other backends can tell a stranger's.
 `is_tensor(value)`    can the framework hold `value` as a tensor? Numbers are not tensors.
 `asarray(value)`      `value`, a tensor or a number, as the framework's own tensor.

@@ -162,7 +162,9 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
     # The levels have no derivative; that of the ratio, which is NaN where x is infinite, must not be multiplied by 0.
     ratio = config.active.cut(wide) / (stride if tensors.is_number(stride) else config.active.cut(stride))
     is_high, is_low = ratio >= high, ratio <= low
-    level = ops.where(is_high, ops.full_like(ratio, high), ops.where(is_low, ops.full_like(ratio, low), _round(ratio)))
+    level = ops.where(
+        is_high, ops.full_like(ratio, high), ops.where(is_low, ops.full_like(ratio, low), ops.round(ratio))
+    )
 
     def grad(upstream: Any) -> Any:
         arriving = tensors.as_like(upstream, ratio)
@@ -182,15 +184,6 @@ def _levels(bits: Any, signed: bool) -> tuple[float, float]:
     if not isinstance(bits, int) or not (2 if signed else 1) <= bits <= 24:
         raise messages.bad_parameter("quantize", "bits", bits, "a whole number from 1 (if signed, from 2) to 24")
     return (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
-
-
-def _round(x: Any) -> Any:
-    """The nearest integers, half-way cases to the even one."""
-    # By hand, because tf.experimental.numpy.round raises (TensorFlow 2.21).
-    down = ops.floor(x)
-    rest = x - down
-    is_odd = down - 2 * ops.floor(down / 2) > 0
-    return ops.where((rest > 0.5) | ((rest >= 0.5) & is_odd), down + 1, down)
 
 
 def _check_scale(scale: Any, step: Any) -> None:

@@ -10,5 +10,6 @@
                                  another where the framework has a second engine.
 `gradient(f, way)`               the function that gives the gradient of the sum of `f`, by `vjp`; "transformed" is
                                  compiled where the framework compiles derivatives of any order.
+`batched(f, x)`                  `f` of every row of `x` by the framework's own means, where it has some.
 `Foreign`                        nothing of this framework may be taken by another: makes a tensor to try it.
 """

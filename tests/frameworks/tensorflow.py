@@ -25,6 +25,10 @@ def differentiate(f, arrays, mode):
     return array(output), [None if each is None else array(each) for each in gradients]
 
 
+def batched(f, x):
+    return tf.vectorized_map(f, x)
+
+
 def vjp(f, x, way):
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)

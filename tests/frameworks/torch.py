@@ -29,6 +29,10 @@ def differentiate(f, arrays, mode):
     return array(output), [None if each.grad is None else array(each.grad) for each in tensors]
 
 
+def batched(f, x):
+    return torch.func.vmap(f)(x)
+
+
 def vjp(f, x, way):
     if way == "transformed":
         output, pullback = torch.func.vjp(f, x)

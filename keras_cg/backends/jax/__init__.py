@@ -8,8 +8,6 @@ transposes it. `derivatives` is JAX's engine, and `names` has what JAX does not 
 
 from __future__ import annotations
 
-import jax.numpy as namespace
-
 from keras_cg.backends.jax.attach import attach
 from keras_cg.backends.jax.derivatives import (
     compiled,
@@ -22,6 +20,7 @@ from keras_cg.backends.jax.derivatives import (
     recompute,
     vjp,
 )
+from keras_cg.backends.jax.functions import namespace
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,

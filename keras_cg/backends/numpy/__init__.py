@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from keras_cg.backends.numpy.attach import attach
 from keras_cg.backends.numpy.derivatives import vjp
+from keras_cg.backends.numpy.functions import namespace
 from keras_cg.backends.numpy.straight import straight
 from keras_cg.backends.numpy.tensors import (
     asarray,
@@ -16,7 +17,6 @@ from keras_cg.backends.numpy.tensors import (
     dtype,
     is_recording,
     is_tensor,
-    namespace,
     shape,
     tensors,
     to_numpy,

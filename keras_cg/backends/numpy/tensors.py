@@ -7,14 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import autograd.numpy as namespace
+import autograd.numpy as anp
 import numpy
 from autograd.builtins import DictBox, SequenceBox
 from autograd.core import VJPNode
 from autograd.extend import Box
 from autograd.tracer import trace_stack
-
-__all__ = ["namespace"]
 
 # This backend, as the engine takes it.
 own: Any = sys.modules[__package__]
@@ -93,4 +91,4 @@ def is_floating(tensor: Any) -> bool:
 
 def conjugate(tensor: Any) -> Any:
     # autograd's gradient of a real loss at x + iy is dL/dx - i dL/dy.
-    return namespace.conj(tensor) if numpy.iscomplexobj(innermost(tensor)) else tensor
+    return anp.conj(tensor) if numpy.iscomplexobj(innermost(tensor)) else tensor

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from keras_cg.backends.tensorflow.attach import attach
 from keras_cg.backends.tensorflow.derivatives import compiled, converted, cut, devices, exported, jacobian, jvp, vjp
+from keras_cg.backends.tensorflow.functions import namespace
 from keras_cg.backends.tensorflow.recomputed import recompute
 from keras_cg.backends.tensorflow.straight import straight
 from keras_cg.backends.tensorflow.tensors import (
@@ -22,7 +23,6 @@ from keras_cg.backends.tensorflow.tensors import (
     dtype,
     is_recording,
     is_tensor,
-    namespace,
     shape,
     tensors,
     to_numpy,

@@ -16,7 +16,6 @@ from keras_cg.backends.tensorflow.recording import could_possibly_record
 # This backend, as the engine takes it.
 own: Any = sys.modules[__package__]
 
-namespace = tf.experimental.numpy
 tensors = (tf.Tensor, tf.Variable, tf.__internal__.CompositeTensor)
 
 

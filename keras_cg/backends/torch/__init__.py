@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from keras_cg.backends.torch.attach import attach
 from keras_cg.backends.torch.derivatives import compiled, cut, devices, exported, gradient, jvp, vjp
+from keras_cg.backends.torch.functions import namespace
 from keras_cg.backends.torch.recomputed import recompute
 from keras_cg.backends.torch.straight import straight
 from keras_cg.backends.torch.tensors import (
@@ -20,7 +21,6 @@ from keras_cg.backends.torch.tensors import (
     dtype,
     is_recording,
     is_tensor,
-    namespace,
     shape,
     tensors,
     to_numpy,

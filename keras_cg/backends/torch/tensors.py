@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import array_api_compat.torch as namespace
 import numpy
 import torch
 import torch.fx
@@ -26,7 +25,6 @@ __all__ = [
     "dtype",
     "is_recording",
     "is_tensor",
-    "namespace",
     "shape",
     "tensors",
     "to_numpy",

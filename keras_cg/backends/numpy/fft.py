@@ -1,0 +1,109 @@
+"""The standard's `fft` on NumPy: `autograd.numpy.fft`, and in its place what autograd does not differentiate.
+
+autograd (1.9) knows the gradient of complex transforms. That of real ones it has for even sizes alone, and wrong for a
+size that is given, or for the norm "forward"; so what is differentiated is made of complex transforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import autograd.numpy as anp
+import numpy
+from autograd.extend import Box
+
+# What a Hermitian transform divides by is what the real one that it is made of multiplies with.
+_INVERSE = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+
+def fft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
+    return anp.fft.fft(_fitted(x, n, axis), None, axis, norm) if isinstance(x, Box) else numpy.fft.fft(x, n, axis, norm)
+
+
+def ifft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
+    if not isinstance(x, Box):
+        return numpy.fft.ifft(x, n, axis, norm)
+    return anp.fft.ifft(_fitted(x, n, axis), None, axis, norm)
+
+
+def rfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
+    if not isinstance(x, Box):
+        return numpy.fft.rfft(x, n, axis, norm)
+    count = n or x.shape[axis]
+    return _cut(fft(x, n=n, axis=axis, norm=norm), axis, 0, count // 2 + 1)
+
+
+def irfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
+    if not isinstance(x, Box):
+        return numpy.fft.irfft(x, n, axis, norm)
+    count = n or 2 * (x.shape[axis] - 1)
+    half = _fitted(x, count // 2 + 1, axis)
+    mirrored = anp.conj(_cut(half, axis, 1, count - count // 2))
+    places = [slice(None)] * anp.ndim(x)
+    places[axis] = slice(None, None, -1)
+    return anp.real(ifft(anp.concatenate([half, mirrored[tuple(places)]], axis), axis=axis, norm=norm))
+
+
+def _cut(x: Any, axis: int, start: int, stop: int) -> Any:
+    places = [slice(None)] * anp.ndim(x)
+    places[axis] = slice(start, stop)
+    return x[tuple(places)]
+
+
+def _fitted(x: Any, n: int | None, axis: int) -> Any:
+    """The first `n` along an axis, with zeros behind if there are fewer."""
+    if n is None:
+        return x
+    x = _cut(x, axis, 0, n)
+    shape = list(x.shape)
+    shape[axis] = n - shape[axis]
+    return anp.concatenate([x, numpy.zeros(shape, x.dtype)], axis) if shape[axis] else x
+
+
+def hfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
+    return irfft(anp.conj(x), n=n, axis=axis, norm=_INVERSE[norm])
+
+
+def ihfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
+    return anp.conj(rfft(x, n=n, axis=axis, norm=_INVERSE[norm]))
+
+
+def fftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: Any = "backward") -> Any:
+    return _along(fft, x, _axes(x, s, axes), norm)
+
+
+def ifftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: Any = "backward") -> Any:
+    return _along(ifft, x, _axes(x, s, axes), norm)
+
+
+def rfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: Any = "backward") -> Any:
+    *others, last = _axes(x, s, axes)
+    return _along(fft, _along(rfft, x, [last], norm), others, norm)
+
+
+def irfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: Any = "backward") -> Any:
+    *others, last = _axes(x, s, axes)
+    return _along(irfft, _along(ifft, x, others, norm), [last], norm)
+
+
+def _axes(x: Any, s: Sequence[int] | None, axes: Sequence[int] | None) -> list[tuple[int, int | None]]:
+    if axes is None:
+        axes = range(-anp.ndim(x) if s is None else -len(s), 0)
+    return list(zip(axes, [None] * len(axes) if s is None else s, strict=True))
+
+
+def _along(function: Callable[..., Any], x: Any, axes: Sequence[tuple[int, int | None]], norm: Any) -> Any:
+    for axis, n in axes:
+        x = function(x, n=n, axis=axis, norm=norm)
+    return x
+
+
+def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:
+    frequencies = numpy.fft.fftfreq(n, d, device=device)
+    return frequencies if dtype is None else frequencies.astype(dtype)
+
+
+def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:
+    frequencies = numpy.fft.rfftfreq(n, d, device=device)
+    return frequencies if dtype is None else frequencies.astype(dtype)

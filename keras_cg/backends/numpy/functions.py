@@ -1,0 +1,313 @@
+"""What `keras_cg.ops` is on NumPy: `autograd.numpy`, and in its place what autograd does not differentiate.
+
+NumPy has the whole standard since 2.1. But of what was added for it, and of some older functions, autograd (1.9) knows
+no gradient, or that of some arguments only, or has a wrong one. Here they are made of functions whose gradient it has
+right; `linalg` and `fft` do the same for theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import autograd.numpy as anp
+import numpy
+from autograd.extend import Box
+
+from keras_cg import errors
+from keras_cg.backends.numpy import fft, linalg
+from keras_cg.engine import standard
+
+# --- elementwise ---------------------------------------------------------------------------------
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
+    # autograd's gradient is that of `x` alone, and only if both bounds are given by position.
+    if not any(isinstance(each, Box) for each in (x, min, max)):
+        return numpy.clip(x, min, max)
+    if min is not None:
+        x = where(anp.less(x, min), min, x)
+    return x if max is None else where(anp.greater(x, max), max, x)
+
+
+def copysign(x1: Any, x2: Any, /) -> Any:
+    if not isinstance(x1, Box):
+        return anp.copysign(x1, x2)
+    return where(anp.signbit(_constant(x2)), -anp.abs(x1), anp.abs(x1))
+
+
+def nextafter(x1: Any, x2: Any, /) -> Any:
+    if isinstance(x1, Box) or isinstance(x2, Box):
+        raise errors.no_op_here("nextafter", "numpy", "has no gradient", "cut it with keras_cg.ops.stop_gradient.")
+    return numpy.nextafter(x1, x2)
+
+
+def positive(x: Any, /) -> Any:
+    return anp.negative(anp.negative(x)) if isinstance(x, Box) else numpy.positive(x)
+
+
+def signbit(x: Any, /) -> Any:
+    return numpy.signbit(_constant(x))
+
+
+def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
+    if x1 is None and x2 is None:
+        return anp.nonzero(condition)
+    # autograd takes x1 and x2 for as large as the result. A number of Python stays one, which has no dtype of its own.
+    shape = numpy.broadcast_shapes(*map(anp.shape, (condition, x1, x2)))
+    parts = [broadcast_to(each, shape) if isinstance(each, Box) else each for each in (x1, x2)]
+    return anp.where(_constant(condition), *parts)
+
+
+def _constant(x: Any) -> Any:
+    while isinstance(x, Box):
+        x = x._value
+    return x
+
+
+# --- creation and data types ---------------------------------------------------------------------
+
+
+def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
+    if not isinstance(x, Box):
+        return numpy.astype(numpy.asarray(x), numpy.dtype(dtype), copy=copy, device=device)
+    if numpy.dtype(dtype).kind == "c" and not anp.iscomplexobj(x):
+        # The sum has a real gradient for `x`, where that of a cast is complex.
+        x = anp.add(x, numpy.zeros((), dtype))
+    return anp.astype(x, numpy.dtype(dtype))
+
+
+def asarray(obj: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Any:
+    if isinstance(obj, (list, tuple)):
+        obj = anp.array(obj)  # in which there may be boxes
+    if not isinstance(obj, Box):
+        return numpy.asarray(obj, dtype=dtype, device=device, copy=copy)
+    return obj if dtype is None else astype(obj, dtype)
+
+
+def full_like(x: Any, /, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
+    if not isinstance(fill_value, Box):
+        return anp.full_like(x, fill_value, dtype=dtype, device=device)
+    return astype(broadcast_to(fill_value, anp.shape(x)), dtype or anp.result_type(x))
+
+
+def linspace(
+    start: Any, stop: Any, /, num: int = 50, *, dtype: Any = None, device: Any = None, endpoint: bool = True
+) -> Any:
+    if not isinstance(start, Box) and not isinstance(stop, Box):
+        return numpy.linspace(start, stop, num, dtype=dtype, endpoint=endpoint)
+    line = start + (stop - start) * numpy.linspace(0.0, 1.0, num, endpoint=endpoint)
+    return line if dtype is None else astype(line, dtype)
+
+
+def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
+    order = [1, 0] if indexing == "xy" and len(arrays) > 1 else [0, 1]
+    places = [*order, *range(2, len(arrays))][: len(arrays)]
+    apart = [
+        anp.reshape(each, [-1 if axis == place else 1 for axis in range(len(arrays))])
+        for place, each in zip(places, arrays, strict=True)
+    ]
+    return list(broadcast_arrays(*apart))
+
+
+def finfo(type: Any, /) -> Any:
+    return numpy.finfo(_constant(type).dtype if hasattr(type, "shape") else type)
+
+
+def iinfo(type: Any, /) -> Any:
+    return numpy.iinfo(_constant(type).dtype if hasattr(type, "shape") else type)
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return bool(numpy.isdtype(numpy.dtype(dtype), tuple(map(_kind, kinds))))
+
+
+def _kind(kind: Any) -> Any:
+    is_dtype = kind in standard.DTYPES and kind != "bool"
+    return numpy.dtype(kind) if is_dtype else kind
+
+
+# --- manipulation --------------------------------------------------------------------------------
+
+
+def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
+    shape = numpy.broadcast_shapes(*map(anp.shape, arrays))
+    return tuple(broadcast_to(each, shape) for each in arrays)
+
+
+def broadcast_to(x: Any, /, shape: Any) -> Any:
+    return linalg.broadcast_to(x, shape)
+
+
+def concat(arrays: Sequence[Any], /, axis: int | None = 0) -> Any:
+    if axis is None:
+        return anp.concatenate([anp.reshape(each, (-1,)) for each in arrays])
+    return anp.concatenate(arrays, axis)
+
+
+def expand_dims(x: Any, /, axis: Any = 0) -> Any:
+    return anp.expand_dims(x, axis)
+
+
+def flip(x: Any, /, axis: Any = None) -> Any:
+    count = anp.ndim(x)
+    axes = range(count) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    flipped = {each % count for each in axes}
+    return x[tuple(slice(None, None, -1 if each in flipped else None) for each in range(count))]
+
+
+def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
+    if isinstance(repeats, int):
+        return anp.repeat(x, repeats, axis)
+    x, axis = (anp.reshape(x, (-1,)), 0) if axis is None else (x, axis)
+    return take(x, numpy.repeat(numpy.arange(x.shape[axis]), repeats), axis=axis)
+
+
+def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
+    return anp.reshape(x, shape) if isinstance(x, Box) else numpy.reshape(x, shape, copy=copy)
+
+
+def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
+    if not isinstance(axis, tuple):
+        return anp.roll(x, shift, axis)
+    shifts = shift if isinstance(shift, tuple) else (shift,) * len(axis)
+    for each, along in zip(shifts, axis, strict=True):
+        x = anp.roll(x, each, along)
+    return x
+
+
+def tile(x: Any, repetitions: Any, /) -> Any:
+    # autograd's gradient is wrong where there are more axes than repetitions.
+    times = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
+    missing = len(times) - anp.ndim(x)
+    times = (*(1,) * -missing, *times)
+    x = anp.reshape(x, (*(1,) * missing, *anp.shape(x)))
+    for axis, count in enumerate(times):
+        x = anp.concatenate([x] * count, axis) if count else x[(slice(None),) * axis + (slice(0),)]
+    return x
+
+
+def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
+    rows = anp.moveaxis(x, axis, 0)
+    return tuple(rows[place] for place in range(rows.shape[0]))
+
+
+# --- indexing, sets and sorting ------------------------------------------------------------------
+
+
+def take(x: Any, indices: Any, /, axis: int | None = None) -> Any:
+    if axis is None:
+        return anp.reshape(x, (-1,))[indices]
+    return x[(slice(None),) * (axis % anp.ndim(x)) + (indices,)]
+
+
+def take_along_axis(x: Any, indices: Any, /, axis: int = -1) -> Any:
+    count = anp.ndim(x)
+    places: list[Any] = list(numpy.ix_(*map(numpy.arange, anp.shape(x))))
+    places[axis % count] = indices
+    return x[tuple(places)]
+
+
+def argsort(x: Any, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Any:
+    x = _constant(x)
+    if not descending:
+        return numpy.argsort(x, axis=axis, stable=stable)
+    # Turned around before and after, so that what is equal keeps its order.
+    found = numpy.argsort(numpy.flip(x, axis), axis=axis, stable=stable)
+    return numpy.flip(x.shape[axis] - 1 - found, axis)
+
+
+def sort(x: Any, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Any:
+    return take_along_axis(x, argsort(x, axis, descending=descending, stable=stable), axis)
+
+
+def unique_values(x: Any, /) -> Any:
+    return numpy.unique(_constant(x), equal_nan=False)  # in order, which the standard leaves open
+
+
+# --- statistics and utilities --------------------------------------------------------------------
+
+
+def cumulative_sum(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
+    x, axis = _along(x, axis, dtype)
+    return _begun(anp.cumsum(x, axis), axis, 0 if include_initial else None)
+
+
+def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
+    x, axis = _along(x, axis, dtype)
+    if not isinstance(x, Box):
+        return _begun(numpy.cumprod(x, axis), axis, 1 if include_initial else None)
+    return _begun(_products(x, axis), axis, 1 if include_initial else None)
+
+
+def _products(x: Any, axis: int) -> Any:
+    """The products of all before each, in a number of steps that is logarithmic; right also where one is zero."""
+    total, reach = anp.moveaxis(x, axis, 0), 1
+    while reach < len(total):
+        total = anp.concatenate([total[:reach], total[reach:] * total[:-reach]])
+        reach *= 2
+    return anp.moveaxis(total, 0, axis)
+
+
+def _along(x: Any, axis: int | None, dtype: Any) -> tuple[Any, int]:
+    if axis is None and anp.ndim(x) != 1:
+        raise ValueError("the axis must be given, unless there is one alone.")
+    return (x if dtype is None else astype(x, dtype)), 0 if axis is None else axis
+
+
+def _begun(total: Any, axis: int, initial: int | None) -> Any:
+    if initial is None:
+        return total
+    shape = list(total.shape)
+    shape[axis] = 1
+    return anp.concatenate([numpy.full(shape, initial, total.dtype), total], axis)
+
+
+def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Any:
+    parts = [each for each in (prepend, x, append) if each is not None]
+    whole = anp.concatenate(parts, axis) if len(parts) > 1 else x
+    for _ in range(n):
+        before = [slice(None)] * anp.ndim(whole)
+        after = before.copy()
+        before[axis], after[axis] = slice(None, -1), slice(1, None)
+        whole = whole[tuple(after)] - whole[tuple(before)]
+    return whole
+
+
+def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Any:
+    if not isinstance(x, Box):
+        return numpy.prod(x, axis, dtype=dtype, keepdims=keepdims)
+    # autograd divides by what it differentiates, so that its gradient is NaN where that is zero.
+    x = x if dtype is None else astype(x, dtype)
+    count = anp.ndim(x)
+    axes = range(count) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    gone = {each % count for each in axes}
+    left = [each for each in range(count) if each not in gone]
+    rows = anp.reshape(anp.transpose(x, [*gone, *left]), (-1, *[x.shape[each] for each in left]))
+    total = _products(rows, 0)[-1] if len(rows) else anp.ones_like(anp.sum(rows, 0))
+    return anp.reshape(total, [1 if each in gone else x.shape[each] for each in range(count)]) if keepdims else total
+
+
+def std(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
+    return anp.std(x, axis=axis, **_corrected(correction), **others)
+
+
+def var(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
+    return anp.var(x, axis=axis, **_corrected(correction), **others)
+
+
+def _corrected(correction: float | None) -> dict[str, float]:
+    # By the older name, which autograd's gradient knows.
+    return {} if correction is None else {"ddof": correction}
+
+
+vecdot, matrix_transpose = linalg.vecdot, linalg.matrix_transpose
+
+namespace = standard.Namespace(
+    anp,
+    standard.defined(sys.modules[__name__]),
+    linalg=standard.Namespace(anp.linalg, standard.defined(linalg)),
+    fft=standard.Namespace(anp.fft, standard.defined(fft)),
+)

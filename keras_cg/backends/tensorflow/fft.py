@@ -1,0 +1,110 @@
+"""The standard's `fft` on TensorFlow, of `tf.signal`, whose transforms are along the last axis and of its size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import tensorflow as tf
+
+from keras_cg.backends.tensorflow.promoted import as_dtype, cast, size, tensor
+
+fftshift, ifftshift = tf.signal.fftshift, tf.signal.ifftshift
+
+# What a Hermitian transform divides by is what the real one that it is made of multiplies with.
+_INVERSE = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+# The power of the size by which a result is multiplied. TensorFlow has divided those of inverse transforms already.
+_POWERS = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}
+
+
+def _one(function: Callable[..., Any], x: Any, n: Any, axis: int, norm: str, is_inverse: bool) -> Any:
+    """A transform along an axis, whose size is made `n`; `function` divides by that if it is an inverse one."""
+    x = tf.experimental.numpy.moveaxis(tensor(x), axis, -1)
+    result = function(x, n)
+    power = _POWERS[norm] if is_inverse else -_POWERS[norm]
+    if power:
+        result = result * tf.cast(tf.cast(n, tf.float64) ** power, result.dtype)
+    return tf.experimental.numpy.moveaxis(result, -1, axis)
+
+
+def _fitted(x: Any, n: Any) -> Any:
+    """The first `n` along the last axis, with zeros behind if there are fewer."""
+    x = x[..., :n]
+    missing = n - tf.shape(x)[-1]
+    return tf.pad(x, [[0, 0]] * (x.shape.rank - 1) + [[0, missing]])
+
+
+def _complex(x: Any) -> Any:
+    x = tensor(x)
+    return x if x.dtype.is_complex else cast(x, tf.complex128 if x.dtype == tf.float64 else tf.complex64)
+
+
+def fft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:
+    x = _complex(x)
+    count = n or size(x, axis)
+    return _one(lambda x, n: tf.signal.fft(_fitted(x, n)), x, count, axis, norm, False)
+
+
+def ifft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:
+    x = _complex(x)
+    count = n or size(x, axis)
+    return _one(lambda x, n: tf.signal.ifft(_fitted(x, n)), x, count, axis, norm, True)
+
+
+def rfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:
+    count = n or size(x, axis)
+    return _one(lambda x, n: tf.signal.rfft(_fitted(x, n)), x, count, axis, norm, False)
+
+
+def irfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:
+    x = _complex(x)
+    count = n or 2 * (size(x, axis) - 1)
+    return _one(lambda x, n: tf.signal.irfft(_fitted(x, n // 2 + 1), [n]), x, count, axis, norm, True)
+
+
+def hfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:
+    return irfft(tf.math.conj(x), n=n, axis=axis, norm=_INVERSE[norm])
+
+
+def ihfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:
+    return tf.math.conj(rfft(x, n=n, axis=axis, norm=_INVERSE[norm]))
+
+
+def fftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
+    return _along(fft, x, _axes(x, s, axes), norm)
+
+
+def ifftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
+    return _along(ifft, x, _axes(x, s, axes), norm)
+
+
+def rfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
+    *others, last = _axes(x, s, axes)
+    return _along(fft, _along(rfft, x, [last], norm), others, norm)
+
+
+def irfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
+    *others, last = _axes(x, s, axes)
+    return _along(irfft, _along(ifft, x, others, norm), [last], norm)
+
+
+def _axes(x: Any, s: Sequence[int] | None, axes: Sequence[int] | None) -> list[tuple[int, int | None]]:
+    if axes is None:
+        axes = range(-tensor(x).shape.rank if s is None else -len(s), 0)
+    return list(zip(axes, [None] * len(axes) if s is None else s, strict=True))
+
+
+def _along(function: Callable[..., Any], x: Any, axes: Sequence[tuple[int, int | None]], norm: str) -> Any:
+    for axis, n in axes:
+        x = function(x, n=n, axis=axis, norm=norm)
+    return x
+
+
+def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:
+    return tf.constant(numpy.fft.fftfreq(n, d), as_dtype(dtype or "float64"))
+
+
+def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:
+    return tf.constant(numpy.fft.rfftfreq(n, d), as_dtype(dtype or "float64"))

@@ -1,0 +1,247 @@
+"""The Python array API standard, 2024.12: what `keras_cg.ops` has on every backend, stated here and nowhere else.
+
+`SECTIONS` has the signatures by their heading, as the standard writes them. A name with a dot is of an extension:
+`linalg` or `fft`. A backend's `namespace` is a `Namespace`: the framework's own, with functions in it for what is
+missing there, or differs, made of what the framework differentiates and compiles.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+VERSION = "2024.12"
+
+CONSTANTS = ("e", "inf", "nan", "newaxis", "pi")
+
+DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float32", "float64", "complex64", "complex128"),
+)
+
+EXTENSIONS = ("fft", "linalg")
+
+_UNARY = (
+    *("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_invert", "ceil", "conj", "cos", "cosh"),
+    *("exp", "expm1", "floor", "imag", "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2"),
+    *("logical_not", "negative", "positive", "real", "reciprocal", "round", "sign", "signbit", "sin"),
+    *("sinh", "sqrt", "square", "tan", "tanh", "trunc"),
+)
+_BINARY = (
+    *("add", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_or"),
+    *("bitwise_right_shift", "bitwise_xor", "copysign", "divide", "equal", "floor_divide"),
+    *("greater", "greater_equal", "hypot", "less", "less_equal", "logaddexp", "logical_and"),
+    *("logical_or", "logical_xor", "maximum", "minimum", "multiply", "nextafter", "not_equal"),
+    *("pow", "remainder", "subtract"),
+)
+
+SECTIONS = {
+    "Elementwise": (
+        *(f"{name}(x, /)" for name in _UNARY),
+        *(f"{name}(x1, x2, /)" for name in _BINARY),
+        "clip(x, /, min=None, max=None)",
+    ),
+    "Creation": (
+        "arange(start, /, stop=None, step=1, *, dtype=None, device=None)",
+        "asarray(obj, /, *, dtype=None, device=None, copy=None)",
+        "empty(shape, *, dtype=None, device=None)",
+        "empty_like(x, /, *, dtype=None, device=None)",
+        "eye(n_rows, n_cols=None, /, *, k=0, dtype=None, device=None)",
+        "from_dlpack(x, /, *, device=None, copy=None)",
+        "full(shape, fill_value, *, dtype=None, device=None)",
+        "full_like(x, /, fill_value, *, dtype=None, device=None)",
+        "linspace(start, stop, /, num, *, dtype=None, device=None, endpoint=True)",
+        "meshgrid(*arrays, indexing='xy')",
+        "ones(shape, *, dtype=None, device=None)",
+        "ones_like(x, /, *, dtype=None, device=None)",
+        "tril(x, /, *, k=0)",
+        "triu(x, /, *, k=0)",
+        "zeros(shape, *, dtype=None, device=None)",
+        "zeros_like(x, /, *, dtype=None, device=None)",
+    ),
+    "Data types": (
+        "astype(x, dtype, /, *, copy=True, device=None)",
+        "can_cast(from_, to, /)",
+        "finfo(type, /)",
+        "iinfo(type, /)",
+        "isdtype(dtype, kind)",
+        "result_type(*arrays_and_dtypes)",
+    ),
+    "Manipulation": (
+        "broadcast_arrays(*arrays)",
+        "broadcast_to(x, /, shape)",
+        "concat(arrays, /, *, axis=0)",
+        "expand_dims(x, /, *, axis=0)",
+        "flip(x, /, *, axis=None)",
+        "moveaxis(x, source, destination, /)",
+        "permute_dims(x, /, axes)",
+        "repeat(x, repeats, /, *, axis=None)",
+        "reshape(x, /, shape, *, copy=None)",
+        "roll(x, /, shift, *, axis=None)",
+        "squeeze(x, /, axis)",
+        "stack(arrays, /, *, axis=0)",
+        "tile(x, repetitions, /)",
+        "unstack(x, /, *, axis=0)",
+    ),
+    "Indexing and searching": (
+        "argmax(x, /, *, axis=None, keepdims=False)",
+        "argmin(x, /, *, axis=None, keepdims=False)",
+        "count_nonzero(x, /, *, axis=None, keepdims=False)",
+        "nonzero(x, /)",
+        "searchsorted(x1, x2, /, *, side='left', sorter=None)",
+        "take(x, indices, /, *, axis=None)",
+        "take_along_axis(x, indices, /, *, axis=-1)",
+        "where(condition, x1, x2, /)",
+    ),
+    "Sets and sorting": (
+        "argsort(x, /, *, axis=-1, descending=False, stable=True)",
+        "sort(x, /, *, axis=-1, descending=False, stable=True)",
+        "unique_all(x, /)",
+        "unique_counts(x, /)",
+        "unique_inverse(x, /)",
+        "unique_values(x, /)",
+    ),
+    "Statistics and utilities": (
+        "all(x, /, *, axis=None, keepdims=False)",
+        "any(x, /, *, axis=None, keepdims=False)",
+        "cumulative_prod(x, /, *, axis=None, dtype=None, include_initial=False)",
+        "cumulative_sum(x, /, *, axis=None, dtype=None, include_initial=False)",
+        "diff(x, /, *, axis=-1, n=1, prepend=None, append=None)",
+        "max(x, /, *, axis=None, keepdims=False)",
+        "mean(x, /, *, axis=None, keepdims=False)",
+        "min(x, /, *, axis=None, keepdims=False)",
+        "prod(x, /, *, axis=None, dtype=None, keepdims=False)",
+        "std(x, /, *, axis=None, correction=0.0, keepdims=False)",
+        "sum(x, /, *, axis=None, dtype=None, keepdims=False)",
+        "var(x, /, *, axis=None, correction=0.0, keepdims=False)",
+    ),
+    "Linear algebra": (
+        "matmul(x1, x2, /)",
+        "matrix_transpose(x, /)",
+        "tensordot(x1, x2, /, *, axes=2)",
+        "vecdot(x1, x2, /, *, axis=-1)",
+        "linalg.cholesky(x, /, *, upper=False)",
+        "linalg.cross(x1, x2, /, *, axis=-1)",
+        "linalg.det(x, /)",
+        "linalg.diagonal(x, /, *, offset=0)",
+        "linalg.eigh(x, /)",
+        "linalg.eigvalsh(x, /)",
+        "linalg.inv(x, /)",
+        "linalg.matmul(x1, x2, /)",
+        "linalg.matrix_norm(x, /, *, keepdims=False, ord='fro')",
+        "linalg.matrix_power(x, n, /)",
+        "linalg.matrix_rank(x, /, *, rtol=None)",
+        "linalg.matrix_transpose(x, /)",
+        "linalg.outer(x1, x2, /)",
+        "linalg.pinv(x, /, *, rtol=None)",
+        "linalg.qr(x, /, *, mode='reduced')",
+        "linalg.slogdet(x, /)",
+        "linalg.solve(x1, x2, /)",
+        "linalg.svd(x, /, *, full_matrices=True)",
+        "linalg.svdvals(x, /)",
+        "linalg.tensordot(x1, x2, /, *, axes=2)",
+        "linalg.trace(x, /, *, offset=0, dtype=None)",
+        "linalg.vecdot(x1, x2, /, *, axis=-1)",
+        "linalg.vector_norm(x, /, *, axis=None, keepdims=False, ord=2)",
+    ),
+    "Fourier transforms": (
+        *(f"fft.{name}(x, /, *, n=None, axis=-1, norm='backward')" for name in ("fft", "ifft", "rfft", "irfft")),
+        *(f"fft.{name}(x, /, *, n=None, axis=-1, norm='backward')" for name in ("hfft", "ihfft")),
+        *(f"fft.{name}(x, /, *, s=None, axes=None, norm='backward')" for name in ("fftn", "ifftn", "rfftn", "irfftn")),
+        "fft.fftfreq(n, /, *, d=1.0, dtype=None, device=None)",
+        "fft.rfftfreq(n, /, *, d=1.0, dtype=None, device=None)",
+        "fft.fftshift(x, /, *, axes=None)",
+        "fft.ifftshift(x, /, *, axes=None)",
+    ),
+}
+
+# Every function, by its name.
+FUNCTIONS = {line.partition("(")[0]: line for lines in SECTIONS.values() for line in lines}
+
+
+@functools.cache
+def parameters(line: str) -> list[inspect.Parameter]:
+    """The parameters of a signature as it is written above."""
+    function = eval(f"lambda {line[line.index('(') + 1 : -1]}: None")
+    return [*inspect.signature(function).parameters.values()]
+
+
+class Namespace(ModuleType):
+    """A framework's own namespace, with functions of the standard for those that it lacks, or that differ."""
+
+    def __init__(self, framework: Any, *defined: Mapping[str, Any], **parts: Any):
+        super().__init__(framework.__name__, framework.__doc__)
+        # Beforehand, so that no access takes a second look. What the framework makes when asked, it is asked for below.
+        for names in (vars(framework), *defined, parts):
+            vars(self).update({name: value for name, value in names.items() if not name.startswith("_")})
+        self._framework = framework
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._framework, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *dir(self._framework)})
+
+
+def defined(module: ModuleType) -> dict[str, Any]:
+    """What a module of ours has of the standard, by the names in their part of it."""
+    names = {name.rpartition(".")[2] for name in (*FUNCTIONS, *CONSTANTS, *DTYPES)}
+    return {name: value for name, value in vars(module).items() if name in names}
+
+
+# --- what functions with several results return, by the standard's names -------------------------
+
+
+class EighResult(NamedTuple):
+    """Of `linalg.eigh`."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class QRResult(NamedTuple):
+    """Of `linalg.qr`."""
+
+    Q: Any
+    R: Any
+
+
+class SlogdetResult(NamedTuple):
+    """Of `linalg.slogdet`."""
+
+    sign: Any
+    logabsdet: Any
+
+
+class SVDResult(NamedTuple):
+    """Of `linalg.svd`."""
+
+    U: Any
+    S: Any
+    Vh: Any
+
+
+class UniqueAllResult(NamedTuple):
+    """Of `unique_all`."""
+
+    values: Any
+    indices: Any
+    inverse_indices: Any
+    counts: Any
+
+
+class UniqueCountsResult(NamedTuple):
+    """Of `unique_counts`."""
+
+    values: Any
+    counts: Any
+
+
+class UniqueInverseResult(NamedTuple):
+    """Of `unique_inverse`."""
+
+    values: Any
+    inverse_indices: Any

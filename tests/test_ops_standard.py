@@ -1,0 +1,90 @@
+"""Every function of the array API standard on every backend, compared with array-api-strict; and docs/ops.md."""
+
+import functools
+import inspect
+
+import array_api_strict
+import numpy as np
+import pytest
+from standard import comparison, report
+from standard.differences import DIFFERENCES, NO_GRADIENT
+
+from keras_cg import config, ops
+from keras_cg.engine import standard
+
+
+@functools.cache
+def page(backend):
+    return report.column(backend)
+
+
+@pytest.mark.parametrize("name", standard.FUNCTIONS)
+def test_a_function(backend, name):
+    outcome, found = comparison.compare(backend, name)
+    if (backend, name) in DIFFERENCES:
+        assert outcome == comparison.DIFFERS, "it does as the standard says: take it out of DIFFERENCES"
+    else:
+        assert outcome != comparison.DIFFERS, found
+    assert page(backend)[name] == report.cell(backend, name, outcome), "write docs/ops.md anew by `nox -s ops`"
+
+
+def test_the_constants_and_dtypes(backend):
+    assert (ops.e, ops.pi, ops.inf, ops.newaxis) == (np.e, np.pi, np.inf, None)
+    assert np.isnan(ops.nan)
+    with config.active.double_precision():
+        for name in standard.DTYPES:
+            assert config.active.dtype(ops.zeros(1, dtype=getattr(ops, name))) == name
+    x = ops.zeros((2, 3), dtype=ops.float32)
+    assert tuple(x[ops.newaxis, ...].shape) == (1, 2, 3)
+
+
+@pytest.mark.once
+def test_the_table_is_the_standard():
+    """Names, and parameters with their kinds and defaults, of what array-api-strict has in that version."""
+    later = {"isin", "broadcast_shapes"}  # of 2025.12
+    for prefix, module in (
+        ("", array_api_strict),
+        ("linalg.", array_api_strict.linalg),
+        ("fft.", array_api_strict.fft),
+    ):
+        functions = {name for name in module.__all__ if inspect.isfunction(getattr(module, name))}
+        functions = {name for name in functions if "flags" not in name} - later - {"__array_namespace_info__"}
+        ours = {
+            name.removeprefix(prefix) for name in standard.FUNCTIONS if name.rpartition(".")[0] == prefix.rstrip(".")
+        }
+        assert ours == functions
+        for name in functions - {"expand_dims"}:  # array-api-strict has that of 2025.12
+            theirs = inspect.signature(getattr(module, name)).parameters.values()
+            mine = standard.parameters(standard.FUNCTIONS[prefix + name])
+            assert [(each.name, each.kind) for each in mine] == [(each.name, each.kind) for each in theirs], name
+            for own, their in zip(mine, theirs, strict=True):
+                is_undefined = "UNDEF" in str(their.default)
+                assert is_undefined or own.default == their.default or own.empty in (own.default, their.default), name
+
+
+@pytest.mark.once
+def test_the_page_is_made_of_the_tables():
+    text = report.PAGE.read_text("utf-8")
+    assert text.startswith(report.INTRO + report.LEGEND)
+    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == [
+        *standard.FUNCTIONS.values()
+    ]
+    assert all(f"- ({mark}) {reason}." in text for reason, mark in report.marks().items())
+
+
+@pytest.mark.once
+def test_the_tables_name_functions():
+    for backend, name in (*DIFFERENCES, *NO_GRADIENT):
+        assert backend in report.BACKENDS and name in standard.FUNCTIONS
+
+
+def test_the_comparison_sees_what_is_wrong(backend, monkeypatch):
+    x = np.array([0.5, 1.5], np.float32)
+    for wrong, said in (
+        (lambda x: ops.cos(x), "gives array"),
+        (lambda x: ops.astype(ops.sin(x), "float16"), "gives ['float16'] for ['float32']"),
+        (lambda x: (ops.sin(x),), "gives the parts [0] for ['']"),
+        (lambda x: ops.no_such_function, "raises AttributeError"),
+    ):
+        monkeypatch.setattr(comparison, "ours", lambda name, args, kwargs: wrong(config.active.asarray(x)))
+        assert said in comparison.differences(backend, "sin", (x,), {})
