@@ -422,6 +422,29 @@ def test_a_plain_gradient_inside_is_exported(backend):
     check_around(export(model(slope), tensor(X)).module(), lambda x: 3 * x**2, X)
 
 
+def test_a_step_beside_an_export(backend):
+    """torch says of every thread that it exports, while one of them does; the others keep the rule."""
+    found = []
+
+    def step():
+        x = tensor(X, requires_grad=True)
+        with keras_cg.use_backend("torch"):
+            exp(x).sum().backward()
+        found.append(x.grad.numpy())
+
+    def beside(x):
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        return exp(x)
+
+    for _ in range(3):
+        export(model(beside), tensor(X))
+    assert len(found) == 3
+    for gradient in found:
+        np.testing.assert_allclose(gradient, 7 * np.exp(X), rtol=1e-5)
+
+
 # --- make_fx, and what is made of it -------------------------------------------------------------------------------
 
 
