@@ -512,6 +512,38 @@ def test_aot_export_module(backend):
     assert not loss.requires_grad
 
 
+def test_a_weight_under_aot_module(backend):
+    """One in a closure gets its gradient; one in an attribute is not found, which is said."""
+    import torch
+    from functorch.compile import aot_module, make_boxed_func
+
+    class Model(torch.nn.Module):
+        def __init__(self, is_held, is_taken):
+            super().__init__()
+            self.is_held, self.is_taken = is_held, is_taken
+            self.w = torch.nn.Parameter(tensor(C))
+
+        def forward(self, x):
+            weight = self.w if self.is_held else None
+
+            def taking(upstream, variables=None):
+                return 7 * upstream, [9 * upstream.sum(0)]
+
+            rule = taking if self.is_taken else lambda upstream: 7 * upstream
+            return custom_gradient(lambda x: (x * (self.w if weight is None else weight), rule))(x)
+
+    def run(*options):
+        module = Model(*options)
+        return gradients(aot_module(module, lambda graph, _: make_boxed_func(graph)), X, module.w)
+
+    _, gx, gw = run(True, True)
+    np.testing.assert_allclose(gx, np.full(X.shape, 7.0))
+    np.testing.assert_allclose(gw, np.full(3, 18.0))
+    for options in [(True, False), (False, False), (False, True)]:
+        with pytest.raises(keras_cg.CapturedVariableError):
+            run(*options)
+
+
 def test_fake_tensors(backend):
     """What estimates memory or shapes runs a step on tensors without numbers."""
     import torch
