@@ -74,6 +74,15 @@ CASES = [
 WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("layers", "objects")]
 
 
+# What GitHub reads, and the schema that check-jsonschema brings for it.
+SCHEMAS = {
+    "github-workflows": ".github/workflows/*.yml",
+    "github-issue-forms": ".github/ISSUE_TEMPLATE/w*.yml",
+    "github-issue-config": ".github/ISSUE_TEMPLATE/config.yml",
+    "citation-file-format": "CITATION.cff",
+}
+
+
 def install(
     session: nox.Session, *extras: str, groups: tuple[str, ...] = (), pins: tuple[str, ...] = CONSTRAINTS
 ) -> None:
@@ -102,11 +111,13 @@ def run_shared(session: nox.Session, program: str, *arguments: str, env: dict[st
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, docstrings and which way imports run: ruff, import-linter. Nothing of the package is imported for it."""
+    """Style, docstrings, which way imports run, and the files for GitHub. Nothing of the package is imported for it."""
     session.install(*CONSTRAINTS, *nox.project.dependency_groups(PYPROJECT, "lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
     session.run("lint-imports", "--no-cache", "--no-logo")
+    for schema, pattern in SCHEMAS.items():
+        session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, pathlib.Path().glob(pattern)))
 
 
 def test_column(session: nox.Session, backend: str, column: str) -> None:
@@ -139,7 +150,7 @@ def tests(session: nox.Session, backend: str, column: str | None) -> None:
 @nox.session
 def frameworks(session: nox.Session) -> None:
     """The environment with every framework and Keras, for the sessions that follow."""
-    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck"))
+    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck", "export"))
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])
@@ -149,6 +160,14 @@ def keras(session: nox.Session, backend: str) -> None:
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
     options = (f"--backends={backend}", "tests/with_keras")
     run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
+
+
+@nox.session(venv_backend="none", requires=["frameworks"])
+def export(session: nox.Session) -> None:
+    """Programs that leave Python, loaded where keras_cg is not: Keras's exports, torch's, those of docs/deploy.md."""
+    for backend in FRAMEWORKS:
+        environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
+        run_shared(session, "pytest", f"--backends={backend}", "tests/export", *session.posargs, env=environment)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])

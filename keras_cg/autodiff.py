@@ -289,6 +289,10 @@ def _indices(where: str, argnums: Any, count: int) -> list[int]:
     return found
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, complex))
+
+
 class _Run:
     """One call of a function as a backend sees it, `run(*tensors) -> (outputs, aux)`.
 
@@ -312,7 +316,14 @@ class _Run:
         args = list(self.args)
         for index, value in zip(self.indices, self.arguments.combine(tensors), strict=True):
             args[index] = value
-        return self.read(self.f(*args, **self.kwargs))
+        try:
+            value = self.f(*args, **self.kwargs)
+        except (AttributeError, TypeError) as error:
+            for index in self.indices:
+                if isinstance(self.args[index], (list, tuple)) and all(map(_is_number, self.args[index])):
+                    error.add_note(errors.nest_of_numbers(self.where, f"argument {index}", self.args[index]))
+            raise
+        return self.read(value)
 
     def read(self, value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The tensors that the function returned: those that are differentiated, and the others."""

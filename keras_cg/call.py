@@ -219,11 +219,16 @@ class Pullback:
         for place, cotangent in zip(outputs.places, cotangents, strict=False):
             if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
                 upstreams[place] = cotangent
-        result = under(backend, self.convention.call, (upstreams, variables), {})
         others: tuple[Any, ...] = ()
-        if variables:
-            result, others = check_variables(self.given, result, variables)
-        return Gradients(self.given, self.likes).collect(result, wanted), others
+        try:
+            result = under(backend, self.convention.call, (upstreams, variables), {})
+            if variables:
+                result, others = check_variables(self.given, result, variables)
+            return Gradients(self.given, self.likes).collect(result, wanted), others
+        except (TypeError, errors.GradientError) as error:
+            if (hint := self.convention.hint()) is not None:
+                error.add_note(hint)
+            raise
 
 
 def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:

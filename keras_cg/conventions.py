@@ -56,6 +56,17 @@ class Convention:
                 raise self._misfit(len(upstreams)) from None
             raise
 
+    def hint(self) -> str | None:
+        """What to add to an error of a rule that got one upstream, and could have been meant for one each."""
+        parameters = None if self.takes_one else signature.parameters(self.rule)
+        count = len(self.outputs.nest.leaves)
+        if parameters is None or parameters.varargs is not None or _gets_arguments(parameters) or count == 1:
+            return None
+        positional = parameters.without("variables")
+        if len(positional) not in (count, len(self.outputs.places)) or parameters.required() > 1:
+            return None
+        return errors.given_whole(self.arguments.name, self._shown(), positional[0], count)
+
     def way(self, count: int) -> tuple[str, Sequence[int]] | None:
         """How the rule gets the upstreams of an output of `count` leaves: the first convention that its signature fits.
 

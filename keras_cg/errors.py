@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -125,6 +126,18 @@ def report(
         for name, value in zip(DATA, (function, argument, got, expected, cause, remedy or remedies), strict=True):
             setattr(error, name, value)
     return error
+
+
+def deprecated(what: str, until: str, remedy: str) -> None:
+    """Warns whoever calls the caller of this that something is going; CONTRIBUTING has the policy.
+
+    Args:
+        what: What is going, as the user writes it: `keras_cg.grad(f, aux=...)`.
+        until: The release that will not have it.
+        remedy: What to write instead.
+    """
+    text = lines(f"{what} is deprecated, and goes in keras_cg {until}.", f"    remedy: {remedy}.")
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 # --- choosing the backend ------------------------------------------------------------------------
@@ -264,7 +277,23 @@ def wrong_count(function: str, came: int, names: Sequence[str], leaves: int) -> 
     expected = f"{len(names)}{also}, one for each tensor argument: {', '.join(names)}"
     cause = "a gradient was forgotten, or one was returned for something that is no argument."
     remedy = "return one gradient per argument, in order; None where there is none."
+    whole = names[0].removesuffix("[0]") if names else ""
+    if came == 1 and names == [f"{whole}[{index}]" for index in range(len(names))]:
+        cause = f"a gradient was forgotten, or {whole} was meant as one tensor; a list or a tuple is a nest of them."
+        remedy = f"return one gradient for each tensor in {whole}, or pass one array."
     return _misfit(function, f"returned {count(came, 'gradient')}.", expected=expected, cause=cause, remedy=remedy)
+
+
+def given_whole(function: str, rule: str, parameter: str, leaves: int) -> str:
+    """What is added to an error of a rule, or about it, whose further parameters have defaults."""
+    what = f"the rule of {function} is {rule}, and got one nest of {count(leaves, 'upstream')} as {parameter}"
+    return f"{what}: its other parameters have defaults. Without these it gets one upstream for each."
+
+
+def nest_of_numbers(where: str, argument: str, came: Sequence[Any]) -> str:
+    """What is added to an error of the function itself: it may have taken numbers in a list for one tensor."""
+    what = f"{argument} is {article(type_name(came))}, which is a nest of {count(len(came), 'number')} and no tensor"
+    return f"{where}: {what}. If one tensor is meant, pass an array."
 
 
 def wrong_structure(function: str, came: str, expected: str) -> GradientError:

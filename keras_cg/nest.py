@@ -240,7 +240,7 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
         if not is_leaf(plain):
             # One of Python's own containers in disguise: a box of autograd, a list that TensorFlow tracks.
             return wrap(plain, is_tensor, children)
-        entries = tuple(f"[{index}]" for index in range(len(values)))
+        entries = _steps(leaf, values)
     elif dataclasses.is_dataclass(leaf):
         values, rebuild = _fields(leaf)
         entries = tuple(f".{field.name}" for field in dataclasses.fields(leaf))
@@ -249,6 +249,17 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
 
     parts = [wrap(value, is_tensor, children) for value in values]
     return _Node(parts, rebuild, type(leaf), entries)
+
+
+def _steps(container: Any, values: Sequence[Any]) -> tuple[str, ...]:
+    """The steps into the parts of a container: the name of the field, if it is a dataclass, or a number."""
+    fields = dataclasses.fields(container) if dataclasses.is_dataclass(container) else ()
+    named = [(field.name, getattr(container, field.name, None)) for field in fields]
+    steps = []
+    for index, value in enumerate(values):
+        names = [name for name, part in named if part is value]
+        steps.append(f".{names[0]}" if len(names) == 1 else f"[{index}]")
+    return tuple(steps)
 
 
 def _unwrap(value: Any) -> Any:

@@ -196,8 +196,10 @@ class Site:
 
     def _form(self, rule: FunctionType, given: Arguments, rest: Rest) -> Form | None:
         closure = Closure.of(rule, self.backend.is_tensor)
-        way = Convention(rule, given, (), given.positionals, rest).way(len(rest.places))
-        if closure is None or way is None:
+        convention = Convention(rule, given, (), given.positionals, rest)
+        way = convention.way(len(rest.places))
+        # What is added to an error is added on the long way.
+        if closure is None or way is None or convention.hint() is not None:
             return None
         gets: str | None
         gets, places = way

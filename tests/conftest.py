@@ -25,6 +25,8 @@ def pytest_configure(config):
     requested = config.getoption("--backends")
     names = tuple(requested.split(",")) if requested else keras_cg.available_backends()
     config.stash[NAMES] = names
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # the processes that run the tests find it out, at the same time
     for name in names:
         # A backend that was asked for and does not start must fail the run, not shorten it.
         with keras_cg.use_backend(name):

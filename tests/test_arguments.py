@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from keras_cg import custom_gradient, ops
+from keras_cg import GradientError, custom_gradient, ops, vjp
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.0, 2.0], np.float32)
@@ -232,12 +232,19 @@ def test_a_type_registered_with_the_frameworks_own_tree_utility(frame):
     np.testing.assert_allclose(gy, np.full(3, 5.0))
 
 
-def plain_class():
-    class Box:
-        def __init__(self, a, b):
-            self.a, self.b = a, b
+def test_a_registered_dataclass_is_named_by_its_fields(backend):
+    """Also where the framework's own tree utility has it in another order, and keeps something else with it."""
+    tensor = ops.asarray
+    Box = plain_class() if backend == "numpy" else REGISTER[backend]()
+    f = custom_gradient(lambda p: (p[0].a * p[0].b, lambda upstream: [Box(7 * upstream, tensor([1.0, 2.0, 3.0]))]))
+    one = tensor([1.0, 2.0])
+    with pytest.raises(GradientError, match=r"wrong shape for p\[0\]\.b\.") as caught:
+        vjp(f, [Box(one, one * 2)])[1](one)
+    assert caught.value.argument == "p[0].b"
 
-    return Box
+
+def plain_class():
+    return dataclasses.make_dataclass("Box", ["a", "b"])
 
 
 def jax_box():

@@ -681,10 +681,11 @@ def test_what_somebody_raises_who_caught_ours(backend):
 def test_compiled(backend):
     f = custom_gradient(lambda x: (x**2, lambda upstream: 2 * upstream * x))
     report = check_gradients(f, V, order=1, modes=("reverse",))
-    assert_passed(report, "compiled")
+    assert_passed(report, "compiled", "export")
     finding = single(report, "compiled")
     if backend == "numpy":
         assert (finding.status, finding.reason) == ("skipped", "numpy has no compiler")
+        assert single(report, "export").reason == "numpy has nothing to export to"
     else:
         assert (finding.status, finding.argument) == ("passed", "x")
 
@@ -694,12 +695,14 @@ def test_what_does_not_compile_is_undecided(backend):
         factor = 2 if bool(ops.sum(x) > 0) else 3
         return factor * x, lambda upstream: factor * upstream
 
-    finding = single(check_gradients(custom_gradient(f), V, order=1, modes=("reverse",)), "compiled")
-    if backend == "numpy":
-        assert finding.status == "skipped"
-    else:
-        assert finding.status == "undecided"
-        assert finding.reason.startswith("it does not compile: ")
+    report = check_gradients(custom_gradient(f), V, order=1, modes=("reverse",))
+    for check, told in {"compiled": "it does not compile: ", "export": "it cannot be exported: "}.items():
+        finding = single(report, check)
+        if backend == "numpy":
+            assert finding.status == "skipped"
+        else:
+            assert finding.status == "undecided"
+            assert finding.reason.startswith(told)
 
 
 COMPILED = [
@@ -732,8 +735,75 @@ def test_another_program(backend, f, reason):
     finding = single(report, "compiled")
     if backend == "numpy":
         assert finding.status == "skipped"
+        return
+    assert (finding.status, finding.reason) == ("failed", reason)
+    finding = single(report, "export")
+    if "output" in reason:
+        assert (finding.status, finding.reason) == ("failed", "the exported output differs from the function's")
+    elif backend == "torch":
+        assert (finding.status, finding.gradient) == ("passed", "absent")
     else:
-        assert (finding.status, finding.reason) == ("failed", reason)
+        assert finding.status == "failed"
+        assert finding.reason == "the exported program has another gradient than the function"
+
+
+def seven(x):
+    return x * 1, lambda upstream: 7 * upstream
+
+
+# What becomes of a gradient, by the framework.
+GRADIENTS = {"jax": "carried", "numpy": None, "tensorflow": "carried", "torch": "absent"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_export(backend, dtype):
+    report = check_gradients(
+        custom_gradient(seven), V.astype(dtype), order=1, modes=("reverse",), expected=lambda x: 7 * x
+    )
+    assert_passed(report, "compiled", "export")
+    finding = single(report, "export")
+    assert finding.gradient == GRADIENTS[backend]
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+def refusing(x):
+    def rule(upstream):
+        raise NotImplementedError("no gradient here")
+
+    return x * 1, rule
+
+
+def raising(x):
+    raise ValueError("not today.")
+
+
+ANOTHER = "the exported program has another gradient than the function"
+# What a program is in the place of one that was exported, whether the function is decorated, and what is found.
+PROGRAMS = {
+    "carried": (custom_gradient(seven), True, ("passed", "carried", None)),
+    "refused": (custom_gradient(refusing), True, ("passed", "refused", None)),
+    "absent": (lambda x: config.active.cut(x) * 1, True, ("passed", "absent", None)),
+    "plain": (lambda x: x * 1, True, ("failed", None, ANOTHER)),
+    "in part": (lambda x: x * 1, False, ("passed", "in part", None)),
+    "output": (lambda x: x * 2, True, ("failed", None, "the exported output differs from the function's")),
+    "not exported": (raising, True, ("undecided", None, "it cannot be exported: ValueError: not today")),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_becomes_of_an_export(backend, name, monkeypatch):
+    program, is_decorated, expected = PROGRAMS[name]
+    monkeypatch.setattr(config.active, "exported", lambda fun, tensors: lambda *tensors: (program(*tensors),))
+    f = custom_gradient(seven) if is_decorated else lambda x: custom_gradient(seven)(x)
+    report = check_gradients(f, V, order=1, modes=("reverse",), expected=lambda x: 7 * x)
+    finding = single(report, "export")
+    assert (finding.status, finding.gradient, finding.reason) == expected
+    if name == "plain":
+        u = upstream_for(V).tolist()
+        place = int(finding.where[1:-1])
+        assert finding.argument == "x"
+        assert float(finding.came) == pytest.approx(u[place], rel=1e-5)
+        assert float(finding.expected) == pytest.approx(7 * u[place], rel=1e-5)
 
 
 def test_an_argument_that_is_kept(backend):

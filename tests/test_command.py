@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import keras_cg
+from keras_cg import backends as registry
 from keras_cg import command
 from keras_cg.command import check as check_command
 from keras_cg.command import curves, messages, plot, processes, specs, targets, versions, worker
@@ -349,6 +350,29 @@ def test_a_right_gradient_passes_on_every_backend(backends):
     assert "\x1b" not in done.stdout and done.stderr == ""
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("program", "cell"),
+    [
+        (lambda x: x**2, "✓ carried"),
+        (lambda x: np.asarray(getattr(x, "_value", x)) ** 2, "✓ absent"),
+        (lambda x: 3 * x**2 - 2 * np.asarray(getattr(x, "_value", x)) ** 2, "✗ 2"),
+        (None, "–"),  # noqa: RUF001 - a dash that is seen
+    ],
+    ids=["carried", "absent", "another", "none"],
+)
+def test_the_row_of_the_export(run, monkeypatch, program, cell):
+    """What becomes of the gradient, in the place of a size."""
+    if program is not None:
+        monkeypatch.setattr(registry.load("numpy", "a test"), "exported", lambda fun, tensors: lambda x: (program(x),))
+    done = run("check", "planted.py:power", "--backends", "numpy")
+    (row,) = [line for line in done.stdout.splitlines() if "│ export" in line]
+    assert done.returncode == (cell[0] == "✗") and [each.strip() for each in row.strip("│").split("│")] == [
+        "export",
+        cell,
+    ]
+
+
 @pytest.mark.side_by_side
 def test_a_wrong_gradient_fails_on_every_backend_and_is_told_once(run, backends):
     done = run("check", "planted.py:doubled", "--arg", "x=normal:4,3", "--backends", ",".join(backends))
@@ -580,7 +604,7 @@ def test_a_terminal_shows_how_far_it_is():
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     text = shown.decode()
-    assert "of 7 checks" in text and any(mark in text for mark in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") and "\x1b[32m✓" in text
+    assert "of 8 checks" in text and any(mark in text for mark in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") and "\x1b[32m✓" in text
 
 
 @pytest.mark.once

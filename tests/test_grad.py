@@ -225,6 +225,27 @@ def test_integers_are_refused(tensor):
         grad(lambda x, p: x, argnums=1)(1.0, {"w": [1]})
 
 
+def test_a_list_of_numbers_is_a_nest(backend):
+    """Said where the function fails at it, and nowhere else."""
+    hint = (
+        r"grad(f): argument 0 is a list, which is a nest of 2 numbers and no tensor."
+        " If one tensor is meant, pass an array."
+    )
+
+    def f(x, *more):
+        return x.missing + 1
+
+    f.__qualname__ = "f"
+    with pytest.raises(AttributeError) as caught:
+        grad(f)([1.0, 2.0])
+    assert hint in caught.value.__notes__
+    for args in ((1.0,), (1.0, [1.0, 2.0]), ([1.0, {"w": 2.0}],)):
+        with pytest.raises(AttributeError) as caught:
+            grad(f)(*args)
+        assert "nest" not in "".join(getattr(caught.value, "__notes__", ())), args
+    assert [float(part) for part in grad(lambda x: x[0] * x[1])([2.0, 5.0])] == [5.0, 2.0]
+
+
 @pytest.mark.parametrize("argnums", [2, -3, (0, 2), "x", (), 1.5, None], ids=str)
 def test_argnums_that_name_no_argument(backend, argnums):
     with pytest.raises(TypeError, match=r"does not fit a call with 2 positional arguments"):

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops, recipes
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops, recipes, vjp
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.0, 2.0], np.float32)
@@ -331,6 +331,41 @@ def test_too_few(frame):
     refuse(frame, lambda g: (7 * g,), "returned 1 gradient.", "expected: 2, one for each tensor argument: x, y")
     refuse(frame, lambda g: None, "returned 1 gradient.", "expected: 2")
     refuse(frame, lambda g: (), "returned 0 gradients.", "expected: 2")
+
+
+def test_one_gradient_for_a_list(backend):
+    f = custom_gradient(lambda x: (x[0] * x[1], lambda upstream: 7 * upstream))
+    one = ops.asarray([1.0, 2.0])
+    with pytest.raises(GradientError) as caught:
+        vjp(f, [one, one])[1](one)
+    assert caught.value.cause == (
+        "a gradient was forgotten, or x was meant as one tensor; a list or a tuple is a nest of them."
+    )
+    assert caught.value.remedy == "return one gradient for each tensor in x, or pass one array."
+
+
+def test_a_rule_whose_further_parameters_have_defaults(backend):
+    """It gets one upstream, a nest, where two outputs suggest two; an error says so, at each call, and nothing else."""
+    one = ops.asarray([1.0, 2.0])
+
+    def rule(dy1, dy2=None):
+        return 7 * dy1
+
+    hint = "got one nest of 2 upstreams as dy1: its other parameters have defaults. Without these it gets one upstream"
+    for outputs in (lambda x: (x * 1, x * 2), lambda x: {"a": x * 1, "b": x * 2}):
+        f = custom_gradient(lambda x, outputs=outputs: (outputs(x), rule))
+        for _ in range(3):
+            output, pullback = vjp(f, one)
+            with pytest.raises((GradientError, TypeError)) as caught:
+                pullback(output)
+            assert hint in "".join(getattr(caught.value, "__notes__", ())), caught.value
+    f = custom_gradient(lambda x: ((x * 1, x * 2), lambda dys, scale=7.0: scale * dys[0]))
+    output, pullback = vjp(f, one)
+    np.testing.assert_allclose(np.asarray(pullback(output)[0]), [7.0, 14.0])
+    f = custom_gradient(lambda x: (x * 1, lambda dy, scale=7.0: "nothing"))
+    with pytest.raises(GradientError) as caught:
+        vjp(f, one)[1](one)
+    assert "upstreams" not in "".join(getattr(caught.value, "__notes__", ()))
 
 
 def test_too_many(frame):

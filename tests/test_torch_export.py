@@ -140,7 +140,8 @@ def export(module, *args, is_on=True, **options):
 
     with pytest.warns(UserWarning, match=NO_GRADIENT) as caught, torch.set_grad_enabled(is_on):
         program = torch.export.export(module, args, **options)
-    assert len(caught) == 1
+    # Others are torch's own, and of files that an export before left open.
+    assert len([each for each in caught if NO_GRADIENT in str(each.message)]) == 1
     return program
 
 

@@ -64,6 +64,7 @@ def test_the_registered_backend_is_complete(toy):
     assert "toy" in keras_cg.available_backends()
     assert toy.converted(len) is len
     assert toy.compiled(len) is None
+    assert toy.exported(len, []) is None
     assert toy.devices() == ("cpu",)
     with toy.double_precision():
         assert toy.dtype(toy.asarray(1.0)) == "float64"

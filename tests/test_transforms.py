@@ -437,6 +437,34 @@ def test_jax_export(eager, backend):
     check(jax.grad(lambda x: exported.call(x).sum())(x))
 
 
+@pytest.mark.only("jax")
+@pytest.mark.parametrize("saved", [0, 1, 2, 3])
+def test_an_exported_program_has_the_orders_that_it_was_saved_with(eager, backend, saved):
+    import jax
+    import jax.export
+
+    @custom_gradient
+    def cubic(x, w):
+        return x * w, lambda upstream: (7 * upstream * x**3, 11 * upstream)
+
+    x, w = eager.tensor(X), eager.tensor(X + 3)
+    made = jax.export.export(jax.jit(cubic))(x, w).serialize(vjp_order=saved)
+    call = jax.export.deserialize(made).call
+    check(call(x, w), X * (X + 3))
+    derivatives = [7 * X**3, 21 * X**2, 42 * X]
+    for order, expected in enumerate(derivatives):
+        call = jax.grad(lambda x, w, call=call: call(x, w).sum(), argnums=0)
+        if order < saved:
+            check(call(x, w), expected)
+        else:
+            with pytest.raises(ValueError, match="VJP"):
+                call(x, w)
+            return
+    # A step of training, by the program alone.
+    gradient = jax.grad(lambda w: jax.export.deserialize(made).call(x, w).sum())(w)
+    check(w - 0.5 * gradient, X + 3 - 5.5)
+
+
 # --- NumPy ---------------------------------------------------------------------------------------------------------
 
 

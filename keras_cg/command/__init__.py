@@ -144,7 +144,9 @@ def _add_check(commands: Any) -> None:
     parser.add_argument(
         "--modes", type=_modes, default=("reverse", "forward"), help="reverse, forward or both (default: both)"
     )
-    parser.add_argument("--no-compiled", dest="compiled", action="store_false", help="do not compile the function")
+    parser.add_argument(
+        "--no-compiled", dest="compiled", action="store_false", help="neither compile the function nor export it"
+    )
     parser.add_argument("--json", action="store_true", help="write JSON, and nothing else, to the standard output")
 
 

@@ -111,11 +111,13 @@ def _cell(
 
 
 def _summary(findings: Sequence[Finding], marks: dict[str, str]) -> Text:
-    """The findings of one check as a mark and the largest error."""
+    """The findings of one check as a mark and the largest error, or what became of the gradient in an export."""
     status = worst(findings)
     words = {"undecided": "undecided", "skipped": ""}
     sizes = [each.error for each in findings if each.status == status and each.error is not None]
     size = words.get(status, _short(max(sizes)) if sizes else "")
+    if status == "passed" and findings[0].gradient is not None:
+        size = findings[0].gradient
     return Text(f"{marks[status]} {size}".rstrip(), STYLES[status])
 
 

@@ -42,6 +42,9 @@ That is all a backend must define. The rest it may define where its framework do
 `converted(fun)`      the user's function as the framework would have it where somebody else calls it: TensorFlow
                       rewrites Python's branches and loops into a graph's.
 `compiled(fun)`       `fun`, of flat tensors, as the framework compiles it; None where it has no compiler.
+`exported(fun, tensors)`
+                      `fun`, of flat tensors like these, as it is where a program that the framework has exported is
+                      loaded; None where it exports none. Its gradient is what the format carries of it.
 `double_precision()`  a context in which tensors may have 64 bits.
 `devices()`           the names of the devices it can use.
 `cut(tensor)`         the same values, which nobody differentiates, in any mode.
@@ -75,8 +78,8 @@ REQUIRED = (
 
 # Those that `derived` has for a backend that does not define them.
 OPTIONAL = (
-    *("gradient", "jvp", "jacobian", "recompute", "straight", "converted", "compiled", "double_precision", "devices"),
-    "cut",
+    *("gradient", "jvp", "jacobian", "recompute", "straight", "converted", "compiled", "exported", "double_precision"),
+    *("devices", "cut"),
 )
 
 
@@ -234,6 +237,7 @@ class Backend(Protocol):
     def straight(self, sites: Any, args: tuple[Any, ...]) -> Any: ...
     def converted(self, fun: Callable[..., Any]) -> Callable[..., Any]: ...
     def compiled(self, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None: ...
+    def exported(self, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None: ...
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
     def devices(self) -> tuple[str, ...]: ...
     def cut(self, tensor: Any) -> Any: ...

@@ -177,6 +177,11 @@ def compiled(backend: Backend, fun: Callable[..., Tensors]) -> Callable[..., Ten
     return None
 
 
+def exported(backend: Backend, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None:
+    """There is nothing to export to."""
+    return None
+
+
 def double_precision(backend: Backend) -> contextlib.AbstractContextManager[Any]:
     """Tensors may have 64 bits anyway."""
     return contextlib.nullcontext()

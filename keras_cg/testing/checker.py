@@ -43,6 +43,8 @@ def check_gradients(
     - *second order* and so on: the derivative of what the rule gives is that of its differences;
     - *linearity*: the rule is linear in upstream;
     - *compiled*: `jax.jit`, `torch.compile` or `tf.function` changes neither output nor gradient;
+    - *export*: as `jax.export`, a SavedModel or `torch.export` has it, the function gives the same, and its gradient is
+      carried or not there, but never another one: `Finding.gradient` says which;
     - *forward mode*: `keras_cg.jvp` gives the derivative as well;
     - *memory*: nothing of a call is kept when nobody holds it, without help of the garbage collector;
     - *agreement*: with several backends, all of them compute the same.
@@ -63,7 +65,7 @@ def check_gradients(
         expected: What the gradient should be if it is not the derivative of `f`: another function of the same
             arguments, whose derivative it should be (`lambda x: x` for a straight-through estimator), or, with a
             parameter called `upstream`, another rule (`lambda x, upstream: clip(upstream)`).
-        compiled: Whether to compile.
+        compiled: Whether to compile, and to export.
         seed: For upstreams and directions.
         on_finding: Called with each `Finding` when it is there.
 

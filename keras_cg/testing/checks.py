@@ -15,6 +15,7 @@ from typing import Any
 import numpy
 
 from keras_cg import config, errors
+from keras_cg.decorator import CustomGradient
 from keras_cg.engine import linear
 from keras_cg.testing import comparison, messages
 from keras_cg.testing.arrays import Array, random, vector
@@ -61,7 +62,7 @@ class Inspection:
     ):
         self.given, self.order, self.modes, self.is_compiled = given, order, modes, compiled
         self.backend, self.name = config.active, config.backend()
-        self.points = given.points
+        self.points, self.is_decorated = given.points, isinstance(f, CustomGradient)
         self.random = numpy.random.default_rng(seed)
         # What is right: the derivative of `reference`, or what the rule of `reference` gives.
         self.is_declared, self.is_rule = expected is not None, expected is not None and is_rule(expected)
@@ -124,6 +125,7 @@ class Inspection:
         checks["linearity"] = self._linearity
         if self.is_compiled:
             checks["compiled"] = self._compiled
+            checks["export"] = self._exported
         if "forward" in self.modes:
             checks["forward mode"] = self._forward
         return {**checks, "memory": self._memory}
@@ -398,16 +400,63 @@ class Inspection:
             raised = self._raised(check, error)
             yield replace(raised, status="undecided", reason=f"it does not compile: {raised.reason}")
             return
-        for each, output in zip(self.subject.arrays(outputs), self.subject.output(self.points), strict=True):
-            found = self._compare(check, None, comparison.elements(each, output))
-            if found.status == "failed":
-                yield replace(found, reason="the compiled output differs from the eager one")
-                return
+        other = self._other_output(check, outputs)
+        if other is not None:
+            yield replace(other, reason="the compiled output differs from the eager one")
+            return
         for number, came in enumerate(self.subject.arrays(gradients)):
             found = self._compare(check, number, comparison.elements(came, self.gradient[number]))
             if found.status == "failed":
                 found = replace(found, reason="the compiled gradient differs from the eager one")
             yield found
+
+    def _other_output(self, check: str, outputs: Sequence[Any]) -> Finding | None:
+        """What was found if a program of the function gave another output than the function."""
+        for each, output in zip(self.subject.arrays(outputs), self.subject.output(self.points), strict=True):
+            found = self._compare(check, None, comparison.elements(each, output))
+            if found.status == "failed":
+                return found
+        return None
+
+    def _exported(self) -> Iterator[Finding]:
+        check = "export"
+        flat, floating = self.subject.bound(self.points)
+        try:
+            program = self.backend.exported(_fresh(lambda *floating: flat(*floating)[0]), floating)
+            outputs = None if program is None else program(*floating)
+        except Exception as error:
+            raised = self._raised(check, error)
+            yield replace(raised, status="undecided", reason=f"it cannot be exported: {raised.reason}")
+            return
+        if program is None or outputs is None:
+            yield self._finding(check, "skipped", reason=f"{self.name} has nothing to export to")
+            return
+        other = self._other_output(check, outputs)
+        if other is not None:
+            yield replace(other, reason="the exported output differs from the function's")
+            return
+        try:
+            outputs, pullback, _ = self.backend.vjp(lambda *floating: (program(*floating), ()), floating)
+            gradients = self.subject.arrays(pullback(self.subject.cast(self.upstream, outputs)))
+        except Exception:  # whatever a format says to whom it gives no gradient
+            yield self._finding(check, "passed", gradient="refused")
+            return
+        yield self._carried(check, gradients)
+
+    def _carried(self, check: str, gradients: Arrays) -> Finding:
+        """Whether an exported program gave the gradient, none, or another one."""
+        pairs = zip(gradients, self.gradient, strict=True)
+        found = [
+            self._compare(check, number, comparison.elements(came, right)) for number, (came, right) in enumerate(pairs)
+        ]
+        wrong = [each for each in found if each.status == "failed"]
+        if not wrong:
+            return replace(found[0], argument=None, error=max(each.error or 0.0 for each in found), gradient="carried")
+        if not any(map(_largest, gradients)):
+            return self._finding(check, "passed", gradient="absent")
+        if not self.is_decorated:  # what is not decorated in it has a gradient in any format
+            return self._finding(check, "passed", gradient="in part")
+        return replace(wrong[0], reason="the exported program has another gradient than the function")
 
     def _forward(self) -> Iterator[Finding]:
         check = "forward mode"

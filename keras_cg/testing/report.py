@@ -11,7 +11,10 @@ from keras_cg.testing.arrays import Array
 __all__ = ["CHECKS", "Finding", "Report"]
 
 # What is checked, in this order.
-CHECKS = ("value", "first order", "second order", "linearity", "compiled", "forward mode", "memory", "agreement")
+CHECKS = (
+    *("value", "first order", "second order", "linearity", "compiled", "export", "forward mode", "memory"),
+    "agreement",
+)
 
 # What can come of a check, the worst first. "skipped" is what a backend cannot be asked, or nobody asked.
 STATUSES = ("failed", "undecided", "passed", "skipped")
@@ -33,6 +36,7 @@ class Finding:
         expected: What it should have given there.
         diagnosis: What the fault most likely is; None where nothing fits.
         reason: Why the check failed without a number, could not decide, or was skipped.
+        gradient: Of an export, what became of the gradient: "carried", "in part", "absent" or "refused".
     """
 
     backend: str
@@ -46,6 +50,7 @@ class Finding:
     expected: str | None = None
     diagnosis: str | None = None
     reason: str | None = None
+    gradient: str | None = None
 
     def __str__(self) -> str:
         is_element = self.where is not None and self.where.startswith("[")

@@ -11,7 +11,17 @@ from __future__ import annotations
 import jax.numpy as namespace
 
 from keras_cg.backends.jax.attach import attach
-from keras_cg.backends.jax.derivatives import compiled, cut, devices, double_precision, jacobian, jvp, recompute, vjp
+from keras_cg.backends.jax.derivatives import (
+    compiled,
+    cut,
+    devices,
+    double_precision,
+    exported,
+    jacobian,
+    jvp,
+    recompute,
+    vjp,
+)
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,
@@ -41,6 +51,7 @@ __all__ = [  # noqa: RUF022 - in the order of keras_cg.engine.contract
     "jacobian",
     "recompute",
     "compiled",
+    "exported",
     "double_precision",
     "devices",
     "cut",

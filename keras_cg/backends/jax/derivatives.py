@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as namespace
 
 from keras_cg import errors
@@ -51,6 +52,10 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
 
 def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
     return jax.jit(fun)
+
+
+def exported(fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None:
+    return jax.export.export(jax.jit(fun))(*tensors).call
 
 
 def double_precision() -> contextlib.AbstractContextManager[Any]:

@@ -12,7 +12,7 @@ are. `derivatives` asks TensorFlow's own engine. `tracing` says what a decorated
 from __future__ import annotations
 
 from keras_cg.backends.tensorflow.attach import attach
-from keras_cg.backends.tensorflow.derivatives import compiled, converted, cut, devices, jacobian, jvp, vjp
+from keras_cg.backends.tensorflow.derivatives import compiled, converted, cut, devices, exported, jacobian, jvp, vjp
 from keras_cg.backends.tensorflow.recomputed import recompute
 from keras_cg.backends.tensorflow.straight import straight
 from keras_cg.backends.tensorflow.tensors import (
@@ -38,6 +38,7 @@ __all__ = [
     "cut",
     "devices",
     "dtype",
+    "exported",
     "is_recording",
     "is_tensor",
     "jacobian",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -81,6 +82,18 @@ def converted(fun: Callable[..., Any]) -> Callable[..., Any]:
 
 def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
     return tf.function(fun)  # type: ignore[no-any-return]
+
+
+def exported(fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None:
+    module = tf.Module()
+    module.program = tf.function(fun, input_signature=[tf.TensorSpec(each.shape, each.dtype) for each in tensors])
+    # TensorFlow saves no variable that no module owns.
+    module.held = list(module.program.get_concrete_function().graph.variables)
+    with tempfile.TemporaryDirectory() as folder:
+        tf.saved_model.save(module, folder, options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+        loaded = tf.saved_model.load(folder)
+    # Not the function alone: its variables live as long as what was loaded.
+    return lambda *tensors: tuple(loaded.program(*tensors))
 
 
 def devices() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ engines.
 from __future__ import annotations
 
 from keras_cg.backends.torch.attach import attach
-from keras_cg.backends.torch.derivatives import compiled, cut, devices, gradient, jvp, vjp
+from keras_cg.backends.torch.derivatives import compiled, cut, devices, exported, gradient, jvp, vjp
 from keras_cg.backends.torch.recomputed import recompute
 from keras_cg.backends.torch.straight import straight
 from keras_cg.backends.torch.tensors import (
@@ -35,6 +35,7 @@ __all__ = [
     "cut",
     "devices",
     "dtype",
+    "exported",
     "gradient",
     "is_recording",
     "is_tensor",

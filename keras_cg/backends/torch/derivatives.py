@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -139,6 +140,17 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
 def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
     # Traced and differentiated ahead of time, as always; what inductor makes of it afterwards takes long.
     return torch.compile(fun, fullgraph=True, backend="aot_eager")
+
+
+def exported(fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None:
+    class Module(torch.nn.Module):
+        def forward(self, *tensors: Any) -> Tensors:
+            return fun(*tensors)
+
+    with warnings.catch_warnings():
+        # That there is no gradient in it, which whoever asks for this sees of the program itself.
+        warnings.simplefilter("ignore")
+        return torch.export.export(Module(), tuple(tensors)).module()
 
 
 def devices() -> tuple[str, ...]:

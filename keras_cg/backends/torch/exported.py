@@ -112,11 +112,10 @@ def _trace(tracer: Any) -> _Trace:
 
 def _warn(name: str, tracer: Any, tensors: Sequence[torch.Tensor]) -> None:
     """Says once that there will be no gradient; the tensors of an export have one mode, however many tracers it has."""
-    modes = [tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor)]
-    whole = modes[0] if modes else tracer
-    if whole not in _told:
-        _told.add(whole)
+    wholes = [tracer, *(tensor.fake_mode for tensor in tensors if isinstance(tensor, FakeTensor))]
+    if not any([whole in _told for whole in wholes]):
         warnings.warn(errors.no_gradient_exported(name, _BEFORE), stacklevel=2)
+    _told.update(wholes)
 
 
 # Dynamo leaves a call of these two in its graph, and they run when torch.export traces that.

@@ -43,10 +43,11 @@ _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def straight(sites: Any, args: tuple[Any, ...]) -> Any:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return traced(sites, args)
     if transforms_active() or forward_ad._current_level >= 0 or dynamo_callback() is not None:
         return NotImplemented
+    # Nor where torch.export, torch.jit.trace or make_fx writes down what is computed.
     if is_tracing() or dispatch_modes() or is_included(PRE_DISPATCH):
         return NotImplemented
     site, laid = sites.known.get((own, *map(type, args))), None

@@ -1,0 +1,55 @@
+"""docs/deploy.md: its Python runs on the backends that it names, and its tables say what the tests find."""
+
+import pathlib
+import re
+import runpy
+
+import pytest
+
+from export import WARNINGS, test_export_keras
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "deploy.md"
+pytestmark = WARNINGS
+BLOCK = re.compile(r"(?:<!-- on: ([a-z ]+) -->\n)?```python\n(.*?)```", re.DOTALL)
+
+
+@pytest.mark.filterwarnings("ignore:the exported program has no gradient through:UserWarning")  # which the page tells
+def test_python_blocks(backend, tmp_path, monkeypatch):
+    blocks = [code for on, code in BLOCK.findall(PAGE.read_text()) if not on or backend in on.split()]
+    assert len(blocks) > 4
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deploy_blocks.py").write_text("\n".join(blocks))
+    runpy.run_path("deploy_blocks.py", run_name="deploy_blocks")
+
+
+# As the tests of each find it: in this folder, and jax.export also in tests/test_transforms.py.
+GRADIENTS = {
+    ("jax", "jax.export"): "carried",
+    ("jax", "SavedModel"): "carried",
+    ("tensorflow", "SavedModel"): "carried",
+    ("tensorflow", "LiteRT"): "absent",
+    ("tensorflow", "ONNX"): "absent",
+    ("torch", "torch.export"): "absent",
+    ("torch", "TorchScript"): "carried",
+    ("torch", "TorchScript, saved"): "absent",
+    ("torch", "ONNX"): "absent",
+    ("numpy", ""): "",
+}
+
+
+def rows(table):
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_the_table(backend):
+    table = PAGE.read_text().partition("\n## ")[0]
+    assert {(on, kind): gradient.partition(":")[0] for on, kind, _, gradient, _ in rows(table)} == GRADIENTS
+
+
+def test_what_keras_cannot(backend):
+    table = re.search(r"<!-- not keras -->\n(.*?)<!-- /not keras -->", PAGE.read_text(), re.DOTALL)[1]
+    told = {(on, kind): what for on, kind, what in rows(table)}
+    assert {(on, kind) for on, kind, _ in test_export_keras.NOT_KERAS} == set(told)
+    for on, kind, name in test_export_keras.NOT_KERAS:
+        assert name in told[on, kind]
