@@ -423,6 +423,34 @@ def test_a_plain_gradient_inside_is_exported(backend):
     check_around(export(model(slope), tensor(X)).module(), lambda x: 3 * x**2, X)
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
+def test_a_method(backend, strict):
+    """One of the model, with a keyword, that reads a weight."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(tensor(C))
+
+        @custom_gradient
+        def scaled(self, x, *, factor=2):
+            return x * self.w * factor, lambda upstream, variables=None: (7 * upstream, [9 * upstream.sum(0)])
+
+        def forward(self, x):
+            return self.scaled(x, factor=5).sum() + 3 * (x * self.w).sum()
+
+    with pytest.warns(UserWarning, match=rf"{NO_GRADIENT} .*Model\.scaled"):
+        module = torch.export.export(Model(), (tensor(X),), strict=strict).module()
+    output, gx, gw = gradients(module, X, *module.parameters())
+    np.testing.assert_allclose(output, 8 * (X * C).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gx, np.broadcast_to(3 * C, X.shape), rtol=1e-6)
+    np.testing.assert_allclose(gw, 3 * X.sum(0), rtol=1e-6)
+    traced = torch.jit.trace(Model(), (tensor(X),))
+    _, gx = gradients(traced, Z)
+    np.testing.assert_allclose(gx, np.broadcast_to(7 + 3 * C, Z.shape), rtol=1e-6)
+
+
 def test_a_step_beside_an_export(backend):
     """torch says of every thread that it exports, while one of them does; the others keep the rule."""
     found = []
