@@ -46,12 +46,12 @@ class CustomGradient(Generic[P, Output]):
     example_args: Any
     expected: Any
 
-    def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]], name: str | None = None):
+    def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
         # What has no attributes of its own has none to update: Dynamo of torch 2.11 could not trace that.
         updated = functools.WRAPPER_UPDATES if getattr(fun, "__dict__", None) else ()
         functools.update_wrapper(self, fun, updated=updated)
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
-        self._name = name or call.function_name(fun)
+        self._name = call.function_name(fun)
         self._signature: inspect.Signature | None = None
         self._sites = sites.Sites(self._name, fun)
 
@@ -76,7 +76,10 @@ class CustomGradient(Generic[P, Output]):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        return CustomGradient(self.__wrapped__.__get__(instance, owner), self._name)
+        bound = CustomGradient(self.__wrapped__.__get__(instance, owner))
+        # That of the function: where this is traced, `bound` has read what is no name.
+        bound._name = bound._sites.name = self._name
+        return bound
 
     def __repr__(self) -> str:
         return f"<custom_gradient {self._name}>"
