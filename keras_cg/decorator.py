@@ -76,7 +76,10 @@ class CustomGradient(Generic[P, Output]):
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
-        return CustomGradient(self.__wrapped__.__get__(instance, owner))
+        bound = CustomGradient(self.__wrapped__.__get__(instance, owner))
+        # That of the function: where this is traced, `bound` has read what is no name.
+        bound._name = bound._sites.name = self._name
+        return bound
 
     def __repr__(self) -> str:
         return f"<custom_gradient {self._name}>"

@@ -423,6 +423,57 @@ def test_a_plain_gradient_inside_is_exported(backend):
     check_around(export(model(slope), tensor(X)).module(), lambda x: 3 * x**2, X)
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
+def test_a_method(backend, strict):
+    """One of the model, with a keyword, that reads a weight."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(tensor(C))
+
+        @custom_gradient
+        def scaled(self, x, *, factor=2):
+            return x * self.w * factor, lambda upstream, variables=None: (7 * upstream, [9 * upstream.sum(0)])
+
+        def forward(self, x):
+            return self.scaled(x, factor=5).sum() + 3 * (x * self.w).sum()
+
+    with pytest.warns(UserWarning, match=rf"{NO_GRADIENT} .*Model\.scaled"):
+        module = torch.export.export(Model(), (tensor(X),), strict=strict).module()
+    output, gx, gw = gradients(module, X, *module.parameters())
+    np.testing.assert_allclose(output, 8 * (X * C).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gx, np.broadcast_to(3 * C, X.shape), rtol=1e-6)
+    np.testing.assert_allclose(gw, 3 * X.sum(0), rtol=1e-6)
+    traced = torch.jit.trace(Model(), (tensor(X),))
+    _, gx = gradients(traced, Z)
+    np.testing.assert_allclose(gx, np.broadcast_to(7 + 3 * C, Z.shape), rtol=1e-6)
+
+
+def test_a_step_beside_an_export(backend):
+    """torch says of every thread that it exports, while one of them does; the others keep the rule."""
+    found = []
+
+    def step():
+        x = tensor(X, requires_grad=True)
+        with keras_cg.use_backend("torch"):
+            exp(x).sum().backward()
+        found.append(x.grad.numpy())
+
+    def beside(x):
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join()
+        return exp(x)
+
+    for _ in range(3):
+        export(model(beside), tensor(X))
+    assert len(found) == 3
+    for gradient in found:
+        np.testing.assert_allclose(gradient, 7 * np.exp(X), rtol=1e-5)
+
+
 # --- make_fx, and what is made of it -------------------------------------------------------------------------------
 
 
@@ -488,6 +539,38 @@ def test_aot_export_module(backend):
     (loss,) = forward(tensor(C, requires_grad=True), tensor(X))
     np.testing.assert_allclose(loss, 2 * np.exp(X * C).sum(), rtol=1e-5)
     assert not loss.requires_grad
+
+
+def test_a_weight_under_aot_module(backend):
+    """One in a closure gets its gradient; one in an attribute is not found, which is said."""
+    import torch
+    from functorch.compile import aot_module, make_boxed_func
+
+    class Model(torch.nn.Module):
+        def __init__(self, is_held, is_taken):
+            super().__init__()
+            self.is_held, self.is_taken = is_held, is_taken
+            self.w = torch.nn.Parameter(tensor(C))
+
+        def forward(self, x):
+            weight = self.w if self.is_held else None
+
+            def taking(upstream, variables=None):
+                return 7 * upstream, [9 * upstream.sum(0)]
+
+            rule = taking if self.is_taken else lambda upstream: 7 * upstream
+            return custom_gradient(lambda x: (x * (self.w if weight is None else weight), rule))(x)
+
+    def run(*options):
+        module = Model(*options)
+        return gradients(aot_module(module, lambda graph, _: make_boxed_func(graph)), X, module.w)
+
+    _, gx, gw = run(True, True)
+    np.testing.assert_allclose(gx, np.full(X.shape, 7.0))
+    np.testing.assert_allclose(gw, np.full(3, 18.0))
+    for options in [(True, False), (False, False), (False, True)]:
+        with pytest.raises(keras_cg.CapturedVariableError):
+            run(*options)
 
 
 def test_fake_tensors(backend):

@@ -10,7 +10,7 @@ import torch
 from keras_cg.backends.torch import compiled, exported, traced, transformed
 from keras_cg.backends.torch.recorded import not_dual, record
 from keras_cg.backends.torch.replayed import run, sequence_number, surroundings
-from keras_cg.backends.torch.tensors import is_forward_open, is_tracing, saveable, transforms_active
+from keras_cg.backends.torch.tensors import is_captured, is_forward_open, is_tracing, saveable, transforms_active
 from keras_cg.engine.contract import Function
 
 
@@ -22,9 +22,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     one function: where torch.compile (2.13) gives up, it would begin with an inner one, and not know that it compiles.
     """
     if torch.compiler.is_compiling():
-        if compiled.is_exporting():
+        if not compiled.is_exporting():
+            return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
+        # torch says of every thread that it exports, while one of them does.
+        if torch.compiler.is_dynamo_compiling() or is_captured():
             return exported.attach(fun, tensors)
-        return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
     if is_tracing():
         return traced.attach(fun, tensors)
     if transforms_active() or is_forward_open():

@@ -190,8 +190,9 @@ def captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullbac
         tensor = known.get((node, number), getattr(node, "variable", None))
         if tensor is not None:
             used[tensor] = min(user, used.get(tensor, user))
-        elif node._sequence_nr() < start:
-            # Computed before, from what is trainable, and held where it is not to be found.
+        elif node._sequence_nr() < start or not any(before is not None for before, _ in node.next_functions):
+            # Computed before, from what is trainable, and held where it is not to be found; or, under aot_module, what
+            # stands for something trainable.
             pullback.capture(["(a tensor computed from trainable ones)"])
             raise errors.unserved_variables("torch", "(where it is not in a closure)")
         elif node not in seen:
