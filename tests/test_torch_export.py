@@ -10,6 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
+from leaving import NO_GRADIENT, X, Z, exp, same
 
 import keras_cg
 from keras_cg import custom_gradient, ops
@@ -22,30 +23,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.[a-z_]*. is deprecated:FutureWarning"),
 ]
 
-X = np.array([[0.5, -1.0, 2.0], [1.0, 0.25, -0.5]], np.float32)
-# Other data, and another batch.
-Z = np.array([[0.25, 1.0, -2.0], [1.5, 0.5, 0.75], [-1.0, 0.0, 3.0]], np.float32)
 C = np.array([1.0, -2.0, 0.5], np.float32)
 # What does nothing in a program.
 IDLE = {"alias", "detach", "detach_", "clone"}
-NO_GRADIENT = "the exported program has no gradient through"
 
 
 def tensor(array, **options):
     import torch
 
     return torch.tensor(array, **options)
-
-
-@custom_gradient
-def exp(x):
-    e = ops.exp(x)
-    return e * 2, lambda upstream: 7 * upstream * e
-
-
-@custom_gradient
-def same(x):
-    return x, lambda upstream: 7 * upstream
 
 
 @custom_gradient

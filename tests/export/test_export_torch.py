@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from leaving import NO_GRADIENT, X, Z, exp, same
 
 from keras_cg import custom_gradient, ops
 
@@ -16,21 +17,6 @@ pytestmark = [
     # torch (2.13) about itself.
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
 ]
-
-X = np.array([[0.5, -1.0, 2.0], [1.0, 0.25, -0.5]], np.float32)
-Z = np.array([[0.25, 1.0, -2.0], [1.5, 0.5, 0.75], [-1.0, 0.0, 3.0]], np.float32)
-NO_GRADIENT = "the exported program has no gradient through"
-
-
-@custom_gradient
-def exp(x):
-    e = ops.exp(x)
-    return e * 2, lambda upstream: 7 * upstream * e
-
-
-@custom_gradient
-def same(x):
-    return x, lambda upstream: 7 * upstream
 
 
 @custom_gradient

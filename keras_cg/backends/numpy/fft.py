@@ -6,15 +6,13 @@ size that is given, or for the norm "forward"; so what is differentiated is made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import autograd.numpy as anp
 import numpy
 from autograd.extend import Box
 
-# What a Hermitian transform divides by is what the real one that it is made of multiplies with.
-_INVERSE = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+from keras_cg.engine import fourier
 
 
 def fft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
@@ -61,42 +59,7 @@ def _fitted(x: Any, n: int | None, axis: int) -> Any:
     return anp.concatenate([x, numpy.zeros(shape, x.dtype)], axis) if shape[axis] else x
 
 
-def hfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
-    return irfft(anp.conj(x), n=n, axis=axis, norm=_INVERSE[norm])
-
-
-def ihfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
-    return anp.conj(rfft(x, n=n, axis=axis, norm=_INVERSE[norm]))
-
-
-def fftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: Any = "backward") -> Any:
-    return _along(fft, x, _axes(x, s, axes), norm)
-
-
-def ifftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: Any = "backward") -> Any:
-    return _along(ifft, x, _axes(x, s, axes), norm)
-
-
-def rfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: Any = "backward") -> Any:
-    *others, last = _axes(x, s, axes)
-    return _along(fft, _along(rfft, x, [last], norm), others, norm)
-
-
-def irfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: Any = "backward") -> Any:
-    *others, last = _axes(x, s, axes)
-    return _along(irfft, _along(ifft, x, others, norm), [last], norm)
-
-
-def _axes(x: Any, s: Sequence[int] | None, axes: Sequence[int] | None) -> list[tuple[int, int | None]]:
-    if axes is None:
-        axes = range(-anp.ndim(x) if s is None else -len(s), 0)
-    return list(zip(axes, [None] * len(axes) if s is None else s, strict=True))
-
-
-def _along(function: Callable[..., Any], x: Any, axes: Sequence[tuple[int, int | None]], norm: Any) -> Any:
-    for axis, n in axes:
-        x = function(x, n=n, axis=axis, norm=norm)
-    return x
+hfft, ihfft, fftn, ifftn, rfftn, irfftn = fourier.others(fft, ifft, rfft, irfft, anp.conj, anp.ndim)
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:

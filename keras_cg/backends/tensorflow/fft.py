@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import tensorflow as tf
 
 from keras_cg.backends.tensorflow.promoted import as_dtype, cast, size, tensor
+from keras_cg.engine import fourier
 
 fftshift, ifftshift = tf.signal.fftshift, tf.signal.ifftshift
-
-# What a Hermitian transform divides by is what the real one that it is made of multiplies with.
-_INVERSE = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 # The power of the size by which a result is multiplied. TensorFlow has divided those of inverse transforms already.
 _POWERS = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}
@@ -64,42 +62,9 @@ def irfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backw
     return _one(lambda x, n: tf.signal.irfft(_fitted(x, n // 2 + 1), [n]), x, count, axis, norm, True)
 
 
-def hfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:
-    return irfft(tf.math.conj(x), n=n, axis=axis, norm=_INVERSE[norm])
-
-
-def ihfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:
-    return tf.math.conj(rfft(x, n=n, axis=axis, norm=_INVERSE[norm]))
-
-
-def fftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
-    return _along(fft, x, _axes(x, s, axes), norm)
-
-
-def ifftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
-    return _along(ifft, x, _axes(x, s, axes), norm)
-
-
-def rfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
-    *others, last = _axes(x, s, axes)
-    return _along(fft, _along(rfft, x, [last], norm), others, norm)
-
-
-def irfftn(x: Any, /, *, s: Any = None, axes: Any = None, norm: str = "backward") -> Any:
-    *others, last = _axes(x, s, axes)
-    return _along(irfft, _along(ifft, x, others, norm), [last], norm)
-
-
-def _axes(x: Any, s: Sequence[int] | None, axes: Sequence[int] | None) -> list[tuple[int, int | None]]:
-    if axes is None:
-        axes = range(-tensor(x).shape.rank if s is None else -len(s), 0)
-    return list(zip(axes, [None] * len(axes) if s is None else s, strict=True))
-
-
-def _along(function: Callable[..., Any], x: Any, axes: Sequence[tuple[int, int | None]], norm: str) -> Any:
-    for axis, n in axes:
-        x = function(x, n=n, axis=axis, norm=norm)
-    return x
+hfft, ihfft, fftn, ifftn, rfftn, irfftn = fourier.others(
+    fft, ifft, rfft, irfft, tf.math.conj, lambda x: tensor(x).shape.rank
+)
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:

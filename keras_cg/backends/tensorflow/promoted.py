@@ -17,7 +17,7 @@ def unconverted(*modules: ModuleType) -> None:
     # As `autograph_info__` of decorator.py, whose comment says more: tracing would take three times as long.
     for module in modules:
         for function in vars(module).values():
-            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            if isinstance(function, FunctionType) and function.__module__.startswith("keras_cg."):
                 function.autograph_info__ = None  # type: ignore[attr-defined]
 
 
