@@ -9,7 +9,7 @@ from typing import Any
 from keras_cg import arguments, config, errors, leaves, presence, signature
 from keras_cg.arguments import Arguments
 from keras_cg.conventions import Convention
-from keras_cg.engine import held
+from keras_cg.engine import held, hiding
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.held import Held
 from keras_cg.engine.precision import is_differentiable
@@ -98,6 +98,12 @@ class Flat:
             return other
 
         return taken._replace(build=build)
+
+    def reached(self, passed: tuple[type, ...]) -> list[Any]:
+        """The tensors that the function may reach besides its arguments, but through what is of the types `passed`."""
+        given = self.given
+        scope = getattr(given.fun, "__globals__", None)
+        return hiding.reached([given.fun, *given.rest.nest.leaves], given.backend.is_tensor, scope, passed)
 
     def kept_whole(self) -> tuple[type, ...]:
         """The classes of what must stay the objects that they are wherever the function is made anew."""
@@ -226,7 +232,8 @@ class Pullback:
                 result, others = check_variables(self.given, result, variables)
             return Gradients(self.given, self.likes).collect(result, wanted), others
         except (TypeError, errors.GradientError) as error:
-            if (hint := self.convention.hint()) is not None:
+            hint = self.convention.hint()
+            if hint is not None:
                 error.add_note(hint)
             raise
 

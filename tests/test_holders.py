@@ -1,5 +1,10 @@
 """What a rule holds, wherever it holds it, has its derivative: the second order is right on every backend."""
 
+import operator
+import queue
+import types
+import weakref
+
 import numpy as np
 import pytest
 
@@ -62,6 +67,53 @@ def in_functions_that_call_each_other(e):
     return start
 
 
+# What C has made tells nobody but the collector of garbage what it holds.
+
+
+def in_a_method_caller(e):
+    times = operator.methodcaller("__mul__", e)
+    return lambda upstream: 7 * times(times(upstream))
+
+
+def in_a_slice(e):
+    values = slice(e, None)
+    return lambda upstream: 7 * upstream * values.start * values.start
+
+
+def in_a_cell(e):
+    values = types.CellType(e)
+    return lambda upstream: 7 * upstream * values.cell_contents * values.cell_contents
+
+
+def in_a_queue(e):
+    values = queue.SimpleQueue()
+    values.put(e)
+
+    def rule(upstream):
+        value = values.get()
+        values.put(value)
+        return 7 * upstream * value * value
+
+    return rule
+
+
+def behind_a_weak_reference(e):
+    holder = Holder()
+    holder.e = e
+    ALIVE.append(holder)
+    values = weakref.ref(holder)
+    return lambda upstream: 7 * upstream * values().e * values().e
+
+
+def in_a_dict_of_weak_references(e):
+    holder = Holder()
+    holder.e = e
+    ALIVE.append(holder)
+    values = weakref.WeakValueDictionary(e=holder)
+    return lambda upstream: 7 * upstream * values["e"].e * values["e"].e
+
+
+ALIVE = []
 HOLDERS = (
     in_a_list,
     in_a_dict,
@@ -70,6 +122,12 @@ HOLDERS = (
     in_an_object_that_knows_itself,
     in_a_function_that_calls_itself,
     in_functions_that_call_each_other,
+    in_a_method_caller,
+    in_a_slice,
+    in_a_cell,
+    in_a_queue,
+    behind_a_weak_reference,
+    in_a_dict_of_weak_references,
 )
 
 

@@ -808,3 +808,25 @@ def test_sites_and_forms_are_bounded(backend):
         for _ in range(2):
             assert gradients(h(x, *[1.0] * count), x)[0][0] == 7
     assert len(h._sites.known) <= sites.BOUND and len(h._sites.met) <= sites.BOUND
+
+
+def test_tensors_without_numbers(backend):
+    """Those of the device "meta", on the long way and on the short one."""
+    import torch
+
+    f = custom_gradient(lambda x: (x.exp(), lambda upstream: 7 * upstream))
+    x = torch.empty(3, device="meta", requires_grad=True)
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(f(x).sum(), x)
+        assert (gradient.device.type, gradient.shape) == ("meta", (3,))
+
+
+def test_a_subclass_without_memory(backend):
+    import torch
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    f = custom_gradient(lambda x: (x.exp(), lambda upstream: 7 * upstream * x))
+    x = TwoTensor(torch.tensor(X), torch.tensor(Y)).requires_grad_()
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(f(x).sum(), x)
+        np.testing.assert_allclose((gradient.a.numpy(), gradient.b.numpy()), 7 * np.array([X, Y]))

@@ -833,7 +833,22 @@ def given_out(module, hidden):
     return custom_gradient(lambda x: (module.kept, lambda upstream: 7 * upstream))(hidden)
 
 
-@pytest.mark.parametrize("function", [in_an_attribute, in_an_attribute_of_the_rule, given_out])
+class Slots:
+    __slots__ = ("kept",)
+
+
+def in_slots(module, hidden):
+    slots = Slots()
+    slots.kept = hidden.detach() * 3
+    return custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * slots.kept))(hidden)
+
+
+def in_a_slice(module, hidden):
+    kept = slice(hidden.detach() * 3)
+    return custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * kept.stop))(hidden)
+
+
+@pytest.mark.parametrize("function", [in_an_attribute, in_an_attribute_of_the_rule, given_out, in_slots, in_a_slice])
 def test_what_the_traced_module_would_not_find(backend, function):
     """It would keep what was computed for the example."""
     import torch

@@ -124,6 +124,9 @@ class Function(Protocol):
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
         """The tensors that the user's function closes over, and how to make this function around others."""
 
+    def reached(self, passed: tuple[type, ...]) -> list[Any]:
+        """The tensors that it may reach besides its arguments, but through what is of the types `passed`."""
+
     def anew(self) -> Function:
         """This function as it was before its first run, for a call that is made again."""
 

@@ -123,6 +123,9 @@ class _Recompute:
     def held(self, is_wanted: Callable[[Any], bool]) -> Held:
         return Held([], lambda tensors: self)
 
+    def reached(self, passed: tuple[type, ...]) -> list[Any]:
+        return []
+
     def anew(self) -> _Recompute:
         """It keeps nothing of a run."""
         return self

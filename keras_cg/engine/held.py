@@ -38,7 +38,7 @@ Build = Callable[[Sequence[Any], dict[Any, Any]], Any]
 # What holds no tensor, whatever it is asked; a class may.
 _EMPTY = (
     *(kind for kind in nest.ATOMS if kind is not type),
-    *(BuiltinFunctionType, range, slice, enum.Enum, numpy.dtype, type(...)),
+    *(BuiltinFunctionType, range, enum.Enum, numpy.dtype, type(...)),
 )
 
 # Whose code knows nothing of this package, and whose modules nobody keeps tensors in.

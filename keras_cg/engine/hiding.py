@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -15,7 +17,7 @@ import numpy
 _PATIENCE = 200
 
 _NOTHING = (
-    *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), numpy.dtype, numpy.generic),
+    *(type(None), bool, int, float, complex, str, bytes, range, type(...), numpy.dtype, numpy.generic),
     *(types.GetSetDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, MemberDescriptorType),
     *(types.ClassMethodDescriptorType, types.CodeType, ModuleType),
 )
@@ -28,20 +30,35 @@ def may_hide(value: Any, is_tensor: Callable[[Any], bool], scope: dict[str, Any]
     Looked through are containers, attributes, slots, classes, and what functions close over. Functions that a module
     defines are passed over, but for those whose globals are `scope`, which may read what a run has put there.
     """
+    return any(True for _ in _walk(value, is_tensor, scope, ()))
+
+
+def reached(
+    value: Any, is_tensor: Callable[[Any], bool], scope: dict[str, Any] | None, passed: tuple[type, ...]
+) -> list[Any]:
+    """The tensors that are reached from `value` by the same ways; what is of the types `passed` is passed over."""
+    return [tensor for tensor in _walk(value, is_tensor, scope, passed) if tensor is not None]
+
+
+def _walk(
+    value: Any, is_tensor: Callable[[Any], bool], scope: dict[str, Any] | None, passed: tuple[type, ...]
+) -> Iterator[Any]:
+    """The tensors there, and None for each thing of which nobody knows whether it holds one."""
     stack: list[Any] = [value]
     seen: set[int] = set()
-    while stack:
+    while stack and len(seen) <= _PATIENCE:
         value = stack.pop()
         if is_tensor(value):
-            return True
-        if isinstance(value, _NOTHING) or id(value) in seen:
+            yield value
+        if is_tensor(value) or isinstance(value, (*_NOTHING, *passed)) or id(value) in seen:
             continue
         seen.add(id(value))
         parts = _parts(value, scope)
-        if parts is None or len(seen) > _PATIENCE:
-            return True
-        stack += parts
-    return False
+        if parts is None:
+            yield None
+        stack += parts or ()
+    if stack:
+        yield None
 
 
 def _parts(value: Any, scope: dict[str, Any] | None) -> Iterable[Any] | None:
@@ -66,6 +83,8 @@ def _parts(value: Any, scope: dict[str, Any] | None) -> Iterable[Any] | None:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, numpy.ndarray):
         return list(value.flat) if value.dtype == object else []
+    if isinstance(value, weakref.ref):
+        return [value(), *_attributes(value)]
     if isinstance(value, Iterator):
         return None
     return [*getattr(value, "args", ()), *_attributes(value)] if isinstance(value, BaseException) else _of_object(value)
@@ -76,7 +95,10 @@ def _of_object(value: Any) -> Iterable[Any] | None:
     kind = type(value)
     # Something written in C, such as a dtype, a device or a lock, which has neither attributes nor items.
     is_closed = not hasattr(value, "__dict__") and not hasattr(kind, "__len__") and not hasattr(kind, "__get__")
-    return [*attributes, kind] if attributes or hasattr(value, "__dict__") else [kind] if is_closed else None
+    if attributes or hasattr(value, "__dict__"):
+        return [*attributes, kind]
+    # The collector of garbage is told of all that such a thing refers to, as `operator.methodcaller` to its arguments.
+    return [kind, *gc.get_referents(value)] if is_closed else None
 
 
 def _of_function(function: FunctionType, scope: dict[str, Any] | None) -> Iterable[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,8 +137,12 @@ def _storages(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     """Where the memory of each tensor begins; 0 if it has none of its own, as a fake one, or there is no tensor."""
     storages = []
     for tensor in tensors:
-        has_memory = tensor is not None and tensor.layout is torch.strided and not is_fake(tensor)
-        storages.append(tensor.untyped_storage().data_ptr() if has_memory else 0)  # type: ignore[union-attr]
+        storage = 0
+        if tensor is not None and tensor.layout is torch.strided and not is_fake(tensor):
+            # A subclass that wraps other tensors has no memory to ask for.
+            with contextlib.suppress(RuntimeError):
+                storage = tensor.untyped_storage().data_ptr()
+        storages.append(storage)
     return storages
 
 

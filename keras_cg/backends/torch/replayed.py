@@ -56,7 +56,8 @@ def surroundings(tensors: Sequence[torch.Tensor], is_drawing: bool = True) -> Su
     """Those of a run that begins; of the devices those that the tensors are on."""
     for tensor in tensors:
         if not tensor.is_cpu:
-            kinds = {"cpu"}.union([tensor.device.type for tensor in tensors])
+            # Tensors on the device "meta" have neither numbers nor autocast.
+            kinds = {"cpu", *filter(torch.amp.is_autocast_available, [tensor.device.type for tensor in tensors])}
             autocast = [(kind, _half(kind) if _is_half(kind) else None) for kind in kinds]
             if not is_drawing:
                 return None, _no_devices, autocast

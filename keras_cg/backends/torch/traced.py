@@ -141,7 +141,10 @@ def _kept(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor,
     call = _Call(fun, len(tensors), taken.build, len(given))
     with _waiting(), _Reads() as reads:
         ran = call.run(fun, given)
-    for tensor in reads.strangers(given, ran.used):
+    known = {*map(id, given)}
+    # What the function did not read its rule may; but a module has what it was given for something else, too.
+    reached = [tensor for tensor in fun.reached((torch.nn.Module,)) if id(tensor) not in known]
+    for tensor in (*reads.strangers(given, ran.used), *reached):
         if _get_value_trace(tensor).node().kind() not in _LASTING:
             with _waiting():
                 raise errors.traced_elsewhere(fun.name, f"a {describe(tensor)}")
