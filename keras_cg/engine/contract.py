@@ -45,6 +45,8 @@ That is all a backend must define. The rest it may define where its framework do
 `double_precision()`  a context in which tensors may have 64 bits.
 `devices()`           the names of the devices it can use.
 `cut(tensor)`         the same values, which nobody differentiates, in any mode.
+`host(call, tensors)` the results of a function of NumPy arrays, a tuple of tensors, also where the framework compiles
+                      or batches; `keras_cg.engine.host` says what `call` is. Nobody differentiates it.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy
 
 from keras_cg.engine.held import Closure, Held
+from keras_cg.engine.host import Host
 
 REQUIRED = (
     "namespace",
@@ -76,7 +79,7 @@ REQUIRED = (
 # Those that `derived` has for a backend that does not define them.
 OPTIONAL = (
     *("gradient", "jvp", "jacobian", "recompute", "straight", "converted", "compiled", "double_precision", "devices"),
-    "cut",
+    *("cut", "host"),
 )
 
 
@@ -234,3 +237,4 @@ class Backend(Protocol):
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
     def devices(self) -> tuple[str, ...]: ...
     def cut(self, tensor: Any) -> Any: ...
+    def host(self, call: Host, tensors: Sequence[Any]) -> Tensors: ...

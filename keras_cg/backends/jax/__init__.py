@@ -3,7 +3,8 @@
 `tensors` says what a tensor is. `attach` runs a function once, eagerly or as a program, and gives its outputs the rule.
 `kept` has the programs that serve again.
 `carried` keeps the rule on them where JAX differentiates again or forwards. `linear` proves that a rule is linear and
-transposes it. `derivatives` is JAX's engine, and `names` has what JAX does not export for everybody.
+transposes it. `derivatives` is JAX's engine, `host` calls functions of NumPy, and `names` has what JAX does not export
+for everybody.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import jax.numpy as namespace
 
 from keras_cg.backends.jax.attach import attach
 from keras_cg.backends.jax.derivatives import compiled, cut, devices, double_precision, jacobian, jvp, recompute, vjp
+from keras_cg.backends.jax.host import host
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,
@@ -44,4 +46,5 @@ __all__ = [  # noqa: RUF022 - in the order of keras_cg.engine.contract
     "double_precision",
     "devices",
     "cut",
+    "host",
 ]

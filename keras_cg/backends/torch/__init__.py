@@ -3,13 +3,14 @@
 `tensors` says what a tensor is. `attach` attaches the rule by a Function in eager mode, `transformed` by one that the
 transforms of torch.func understand, and `compiled` by one that Dynamo traces: torch has three engines, and no one form
 of Function serves in two of them. `replayed` is the second run, for all of them. `derivatives` asks torch's own
-engines.
+engines, and `host` calls functions of NumPy.
 """
 
 from __future__ import annotations
 
 from keras_cg.backends.torch.attach import attach
 from keras_cg.backends.torch.derivatives import compiled, cut, devices, gradient, jvp, vjp
+from keras_cg.backends.torch.host import host
 from keras_cg.backends.torch.recomputed import recompute
 from keras_cg.backends.torch.straight import straight
 from keras_cg.backends.torch.tensors import (
@@ -35,6 +36,7 @@ __all__ = [
     "devices",
     "dtype",
     "gradient",
+    "host",
     "is_recording",
     "is_tensor",
     "jvp",

@@ -1,0 +1,62 @@
+"""A function of NumPy arrays, as a backend is given it: by a number, which a compiled program can hold."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy
+
+
+class Kind(NamedTuple):
+    """What is known of an array before it is there.
+
+    Attributes:
+        shape: Its lengths, with None for one that is unknown until run time; None if even their count is.
+        dtype: The dtype's plain name: "float32".
+    """
+
+    shape: tuple[int | None, ...] | None
+    dtype: str
+
+
+class Owned(Protocol):
+    """A function of NumPy arrays, with what it promises of its results."""
+
+    name: str
+
+    def results(self, kinds: Sequence[Kind], count: int) -> list[Kind]:
+        """What it gives of arrays of these kinds, of which `count` are arguments and the others upstreams."""
+
+    def run(self, arrays: Sequence[numpy.ndarray], count: int) -> list[numpy.ndarray]:
+        """Runs, and raises if the results are not what it promised."""
+
+
+# Weakly, so that a function may go. What is here is only looked at by programs that were made while it was there.
+_known: weakref.WeakValueDictionary[int, Owned] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def register(function: Owned) -> int:
+    """The number under which a function is found again, as long as somebody holds it."""
+    number = next(_numbers)
+    _known[number] = function
+    return number
+
+
+class Host(NamedTuple):
+    """One call of such a function: what `host` of a backend gets.
+
+    Attributes:
+        number: Which function.
+        given: How many of the tensors are arguments; those behind them are upstreams.
+    """
+
+    number: int
+    given: int
+
+    def function(self) -> Owned:
+        """The function itself."""
+        return _known[self.number]
