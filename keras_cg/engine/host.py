@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
+import secrets
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy
+
+from keras_cg import errors
 
 
 class Kind(NamedTuple):
@@ -34,14 +36,14 @@ class Owned(Protocol):
         """Runs, and raises if the results are not what it promised."""
 
 
-# Weakly, so that a function may go. What is here is only looked at by programs that were made while it was there.
+# Weakly, so that a function may go.
 _known: weakref.WeakValueDictionary[int, Owned] = weakref.WeakValueDictionary()
-_numbers = itertools.count()
 
 
 def register(function: Owned) -> int:
     """The number under which a function is found again, as long as somebody holds it."""
-    number = next(_numbers)
+    # At random, so that a program which is loaded in another process does not find another function there.
+    number = secrets.randbits(62)
     _known[number] = function
     return number
 
@@ -58,5 +60,11 @@ class Host(NamedTuple):
     given: int
 
     def function(self) -> Owned:
-        """The function itself."""
+        """The function itself.
+
+        Raises:
+            RuntimeError: It is not in this process, or not any more.
+        """
+        if self.number not in _known:
+            raise errors.function_is_gone()
         return _known[self.number]

@@ -137,7 +137,7 @@ def not_so_many(function: str, value: object, expected: int) -> ValueError:
 def not_as_promised(function: str, came: str, expected: str) -> ValueError:
     """A function of NumPy arrays gave another shape or dtype than promised."""
     headline = f"{function} did not return what it promised."
-    cause = "NumPy computes in float64 where a constant is one; or the result is not like the first argument."
+    cause = "NumPy went over to float64; or the result is not like the first argument."
     remedy = "convert it, y.astype(x.dtype); of a result like no argument, say shape and dtype in `result`."
     return report(ValueError, headline, function=function, got=came, expected=expected, cause=cause, remedy=remedy)
 

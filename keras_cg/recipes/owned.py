@@ -80,7 +80,7 @@ def from_numpy(
     for given in (function, *(each for each in (vjp, result) if each is not None)):
         if not callable(given):
             raise messages.not_a_function("from_numpy", given)
-    name = f"from_numpy({function_name(function)})"
+    name = f"from_numpy({function_name(getattr(function, 'func', function))})"
     forwards = _Function(name, function, result)
     backwards = None if vjp is None or isinstance(vjp, CustomGradient) else _Gradient(name, vjp)
 
@@ -124,7 +124,7 @@ def _tensors(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
     given = []
     for place, arg in enumerate(args):
         if backend.is_tensor(arg):
-            given.append(arg)
+            given.append(backend.asarray(arg))
         elif type(arg) in (int, float, complex):
             number = backend.asarray(arg)
             is_real = dtypes and isinstance(arg, float)

@@ -20,6 +20,7 @@ def host(call: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(map(tf.convert_to_tensor, function.run([value.numpy() for value in values], count)))
     promised = function.results([Kind(shape(value), dtype(value)) for value in values], count)
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def run(*arrays: Any) -> list[Any]:
         return function.run(arrays, count)
 
