@@ -39,6 +39,14 @@ def _over_batch(
     info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], number: int, count: int
 ) -> tuple[list[torch.Tensor], list[int]]:
     """One element after the other: nobody knows what the function does along axes that it does not expect."""
+    if not info.batch_size:
+        # Of no element nothing is known but what is promised.
+        shapes = [
+            tensor.shape if axis is None else (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
+            for tensor, axis in zip(tensors, in_dims[0], strict=True)
+        ]
+        one = _empty([tensor.new_empty(size) for tensor, size in zip(tensors, shapes, strict=True)], number, count)
+        return [each.new_empty((0, *each.shape)) for each in one], [0] * len(one)
     rows = []
     for place in range(info.batch_size):
         row = [
