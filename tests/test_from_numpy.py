@@ -121,6 +121,13 @@ def test_torch_compile_takes_it_as_one_operator(backend):
         program(x).backward()
         np.testing.assert_array_equal(found(x.grad), 21 * found(x))
 
+    # Another one in the same program's place: nothing of the first is a variable of it.
+    other = recipes.from_numpy(lambda x: x + 1, lambda x, g: 11 * g)
+    for f, expected in ((first, 7), (other, 11)):
+        x = torch.ones(2, requires_grad=True)
+        torch.compile(lambda x: ops.sum(f(x)), backend="aot_eager", fullgraph=True)(x).backward()
+        np.testing.assert_array_equal(found(x.grad), expected)
+
     def fails(x):
         raise KeyError("of the user's")
 
@@ -152,7 +159,7 @@ def test_the_operator_of_torch_has_no_gradient_past_the_rule(backend):
 
     x = torch.ones(2, requires_grad=True)
     function = owned._Function("f", square, None)
-    (output,) = config.active.host(Host(function.number, 1), (x,))
+    (output,) = config.active.host(Host(function.key, 1), (x,))
     with pytest.raises((RuntimeError, NotImplementedError), match="autograd"):
         output.sum().backward()
 
@@ -191,7 +198,7 @@ def test_jax_differentiates_the_callback_to_nan_past_the_rule(backend):
     import jax
 
     function = owned._Function("f", square, None)
-    slope = jax.grad(lambda x: config.active.host(Host(function.number, 1), (x,))[0])
+    slope = jax.grad(lambda x: config.active.host(Host(function.key, 1), (x,))[0])
     assert np.isnan(slope(1.0)) and np.isnan(jax.jit(slope)(1.0))
 
 
@@ -303,7 +310,7 @@ def test_exceptions_pass_through(backend):
 
 
 def test_a_function_that_is_gone(backend):
-    assert lines(lambda: config.active.host(Host(17, 1), (tensor(X),)), RuntimeError) == [
+    assert lines(lambda: config.active.host(Host("absent", 1), (tensor(X),)), RuntimeError) == [
         "A program calls a function of NumPy arrays that is not in this process.",
         "    usual cause: the program was saved and is loaded elsewhere, or what recipes.from_numpy returned is gone.",
         "    remedy: keep what from_numpy returned as long as the program, and save models without such functions.",

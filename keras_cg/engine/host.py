@@ -1,4 +1,4 @@
-"""A function of NumPy arrays, as a backend is given it: by a number, which a compiled program can hold."""
+"""A function of NumPy arrays, as a backend is given it: by a key, which a compiled program can hold."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ class Owned(Protocol):
 
 
 # Weakly, so that a function may go.
-_known: weakref.WeakValueDictionary[int, Owned] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[str, Owned] = weakref.WeakValueDictionary()
 
 
-def register(function: Owned) -> int:
-    """The number under which a function is found again, as long as somebody holds it."""
+def register(function: Owned) -> str:
+    """The key under which a function is found again, as long as somebody holds it."""
     # At random, so that a program which is loaded in another process does not find another function there.
-    number = secrets.randbits(62)
-    _known[number] = function
-    return number
+    # No number, of which torch.compile (2.13) would make a variable of the program as soon as there are two.
+    key = secrets.token_hex(8)
+    _known[key] = function
+    return key
 
 
 class Host(NamedTuple):
     """One call of such a function: what `host` of a backend gets.
 
     Attributes:
-        number: Which function.
+        key: Which function.
         given: How many of the tensors are arguments; those behind them are upstreams.
     """
 
-    number: int
+    key: str
     given: int
 
     def function(self) -> Owned:
@@ -65,6 +66,6 @@ class Host(NamedTuple):
         Raises:
             RuntimeError: It is not in this process, or not any more.
         """
-        if self.number not in _known:
+        if self.key not in _known:
             raise errors.function_is_gone()
-        return _known[self.number]
+        return _known[self.key]

@@ -149,7 +149,7 @@ class _Function:
 
     def __init__(self, name: str, function: Callable[..., Any], result: Callable[..., Any] | None):
         self.name, self.function, self.result = name, function, result
-        self.number = host.register(self)
+        self.key = host.register(self)
 
     def promised(self, kinds: Sequence[Kind], count: int) -> tuple[list[Kind | None], bool]:
         """The kinds of the results, None for what is not looked at; and whether there is one that stands alone."""
@@ -170,7 +170,7 @@ class _Function:
         promised, is_lone = self.promised([Kind(backend.shape(each), backend.dtype(each)) for each in given], count)
         # NumPy has no bfloat16.
         wide = [tensors.wide(each) if backend.dtype(each) == "bfloat16" else each for each in given]
-        found = iter(backend.host(Host(self.number, count), wide))
+        found = iter(backend.host(Host(self.key, count), wide))
         results = [None if kind is None else tensors.cast(next(found), kind.dtype) for kind in promised]
         return results[0] if is_lone else tuple(results)
 

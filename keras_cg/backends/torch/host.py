@@ -12,20 +12,20 @@ from keras_cg.engine.host import Host, Kind
 
 
 def host(call: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(_run(list(tensors), call.number, call.given))
+    return tuple(_run(list(tensors), call.key, call.given))
 
 
-# torch's operators take tensors and numbers alone, so the function is there by its number. It has no gradient: autograd
+# torch's operators take tensors, numbers and strings, so the function is there by its key. It has no gradient: autograd
 # raises where somebody differentiates it past the rule.
 @torch.library.custom_op("keras_cg::host", mutates_args=())
-def _run(tensors: Sequence[torch.Tensor], number: int, count: int) -> list[torch.Tensor]:
-    arrays = Host(number, count).function().run([*map(to_numpy, tensors)], count)
+def _run(tensors: Sequence[torch.Tensor], key: str, count: int) -> list[torch.Tensor]:
+    arrays = Host(key, count).function().run([*map(to_numpy, tensors)], count)
     return [torch.from_numpy(array).to(tensors[0].device) for array in arrays]
 
 
-def _empty(tensors: Sequence[torch.Tensor], number: int, count: int) -> list[torch.Tensor]:
+def _empty(tensors: Sequence[torch.Tensor], key: str, count: int) -> list[torch.Tensor]:
     """Tensors like the results, without their values."""
-    promised = Host(number, count).function().results([Kind(tensor.shape, dtype(tensor)) for tensor in tensors], count)
+    promised = Host(key, count).function().results([Kind(tensor.shape, dtype(tensor)) for tensor in tensors], count)
     return [_like(tensors[0], kind) for kind in promised]
 
 
@@ -36,7 +36,7 @@ def _like(tensor: torch.Tensor, kind: Kind) -> torch.Tensor:
 
 
 def _over_batch(
-    info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], number: int, count: int
+    info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], key: str, count: int
 ) -> tuple[list[torch.Tensor], list[int]]:
     """One element after the other: nobody knows what the function does along axes that it does not expect."""
     if not info.batch_size:
@@ -45,7 +45,7 @@ def _over_batch(
             tensor.shape if axis is None else (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
             for tensor, axis in zip(tensors, in_dims[0], strict=True)
         ]
-        one = _empty([tensor.new_empty(size) for tensor, size in zip(tensors, shapes, strict=True)], number, count)
+        one = _empty([tensor.new_empty(size) for tensor, size in zip(tensors, shapes, strict=True)], key, count)
         return [each.new_empty((0, *each.shape)) for each in one], [0] * len(one)
     rows = []
     for place in range(info.batch_size):
@@ -53,7 +53,7 @@ def _over_batch(
             tensor if axis is None else tensor.select(axis, place)
             for tensor, axis in zip(tensors, in_dims[0], strict=True)
         ]
-        rows.append(_run(row, number, count))
+        rows.append(_run(row, key, count))
     results = [torch.stack(parts) for parts in zip(*rows, strict=True)]
     return results, [0] * len(results)
 
