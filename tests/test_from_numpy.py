@@ -341,6 +341,12 @@ def test_what_was_not_promised(backend):
         "    usual cause: NumPy went over to float64; or the result is not like the first argument.",
         "    remedy: convert it, y.astype(x.dtype); of a result like no argument, say shape and dtype in `result`.",
     ]
+    for wrong, came in ((lambda x: x.astype("float64"), "float64[3]"), (lambda x: x[:2], "float32[2]")):
+        expected = [f"    got: {came}", "    expected: float32[3]"]
+        assert lines(lambda: recipes.from_numpy(wrong, None)(x), ValueError)[1:3] == expected
+        assert (
+            lines(lambda: gradient(recipes.from_numpy(square, lambda x, g: wrong(x)))(x), ValueError)[1:3] == expected
+        )
     number = recipes.from_numpy(np.sum, lambda x, g: 1.0, result=lambda x: ((), "float32"))
     assert lines(lambda: gradient(number)(x), ValueError)[:3] == [
         "the vjp of from_numpy(sum) did not return what it promised.",
