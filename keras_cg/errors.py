@@ -465,6 +465,14 @@ def changed_in_place(what: str, remedy: str) -> RuntimeError:
     return report(RuntimeError, f"{what}, so that the gradient would be silently wrong.", remedy=f"{remedy}.")
 
 
+def function_is_gone() -> RuntimeError:
+    """A program calls a function of NumPy arrays that is not there."""
+    headline = "A program calls a function of NumPy arrays that is not in this process."
+    cause = "the program was saved and is loaded elsewhere, or what recipes.from_numpy returned is gone."
+    remedy = "keep what from_numpy returned as long as the program, and save models without such functions."
+    return report(RuntimeError, headline, cause=cause, remedy=remedy)
+
+
 def changed_since(function: str, what: str) -> RuntimeError:
     """What a function reads, that must run again, is no longer what it was."""
     headline = (

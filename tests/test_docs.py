@@ -19,7 +19,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", ["checking", "how-it-works", "ops", "recipes"])
+@pytest.mark.parametrize("page", ["checking", "how-it-works", "ops", "recipes", "wrapping"])
 def test_python_blocks(backend, page, tmp_path):
     pages.run(PAGE.with_stem(page), tmp_path)
 
@@ -36,6 +36,11 @@ def test_the_bug_is_found_as_the_page_says(backend):
 def test_the_mended_one_passes(backend):
     found = run("check", "docs/softplus.py:mended", f"--backends={backend}")
     assert (found.returncode, found.stdout.splitlines()[-1]) == (0, f"✓ passed: mended on {backend}")
+
+
+def test_the_wrapped_function_passes(backend):
+    found = run("check", "docs/wrapping.py:digamma", "--modes=reverse", f"--backends={backend}")
+    assert (found.returncode, found.stdout.splitlines()[-1]) == (0, f"✓ passed: digamma on {backend}")
 
 
 @pytest.mark.only("numpy")

@@ -49,6 +49,8 @@ That is all a backend must define. The rest it may define where its framework do
 `double_precision()`  a context in which tensors may have 64 bits.
 `devices()`           the names of the devices it can use.
 `cut(tensor)`         the same values, which nobody differentiates, in any mode.
+`host(call, tensors)` the results of a function of NumPy arrays, a tuple of tensors, also where the framework compiles
+                      or batches; `keras_cg.engine.host` says what `call` is. Nobody differentiates it.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy
 
 from keras_cg.engine.held import Closure, Held
+from keras_cg.engine.host import Host
 
 REQUIRED = (
     "namespace",
@@ -80,7 +83,7 @@ REQUIRED = (
 # Those that `derived` has for a backend that does not define them.
 OPTIONAL = (
     *("gradient", "jvp", "jacobian", "recompute", "straight", "converted", "compiled", "exported", "double_precision"),
-    *("devices", "cut"),
+    *("devices", "cut", "host"),
 )
 
 
@@ -245,3 +248,4 @@ class Backend(Protocol):
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
     def devices(self) -> tuple[str, ...]: ...
     def cut(self, tensor: Any) -> Any: ...
+    def host(self, call: Host, tensors: Sequence[Any]) -> Tensors: ...

@@ -11,6 +11,7 @@ from keras_cg.engine import linear
 from keras_cg.engine.again import Sample
 from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
+from keras_cg.engine.host import Host
 from keras_cg.engine.precision import is_differentiable
 
 
@@ -198,3 +199,9 @@ def devices(backend: Backend) -> tuple[str, ...]:
 def cut(backend: Backend, tensor: Any) -> Any:
     """By way of NumPy, for a framework that is never compiled."""
     return backend.asarray(backend.to_numpy(tensor))
+
+
+def host(backend: Backend, call: Host, tensors: Sequence[Any]) -> Tensors:
+    """By way of NumPy, for a framework that is never compiled."""
+    arrays = call.function().run([backend.to_numpy(tensor) for tensor in tensors], call.given)
+    return tuple(map(backend.asarray, arrays))

@@ -8,6 +8,7 @@ infinity and of NaN.
 """
 
 from keras_cg.recipes.discrete import quantize, surrogate_spike
+from keras_cg.recipes.owned import from_numpy
 from keras_cg.recipes.passing import clip_gradient, reverse_gradient, scale_gradient, straight_through
 from keras_cg.recipes.repeated import fixed_point, recompute
 from keras_cg.recipes.safe import log1pexp, safe_log, safe_norm, safe_sqrt
@@ -15,6 +16,7 @@ from keras_cg.recipes.safe import log1pexp, safe_log, safe_norm, safe_sqrt
 __all__ = [
     "clip_gradient",
     "fixed_point",
+    "from_numpy",
     "log1pexp",
     "quantize",
     "recompute",

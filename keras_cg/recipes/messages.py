@@ -82,6 +82,72 @@ def not_alike_output(function: str, came: str, expected: str) -> GradientError:
     return report(GradientError, headline, function=function, got=came, expected=expected, cause=cause, remedy=remedy)
 
 
+def by_keyword(function: str, argument: str) -> TypeError:
+    """A function of NumPy arrays was given one by keyword."""
+    headline = f"{function}: {argument} was given by keyword, and arrays are given by position."
+    remedy = f"give what is no array before: from_numpy(functools.partial(function, {argument}=...), ...)."
+    return report(TypeError, headline, function=function, argument=argument, remedy=remedy)
+
+
+def not_an_array(function: str, place: int, value: object) -> TypeError:
+    """A function of NumPy arrays was given something that cannot be one."""
+    headline = f"{function}: argument {place} is {article(type_name(value))}, and not a tensor."
+    remedy = (
+        "give tensors and numbers, those of a nest one by one, and what is neither before:"
+        " from_numpy(functools.partial(function, mode=...), ...)."
+    )
+    return report(TypeError, headline, function=function, remedy=remedy)
+
+
+def no_arrays(function: str) -> TypeError:
+    """A function of NumPy arrays was given none."""
+    return TypeError(f"{function} was called without arguments. Give it a tensor.")
+
+
+def no_gradient(function: str) -> GradientError:
+    """A function of NumPy arrays was made without a rule, and is differentiated."""
+    headline = f"{function} has no gradient: it was made with vjp=None."
+    remedy = "give the rule, from_numpy(function, vjp), or stop the gradient before."
+    return report(GradientError, headline, function=function, remedy=remedy)
+
+
+def no_derivative(function: str) -> GradientError:
+    """The rule of a function of NumPy arrays is differentiated."""
+    headline = f"{function}: its vjp is a function of NumPy arrays without a gradient of its own."
+    cause = "a second derivative, or forward mode, which is the derivative of the vjp by upstream."
+    remedy = "give the vjp a rule, too: from_numpy(function, from_numpy(vjp, vjp_of_vjp))."
+    return report(GradientError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def not_one_gradient_each(function: str, came: int, expected: int) -> GradientError:
+    """The rule of a function of NumPy arrays gave too few gradients, or too many."""
+    headline = f"{function}: its vjp must return one gradient for each argument, or None for one that has none."
+    return report(GradientError, headline, function=function, got=str(came), expected=str(expected))
+
+
+def not_so_many(function: str, value: object, expected: int) -> ValueError:
+    """A function of NumPy arrays gave another count of results than promised."""
+    came = f"{type_name(value)} of {len(value)}" if isinstance(value, (tuple, list)) else article(type_name(value))
+    headline = f"{function} did not return what it promised."
+    wanted = f"a tuple of {expected}"
+    remedy = "say in `result` what it returns: a kind, or a list of kinds for a tuple."
+    return report(ValueError, headline, function=function, got=came, expected=wanted, remedy=remedy)
+
+
+def not_as_promised(function: str, came: str, expected: str) -> ValueError:
+    """A function of NumPy arrays gave another shape or dtype than promised."""
+    headline = f"{function} did not return what it promised."
+    cause = "NumPy went over to float64; or the result is not like the first argument."
+    remedy = "convert it, y.astype(x.dtype); of a result like no argument, say shape and dtype in `result`."
+    return report(ValueError, headline, function=function, got=came, expected=expected, cause=cause, remedy=remedy)
+
+
+def not_a_kind(function: str, said: object) -> TypeError:
+    """What `result` returned says no shape and dtype."""
+    headline = f"{function}: `result` must return the kind of an argument, a pair (shape, dtype), or a list of these."
+    return report(TypeError, headline, function=function, got=repr(said))
+
+
 def unknown_surrogate(kind: object, kinds: Sequence[str]) -> ValueError:
     """`surrogate_spike` has no derivative of that name."""
     message = f"surrogate_spike: there is no kind {kind!r}. The kinds are: {', '.join(kinds)}."

@@ -3,7 +3,8 @@
 `tensors` says what a tensor is. `attach` runs a function once, eagerly or as a program, and gives its outputs the rule.
 `kept` has the programs that serve again.
 `carried` keeps the rule on them where JAX differentiates again or forwards. `linear` proves that a rule is linear and
-transposes it. `derivatives` is JAX's engine, and `names` has what JAX does not export for everybody.
+transposes it. `derivatives` is JAX's engine, `host` calls functions of NumPy, and `names` has what JAX does not export
+for everybody.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from keras_cg.backends.jax.derivatives import (
     vjp,
 )
 from keras_cg.backends.jax.functions import namespace
+from keras_cg.backends.jax.host import host
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,
@@ -54,4 +56,5 @@ __all__ = [  # noqa: RUF022 - in the order of keras_cg.engine.contract
     "double_precision",
     "devices",
     "cut",
+    "host",
 ]

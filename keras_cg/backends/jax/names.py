@@ -24,6 +24,9 @@ def _find(name: str) -> Any:
 # What JAX's own messages say of a program that it did not begin to trace by itself.
 DebugInfo = _find("DebugInfo")
 
+# The type of an array in a program.
+ShapedArray = _find("ShapedArray")
+
 # One element of a batch, as JAX describes it.
 unmapped_aval = _find("unmapped_aval")
 

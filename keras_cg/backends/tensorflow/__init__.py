@@ -6,7 +6,8 @@ once more, and hides who differentiates: a tape, which knows for what, or the gr
 
 `tensors` says what a tensor is, `composite` what it is made of, and `recording` who differentiates it. `attach` is for
 eager mode and `graph` for graphs, both with the gradients of `backward`; `straight` for calls in eager mode as most
-are. `derivatives` asks TensorFlow's own engine. `tracing` says what a decorated function is as an argument.
+are. `derivatives` asks TensorFlow's own engine. `tracing` says what a decorated function is as an argument, and
+`host` calls functions of NumPy.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from keras_cg.backends.tensorflow.attach import attach
 from keras_cg.backends.tensorflow.derivatives import compiled, converted, cut, devices, exported, jacobian, jvp, vjp
 from keras_cg.backends.tensorflow.functions import namespace
+from keras_cg.backends.tensorflow.host import host
 from keras_cg.backends.tensorflow.recomputed import recompute
 from keras_cg.backends.tensorflow.straight import straight
 from keras_cg.backends.tensorflow.tensors import (
@@ -39,6 +41,7 @@ __all__ = [
     "devices",
     "dtype",
     "exported",
+    "host",
     "is_recording",
     "is_tensor",
     "jacobian",

@@ -1,0 +1,31 @@
+"""Functions of NumPy arrays: called at once, or by an operation of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_cg.backends.tensorflow.composite import dense
+from keras_cg.backends.tensorflow.tensors import dtype, shape
+from keras_cg.engine.host import Host, Kind
+
+
+def host(call: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    function, count = call.function(), call.given
+    values = [tf.convert_to_tensor(dense(tensor)) for tensor in tensors]
+    if tf.executing_eagerly():
+        # Called by an operation, an exception would lose its type.
+        return tuple(map(tf.convert_to_tensor, function.run([value.numpy() for value in values], count)))
+    promised = function.results([Kind(shape(value), dtype(value)) for value in values], count)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def run(*arrays: Any) -> list[Any]:
+        return function.run(arrays, count)
+
+    # It has no state, so that what nobody uses is not run.
+    results = tf.numpy_function(run, values, [tf.as_dtype(kind.dtype) for kind in promised], stateful=False)
+    for result, kind in zip(results, promised, strict=True):
+        result.set_shape(kind.shape)  # which the operation does not know
+    return tuple(results)
