@@ -250,3 +250,29 @@ def test_an_operation_more_is_seen(backend):
         found = recorded(f, *tensors)
         assert found[place][0] != expected[place][0] and found[1 - place][0] == expected[1 - place][0]
     assert len(recorded(kept, *tensors)[1][1]) == len(expected[1][1]) + 1
+
+
+def test_a_decorated_forward_of_the_module_that_is_compiled(backend):
+    """It fails, as README says: Dynamo (2.13) calls it by its name, which is that of the decorated one."""
+    import torch
+
+    class Inner(torch.nn.Module):
+        @custom_gradient
+        def forward(self, x):
+            return x * 2, lambda upstream: 7 * upstream
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            return self.inner(x)
+
+    x = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(torch.compile(Outer(), backend="eager", fullgraph=True)(x).sum(), x)
+    assert gradient.tolist() == [7.0] * 3
+    with pytest.raises(Exception, match="Observed exception"):
+        torch.compile(Inner(), backend="eager", fullgraph=True)(x)
+    with pytest.raises(AttributeError, match="__code__"):
+        torch.export.export(Inner(), (x,))
