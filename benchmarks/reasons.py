@@ -15,7 +15,7 @@ WHY = {
     "keras_cg.backends.jax.carried:_derivative": "The gradient, recorded: it can be differentiated again.",
     "keras_cg.backends.numpy.attach:_vjps": "Tells autograd what the backward pass of its primitive is.",
     "keras_cg.backends.numpy.functions:clip": "`ops.clip` as the array API standard has it.",
-    "keras_cg.backends.numpy.functions:where": "`ops.where`, whose gradient autograd has wrong for broadcast arguments.",
+    "keras_cg.backends.numpy.functions:where": "`ops.where`: autograd has its gradient wrong where it broadcasts.",
     "keras_cg.backends.numpy.tensors:conjugate": "autograd's gradient of a complex number is the conjugate of ours.",
     "keras_cg.backends.numpy.tensors:innermost": "autograd boxes what it differentiates: the array inside.",
     "keras_cg.backends.numpy.tensors:is_floating": "An integer output takes part in no gradient.",

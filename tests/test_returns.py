@@ -355,9 +355,9 @@ def test_a_rule_whose_further_parameters_have_defaults(backend):
     for outputs in (lambda x: (x * 1, x * 2), lambda x: {"a": x * 1, "b": x * 2}):
         f = custom_gradient(lambda x, outputs=outputs: (outputs(x), rule))
         for _ in range(3):
+            # Together: JAX 0.8 calls the rule when it makes the pullback.
             with pytest.raises((GradientError, TypeError)) as caught:
-                output, pullback = vjp(f, one)  # JAX 0.8 calls the rule here
-                pullback(output)
+                vjp(f, one)[1](outputs(one))
             assert hint in "".join(getattr(caught.value, "__notes__", ())), caught.value
     f = custom_gradient(lambda x: ((x * 1, x * 2), lambda dys, scale=7.0: scale * dys[0]))
     output, pullback = vjp(f, one)
