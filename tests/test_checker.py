@@ -777,6 +777,10 @@ def raising(x):
     raise ValueError("not today.")
 
 
+def unserved(x):
+    raise NotImplementedError("not in any release")
+
+
 ANOTHER = "the exported program has another gradient than the function"
 # What a program is in the place of one that was exported, whether the function is decorated, and what is found.
 PROGRAMS = {
@@ -787,6 +791,11 @@ PROGRAMS = {
     "in part": (lambda x: x * 1, False, ("passed", "in part", None)),
     "output": (lambda x: x * 2, True, ("failed", None, "the exported output differs from the function's")),
     "not exported": (raising, True, ("undecided", None, "it cannot be exported: ValueError: not today")),
+    "never exported": (
+        unserved,
+        True,
+        ("skipped", None, "it cannot be exported: NotImplementedError: not in any release"),
+    ),
 }
 
 

@@ -426,7 +426,9 @@ class Inspection:
             outputs = None if program is None else program(*floating)
         except Exception as error:
             raised = self._raised(check, error)
-            yield replace(raised, status="undecided", reason=f"it cannot be exported: {raised.reason}")
+            # Some things a framework exports never, as JAX a callback, and says so.
+            status = "skipped" if isinstance(error, NotImplementedError) else "undecided"
+            yield replace(raised, status=status, reason=f"it cannot be exported: {raised.reason}")
             return
         if program is None or outputs is None:
             yield self._finding(check, "skipped", reason=f"{self.name} has nothing to export to")
