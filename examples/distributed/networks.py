@@ -1,9 +1,9 @@
 """Two quantised networks that the other files here train on several devices.
 
-Both round their weights and activations, with the straight-through gradient: a decorated function of four lines. `digits`
-is the 2-bit network of `examples/digits.py`; `transformer` has a few blocks, of which the weights are multiples of 1/16,
-and learns to continue sequences of tokens. Nothing here names a framework or knows of devices: a network is written
-with `linear(name, x)`, the product with a rounded matrix, and whoever trains it says where that matrix is.
+Both round their weights and activations, with the straight-through gradient: a decorated function of two lines.
+`digits` is the 2-bit network of `examples/digits.py`; `transformer` has a few blocks, of which the weights are
+multiples of 1/16, and learns to continue sequences of tokens. Nothing here names a framework or knows of devices: a
+network is written with `linear(name, x)`, the product with a rounded matrix, and whoever trains it says where that is.
 """
 
 from __future__ import annotations
@@ -181,12 +181,13 @@ def train_alone(name: str, steps: int) -> list[float]:
     """The losses of a training on one device, by the active backend."""
     network = NETWORKS[name]
     weights: Weights = {key: ops.asarray(array) for key, array in network.weights().items()}
+
+    def loss(weights: Weights, inputs: Any, targets: Any) -> Any:
+        return cross_entropy(scores(name, weights, inputs), targets)
+
     losses = []
-    for inputs, targets in network.batches(steps):
-        batch = ops.asarray(inputs), ops.asarray(targets)
-        value, gradient = keras_cg.value_and_grad(
-            lambda weights: cross_entropy(scores(name, weights, batch[0]), batch[1])
-        )(weights)
+    for batch in network.batches(steps):
+        value, gradient = keras_cg.value_and_grad(loss)(weights, *map(ops.asarray, batch))
         losses.append(float(value))
         weights = {key: weights[key] - network.rate * gradient[key] for key in weights}
     return losses

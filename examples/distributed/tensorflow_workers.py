@@ -24,8 +24,6 @@ os.environ["KERAS_CG_BACKEND"] = "tensorflow"
 import networks
 import tensorflow as tf
 
-import keras_cg
-
 
 def loss(name: str, weights: Any, inputs: Any, targets: Any) -> Any:
     return networks.cross_entropy(networks.scores(name, weights, inputs), targets)
@@ -137,7 +135,7 @@ def main() -> None:
     options = parser.parse_args()
     losses = {"mirrored": mirrored, "workers": workers, "server": server}[options.how](options.network, options.steps)
     if losses is not None:
-        print(f"{options.network}, {options.how}, with {keras_cg.backend()}:")
+        print(f"{options.network}, {options.how}:")
         print("losses:", *losses)
         print("on one:", *networks.train_alone(options.network, options.steps), flush=True)
 
