@@ -103,7 +103,10 @@ def server(name: str, steps: int) -> list[float]:
     network = networks.NETWORKS[name]
     addresses = free_addresses(3)  # one machine: all of these servers run in this process
     cluster = tf.train.ClusterSpec({"worker": addresses[:2], "ps": addresses[2:]})
-    servers = [tf.distribute.Server(cluster, job, index) for job, index in (("worker", 0), ("worker", 1), ("ps", 0))]
+    # Servers of one process share its threads, and would wait for each other on a machine with two cores.
+    threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4)
+    jobs = (("worker", 0), ("worker", 1), ("ps", 0))
+    servers = [tf.distribute.Server(cluster, job, index, config=threads) for job, index in jobs]
     assert len(servers) == 3  # on a cluster each is a process of its own, which calls `join()` of its server
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc")
     strategy = tf.distribute.ParameterServerStrategy(resolver)
