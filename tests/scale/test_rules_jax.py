@@ -72,7 +72,8 @@ for kind in (AxisType.Auto, AxisType.Explicit):
         # Data parallel: one sum over the devices for the gradient of the whole weight, as by hand.
         x = jax.device_put(X, NamedSharding(mesh, P(("a", "b"))))
         w = jax.device_put(W[:1], NamedSharding(mesh, P()))
-        spread = lambda f: jax.grad(lambda w, x: f(x, jnp.broadcast_to(w, x.shape, out_sharding=P(("a", "b"))) if kind is AxisType.Explicit else jnp.broadcast_to(w, x.shape)).sum())
+        places = {"out_sharding": P(("a", "b"))} if kind is AxisType.Explicit else {}
+        spread = lambda f: jax.grad(lambda w, x: f(x, jnp.broadcast_to(w, x.shape, **places)).sum())
         np.testing.assert_allclose(jax.jit(spread(ours))(w, x), 5 * E.sum(0, keepdims=True), rtol=1e-5)
         assert collectives(spread(ours), w, x) == collectives(spread(by_hand), w, x) == ["all-reduce"]
 
@@ -101,7 +102,10 @@ def forward(x):
     total = jax.lax.psum(jnp.exp(x).sum(), "a")
     return x / total, total
 
-with_collectives_by_hand.defvjp(forward, lambda total, upstream: (7 * jax.lax.psum(upstream.sum(), "a") * total + 0 * upstream,))
+def backward(total, upstream):
+    return (7 * jax.lax.psum(upstream.sum(), "a") * total + 0 * upstream,)
+
+with_collectives_by_hand.defvjp(forward, backward)
 by_hand = jax.shard_map(with_collectives_by_hand, mesh=mesh, in_specs=P("a"), out_specs=P("a"))
 counted = [collectives(jax.grad(lambda x: (f(x) * x).sum()), x) for f in (inside, by_hand)]
 assert counted[0] == counted[1] and set(counted[0]) == {"all-reduce"}, counted
