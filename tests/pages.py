@@ -12,7 +12,7 @@ SOME = re.compile(r"<!-- on: ([a-z ]+) -->\n```python\n.*?```", re.DOTALL)
 
 
 def run(page, folder):
-    """Runs the Python blocks of `page` from top to bottom in one module, because torch.compile looks for it by its name.
+    """Runs the Python blocks of `page` in one module: torch.compile looks for it by its name.
 
     Those that are about other backends than the active one are left out.
     """

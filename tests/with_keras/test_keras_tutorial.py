@@ -4,7 +4,6 @@ import pathlib
 
 import pages
 import pytest
-
 from export import WARNINGS
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tutorial.md"
