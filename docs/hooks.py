@@ -1,6 +1,6 @@
 """What the site has besides the pages in docs. MkDocs calls the functions, griffe, which reads docstrings, the class.
 
-- CONTRIBUTING.md and CHANGELOG.md stand at the top of the repository, where GitHub looks for them, and are pages here.
+- CONTRIBUTING.md and its like stand at the top of the repository, where GitHub looks for them, and are pages here.
 - A link is written as GitHub needs it. One that leads out of docs leads on the site to the page of that file; a file
   that is no page of its own, or a folder, becomes one which shows what is in it.
 - `<!-- keras-cg check --help -->` on a page is what that command prints.
@@ -20,8 +20,14 @@ import griffe
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
-# The page, and the file at the top of the repository that it is made of.
-TOP = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+# The page, and the file at the top of the repository that it is made of. README is found by links alone: the site has a
+# first page of its own.
+TOP = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "readme.md": "README.md",
+    "security.md": "SECURITY.md",
+}
 LINK = re.compile(r"(?<=\]\()[^)#\s]+(?=[)#])")
 HELP = re.compile(r"<!-- keras-cg (.*--help) -->")
 SHOWN = """\
@@ -39,8 +45,8 @@ search:
 def on_files(files: Files, config: Any) -> Files:
     """Adds the pages that stand elsewhere, and those of files that a page links to."""
     for page, source in TOP.items():
-        if page not in files.src_uris:  # the site has a first page of its own
-            files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+        inclusion = InclusionLevel.NOT_IN_NAV if page == "readme.md" else InclusionLevel.UNDEFINED
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source), inclusion=inclusion))
     for file in list(files.documentation_pages()):
         for target in filter(None, (linked(file, link) for link in LINK.findall(file.content_string))):
             page = page_of(target)
@@ -57,25 +63,28 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         target = linked(page.file, match[0])
         return posixpath.relpath(page_of(target), posixpath.dirname(page.file.src_uri)) if target else match[0]
 
+    if page.file.src_uri == "readme.md":
+        page.meta["search"] = {"exclude": True}  # it says again what the other pages say
     return HELP.sub(printed, LINK.sub(turned, markdown))
 
 
 def linked(file: File, link: str) -> Path | None:
-    """The file or folder of the repository that a link leads to, if MkDocs does not find it by itself."""
-    if file.abs_src_path is None or "/files/" in link:
+    """The file or folder of the repository that a link leads to; None elsewhere."""
+    if file.abs_src_path is None:  # a page made by `text_of`
         return None
     target = (Path(file.abs_src_path).parent / link).resolve()
-    is_of_the_site = file.src_uri not in TOP and target.is_relative_to(ROOT / "docs") and target.suffix != ".py"
-    return None if is_of_the_site or not target.exists() or not target.is_relative_to(ROOT) else target
+    return target if target.is_relative_to(ROOT) and target.exists() else None
 
 
 def page_of(target: Path) -> str:
-    """The page that a file of the repository has on the site."""
+    """The page, or the picture, that a file of the repository is on the site."""
     path = target.relative_to(ROOT).as_posix()
-    page = next((page for page, source in TOP.items() if source == path), None)
-    if page is None and target.is_relative_to(ROOT / "docs") and target.suffix != ".py":
-        page = target.relative_to(ROOT / "docs").as_posix()
-    return page or f"files/{path}.md"
+    for page, source in TOP.items():
+        if source == path:
+            return page
+    if target.is_relative_to(ROOT / "docs") and target.suffix != ".py":
+        return target.relative_to(ROOT / "docs").as_posix()
+    return f"files/{path}.md"
 
 
 def text_of(target: Path) -> str:

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.once
 def test_every_page_is_in_the_navigation():
     named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    # Those two stand at the top of the repository.
-    assert sorted(named) == sorted({"changelog.md", "contributing.md", *pages})
+    # The first three stand at the top of the repository.
+    assert sorted(named) == sorted({"changelog.md", "contributing.md", "security.md", *pages})
 
 
 def test_every_public_name_is_in_the_reference():
