@@ -298,6 +298,15 @@ def readme(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site, in .nox/docs/tmp/site; fails if a link or an anchor leads nowhere."""
+    install(session, groups=("docs",))
+    # mkdocs-material tells of its successor at each build.
+    site, quiet = f"{session.create_tmp()}/site", {"NO_MKDOCS_2_WARNING": "1"}
+    session.run("mkdocs", *(session.posargs or ("build", "--strict", "--site-dir", site)), env=quiet)
+
+
+@nox.session
 def build(session: nox.Session) -> None:
     """The wheel and the sdist: built, installed in a clean environment, imported from elsewhere."""
     session.install(*CONSTRAINTS, *nox.project.dependency_groups(PYPROJECT, "build"))

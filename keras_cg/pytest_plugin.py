@@ -2,15 +2,15 @@
 
 It is there as soon as keras_cg and pytest are installed, and imports no framework before a test needs it.
 
-`cg_backend`              a fixture: the test runs once on each backend, which is active; the value is its name.
-`assert_gradients`        a fixture: `keras_cg.testing.assert_gradients`, which fails with the checker's report.
-`--cg-backends=jax,torch` the backends to test, with commas between; without it, all that are installed. One that was
-                          asked for and does not start fails the run; one that is only found here fails its tests.
-`@pytest.mark.cg_backends("jax", "torch")`
-                          the test, the class or, as `pytestmark`, the module is about these backends; the closest
-                          marker counts. A test that none of the backends under test is left to is deselected.
+- `cg_backend`, a fixture: the test runs once on each backend, which is active; the value is its name.
+- `assert_gradients`, a fixture: `keras_cg.testing.assert_gradients`, which fails with the checker's report.
+- `--cg-backends=jax,torch`: the backends to test, with commas between; without it, all that are installed. One that was
+  asked for and does not start fails the run; one that is only found here fails its tests.
+- `@pytest.mark.cg_backends("jax", "torch")`: the test, the class or, as `pytestmark`, the module is about these
+  backends; the closest marker counts. A test that none of the backends under test is left to is deselected.
 
-Example:
+A file of tests:
+
     import keras_cg
     import numpy as np
 

@@ -336,7 +336,7 @@ def test_each_backend_is_active_where_a_right_rule_passes_and_a_wrong_one_is_dia
 
 @pytest.mark.once
 def test_the_example_of_the_docstring_runs(inner):
-    example = textwrap.dedent(pytest_plugin.__doc__.partition("Example:\n")[2])
+    example = textwrap.dedent(pytest_plugin.__doc__.partition("A file of tests:\n")[2])
     inner(example, "--cg-backends=numpy").assert_outcomes(passed=1)
 
 
