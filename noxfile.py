@@ -40,7 +40,12 @@ BACKENDS = sorted(path.stem for path in pathlib.Path("keras_cg/backends").glob("
 FRAMEWORKS = [backend for backend in BACKENDS if backend in PYPROJECT["project"]["optional-dependencies"]]
 # Quiet about its choice of CPU instructions; TensorFlow logs it at every start.
 # One thread for torch: two test processes run side by side, and its own threads would only wait for each other.
-ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1"}
+# What JAX has compiled stays, for the other process, and for sessions with the same JAX.
+ENVIRONMENT = {
+    **{"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1"},
+    "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(".nox", "jax-programs").resolve()),
+    **{"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"},
+}
 # The tests of documentation, which have a session of their own, as the conformance suite has.
 PAGES = ("tests/test_readme.py", "tests/test_docs.py")
 ELSEWHERE = [f"--ignore={path}" for path in ("tests/conformance", *PAGES)]
