@@ -42,9 +42,12 @@ FRAMEWORKS = [backend for backend in BACKENDS if backend in PYPROJECT["project"]
 # One thread for torch: two test processes run side by side, and its own threads would only wait for each other.
 # What JAX has compiled stays, for the other process, and for sessions with the same JAX.
 ENVIRONMENT = {
-    **{"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1"},
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "OMP_NUM_THREADS": "1",
     "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(".nox", "jax-programs").resolve()),
-    **{"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"},
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 # The tests of documentation, which have a session of their own, as the conformance suite has.
 PAGES = ("tests/test_readme.py", "tests/test_docs.py")

@@ -319,6 +319,16 @@ def test_stop_gradient_in_a_rule(frame):
     np.testing.assert_allclose((output, gradient), [[4, 9], [14, 21]])
 
 
+def test_an_argument_stopped_inside_of_the_function_is_a_constant_of_its_rule(backend):
+    @keras_cg.custom_gradient
+    def f(x, y):
+        stopped = ops.stop_gradient(y)
+        return x * y, lambda upstream: (7 * upstream * stopped, upstream * x)
+
+    second = keras_cg.jacobian(grad(f, argnums=(0, 1)), argnums=(0, 1))(2.0, 3.0)
+    assert [[float(each) for each in row] for row in second] == [[0, 0], [1, 0]]
+
+
 @pytest.mark.together
 def test_stop_gradient_in_second_order(backend):
     @keras_cg.custom_gradient
