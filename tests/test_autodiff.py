@@ -786,3 +786,13 @@ def test_bad_arguments_of_jacobians(backend):
         TypeError, match=r"^hessian\(.*\): the function must return one real floating tensor, got a tuple"
     ):
         hessian(lambda x: (x, x))(3.0)
+
+
+@pytest.mark.only("tensorflow")
+def test_tensorflow_has_no_jacobian_of_a_jacobian_under_xla(backend):
+    """TensorFlow's loops (2.21) ask XLA for lists whose size it does not know."""
+    import tensorflow as tf
+
+    twice = jacobian(jacobian(cube))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="XLA compilation requires a fixed tensor list size"):
+        tf.function(twice, jit_compile=True)(tf.constant(X))

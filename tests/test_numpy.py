@@ -440,3 +440,16 @@ def test_an_outer_pullback_does_not_see_its_argument_change(backend):
     x *= 10
     output *= 10
     np.testing.assert_allclose(pullback(ONE)[0], 6 * X)
+
+
+def test_a_method_of_an_array_in_a_rule_has_no_second_order(backend):
+    """A limit: autograd does not see through it, which holds an array and not a box."""
+
+    def f(x):
+        times = ops.exp(x).__mul__
+        return x * 2, lambda upstream: times(7 * upstream)
+
+    g = custom_gradient(f)
+    np.testing.assert_allclose(grad(g)(X), 7 * E)
+    with pytest.raises(RuntimeError, match="ran again, because its gradient is differentiated, and gave another output"):
+        grad(grad(g))(X)

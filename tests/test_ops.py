@@ -89,6 +89,15 @@ def test_what_a_graph_must_know(backend):
 
 
 @pytest.mark.only("tensorflow")
+def test_xla_has_no_determinants(backend):
+    import tensorflow as tf
+
+    for function in (ops.linalg.det, lambda x: ops.linalg.slogdet(x).logabsdet):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Determinant"):
+            tf.function(function, jit_compile=True)(tf.eye(2))
+
+
+@pytest.mark.only("tensorflow")
 def test_autograph_leaves_them_as_they_are(backend):
     import tensorflow as tf
 

@@ -901,6 +901,25 @@ def test_wrong_parameters(backend):
         assert message(call, kind).startswith(expected)
 
 
+@pytest.mark.only("numpy")
+def test_a_number_that_no_float_holds(backend):
+    for huge in (10**400, -(10**5000)):
+        for call, argument in (
+            (lambda huge: recipes.scale_gradient(X, huge), "scale_gradient: scale"),
+            (recipes.log1pexp, "log1pexp: x"),
+            (lambda huge: recipes.clip_gradient(X, norm=huge), "clip_gradient: norm"),
+            (lambda huge: recipes.safe_log(X, huge), "safe_log: floor"),
+            (lambda huge: recipes.quantize(X, huge), "quantize: step"),
+            (lambda huge: recipes.quantize(X, 0.5, gradient_scale=huge), "quantize: gradient_scale"),
+            (lambda huge: recipes.surrogate_spike(X, slope=huge), "surrogate_spike: slope"),
+            (lambda huge: recipes.fixed_point(heron, tolerance=huge), "fixed_point: tolerance"),
+        ):
+            assert message(lambda call=call, huge=huge: call(huge), ValueError) == (
+                f"{argument} is a number that is too large for a float, which ends at about 1.8e308 in either direction."
+                " Give a smaller number, or math.inf if that is what you mean."
+            )
+
+
 def test_an_output_that_is_not_like_the_input(backend):
     x = config.active.asarray(X)
     lines = message(lambda: recipes.straight_through(lambda x: x > 0)(x), keras_cg.GradientError).splitlines()
@@ -958,7 +977,7 @@ def test_clipping_by_a_norm_that_is_no_scalar(eager, backend):
 
 @pytest.mark.only("tensorflow")
 def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
-    """README's Limits: a tensor in an attribute, which is differentiated, and gets nothing."""
+    """A tensor in an attribute, which is differentiated, and gets nothing."""
     import tensorflow as tf
 
     class Holder:
@@ -970,3 +989,20 @@ def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
         output = recipes.recompute(lambda x: x * holder.w)(x)
     gx, gw = tape.gradient(output, [x, holder.w])
     assert eager.array(gx).tolist() == [5.0] and gw is None
+
+
+@pytest.mark.only("jax")
+def test_what_recompute_does_not_see_on_jax(backend):
+    """As with `jax.checkpoint`, which it is there: an array of NumPy is read again, an array of JAX is not."""
+    import jax
+
+    for recomputed in (recipes.recompute, jax.checkpoint):
+        numpy_array = np.full(3, 3.0, np.float32)
+        kept = [jax.numpy.asarray(numpy_array)]
+        x = jax.numpy.ones(3)
+        _, pullback = keras_cg.vjp(recomputed(lambda x, w=numpy_array: x * w * w), x)
+        _, pullback_of_kept = keras_cg.vjp(recomputed(lambda x, kept=kept: x * kept[0] * kept[0]), x)
+        numpy_array[...] = 4
+        kept[0] = 4 * kept[0]
+        assert pullback(x)[0].tolist() == [16.0] * 3
+        assert pullback_of_kept(x)[0].tolist() == [9.0] * 3

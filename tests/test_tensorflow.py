@@ -1558,3 +1558,75 @@ def test_a_private_name_that_is_gone_is_an_error_at_once(backend, name):
         else:
             raise AssertionError("nobody noticed")
     """)
+
+
+# --- what TensorFlow itself cannot do -----------------------------------------------------------------------------------
+
+
+def test_sparse_tensors_are_no_source_of_a_gradient(eager, backend):
+    """As TensorFlow's own tape says it; forwards they serve, and so do their values as the argument."""
+    import tensorflow as tf
+
+    sparse = tf.sparse.from_dense(tf.eye(2))
+    with pytest.raises(ValueError, match="SparseTensor is not supported as a gradient source"):
+        keras_cg.grad(lambda x: tf.sparse.reduce_sum(x))(sparse)
+    close(keras_cg.grad(lambda values: 7 * tf.sparse.reduce_sum(sparse.with_values(values)))(sparse.values), [7, 7])
+
+
+def test_what_is_argument_and_closed_over_counts_as_the_argument_in_a_graph(eager, backend):
+    """A limit: it is one tensor there. In eager mode it gets both gradients, 7 by the rule and 11 for what is captured."""
+    import tensorflow as tf
+
+    def run(x):
+        def rule(upstream, variables=None):
+            return (7 * upstream, [11 * upstream]) if variables else 7 * upstream
+
+        return custom_gradient(lambda argument: (argument * x, rule))(x)
+
+    x = eager.tensor(X)
+    close(gradients(run, x)[0], np.full(3, 18.0))
+    close(gradients(tf.function(run), x)[0], np.full(3, 7.0))
+
+
+def test_an_accumulator_around_a_function_that_is_differentiated_once_more(eager, backend):
+    """A limit of TensorFlow (2.21): so it is for a function of plain operations."""
+    import tensorflow as tf
+
+    x = eager.tensor(X)
+    for function in (f, tf.exp):
+        traced = tf.function(lambda x, function=function: function(x))
+        with pytest.raises(tf.errors.InternalError, match="returned too few gradients"):
+            gradients(lambda x: forward(traced, x), x)  # noqa: B023 - called at once
+        inside = tf.function(lambda x: gradients(lambda x: forward(traced, x), x)[0])  # noqa: B023 - likewise
+        assert inside(x) is None
+    close(gradients(lambda x: forward(f, x), x)[0], 7 * EXP)
+
+
+@pytest.mark.parametrize("decorator", [custom_gradient, "tf"])
+def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, backend, tmp_path, decorator):
+    """A limit of TensorFlow (2.21): what is loaded lacks what the rule holds of a step, or of a branch."""
+    import tensorflow as tf
+
+    decorate = tf.custom_gradient if decorator == "tf" else decorator
+
+    @decorate
+    def g(x):
+        e = tf.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    def looped(x):
+        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, g(x)), (0, x))[1]
+
+    module = tf.Module()
+    module.straight = tf.function(lambda x: g(x), input_signature=[tf.TensorSpec([None])])
+    module.looped = tf.function(looped, input_signature=[tf.TensorSpec([None])])
+    module.branched = tf.function(lambda x: tf.cond(x[0] < 9, lambda: g(x), lambda: x), input_signature=[tf.TensorSpec([None])])
+    x = eager.tensor(X)
+    close(gradients(module.looped, x)[0], 7 * EXP * 7 * np.exp(2 * X.astype(float)))
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    close(gradients(loaded.straight, x)[0], 7 * EXP)
+    with pytest.raises(TypeError, match="is out of scope and cannot be used here"):
+        gradients(loaded.looped, x)
+    with pytest.raises(AssertionError):
+        gradients(loaded.branched, x)

@@ -773,3 +773,24 @@ def test_the_first_call_of_all_in_every_mode_of_torch(backend, name):
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_cannot_be_taken_apart_lives_as_long_as_the_graph(eager, backend, without_collector):
+    """A limit: nothing frees it in the backward pass, as it frees what a closure holds."""
+    import torch
+
+    for make, dies in ((HOLDERS["closure"], True), (lambda e: lambda u, kept={e}: 7 * u * next(iter(kept)), False)):
+        f, is_dead = rule_of(torch, make)
+        y = f(eager.tensor(X).requires_grad_())
+        y.sum().backward()
+        assert is_dead() is dies
+        del y
+        assert is_dead()
+
+
+def test_an_argument_loses_the_attributes_that_somebody_set(eager, backend):
+    """A limit: the function gets the argument cut from the graph, which is another object of Python."""
+    x = eager.tensor(X).requires_grad_()
+    x.name_of_mine = "x"
+    f = custom_gradient(lambda x: (x * (1 if hasattr(x, "name_of_mine") else 2), lambda upstream: 7 * upstream))
+    np.testing.assert_allclose(f(x).detach(), 2 * X)

@@ -408,6 +408,8 @@ def test_the_step_from_data(keras, layers):
         ("GradientClipping", {}, TypeError),
         ("GradientClipping", {"value": 1.0, "norm": 1.0}, TypeError),
         ("GradientClipping", {"norm": -1.0}, ValueError),
+        ("GradientClipping", {"norm": 1.0, "loss_scale": 10**400}, ValueError),
+        ("GradientScaling", {"scale": 10**400}, ValueError),
         ("Quantize", {"bits": 1}, ValueError),
         ("Quantize", {"bits": 0, "signed": False}, ValueError),
         ("Quantize", {"initial_step": 0.0}, ValueError),
