@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from keras_cg import recipes
 from with_keras.training import own_steps, shift
 
 # Keras has no training on NumPy.
@@ -102,6 +103,15 @@ def test_with_the_optimizer_that_keras_wraps(keras, layers):
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     fit(model)
     np.testing.assert_allclose(moved(keras, model), np.clip(UPSTREAM, -0.01, 0.01), rtol=2e-3)
+
+
+@trains
+def test_a_rule_that_is_not_linear_gets_upstream_times_the_scale(keras):
+    """A limit: so does a recipe by itself, of which no layer knows the scale."""
+    layer = keras.layers.Lambda(lambda x: recipes.clip_gradient(x, value=1.5))
+    model = trainee(keras, layer, scaled(keras), "eager")
+    fit(model)
+    np.testing.assert_allclose(moved(keras, model), np.clip(UPSTREAM * SCALE, -1.5, 1.5) / SCALE, rtol=1e-6)
 
 
 @trains

@@ -780,3 +780,24 @@ def test_a_function_that_runs_again_sees_the_same_precision(keras, backend):
     second = keras_cg.grad(lambda x: keras.ops.sum(gradient(x)))(keras.ops.ones((1, 2)))
     np.testing.assert_allclose(keras.ops.convert_to_numpy(second), [[98.0, 98.0]])
     assert len(seen) > 1 and set(seen) == {"float16"}
+
+
+@pytest.mark.only("numpy")
+def test_a_layer_on_numpy_has_no_gradient(keras, seven):
+    """A limit: Keras's operations there are NumPy's, and autograd sees through those of keras_cg.ops alone."""
+    x = X.astype("float32")
+    layer = keras.layers.Dense(2)
+    layer.build(X.shape)
+    for fails, said in ((layer, "Only input tensors may be passed"), (keras.ops.exp, "setting an array element")):
+        with pytest.raises(ValueError, match=said):
+            keras_cg.grad(fails)(x)
+    close(keras_cg.grad(seven)(x), np.full(X.shape, 7.0))
+    assert layer(seven(x)).shape == X.shape
+
+
+@pytest.mark.only("numpy")
+def test_keras_on_numpy_needs_jax(backend):
+    """A limit of Keras (3.15), with or without keras_cg."""
+    code = "import sys; sys.modules['jax'] = None; import keras"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "import of jax halted" in done.stderr

@@ -287,6 +287,30 @@ def test_a_variable_beside_a_placeholder(backend):
         assert part in str(caught.value)
 
 
+def test_a_weight_that_another_layer_owns(backend):
+    """A limit: a tied weight is refused as any other, though the model has it; a layer around the function takes it."""
+    embedding = keras.layers.Embedding(5, 3)
+    tokens = keras.Input([2], dtype="int32")
+    hidden = embedding(tokens)
+
+    @custom_gradient
+    def logits(x, table):
+        return keras.ops.matmul(x, keras.ops.transpose(table)), lambda upstream: (7 * keras.ops.ones_like(x), None)
+
+    with pytest.raises(TypeError, match="logits: the argument table is the Keras variable 'embedding.*/embeddings'"):
+        logits(hidden, embedding.embeddings)
+
+    class Tied(keras.layers.Layer):
+        def __init__(self, embedding):
+            super().__init__()
+            self.embedding = embedding
+
+        def call(self, x):
+            return logits(x, self.embedding.embeddings)
+
+    assert keras.Model(tokens, Tied(embedding)(hidden)).output_shape == (None, 2, 5)
+
+
 def test_a_variable_that_is_read_beside_a_placeholder(backend):
     weight, frozen = keras.Variable(np.ones(3), name="weight"), keras.Variable(np.ones(3), trainable=False)
 
