@@ -620,6 +620,25 @@ def test_a_branch_that_the_second_run_would_not_take(eager, outer, inner):
     right_or_refused(run, 14 * X, RuntimeError, match="again")
 
 
+@pytest.mark.only("numpy", "tensorflow", "torch")
+def test_a_branch_of_equal_values_is_not_noticed(eager):
+    """A limit: values are compared, and no derivatives. At 2, x * x and 2 x are the same number."""
+    branches = [True]
+
+    @custom_gradient
+    def f(x):
+        h = x * x if branches else 2 * x
+        return x * 1, lambda upstream: 7 * upstream * h
+
+    def first(x):
+        output, pullback = pull(eager, f, x, WAYS[0])
+        branches.clear()
+        return pullback(ops.ones_like(output))
+
+    second = gradient(eager, first, WAYS[0])(eager.tensor(2 * ONES))
+    check(eager, second, 7 * 2 * ONES)  # and not 7 times the derivative of x * x
+
+
 # --- backward under another backend --------------------------------------------------------------------------------
 
 

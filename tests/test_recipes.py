@@ -1006,3 +1006,15 @@ def test_what_recompute_does_not_see_on_jax(backend):
         kept[0] = 4 * kept[0]
         assert pullback(x)[0].tolist() == [16.0] * 3
         assert pullback_of_kept(x)[0].tolist() == [9.0] * 3
+
+
+@pytest.mark.only("torch")
+def test_recompute_changes_buffers_of_torch_twice(backend):
+    """A limit, as of torch.utils.checkpoint: the second run counts as well."""
+    import torch
+
+    norm = torch.nn.BatchNorm1d(3)
+    output = recipes.recompute(norm)(torch.tensor(np.stack([X, 2 * X]), dtype=torch.float32, requires_grad=True))
+    assert int(norm.num_batches_tracked) == 1
+    output.sum().backward()
+    assert int(norm.num_batches_tracked) == 2
