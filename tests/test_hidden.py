@@ -148,6 +148,7 @@ def test_a_list_of_elsewhere_under_vmap(eager, backend):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_a_function_with_a_hidden_tensor_runs_twice_under_a_transform(eager, backend):
     """A limit: a tensor that was not found may belong to a level of torch.func that is over by then."""
     import torch

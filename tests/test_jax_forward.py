@@ -313,6 +313,7 @@ def jax_transposes(rule, w):
 
 
 @pytest.mark.parametrize("name", HOLDERS)
+@pytest.mark.limit
 def test_linear_rules_that_hold_programs(eager, backend, name):
     import jax
 
@@ -390,6 +391,7 @@ NOT_LINEAR = {
 
 
 @pytest.mark.parametrize("name", NOT_LINEAR)
+@pytest.mark.limit
 def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
     import jax
 
@@ -447,7 +449,7 @@ def test_reverse_alone_is_told_apart_where_jax_tells(eager, backend):
     assert seen["grad"] == (not jax.__version__.startswith("0.8."))
 
 
-# --- what JAX itself, or the program of a rule, cannot show -------------------------------------------------------------
+# --- what JAX itself, or the program of a rule, cannot show -----------------------------------------------------
 
 
 def branching(x):
@@ -457,6 +459,7 @@ def branching(x):
     return x * 2, lambda u: jax.lax.cond(ops.sum(x) > 0, lambda u: 7 * u, lambda u: u, u)
 
 
+@pytest.mark.limit
 def test_a_branch_under_vmap_is_refused_forwards(eager, backend):
     """JAX (0.10) makes a `select` of it, with a `stop_gradient` around its predicate, that upstream goes through."""
     import jax
@@ -472,6 +475,7 @@ def test_a_branch_under_vmap_is_refused_forwards(eager, backend):
             run()
 
 
+@pytest.mark.limit
 def test_a_rule_that_looks_at_upstream_is_refused_forwards(eager, backend):
     import jax
 
@@ -482,6 +486,7 @@ def test_a_rule_that_looks_at_upstream_is_refused_forwards(eager, backend):
         jax.jvp(g, (x,), (x,))
 
 
+@pytest.mark.limit
 def test_a_sum_over_an_axis_of_what_is_the_same_along_it_is_refused_forwards(eager, backend):
     """JAX (0.10) transposes no `psum` of what `vmap` does not batch; of what it does, it does."""
     import jax
@@ -493,6 +498,7 @@ def test_a_sum_over_an_axis_of_what_is_the_same_along_it_is_refused_forwards(eag
         jax.vmap(lambda x: jax.jvp(g, (x,), (jax.numpy.float32(1),))[1], axis_name="i")(x)
 
 
+@pytest.mark.limit
 def test_what_custom_linear_solve_is_given_is_believed(eager, backend):
     """A limit: its `solve` clips, which JAX does not look at, and neither do we."""
     import jax
@@ -509,6 +515,7 @@ def test_what_custom_linear_solve_is_given_is_believed(eager, backend):
     check(jax.jvp(g, (x,), (100 * x,))[1], 50 * W)
 
 
+@pytest.mark.limit
 def test_a_forward_derivative_that_nobody_uses_raises_nothing_in_a_program(eager, backend):
     import jax
 
@@ -519,6 +526,7 @@ def test_a_forward_derivative_that_nobody_uses_raises_nothing_in_a_program(eager
         jax.jvp(g, (x,), (x,))
 
 
+@pytest.mark.limit
 def test_a_fixed_point_has_no_forward_mode(eager, backend):
     solve = recipes.fixed_point(lambda z, a: (z + a / z) / 2, steps=8)
     with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):

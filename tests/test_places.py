@@ -228,6 +228,7 @@ def test_a_gradient_that_is_an_argument_is_a_copy(backend):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_a_captured_parameter_where_torch_compile_gives_up(backend):
     import torch
 
@@ -251,6 +252,7 @@ def test_a_choice_of_a_backend_that_is_none_by_then(backend, monkeypatch):
 STANDING = {"factor": 7}
 
 
+@pytest.mark.limit
 def test_a_dict_that_the_rule_alone_reads_is_what_stands_there_when_it_runs(backend):
     """A limit: the function did not make it, and says nothing of it."""
     f = custom_gradient(lambda x: (x * 2, lambda upstream: STANDING["factor"] * upstream))

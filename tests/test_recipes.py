@@ -507,6 +507,7 @@ def test_recompute_finds_attributes(backend):
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_recompute_refuses_what_it_cannot_find(backend):
     class Holder:
         __slots__ = ("w",)
@@ -566,6 +567,7 @@ def test_recompute_of_what_was_changed_in_place_on_torch(backend, kind):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_recompute_after_a_step_of_an_optimizer(backend):
     """Of what the function does not read, though a module in its closure has it, a change is none."""
     import torch
@@ -635,6 +637,7 @@ def test_recompute_of_a_variable_that_was_assigned(backend, where, trainable):
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+@pytest.mark.limit
 def test_recompute_of_a_variable_that_was_assigned_between_two_graphs(backend, dtype, jit):
     """The forward pass is a program, and the backward pass another one: no number comes of it."""
     import tensorflow as tf
@@ -670,6 +673,7 @@ def test_recompute_of_an_array_that_was_changed_in_place(backend, where, monkeyp
 
 
 @pytest.mark.only("torch", "tensorflow", "numpy")
+@pytest.mark.limit
 def test_recompute_of_a_function_that_draws_others(eager, backend):
     draws = np.random.default_rng(0)
 
@@ -691,6 +695,7 @@ def test_recompute_of_a_function_that_draws_others(eager, backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
+@pytest.mark.limit
 def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, backend, mode):
     import tensorflow as tf
 
@@ -764,6 +769,7 @@ def test_fixed_point_of_a_linear_map(backend):
         np.testing.assert_allclose(found(keras_cg.hessian(loss, 2)(z0, a, b)), np.diag(2 * w), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.limit
 def test_fixed_point_that_does_not_converge_is_nan(backend):
     def half(z, a):
         return a * (z + 1)
@@ -939,6 +945,7 @@ def test_an_output_that_is_not_like_the_input(backend):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_the_scale_of_lsq_needs_a_known_size(backend):
     import tensorflow as tf
 
@@ -976,6 +983,7 @@ def test_clipping_by_a_norm_that_is_no_scalar(eager, backend):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
     """A tensor in an attribute, which is differentiated, and gets nothing."""
     import tensorflow as tf
@@ -992,6 +1000,7 @@ def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
 
 
 @pytest.mark.only("jax")
+@pytest.mark.limit
 def test_what_recompute_does_not_see_on_jax(backend):
     """As with `jax.checkpoint`, which it is there: an array of NumPy is read again, an array of JAX is not."""
     import jax
@@ -1009,6 +1018,7 @@ def test_what_recompute_does_not_see_on_jax(backend):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_recompute_changes_buffers_of_torch_twice(backend):
     """A limit, as of torch.utils.checkpoint: the second run counts as well."""
     import torch

@@ -252,6 +252,7 @@ def test_an_operation_more_is_seen(backend):
     assert len(recorded(kept, *tensors)[1][1]) == len(expected[1][1]) + 1
 
 
+@pytest.mark.limit
 def test_a_decorated_forward_of_the_module_that_is_compiled(backend):
     """It fails, as README says: Dynamo (2.13) calls it by its name, which is that of the decorated one."""
     import torch
@@ -278,6 +279,7 @@ def test_a_decorated_forward_of_the_module_that_is_compiled(backend):
         torch.export.export(Inner(), (x,))
 
 
+@pytest.mark.limit
 def test_what_dynamo_cannot_trace(backend):
     """Dynamo (2.13) meets objects of which it does not know where they come from; what helps is beside it."""
     import collections

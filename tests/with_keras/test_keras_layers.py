@@ -184,6 +184,7 @@ def test_a_schedule_in_the_middle_of_an_epoch(keras, layers):
 
 
 @pytest.mark.only("jax")
+@pytest.mark.limit
 def test_on_jax_the_scale_is_not_lost_in_the_middle_of_an_epoch(keras, layers):
     layer = layers.GradientScaling(7.0, name="mine")
 

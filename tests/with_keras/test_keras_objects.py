@@ -312,6 +312,7 @@ def test_a_frozen_captured_variable_is_a_constant(keras, mode):
 
 @trains
 @pytest.mark.parametrize("rule", [serving, lambda x: lambda upstream: 7 * upstream], ids=["serving", "not serving"])
+@pytest.mark.limit
 def test_a_captured_variable_that_is_frozen_later(keras, backend, rule):
     first, layer = plain(), captured(rule)
     layer.build((None, 2))
@@ -511,6 +512,7 @@ def test_a_seed_generator_inside(keras, mode):
     assert array(second.seeds.state).tolist() == [3, 2]
 
 
+@pytest.mark.limit
 def test_a_seed_generator_where_a_function_runs_again(keras, backend):
     seeds = keras.random.SeedGenerator(3)
     seeds.next()
@@ -748,6 +750,7 @@ def test_operations_of_keras_to_second_order(keras):
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_operations_of_keras_to_second_order_on_numpy(keras):
     ops = keras.ops
     x = X.astype("float32")
@@ -783,6 +786,7 @@ def test_a_function_that_runs_again_sees_the_same_precision(keras, backend):
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_a_layer_on_numpy_has_no_gradient(keras, seven):
     """A limit: Keras's operations there are NumPy's, and autograd sees through those of keras_cg.ops alone."""
     x = X.astype("float32")
@@ -796,6 +800,7 @@ def test_a_layer_on_numpy_has_no_gradient(keras, seven):
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_keras_on_numpy_needs_jax(backend):
     """A limit of Keras (3.15), with or without keras_cg."""
     code = "import sys; sys.modules['jax'] = None; import keras"

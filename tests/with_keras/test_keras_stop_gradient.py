@@ -58,6 +58,7 @@ def test_what_nobody_differentiates_is_what_it_was():
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_autograd_by_itself(monkeypatch):
     """A limit: Keras's own on NumPy is the identity, until somebody calls keras_cg.grad or its like."""
     import autograd
