@@ -68,7 +68,7 @@ def test_there_is_a_table_for_each_framework_sorted_by_what_one_is_doing():
     page = PAGE.read_text()
     assert list(sections(page)) == FRAMEWORKS
     for title, lines in sections(page).items():
-        assert [cells(line) for line in lines if line.startswith("|")][0] == COLUMNS, title
+        assert next(cells(line) for line in lines if line.startswith("|")) == COLUMNS, title
         doing = [re.match(r"\*\*([A-Z][a-z ]*)\*\*", row[0])[1] for where, row, _ in rows(page) if where == title]
         together = [name for place, name in enumerate(doing) if doing[place - 1 : place] != [name]]
         assert len(together) == len(set(together)), f"{title}: {together} has one word at two places"
@@ -77,5 +77,7 @@ def test_there_is_a_table_for_each_framework_sorted_by_what_one_is_doing():
 def test_what_is_not_on_the_page_would_be_seen():
     page = "## JAX\n| a | b |\n|---|---|\n| x | y <!-- test_a.py::test_b test_c.py::test_d --> |\n| z | |\n"
     assert list(rows(page)) == [("JAX", ["x", "y"], ["test_a.py::test_b", "test_c.py::test_d"]), ("JAX", ["z", ""], [])]
-    code = "@pytest.mark.limit\ndef test_a(): pass\ndef test_b(): pass\nclass C:\n @pytest.mark.limit\n def test_c(self): pass"
+    code = (
+        "@pytest.mark.limit\ndef test_a(): pass\ndef test_b(): pass\nclass C:\n @pytest.mark.limit\n def test_c(): pass"
+    )
     assert list(pinning(ast.parse(code).body)) == ["test_a", "C::test_c"]

@@ -921,8 +921,8 @@ def test_a_number_that_no_float_holds(backend):
             (lambda huge: recipes.fixed_point(heron, tolerance=huge), "fixed_point: tolerance"),
         ):
             assert message(lambda call=call, huge=huge: call(huge), ValueError) == (
-                f"{argument} is a number that is too large for a float, which ends at about 1.8e308 in either direction."
-                " Give a smaller number, or math.inf if that is what you mean."
+                f"{argument} is a number that is too large for a float, which ends at about 1.8e308 in either"
+                " direction. Give a smaller number, or math.inf if that is what you mean."
             )
 
 

@@ -1616,6 +1616,25 @@ def test_an_accumulator_around_a_function_that_is_differentiated_once_more(eager
     close(gradients(lambda x: forward(f, x), x)[0], 7 * EXP)
 
 
+@pytest.mark.limit
+def test_an_accumulator_of_what_an_inner_function_captures(eager, backend):
+    """A limit of TensorFlow (2.21): so it is for a function of plain operations."""
+    import tensorflow as tf
+
+    variable, x = tf.Variable(2 * X), eager.tensor(X)
+    served = custom_gradient(lambda x: (x * variable, lambda u, variables: (7 * u, [11 * u])))
+    for function, expected in ((served, 11 * ONES), (lambda x: x * variable, X)):
+        traced = tf.function(lambda x, function=function: function(x))
+
+        def run(traced=traced):
+            with tf.autodiff.ForwardAccumulator(variable, tf.constant(ONES)) as accumulator:
+                y = traced(x)
+            return accumulator.jvp(y)
+
+        close(run(), expected)
+        assert tf.function(run)() is None
+
+
 @pytest.mark.parametrize("decorator", [custom_gradient, "tf"])
 @pytest.mark.limit
 def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, backend, tmp_path, decorator):

@@ -301,7 +301,7 @@ def test_a_weight_that_another_layer_owns(backend):
     def logits(x, table):
         return keras.ops.matmul(x, keras.ops.transpose(table)), lambda upstream: (7 * keras.ops.ones_like(x), None)
 
-    with pytest.raises(TypeError, match="logits: the argument table is the Keras variable 'embedding.*/embeddings'"):
+    with pytest.raises(TypeError, match=r"logits: the argument table is the Keras variable 'embedding.*/embeddings'"):
         logits(hidden, embedding.embeddings)
 
     class Tied(keras.layers.Layer):
