@@ -19,7 +19,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", ["checking", "how-it-works", "ops", "recipes", "wrapping"])
+@pytest.mark.parametrize("page", ["checking", "how-it-works", "ops", "recipes", "usage", "wrapping"])
 def test_python_blocks(backend, page, tmp_path):
     pages.run(PAGE.with_stem(page), tmp_path)
 

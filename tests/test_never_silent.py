@@ -1258,7 +1258,7 @@ def test_dicts_as_outputs(request, frame, kind, signature):
     """The gradients are 7 times, and 5 times, the sum of the upstreams 1, 2, ... of x's, and of y's, leaves."""
     if frame.mode == "aot_eager" and kind in ("a dict without tensors", "an empty dict"):
         # Dynamo (2.13) refuses what optree says of a dict that it can take for a constant.
-        request.applymarker(pytest.mark.xfail(reason="refused by torch.compile: README, Limits", strict=True))
+        request.applymarker(pytest.mark.xfail(reason="refused by torch.compile: docs/limits.md", strict=True))
     build = OUTPUTS[kind]
     owners = [int(owner) for owner in leaves(build(np.float32(0), np.float32(1)))]
 

@@ -708,7 +708,7 @@ def test_what_torch_compile_made_has_no_second_derivative(backend):
     torch.compiler.reset()
     x = torch.tensor(2.0, requires_grad=True)
     cube = custom_gradient(lambda x: (x**3, lambda upstream: 3 * x**2 * upstream))
-    # As README says: x times the gradient is 3 x^3, whose derivative is 36. Where torch saves no input itself,
+    # x times the gradient is 3 x^3, whose derivative is 36. Where torch saves no input itself,
     # it takes the gradient for a constant, 12.
     (found,) = torch.autograd.grad(torch.compile(cube, backend="aot_eager")(x), x, create_graph=True)
     (second,) = torch.autograd.grad(x * found, x)

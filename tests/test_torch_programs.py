@@ -254,7 +254,7 @@ def test_an_operation_more_is_seen(backend):
 
 @pytest.mark.limit
 def test_a_decorated_forward_of_the_module_that_is_compiled(backend):
-    """It fails, as README says: Dynamo (2.13) calls it by its name, which is that of the decorated one."""
+    """A limit: Dynamo (2.13) calls it by its name, which is that of the decorated one."""
     import torch
 
     class Inner(torch.nn.Module):
