@@ -84,6 +84,5 @@ def main(paths):
     return f"{PAGE.name} was out of date and is written anew: look at it and commit it."
 
 
-
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
