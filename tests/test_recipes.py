@@ -507,6 +507,7 @@ def test_recompute_finds_attributes(backend):
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_recompute_refuses_what_it_cannot_find(backend):
     class Holder:
         __slots__ = ("w",)
@@ -566,6 +567,7 @@ def test_recompute_of_what_was_changed_in_place_on_torch(backend, kind):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_recompute_after_a_step_of_an_optimizer(backend):
     """Of what the function does not read, though a module in its closure has it, a change is none."""
     import torch
@@ -635,6 +637,7 @@ def test_recompute_of_a_variable_that_was_assigned(backend, where, trainable):
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+@pytest.mark.limit
 def test_recompute_of_a_variable_that_was_assigned_between_two_graphs(backend, dtype, jit):
     """The forward pass is a program, and the backward pass another one: no number comes of it."""
     import tensorflow as tf
@@ -670,6 +673,7 @@ def test_recompute_of_an_array_that_was_changed_in_place(backend, where, monkeyp
 
 
 @pytest.mark.only("torch", "tensorflow", "numpy")
+@pytest.mark.limit
 def test_recompute_of_a_function_that_draws_others(eager, backend):
     draws = np.random.default_rng(0)
 
@@ -691,6 +695,7 @@ def test_recompute_of_a_function_that_draws_others(eager, backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
+@pytest.mark.limit
 def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, backend, mode):
     import tensorflow as tf
 
@@ -764,6 +769,7 @@ def test_fixed_point_of_a_linear_map(backend):
         np.testing.assert_allclose(found(keras_cg.hessian(loss, 2)(z0, a, b)), np.diag(2 * w), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.limit
 def test_fixed_point_that_does_not_converge_is_nan(backend):
     def half(z, a):
         return a * (z + 1)
@@ -901,6 +907,25 @@ def test_wrong_parameters(backend):
         assert message(call, kind).startswith(expected)
 
 
+@pytest.mark.only("numpy")
+def test_a_number_that_no_float_holds(backend):
+    for huge in (10**400, -(10**5000)):
+        for call, argument in (
+            (lambda huge: recipes.scale_gradient(X, huge), "scale_gradient: scale"),
+            (recipes.log1pexp, "log1pexp: x"),
+            (lambda huge: recipes.clip_gradient(X, norm=huge), "clip_gradient: norm"),
+            (lambda huge: recipes.safe_log(X, huge), "safe_log: floor"),
+            (lambda huge: recipes.quantize(X, huge), "quantize: step"),
+            (lambda huge: recipes.quantize(X, 0.5, gradient_scale=huge), "quantize: gradient_scale"),
+            (lambda huge: recipes.surrogate_spike(X, slope=huge), "surrogate_spike: slope"),
+            (lambda huge: recipes.fixed_point(heron, tolerance=huge), "fixed_point: tolerance"),
+        ):
+            assert message(lambda call=call, huge=huge: call(huge), ValueError) == (
+                f"{argument} is a number that is too large for a float, which ends at about 1.8e308 in either"
+                " direction. Give a smaller number, or math.inf if that is what you mean."
+            )
+
+
 def test_an_output_that_is_not_like_the_input(backend):
     x = config.active.asarray(X)
     lines = message(lambda: recipes.straight_through(lambda x: x > 0)(x), keras_cg.GradientError).splitlines()
@@ -920,6 +945,7 @@ def test_an_output_that_is_not_like_the_input(backend):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_the_scale_of_lsq_needs_a_known_size(backend):
     import tensorflow as tf
 
@@ -957,8 +983,9 @@ def test_clipping_by_a_norm_that_is_no_scalar(eager, backend):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
-    """README's Limits: a tensor in an attribute, which is differentiated, and gets nothing."""
+    """A tensor in an attribute, which is differentiated, and gets nothing."""
     import tensorflow as tf
 
     class Holder:
@@ -970,3 +997,34 @@ def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
         output = recipes.recompute(lambda x: x * holder.w)(x)
     gx, gw = tape.gradient(output, [x, holder.w])
     assert eager.array(gx).tolist() == [5.0] and gw is None
+
+
+@pytest.mark.only("jax")
+@pytest.mark.limit
+def test_what_recompute_does_not_see_on_jax(backend):
+    """As with `jax.checkpoint`, which it is there: an array of NumPy is read again, an array of JAX is not."""
+    import jax
+
+    for recomputed in (recipes.recompute, jax.checkpoint):
+        numpy_array = np.full(3, 3.0, np.float32)
+        kept = [jax.numpy.asarray(numpy_array)]
+        x = jax.numpy.ones(3)
+        _, pullback = keras_cg.vjp(recomputed(lambda x, w=numpy_array: x * w * w), x)
+        _, pullback_of_kept = keras_cg.vjp(recomputed(lambda x, kept=kept: x * kept[0] * kept[0]), x)
+        numpy_array[...] = 4
+        kept[0] = 4 * kept[0]
+        assert pullback(x)[0].tolist() == [16.0] * 3
+        assert pullback_of_kept(x)[0].tolist() == [9.0] * 3
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_recompute_changes_buffers_of_torch_twice(backend):
+    """A limit, as of torch.utils.checkpoint: the second run counts as well."""
+    import torch
+
+    norm = torch.nn.BatchNorm1d(3)
+    output = recipes.recompute(norm)(torch.tensor(np.stack([X, 2 * X]), dtype=torch.float32, requires_grad=True))
+    assert int(norm.num_batches_tracked) == 1
+    output.sum().backward()
+    assert int(norm.num_batches_tracked) == 2

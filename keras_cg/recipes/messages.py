@@ -46,6 +46,14 @@ def bad_parameter(recipe: str, argument: str, value: object, choices: str) -> Va
     return ValueError(f"{recipe}: {argument}={value!r} is not {choices}.")
 
 
+def too_large(recipe: str, argument: str) -> ValueError:
+    """A parameter of a recipe is an integer, or a fraction, that no float holds."""
+    return ValueError(
+        f"{recipe}: {argument} is a number that is too large for a float, which ends at about 1.8e308 in either"
+        " direction. Give a smaller number, or math.inf if that is what you mean."
+    )
+
+
 def not_broadcast(recipe: str, argument: str, came: str, name: str, expected: str) -> ValueError:
     """A parameter would give the result another shape than that of a tensor."""
     return ValueError(

@@ -59,7 +59,7 @@ def is_real(value: Any) -> bool:
 def real(recipe: str, argument: str, value: Any) -> Any:
     """A real floating tensor."""
     if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
-        return config.active.asarray(float(value))
+        return config.active.asarray(as_float(recipe, argument, value))
     if not is_real(value):
         raise messages.not_real(recipe, argument, described(value))
     return value
@@ -75,10 +75,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, numpy.generic)
 
 
+def as_float(recipe: str, argument: str, value: Any) -> float:
+    """A number as a float, which integers and fractions may be too large for."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise messages.too_large(recipe, argument) from None
+
+
 def number(recipe: str, argument: str, value: Any) -> Any:
     """A number as a float, or a real floating tensor."""
     if is_number(value):
-        return float(value)
+        return as_float(recipe, argument, value)
     if not is_real(value):
         raise messages.not_a_number(recipe, argument, value)
     return value
@@ -86,14 +94,14 @@ def number(recipe: str, argument: str, value: Any) -> Any:
 
 def positive(recipe: str, argument: str, value: Any) -> float:
     """A positive number that is no tensor."""
-    if not is_number(value) or not float(value) > 0:
+    if not is_number(value) or not as_float(recipe, argument, value) > 0:
         raise messages.bad_parameter(recipe, argument, value, "a positive number")
     return float(value)
 
 
 def finite(recipe: str, argument: str, value: Any, like: Any) -> float:
     """A positive number that is not infinite, and no tensor; nor that or 0 in the dtype in which is computed."""
-    if not is_number(value) or not 0 < float(value) < math.inf:
+    if not is_number(value) or not 0 < as_float(recipe, argument, value) < math.inf:
         raise messages.bad_parameter(recipe, argument, value, "a positive, finite number")
     dtype = config.active.dtype(wide(like))
     smallest = precision.of(dtype).smallest
