@@ -14,6 +14,7 @@ from keras_cg import config, custom_gradient, ops, recipes
 from keras_cg.testing import assert_gradients
 
 X = np.array([-0.7, 0.3, 2.6])
+NOISE = np.array([1.9, 0.2, -0.5])
 
 
 def rounded(x):
@@ -39,6 +40,12 @@ def lsq(low, high, summed):
         return ops.where(inside, upstream, 0 * upstream), summed(upstream * slope)
 
     return rule
+
+
+def steepness(x, alpha):
+    """The derivative of soft rounding."""
+    off = x - ops.floor(x) - 0.5
+    return alpha / 2 * (1 - ops.tanh(alpha * off) ** 2) / ops.tanh(alpha / 2)
 
 
 def arctan(x, kind, upstream):
@@ -68,8 +75,60 @@ def mixed(x, w, mode):
     return ops.sum(w * ops.tanh(x) ** (3 if mode == "cubes" else 1))
 
 
+def softmax(logits, noise, temperature):
+    scaled = ops.exp((logits + noise) / temperature)
+    return scaled / ops.sum(scaled, axis=-1, keepdims=True)
+
+
+def coupled(x, params):
+    """The residual block of two additive couplings."""
+    first = x[0] + params["w"] * ops.tanh(x[1])
+    return first, x[1] + ops.tanh(first) * params["b"]
+
+
+def uncoupled(y, params):
+    second = y[1] - ops.tanh(y[0]) * params["b"]
+    return y[0] - params["w"] * ops.tanh(second), second
+
+
+def seven_coupled(x, p):
+    return x[0] + seven_exp(x[1]) * p, x[1] * p
+
+
+def seven_uncoupled(y, p):
+    return y[0] - 2 * (y[1] / p) * p, y[1] / p
+
+
+def seven_chained(x, p, q, upstream):
+    """The gradients of two of these blocks."""
+
+    def pulled(second, factor, upstream):
+        first, other = upstream
+        back = first, 7 * first * ops.exp(second) * factor + other * factor
+        return back, ops.sum(2 * first * second + other * second)
+
+    upstream, gq = pulled(x[1] * p, q, upstream)
+    upstream, gp = pulled(x[1], p, upstream)
+    return upstream, gp, gq
+
+
+def bisection(g, x0):
+    """Between x0 and 4 more, of a function that grows: no derivative gets through."""
+    low, high = x0, x0 + 4
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_low = g(middle) < 0
+        low, high = ops.where(is_low, middle, low), ops.where(is_low, high, middle)
+    return low
+
+
 CHECKED = {
     "straight_through": (recipes.straight_through(rounded), [X], {"expected": lambda x: x}),
+    "straight_through, annealed": (
+        recipes.straight_through(lambda x, slope: rounded(x), lambda x, slope: ops.tanh(slope * x)),
+        [X, np.array(1.5)],
+        {"expected": lambda x, slope: ops.tanh(slope * x)},
+    ),
     "reverse_gradient": (recipes.reverse_gradient, [X], {"expected": lambda x: -x}),
     "reverse_gradient, scaled": (recipes.reverse_gradient, [X, 0.3], {"expected": lambda x, scale: -0.3 * x}),
     "scale_gradient": (recipes.scale_gradient, [X, 0.3], {"expected": lambda x, scale: 0.3 * x}),
@@ -102,7 +161,21 @@ CHECKED = {
     "surrogate_spike, fast_sigmoid": (recipes.surrogate_spike, [X], {"expected": fast_sigmoid}),
     "surrogate_spike, arctan": (recipes.surrogate_spike, [X, "arctan"], {"expected": arctan}),
     "surrogate_spike, triangle": (recipes.surrogate_spike, [X, "triangle", 0.5], {"expected": triangle}),
+    "soft_round": (recipes.soft_round, [X, 3.0], {}),
+    "soft_round, by a schedule": (
+        recipes.soft_round,
+        [X, np.array(3.0)],
+        {"expected": lambda x, alpha, upstream: (upstream * steepness(x, alpha), 0 * alpha)},
+    ),
+    "gumbel_softmax": (recipes.gumbel_softmax, [X, NOISE, 0.7], {"expected": softmax}),
+    "gumbel_softmax, soft": (recipes.gumbel_softmax, [X, NOISE, 0.7], {"kwargs": {"hard": False}}),
     "log1pexp": (recipes.log1pexp, [X], {}),
+    "log_sum_exp": (recipes.log_sum_exp, [X], {}),
+    "log_sum_exp, masked": (
+        lambda x, where: recipes.log_sum_exp(x, 1, where=where),
+        [np.array([[0.3, 2.6, 7.0], [-0.7, 9.0, 0.1]]), np.array([[True, True, False], [True, False, True]])],
+        {},
+    ),
     "safe_sqrt": (recipes.safe_sqrt, [X], {}),
     "safe_log": (recipes.safe_log, [X, 0.1], {}),
     "safe_norm": (recipes.safe_norm, [X], {}),
@@ -113,6 +186,28 @@ CHECKED = {
         recipes.recompute(lambda x: seven_exp(x)),
         [X],
         {"expected": lambda x, upstream: 7 * upstream * ops.exp(x)},
+    ),
+    "invertible": (
+        recipes.invertible(coupled, uncoupled),
+        [(X, X[::-1].copy()), {"w": np.array([0.5, -1.0, 2.0]), "b": np.array(0.3)}],
+        {"expected": coupled},
+    ),
+    "invertible, a chain with a rule": (
+        recipes.invertible(seven_coupled, seven_uncoupled),
+        [(X, X[::-1].copy()), np.array(0.5), np.array(1.5)],
+        {"expected": seven_chained},
+    ),
+    "custom_root": (
+        recipes.custom_root(lambda x, a: x * x * x - a, bisection),
+        [np.zeros(2), np.array([2.0, 3.0])],
+        {"expected": lambda x0, a: ops.exp(ops.log(a) / 3) + 0 * x0},
+    ),
+    "custom_root, with a linear solver": (
+        recipes.custom_root(
+            lambda x, a: x * x * x - a, bisection, linear_solve=lambda matvec, b: b / matvec(ops.ones_like(b))
+        ),
+        [np.zeros(2), np.array([2.0, 3.0])],
+        {"expected": lambda x0, a: ops.exp(ops.log(a) / 3) + 0 * x0},
     ),
     # Forward mode needs a rule that is known to be linear, and one that looks whether it converged is not.
     "fixed_point": (

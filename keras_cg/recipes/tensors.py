@@ -56,6 +56,11 @@ def is_real(value: Any) -> bool:
     return is_floating(value) and not config.active.dtype(value).startswith("complex")
 
 
+def is_full(x: Any) -> bool:
+    """Whether a tensor has any elements, as far as is known."""
+    return 0 not in (config.active.shape(x) or ())
+
+
 def real(recipe: str, argument: str, value: Any) -> Any:
     """A real floating tensor."""
     if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
@@ -157,8 +162,28 @@ def check_broadcasts(recipe: str, argument: str, parameter: Any, x: Any, name: s
         raise messages.not_broadcast(recipe, argument, described(parameter), name, described(x))
 
 
-def check_alike(name: str, inputs: list[Any], outputs: list[Any]) -> None:
-    """Whether upstream, of some outputs, can be the gradient of some inputs."""
+def check_shape(recipe: str, argument: str, value: Any, name: str, like: Any) -> None:
+    """Whether a tensor has the shape of another one."""
+    if not compatible(config.active.shape(value), config.active.shape(like)):
+        raise messages.not_of_shape(recipe, argument, described(value), name, described(like))
+
+
+def axes(recipe: str, argument: str, x: Any, axis: Any) -> tuple[int, ...]:
+    """One axis of a tensor, several or None for all, as numbers from 0 on."""
+    size = config.active.shape(x)
+    if size is None:
+        raise messages.unknown_rank(recipe, argument, described(x))
+    rank = len(size)
+    if axis is None:
+        return tuple(range(rank))
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    if not all(isinstance(each, int) and -rank <= each < rank for each in given):
+        raise messages.bad_parameter(recipe, "axis", axis, f"an axis of a tensor with {rank}, or a tuple of such")
+    return tuple(sorted({each % rank for each in given}))
+
+
+def check_alike(name: str, inputs: list[Any], outputs: list[Any], of: str = "the first argument") -> None:
+    """Whether upstream, of some outputs, can be the gradient of some inputs: those of what messages call `of`."""
     backend = config.active
     pairs = list(zip(inputs, outputs, strict=False))
     if len(inputs) != len(outputs) or any(
@@ -166,4 +191,4 @@ def check_alike(name: str, inputs: list[Any], outputs: list[Any]) -> None:
         for each, output in pairs
         if is_floating(each)
     ):
-        raise messages.not_alike_output(name, *(", ".join(map(described, each)) for each in (outputs, inputs)))
+        raise messages.not_alike_output(name, *(", ".join(map(described, each)) for each in (outputs, inputs)), of)
