@@ -151,7 +151,7 @@ def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int
         logits: A real floating tensor of unnormalised logarithms of probabilities.
         noise: A real floating tensor of the shape of `logits`; it gets the gradient that `logits` gets.
         temperature: A positive number, or a tensor that broadcasts to `logits`, such as a schedule, which gets no
-            gradient. No compiled program can raise, so that a tensor that is not positive makes gradients NaN.
+            gradient. No compiled program can raise, so that a tensor that is not positive makes NaN.
         axis: Along which the categories lie.
         hard: Whether the output is one-hot (straight-through), or the softmax itself.
 
@@ -203,8 +203,11 @@ def _gumbel_softmax(logits: Any, noise: Any, temperature: Any, axis: Any, hard: 
     def grad(upstream: Any) -> Any:
         arriving = tensors.as_like(upstream, share)
         slope = share * (arriving - ops.sum(share * arriving, axis=place, keepdims=True)) / heat
-        slope = ops.where(is_out, ops.zeros_like(slope), slope)
-        return tensors.as_like(slope, logits), tensors.as_like(slope, noise), None, None, None
+
+        def passed(like: Any) -> Any:
+            return tensors.as_like(ops.where(is_out, ops.zeros_like(slope), slope), like)
+
+        return passed(logits), passed(noise), None, None, None
 
     return tensors.as_like(output, logits), grad
 

@@ -86,10 +86,11 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
 def _softened(name: str, fn: Callable[..., Any], soft: Callable[..., Any]) -> Callable[..., Any]:
     """The outputs of one function, with the gradient going to those of another."""
 
-    def estimate(smooth: Any, args: Any, kwargs: Any) -> Pair:
-        output = fn(*args, **kwargs)
+    # Not the keywords as a dict, for which torch.compile (2.13) has no place among the arguments.
+    def estimate(smooth: Any, args: Any, names: tuple[str, ...], values: Any) -> Pair:
+        output = fn(*args, **dict(zip(names, values, strict=True)))
         tensors.check_alike(name, tensors.leaves(smooth), tensors.leaves(output), "the output of soft")
-        count = len(tensors.leaves((args, kwargs)))
+        count = len(tensors.leaves((args, names, values)))
         return output, lambda upstream: [*tensors.leaves(upstream), *[None] * count]
 
     estimate.__qualname__ = name
@@ -97,7 +98,7 @@ def _softened(name: str, fn: Callable[..., Any], soft: Callable[..., Any]) -> Ca
 
     @tensors.named_like(fn)
     def softened(*args: Any, **kwargs: Any) -> Any:
-        return attached(soft(*args, **kwargs), args, kwargs)
+        return attached(soft(*args, **kwargs), args, tuple(kwargs), tuple(kwargs.values()))
 
     return softened
 

@@ -100,8 +100,10 @@ def invertible(
             tensors.check_alike(f"the inverse of {name}", before, found, "x")
             is_back = _is_back(before, found, _floating(y), tolerance)
 
+            # Not NaN in the place of a gradient: so it stays linear in upstream, as forward mode wants it.
             def kept(gradient: Any) -> Any:
-                return ops.where(is_back, gradient, ops.full_like(gradient, math.nan))
+                one = ops.ones_like(gradient)
+                return gradient * ops.where(is_back, one, math.nan * one)
 
             return tensors.mapped(kept, (upstream, *reversed(gradients)))
 
