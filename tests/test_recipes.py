@@ -255,7 +255,9 @@ BATCHED = {
     "gumbel_softmax": lambda x: recipes.gumbel_softmax(x, 0.5 * x, 2.0) * x,
     "log_sum_exp": lambda x: recipes.log_sum_exp(x, where=x < 2),
     "invertible": lambda x: recipes.invertible(lambda x, p: 2 * x * p, lambda y, p: y / 2 / p)(x, 2.0, 0.5) ** 2,
-    "custom_root": lambda x: recipes.custom_root(lambda z, a: z * z * z - a, bisection)(ops.zeros_like(x), x * x + 1),
+    "custom_root": lambda x: recipes.custom_root(lambda z, a, two: z**two - a, lambda g, x0: (-g(x0)) ** 0.5)(
+        ops.zeros_like(x), x * x + 1, 2
+    ),
     "log1pexp": recipes.log1pexp,
     "safe_sqrt": recipes.safe_sqrt,
     "safe_log": lambda x: recipes.safe_log(x, 0.1),
@@ -661,27 +663,31 @@ def test_invertible_by_no_inverse_is_nan(backend):
 
 @pytest.mark.only("torch", "tensorflow", "numpy")
 def test_invertible_keeps_nothing_between(backend):
-    kept = []
+    """Of a chain its last two numbers, which are the result, and nothing on the way to them."""
+    inside, outputs = [], []
 
     def f(x, p):
-        inner = ops.tanh(x)
-        kept.append(weakref.ref(inner._value if hasattr(inner, "_value") else inner))
-        output = x + 0 * inner + p
-        kept.append(weakref.ref(output._value if hasattr(output, "_value") else output))
-        return output
+        inner = ops.exp(x[1])
+        output = x[0] + p * ops.sin(inner)
+        for kept, value in ((inside, inner), (outputs, output)):
+            kept.append(weakref.ref(value._value if hasattr(value, "_value") else value))
+        return x[1], output
+
+    def inverse(y, p):
+        return y[1] - p * ops.sin(ops.exp(y[0])), y[0]
 
     def alive(chain):
-        kept.clear()
+        inside.clear()
+        outputs.clear()
         x, p = config.active.asarray(X), config.active.asarray(np.ones(3))
-        output, pullback = keras_cg.vjp(chain, x, p, p, p)
+        output, pullback = keras_cg.vjp(chain, (x, x), p, p, p, p)
         gc.collect()
-        # Of the last block the output is the result.
-        count = sum(reference() is not None for reference in kept[:-1])
-        pullback(output)
+        count = sum(reference() is not None for reference in (*inside, *outputs[:2]))
+        assert np.isfinite(found(pullback(output)[1])).all()
         return count
 
-    assert alive(lambda x, *params: f(f(f(x, params[0]), params[1]), params[2])) > 0  # the test can fail
-    assert alive(recipes.invertible(f, lambda y, p: y - p)) == 0
+    assert alive(lambda x, *params: f(f(f(f(x, params[0]), params[1]), params[2]), params[3])) > 0  # the test can fail
+    assert alive(recipes.invertible(f, inverse)) == 0
 
 
 # --- custom_root ---------------------------------------------------------------------------------------------------
@@ -1181,6 +1187,80 @@ def test_wrong_parameters(backend):
             TypeError,
             "fixed_point expects a function, got a NoneType. Give the function itself, not what it returns.",
         ),
+        (lambda: recipes.straight_through(np.sign, 3), TypeError, "straight_through expects a function, got an int."),
+        (lambda: recipes.invertible(np.sin, None), TypeError, "invertible expects a function, got a NoneType."),
+        (lambda: recipes.custom_root(np.sin, 1.0), TypeError, "custom_root expects a function, got a float."),
+        (
+            lambda: recipes.custom_root(np.sin, np.sin, linear_solve="cg"),
+            TypeError,
+            "custom_root expects a function, got a str.",
+        ),
+        (lambda: recipes.custom_root(heron, np.sin)(1.0, x), TypeError, "custom_root(heron): x0 is 1.0, and"),
+        (
+            lambda: recipes.custom_root(heron, np.sin)((), x),
+            TypeError,
+            "custom_root(heron): there is no tensor in x0. Give a real floating tensor, or a nest of such.",
+        ),
+        (
+            lambda: recipes.invertible(heron, heron)(x),
+            TypeError,
+            "invertible(heron) applies its function once for each argument after the first, and there is none. Give"
+            " the parameters of each block, None for a block without any.",
+        ),
+        (
+            lambda: recipes.invertible(heron, heron)(3, x),
+            TypeError,
+            "invertible(heron): there is no floating tensor in x. Give one, or a nest with one in it.",
+        ),
+        (
+            lambda: recipes.invertible(heron, heron, tolerance=-1),
+            ValueError,
+            "invertible: tolerance=-1 is not a positive number.",
+        ),
+        (lambda: recipes.soft_round("1", 2), TypeError, "soft_round: x is '1', and"),
+        (lambda: recipes.soft_round(x, "2"), TypeError, "soft_round: alpha must be a number"),
+        (lambda: recipes.soft_round(x, -2), ValueError, "soft_round: alpha=-2 is not a number from 0 on."),
+        (
+            lambda: recipes.soft_round(x, np.ones(2)),
+            ValueError,
+            "soft_round: alpha is float64[2], which does not broadcast to x, float64[3]. Each of its axes, counted",
+        ),
+        (lambda: recipes.gumbel_noise(None), TypeError, "gumbel_noise: uniform is None, and"),
+        (lambda: recipes.gumbel_softmax(x, None), TypeError, "gumbel_softmax: noise is None, and"),
+        (
+            lambda: recipes.gumbel_softmax(x, x[:1]),
+            ValueError,
+            "gumbel_softmax: noise is float64[1], and logits is float64[3]. Give one of the same shape: broadcast, it"
+            " would be the same for what should differ.",
+        ),
+        (
+            lambda: recipes.gumbel_softmax(x, x, 0),
+            ValueError,
+            "gumbel_softmax: temperature=0.0 is not a positive, finite number.",
+        ),
+        (
+            lambda: recipes.gumbel_softmax(x, x, axis=1),
+            ValueError,
+            "gumbel_softmax: axis=1 is not an axis of a tensor with 1, or a tuple of such.",
+        ),
+        (
+            lambda: recipes.gumbel_softmax(x, x, axis=None),
+            ValueError,
+            "gumbel_softmax: axis=None is not a whole number: categories lie along one axis.",
+        ),
+        (
+            lambda: recipes.log_sum_exp(x, where=x),
+            TypeError,
+            "log_sum_exp: where is float64[3], and a mask is a boolean tensor of the active backend. Compare, as by"
+            " x > 0.",
+        ),
+        (lambda: recipes.log_sum_exp(x, where=True), TypeError, "log_sum_exp: where is True, and a mask is"),
+        (
+            lambda: recipes.log_sum_exp(x, where=np.array([True, False])),
+            ValueError,
+            "log_sum_exp: where is bool[2], which does not broadcast to x, float64[3]. Each of its axes",
+        ),
+        (lambda: recipes.log_sum_exp(x, axis=(0, 1)), ValueError, "log_sum_exp: axis=(0, 1) is not an axis of"),
         (
             lambda: recipes.log1pexp(np.arange(3)),
             TypeError,
@@ -1269,7 +1349,7 @@ def test_wrong_parameters(backend):
 
 
 def test_an_output_that_is_not_like_the_input(backend):
-    x = config.active.asarray(X)
+    x, line, summed = config.active.asarray(X), lambda x, a: x - a, lambda matvec, b: ops.sum(b)
     lines = message(lambda: recipes.straight_through(lambda x: x > 0)(x), keras_cg.GradientError).splitlines()
     assert re.sub(r"float\d\d", "float", lines[2]) == "    expected: float[3]"
     assert lines[0].startswith("straight_through(")
@@ -1279,11 +1359,56 @@ def test_an_output_that_is_not_like_the_input(backend):
         "    usual cause: a function that reduces or broadcasts, or one that returns a comparison or integers.",
         "    remedy: return the structure and the shapes of the first argument, in a floating dtype.",
     ]
-    for call in (
-        lambda: recipes.straight_through(ops.sum)(x),
-        lambda: recipes.fixed_point(lambda z, a: ops.sum(z))(x, x),
+    for call, part in (
+        (lambda: recipes.straight_through(ops.sum)(x), "is not like the first argument"),
+        (lambda: recipes.fixed_point(lambda z, a: ops.sum(z))(x, x), "is not like the first argument"),
+        (lambda: recipes.straight_through(ops.sum, ops.tanh)(x), "): the output is not like the output of soft, so"),
+        (
+            lambda: recipes.custom_root(ops.sum, lambda g, x0: x0)(x),
+            "custom_root(sum): the output is not like the first",
+        ),
+        (
+            lambda: recipes.custom_root(ops.tanh, lambda g, x0: ops.sum(x0))(x),
+            "the solver of custom_root(tanh): the output is not like x0, so",
+        ),
+        (
+            lambda: keras_cg.grad(recipes.custom_root(line, lambda g, x0: 0 * x0, linear_solve=summed), 1)(x, x),
+            "the linear_solve of custom_root(",
+        ),
+        (
+            lambda: keras_cg.grad(recipes.invertible(lambda x, p: x, lambda y, p: y[:1]))(x, None),
+            "the inverse of invertible(",
+        ),
     ):
-        assert "is not like the first argument" in message(call, keras_cg.GradientError)
+        assert part in message(call, keras_cg.GradientError)
+
+
+@pytest.mark.only("tensorflow")
+def test_a_root_of_unknown_size(backend):
+    """The Jacobian as a matrix needs a size; a linear solver does not, nor do the other new recipes."""
+    import tensorflow as tf
+
+    def run(f, *shapes):
+        specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+        return tf.function(lambda x: keras_cg.grad(f)(x), input_signature=specs)(tf.constant([4.0, 9.0])).numpy()
+
+    def root(linear_solve):
+        f = recipes.custom_root(lambda x, a: x * x - a, lambda g, x0: tf.sqrt(-g(x0)), linear_solve=linear_solve)
+        return lambda a: f(tf.zeros_like(a), a)
+
+    np.testing.assert_allclose(run(root(lambda matvec, b: b / matvec(tf.ones_like(b))), [None]), [1 / 4, 1 / 6])
+    with pytest.raises(ValueError) as caught:
+        run(root(None), [None])
+    assert (
+        "how many numbers x0 has is unknown until run time, and the Jacobian as a matrix needs it. Set its shape, as by"
+        " tf.ensure_shape(x, [3]), or give linear_solve." in str(caught.value)
+    )
+    share = 1 / (1 + np.exp(-5))
+    np.testing.assert_allclose(run(recipes.log_sum_exp, None), [1 - share, share], rtol=1e-5)
+    chain = recipes.invertible(lambda x, p: x * 7, lambda y, p: y / 7)
+    np.testing.assert_allclose(run(lambda x: chain(x, None), None), 7)
+    with pytest.raises(ValueError, match="how many axes logits"):
+        run(lambda x: recipes.gumbel_softmax(x, x), None)
 
 
 @pytest.mark.only("tensorflow")

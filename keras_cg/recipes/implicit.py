@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_cg import config, ops
-from keras_cg.autodiff import jacobian, vjp
+from keras_cg.autodiff import jacobian
 from keras_cg.call import function_name
 from keras_cg.decorator import custom_gradient
 from keras_cg.recipes import messages, tensors
@@ -105,11 +105,16 @@ class _Rules:
 
     def __init__(self, name: str, f: Callable[..., Any], linear_solve: Callable[..., Any] | None):
         self.name, self.f, self.linear_solve = name, f, linear_solve
-        self.known = [custom_gradient(functools.partial(self._known, order)) for order in range(_ORDERS)]
+        self.known = [self._known(order) for order in range(_ORDERS)]
 
-    def _known(self, order: int, x: Any, *args: Any) -> Pair:
+    def _known(self, order: int) -> Callable[..., Any]:
         """A root that was found, as a function of the arguments: it can be differentiated so many times."""
-        return self.pair(order, x, args)
+
+        @custom_gradient
+        def known(x: Any, *args: Any) -> Pair:
+            return self.pair(order, x, args)
+
+        return known
 
     def pair(self, order: int, x: Any, args: tuple[Any, ...]) -> Pair:
         """A root and what f is there, with the rule."""
@@ -121,9 +126,9 @@ class _Rules:
             if order == 0:
                 return tensors.mapped(lambda each: None, x), *tensors.mapped(_unknown, args)
             at, _ = self.known[order - 1](x, *args)
-            _, pullback = vjp(self.f, at, *args)
+            pullback = tensors.pulled(self.f, at, args)
             w = tensors.mapped(lambda each: -each, self._transposed(pullback, at, args, upstream[0]))
-            return tensors.mapped(lambda each: None, x), *pullback(w)[1:]
+            return tensors.mapped(lambda each: None, x), *pullback(w)[1]
 
         return (x, rest), grad
 

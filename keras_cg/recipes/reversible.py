@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_cg import config, ops
-from keras_cg.autodiff import vjp
 from keras_cg.call import function_name
 from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
@@ -93,8 +92,7 @@ def invertible(
             z, gradients = y, []
             for each in reversed(params):
                 z = inverse(z, each)
-                _, pullback = vjp(f, z, each)
-                upstream, gradient = pullback(upstream)
+                upstream, (gradient,) = tensors.pulled(f, z, (each,))(upstream)
                 gradients.append(gradient)
             found = [*map(_some, _floating(z))]
             tensors.check_alike(f"the inverse of {name}", before, found, "x")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 
 from keras_cg import config, nest
+from keras_cg.autodiff import vjp
 from keras_cg.engine import precision
 from keras_cg.leaves import compatible, describe
 from keras_cg.recipes import messages
@@ -38,6 +39,26 @@ def mapped(function: Callable[..., Any], *values: Any) -> Any:
     places = [place for place, leaf in enumerate(laid.leaves) if is_tensor(leaf)]
     others = [leaves(value) for value in values[1:]]
     return laid.fill(places, [function(laid.leaves[place], *(each[place] for each in others)) for place in places])
+
+
+def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> Callable[[Any], tuple[Any, tuple[Any, ...]]]:
+    """The pullback of f(x, *args): from upstream to the gradients of x, and of the tensors in `args`.
+
+    Not `vjp` itself, for which a number is a tensor of the default dtype: half precision beside it would be none.
+    """
+    laid = nest.flatten(args, config.active.is_tensor, config.active.children)
+    places = [place for place, leaf in enumerate(laid.leaves) if config.active.is_tensor(leaf)]
+
+    def moving(x: Any, *moved: Any) -> Any:
+        return f(x, *laid.fill(places, moved))
+
+    _, pullback = vjp(moving, x, *(laid.leaves[place] for place in places))
+
+    def pull(upstream: Any) -> tuple[Any, tuple[Any, ...]]:
+        gradient, *gradients = pullback(upstream)
+        return gradient, laid.fill(places, gradients)
+
+    return pull
 
 
 def described(value: Any) -> str:
