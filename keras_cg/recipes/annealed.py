@@ -74,7 +74,8 @@ def _soft_round(x: Any, alpha: Any) -> Pair:
     off = finite - whole
     # tanh(a) - tanh(b) loses digits next to a whole number. The same in exponentials that do not: with d = |off|,
     # y - whole = sinh(alpha d) / (2 sinh(alpha / 2) cosh(alpha (1/2 - d))), with the sign of off.
-    distance = ops.where(off > 0, off, ops.where(off < 0, -off, 0 * off))
+    # Not abs, whose derivative at 0 differs; nor 0 * off, which inductor takes for 0 where it is NaN.
+    distance = ops.where(off > 0, off, ops.where(off < 0, -off, ops.where(off == 0, none, off)))
     fall = ops.exp(-sharp * (1 - 2 * distance))
     epsilon = precision.of(config.active.dtype(wide)).epsilon
     is_flat = sharp <= epsilon

@@ -126,7 +126,7 @@ class _Rules:
             if order == 0:
                 return tensors.mapped(lambda each: None, x), *tensors.mapped(_unknown, args)
             at, _ = self.known[order - 1](x, *args)
-            pullback = tensors.pulled(self.f, at, args)
+            _, pullback = tensors.pulled(self.f, at, args)
             w = tensors.mapped(lambda each: -each, self._transposed(pullback, at, args, upstream[0]))
             return tensors.mapped(lambda each: None, x), *pullback(w)[1]
 

@@ -91,8 +91,12 @@ def invertible(
         def grad(upstream: Any) -> Any:
             z, gradients = y, []
             for each in reversed(params):
-                z = inverse(z, each)
-                upstream, (gradient,) = tensors.pulled(f, z, (each,))(upstream)
+                after, z = z, inverse(z, each)
+                output, pullback = tensors.pulled(f, z, (each,))
+                tensors.check_alike(
+                    f"{name}, of what its inverse gave", tensors.leaves(after), tensors.leaves(output), "what that got"
+                )
+                upstream, (gradient,) = pullback(upstream)
                 gradients.append(gradient)
             found = [*map(_some, _floating(z))]
             tensors.check_alike(f"the inverse of {name}", before, found, "x")

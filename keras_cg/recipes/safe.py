@@ -250,10 +250,10 @@ def shares(x: Any, axes: tuple[int, ...], is_out: Any, heat: Any = 1.0) -> Share
     """
     one, none = ops.ones_like(x), ops.zeros_like(x)
     level = config.active.cut(ops.where(is_out, -math.inf * one, x))
-    if axes:
-        # Of nothing there is no maximum; the sum of nothing is 0.
-        reduced = ops.max if tensors.is_full(x) else ops.sum
-        level = reduced(level, axis=axes, keepdims=True)
+    if axes and tensors.is_full(x):
+        level = ops.max(level, axis=axes, keepdims=True)
+    elif axes:  # of nothing there is no maximum
+        level = -math.inf * ops.ones_like(ops.sum(level, axis=axes, keepdims=True))
     is_infinite, is_nothing = level == math.inf, level == -math.inf
     peak = ops.where(is_infinite | is_nothing, ops.zeros_like(level), level)
     is_left = is_out | is_infinite

@@ -41,8 +41,8 @@ def mapped(function: Callable[..., Any], *values: Any) -> Any:
     return laid.fill(places, [function(laid.leaves[place], *(each[place] for each in others)) for place in places])
 
 
-def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> Callable[[Any], tuple[Any, tuple[Any, ...]]]:
-    """The pullback of f(x, *args): from upstream to the gradients of x, and of the tensors in `args`.
+def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+    """The output of f(x, *args), and its pullback: from upstream to the gradients of x, and of the tensors in `args`.
 
     Not `vjp` itself, for which a number is a tensor of the default dtype: half precision beside it would be none.
     """
@@ -52,13 +52,13 @@ def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> Callable[[An
     def moving(x: Any, *moved: Any) -> Any:
         return f(x, *laid.fill(places, moved))
 
-    _, pullback = vjp(moving, x, *(laid.leaves[place] for place in places))
+    output, pullback = vjp(moving, x, *(laid.leaves[place] for place in places))
 
-    def pull(upstream: Any) -> tuple[Any, tuple[Any, ...]]:
+    def pull(upstream: Any) -> tuple[Any, Any]:
         gradient, *gradients = pullback(upstream)
         return gradient, laid.fill(places, gradients)
 
-    return pull
+    return output, pull
 
 
 def described(value: Any) -> str:
