@@ -30,7 +30,8 @@ def custom_root(
 
     - The gradient is as good as the root: nobody looks whether f is 0 there, for only the solver knows what
       counts as 0. A solver that fails should return NaN.
-    - First, second and third derivatives are those of the root; a fourth one is NaN.
+    - First, second and third derivatives are those of the root; a fourth one is NaN. Under `jit_compile=True` of
+      TensorFlow a second one raises, but with `linear_solve`.
     - The Jacobian df/dx must be invertible. Where it is not, the framework's `linalg.solve` raises, or gives what is
       infinite or NaN.
 

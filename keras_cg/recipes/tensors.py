@@ -212,4 +212,5 @@ def check_alike(name: str, inputs: list[Any], outputs: list[Any], of: str = "the
         for each, output in pairs
         if is_floating(each)
     ):
-        raise messages.not_alike_output(name, *(", ".join(map(described, each)) for each in (outputs, inputs)), of)
+        came, expected = (", ".join(map(described, each)) for each in (outputs, inputs))
+        raise messages.not_alike_output(name, came, expected, of)
