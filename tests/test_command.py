@@ -551,13 +551,54 @@ def test_a_backend_that_is_not_installed(tmp_path):
     refused(start("check", "planted.py:power", "--backends", "ghost", folder=tmp_path), line)
 
 
+@pytest.fixture
+def deserter(tmp_path):
+    """A target that leaves processes behind, which hold what it holds, and hangs: its file, and what finds the ids."""
+    source = f"""
+import os, pathlib, subprocess, time
+import keras_cg
+
+def note(what, pid):
+    (pathlib.Path({str(tmp_path)!r}) / f"{{what}} {{pid}}").touch()
+
+@keras_cg.custom_gradient
+def f(x):
+    note("left", subprocess.Popen(["sleep", "600"]).pid)
+    note("escaped", subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+    note("worker", os.getpid())
+    time.sleep(600)
+"""
+    (tmp_path / "deserter.py").write_text(source)
+
+    def ids():
+        return {name: int(pid) for name, pid in (path.name.split() for path in tmp_path.glob("* *"))}
+
+    yield f"{tmp_path}/deserter.py:f", ids
+    os.kill(ids()["escaped"], signal.SIGKILL)
+
+
+def assert_ends(*pids):
+    for _ in range(600):
+        if not any(map(is_running, pids)):
+            return
+        time.sleep(0.05)
+    pytest.fail("a process is still there")
+
+
+@pytest.mark.once
+def test_what_a_target_leaves_behind_is_ended_and_what_escapes_is_not_waited_for(deserter):
+    target, ids = deserter
+    done = start_check(target, "--arg", "x=normal:3", "--timeout", "3")
+    assert done.returncode == 1 and "not done after 3 s while checking 'value' of f, in deserter.py:" in done.stdout
+    assert done.stderr == "" and is_running(ids()["escaped"])
+    assert_ends(ids()["left"], ids()["worker"])
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_outlives_the_command(number, tmp_path):
-    source = "import os, time, keras_cg\n@keras_cg.custom_gradient\ndef f(x):\n"
-    source += f"    open({str(tmp_path / 'pid')!r} + str(os.getpid()), 'w').close()\n    time.sleep(600)\n"
-    (tmp_path / "sleepy.py").write_text(source)
-    command = [sys.executable, "-m", "keras_cg", "check", f"{tmp_path}/sleepy.py:f", "--arg", "x=normal:3", *QUICK]
+def test_no_process_outlives_the_command(number, deserter):
+    target, ids = deserter
+    command = [sys.executable, "-m", "keras_cg", "check", target, "--arg", "x=normal:3", *QUICK]
     # What a shell starts in the background ignores the signal, and so would all that is started from there.
     process = subprocess.Popen(
         command,
@@ -566,18 +607,23 @@ def test_no_process_outlives_the_command(number, tmp_path):
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    while not (found := list(tmp_path.glob("pid*"))):
+    while "worker" not in ids():
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
     told = process.communicate(timeout=60)[1]
     assert process.returncode == (130 if number == signal.SIGINT else -number) and told == b""
-    child = int(found[0].name.removeprefix("pid"))
-    for _ in range(600):
-        if not is_running(child):
-            return
-        time.sleep(0.05)
-    pytest.fail("the worker is still there")
+    assert is_running(ids()["escaped"])
+    assert_ends(ids()["left"], ids()["worker"])
+
+
+@pytest.mark.once
+def test_a_target_that_forks_is_checked_once(tmp_path):
+    source = "import os, keras_cg\nos.fork()\n@keras_cg.custom_gradient\ndef f(x):\n    return x, lambda g: g\n"
+    (tmp_path / "forks.py").write_text(source)
+    done = start_check(f"{tmp_path}/forks.py:f", "--arg", "x=normal:3", "--json")
+    checks = [each["check"] for each in report(done)["findings"]]
+    assert done.returncode == 0 and len(checks) == len(set(checks))
 
 
 def is_running(pid):

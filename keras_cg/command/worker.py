@@ -39,9 +39,12 @@ def main() -> None:
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
     inlet, outlet = _pipes()
+    process = os.getpid()
     with os.fdopen(outlet, "w", encoding="utf-8") as told:
 
         def say(event: str, **fields: Any) -> None:
+            if os.getpid() != process:
+                os._exit(0)  # the target has forked, and this is the copy: the other one does the job
             told.write(json.dumps({"event": event, **fields}) + "\n")
             told.flush()
 
@@ -71,6 +74,9 @@ def _job(inlet: int) -> Job:
 
     def watch() -> None:
         os.read(inlet, 1)
+        # With all that the target has started, which is in the group that this process leads.
+        if hasattr(os, "killpg"):
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
