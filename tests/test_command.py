@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import keras_cg
+from _keras_cg import command as script
 from keras_cg import backends as registry
 from keras_cg import command
-from keras_cg.command import check as check_command
-from keras_cg.command import curves, messages, plot, processes, specs, targets, versions, worker
+from keras_cg.command import curves, messages, output, plot, processes, specs, targets, versions, worker
 from keras_cg.command.curves import Curves
 
 TARGETS = Path(__file__).parent / "command_targets"
@@ -443,9 +443,35 @@ def test_json_is_all_there_is_on_the_standard_output(run, backends):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "planted.py:powr"],
+        ["check", "planted.py:power", "--order", "7"],
+        ["check", "planted.py:power", "--arg", "n=1", "--arg", "n=2"],
+        ["check"],
+        ["info", "--nothing"],
+    ],
+)
+def test_json_is_json_where_nothing_can_be_done(run, words):
+    done = run(*words, "--json", *(QUICK if "check" in words else ()))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr == f"keras-cg {words[0]}: {json.loads(done.stdout)['error']}\n"
+
+
+@pytest.mark.once
+def test_json_of_info_where_the_active_backend_is_unknown(run, monkeypatch):
+    monkeypatch.setenv("KERAS_CG_BACKEND", "nump")
+    monkeypatch.setattr(registry, "installed", lambda: ())
+    done = run("info", "--json")
+    data = json.loads(done.stdout)
+    assert done.returncode == 2 and data["active"] == "nump" and data["error"].startswith("unknown backend 'nump'")
+
+
+@pytest.mark.once
 def test_json_has_no_nan():
     found = {"findings": [{"error": math.nan, "tolerance": 1e-6}], "more": (math.inf, "nan", None)}
-    assert check_command._strict(found) == {
+    assert output._strict(found) == {
         "findings": [{"error": None, "tolerance": 1e-6}],
         "more": [None, "nan", None],
     }
@@ -624,6 +650,25 @@ def test_a_target_that_forks_is_checked_once(tmp_path):
     done = start_check(f"{tmp_path}/forks.py:f", "--arg", "x=normal:3", "--json")
     checks = [each["check"] for each in report(done)["findings"]]
     assert done.returncode == 0 and len(checks) == len(set(checks))
+
+
+@pytest.mark.once
+def test_ctrl_c_while_the_command_is_imported(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt\n")
+    code = f"import sys; from {script.__name__} import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("where", ["keras_cg.command._parser", "keras_cg.command.check.run"])
+def test_ctrl_c_wherever_the_command_is(check, monkeypatch, where):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    done = check("planted.py:power")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def is_running(pid):

@@ -3,6 +3,8 @@
 __init__.py   the options, and the exit status
 specs.py      what an argument is made of: `normal:4,3`
 targets.py    finds the function that is meant, and its arguments
+messages.py   what is said, each in one line
+output.py     JSON
 worker.py     the process of one backend: the only one that imports a framework, or the user's file
 processes.py  starts these processes and follows them, whatever becomes of them
 info.py  check.py  tables.py  curves.py  plot.py
@@ -21,7 +23,7 @@ from typing import Any, NoReturn
 
 import keras_cg
 from keras_cg import backends, errors
-from keras_cg.command import messages
+from keras_cg.command import messages, output
 
 __all__ = ["main"]
 
@@ -38,6 +40,8 @@ with :DTYPE at will, as in normal:4,3:float64 or 0.5:float32 (an array without a
 # What the commands need besides the package itself: its extra "cli".
 EXTRAS = ("matplotlib", "rich", "scipy")
 
+COMMANDS = ("info", "check", "plot")
+
 # What a shell reports of a command that SIGPIPE ends: 128 and its number, which Windows lacks.
 BROKEN_PIPE = 141
 
@@ -45,10 +49,10 @@ OUTPUT_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
+    """Tells a mistake as everything else that cannot be done as it was asked."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        raise messages.UsageError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,17 +66,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         that cannot be done as it was asked, 130 after Ctrl-C, 141 if nobody reads the output any more.
 
     Raises:
-        SystemExit: The words do not parse (status 2), or ask for help or the version.
+        SystemExit: The words ask for help or the version.
     """
+    words = sys.argv[1:] if argv is None else [*argv]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show must not end the command
     try:
         try:
-            return _run(_parser().parse_args(argv))
+            return _run(words)
         finally:
             if sys.stdout is not None:  # as `>&-` makes it
                 sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
     except SystemExit as end:
         # rich (15) leaves with 1 after a broken pipe.
         if not isinstance(end.__context__, BrokenPipeError):
@@ -84,19 +91,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _lose_output(error)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(words: Sequence[str]) -> int:
+    as_json = "--json" in words
     try:
+        options = _parser().parse_args(words)
+        as_json = getattr(options, "json", False)
         # Each command is imported when it is asked for: rich and matplotlib are extras.
         return int(importlib.import_module(f"keras_cg.command.{options.command}").run(options))
     except messages.UsageError as error:
-        return _refuse(options.command, error)
+        return _refuse(words, error, as_json)
     except ImportError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
-        return _refuse(options.command, messages.missing_extra(module))
-    except KeyboardInterrupt:
-        return 130
+        return _refuse(words, messages.missing_extra(module), as_json)
 
 
 def _lose_output(error: OSError) -> int:
@@ -109,8 +117,12 @@ def _lose_output(error: OSError) -> int:
     return 2
 
 
-def _refuse(command: str, error: Exception) -> int:
-    print(f"keras-cg {command}: {error}", file=sys.stderr)  # noqa: T201 - that is what a command does
+def _refuse(words: Sequence[str], error: messages.UsageError, as_json: bool) -> int:
+    """Tells why something cannot be done; also as JSON where that was asked for."""
+    name = " ".join(["keras-cg", *[each for each in words[:1] if each in COMMANDS]])
+    print(f"{name}: {error}", file=sys.stderr)  # noqa: T201 - that is what a command does
+    if as_json:
+        output.write_json({"error": str(error), **error.data})
     return 2
 
 

@@ -6,9 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import json
-import math
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 import numpy
 
 from keras_cg import testing
-from keras_cg.command import messages, processes, targets
+from keras_cg.command import messages, output, processes, targets
 from keras_cg.testing.report import CHECKS, Finding, Report
 
 __all__ = ["Board", "Problem", "run"]
@@ -243,14 +240,4 @@ def _write(board: Board) -> None:
         "problems": problems,
         "not_installed": board.absent,
     }
-    json.dump(_strict(data), sys.stdout, indent=2)
-    sys.stdout.write("\n")
-
-
-def _strict(data: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not have."""
-    if isinstance(data, dict):
-        return {key: _strict(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_strict(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    output.write_json(data)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.metadata
-import json
-import sys
 from typing import Any
 
 from keras_cg import backends, config, errors
-from keras_cg.command import messages, processes, versions
+from keras_cg.command import messages, output, processes, versions
 
 __all__ = ["run"]
 
@@ -24,22 +22,24 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: The active backend is none of them, or rich is missing.
     """
-    show = _write if options.json else _show
     active, source = config.resolve()
     installed = backends.installed()
     found = [{"name": name, "installed": name in installed, "version": _version(name)} for name in backends.names()]
     asyncio.run(_ask_all([each for each in found if each["installed"]]))
-    show({"active": active, "because": source, "backends": found, "untested": versions.untested()})
+    data = {"active": active, "because": source, "backends": found, "untested": versions.untested()}
+    problem = None
     if active not in backends.names():
-        raise messages.UsageError(str(errors.unknown_backend(active, source, backends.names())))
-    if active not in installed:
-        raise messages.not_installed(active)
+        problem = messages.UsageError(str(errors.unknown_backend(active, source, backends.names())))
+    elif active not in installed:
+        problem = messages.not_installed(active)
+    if not options.json:
+        _show(data)
+    if problem is not None:
+        problem.data = data
+        raise problem
+    if options.json:
+        output.write_json(data)
     return 1 if any(each.get("problem") for each in found) else 0
-
-
-def _write(data: dict[str, Any]) -> None:
-    json.dump(data, sys.stdout, indent=2)
-    sys.stdout.write("\n")
 
 
 def _version(name: str) -> str | None:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from keras_cg.errors import article, count, type_name
 
 
 class UsageError(Exception):
-    """What the command line was asked cannot be done; told in one line."""
+    """What the command line was asked cannot be done; told in one line.
+
+    Attributes:
+        data: What is known all the same, for `--json`.
+    """
+
+    data: Mapping[str, Any] = {}
 
 
 SPEC_FORMS = "normal:SHAPE, uniform:LO,HI:SHAPE, linspace:LO,HI,N, a Python literal, @FILE.npy; also with :DTYPE"

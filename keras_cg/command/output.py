@@ -1,0 +1,26 @@
+"""Writes JSON to the standard output."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["write_json"]
+
+
+def write_json(data: Mapping[str, Any]) -> None:
+    """Writes `data`, whose numbers may be no numbers: these become null."""
+    json.dump(_strict(data), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _strict(data: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not have."""
+    if isinstance(data, dict):
+        return {key: _strict(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_strict(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
