@@ -9,9 +9,9 @@ import numpy
 
 from keras_cg import config, errors
 from keras_cg.call import function_name
-from keras_cg.testing import comparison, messages
+from keras_cg.testing import checks, comparison, messages
 from keras_cg.testing.arrays import Array
-from keras_cg.testing.checks import ORDERS, TOLERANCES, Inspection
+from keras_cg.testing.inspection import ORDERS, TOLERANCES, Inspection
 from keras_cg.testing.report import Finding, Report
 from keras_cg.testing.subject import arguments
 
@@ -114,7 +114,7 @@ def check_gradients(
         # Away from the point a function may overflow, and NumPy warns of it.
         with config.use_backend(backend), numpy.errstate(all="ignore"):
             given = arguments(f, args, kwargs or {})
-            evidence[backend] = Inspection(f, given, expected, order, modes, compiled, seed).run(tell)
+            evidence[backend] = checks.run(Inspection(f, given, expected, order, modes, compiled, seed), tell)
     for finding in agreement(evidence):
         tell(finding)
     return Report(name, tuple(findings), evidence)

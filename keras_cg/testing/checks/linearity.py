@@ -1,0 +1,62 @@
+"""Is the rule linear in upstream?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy
+
+from keras_cg.engine import linear
+from keras_cg.testing import comparison
+from keras_cg.testing.arrays import random
+from keras_cg.testing.diagnosis import CLIPS, diagnose_upstream
+from keras_cg.testing.inspection import Inspection
+from keras_cg.testing.report import Finding
+from keras_cg.testing.subject import Arrays
+
+
+def linearity(at: Inspection) -> Iterator[Finding]:
+    check = "linearity"
+    other = [random(at.random, each) for each in at.output]
+    first, second = at.pull(at.upstream), at.pull(other)
+    # Large enough for a rule that clips at a thousand, and no overflow.
+    large = 32.0 if at.eps > 1e-5 else 2.0**20
+    trials = [
+        (_combine(a, at.upstream, b, other), _combine(a, first, b, second)) for a, b in ((3, -7), (0, large), (0, 0))
+    ]
+    found = [(upstream, at.pull(upstream), sums) for upstream, sums in trials]
+    for number in range(len(at.points)):
+        shown = _worst(at, check, number, [(came, sums) for _, came, sums in found])
+        if shown.status == "failed":
+            at.is_linear = False
+            if at.is_rule:
+                shown = _worst(at, check, number, [(came, at.pull_expected(u)) for u, came, _ in found])
+                shown = replace(shown, reason="not linear in upstream, as declared")
+        if shown.status == "failed":
+            cause = diagnose_upstream(at.pull, at.upstream, number)
+            shown = replace(shown, reason="the rule is not linear in upstream", diagnosis=cause)
+        yield shown
+    if at.is_linear and not _is_tried_linear(at):
+        at.is_linear = False
+        if not at.is_rule:
+            reason = "the rule is not linear in upstream, of tiny or huge size"
+            yield at.finding(check, "failed", reason=reason, diagnosis=CLIPS)
+
+
+def _is_tried_linear(at: Inspection) -> bool:
+    """Whether forward mode takes the rule for linear."""
+    flat, floating = at.subject.bound(at.points)
+    outputs, pullback, _ = at.backend.vjp(flat, floating)
+    fulfilled = linear.conditions(at.backend, pullback, outputs)
+    return all(bool(numpy.all(at.backend.to_numpy(condition))) for condition in fulfilled)
+
+
+def _worst(at: Inspection, check: str, number: int, pairs: list[tuple[Arrays, Arrays]]) -> Finding:
+    """The comparison that failed, or else the first, of several gradients of one argument."""
+    found = [at.compare(check, number, comparison.elements(came[number], right[number])) for came, right in pairs]
+    return next((each for each in found if each.status == "failed"), found[0])
+
+
+def _combine(a: float, first: Arrays, b: float, second: Arrays) -> Arrays:
+    return [a * one + b * other for one, other in zip(first, second, strict=True)]
