@@ -16,6 +16,7 @@ from keras_cg.testing.subject import Arrays
 
 
 def compiled(at: Inspection) -> Iterator[Finding]:
+    """The compiled function beside the function: output and gradient."""
     check = "compiled"
     flat, floating = at.subject.bound(at.points)
     program = at.backend.compiled(_fresh(lambda *floating: flat(*floating)[0]))
@@ -50,6 +51,7 @@ def _other_output(at: Inspection, check: str, outputs: Sequence[Any]) -> Finding
 
 
 def exported(at: Inspection) -> Iterator[Finding]:
+    """The exported function beside the function: its output, and what became of its gradient."""
     check = "export"
     flat, floating = at.subject.bound(at.points)
     try:
