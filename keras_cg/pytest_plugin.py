@@ -1,7 +1,8 @@
 """The pytest plugin: your tests run on every backend, and check gradients there.
 
-It is there as soon as keras_cg and pytest are installed. What pytest loads at its start is `_keras_cg.pytest_plugin`, which
-imports neither this file nor NumPy before a test asks for one of these, and no framework before a test runs on it.
+It is there as soon as keras_cg and pytest are installed. What pytest loads at its start is `_keras_cg.pytest_plugin`,
+which imports neither this file nor NumPy before a test asks for one of these. No framework is imported before a test
+runs on it.
 
 `cg_backend`              a fixture: the test runs once on each backend, which is active; the value is its name.
 `assert_gradients`        a fixture: `keras_cg.testing.assert_gradients`, which fails with the checker's report.

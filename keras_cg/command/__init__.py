@@ -7,6 +7,7 @@ messages.py   what is said, each in one line
 output.py     JSON
 worker.py     the process of one backend: the only one that imports a framework, or the user's file
 processes.py  starts these processes and follows them, whatever becomes of them
+progress.py   what is shown while they work
 info.py  check.py  tables.py  curves.py  plot.py
 """
 
@@ -62,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `keras-cg`; those of this process if it is None.
 
     Returns:
-        The exit status: 0 if all is well, 1 for a gradient that is not right or a backend that failed, 2 for something
-        that cannot be done as it was asked, 130 after Ctrl-C, 141 if nobody reads the output any more.
+        The exit status: 0 if all is well, 1 for a gradient that is not right or undecided, or a backend that failed, 2
+        for something that cannot be done as it was asked, 130 after Ctrl-C, 141 if nobody reads the output any more.
 
     Raises:
         SystemExit: The words ask for help or the version.
@@ -150,6 +151,10 @@ def _add_check(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_common(parser, "FILE.py:FUNCTION or MODULE:FUNCTION; without FUNCTION all that have `example_args`")
+    parser.add_argument("--value", metavar="TARGET", help="a function that gives the right output")
+    parser.add_argument(
+        "--fast", action="store_true", help="look along random directions alone, and compile nothing: for a hook"
+    )
     parser.add_argument(
         "--order", type=int, choices=(1, 2, 3, 4), default=2, help="the highest derivative (default: 2)"
     )

@@ -8,7 +8,7 @@ import importlib.metadata
 from typing import Any
 
 from keras_cg import backends, config, errors
-from keras_cg.command import messages, output, processes, versions
+from keras_cg.command import messages, output, processes, progress, versions
 
 __all__ = ["run"]
 
@@ -54,9 +54,17 @@ def _version(name: str) -> str | None:
 
 
 async def _ask_all(found: list[dict[str, Any]]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for each in found:
-            group.create_task(_ask(each))
+    done = 0
+
+    async def ask(each: dict[str, Any]) -> None:
+        nonlocal done
+        await _ask(each)
+        done += 1
+
+    with progress.shown(lambda: progress.bar(done, len(found), "backends")):
+        async with asyncio.TaskGroup() as group:
+            for each in found:
+                group.create_task(ask(each))
 
 
 async def _ask(found: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy
 
-from keras_cg.command import messages, processes, targets
+from keras_cg.command import messages, processes, progress, targets
 from keras_cg.command.curves import Curves
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: It cannot be done as it was asked.
     """
+    given = targets.validate(options.target, options.arg, options.expected)
     if not targets.split(options.target)[1]:
         raise messages.needs_function(options.target, "plot")
-    given = targets.validate(options.target, options.arg, options.expected)
     _require_image(options.output)
     names, absent = processes.chosen(options.backends)
     job = {
@@ -60,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
         "target": options.target,
         "given": given,
         "expected": options.expected,
+        "value": None,
         "seed": options.seed,
     }
     outcomes = asyncio.run(_compute_all(names, job, options.timeout))
@@ -107,9 +108,15 @@ def _save(figure: Figure, path: str) -> None:
 
 async def _compute_all(names: list[str], job: dict[str, Any], timeout: float) -> dict[str, _Outcome]:
     """What comes of every backend, in processes side by side."""
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = [{**job, "backend": name, "folder": folder} for name in names]
-        return dict(zip(names, await asyncio.gather(*(_compute(each, timeout) for each in jobs)), strict=True))
+    outcomes: dict[str, _Outcome] = {}
+
+    async def compute(name: str, folder: str) -> None:
+        outcomes[name] = await _compute({**job, "backend": name, "folder": folder}, timeout)
+
+    shown = progress.shown(lambda: progress.bar(len(outcomes), len(names), "backends"))
+    with tempfile.TemporaryDirectory() as folder, shown:
+        await asyncio.gather(*(compute(each, folder) for each in names))
+    return {name: outcomes[name] for name in names}
 
 
 async def _compute(job: dict[str, Any], timeout: float) -> _Outcome:

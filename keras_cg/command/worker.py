@@ -90,7 +90,7 @@ def _do(job: Job, say: Say) -> None:
         _TASKS[job["task"]](job, say)
     except messages.UsageError as error:
         say("usage", message=str(error))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         say("problem", message=messages.process_raised(backend, error, targets.where(error)))
 
 
@@ -99,7 +99,7 @@ def _devices(job: Job, say: Say) -> None:
 
 
 def _targets(job: Job, say: Say) -> list[targets.Target]:
-    found = targets.find(job["target"], job["given"], job["expected"], job["seed"])
+    found = targets.find(job["target"], job["given"], job["expected"], job["seed"], job["value"])
     say("functions", names=[each.name for each in found])
     backends.load(job["backend"], "keras-cg")
     return found
@@ -111,7 +111,7 @@ def _check(job: Job, say: Say) -> None:
             continue
         try:
             _check_one(job, target, number, say)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             say("problem", message=messages.process_raised(job["backend"], error, targets.where(error)))
             say("report", report=None)
 
@@ -127,6 +127,8 @@ def _check_one(job: Job, target: targets.Target, number: int, say: Say) -> None:
         modes=tuple(job["modes"]),
         backends=(job["backend"],),
         expected=target.expected,
+        value=target.value,
+        fast=job["fast"],
         seed=job["seed"],
         compiled=job["compiled"],
         on_finding=lambda finding: say("finding", finding=dataclasses.asdict(finding)),
