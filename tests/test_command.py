@@ -241,6 +241,7 @@ def test_the_seed_makes_the_numbers_the_same_in_all_processes():
         ([""], ["'' names no file and no module; expected FILE.py:FUNCTION or MODULE:FUNCTION"]),
         ([":"], ["':' names no file and no module"]),
         ([":power"], ["':power' names no file and no module"]),
+        (["planted.py:power:x"], ["'planted.py:power:x' names no file and no module"]),
         (["planted.py:"], ["planted.py: names no function; name one after the colon, or write planted.py for all"]),
         (["."], [". is a folder; name a file in it that ends in .py, or a module: package.module"]),
         (["../command_targets"], ["../command_targets is a folder"]),
@@ -473,6 +474,17 @@ def test_targets_of_every_kind(check, tmp_path):
     source = "import keras_cg\nfrom helper import factor\n@keras_cg.custom_gradient\ndef f(x):\n"
     (tmp_path / "json.py").write_text(source + "    return factor * x, lambda g: factor * g\n")
     assert check(f"{tmp_path}/json.py:f", "--arg", "x=normal:3").returncode == 0
+
+
+@pytest.mark.once
+def test_a_target_that_changes_the_directory(check, tmp_path, monkeypatch):
+    source = "import os, keras_cg\nos.chdir('/')\n@keras_cg.custom_gradient\ndef f(x):\n    return x, lambda g: 2 * g\n"
+    (tmp_path / "moves.py").write_text(source)
+    (tmp_path / "other.py").write_text("def meant(x):\n    return 2 * x\n")
+    np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
+    monkeypatch.chdir(tmp_path)
+    done = check("moves.py:f", "--arg", "x=@x.npy", "--expected", "other.py:meant")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -54,7 +55,7 @@ def _require_file(target: str) -> None:
         UsageError: So it is.
     """
     place, name = split(target)
-    if not place.strip():
+    if not place.strip() or (":" in place and not _is_file(place)):
         raise messages.no_target(target)
     if not name and place != target:
         raise messages.nothing_after_colon(target)
@@ -98,6 +99,9 @@ def find(
         UsageError: Something of it is not there, or not as it must be.
     """
     place, name = split(target)
+    # Before the target is imported, which may change the directory.
+    makers = {each: specs.parse(each, spec) for each, spec in given.items()}
+    home = os.getcwd()
     module = _load(place)
     if not name:
         return [_made(each, getattr(module, each), {}, seed) for each in _hinted(place, module)]
@@ -105,8 +109,9 @@ def find(
     if not _is_decorated(function):
         raise messages.not_decorated(target, function)
     references = {"expected": expected, "value": value}
-    found = {key: _reference(place, module, key, each) for key, each in references.items() if each is not None}
-    return [_made(name, function, given, seed, **found)]
+    with contextlib.chdir(home):
+        found = {key: _reference(place, module, key, each) for key, each in references.items() if each is not None}
+    return [_made(name, function, makers, seed, **found)]
 
 
 def _load(place: str) -> ModuleType:
@@ -193,17 +198,13 @@ def _reference(place: str, module: ModuleType, option: str, expected: str) -> An
 
 
 def _made(
-    name: str, function: Any, given: Mapping[str, str], seed: int, expected: Any = None, value: Any = None
+    name: str, function: Any, given: Mapping[str, specs.Maker], seed: int, expected: Any = None, value: Any = None
 ) -> Target:
-    hints = _by_name(name, function, getattr(function, "example_args", {}))
-    arguments = {**hints, **given}
+    values = _by_name(name, function, getattr(function, "example_args", {}))
+    makers = {each: specs.parse(each, spec) for each, spec in values.items() if isinstance(spec, str)}
     # Each argument has a generator of its own, so that its numbers do not hang on the others.
-    values = {
-        each: specs.parse(each, spec)(numpy.random.default_rng([seed, *each.encode()]))
-        if isinstance(spec, str)
-        else spec
-        for each, spec in arguments.items()
-    }
+    for each, make in {**makers, **given}.items():
+        values[each] = make(numpy.random.default_rng([seed, *each.encode()]))
     args, kwargs = _bound(name, function, values)
     if not any(map(_is_differentiated, optree.tree_leaves((args, kwargs)))):  # type: ignore[arg-type]
         raise messages.no_array(name)
