@@ -87,9 +87,10 @@ def _show(data: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.ROUNDED, border_style="dim", padding=(0, 2))
-    for column in ("backend", "version", "devices", ""):
-        table.add_column(column, header_style="dim")
+    table = Table(box=box.ROUNDED, border_style="dim")
+    widest = max(len(each["name"]) for each in data["backends"])
+    for column, width in (("backend", widest), ("version", len("not installed")), ("devices", 14), ("", len("active"))):
+        table.add_column(column, header_style="dim", min_width=width, overflow="fold")
     for each in data["backends"]:
         active = each["name"] == data["active"]
         style = "bold green" if active else "" if each["installed"] else "dim"
@@ -99,6 +100,8 @@ def _show(data: dict[str, Any]) -> None:
         version = (each["version"] or "?") if each["installed"] else "not installed"
         table.add_row(Text(each["name"], style), Text(version, style), Text(devices, style), "active" if active else "")
     console = Console()
+    # Where there is no room, the terminal breaks the lines, and nothing is left out.
+    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=10_000)).minimum)
     console.print(table)
     for each in data["backends"]:
         if each.get("problem"):
