@@ -239,6 +239,7 @@ def test_the_seed_makes_the_numbers_the_same_in_all_processes():
     ("words", "parts"),
     [
         ([""], ["'' names no file and no module; expected FILE.py:FUNCTION or MODULE:FUNCTION"]),
+        (["a" * 300 + ".py:f"], ["no file 'aaaa", "aaa.py'; check the path"]),
         ([":"], ["':' names no file and no module"]),
         ([":power"], ["':power' names no file and no module"]),
         (["planted.py:power:x"], ["'planted.py:power:x' names no file and no module"]),
@@ -950,6 +951,22 @@ def test_no_output_at_all():
         ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, env=environment(), cwd=TARGETS
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.once
+def test_no_standard_error_at_all():
+    command = [sys.executable, "-m", "keras_cg", "check", "planted.py:powr", "--json"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=subprocess.PIPE, env=environment(), cwd=TARGETS
+    )
+    assert done.returncode == 2 and json.loads(done.stdout)["error"].startswith("planted.py has no 'powr'")
+
+
+@pytest.mark.once
+def test_a_place_is_named_only_in_files_of_the_user(check):
+    # NumPy raises it in Cython, whose frames have names of files that are nowhere.
+    done = check("planted.py:power", "--arg", "x=normal:99999999999999999999999")
+    assert done.returncode == 1 and "✗ numpy: ValueError: Maximum allowed dimension exceeded\n" in done.stdout
 
 
 # --- info ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ __init__.py   the options, and the exit status
 specs.py      what an argument is made of: `normal:4,3`
 targets.py    finds the function that is meant, and its arguments
 messages.py   what is said, each in one line
-output.py     JSON
+output.py     JSON, and the standard error
 worker.py     the process of one backend: the only one that imports a framework, or the user's file
 processes.py  starts these processes and follows them, whatever becomes of them
 progress.py   what is shown while they work
@@ -114,14 +114,14 @@ def _lose_output(error: OSError) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
-    print(f"keras-cg: {messages.output_lost(error.strerror or str(error))}", file=sys.stderr)  # noqa: T201
+    output.complain(f"keras-cg: {messages.output_lost(error.strerror or str(error))}")
     return 2
 
 
 def _refuse(words: Sequence[str], error: messages.UsageError, as_json: bool) -> int:
     """Tells why something cannot be done; also as JSON where that was asked for."""
     name = " ".join(["keras-cg", *[each for each in words[:1] if each in COMMANDS]])
-    print(f"{name}: {error}", file=sys.stderr)  # noqa: T201 - that is what a command does
+    output.complain(f"{name}: {error}")
     if as_json:
         output.write_json({"error": str(error), **error.data})
     return 2

@@ -1,4 +1,4 @@
-"""Writes JSON to the standard output."""
+"""What is written: JSON to the standard output, and what went wrong to the standard error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["write_json"]
+__all__ = ["complain", "write_json"]
+
+
+def complain(line: str) -> None:
+    """Writes a line to the standard error, if there is one."""
+    if sys.stderr is not None:  # as `2>&-` makes it, and `print` would take the standard output
+        print(line, file=sys.stderr)  # noqa: T201 - that is what a command does
 
 
 def write_json(data: Mapping[str, Any]) -> None:

@@ -59,11 +59,12 @@ def _require_file(target: str) -> None:
         raise messages.no_target(target)
     if not name and place != target:
         raise messages.nothing_after_colon(target)
-    if Path(place).is_dir() and (_is_file(place) or place.startswith(".")):
+    # By os.path: a Path raises for a name that is too long.
+    if os.path.isdir(place) and (_is_file(place) or place.startswith(".")):
         raise messages.folder(place)
-    if _is_file(place) and not Path(place).is_file():
+    if _is_file(place) and not os.path.isfile(place):
         near = f"{place}.py"
-        raise messages.no_such_file(place, near if Path(near).is_file() else None)
+        raise messages.no_such_file(place, near if os.path.isfile(near) else None)
 
 
 def validate(target: str, arguments: Sequence[str], expected: str | None, value: str | None = None) -> dict[str, str]:
@@ -156,7 +157,8 @@ def is_users(filename: str) -> bool:
     """Whether a line of code is the user's: not Python's own, not that of an installed package, nor of this one."""
     paths = sysconfig.get_paths()
     installed = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parents[1]) + os.sep)
-    return not filename.startswith((*installed, "<"))
+    # Cython names files of a package by where they stood when it was built.
+    return os.path.isabs(filename) and not filename.startswith(installed)
 
 
 def _is_decorated(value: object) -> bool:
