@@ -478,6 +478,11 @@ def test_targets_of_every_kind(check, tmp_path):
 
 
 @pytest.mark.once
+def test_the_command_line_comes_before_a_hint_that_does_not_parse(check):
+    assert check("bad_hints.py:misspelt", "--arg", "x=normal:3").returncode == 0
+
+
+@pytest.mark.once
 def test_a_target_that_changes_the_directory(check, tmp_path, monkeypatch):
     source = "import os, keras_cg\nos.chdir('/')\n@keras_cg.custom_gradient\ndef f(x):\n    return x, lambda g: 2 * g\n"
     (tmp_path / "moves.py").write_text(source)

@@ -76,7 +76,7 @@ async def follow(job: dict[str, Any], timeout: float, handle: Callable[[Event], 
                         limit.reschedule(asyncio.get_running_loop().time() + timeout)
         except TimeoutError:
             late = True
-            await _ask_where(transport)
+            await _ask_where(transport, worker)
     told = tuple(worker.stderr)
     return Death(None if late else _ending(transport.get_returncode()), _where(told), told)
 
@@ -125,7 +125,9 @@ class _Worker(asyncio.SubprocessProtocol):
             self._end()
 
     def _end(self) -> None:
-        self.stderr.append(self._rest)
+        if self._rest:
+            self.stderr.append(self._rest)
+            self._rest = ""
         self.lines.put_nowait(None)
 
 
@@ -158,12 +160,16 @@ def _environment(backend: str) -> dict[str, str]:
     return {**shared, "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **own}
 
 
-async def _ask_where(transport: asyncio.SubprocessTransport) -> None:
-    """Has a process that hangs write where it is."""
-    if hasattr(signal, "SIGUSR1"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(transport.get_pid(), signal.SIGUSR1)
-        await asyncio.sleep(0.3)
+async def _ask_where(transport: asyncio.SubprocessTransport, worker: _Worker) -> None:
+    """Has a process that hangs write where it is, and gives it a while to do so."""
+    if not hasattr(signal, "SIGUSR1"):
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(transport.get_pid(), signal.SIGUSR1)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2 * LAST_WORDS):
+            while _where(tuple(worker.stderr)) is None:
+                await asyncio.sleep(0.05)
 
 
 def _kill(transport: asyncio.SubprocessTransport, worker: _Worker) -> None:

@@ -203,10 +203,12 @@ def _made(
     name: str, function: Any, given: Mapping[str, specs.Maker], seed: int, expected: Any = None, value: Any = None
 ) -> Target:
     values = _by_name(name, function, getattr(function, "example_args", {}))
-    makers = {each: specs.parse(each, spec) for each, spec in values.items() if isinstance(spec, str)}
-    # Each argument has a generator of its own, so that its numbers do not hang on the others.
-    for each, make in {**makers, **given}.items():
-        values[each] = make(numpy.random.default_rng([seed, *each.encode()]))
+    values.update(given)
+    for each, spec in values.items():
+        make = specs.parse(each, spec) if isinstance(spec, str) else given.get(each)
+        if make is not None:
+            # Each argument has a generator of its own, so that its numbers do not hang on the others.
+            values[each] = make(numpy.random.default_rng([seed, *each.encode()]))
     args, kwargs = _bound(name, function, values)
     if not any(map(_is_differentiated, optree.tree_leaves((args, kwargs)))):  # type: ignore[arg-type]
         raise messages.no_array(name)
