@@ -10,6 +10,11 @@ def t(x):
     return ops.matrix_transpose(x)
 
 
+def times(a, x):
+    """A matrix and a vector, which TensorFlow's own `@` does not multiply."""
+    return ops.matmul(a, x)
+
+
 @rule(lambda a, b: a @ b, lambda a, b, u: [u @ b.T, a.T @ u], signed(2, 4), signed(4, 3))
 def matrix_product(a, b):
     return a @ b, lambda u: (u @ t(b), t(a) @ u)
@@ -23,7 +28,7 @@ def matrix_product(a, b):
     signed(4),
 )
 def bilinear(x, a, y):
-    right, left = a @ y, t(a) @ x
+    right, left = times(a, y), times(t(a), x)
 
     def gradient(u):
         return u * right, u * ops.expand_dims(x, axis=1) * ops.expand_dims(y, axis=0), u * left
@@ -33,8 +38,8 @@ def bilinear(x, a, y):
 
 @rule(lambda x, a: x @ a @ x, lambda x, a, u: [u * (a + a.T) @ x, u * np.outer(x, x)], signed(4), signed(4, 4))
 def quadratic(x, a):
-    y = a @ x
-    return ops.sum(x * y), lambda u: (u * (y + t(a) @ x), u * ops.expand_dims(x, axis=1) * ops.expand_dims(x, axis=0))
+    y = times(a, x)
+    return ops.sum(x * y), lambda u: (u * (y + times(t(a), x)), u * ops.expand_dims(x, axis=1) * ops.expand_dims(x, axis=0))
 
 
 @rule(
@@ -82,7 +87,7 @@ def trace_of_product(a, b):
 
 @rule(np.outer, lambda a, b, u: [u @ b, a @ u], signed(4), signed(3))
 def outer_product(a, b):
-    return ops.expand_dims(a, axis=1) * ops.expand_dims(b, axis=0), lambda u: (u @ b, t(u) @ a)
+    return ops.expand_dims(a, axis=1) * ops.expand_dims(b, axis=0), lambda u: (times(u, b), times(t(u), a))
 
 
 @rule(lambda x: x @ x.T, lambda x, u: (u + u.T) @ x, signed(3, 2))
@@ -125,9 +130,9 @@ def filtered(x, k):
         back = sum(
             ops.concat([ops.zeros_like(x[:place]), u[place] * k, ops.zeros_like(x[place + 3 :])]) for place in range(5)
         )
-        return back, t(rows) @ u
+        return back, times(t(rows), u)
 
-    return rows @ k, gradient
+    return times(rows, k), gradient
 
 
 @rule(
@@ -141,7 +146,7 @@ def filtered(x, k):
 )
 def inverse_quadratic(x, a):
     inv = ops.linalg.inv(a)
-    right, left = inv @ x, t(inv) @ x
+    right, left = times(inv, x), times(t(inv), x)
 
     def gradient(u):
         return u * (right + left), -u * ops.expand_dims(left, axis=1) * ops.expand_dims(right, axis=0)

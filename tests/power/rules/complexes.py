@@ -60,9 +60,9 @@ def complex_reciprocal(z):
 )
 def complex_product(a, z):
     def gradient(u):
-        return ops.expand_dims(u, axis=1) * ops.expand_dims(conj(z), axis=0), ops.matrix_transpose(conj(a)) @ u
+        return ops.expand_dims(u, axis=1) * ops.expand_dims(conj(z), axis=0), ops.matmul(ops.matrix_transpose(conj(a)), u)
 
-    return a @ z, gradient
+    return ops.matmul(a, z), gradient
 
 
 @rule(lambda z: np.fft.fft(z), lambda z, u: 6 * np.fft.ifft(u), signed(6, dtype="complex128"))
