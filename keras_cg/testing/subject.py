@@ -197,6 +197,13 @@ class Subject:
             flat = functools.partial(self._pulled, flat, upstream)
         return self.arrays(flat(*floating)[0])
 
+    def gradients_after(self, points: Sequence[Array], upstream: Sequence[Array], others: Sequence[Array]) -> Arrays:
+        """The gradient at `points`, asked for when the function has been called at other ones."""
+        flat, floating = self.bound(points)
+        outputs, pullback, _ = self.backend.vjp(flat, floating)
+        self.gradients(others, [upstream])
+        return self.arrays(pullback(self.cast(upstream, outputs)))
+
     def _pulled(self, flat: Callable[..., Any], upstream: Sequence[Array], *floating: Any) -> Any:
         outputs, pullback, _ = self.backend.vjp(flat, floating)
         return pullback(self.cast(upstream, outputs)), ()
