@@ -15,20 +15,21 @@ from power.rules import as_tuple
 
 KINDS: dict[str, "Kind"] = {}
 
-FACTOR = r"a factor of"
 NOT_LINEAR = r"clips or normalises upstream"
-HISTORY = r"earlier calls|call before|other values|first call"
-PLACES = r"only|element|row"
+HISTORY = r"earlier calls|called again|draws random"
+PLACES = r"only in|in only|another order"
 CUT = r"detached intermediate"
-DOMAIN = r"edge of|domain|only where|only .*element"
+DOMAIN = r"only where|in only|only in|a factor of 1\.1|no gradient for"
+ORDER = rf"transposed|{PLACES}"
+LOSES = r"precision|digits|rounds"
 
 
 class Kind(NamedTuple):
     """One kind of fault.
 
-    `plant` makes a wrong flat rule of a right one. `fits` says of which: it gets the rule and its arrays. `said` is what
-    a diagnosis says that names it. `shows` is where to look for a difference: in the "gradient", for any upstream and
-    any call; in the "second order"; in "forward mode"; in the "compiled" program; or in the "dtype" of the arguments.
+    `plant` makes a wrong flat rule of a right one. `fits` says of which: it gets the rule and its arrays. `said` is
+    what a diagnosis, or a reason, says that names it. `shows` is where to look for a difference: in the "gradient", for
+    any upstream and any call; in the "second order"; in "forward mode"; in the "compiled" program; or in the "dtype" of the arguments.
     """
 
     name: str
@@ -143,8 +144,8 @@ for name, factor, said in (
     ("half of it", 0.5, r"a factor of 1/2"),
     ("twice", 2, r"a factor of 2"),
     ("five per cent too much", 1.05, r"a factor of 1\.05"),
-    ("off by 1e-3", 1.001, r"a factor of 1\.001|digits|rounds|precision"),
-    ("off by 1e-5", 1 + 1e-5, r"a factor of 1\.00001|digits|rounds|precision"),
+    ("off by 1e-3", 1.001, rf"a factor of 1\.001|{LOSES}"),
+    ("off by 1e-5", 1 + 1e-5, rf"a factor of 1\.00001|{LOSES}"),
 ):
     kind(name, said)(in_gradient(lambda g, x, factor=factor: factor * g))
 
@@ -154,25 +155,25 @@ kind("no gradient for an argument", "no gradient for")(in_gradient(lambda g, x: 
 @kind(
     "a mean for a sum",
     r"one over the batch size|one over the number of elements|a factor of 1/2",
-    lambda rule, arrays: has_rows(rule, arrays),
+    has_rows,
 )
 def mean(flat):
-    return in_gradient(lambda g, x: g / tuple(config.active.shape(x))[0])(flat)
+    return in_gradient(lambda g, x: g / config.active.shape(x)[0])(flat)
 
 
 @kind("a sum for a mean", r"the batch size|the number of elements|a factor of 2", has_rows)
 def total(flat):
-    return in_gradient(lambda g, x: g * tuple(config.active.shape(x))[0])(flat)
+    return in_gradient(lambda g, x: g * config.active.shape(x)[0])(flat)
 
 
 kind("a constant added", "does not depend on upstream")(in_gradient(lambda g, x: g + 0.1))
 kind("weight decay added", "does not depend on upstream")(in_gradient(lambda g, x: g + 0.01 * x))
-kind(
-    "rounded to thousandths", r"staircase|rounds|precision|clips or normalises|lower precision|steps", is_real
-)(in_gradient(lambda g, x: ops.round(g * 1000) / 1000))
+kind("rounded to thousandths", rf"staircase|steps|{LOSES}", is_real)(
+    in_gradient(lambda g, x: ops.round(g * 1000) / 1000)
+)
 
 
-@kind("transposed", "transposed", lambda rule, arrays: floating(arrays)[-1].ndim >= 2)
+@kind("transposed", ORDER, lambda rule, arrays: floating(arrays)[-1].ndim >= 2)
 def transposed(flat):
     def change(g, x):
         shape = tuple(config.active.shape(g))
@@ -181,21 +182,22 @@ def transposed(flat):
     return in_gradient(change)(flat)
 
 
-ORDER = rf"transposed|order|{PLACES}"
 kind("elements reversed", ORDER, lambda rule, arrays: floating(arrays)[-1].ndim >= 1)(
     in_gradient(lambda g, x: ops.flip(g, axis=-1))
 )
 kind("shifted by one", ORDER, has_rows)(in_gradient(lambda g, x: ops.roll(g, 1, axis=0)))
-kind("averaged over the batch", rf"sum over|mean|{PLACES}", has_rows)(
+kind("averaged over the batch", rf"averaged|mean|{PLACES}", has_rows)(
     in_gradient(lambda g, x: 0 * g + ops.mean(g, axis=0, keepdims=True))
 )
-kind("another shape", "", lambda rule, arrays: True)(in_gradient(lambda g, x: ops.expand_dims(g, axis=0)))
-kind("a broadcast not summed", "sum over axis", lambda rule, arrays: True)(
-    in_gradient(lambda g, x: ops.stack([g, g], axis=0))
+kind("another shape", r"shape|axis|axes")(in_gradient(lambda g, x: ops.expand_dims(g, axis=0)))
+kind("a broadcast not summed", "sum over axis")(in_gradient(lambda g, x: ops.stack([g, g], axis=0)))
+
+
+@kind(
+    "two arguments swapped",
+    "swapped",
+    lambda rule, arrays: len({(e.shape, e.dtype) for e in floating(arrays)[-2:]}) == 1 < len(floating(arrays)),
 )
-
-
-@kind("two arguments swapped", "swapped", lambda rule, arrays: len({(e.shape, e.dtype) for e in floating(arrays)[-2:]}) == 1 < len(floating(arrays)))
 def swapped(flat):
     def wrong(*args):
         outputs, gradient = flat(*args)
@@ -233,12 +235,12 @@ def size_of(x):
     return ops.abs(x)
 
 
-@kind("wrong for negative inputs", rf"negative|{DOMAIN}", is_real)
+@kind("wrong for negative inputs", DOMAIN, is_real)
 def negative_inputs(flat):
     return in_gradient(lambda g, x: ops.where(x < 0, 1.1 * g, g))(flat)
 
 
-@kind("wrong at the edge of the domain", rf"{DOMAIN}", has_size(2))
+@kind("wrong at the edge of the domain", DOMAIN, has_size(2))
 def edge(flat):
     """As if it were clipped where the argument is largest."""
 
@@ -249,7 +251,7 @@ def edge(flat):
     return in_gradient(change)(flat)
 
 
-@kind("a dead zone around zero", rf"{DOMAIN}|{PLACES}", has_size(2))
+@kind("a dead zone around zero", DOMAIN, has_size(2))
 def dead_zone(flat):
     def change(g, x):
         size = ops.stop_gradient(ops.abs(x))
@@ -262,10 +264,8 @@ def dead_zone(flat):
 
 kind("upstream ignored", "upstream forgotten")(in_upstream(lambda u: ops.ones_like(u)))
 kind("upstream squared", "upstream used twice")(in_upstream(lambda u: u * u))
-kind(
-    "size of upstream", r"size of upstream|sign of upstream|abs|negative upstream", is_real
-)(in_upstream(lambda u: ops.abs(u)))
-kind("negative upstream dropped", r"clips or normalises|sign of upstream|negative upstream", is_real)(
+kind("size of upstream", "sign of upstream", is_real)(in_upstream(lambda u: ops.abs(u)))
+kind("negative upstream dropped", rf"negative upstream|{NOT_LINEAR}", is_real)(
     in_upstream(lambda u: ops.where(u > 0, u, 0 * u))
 )
 kind("upstream squashed", NOT_LINEAR, is_real)(in_upstream(lambda u: ops.tanh(u)))
@@ -281,10 +281,8 @@ def capped(limit):
 
 kind("clipped at 1", NOT_LINEAR)(capped(1.0))
 kind("clipped at 1,000", NOT_LINEAR)(capped(1e3))
-kind("wrong for upstream above 1e8", rf"{NOT_LINEAR}|huge|large")(capped(1e8))
-kind("nothing for upstream below 1e-8", rf"{NOT_LINEAR}|tiny|small")(
-    in_upstream(lambda u: ops.where(ops.abs(u) < 1e-8, 0 * u, u))
-)
+kind("wrong for upstream above 1e8", NOT_LINEAR)(capped(1e8))
+kind("nothing for upstream below 1e-8", NOT_LINEAR)(in_upstream(lambda u: ops.where(ops.abs(u) < 1e-8, 0 * u, u)))
 
 
 @kind("upstream normalised", NOT_LINEAR)
@@ -309,11 +307,15 @@ def averaged(u):
     return 0 * u + ops.mean(u, axis=0, keepdims=True) if len(tuple(config.active.shape(u))) else u
 
 
-kind("upstream of the next row", rf"transposed|order|another row|{PLACES}", wide_upstream)(in_upstream(rolled))
-kind("upstream averaged over the batch", rf"mean|sum|{PLACES}", wide_upstream)(in_upstream(averaged))
+kind("upstream of the next row", ORDER, wide_upstream)(in_upstream(rolled))
+kind("upstream averaged over the batch", rf"averaged|{PLACES}", wide_upstream)(in_upstream(averaged))
 
 
-@kind("one output forgotten", rf"no gradient|output|{PLACES}", lambda rule, arrays: len(as_tuple(rule.output(*wide(arrays)))) > 1)
+@kind(
+    "one output forgotten",
+    rf"is forgotten|no gradient for|{PLACES}",
+    lambda rule, arrays: len(as_tuple(rule.output(*wide(arrays)))) > 1,
+)
 def one_output(flat):
     def wrong(*args):
         outputs, gradient = flat(*args)
@@ -325,15 +327,17 @@ def one_output(flat):
 kind("a missing conjugate", "missing conjugate", lambda rule, arrays: floating(arrays)[-1].dtype.kind == "c")(
     in_gradient(lambda g, x: ops.conj(g))
 )
-kind("the real part alone", r"imaginary|real part|conjugate", lambda rule, arrays: floating(arrays)[-1].dtype.kind == "c")(
-    in_gradient(lambda g, x: (g + ops.conj(g)) / 2)
-)
+kind(
+    "the real part alone",
+    r"part of the gradient is missing|conjugate",
+    lambda rule, arrays: floating(arrays)[-1].dtype.kind == "c",
+)(in_gradient(lambda g, x: (g + ops.conj(g)) / 2))
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
 
 
-@kind("frozen at the first call", HISTORY + "|detached|displaced|another point")
+@kind("frozen at the first call", HISTORY)
 def frozen(flat):
     cache = {}
 
@@ -392,7 +396,7 @@ def momentum(flat):
     return wrong
 
 
-@kind("random", rf"{HISTORY}|random")
+@kind("random", HISTORY)
 def noisy(flat):
     draw = np.random.default_rng(1)
     return in_gradient(lambda g, x: g * float(1 + 0.01 * draw.normal()))(flat)
@@ -412,14 +416,13 @@ def is_wide(rule, arrays):
     return is_real(rule, arrays) and all(each.dtype != np.float16 for each in floating(arrays))
 
 
-LOSES = r"lower precision|precision|digits|rounds"
 kind("computed in half precision", LOSES, is_wide)(in_gradient(lambda g, x: through("float16")(g)))
 kind("arguments saved in half precision", LOSES, is_wide)(in_arguments(through("float16")))
 
 
 @kind(
     "overflows in single precision",
-    r"overflows|right in double precision",
+    "right in double precision",
     lambda rule, arrays: any(each.dtype == np.float32 for each in arrays) and rule.inner == "float64",
     shows="dtype",
 )
@@ -428,7 +431,7 @@ def overflows(flat):
     return in_gradient(lambda g, x: g * ops.exp(100 + 0 * x) / ops.exp(100 + 0 * x))(flat)
 
 
-# --- higher orders, forward mode, compiled -------------------------------------------------------------------------------
+# --- higher orders, forward mode, compiled -----------------------------------------------------------------------------
 
 
 def cut(x):
@@ -450,11 +453,11 @@ def detached_one(flat):
 
 
 kind("half detached", CUT, shows="second order")(in_gradient(lambda g, x: 0.5 * g + 0.5 * ops.stop_gradient(g)))
-kind("second order twice", CUT + "|twice", shows="second order")(in_gradient(lambda g, x: 2 * g - ops.stop_gradient(g)))
-kind("something more in second order", CUT + "|second order", shows="second order")(
+kind("second order twice", CUT, shows="second order")(in_gradient(lambda g, x: 2 * g - ops.stop_gradient(g)))
+kind("something more in second order", CUT, shows="second order")(
     in_gradient(lambda g, x: g + 0.3 * (x - ops.stop_gradient(x)))
 )
-kind("upstream detached", r"upstream.*(cut|detached)|forward|transpose|detached", shows="forward mode")(
+kind("upstream detached", r"\bcut\b|detach|stop_gradient", shows="forward mode")(
     in_upstream(lambda u: ops.stop_gradient(u))
 )
 
@@ -480,7 +483,7 @@ def is_compiling(x):
     return False
 
 
-@kind("wrong when compiled", r"compiled", shows="compiled")
+@kind("wrong when compiled", "compiled gradient differs|another gradient than the function", shows="compiled")
 def when_compiled(flat):
     def wrong(*args):
         outputs, gradient = flat(*args)

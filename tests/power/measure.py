@@ -5,7 +5,6 @@ that is started again goes on where it stopped.
 """
 
 import argparse
-import inspect
 import json
 import pathlib
 import time
@@ -20,7 +19,6 @@ from keras_cg.testing import check_gradients
 from power import faults, native, rules, truth
 
 OURS, FAST = "check_gradients", "check_gradients, fast"
-HAS_FAST = "fast" in inspect.signature(check_gradients).parameters
 
 
 class Case(NamedTuple):
@@ -41,28 +39,30 @@ def pairs(backend):
     for rule in rules.load().values():
         arrays = rule.arrays(0)
         for kind in faults.KINDS.values():
-            if not rule.is_rounded and not (kind.shows == "compiled" and backend == "numpy") and truth.counts(rule, kind, arrays):
+            if (
+                not rule.is_rounded
+                and not (kind.shows == "compiled" and backend == "numpy")
+                and truth.counts(rule, kind, arrays)
+            ):
                 yield rule.name, kind.name
 
 
-def cases(backend, what, seeds):
-    """All cases of a backend."""
+PARTS = ("faults", "right", "others", "fast")
+
+
+def cases(backend, part, seeds):
+    """All cases of one part of a backend."""
     every = rules.load()
-    if what == "right":
+    others = native.TOOLS[backend]
+    if part == "right":
         found = [Case(OURS, name, None, seed) for name in every for seed in range(seeds)]
-        found += [
-            Case(tool, name, None, 0) for tool in native.TOOLS[backend] for name in every if native.is_for_others(every[name])
-        ]
+        found += [Case(tool, name, None, 0) for tool in others for name in every if native.is_for_others(every[name])]
     else:
         planted = list(pairs(backend))
-        ours = (OURS, FAST) if HAS_FAST else (OURS,)
-        found = [Case(tool, *pair, 0) for tool in ours for pair in planted] if what == "faults" else []
-        found += [
-            Case(tool, *pair, 0)
-            for tool in (native.TOOLS[backend] if what == "others" else ())
-            for pair in planted
-            if native.is_for_others(every[pair[0]])
-        ]
+        if part == "others":
+            planted = [pair for pair in planted if native.is_for_others(every[pair[0]])]
+        tools = {"faults": [OURS], "fast": [FAST], "others": others}[part]
+        found = [Case(tool, *pair, 0) for tool in tools for pair in planted]
     return sorted(found, key=Case.place)
 
 
@@ -89,14 +89,16 @@ def check(case):
     return {
         "status": report.status,
         "said": sorted({each.diagnosis for each in told if each.diagnosis}),
-        "checks": sorted({f"{each.check}: {each.status}, {each.reason}" for each in told}),
+        "checks": sorted(
+            {f"{each.check}: {each.status}{', ' if each.reason else ''}{each.reason or ''}" for each in told}
+        ),
     }
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backend")
-    parser.add_argument("what", choices=["faults", "right", "others"])
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("output", type=pathlib.Path)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop after these")
@@ -105,7 +107,7 @@ def main():
     warnings.simplefilter("ignore")
     kept = [json.loads(line) for line in given.output.read_text().splitlines()] if given.output.exists() else []
     done = {tuple(each["case"]) for each in kept}
-    every = cases(given.backend, given.what, given.seeds)
+    every = cases(given.backend, given.part, given.seeds)
     began = time.monotonic()
     with given.output.open("a") as file, np.errstate(all="ignore"):
         for case in every:
@@ -121,7 +123,7 @@ def main():
             line = {"case": list(case), **found, "seconds": round(time.process_time() - start, 3)}
             file.write(json.dumps(line) + "\n")
             file.flush()
-    print(f"{given.backend} {given.what}: {len(every)} cases")  # noqa: T201 - a program
+    print(f"{given.backend} {given.part}: {len(every)} cases")  # noqa: T201 - a program
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the frameworks check gradients with themselves, on the same functions: in double precision, flat, by default options.
+"""What the frameworks check gradients with themselves: on the same functions, flat, in double precision.
 
 Each tool gets the function and its arguments, and returns whether it is content; what it raises is that it is not.
 """

@@ -1,8 +1,9 @@
 """Whether a fault makes a difference to a rule: known by closed forms in NumPy, without the checker.
 
 The wrong rule is called as it is, on NumPy and in double precision, at the point and away from it, again and again, for
-ordinary upstreams and for huge and tiny ones; each time it is compared with the closed form of the right rule. What shows
-in the second order alone is the framework's derivative of the wrong gradient, beside differences of the closed form.
+ordinary upstreams and for huge and tiny ones; each time it is compared with the closed form of the right rule. What
+shows in the second order alone is the framework's derivative of the wrong gradient, beside differences of the closed
+form.
 """
 
 import numpy as np
@@ -67,9 +68,7 @@ def difference(came, right):
 
 def displaced(draw, args):
     """A point near by."""
-    return [
-        each * (1 + draw.uniform(0.005, 0.02, each.shape)) if each.dtype.kind in "fc" else each for each in args
-    ]
+    return [each * (1 + draw.uniform(0.005, 0.02, each.shape)) if each.dtype.kind in "fc" else each for each in args]
 
 
 def in_gradient(rule, flat, args):
@@ -88,7 +87,12 @@ def in_gradient(rule, flat, args):
             if len(came) != len(point):
                 return np.inf
             right = right_gradient(rule, point, scaled)
-            worst = max(worst, difference([0 * r if c is None and r is not None else c for c, r in zip(came, right, strict=True)], right))
+            worst = max(
+                worst,
+                difference(
+                    [0 * r if c is None and r is not None else c for c, r in zip(came, right, strict=True)], right
+                ),
+            )
     return worst
 
 
@@ -154,7 +158,9 @@ def in_dtype(rule, flat, arrays):
         outputs, gradient = flat(*arrays)
         ups = [
             each.astype(np.asarray(like).dtype)
-            for each, like in zip(upstreams(np.random.default_rng(9), as_tuple(outputs)), as_tuple(outputs), strict=True)
+            for each, like in zip(
+                upstreams(np.random.default_rng(9), as_tuple(outputs)), as_tuple(outputs), strict=True
+            )
         ]
         came = as_tuple(gradient(*ups))
     return difference(came, right_gradient(rule, wide(arrays), ups))

@@ -2,7 +2,8 @@
 
 A rule is flat: it gets tensors, and returns `(outputs, gradient)`. `outputs` is a tensor or a tuple of them, and
 `gradient` takes an upstream for each output and returns a gradient for each argument, None for integers. Beside it
-stand two closed forms for NumPy, which share nothing with it: the outputs, and the gradients by arguments and upstreams.
+stand two closed forms for NumPy, which share nothing with it: the outputs; and the gradients, by arguments and
+upstreams.
 """
 
 import importlib
@@ -112,7 +113,9 @@ def apart(*shape, dtype="float32"):
 
     def make(draw):
         size = int(np.prod(shape))
-        return (draw.permutation(size) * 0.7 - 0.35 * size + 0.2 + draw.uniform(0, 0.2, size)).reshape(shape).astype(dtype)
+        return (
+            (draw.permutation(size) * 0.7 - 0.35 * size + 0.2 + draw.uniform(0, 0.2, size)).reshape(shape).astype(dtype)
+        )
 
     return make
 

@@ -39,7 +39,10 @@ def bilinear(x, a, y):
 @rule(lambda x, a: x @ a @ x, lambda x, a, u: [u * (a + a.T) @ x, u * np.outer(x, x)], signed(4), signed(4, 4))
 def quadratic(x, a):
     y = times(a, x)
-    return ops.sum(x * y), lambda u: (u * (y + times(t(a), x)), u * ops.expand_dims(x, axis=1) * ops.expand_dims(x, axis=0))
+    return ops.sum(x * y), lambda u: (
+        u * (y + times(t(a), x)),
+        u * ops.expand_dims(x, axis=1) * ops.expand_dims(x, axis=0),
+    )
 
 
 @rule(
@@ -113,8 +116,6 @@ def matrix_cube(a):
 )
 def products_in_a_batch(a, b):
     return ops.matmul(a, b), lambda u: (ops.matmul(u, t(b)), ops.matmul(t(a), u))
-
-
 
 
 @rule(

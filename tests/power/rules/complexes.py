@@ -60,7 +60,9 @@ def complex_reciprocal(z):
 )
 def complex_product(a, z):
     def gradient(u):
-        return ops.expand_dims(u, axis=1) * ops.expand_dims(conj(z), axis=0), ops.matmul(ops.matrix_transpose(conj(a)), u)
+        return ops.expand_dims(u, axis=1) * ops.expand_dims(conj(z), axis=0), ops.matmul(
+            ops.matrix_transpose(conj(a)), u
+        )
 
     return ops.matmul(a, z), gradient
 

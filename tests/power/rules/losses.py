@@ -66,10 +66,7 @@ def logistic_far_out(x):
     lambda p, q, u: [
         u[:, None]
         * softmax(p)
-        * (
-            np.log(softmax(p) / softmax(q))
-            - (softmax(p) * np.log(softmax(p) / softmax(q))).sum(-1, keepdims=True)
-        ),
+        * (np.log(softmax(p) / softmax(q)) - (softmax(p) * np.log(softmax(p) / softmax(q))).sum(-1, keepdims=True)),
         u[:, None] * (softmax(q) - softmax(p)),
     ],
     signed(2, 4),

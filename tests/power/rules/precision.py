@@ -87,7 +87,7 @@ def tiny_outputs(x):
     return 1e-8 * x * x * x, lambda u: 3e-8 * u * x * x
 
 
-@rule(lambda x: np.log(x), lambda x, u: u / x, lambda draw: (10.0 ** draw.uniform(-6, 6, 6)))
+@rule(lambda x: np.log(x), lambda x, u: u / x, lambda draw: 10.0 ** draw.uniform(-6, 6, 6))
 def many_magnitudes(x):
     return ops.log(x), lambda u: u / x
 

@@ -92,7 +92,9 @@ def unit_rows(x):
 
 @rule(lambda x: np.cumsum(x**2), lambda x, u: 2 * x * np.cumsum(u[::-1])[::-1], signed(6))
 def running_energy(x):
-    return ops.cumulative_sum(x * x, axis=0), lambda u: 2 * x * ops.flip(ops.cumulative_sum(ops.flip(u, axis=0), axis=0), axis=0)
+    return ops.cumulative_sum(
+        x * x, axis=0
+    ), lambda u: 2 * x * ops.flip(ops.cumulative_sum(ops.flip(u, axis=0), axis=0), axis=0)
 
 
 @rule(lambda x: np.prod(x), lambda x, u: u * np.prod(x) / x, signed(5))

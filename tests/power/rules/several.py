@@ -77,7 +77,12 @@ def rows_by_columns(a, b):
     return y, gradient
 
 
-@rule(lambda x, s: np.exp(x * s), lambda x, s, u: [u * s * np.exp(x * s), (u * x * np.exp(x * s)).sum()], signed(5), positive())
+@rule(
+    lambda x, s: np.exp(x * s),
+    lambda x, s, u: [u * s * np.exp(x * s), (u * x * np.exp(x * s)).sum()],
+    signed(5),
+    positive(),
+)
 def temperature(x, s):
     y = ops.exp(x * s)
     return y, lambda u: (u * s * y, ops.sum(u * x * y))
