@@ -29,7 +29,8 @@ class Kind(NamedTuple):
 
     `plant` makes a wrong flat rule of a right one. `fits` says of which: it gets the rule and its arrays. `said` is
     what a diagnosis, or a reason, says that names it. `shows` is where to look for a difference: in the "gradient", for
-    any upstream and any call; in the "second order"; in "forward mode"; in the "compiled" program; or in the "dtype" of the arguments.
+    any upstream and any call; in the "second order"; in "forward mode"; in the "compiled" program; or in the "dtype"
+    of the arguments. `found` has the statuses of a report that has found it.
     """
 
     name: str
@@ -37,12 +38,13 @@ class Kind(NamedTuple):
     fits: Callable[..., bool]
     said: str
     shows: str
+    found: tuple[str, ...]
 
 
-def kind(name, said, fits=lambda rule, arrays: True, shows="gradient"):
+def kind(name, said, fits=lambda rule, arrays: True, shows="gradient", found=("failed", "raised")):
     def register(plant):
         assert name not in KINDS, name
-        KINDS[name] = Kind(name, plant, fits, said, shows)
+        KINDS[name] = Kind(name, plant, fits, said, shows, found)
         return plant
 
     return register
@@ -431,7 +433,7 @@ def overflows(flat):
     return in_gradient(lambda g, x: g * ops.exp(100 + 0 * x) / ops.exp(100 + 0 * x))(flat)
 
 
-# --- higher orders, forward mode, compiled -----------------------------------------------------------------------------
+# --- higher orders, forward mode, compiled ----------------------------------------------------------------------------
 
 
 def cut(x):
@@ -462,32 +464,39 @@ kind("upstream detached", r"\bcut\b|detach|stop_gradient", shows="forward mode")
 )
 
 
-def is_compiling(x):
-    """Whether a compiler of the active framework traces."""
+def compiling():
+    """The active framework's answer to whether a compiler traces, as a function of a tensor."""
     name = config.backend()
     if name == "jax":
         import jax
 
-        try:
-            float(ops.sum(ops.abs(x)))
-        except jax.errors.ConcretizationTypeError:
-            return True
+        def is_traced(x):
+            try:
+                float(ops.sum(ops.abs(x)))
+            except jax.errors.ConcretizationTypeError:
+                return True
+            return False
+
+        return is_traced
     if name == "torch":
         import torch
 
-        return torch.compiler.is_compiling()
+        is_compiling = torch.compiler.is_compiling
+        return lambda x: is_compiling()
     if name == "tensorflow":
         import tensorflow as tf
 
-        return not tf.executing_eagerly()
-    return False
+        return lambda x: not tf.executing_eagerly()
+    return lambda x: False
 
 
 @kind("wrong when compiled", "compiled gradient differs|another gradient than the function", shows="compiled")
 def when_compiled(flat):
+    is_traced = compiling()
+
     def wrong(*args):
         outputs, gradient = flat(*args)
-        factor = 1.1 if is_compiling(args[0]) else 1.0
+        factor = 1.1 if is_traced(args[0]) else 1.0
         return outputs, lambda *upstreams: tuple(
             None if g is None else factor * g for g in as_tuple(gradient(*upstreams))
         )
@@ -495,7 +504,8 @@ def when_compiled(flat):
     return wrong
 
 
-@kind("a function that counts its calls", HISTORY)
+# Of a function that is another one each time there is no gradient to be wrong: undecided is the answer.
+@kind("a function that counts its calls", HISTORY, found=("failed", "raised", "undecided"))
 def impure(flat):
     calls = []
 

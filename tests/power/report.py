@@ -47,7 +47,8 @@ is wrong; beside what the frameworks have themselves. Made on {date} by `{comman
   precision. A fault that makes no difference there, such as transposing a number, is left out. So is one below the
   precision that a rule computes in by itself (one part in a thousand for single precision, in twenty for half). What
   shows in the second order alone is compared with differences of the closed form.
-- **Found** means failed. Undecided is told apart, and is no pass: the exit status is 1. On rules where rounding leaves
+- **Found** means failed. Undecided is told apart, and is no pass: the exit status is 1. It is the answer, and counts as
+  found, where the function itself is another one each time. On rules where rounding leaves
   nothing to compare ({rounded}) no faults are planted; there undecided is the right answer, and failed a false alarm.
 - **Named** means that a diagnosis or a reason says what the fault is, in words that are fixed for each kind.
 - **A sample**: cases come in an order that hangs on their names alone, so that a run that is stopped has measured a
@@ -128,7 +129,7 @@ def figures(lines, command):
                 result["undecided"].append([key, name, seed, told(line)])
             continue
         is_named = any(faults.is_named(faults.KINDS[kind], text) for text in (*line["said"], *line["checks"]))
-        is_found = line["status"] in ("failed", "raised")
+        is_found = line["status"] in faults.KINDS[kind].found
         groups = [result["kinds"]]
         if every[name].expected is None:
             groups.append(result["beside"])
@@ -277,7 +278,8 @@ def right(results):
     count = sum(each["ordinary"]["cases"] for each in ours.values() if "ordinary" in each)
     lines += [
         "",
-        f"{count} ordinary cases in all. The rule with an empty argument is among them: undecided is right there, for nothing is compared.",
+        f"{count} ordinary cases in all. The rule with an empty argument is among them: undecided is right there, for"
+        " nothing is compared.",
     ]
     ordinary = [each for each in results["alarms"] if each[0].endswith(f": {OURS}")]
     for what, listed in (("False alarms", ordinary), ("Undecided", results["undecided"])):

@@ -141,7 +141,12 @@ def in_a_dict(*names):
     def dress(flat):
         def function(params):
             outputs, gradient = flat(*[params[name] for name in names])
-            return outputs, lambda upstream: dict(zip(names, as_tuple(gradient(upstream)), strict=True))
+
+            def pullback(upstream):
+                found = gradient(upstream)
+                return {name: found[place] for place, name in enumerate(names)}
+
+            return outputs, pullback
 
         return function
 
