@@ -128,6 +128,10 @@ def is_real(rule, arrays):
     return all(each.dtype.kind != "c" for each in floating(arrays))
 
 
+def has_real_outputs(rule, arrays):
+    return not any(map(np.iscomplexobj, as_tuple(rule.output(*arrays))))
+
+
 def fraction(x):
     """A mask, written once for all backends: an array of the shape and dtype of a tensor."""
     active = config.active
@@ -266,17 +270,22 @@ def dead_zone(flat):
 
 kind("upstream ignored", "upstream forgotten")(in_upstream(lambda u: ops.ones_like(u)))
 kind("upstream squared", "upstream used twice")(in_upstream(lambda u: u * u))
-kind("size of upstream", "sign of upstream", is_real)(in_upstream(lambda u: ops.abs(u)))
-kind("negative upstream dropped", rf"negative upstream|{NOT_LINEAR}", is_real)(
+kind("size of upstream", "sign of upstream", has_real_outputs)(in_upstream(lambda u: ops.abs(u)))
+kind("negative upstream dropped", rf"negative upstream|{NOT_LINEAR}", has_real_outputs)(
     in_upstream(lambda u: ops.where(u > 0, u, 0 * u))
 )
-kind("upstream squashed", NOT_LINEAR, is_real)(in_upstream(lambda u: ops.tanh(u)))
+kind("upstream squashed", NOT_LINEAR, has_real_outputs)(in_upstream(lambda u: ops.tanh(u)))
+
+
+def times(u, factor):
+    """A tensor by a real one, also where a framework does not multiply complex numbers with real ones."""
+    return u * config.active.cast(factor, config.active.dtype(u))
 
 
 def capped(limit):
     def change(u):
         size = ops.abs(u)
-        return ops.where(size > limit, u / ops.where(size > limit, size, ops.ones_like(size)) * limit, u)
+        return times(u, limit / ops.where(size > limit, size, limit * ops.ones_like(size)))
 
     return in_upstream(change)
 
@@ -289,7 +298,7 @@ kind("nothing for upstream below 1e-8", NOT_LINEAR)(in_upstream(lambda u: ops.wh
 
 @kind("upstream normalised", NOT_LINEAR)
 def normalised(flat):
-    return in_upstream(lambda u: u / (1e-3 + ops.sqrt(ops.sum(ops.abs(u) * ops.abs(u)))))(flat)
+    return in_upstream(lambda u: times(u, 1 / (1e-3 + ops.sqrt(ops.sum(ops.abs(u) * ops.abs(u))))))(flat)
 
 
 def wide_upstream(rule, arrays):
@@ -310,7 +319,7 @@ def averaged(u):
 
 
 kind("upstream of the next row", ORDER, wide_upstream)(in_upstream(rolled))
-kind("upstream averaged over the batch", rf"averaged|{PLACES}", wide_upstream)(in_upstream(averaged))
+kind("upstream averaged over the batch", rf"averaged|mean|{PLACES}", wide_upstream)(in_upstream(averaged))
 
 
 @kind(

@@ -31,8 +31,8 @@ INTRO = """\
 <!-- Made by `nox -s power` from checker.json; a test compares them. Do not edit. -->
 
 How many planted faults [`check_gradients`](checking.md) finds, how many right rules it fails, and whether it says what
-is wrong; beside what the frameworks have themselves. Made on {date} by `{command}`, with Python {python} and
-{versions}.
+is wrong; beside what the frameworks have themselves. Made on {date} by `nox -s power`, {extent}, with Python {python}
+and {versions}.
 
 ## How it is measured
 
@@ -48,8 +48,8 @@ is wrong; beside what the frameworks have themselves. Made on {date} by `{comman
   precision that a rule computes in by itself (one part in a thousand for single precision, in twenty for half). What
   shows in the second order alone is compared with differences of the closed form.
 - **Found** means failed. Undecided is told apart, and is no pass: the exit status is 1. It is the answer, and counts as
-  found, where the function itself is another one each time. On rules where rounding leaves
-  nothing to compare ({rounded}) no faults are planted; there undecided is the right answer, and failed a false alarm.
+  found, where the function itself is another one each time. On rules where rounding leaves nothing to compare no faults
+  are planted; there undecided is the right answer, and failed a false alarm: {rounded}.
 - **Named** means that a diagnosis or a reason says what the fault is, in words that are fixed for each kind.
 - **A sample**: cases come in an order that hangs on their names alone, so that a run that is stopped has measured a
   sample of all. The tables say how many were measured.
@@ -58,7 +58,8 @@ is wrong; beside what the frameworks have themselves. Made on {date} by `{comman
 - **The others** get the same functions, flat and in double precision, with their default options; JAX's and autograd's
   `check_grads` to second order, autograd's in reverse mode. `tf.test.compute_gradient` compares nothing itself: here
   with the tolerances of torch's `gradcheck`. They know no declared gradients, so those rules are left out of their
-  tables, and of ours beside them. Whatever they raise counts as found.
+  tables, and of ours beside them. Whatever they raise counts as found, also what the decorator itself refuses: a
+  gradient of the wrong shape, and in forward mode, which JAX's `check_grads` runs, a rule that is not linear.
 """
 
 
@@ -92,12 +93,11 @@ def planted():
     return found
 
 
-def figures(lines, command):
+def figures(lines):
     """All that the page needs."""
     every = rules.load()
     result = {
         "date": datetime.date.today().isoformat(),
-        "command": command,
         "python": platform.python_version(),
         "versions": {
             name: metadata.version(name).partition("+")[0] for name in ("keras-cg", "numpy", *PACKAGES.values())
@@ -181,7 +181,7 @@ def render(results):
     lines = [
         INTRO.format(
             date=results["date"],
-            command=results["command"],
+            extent=extent(results),
             python=results["python"],
             versions=versions,
             rules=len(results["rules"]),
@@ -196,6 +196,13 @@ def render(results):
     lines += ["## What slips", "", *slips(results), ""]
     lines += ["## What is found and not named", "", *unnamed(results), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def extent(results):
+    """Whether all of it was measured."""
+    measured = sum(total(counted)[0] for tool in (OURS, FAST) for counted in columns(results, tool).values())
+    planted = 2 * sum(number for kind, number in results["planted"].items() for name in BACKENDS if is_on(kind, name))
+    return "to its end" if measured == planted else "which was stopped early, so that this is a sample"
 
 
 def totals(results):
@@ -368,8 +375,7 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(measure, *job, work, options) for job in jobs]:
             done.result()
-    said = " ".join(["nox -s power", *(["--", f"--minutes {given.minutes}"] if given.minutes else [])])
-    write(figures(read(work), said))
+    write(figures(read(work)))
 
 
 if __name__ == "__main__":
