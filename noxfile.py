@@ -224,6 +224,16 @@ def ops(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["frameworks"], default=False)
+def power(session: nox.Session) -> None:
+    """Writes docs/checker.md: which planted faults the checker finds, beside the frameworks' own; takes hours for all.
+
+    `--minutes 3` measures a sample, so long for each backend and part; `--work FOLDER` goes on where it was stopped.
+    """
+    environment = {**ENVIRONMENT, "PYTHONPATH": "tests"}
+    run_shared(session, "python", "-m", "power.report", *session.posargs, env=environment)
+
+
+@nox.session(venv_backend="none", requires=["frameworks"], default=False)
 def bench(session: nox.Session) -> None:
     """Writes docs/performance.md: what the decorator costs beside everything else; takes the machine for itself."""
     run_shared(session, "python", "-m", "benchmarks", *session.posargs)

@@ -99,7 +99,7 @@ def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Array
 
 
 EARLIER = (
-    "a gradient that depends on earlier calls: what the rule uses was kept there (in a cache, a global, an attribute)"
+    "a gradient that depends on earlier calls: the rule uses what one of them kept, in a cache, a global, an attribute"
 )
 
 
@@ -229,13 +229,13 @@ def _moved(evidence: Evidence, index: int) -> str | None:
     for change, told in _CHANGES.items():
         moved = [change(each) if each.ndim else each for each in evidence.upstream]
         if evidence.is_mistaken(index, evidence.pull_expected(moved)[index]):
-            return f"upstream {told}: the gradient is right for one that is"
+            return f"the gradient is right for an upstream that is {told}"
     for change, told in _CHANGES.items():
         if came.ndim and not numpy.isnan(expected).any() and evidence.is_mistaken(index, change(expected)):
             return f"the gradient is {told}"
     known = ~numpy.isnan(expected)
     if known.all() and evidence.is_same(numpy.sort(came, axis=None), numpy.sort(expected, axis=None)):
-        return "the elements of the gradient are in another order"
+        return "the elements of the gradient are in another order, as if it were transposed and reshaped"
     return None
 
 
@@ -245,7 +245,7 @@ _CHANGES: dict[Callable[[Array], Array], str] = {
     lambda array: numpy.roll(array, -1, 0): "in another order: moved back by one row along axis 0",
     lambda array: numpy.flip(array, 0): "in another order: reversed along axis 0",
     lambda array: numpy.flip(array, -1): "in another order: reversed along the last axis",
-    lambda array: 0 * array + numpy.mean(array, 0, keepdims=True): "averaged along axis 0",
+    lambda array: 0 * array + numpy.mean(array, 0, keepdims=True): "the mean along axis 0 in every row",
 }
 
 

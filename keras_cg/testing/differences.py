@@ -134,12 +134,13 @@ def grain(path: Path, eps: float) -> float | None:
     for coarse, least in GRAINS.items():
         if coarse <= eps:
             break
-        step = coarse / 32
+        step = coarse / 8
         times = [count * step for count in range(64)]
         rows = numpy.stack([path(t) for t in times])
         units = numpy.abs(rows).max(axis=0)
-        sixth = numpy.abs(numpy.nan_to_num(numpy.diff(rows, 6, axis=0)))
-        noise = numpy.where(units > 0, sixth.max(axis=0) / numpy.where(units > 0, units, 1), 0) / SIXTH**0.5
+        sixth = numpy.abs(numpy.nan_to_num(numpy.diff(rows, 6, axis=0))) / numpy.where(units > 0, units, 1) / SIXTH**0.5
+        # Rounding is everywhere, and what a function does by itself in some places.
+        noise = numpy.quantile(sixth, 0.8, axis=0)
         number = int(numpy.argmax(noise)) if noise.size else 0
         if not noise.size or noise[number] < least:
             continue

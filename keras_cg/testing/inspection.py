@@ -307,7 +307,13 @@ class Inspection:
         if not rows:
             return self.finding(check, "undecided", argument=name, reason="it has no elements: nothing was compared")
         doubtful = [each for each in rows if is_wrong(each) or is_rough(each) or is_bent(each)]
-        looked = [(each, None if look is None else look(each)) for each in doubtful]
+        # Rather an element than a direction: it says more. To look closer takes long; one fault is enough.
+        doubtful.sort(key=lambda each: (not is_wrong(each), each.where == ALONG, -each.difference))
+        looked: list[tuple[Row, Break | None]] = []
+        for each in doubtful:
+            looked.append((each, None if look is None else look(each)))
+            if looked[-1][1] is None and is_wrong(each):
+                break
         # At the edge of a domain the function has its derivative on one side.
         edges = [(row, broken) for row, broken in looked if broken is not None and broken.is_edge]
         looked = [(row, broken) for row, broken in looked if broken is None or not broken.is_edge]
@@ -317,7 +323,6 @@ class Inspection:
         if (sure or off or looked) and self.is_other_in_double:
             return found("undecided", reason=OTHER_IN_DOUBLE)
         if sure or off:
-            # Rather an element than a direction: it says more.
             worst = min(sure or off, key=lambda each: (each.where == ALONG, -each.difference))
             alike = [abs(each.expected) for each in rows if (each.where == ALONG) == (worst.where == ALONG)]
             scale = max((number for number in alike if number > noise), default=0.0) or abs(worst.came)
