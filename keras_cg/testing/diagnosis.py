@@ -275,8 +275,8 @@ def _some(evidence: Evidence, index: int) -> str | None:
         whole = numpy.zeros(came.shape, bool)
         whole[(slice(None),) * axis + (places,)] = True
         if len(places) < min(came.shape[axis], _NAMED + 1) and numpy.array_equal(is_wrong, whole & known):
-            rows = "row" if axis == 0 else f"index along axis {axis}"
-            return f"wrong only in {rows} {_and(places)} of {came.shape[axis]}{told}"
+            rows = f"row {_and(places)}" if axis == 0 else f"index {_and(places)} along axis {axis}"
+            return f"wrong only in {rows} of {came.shape[axis]}{told}"
     named = [str(list(map(int, each))) for each in wrong[:_NAMED]] + ["..."] * (len(wrong) > _NAMED)
     return f"wrong in only {len(wrong)} of {known.sum()} elements: {', '.join(named)}{told}"
 

@@ -44,7 +44,7 @@ OTHER_IN_DOUBLE = (
 )
 
 # What messages call the precision in which a function computes inside.
-INSIDE = {2.0**-7: "bfloat16", 2.0**-10: "float16", 2.0**-23: "float32"}
+INSIDE = {2.0**-7: "half precision", 2.0**-10: "half precision", 2.0**-23: "single precision"}
 
 
 class Inspection:
@@ -245,7 +245,7 @@ class Inspection:
         """What to say before a reason that has to do with the function's precision; nothing if it is as it seems."""
         if not self.grain:
             return ""
-        return f"the function computes inside in a lower precision than its arguments', that of {INSIDE[self.grain]}: "
+        return f"the function computes inside in {INSIDE[self.grain]}, lower than that of its arguments: "
 
     def coarse_rule(self, found: Finding) -> str | None:
         """That the rule computes in a lower precision than the function, if that is all that is wrong with it."""
@@ -254,7 +254,7 @@ class Inspection:
         grain = self.grain_of_rule
         if not grain or found.error > TOLERANCES[grain]:
             return None
-        return f"a lower precision inside: the rule computes in that of {INSIDE[grain]}, and the function does not"
+        return f"a lower precision inside: the rule computes in {INSIDE[grain]}, and the function does not"
 
     def is_coarser(self) -> bool:
         """Whether the function turns out to compute in a lower precision than it seemed; all goes on in that one."""
