@@ -72,6 +72,14 @@ def test_single_precision_inside(backend, f, dtype):
         assert finding.tolerance == 5e-4
 
 
+def test_no_gradient_of_a_function_in_half_precision(backend):
+    """Its values stand still over small steps, but that is rounding."""
+    finding = first(check_gradients(narrow_tanh("float16", 0.0), V, **QUICK))
+    assert (finding.status, finding.argument) == ("failed", "x")
+    staircase = derived(lambda x: ops.floor(1000 * x) / 1000, lambda x: 0 * x)
+    assert check_gradients(staircase, V + 1 / 3000, **QUICK)
+
+
 @pytest.mark.parametrize("f", [root_mean_square, narrow_tanh])
 def test_half_precision_inside(backend, f):
     report = check_gradients(f("float16"), V, **EAGER)
@@ -319,12 +327,12 @@ DIAGNOSES = {
         "the gradient is the mean along axis 0 in every row",
     ),
     "the sign of upstream": (
-        of_upstream(ops.abs),
+        of_upstream(lambda u: ops.abs(u)),
         TABLE,
         "the sign of upstream is lost: the rule gives the same for upstream and its negative",
     ),
     "the sign of one upstream": (
-        of_upstream(ops.abs),
+        of_upstream(lambda u: ops.abs(u)),
         TABLE[0, 1],
         "the sign of upstream is lost: the rule gives the same for upstream and its negative",
     ),
@@ -355,7 +363,7 @@ def test_an_output_that_is_forgotten(backend):
 
 
 def test_a_part_of_a_complex_gradient(backend):
-    f = custom_gradient(lambda z: (z * z, lambda u: ops.real(2 * ops.conj(z) * u) + 0 * z))
+    f = custom_gradient(lambda z: (z * z, lambda u: ops.conj(z) * u + z * ops.conj(u)))
     finding = first(check_gradients(f, V * (1 + 0.5j), **QUICK))
     assert finding.diagnosis == "the imaginary part of the gradient is missing"
 
@@ -392,6 +400,39 @@ def test_another_slope_at_the_edge_of_a_domain(backend):
     assert float(finding.came) == pytest.approx(3 * u, rel=1e-5)
     assert float(finding.expected) == pytest.approx(u, rel=1e-5)
     assert finding.diagnosis.startswith("wrong at the edge of the domain: the function is finite on one side only")
+
+
+def test_upstream_that_is_detached(backend):
+    f = of_upstream(lambda u: ops.stop_gradient(u))
+    finding = first(check_gradients(f, V, modes=("forward",), compiled=False), "forward mode")
+    assert finding.status == "failed"
+    said = "upstream is detached: the rule cuts it (by NumPy, detach, stop_gradient), so it has no forward derivative"
+    assert finding.diagnosis == said
+
+
+def test_a_declared_rule_for_an_upstream_of_any_size(backend):
+    right = lambda u: ops.clip(u, -1, 1)
+    wrong = lambda u: ops.where(ops.abs(u) < 1e-8, 0 * u, right(u))
+    declared = {"expected": lambda x, upstream: right(upstream), **QUICK}
+    assert check_gradients(custom_gradient(lambda x: (x * 1, right)), V, **declared)
+    report = check_gradients(custom_gradient(lambda x: (x * 1, wrong)), V, **declared)
+    (finding,) = findings(report, "failed")
+    assert finding.reason == "another gradient than the declared one, for an upstream of tiny or huge size"
+
+
+def test_the_gradient_before_is_mixed_in(backend):
+    kept = {}
+
+    def f(x):
+        def rule(u):
+            found = 2 * x * u
+            before, kept["found"] = kept.get("found", found), found
+            return (found + before) / 2
+
+        return x**2, rule
+
+    if backend != "jax":  # which does not let a traced value into another call
+        assert first(check_gradients(custom_gradient(f), V, **QUICK), "linearity").diagnosis == EARLIER
 
 
 # --- value -----------------------------------------------------------------------------------------------------------

@@ -72,6 +72,8 @@ def diagnose(evidence: Evidence, index: int) -> str | None:
     return None
 
 
+NEGATIVE = "a negative upstream is treated otherwise: the rule for it is not the negative of that for upstream"
+CUT = "upstream is detached: the rule cuts it (by NumPy, detach, stop_gradient), so it has no forward derivative"
 CLIPS = "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`"
 
 
@@ -81,7 +83,7 @@ def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Array
         pull(each)[index] for each in (upstream, _times(2, upstream), _turned(upstream), _times(-1, upstream))
     )
     if not numpy.any(once):
-        return None
+        return NEGATIVE if numpy.any(minus) else None
     if is_same(once, twice) and is_same(once, other):
         return "upstream forgotten: the rule gives the same for every upstream"
     if is_same(4 * once, twice):
@@ -94,7 +96,7 @@ def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Array
     if is_same(once, minus):
         return "the sign of upstream is lost: the rule gives the same for upstream and its negative"
     if not is_same(-once, minus):
-        return "a negative upstream is treated otherwise: the rule for it is not the negative of that for upstream"
+        return NEGATIVE
     return None
 
 
@@ -233,8 +235,12 @@ def _moved(evidence: Evidence, index: int) -> str | None:
     for change, told in _CHANGES.items():
         if came.ndim and not numpy.isnan(expected).any() and evidence.is_mistaken(index, change(expected)):
             return f"the gradient is {told}"
-    known = ~numpy.isnan(expected)
-    if known.all() and evidence.is_same(numpy.sort(came, axis=None), numpy.sort(expected, axis=None)):
+    is_known = not numpy.isnan(expected).any()
+    if (
+        is_known
+        and not evidence.is_same(came, expected)
+        and evidence.is_same(numpy.sort(came, axis=None), numpy.sort(expected, axis=None))
+    ):
         return "the elements of the gradient are in another order, as if it were transposed and reshaped"
     return None
 
@@ -311,4 +317,4 @@ def _and(parts: Sequence[object]) -> str:
 
 
 # In this order: what explains all of a gradient comes before what explains a part.
-LOOKS = (_nothing, _swapped, _conjugate, _transposed, _upstream, _factor, _flat, _parts, _moved, _some)
+LOOKS = (_upstream, _nothing, _swapped, _conjugate, _transposed, _factor, _flat, _parts, _moved, _some)

@@ -15,6 +15,7 @@ from keras_cg.decorator import CustomGradient
 from keras_cg.testing import comparison
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text
+from keras_cg.testing.diagnosis import EARLIER
 from keras_cg.testing.differences import Break, Path, Slope, grain, kink, slope
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arguments, Arrays, Subject, epsilon, is_rule, with_rule
@@ -89,6 +90,8 @@ class Inspection:
         # Whether everything is checked in double precision though the arguments are not; and whether the function gives
         # other values there, so that it is not.
         self.is_in_double, self.is_other_in_double = False, False
+        # Whether rounding is so large that it cannot be told from a kink.
+        self.is_noisy = False
         self._columns: dict[int, list[Column]] = {}
         # The orders that passed, by their names and the number of the argument.
         self.passed: set[tuple[str, int]] = set()
@@ -234,11 +237,11 @@ class Inspection:
     @contextlib.contextmanager
     def computing_in(self, eps: float) -> Iterator[None]:
         """Compares as for a function that computes in another precision."""
-        self.eps, kept = eps, self.eps
+        (self.eps, self.is_noisy), kept = (eps, True), (self.eps, self.is_noisy)
         try:
             yield
         finally:
-            self.eps = kept
+            self.eps, self.is_noisy = kept
 
     @property
     def precision_inside(self) -> str:
@@ -246,6 +249,13 @@ class Inspection:
         if not self.grain:
             return ""
         return f"the function computes inside in {INSIDE[self.grain]}, lower than that of its arguments: "
+
+    def history(self, number: int) -> str | None:
+        """That the gradient of an argument depends on the calls before, if it does."""
+        self.pull([2 * numpy.flip(each) for each in self.upstream])
+        now = self.pull(self.upstream)
+        is_other = self.difference([self.gradient[number]], [now[number]], [""]) is not None
+        return EARLIER if is_other else None
 
     def coarse_rule(self, found: Finding) -> str | None:
         """That the rule computes in a lower precision than the function, if that is all that is wrong with it."""
@@ -255,6 +265,13 @@ class Inspection:
         if not grain or found.error > TOLERANCES[grain]:
             return None
         return f"a lower precision inside: the rule computes in {INSIDE[grain]}, and the function does not"
+
+    def gives_half_precision(self) -> bool:
+        """Whether the output is rounded to half precision: a staircase, whose steps are no zero derivative."""
+        row = vector(self.subject.output([point * (1 + math.pi / 64) for point in self.points]))
+        brain = (row.astype(numpy.float32).view(numpy.uint32) & 0xFFFF0000).view(numpy.float32)
+        with numpy.errstate(all="ignore"):
+            return any(numpy.array_equal(row, each.astype(float)) for each in (row.astype(numpy.float16), brain))
 
     def is_coarser(self) -> bool:
         """Whether the function turns out to compute in a lower precision than it seemed; all goes on in that one."""
@@ -266,7 +283,7 @@ class Inspection:
             self.grain = max(self.grain, self.grain_of(function) or 0.0)
         if not self.grain:
             return False
-        self.eps = self.grain
+        self.eps, self.is_noisy = self.grain, True
         self._columns.clear()
         self.passed.clear()
         return True
@@ -335,11 +352,11 @@ class Inspection:
                 diagnosis=None if sure else EDGE,
             )
         for each, broken in looked:
-            if broken is not None:
+            if broken is not None and not self.is_noisy:
                 what = "the gradient" if check in ORDERS[1:] else "the function"
                 reason = f"{what} has no derivative there: {broken.reason}. The rule gives {text(each.came)}"
                 return found("undecided", where=each.where, reason=reason, diagnosis=KINK)
-        if any(is_rough(row) for row, _ in looked):
+        if any(broken is not None or is_rough(row) for row, broken in looked):
             return found("undecided", reason=f"{self.precision_inside}{NOT_SETTLED}")
         left = [each for each in rows if not any(each is row for row, _ in edges)] + beside
         return found("passed", error=max(each.difference for each in left) / (size or largest or 1.0))
