@@ -435,6 +435,23 @@ def test_the_gradient_before_is_mixed_in(backend):
         assert first(check_gradients(custom_gradient(f), V, **QUICK), "linearity").diagnosis == EARLIER
 
 
+# --- nests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("container", ["dict", "list"])
+def test_a_nest_is_compiled(backend, container):
+    @custom_gradient
+    def f(given):
+        x, y = given.values() if container == "dict" else given
+        rule = lambda u: (u * y, u * x)
+        return x * y, lambda u: dict(zip(("x", "y"), rule(u), strict=True)) if container == "dict" else list(rule(u))
+
+    given = {"x": V, "y": V + 2} if container == "dict" else [V, V + 2]
+    report = check_gradients(f, given, order=1, modes=("reverse",))
+    assert report, report
+    assert first(report, "compiled").status == ("skipped" if backend == "numpy" else "passed")
+
+
 # --- value -----------------------------------------------------------------------------------------------------------
 
 

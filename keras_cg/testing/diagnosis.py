@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy
@@ -13,6 +14,9 @@ Arrays = list[Array]
 
 # Two gradients that differ by no more are taken for the same, relative to the largest number.
 SAME = 1e-4
+
+# However few digits there are, gradients that differ by more are not alike.
+ALIKE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Evidence:
 
     def is_same(self, one: Array, other: Array) -> bool:
         """Whether two gradients are equal wherever both are known."""
-        return one.shape == other.shape and is_same(one, other, 10 * self.tolerance)
+        return one.shape == other.shape and is_same(one, other, min(10 * self.tolerance, ALIKE))
 
     def is_mistaken(self, index: int, other: Array) -> bool:
         """Whether the gradient is `other` in the place of the right one, and the two can be told apart."""
@@ -190,11 +194,12 @@ _FRACTIONS = {0.5: "1/2", -0.5: "-1/2"}
 
 def _named(factor: float, evidence: Evidence) -> str:
     def is_close(number: float) -> bool:
-        return abs(factor - number) <= 10 * evidence.tolerance * abs(number)
+        return abs(factor - number) <= min(10 * evidence.tolerance, ALIKE) * abs(number)
 
     if is_close(-1):
         return "-1: a wrong sign" + ("" if evidence.is_declared else ", or a reversal that `expected` should declare")
-    name = next((text for number, text in _FRACTIONS.items() if is_close(number)), f"{factor:.6g}")
+    digits = math.ceil(-math.log10(evidence.tolerance))
+    name = next((text for number, text in _FRACTIONS.items() if is_close(number)), f"{factor:.{digits}g}")
     counts = {shape[0]: "the batch size" for shape in evidence.shapes if shape}
     for each in (*evidence.came, *evidence.upstream):
         counts.setdefault(each.size, "the number of elements")
@@ -235,12 +240,9 @@ def _moved(evidence: Evidence, index: int) -> str | None:
     for change, told in _CHANGES.items():
         if came.ndim and not numpy.isnan(expected).any() and evidence.is_mistaken(index, change(expected)):
             return f"the gradient is {told}"
-    is_known = not numpy.isnan(expected).any()
-    if (
-        is_known
-        and not evidence.is_same(came, expected)
-        and evidence.is_same(numpy.sort(came, axis=None), numpy.sort(expected, axis=None))
-    ):
+    if numpy.isnan(expected).any() or evidence.is_same(came, expected):
+        return None
+    if evidence.is_same(*(numpy.sort(each, axis=None) for each in (came, expected))):
         return "the elements of the gradient are in another order, as if it were transposed and reshaped"
     return None
 

@@ -44,6 +44,9 @@ OTHER_IN_DOUBLE = (
     "the function gives other values in double precision, so its differences cannot be trusted: it rounds too much here"
 )
 
+# Up to this machine epsilon a function that computes inside in a lower precision shows whether its rule is right.
+INSIDE_ENOUGH = 2.0**-23
+
 # What messages call the precision in which a function computes inside.
 INSIDE = {2.0**-7: "half precision", 2.0**-10: "half precision", 2.0**-23: "single precision"}
 
@@ -306,6 +309,8 @@ class Inspection:
         size = max(sizes, default=0.0)
         noise = min(256 * self.eps, tolerance) * max(size, *map(_largest, self.upstream))
         size = size if size > noise else 0.0
+        # Of what computes inside in half precision, and never passes, faults as large as a factor are looked for.
+        settled = 1.0 if self.grain > INSIDE_ENOUGH else 0.05
         # In double precision each element has to be right by itself; elsewhere rounding is that of the largest.
         is_single = self.eps == DOUBLE and tolerance == TOLERANCES[DOUBLE]
 
@@ -315,7 +320,7 @@ class Inspection:
             return not row.difference <= tolerance * measure + 4 * row.error + noise
 
         def is_rough(row: Row) -> bool:
-            return 4 * row.error > max(0.05 * size, 1e-5 * largest)
+            return 4 * row.error > max(settled * size, 1e-5 * largest)
 
         def is_bent(row: Row) -> bool:
             return row.bend > 1e-2 * max(size, abs(row.came)) + 1e-4 * largest * math.sqrt(self.eps)
