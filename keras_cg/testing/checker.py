@@ -39,11 +39,13 @@ def check_gradients(
     Made for functions decorated with `keras_cg.custom_gradient`; any other function will do. At the point `args`, for a
     random upstream that is nowhere the same:
 
-    - *value*: the function is finite and gives the same when it is called again;
+    - *value*: the function is finite and gives the same when it is called again, and what `value` gives;
     - *first order*: the rule gives the derivative, by differences along each element (24 of a larger argument) and
-      along random directions, argument by argument; and in the dtypes given it is right to two digits;
-    - *second order* and so on: the derivative of what the rule gives is that of its differences;
-    - *linearity*: the rule is linear in upstream;
+      along random directions, argument by argument, and at a second point close by; in the dtypes given it is right to
+      two digits; and it gives the same when it is called again, after other calls, too;
+    - *second order* and so on: the derivative of what the rule gives is that of its differences, and the second
+      derivative of the function;
+    - *linearity*: the rule is linear in upstream of any size;
     - *compiled*: `jax.jit`, `torch.compile` or `tf.function` changes neither output nor gradient;
     - *export*: as `jax.export`, a SavedModel or `torch.export` has it, the function gives the same, and its gradient is
       carried or not there, but never another one: `Finding.gradient` says which;
@@ -52,8 +54,9 @@ def check_gradients(
     - *agreement*: with several backends, all of them compute the same.
 
     Where the function can be computed in double precision, it is checked there, to six digits; else in the dtypes of
-    its arguments, with float32 to three. A check that cannot decide, at a kink or for a function that gives NaN, is
-    "undecided" and never "passed". What a rule gives for captured `variables` is not looked at: pass them as arguments.
+    its arguments, with float32 to three, or in the precision that it has inside, if that is lower. A check that cannot
+    decide, at a kink, where rounding hides the derivative, for an argument without elements, is "undecided" and never
+    "passed". What a rule gives for captured `variables` is not looked at: pass them as arguments.
 
     Args:
         f: The function.

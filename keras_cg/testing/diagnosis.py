@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy
@@ -13,6 +14,9 @@ Arrays = list[Array]
 
 # Two gradients that differ by no more are taken for the same, relative to the largest number.
 SAME = 1e-4
+
+# However few digits there are, gradients that differ by more are not alike.
+ALIKE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Evidence:
 
     def is_same(self, one: Array, other: Array) -> bool:
         """Whether two gradients are equal wherever both are known."""
-        return one.shape == other.shape and is_same(one, other, 10 * self.tolerance)
+        return one.shape == other.shape and is_same(one, other, min(10 * self.tolerance, ALIKE))
 
     def is_mistaken(self, index: int, other: Array) -> bool:
         """Whether the gradient is `other` in the place of the right one, and the two can be told apart."""
@@ -72,6 +76,8 @@ def diagnose(evidence: Evidence, index: int) -> str | None:
     return None
 
 
+NEGATIVE = "a negative upstream is treated otherwise: the rule for it is not the negative of that for upstream"
+CUT = "upstream is detached: the rule cuts it (by NumPy, detach, stop_gradient), so it has no forward derivative"
 CLIPS = "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`"
 
 
@@ -81,7 +87,7 @@ def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Array
         pull(each)[index] for each in (upstream, _times(2, upstream), _turned(upstream), _times(-1, upstream))
     )
     if not numpy.any(once):
-        return None
+        return NEGATIVE if numpy.any(minus) else None
     if is_same(once, twice) and is_same(once, other):
         return "upstream forgotten: the rule gives the same for every upstream"
     if is_same(4 * once, twice):
@@ -94,7 +100,7 @@ def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Array
     if is_same(once, minus):
         return "the sign of upstream is lost: the rule gives the same for upstream and its negative"
     if not is_same(-once, minus):
-        return "a negative upstream is treated otherwise: the rule for it is not the negative of that for upstream"
+        return NEGATIVE
     return None
 
 
@@ -188,11 +194,12 @@ _FRACTIONS = {0.5: "1/2", -0.5: "-1/2"}
 
 def _named(factor: float, evidence: Evidence) -> str:
     def is_close(number: float) -> bool:
-        return abs(factor - number) <= 10 * evidence.tolerance * abs(number)
+        return abs(factor - number) <= min(10 * evidence.tolerance, ALIKE) * abs(number)
 
     if is_close(-1):
         return "-1: a wrong sign" + ("" if evidence.is_declared else ", or a reversal that `expected` should declare")
-    name = next((text for number, text in _FRACTIONS.items() if is_close(number)), f"{factor:.6g}")
+    digits = math.ceil(-math.log10(evidence.tolerance))
+    name = next((text for number, text in _FRACTIONS.items() if is_close(number)), f"{factor:.{digits}g}")
     counts = {shape[0]: "the batch size" for shape in evidence.shapes if shape}
     for each in (*evidence.came, *evidence.upstream):
         counts.setdefault(each.size, "the number of elements")
@@ -233,8 +240,9 @@ def _moved(evidence: Evidence, index: int) -> str | None:
     for change, told in _CHANGES.items():
         if came.ndim and not numpy.isnan(expected).any() and evidence.is_mistaken(index, change(expected)):
             return f"the gradient is {told}"
-    known = ~numpy.isnan(expected)
-    if known.all() and evidence.is_same(numpy.sort(came, axis=None), numpy.sort(expected, axis=None)):
+    if numpy.isnan(expected).any() or evidence.is_same(came, expected):
+        return None
+    if evidence.is_same(*(numpy.sort(each, axis=None) for each in (came, expected))):
         return "the elements of the gradient are in another order, as if it were transposed and reshaped"
     return None
 
@@ -275,8 +283,8 @@ def _some(evidence: Evidence, index: int) -> str | None:
         whole = numpy.zeros(came.shape, bool)
         whole[(slice(None),) * axis + (places,)] = True
         if len(places) < min(came.shape[axis], _NAMED + 1) and numpy.array_equal(is_wrong, whole & known):
-            rows = "row" if axis == 0 else f"index along axis {axis}"
-            return f"wrong only in {rows} {_and(places)} of {came.shape[axis]}{told}"
+            rows = f"row {_and(places)}" if axis == 0 else f"index {_and(places)} along axis {axis}"
+            return f"wrong only in {rows} of {came.shape[axis]}{told}"
     named = [str(list(map(int, each))) for each in wrong[:_NAMED]] + ["..."] * (len(wrong) > _NAMED)
     return f"wrong in only {len(wrong)} of {known.sum()} elements: {', '.join(named)}{told}"
 
@@ -311,4 +319,4 @@ def _and(parts: Sequence[object]) -> str:
 
 
 # In this order: what explains all of a gradient comes before what explains a part.
-LOOKS = (_nothing, _swapped, _conjugate, _transposed, _upstream, _factor, _flat, _parts, _moved, _some)
+LOOKS = (_upstream, _nothing, _swapped, _conjugate, _transposed, _factor, _flat, _parts, _moved, _some)

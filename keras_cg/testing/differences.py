@@ -68,7 +68,7 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
     here, nears = path(0.0), [min(eps**power, scale / 16) for power in (1 / 3, 1 / 2)]
     ends, closer = ((path(near if side >= 0 else -near), path(0.0 if side else -near)) for near in nears)
     # Where there are few digits, wide steps are right to more of them; and a low order magnifies rounding less.
-    steps, order = ((min(WIDE, scale), *STEPS), 4) if eps > COARSE else (STEPS, 8)
+    steps, order, maxiter = ((min(WIDE, scale), *STEPS), 4, 3) if eps > COARSE else (STEPS, 8, 10)
     # Each number in its own units, so that a small one is not judged by the rounding of a large one.
     with numpy.errstate(all="ignore"):
         units = numpy.maximum.reduce([numpy.nan_to_num(numpy.abs(row)) for row in (here, *ends, path(STEPS[0]))])
@@ -88,13 +88,15 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
                 0.0,
                 initial_step=step,
                 order=order,
+                maxiter=maxiter,
                 step_direction=side,
                 preserve_shape=True,
                 tolerances={"atol": 64 * eps / step, "rtol": max(eps**0.75, ROUGH / 10)},
             )
         off, smallest = numpy.abs(found.df - secant), step * 0.5**found.nit
         if noise is None and numpy.any((off > 1e-2 * numpy.abs(found.df) + 8 * eps / nears[1]) | (found.nit > SOON)):
-            noise = numpy.maximum(eps, _rounding(path, min(eps**0.6, scale * eps ** (1 / 3)) * (side or 1)) / units)
+            spacings = [min(eps**power, scale * eps ** (1 / 3)) * (side or 1) for power in (0.6, 0.45)]
+            noise = numpy.maximum.reduce([_rounding(path, spacing) / units for spacing in spacings] + [0 * here + eps])
         rounding = eps if noise is None else noise
         # Two steps may agree by chance, in the digits that rounding left.
         rounded = numpy.maximum(found.error, 2 * rounding / smallest)
@@ -217,7 +219,8 @@ def kink(path: Path, weights: Array, eps: float, scale: float) -> Break | None:
     if not numpy.isfinite([left, right]).all():
         return _edge(path, weights, eps, scale, side=-1 if numpy.isfinite(left) else 1)
     size = abs(here) + numpy.abs(weights).max(initial=0)
-    if min(abs(right - left), 2 * abs(closer_right - closer_left)) > 1e-2 * size:
+    jump, closer = abs(right - left), abs(closer_right - closer_left)
+    if min(jump, 2 * closer) > 1e-2 * size and 4 * closer > jump:
         return Break(f"it jumps, from {left:.3g} to {right:.3g}")
     sides = [slope(path, eps, scale, side) for side in (-1, 1)]
     left, right = (float(weights @ each.values) for each in sides)

@@ -15,6 +15,7 @@ from keras_cg.decorator import CustomGradient
 from keras_cg.testing import comparison
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text
+from keras_cg.testing.diagnosis import EARLIER
 from keras_cg.testing.differences import Break, Path, Slope, grain, kink, slope
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arguments, Arrays, Subject, epsilon, is_rule, with_rule
@@ -43,8 +44,11 @@ OTHER_IN_DOUBLE = (
     "the function gives other values in double precision, so its differences cannot be trusted: it rounds too much here"
 )
 
+# Up to this machine epsilon a function that computes inside in a lower precision shows whether its rule is right.
+INSIDE_ENOUGH = 2.0**-23
+
 # What messages call the precision in which a function computes inside.
-INSIDE = {2.0**-7: "bfloat16", 2.0**-10: "float16", 2.0**-23: "float32"}
+INSIDE = {2.0**-7: "half precision", 2.0**-10: "half precision", 2.0**-23: "single precision"}
 
 
 class Inspection:
@@ -89,6 +93,8 @@ class Inspection:
         # Whether everything is checked in double precision though the arguments are not; and whether the function gives
         # other values there, so that it is not.
         self.is_in_double, self.is_other_in_double = False, False
+        # Whether rounding is so large that it cannot be told from a kink.
+        self.is_noisy = False
         self._columns: dict[int, list[Column]] = {}
         # The orders that passed, by their names and the number of the argument.
         self.passed: set[tuple[str, int]] = set()
@@ -234,18 +240,25 @@ class Inspection:
     @contextlib.contextmanager
     def computing_in(self, eps: float) -> Iterator[None]:
         """Compares as for a function that computes in another precision."""
-        self.eps, kept = eps, self.eps
+        (self.eps, self.is_noisy), kept = (eps, True), (self.eps, self.is_noisy)
         try:
             yield
         finally:
-            self.eps = kept
+            self.eps, self.is_noisy = kept
 
     @property
     def precision_inside(self) -> str:
         """What to say before a reason that has to do with the function's precision; nothing if it is as it seems."""
         if not self.grain:
             return ""
-        return f"the function computes inside in a lower precision than its arguments', that of {INSIDE[self.grain]}: "
+        return f"the function computes inside in {INSIDE[self.grain]}, lower than that of its arguments: "
+
+    def history(self, number: int) -> str | None:
+        """That the gradient of an argument depends on the calls before, if it does."""
+        self.pull([2 * numpy.flip(each) for each in self.upstream])
+        now = self.pull(self.upstream)
+        is_other = self.difference([self.gradient[number]], [now[number]], [""]) is not None
+        return EARLIER if is_other else None
 
     def coarse_rule(self, found: Finding) -> str | None:
         """That the rule computes in a lower precision than the function, if that is all that is wrong with it."""
@@ -254,7 +267,14 @@ class Inspection:
         grain = self.grain_of_rule
         if not grain or found.error > TOLERANCES[grain]:
             return None
-        return f"a lower precision inside: the rule computes in that of {INSIDE[grain]}, and the function does not"
+        return f"a lower precision inside: the rule computes in {INSIDE[grain]}, and the function does not"
+
+    def gives_half_precision(self) -> bool:
+        """Whether the output is rounded to half precision: a staircase, whose steps are no zero derivative."""
+        row = vector(self.subject.output([point * (1 + math.pi / 64) for point in self.points]))
+        brain = (row.astype(numpy.float32).view(numpy.uint32) & 0xFFFF0000).view(numpy.float32)
+        with numpy.errstate(all="ignore"):
+            return any(numpy.array_equal(row, each.astype(float)) for each in (row.astype(numpy.float16), brain))
 
     def is_coarser(self) -> bool:
         """Whether the function turns out to compute in a lower precision than it seemed; all goes on in that one."""
@@ -266,7 +286,7 @@ class Inspection:
             self.grain = max(self.grain, self.grain_of(function) or 0.0)
         if not self.grain:
             return False
-        self.eps = self.grain
+        self.eps, self.is_noisy = self.grain, True
         self._columns.clear()
         self.passed.clear()
         return True
@@ -289,6 +309,8 @@ class Inspection:
         size = max(sizes, default=0.0)
         noise = min(256 * self.eps, tolerance) * max(size, *map(_largest, self.upstream))
         size = size if size > noise else 0.0
+        # Of what computes inside in half precision, and never passes, faults as large as a factor are looked for.
+        settled = 1.0 if self.grain > INSIDE_ENOUGH else 0.05
         # In double precision each element has to be right by itself; elsewhere rounding is that of the largest.
         is_single = self.eps == DOUBLE and tolerance == TOLERANCES[DOUBLE]
 
@@ -298,7 +320,7 @@ class Inspection:
             return not row.difference <= tolerance * measure + 4 * row.error + noise
 
         def is_rough(row: Row) -> bool:
-            return 4 * row.error > max(0.05 * size, 1e-5 * largest)
+            return 4 * row.error > max(settled * size, 1e-5 * largest)
 
         def is_bent(row: Row) -> bool:
             return row.bend > 1e-2 * max(size, abs(row.came)) + 1e-4 * largest * math.sqrt(self.eps)
@@ -335,11 +357,11 @@ class Inspection:
                 diagnosis=None if sure else EDGE,
             )
         for each, broken in looked:
-            if broken is not None:
+            if broken is not None and not self.is_noisy:
                 what = "the gradient" if check in ORDERS[1:] else "the function"
                 reason = f"{what} has no derivative there: {broken.reason}. The rule gives {text(each.came)}"
                 return found("undecided", where=each.where, reason=reason, diagnosis=KINK)
-        if any(is_rough(row) for row, _ in looked):
+        if any(broken is not None or is_rough(row) for row, broken in looked):
             return found("undecided", reason=f"{self.precision_inside}{NOT_SETTLED}")
         left = [each for each in rows if not any(each is row for row, _ in edges)] + beside
         return found("passed", error=max(each.difference for each in left) / (size or largest or 1.0))

@@ -11,6 +11,7 @@ import numpy
 from keras_cg import errors
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Row
+from keras_cg.testing.diagnosis import CUT
 from keras_cg.testing.differences import Break
 from keras_cg.testing.inspection import NUMBERS, Inspection
 from keras_cg.testing.report import Finding
@@ -29,6 +30,11 @@ def forward(at: Inspection) -> Iterator[Finding]:
         except (NotImplementedError, errors.CapturedVariableError) as error:
             yield replace(at.raised(check, error), status="undecided")
             return
+        except ValueError as error:
+            # By trying, the rule is linear; what it computes with has no derivative by upstream.
+            is_cut = str(error).startswith(str(errors.not_linear()).partition("\n")[0])
+            yield replace(at.raised(check, error), **({"diagnosis": CUT} if is_cut else {}))
+            return
         if at.is_rule:
             # The transpose: <u, J c> = <pull(u), c>.
             terms = vector(at.pull_expected(at.upstream)) * vector(direction)
@@ -44,7 +50,9 @@ def forward(at: Inspection) -> Iterator[Finding]:
                 for place, numbers in enumerate(zip(came.tolist(), values.tolist(), margins.tolist(), strict=True))
             ]
         broken = functools.cache(functools.partial(_broken, at, number, direction[number]))
-        yield at.compare(check, number, rows, None if at.is_rule else lambda row, broken=broken: broken())
+        found = at.compare(check, number, rows, None if at.is_rule else lambda row, broken=broken: broken())
+        is_cut = found.status == "failed" and not numpy.any(came) and numpy.any(at.gradient[number])
+        yield replace(found, diagnosis=CUT) if is_cut else found
 
 
 def _broken(at: Inspection, number: int, direction: Array) -> Break | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy
 
-from keras_cg.engine import linear
+from keras_cg.engine import linear, precision
 from keras_cg.testing import comparison
 from keras_cg.testing.arrays import random
 from keras_cg.testing.comparison import Row
@@ -43,14 +43,38 @@ def linearity(at: Inspection) -> Iterator[Finding]:
                 shown = _worst(at, check, number, rows)
                 shown = replace(shown, reason="not linear in upstream, as declared")
         if shown.status == "failed":
-            cause = at.coarse_rule(shown) or diagnose_upstream(at.pull, at.upstream, number)
+            cause = at.history(number) or at.coarse_rule(shown)
+            cause = cause or diagnose_upstream(at.pull, at.upstream, number)
             shown = replace(shown, reason="the rule is not linear in upstream", diagnosis=cause)
         yield shown
+    if at.is_rule:
+        yield from _at_every_size(at)
     if at.is_linear and not _is_tried_linear(at):
         at.is_linear = False
         if not at.is_rule:
             reason = "the rule is not linear in upstream, of tiny or huge size"
             yield at.finding(check, "failed", reason=reason, diagnosis=CLIPS)
+
+
+def _at_every_size(at: Inspection) -> Iterator[Finding]:
+    """A rule beside the one that was declared, for tiny and huge upstreams; only what differs."""
+    reach = min(precision.of(dtype).reach for dtype in at.subject.dtypes)
+    for scale in (2.0**power for power in (reach, reach // 2, -reach // 2, -reach)):
+        upstream = [scale * each for each in at.upstream]
+        pairs = zip(at.pull(upstream), at.pull_expected(upstream), strict=True)
+        for number, (came, right) in enumerate(pairs):
+            is_known = numpy.isfinite(came) & numpy.isfinite(right)
+            # In the size that upstream has, which the comparison knows.
+            largest = numpy.abs(right[is_known]).max(initial=0) or 1.0
+            found = at.compare(
+                "linearity",
+                number,
+                comparison.elements(*(numpy.where(is_known, each, 0) / largest for each in (came, right))),
+            )
+            if found.status == "failed":
+                reason = "another gradient than the declared one, for an upstream of tiny or huge size"
+                yield replace(found, reason=reason)
+                return
 
 
 def _is_tried_linear(at: Inspection) -> bool:
