@@ -40,7 +40,15 @@ BACKENDS = sorted(path.stem for path in pathlib.Path("keras_cg/backends").glob("
 FRAMEWORKS = [backend for backend in BACKENDS if backend in PYPROJECT["project"]["optional-dependencies"]]
 # Quiet about its choice of CPU instructions; TensorFlow logs it at every start.
 # One thread for torch: two test processes run side by side, and its own threads would only wait for each other.
-ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "OMP_NUM_THREADS": "1"}
+# What JAX has compiled stays, for the other process, and for sessions with the same JAX.
+ENVIRONMENT = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "OMP_NUM_THREADS": "1",
+    "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(".nox", "jax-programs").resolve()),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 # The tests of documentation, which have a session of their own, as the conformance suite has.
 PAGES = ("tests/test_readme.py", "tests/test_docs.py")
 ELSEWHERE = [f"--ignore={path}" for path in ("tests/conformance", *PAGES)]
@@ -216,6 +224,16 @@ def ops(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["frameworks"], default=False)
+def power(session: nox.Session) -> None:
+    """Writes docs/checker.md: which planted faults the checker finds, beside the frameworks' own; takes hours for all.
+
+    `--minutes 3` measures a sample, so long for each backend and part; `--work FOLDER` goes on where it was stopped.
+    """
+    environment = {**ENVIRONMENT, "PYTHONPATH": "tests"}
+    run_shared(session, "python", "-m", "power.report", *session.posargs, env=environment)
+
+
+@nox.session(venv_backend="none", requires=["frameworks"], default=False)
 def bench(session: nox.Session) -> None:
     """Writes docs/performance.md: what the decorator costs beside everything else; takes the machine for itself."""
     run_shared(session, "python", "-m", "benchmarks", *session.posargs)
@@ -295,6 +313,15 @@ def readme(session: nox.Session) -> None:
     """The Python of the README and of pages in docs runs, on every backend; the commands there print what they say."""
     backends = f"--backends={','.join(BACKENDS)}"
     run_shared(session, "pytest", *PARALLEL, backends, *PAGES, *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation site, in .nox/docs/tmp/site; fails if a link or an anchor leads nowhere."""
+    install(session, groups=("docs",))
+    # mkdocs-material tells of its successor at each build.
+    site, quiet = f"{session.create_tmp()}/site", {"NO_MKDOCS_2_WARNING": "1"}
+    session.run("mkdocs", *(session.posargs or ("build", "--strict", "--site-dir", site)), env=quiet)
 
 
 @nox.session

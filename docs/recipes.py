@@ -30,15 +30,50 @@ def rounded(x: Any) -> Any:
     return ops.floor(x + 0.5)
 
 
+def root_solver(g: Any, x0: Any) -> Any:
+    """The cube root, of which the recipe learns nothing but its value."""
+    return np.cbrt(-g(x0))
+
+
+UNIFORM = np.array([0.3, 0.6])
+
+
+def chosen(x: Any, *, hard: bool) -> Any:
+    """How much of the first of two categories is chosen, of which x is the logit."""
+    noise = recipes.gumbel_noise(np.tile(UNIFORM, (*x.shape, 1)))
+    return recipes.gumbel_softmax(ops.stack([x, 0 * x], axis=-1), noise, 0.5, hard=hard)[..., 0]
+
+
 # A title, the recipe, the same without its rule, and where it is drawn.
 Panel = tuple[str, Callable[[Any], Any], Callable[[Any], Any], np.ndarray]
 
 PANELS: list[Panel] = [
     ("straight_through(round)", recipes.straight_through(rounded), rounded, X),
+    (
+        "straight_through(round, soft)",
+        lambda x: recipes.straight_through(lambda x, alpha: rounded(x), recipes.soft_round)(x, 5.0),
+        rounded,
+        X,
+    ),
+    ("soft_round(x, 5)", lambda x: recipes.soft_round(x, 5.0), rounded, X),
+    ("gumbel_softmax([x, 0], …)", lambda x: chosen(x, hard=True), lambda x: rounded(0 * x), X),
+    ("gumbel_softmax(hard=False)", lambda x: chosen(x, hard=False), lambda x: chosen(x, hard=False), X),
     ("reverse_gradient(x)", recipes.reverse_gradient, lambda x: x, X),
     ("scale_gradient(x, 0.3)", lambda x: recipes.scale_gradient(x, 0.3), lambda x: x, X),
     ("clip_gradient(x, value=1)²", lambda x: recipes.clip_gradient(x, value=1) ** 2, lambda x: x**2, X),
     ("log1pexp(x)", recipes.log1pexp, lambda x: ops.log(1 + ops.exp(x)), 500 * X),
+    (
+        "log_sum_exp([x, 0])",
+        lambda x: recipes.log_sum_exp(ops.stack([x, 0 * x]), 0),
+        lambda x: ops.log(ops.exp(x) + 1),
+        500 * X,
+    ),
+    (
+        "log_sum_exp(where=x < 500)",
+        lambda x: recipes.log_sum_exp(ops.stack([x, 0 * x]), 0, where=ops.stack([x < 500, x < np.inf])),
+        lambda x: ops.log(ops.where(x < 500, ops.exp(x), 0) + 1),
+        500 * X,
+    ),
     ("safe_norm([x, 0])", lambda x: recipes.safe_norm(ops.stack([x, 0 * x]), 0), lambda x: ops.sqrt(x * x), X),
     ("safe_sqrt(x)", recipes.safe_sqrt, ops.sqrt, X),
     ("safe_log(x, 0.05)", lambda x: recipes.safe_log(x, 0.05), ops.log, X),
@@ -46,10 +81,24 @@ PANELS: list[Panel] = [
     ("quantize(x, 1, bits=2)", lambda x: recipes.quantize(x, 1.0, 2), lambda x: rounded(0 * x), X),
     ("recompute(sin)", recipes.recompute(ops.sin), ops.sin, X),
     (
+        "invertible(sinh)",
+        lambda x: recipes.invertible(lambda x, p: ops.sinh(x), lambda y, p: ops.asinh(y))(x, None),
+        ops.sinh,
+        X,
+    ),
+    (
         "fixed_point: √x",
         lambda x: recipes.fixed_point(heron, steps=9)(1 + 0 * x, x),
         ops.sqrt,
         np.linspace(0.1, 6, 601),
+    ),
+    (
+        "custom_root: ∛x",
+        lambda x: recipes.custom_root(
+            lambda z, a: z**3 - a, root_solver, linear_solve=lambda matvec, b: b / matvec(ops.ones_like(b))
+        )(0 * x, x),
+        lambda x: 0 * x,
+        np.linspace(0.3, 6, 601),
     ),
 ]
 
@@ -62,7 +111,7 @@ def draw(path: str) -> None:
     style = {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED}
     style |= {"xtick.color": MUTED, "ytick.color": MUTED, "text.color": INK, "axes.labelcolor": INK}
     with plt.rc_context(style), keras_cg.use_backend("numpy"), np.errstate(all="ignore"):
-        figure, axes = plt.subplots(6, 4, figsize=(11, 11), height_ratios=[1, 1] * 3, layout="constrained")
+        figure, axes = plt.subplots(10, 4, figsize=(11, 17), height_ratios=[1, 1] * 5, layout="constrained")
         for number, (title, recipe, plain, x) in enumerate(PANELS):
             row, column = divmod(number, 4)
             upper, lower = axes[2 * row, column], axes[2 * row + 1, column]
@@ -82,7 +131,7 @@ def draw(path: str) -> None:
             lower.set_ylim(low - 0.2 * (high - low), high + 0.2 * (high - low))
         handles, labels = axes[1, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-        figure.savefig(path, dpi=90)
+        figure.savefig(path, dpi=72)
 
 
 if __name__ == "__main__":

@@ -193,6 +193,11 @@ def no_op_here(name: str, backend: str, what: str, remedy: str) -> NotImplemente
     return report(NotImplementedError, headline, function=name, cause=cause, remedy=remedy)
 
 
+def no_axis() -> ValueError:
+    """A cumulative function of `keras_cg.ops`, of a tensor with several axes or none."""
+    return ValueError("the axis must be given, unless there is one alone.")
+
+
 def foreign_tensor(function: str, role: str, value: object, backend: str, source: str, owner: str) -> TypeError:
     """A tensor that the active backend does not take as its own."""
     headline = f"{function}: {role} is {article(type_name(value))}, but the active backend is {backend!r}."

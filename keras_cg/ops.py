@@ -23,7 +23,7 @@ def stop_gradient(x: Any, /) -> Any:
         x: A tensor, or a number.
 
     Returns:
-        A tensor: by `jax.lax.stop_gradient`, `tf.stop_gradient`, torch's `detach`; on NumPy the array itself.
+        A tensor: by `jax.lax.stop_gradient`, `tf.stop_gradient`, torch's `detach`; on NumPy a copy.
 
     Example:
         >>> from keras_cg import grad, ops

@@ -1,16 +1,18 @@
 """The pytest plugin: your tests run on every backend, and check gradients there.
 
-It is there as soon as keras_cg and pytest are installed, and imports no framework before a test needs it.
+It is there as soon as keras_cg and pytest are installed. What pytest loads at its start is `_keras_cg.pytest_plugin`,
+which imports neither this file nor NumPy before a test asks for one of these. No framework is imported before a test
+runs on it.
 
-`cg_backend`              a fixture: the test runs once on each backend, which is active; the value is its name.
-`assert_gradients`        a fixture: `keras_cg.testing.assert_gradients`, which fails with the checker's report.
-`--cg-backends=jax,torch` the backends to test, with commas between; without it, all that are installed. One that was
-                          asked for and does not start fails the run; one that is only found here fails its tests.
-`@pytest.mark.cg_backends("jax", "torch")`
-                          the test, the class or, as `pytestmark`, the module is about these backends; the closest
-                          marker counts. A test that none of the backends under test is left to is deselected.
+- `cg_backend`, a fixture: the test runs once on each backend, which is active; the value is its name.
+- `assert_gradients`, a fixture: `keras_cg.testing.assert_gradients`, which fails with the checker's report.
+- `--cg-backends=jax,torch`: the backends to test, with commas between; without it, all that are installed. One that was
+  asked for and does not start fails the run; one that is only found here fails its tests.
+- `@pytest.mark.cg_backends("jax", "torch")`: the test, the class or, as `pytestmark`, the module is about these
+  backends; the closest marker counts. A test that none of the backends under test is left to is deselected.
 
-Example:
+A file of tests:
+
     import keras_cg
     import numpy as np
 
@@ -24,8 +26,9 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+import contextlib
+from collections.abc import Iterator
+from typing import NoReturn
 
 import pytest
 
@@ -33,89 +36,20 @@ from keras_cg import backends
 from keras_cg.config import use_backend
 from keras_cg.errors import report, unknown_backend
 
-NAMES = pytest.StashKey[tuple[str, ...]]()
+__all__ = ["active", "allowed", "require_restriction", "under_test"]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--cg-backends`."""
-    parser.getgroup("keras_cg").addoption(
-        "--cg-backends",
-        default="",
-        metavar="NAMES",
-        help="the backends of the fixture cg_backend, with commas between; default: all installed",
-    )
+def under_test(option: str) -> tuple[str, ...]:
+    """The backends of `--cg-backends`, each once and loaded; without it, all that are installed.
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Settles the backends under test, and registers the marker."""
-    config.addinivalue_line("markers", "cg_backends(*names): run the test, which uses cg_backend, on these backends")
-    requested = config.getoption("--cg-backends")
-    config.stash[NAMES] = _started(requested.split(",")) if requested else backends.installed()
-
-
-def pytest_report_header(config: pytest.Config) -> str:
-    """Says which backends are under test."""
-    names = config.stash[NAMES]
-    return f"keras_cg backends: {', '.join(names)}"
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test that uses `cg_backend` on the backends under test that its marker allows."""
-    marker = metafunc.definition.get_closest_marker("cg_backends")
-    allowed = _allowed(marker, metafunc.definition.nodeid) if marker else backends.names()
-    if "cg_backend" in metafunc.fixturenames:
-        selected = [name for name in metafunc.config.stash[NAMES] if name in allowed]
-        # Of no parameters at all, pytest would make a skipped test; those of the marker are deselected below.
-        metafunc.parametrize("cg_backend", selected or allowed, indirect=True)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the tests of backends that are not under test."""
-
-    def is_wanted(item: pytest.Item) -> bool:
-        return _parameter(item) in (None, *config.stash[NAMES])
-
-    left_out = [item for item in items if not is_wanted(item)]
-    if left_out:
-        items[:] = [item for item in items if is_wanted(item)]
-        config.hook.pytest_deselected(items=left_out)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuses a marker that restricts nothing: the test would run, but not where its author thinks."""
-    marker = item.get_closest_marker("cg_backends")
-    if marker is None:
-        return
-    if "cg_backend" not in getattr(item, "fixturenames", ()):
-        _fail(_marker_without_fixture(item.nodeid))
-    if _parameter(item) not in (None, *marker.args):
-        _fail(_marker_on_a_parameter(item.nodeid))
-
-
-@pytest.fixture
-def cg_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a backend, which is active: the test runs once on each."""
-    if not hasattr(request, "param"):
-        _fail(_fixture_without_parameter(request.node.nodeid))
-    try:
-        backends.load(request.param, "the fixture cg_backend")
-    except ImportError as error:
-        _fail(error)
-    with use_backend(request.param):
-        yield request.param
-
-
-@pytest.fixture
-def assert_gradients() -> Callable[..., Any]:
-    """`keras_cg.testing.assert_gradients`: checks a custom gradient, and fails with the report."""
-    from keras_cg import testing
-
-    return testing.assert_gradients
-
-
-def _started(requested: list[str]) -> tuple[str, ...]:
-    """The backends of `--cg-backends`, each once and loaded."""
-    names = tuple(dict.fromkeys(name.strip() for name in requested))
+    Raises:
+        pytest.UsageError: One of them is unknown or does not start, or the option names none.
+    """
+    if not option:
+        return backends.installed()
+    names = tuple(dict.fromkeys(name.strip() for name in option.split(",") if name.strip()))
+    if not names:
+        raise pytest.UsageError(_option_without_names(option))
     for name in names:
         try:
             backends.load(name, "--cg-backends")
@@ -124,8 +58,14 @@ def _started(requested: list[str]) -> tuple[str, ...]:
     return names
 
 
-def _allowed(marker: pytest.Mark, test: str) -> tuple[str, ...]:
-    """The backends that a marker names."""
+def allowed(marker: pytest.Mark | None, test: str) -> tuple[str, ...]:
+    """The backends that a marker names; all, if there is no marker.
+
+    Raises:
+        pytest.Collector.CollectError: The marker names none, or an unknown one.
+    """
+    if marker is None:
+        return backends.names()
     if not marker.args or marker.kwargs:
         raise pytest.Collector.CollectError(str(_marker_without_names(test)))
     for name in marker.args:
@@ -135,10 +75,34 @@ def _allowed(marker: pytest.Mark, test: str) -> tuple[str, ...]:
     return marker.args
 
 
-def _parameter(item: pytest.Item) -> str | None:
-    """The backend that a test runs on; None if it does not use the fixture."""
-    call = getattr(item, "callspec", None)
-    return call.params.get("cg_backend") if call else None
+def require_restriction(item: pytest.Item, marker: pytest.Mark, backend: str | None) -> None:
+    """Fails a test that its marker does not restrict."""
+    if "cg_backend" not in getattr(item, "fixturenames", ()):
+        _fail(_marker_without_fixture(item.nodeid))
+    if backend is not None and backend not in marker.args:
+        _fail(_marker_on_a_parameter(item.nodeid))
+
+
+@contextlib.contextmanager
+def active(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Makes the backend active that the fixture `cg_backend` was asked for; fails the test if it does not start."""
+    if not hasattr(request, "param"):
+        _fail(_fixture_without_parameter(request.node.nodeid))
+    # Outside of `except`: pytest would show the exception once more, as that during which this one came.
+    problem = _problem(request.param)
+    if problem is not None:
+        _fail(problem)
+    with use_backend(request.param):
+        yield
+
+
+def _problem(name: str) -> ImportError | None:
+    """What keeps a backend from starting; None if it has started."""
+    try:
+        backends.load(name, "the fixture cg_backend")
+    except ImportError as error:
+        return error
+    return None
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -147,6 +111,11 @@ def _fail(error: Exception) -> NoReturn:
 
 
 # --- what it says --------------------------------------------------------------------------------
+
+
+def _option_without_names(option: str) -> str:
+    """The option names no backend at all."""
+    return f"--cg-backends={option} names no backend. The backends are: {', '.join(backends.names())}."
 
 
 def _marker_without_names(test: str) -> TypeError:

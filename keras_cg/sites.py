@@ -77,9 +77,7 @@ class Sites:
             known = places and all([kind in tensors or kind in _STATIC for kind in kinds])
             if len(self.known) >= BOUND:
                 self.known.clear()
-            self.known[key] = site = Site(self, backend, tensors, places, len(kinds)) if known else None
-            if site is not None and may_draw is not None:
-                site.quiet(may_draw)
+            self.known[key] = Site(self, backend, tensors, places, len(kinds), may_draw) if known else None
         return self.known.get(key), laid
 
     # --- for who has no site: a compiler that traces has other types, and should see few objects ----------------------
@@ -138,14 +136,16 @@ class Site:
         tensors: frozenset[type],
         places: Sequence[int],
         count: int,
+        may_draw: Callable[[tuple[str, ...]], bool] | None,
     ):
         self.name, self.fun, self.backend = sites.name, sites.fun, backend
         self.tensors, self.places, self.is_full = tensors, places, len(places) == count
         self.blanks = Laid((None,) * count, None)
         self.forms: dict[Any, Form | None] = {}
-        self.still: Closure | None = None
         self.closure = Closure.of(self.fun, backend.is_tensor)
         self.is_open = self.closure is None or bool(self.closure.places) or self.closure.is_reaching
+        is_still = not self.is_open and may_draw is not None and not may_draw(self.closure.names())  # type: ignore[union-attr]
+        self.still = self.closure if is_still else None
 
     def arguments(self, laid: Laid, tensors: Sequence[Any]) -> Sequence[Any]:
         """The arguments with other tensors."""
@@ -184,11 +184,6 @@ class Site:
                 self.forms.clear()
             form = self.forms[key] = self._form(rule, self.given(laid), self.rest(spec))
             return form
-
-    def quiet(self, may_draw: Callable[[tuple[str, ...]], bool]) -> None:
-        """Finds out whether the function is a still one."""
-        if self.closure is not None and not self.is_open and not may_draw(self.closure.names()):
-            self.still = self.closure
 
     def is_capturing(self) -> bool:
         """Whether the function may read what somebody differentiates and is no argument."""

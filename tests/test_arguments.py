@@ -566,6 +566,7 @@ class TestForeign:
         np.testing.assert_allclose(gx, SEVEN)
 
     @pytest.mark.only("jax", "tensorflow", "torch")
+    @pytest.mark.limit
     def test_a_variable_of_keras_on_numpy(self, backend, monkeypatch):
         """JAX and TensorFlow take NumPy's arrays for their own, but not from a Keras that runs on NumPy."""
 

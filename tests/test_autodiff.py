@@ -203,6 +203,7 @@ def test_values_captured_of_an_outer_level(backend):
     assert float(jvp(lambda y: vjp(captures(y), 5.0)[0], (2.0,), (1.0,))[1]) == 3.0
 
 
+@pytest.mark.limit
 def test_captured_values_are_refused(tensor):
     def f(x):
         return custom_gradient(lambda z: (z * x, lambda upstream: 7 * upstream))(x * 1)
@@ -360,6 +361,7 @@ PAIRS = [(outer, inner) for outer in DERIVATIVES for inner in DERIVATIVES]
 
 
 @pytest.mark.parametrize(("outer", "inner"), PAIRS, ids=map("-".join, PAIRS))
+@pytest.mark.limit
 def test_nested(backend, outer, inner):
     (one, first), (two, second) = DERIVATIVES[outer], DERIVATIVES[inner]
     if (backend, outer, inner) == ("torch", "jvp", "jvp"):
@@ -472,6 +474,7 @@ def test_compiled(backend, tensor, array):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_inside_torch_compile(backend):
     """Of plain functions; a rule is refused where the installed torch would drop it there."""
     import torch
@@ -525,6 +528,7 @@ def test_jax_programs_are_traced_once_for_both_modes(backend):
 
 
 @pytest.mark.only("jax")
+@pytest.mark.limit
 def test_jax_functions_with_a_rule_of_their_own_have_no_forward_mode(backend):
     import jax
 
@@ -602,6 +606,7 @@ def test_tensorflow_functions(backend):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_tensorflow_a_rule_that_is_not_linear_gives_nan_in_a_graph(backend):
     import tensorflow as tf
 
@@ -760,6 +765,7 @@ def test_no_floating_output(tensor):
             assert "A forgotten `return`, or a comparison or an index" in str(caught.value)
 
 
+@pytest.mark.limit
 def test_jacobians_of_complex_numbers_are_refused(tensor):
     f = lambda x: {"x": x, "y": tensor(Z)}
     calls = [
@@ -786,3 +792,14 @@ def test_bad_arguments_of_jacobians(backend):
         TypeError, match=r"^hessian\(.*\): the function must return one real floating tensor, got a tuple"
     ):
         hessian(lambda x: (x, x))(3.0)
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.limit
+def test_tensorflow_has_no_jacobian_of_a_jacobian_under_xla(backend):
+    """TensorFlow's loops (2.21) ask XLA for lists whose size it does not know."""
+    import tensorflow as tf
+
+    twice = jacobian(jacobian(cube))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="XLA compilation requires a fixed tensor list size"):
+        tf.function(twice, jit_compile=True)(tf.constant(X))

@@ -331,8 +331,20 @@ def test_the_docstrings_run(clean_environment):
     import doctest
 
     from keras_cg import autodiff, config, decorator
-    from keras_cg.recipes import discrete, owned, passing, repeated, safe
+    from keras_cg.recipes import annealed, discrete, implicit, owned, passing, repeated, reversible, safe
 
-    for module in (autodiff, config, decorator, discrete, owned, passing, repeated, safe):
+    for module in (
+        autodiff,
+        config,
+        decorator,
+        annealed,
+        discrete,
+        implicit,
+        owned,
+        passing,
+        repeated,
+        reversible,
+        safe,
+    ):
         tested = doctest.testmod(module)
         assert tested.attempted and not tested.failed

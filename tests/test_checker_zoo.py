@@ -46,7 +46,7 @@ def check(rule, factor=1, **options):
     return check_gradients(rule.call, *rule.arrays, expected=closed_form(rule, factor), **options)
 
 
-# Limits, which the README tells: a captured value keeps torch from compiling, and is no number in TensorFlow's graphs.
+# Limits (docs/limits.md): a captured value keeps torch from compiling, and is no number in a graph of TensorFlow.
 LIMITS = {
     ("captured value", "torch"): ("undecided", "it does not compile: "),
     ("captured value", "tensorflow"): ("failed", "the compiled gradient differs from the eager one"),

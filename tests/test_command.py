@@ -1,13 +1,16 @@
 """The command line, in this process; in processes of its own where these matter: `start`."""
 
+import io
 import json
 import math
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +19,13 @@ import numpy as np
 import pytest
 
 import keras_cg
+from _keras_cg import command as script
 from keras_cg import backends as registry
 from keras_cg import command
 from keras_cg.command import check as check_command
-from keras_cg.command import curves, messages, plot, processes, specs, targets, versions, worker
+from keras_cg.command import curves, info, messages, output, plot, processes, progress, specs, targets, versions, worker
 from keras_cg.command.curves import Curves
+from keras_cg.testing.report import Finding
 
 TARGETS = Path(__file__).parent / "command_targets"
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -233,6 +238,17 @@ def test_the_seed_makes_the_numbers_the_same_in_all_processes():
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
+        ([""], ["'' names no file and no module; expected FILE.py:FUNCTION or MODULE:FUNCTION"]),
+        (["a" * 300 + ".py:f"], ["no file 'aaaa", "aaa.py'; check the path"]),
+        ([":"], ["':' names no file and no module"]),
+        ([":power"], ["':power' names no file and no module"]),
+        (["planted.py:power:x"], ["'planted.py:power:x' names no file and no module"]),
+        (["planted.py:"], ["planted.py: names no function; name one after the colon, or write planted.py for all"]),
+        (["."], [". is a folder; name a file in it that ends in .py, or a module: package.module"]),
+        (["../command_targets"], ["../command_targets is a folder"]),
+        (["planted.py", "--value", "scale"], ["--value is for one function"]),
+        (["planted.py:scaled", "--value", "scales"], ["has no 'scales'; did you mean 'scale'?"]),
+        (["no_hints.py:silent", "--arg", "x=normal:3", "--value", "number"], ["--value number is an int; name a func"]),
         (["nowhere.py:f"], ["no file 'nowhere.py'; check the path"]),
         (["../command_targets/planted:power"], ["did you mean '../command_targets/planted.py'?"]),
         (["absent_module:f"], ["absent_module cannot be imported", "No module named 'absent_module'", "ending in .py"]),
@@ -402,6 +418,49 @@ def test_a_gradient_that_is_meant_to_differ(check, tmp_path):
 
 
 @pytest.mark.once
+def test_an_output_that_is_wrong(check, tmp_path):
+    source = """
+import keras_cg
+
+@keras_cg.custom_gradient
+def f(x):
+    return 3 * x, lambda upstream: 3 * upstream
+
+def right(x):
+    return 3.0 * x
+
+def wrong(x):
+    return 3.5 * x
+"""
+    (tmp_path / "valued.py").write_text(source)
+    given = (f"{tmp_path}/valued.py:f", "--arg", "x=normal:3")
+    assert check(*given, "--value", "right").returncode == 0
+    done = check(*given, "--value", "wrong")
+    assert done.returncode == 1 and "✗ value" in done.stdout
+    # By a hint beside `example_args`, which the command line comes before.
+    (tmp_path / "valued.py").write_text(source + "\nf.value = wrong\n")
+    assert check(*given).returncode == 1 and check(*given, "--value", "right").returncode == 0
+
+
+@pytest.mark.once
+def test_fast_neither_compiles_nor_exports(run):
+    words = ("planted.py:power", "--backends", "numpy", "--json")
+    with_it, without = (report(run("check", *words, *fast))["findings"] for fast in (["--fast"], []))
+    assert {each["check"] for each in with_it if each["status"] == "passed"} >= {"value", "first order"}
+    assert with_it != without
+
+
+@pytest.mark.once
+def test_the_hook_is_a_command_that_runs(run):
+    hooks = (Path(__file__).parents[1] / ".pre-commit-hooks.yaml").read_text()
+    (entry,) = re.findall(r"^  entry: (.*)$", hooks, re.MULTILINE)
+    name, *words = entry.split()
+    assert name == "keras-cg" and "--fast" in words
+    assert run(*words, "planted.py:power", "--backends", "numpy").returncode == 0
+    assert run(*words, "planted.py:doubled", "--arg", "x=normal:3", "--backends", "numpy").returncode == 1
+
+
+@pytest.mark.once
 def test_undecided_is_not_passed(check):
     done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2")
     assert done.returncode == 1
@@ -418,6 +477,22 @@ def test_targets_of_every_kind(check, tmp_path):
     source = "import keras_cg\nfrom helper import factor\n@keras_cg.custom_gradient\ndef f(x):\n"
     (tmp_path / "json.py").write_text(source + "    return factor * x, lambda g: factor * g\n")
     assert check(f"{tmp_path}/json.py:f", "--arg", "x=normal:3").returncode == 0
+
+
+@pytest.mark.once
+def test_the_command_line_comes_before_a_hint_that_does_not_parse(check):
+    assert check("bad_hints.py:misspelt", "--arg", "x=normal:3").returncode == 0
+
+
+@pytest.mark.once
+def test_a_target_that_changes_the_directory(check, tmp_path, monkeypatch):
+    source = "import os, keras_cg\nos.chdir('/')\n@keras_cg.custom_gradient\ndef f(x):\n    return x, lambda g: 2 * g\n"
+    (tmp_path / "moves.py").write_text(source)
+    (tmp_path / "other.py").write_text("def meant(x):\n    return 2 * x\n")
+    np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
+    monkeypatch.chdir(tmp_path)
+    done = check("moves.py:f", "--arg", "x=@x.npy", "--expected", "other.py:meant")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.once
@@ -445,9 +520,35 @@ def test_json_is_all_there_is_on_the_standard_output(run, backends):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "planted.py:powr"],
+        ["check", "planted.py:power", "--order", "7"],
+        ["check", "planted.py:power", "--arg", "n=1", "--arg", "n=2"],
+        ["check"],
+        ["info", "--nothing"],
+    ],
+)
+def test_json_is_json_where_nothing_can_be_done(run, words):
+    done = run(*words, "--json", *(QUICK if "check" in words else ()))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr == f"keras-cg {words[0]}: {json.loads(done.stdout)['error']}\n"
+
+
+@pytest.mark.once
+def test_json_of_info_where_the_active_backend_is_unknown(run, monkeypatch):
+    monkeypatch.setenv("KERAS_CG_BACKEND", "nump")
+    monkeypatch.setattr(registry, "installed", lambda: ())
+    done = run("info", "--json")
+    data = json.loads(done.stdout)
+    assert done.returncode == 2 and data["active"] == "nump" and data["error"].startswith("unknown backend 'nump'")
+
+
+@pytest.mark.once
 def test_json_has_no_nan():
     found = {"findings": [{"error": math.nan, "tolerance": 1e-6}], "more": (math.inf, "nan", None)}
-    assert check_command._strict(found) == {
+    assert output._strict(found) == {
         "findings": [{"error": None, "tolerance": 1e-6}],
         "more": [None, "nan", None],
     }
@@ -471,7 +572,7 @@ def test_backends_that_disagree_are_told():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("crashes", "✗ numpy: the process died of SIGSEGV while checking 'first order' of crashes, in unruly.py:"),
+        ("crashes", "✗ numpy: the process died of SIGSEGV while checking 'value' of crashes, in unruly.py:"),
         ("killed", "✗ numpy: the process died of SIGKILL while checking 'value' of killed; usual cause: out of memory"),
         ("exits", "✗ numpy: the process exited with status 3 while checking 'value' of exits; the function must not"),
         ("leaves", "✗ numpy: SystemExit: leaving (unruly.py:"),
@@ -482,6 +583,32 @@ def test_a_process_that_ends_is_told_in_one_line(name, told):
     done = start_check(f"unruly.py:{name}", "--arg", "x=normal:3")
     assert done.returncode == 1 and done.stderr == ""
     assert sum(told in line for line in done.stdout.splitlines()) == 1, done.stdout
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", ["BaseException", "KeyboardInterrupt", "GeneratorExit", "Unspeakable"])
+def test_whatever_a_target_raises_is_told_as_that(check, tmp_path, kind):
+    source = f"""
+import keras_cg
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError
+
+def raising():
+    raise {kind}
+
+@keras_cg.custom_gradient
+def f(x):
+    raise {kind}
+"""
+    (tmp_path / "raises.py").write_text(source)
+    name = f"raises.{kind}" if kind == "Unspeakable" else kind
+    if kind != "Unspeakable":  # the checker tells an exception as its message has it
+        done = check(f"{tmp_path}/raises.py:f", "--arg", "x=normal:3")
+        assert done.returncode == 1 and f"✗ numpy: {name} (raises.py:" in done.stdout, done.stdout
+    (tmp_path / "raises.py").write_text(source + "\nraising()\n")
+    refused(check(f"{tmp_path}/raises.py:f", "--arg", "x=normal:3"), f"cannot be imported: {name} (raises.py:9)")
 
 
 @pytest.mark.once
@@ -531,7 +658,8 @@ def test_a_backend_that_does_not_start(tmp_path):
     done = start("check", "planted.py:power", "--backends", "numpy,jax", *QUICK[2:], folder=tmp_path)
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("✗ jax: ")]
-    assert "the backend 'jax' (from keras-cg) is installed but does not start" in line
+    told = "the backend 'jax' (from keras-cg) is installed but does not start: RuntimeError: broken on purpose"
+    assert f"ImportError: {told}; see that its framework can be imported by itself; reinstall it with pip" in line
     assert "first order" in done.stdout and done.stdout.endswith("stopped: jax\n")
 
 
@@ -553,13 +681,54 @@ def test_a_backend_that_is_not_installed(tmp_path):
     refused(start("check", "planted.py:power", "--backends", "ghost", folder=tmp_path), line)
 
 
+@pytest.fixture
+def deserter(tmp_path):
+    """A target that leaves processes behind, which hold what it holds, and hangs: its file, and what finds the ids."""
+    source = f"""
+import os, pathlib, subprocess, time
+import keras_cg
+
+def note(what, pid):
+    (pathlib.Path({str(tmp_path)!r}) / f"{{what}} {{pid}}").touch()
+
+@keras_cg.custom_gradient
+def f(x):
+    note("left", subprocess.Popen(["sleep", "600"]).pid)
+    note("escaped", subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+    note("worker", os.getpid())
+    time.sleep(600)
+"""
+    (tmp_path / "deserter.py").write_text(source)
+
+    def ids():
+        return {name: int(pid) for name, pid in (path.name.split() for path in tmp_path.glob("* *"))}
+
+    yield f"{tmp_path}/deserter.py:f", ids
+    os.kill(ids()["escaped"], signal.SIGKILL)
+
+
+def assert_ends(*pids):
+    for _ in range(600):
+        if not any(map(is_running, pids)):
+            return
+        time.sleep(0.05)
+    pytest.fail("a process is still there")
+
+
+@pytest.mark.once
+def test_what_a_target_leaves_behind_is_ended_and_what_escapes_is_not_waited_for(deserter):
+    target, ids = deserter
+    done = start_check(target, "--arg", "x=normal:3", "--timeout", "3")
+    assert done.returncode == 1 and "not done after 3 s while checking 'value' of f, in deserter.py:" in done.stdout
+    assert done.stderr == "" and is_running(ids()["escaped"])
+    assert_ends(ids()["left"], ids()["worker"])
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_process_outlives_the_command(number, tmp_path):
-    source = "import os, time, keras_cg\n@keras_cg.custom_gradient\ndef f(x):\n"
-    source += f"    open({str(tmp_path / 'pid')!r} + str(os.getpid()), 'w').close()\n    time.sleep(600)\n"
-    (tmp_path / "sleepy.py").write_text(source)
-    command = [sys.executable, "-m", "keras_cg", "check", f"{tmp_path}/sleepy.py:f", "--arg", "x=normal:3", *QUICK]
+def test_no_process_outlives_the_command(number, deserter):
+    target, ids = deserter
+    command = [sys.executable, "-m", "keras_cg", "check", target, "--arg", "x=normal:3", *QUICK]
     # What a shell starts in the background ignores the signal, and so would all that is started from there.
     process = subprocess.Popen(
         command,
@@ -568,18 +737,57 @@ def test_no_process_outlives_the_command(number, tmp_path):
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    while not (found := list(tmp_path.glob("pid*"))):
+    while "worker" not in ids():
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(number)
     told = process.communicate(timeout=60)[1]
     assert process.returncode == (130 if number == signal.SIGINT else -number) and told == b""
-    child = int(found[0].name.removeprefix("pid"))
-    for _ in range(600):
-        if not is_running(child):
-            return
-        time.sleep(0.05)
-    pytest.fail("the worker is still there")
+    assert is_running(ids()["escaped"])
+    assert_ends(ids()["left"], ids()["worker"])
+
+
+@pytest.mark.once
+def test_the_copy_of_a_target_that_forks_tells_nothing(tmp_path):
+    source = """
+import os, time
+import keras_cg
+
+waits = [2] if os.fork() else []  # the original is later, and once
+
+@keras_cg.custom_gradient
+def right(x):
+    return x, lambda upstream: upstream
+
+@keras_cg.custom_gradient
+def wrong(x):
+    time.sleep(waits.pop() if waits else 0)
+    return x, lambda upstream: 7 * upstream
+
+right.example_args = wrong.example_args = {"x": "normal:3"}
+"""
+    (tmp_path / "forks.py").write_text(source)
+    done = start_check(f"{tmp_path}/forks.py", "--json")
+    assert [each["status"] for each in json.loads(done.stdout)["reports"]] == ["passed", "failed"]
+
+
+@pytest.mark.once
+def test_ctrl_c_while_the_command_is_imported(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt\n")
+    code = f"import sys; from {script.__name__} import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("where", ["keras_cg.command._parser", "keras_cg.command.check.run"])
+def test_ctrl_c_wherever_the_command_is(check, monkeypatch, where):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    done = check("planted.py:power")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def is_running(pid):
@@ -592,7 +800,7 @@ def is_running(pid):
 
 @pytest.mark.once
 def test_a_terminal_shows_how_far_it_is():
-    command = [sys.executable, "-m", "keras_cg", "check", "planted.py:power", *QUICK]
+    command = [sys.executable, "-m", "keras_cg", "check", "unruly.py:slow", "--arg", "x=normal:3", *QUICK]
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(TARGETS)
@@ -607,6 +815,95 @@ def test_a_terminal_shows_how_far_it_is():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     text = shown.decode()
     assert "of 8 checks" in text and any(mark in text for mark in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏") and "\x1b[32m✓" in text
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """What the standard error shows, which is a terminal, and how long the work must take."""
+
+    def make(delay, isatty=True):
+        stream = io.StringIO()
+        stream.isatty = lambda: isatty
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(progress, "DELAY", delay)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        return stream
+
+    return make
+
+
+@pytest.mark.once
+def test_work_is_shown_on_the_standard_error_and_taken_away(watched, capsys):
+    stream = watched(0)
+    with progress.shown(lambda: progress.bar(3, 8, "checks")):
+        while "3 of 8 checks" not in stream.getvalue():
+            time.sleep(0.01)
+    # Where it stood, the line is cleared, and the cursor is back.
+    assert "\x1b[2K" in stream.getvalue().rpartition("checks")[2] and stream.getvalue().count("\x1b[?25h") == 1
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("delay", "isatty", "term"),
+    [(3600, True, "xterm"), (0, False, "xterm"), (0, True, "dumb")],
+    ids=["short work", "no terminal", "a dumb one"],
+)
+def test_work_that_nobody_needs_to_watch(watched, monkeypatch, delay, isatty, term):
+    stream = watched(delay, isatty)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress.shown(lambda: progress.bar(3, 8, "checks")):
+        timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+        if delay == 0:
+            assert timers == []
+    assert stream.getvalue() == "" and not any(each.is_alive() for each in timers)
+
+
+@pytest.mark.once
+def test_work_without_rich(watched, monkeypatch):
+    stream = watched(0)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with progress.shown(lambda: progress.bar(3, 8, "checks")):
+        pass
+    assert stream.getvalue() == ""
+
+
+def board_of(backends, check="first order"):
+    board = check_command.Board("f.py:f", list(backends), functions=["f"])
+    for each in backends:
+        board.found("f", each).append(Finding(each, check, "passed", error=1e-7))
+    return board
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("columns", "tables"), [(100, 1), (60, 2), (40, 4), (20, 4)])
+def test_no_backend_disappears_from_a_narrow_terminal(monkeypatch, capsys, columns, tables):
+    from keras_cg.command import tables as drawn
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = ("jax", "numpy", "tensorflow", "torch")
+    drawn.show(board_of(names))
+    shown = capsys.readouterr().out
+    lines = [line for line in shown.splitlines() if line[:1] in "╭│├╰"]
+    heads = [line.replace("│", " ").split() for line in lines if line.startswith("│ check")]
+    assert len(heads) == tables and [name for each in heads for name in each[1:]] == [*names]
+    assert shown.count("✓ 1e-7") == 4 and "…" not in shown
+    assert all(len(line) <= max(columns, 31) for line in lines)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("columns", [100, 40])
+def test_the_picture_of_work_has_every_backend(columns):
+    from rich.console import Console
+
+    from keras_cg.command import tables as drawn
+
+    console = Console(width=columns, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(drawn.picture(board_of(("jax", "numpy", "tensorflow", "torch"))))
+    shown = console.file.getvalue()
+    assert all(name in shown for name in ("jax", "numpy", "tensorflow", "torch")) and "4 of 32 checks" in shown
+    assert any(mark in shown for mark in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 
 
 @pytest.mark.once
@@ -663,6 +960,22 @@ def test_no_output_at_all():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.once
+def test_no_standard_error_at_all():
+    command = [sys.executable, "-m", "keras_cg", "check", "planted.py:powr", "--json"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=subprocess.PIPE, env=environment(), cwd=TARGETS
+    )
+    assert done.returncode == 2 and json.loads(done.stdout)["error"].startswith("planted.py has no 'powr'")
+
+
+@pytest.mark.once
+def test_a_place_is_named_only_in_files_of_the_user(check):
+    # NumPy raises it in Cython, whose frames have names of files that are nowhere.
+    done = check("planted.py:power", "--arg", "x=normal:99999999999999999999999")
+    assert done.returncode == 1 and "✗ numpy: ValueError: Maximum allowed dimension exceeded\n" in done.stdout
+
+
 # --- info ----------------------------------------------------------------------------------------------------------
 
 
@@ -694,13 +1007,35 @@ def test_info_tells_what_is_untested(run, monkeypatch):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("columns", [100, 40, 20])
+def test_info_leaves_nothing_out_on_a_narrow_terminal(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = [
+        {"name": "jax", "installed": False, "version": None},
+        {
+            "name": "tensorflow",
+            "installed": True,
+            "version": "2.21.0",
+            "devices": [f"GPU:{number}" for number in range(8)],
+        },
+        {"name": "torch", "installed": True, "version": "2.13.0+cpu", "problem": "torch: ImportError"},
+    ]
+    info._show({"active": "tensorflow", "because": "a test", "backends": found, "untested": []})
+    shown = capsys.readouterr().out
+    words = {word.strip(",") for line in shown.splitlines() for word in line.replace("│", " ").split()}
+    assert {"jax", "tensorflow", "torch", "2.21.0", "2.13.0+cpu", "active", "GPU:0", "GPU:7"} <= words
+    assert '"keras-cg[jax]"' in words and "…" not in shown
+
+
+@pytest.mark.once
 def test_info_about_what_is_not_there(tmp_path):
     ghost(tmp_path)
     (tmp_path / "jax.py").write_text("raise RuntimeError('broken on purpose')\n")
     done = start("info", folder=tmp_path, KERAS_CG_BACKEND="numpy")
     assert done.returncode == 1
     assert 'pip install "keras-cg[ghost]"' in done.stdout and "not installed" in done.stdout
-    assert "does not start" in done.stdout and "the backend 'jax' (from keras-cg info) is installed" in done.stdout
+    told = "the backend 'jax' (from keras-cg info) is installed but does not start: RuntimeError: broken on purpose"
+    assert "│ does not start" in done.stdout and told in done.stdout
     done = start("info", "--json", folder=tmp_path, KERAS_CG_BACKEND="ghost")
     assert (
         done.returncode == 2 and done.stderr == 'keras-cg info: ghost: not installed: pip install "keras-cg[ghost]"\n'
@@ -839,13 +1174,14 @@ def test_plot_writes_an_image_of_every_backend(run, backends, tmp_path):
         (["plots.py:cube", "-o", "cube.xyz"], ["cannot write cube.xyz: no image format 'xyz'; use one of", "png"]),
         (["plots.py:cube", "-o", "nowhere/cube.png"], ["cannot write nowhere/cube.png: its folder is not there"]),
         (["plots.py:cube", "-o", "/proc/cube.png"], ["cannot write /proc/cube.png: "]),
+        (["plots.py:", "-o", "cube.png"], ["plots.py: names no function; name one after the colon"]),
         (["plots.py", "-o", "cube.png"], ["plot is for one function: name it, as in plots.py:FUNCTION"]),
         (["plots.py:softmax", "-o", "cube.png"], ["plot draws functions that act on each number by itself"]),
         (["plots.py:cube"], ["the following arguments are required: -o/--output"]),
     ],
 )
 def test_what_cannot_be_drawn_is_told_in_one_line(run, words, parts):
-    given = ["--arg", "x=linspace:0,1,9"] if ":" in words[0] else []
+    given = ["--arg", "x=linspace:0,1,9"] if ":" in words[0][:-1] else []
     refused(run("plot", *words, *given, "--backends", "numpy"), *parts)
 
 

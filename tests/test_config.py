@@ -33,6 +33,7 @@ def test_default(clean_environment):
     assert keras_cg.backend() == "numpy"
 
 
+@pytest.mark.limit
 def test_order(clean_environment):
     clean_environment.set("KERAS_BACKEND", "tensorflow")
     assert keras_cg.backend() == "tensorflow"

@@ -261,6 +261,7 @@ UNREADABLE_WHILE_TRACING = (two_positionals_and_a_default, two_positionals_and_v
 
 @pytest.mark.together
 @pytest.mark.parametrize("function", TWO_OUTPUTS, ids=lambda function: function.__name__)
+@pytest.mark.limit
 def test_two_outputs(frame, function):
     decorated = custom_gradient(function)
     if frame.mode == "aot_eager" and function in UNREADABLE_WHILE_TRACING:

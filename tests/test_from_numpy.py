@@ -56,6 +56,7 @@ def test_the_first_order(backend):
     assert config.active.dtype(gradient(first)(x)) == "float32"
 
 
+@pytest.mark.limit
 def test_higher_orders_need_a_rule_for_the_rule(backend):
     x = tensor(X)
     np.testing.assert_array_equal(found(gradient(gradient(second))(x)), [3, 3, 3])
@@ -87,6 +88,7 @@ def test_a_rule_on_tensors(backend):
     np.testing.assert_array_equal(found(gradient(gradient(f))(tensor(X))), [3, 3, 3])
 
 
+@pytest.mark.limit
 def test_forward_mode_raises_or_is_right(backend):
     x = tensor(X)
     for f in (first, second):
@@ -203,6 +205,7 @@ def test_jax_differentiates_the_callback_to_nan_past_the_rule(backend):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_tensorflow_knows_the_shapes(backend):
     import tensorflow as tf
 
@@ -294,6 +297,7 @@ def test_what_it_gets_is_its_own(backend):
     np.testing.assert_array_equal(found(output), [1, 1, 1])
 
 
+@pytest.mark.limit
 def test_exceptions_pass_through(backend):
     def fails(x, *upstream):
         raise KeyError("of the user's")
@@ -309,6 +313,7 @@ def test_exceptions_pass_through(backend):
             found(program(tensor(X))[0])
 
 
+@pytest.mark.limit
 def test_a_function_that_is_gone(backend):
     assert lines(lambda: config.active.host(Host("absent", 1), (tensor(X),)), RuntimeError) == [
         "A program calls a function of NumPy arrays that is not in this process.",

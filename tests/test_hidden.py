@@ -145,3 +145,23 @@ def test_a_list_of_elsewhere_under_vmap(eager, backend):
     batch = torch.stack([torch.tensor(X), torch.tensor(2 * X)])
     came = torch.func.grad(lambda batch: torch.func.vmap(f)(batch).sum())(batch)
     np.testing.assert_allclose(came, 7 * np.exp([X, 2 * X]).sum(1, keepdims=True) * np.ones((2, 2)))
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_a_function_with_a_hidden_tensor_runs_twice_under_a_transform(eager, backend):
+    """A limit: a tensor that was not found may belong to a level of torch.func that is over by then."""
+    import torch
+
+    runs = []
+
+    @custom_gradient
+    def f(x):
+        runs.append(x)
+        return x * 2, Slots(ops.exp(x), 3.0)
+
+    x = eager.tensor(np.asarray(X, np.float32))
+    np.testing.assert_allclose(torch.func.grad(lambda x: f(x).sum())(x), 21 * E, rtol=1e-5)
+    assert len(runs) == 2
+    np.testing.assert_allclose(eager.gradients(lambda x: f(x).sum(), np.asarray(X, np.float32))[0], 21 * E, rtol=1e-5)
+    assert len(runs) == 3

@@ -225,6 +225,7 @@ def test_what_the_rule_does_not_use_may_change(backend):
 @pytest.mark.parametrize(
     "view", [lambda x: x, lambda x: x[:1], lambda x: x.reshape(2, 1)], ids=["same", "part", "shape"]
 )
+@pytest.mark.limit
 def test_an_output_that_is_a_view_may_not_be_changed(backend, view):
     import torch
 
@@ -239,6 +240,7 @@ def test_an_output_that_is_a_view_may_not_be_changed(backend, view):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_a_function_that_changes_its_argument(backend):
     import torch
 
@@ -431,6 +433,7 @@ class TestRandomNumbers:
 
     @pytest.mark.only("numpy", "tensorflow")
     @pytest.mark.parametrize("where", ["float", "integer"])
+    @pytest.mark.limit
     def test_refused(self, backend, eager, where):
         kept = []
         draws = iter(np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]], np.float32))

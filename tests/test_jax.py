@@ -299,6 +299,7 @@ def test_a_rule_with_an_empty_argument(eager, backend):
     check(jvp(lambda x, y: ops.sum(x) + y * y, (nothing, w), (nothing, eager.tensor(X)))[1], 2 * W * X)
 
 
+@pytest.mark.limit
 def test_transposition_is_refused(eager, backend, custom_vjp):
     import jax
 
@@ -754,6 +755,7 @@ def test_variables_come_in_order_of_first_use(eager, backend):
         np.testing.assert_allclose(found, np.outer([3, 2, 1], np.ones(3)))
 
 
+@pytest.mark.limit
 def test_what_only_the_rule_finds_in_an_attribute(eager, backend):
     import jax
 
@@ -784,6 +786,7 @@ def test_what_only_the_rule_finds_in_an_attribute(eager, backend):
         slotted(w, x)
 
 
+@pytest.mark.limit
 def test_python_may_look_at_values_where_only_the_shape_of_what_is_captured_is_used(eager, backend):
     import jax
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from seven_exp import f, square, total
 
-from keras_cg import GradientError, custom_gradient, jvp, ops
+from keras_cg import GradientError, custom_gradient, jvp, ops, recipes
 
 pytestmark = pytest.mark.only("jax")
 
@@ -313,6 +313,7 @@ def jax_transposes(rule, w):
 
 
 @pytest.mark.parametrize("name", HOLDERS)
+@pytest.mark.limit
 def test_linear_rules_that_hold_programs(eager, backend, name):
     import jax
 
@@ -390,6 +391,7 @@ NOT_LINEAR = {
 
 
 @pytest.mark.parametrize("name", NOT_LINEAR)
+@pytest.mark.limit
 def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
     import jax
 
@@ -445,3 +447,88 @@ def test_reverse_alone_is_told_apart_where_jax_tells(eager, backend):
     jax.grad(jax.jit(look("jit")))(x)
     assert not (seen["linearize"] or seen["jvp"] or seen["jit"])
     assert seen["grad"] == (not jax.__version__.startswith("0.8."))
+
+
+# --- what JAX itself, or the program of a rule, cannot show -----------------------------------------------------
+
+
+def branching(x):
+    """Linear in upstream, with a branch that hangs on x."""
+    import jax
+
+    return x * 2, lambda u: jax.lax.cond(ops.sum(x) > 0, lambda u: 7 * u, lambda u: u, u)
+
+
+@pytest.mark.limit
+def test_a_branch_under_vmap_is_refused_forwards(eager, backend):
+    """JAX (0.10) makes a `select` of it, with a `stop_gradient` around its predicate, that upstream goes through."""
+    import jax
+
+    g, x = custom_gradient(branching), eager.tensor(W)
+    check(jax.jvp(g, (x,), (x,))[1], 7 * W)
+    check(jax.grad(lambda x: jax.vmap(g)(x).sum())(x), np.full(3, 7.0))
+    for run in (
+        lambda: jax.jvp(jax.vmap(g), (x,), (x,)),
+        lambda: jax.vmap(lambda x: jax.jvp(g, (x,), (x,))[1])(x),
+    ):
+        with pytest.raises(ValueError, match="upstream goes through `stop_gradient`"):
+            run()
+
+
+@pytest.mark.limit
+def test_a_rule_that_looks_at_upstream_is_refused_forwards(eager, backend):
+    import jax
+
+    g = custom_gradient(lambda x: (x * 2, lambda upstream: (7 if upstream[0] > 0 else 5) * upstream))
+    x = eager.tensor(W)
+    if not jax.__version__.startswith("0.8."):  # which does not say that it differentiates in reverse alone
+        check(jax.grad(lambda x: g(x).sum())(x), np.full(3, 7.0))
+    with pytest.raises(jax.errors.ConcretizationTypeError):
+        jax.jvp(g, (x,), (x,))
+
+
+@pytest.mark.limit
+def test_a_sum_over_an_axis_of_what_is_the_same_along_it_is_refused_forwards(eager, backend):
+    """JAX (0.10) transposes no `psum` of what `vmap` does not batch; of what it does, it does."""
+    import jax
+
+    g = custom_gradient(lambda x: (x * 2, lambda upstream: jax.lax.psum(upstream, "i")))
+    x = eager.tensor(W)
+    check(jax.vmap(lambda x: jax.jvp(g, (x,), (x,))[1], axis_name="i")(x), np.full(3, W.sum()))
+    with pytest.raises(ValueError, match="upstream goes through a program that JAX does not transpose"):
+        jax.vmap(lambda x: jax.jvp(g, (x,), (jax.numpy.float32(1),))[1], axis_name="i")(x)
+
+
+@pytest.mark.limit
+def test_what_custom_linear_solve_is_given_is_believed(eager, backend):
+    """A limit: its `solve` clips, which JAX does not look at, and neither do we."""
+    import jax
+
+    def rule(upstream):
+        def solve(_, b):
+            return ops.clip(b / 2, -1.0, 1.0)
+
+        return jax.lax.custom_linear_solve(lambda v: 2 * v, upstream, solve, lambda _, b: b / 2)
+
+    g = custom_gradient(lambda x: (x * 2, rule))
+    x = eager.tensor(W)
+    check(jax.grad(lambda x: (100 * g(x)).sum())(x), np.ones(3))
+    check(jax.jvp(g, (x,), (100 * x,))[1], 50 * W)
+
+
+@pytest.mark.limit
+def test_a_forward_derivative_that_nobody_uses_raises_nothing_in_a_program(eager, backend):
+    import jax
+
+    g = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
+    x = eager.tensor(W)
+    check(jax.jit(lambda x: jax.jvp(g, (x,), (x,))[0])(x), 2 * W)
+    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+        jax.jvp(g, (x,), (x,))
+
+
+@pytest.mark.limit
+def test_a_fixed_point_has_no_forward_mode(eager, backend):
+    solve = recipes.fixed_point(lambda z, a: (z + a / z) / 2, steps=8)
+    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+        jvp(lambda a: solve(ops.ones_like(a), a), (eager.tensor(W),), (eager.tensor(W),))

@@ -81,6 +81,7 @@ def assert_boolean_is_refused(run, argument="x"):
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("mode", ["eager", "function", "jit_compile"])
 @pytest.mark.parametrize("order", ["mask last", "mask first"])
+@pytest.mark.limit
 def test_tensorflow_multiplies_by_a_mask_to_a_boolean(eager, backend, mode, order):
     @custom_gradient
     def masked(x):
@@ -172,6 +173,7 @@ def test_a_boolean_gradient_of_one_of_two(eager, which):
     assert_boolean_is_refused(run, "y")
 
 
+@pytest.mark.limit
 def test_a_boolean_gradient_under_compile(frame):
     masked = custom_gradient(lambda x: (x * 2, lambda upstream: x > 0))
     # Dynamo wraps what is raised while it traces.
@@ -620,6 +622,26 @@ def test_a_branch_that_the_second_run_would_not_take(eager, outer, inner):
     right_or_refused(run, 14 * X, RuntimeError, match="again")
 
 
+@pytest.mark.only("numpy", "tensorflow", "torch")
+@pytest.mark.limit
+def test_a_branch_of_equal_values_is_not_noticed(eager):
+    """A limit: values are compared, and no derivatives. At 2, x * x and 2 x are the same number."""
+    branches = [True]
+
+    @custom_gradient
+    def f(x):
+        h = x * x if branches else 2 * x
+        return x * 1, lambda upstream: 7 * upstream * h
+
+    def first(x):
+        output, pullback = pull(eager, f, x, WAYS[0])
+        branches.clear()
+        return pullback(ops.ones_like(output))
+
+    second = gradient(eager, first, WAYS[0])(eager.tensor(2 * ONES))
+    check(eager, second, 7 * 2 * ONES)  # and not 7 times the derivative of x * x
+
+
 # --- backward under another backend --------------------------------------------------------------------------------
 
 
@@ -798,6 +820,7 @@ def with_rule(rule):
 
 @pytest.mark.parametrize("tangent", TANGENTS)
 @pytest.mark.parametrize("rule", NOT_LINEAR)
+@pytest.mark.limit
 def test_forward_mode_of_a_rule_that_is_not_linear(eager, rule, tangent):
     x, t = eager.tensor(X), eager.tensor(tangent * ONES)
     with pytest.raises(ValueError, match=NOT_LINEAR_TEXT):
@@ -1015,6 +1038,7 @@ def assert_refused(run, *names):
 
 @pytest.mark.parametrize("flat", [tuple, list])
 @pytest.mark.parametrize("kind", UNSORTED)
+@pytest.mark.limit
 def test_flat_gradients_for_unsorted_keys(eager, kind, flat):
     build = UNSORTED[kind]
     f = takes_a_nest(build, lambda build, upstream: flat((7 * upstream, 5 * upstream)))
@@ -1060,6 +1084,7 @@ FLAT_RULES = {
 
 @pytest.mark.parametrize("rule", FLAT_RULES)
 @pytest.mark.parametrize("kind", UNSORTED)
+@pytest.mark.limit
 def test_flat_upstreams_of_unsorted_keys(eager, kind, rule):
     build = UNSORTED[kind]
     f = returns_a_nest(build, FLAT_RULES[rule])
@@ -1228,11 +1253,12 @@ def ordered(nest, like):
 
 @pytest.mark.parametrize("signature", ["arguments", "upstream"])
 @pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.limit
 def test_dicts_as_outputs(request, frame, kind, signature):
     """The gradients are 7 times, and 5 times, the sum of the upstreams 1, 2, ... of x's, and of y's, leaves."""
     if frame.mode == "aot_eager" and kind in ("a dict without tensors", "an empty dict"):
         # Dynamo (2.13) refuses what optree says of a dict that it can take for a constant.
-        request.applymarker(pytest.mark.xfail(reason="refused by torch.compile: README, Limits", strict=True))
+        request.applymarker(pytest.mark.xfail(reason="refused by torch.compile: docs/limits.md", strict=True))
     build = OUTPUTS[kind]
     owners = [int(owner) for owner in leaves(build(np.float32(0), np.float32(1)))]
 
@@ -1324,6 +1350,7 @@ def model(x):
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("form", ["lambda", "module", "nest", "keyword"])
+@pytest.mark.limit
 def test_symbolic_trace_is_refused(eager, backend, form):
     import torch
 

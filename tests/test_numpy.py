@@ -51,6 +51,7 @@ def test_operators(backend, operator):
 
 
 @pytest.mark.parametrize("transform", [lambda a: a.make_jvp(f), lambda a: a.make_jvp(a.grad(square))])
+@pytest.mark.limit
 def test_forward_mode_is_refused(backend, transform):
     import autograd
 
@@ -230,6 +231,7 @@ def test_captured_in_an_attribute(backend):
     np.testing.assert_allclose(autograd.grad(loss)(X), 5 * ONE)
 
 
+@pytest.mark.limit
 def test_captured_where_nobody_looks_is_refused(backend):
     import autograd
 
@@ -440,3 +442,19 @@ def test_an_outer_pullback_does_not_see_its_argument_change(backend):
     x *= 10
     output *= 10
     np.testing.assert_allclose(pullback(ONE)[0], 6 * X)
+
+
+@pytest.mark.limit
+def test_a_method_of_an_array_in_a_rule_has_no_second_order(backend):
+    """A limit: autograd does not see through it, which holds an array and not a box."""
+
+    def f(x):
+        times = ops.exp(x).__mul__
+        return x * 2, lambda upstream: times(7 * upstream)
+
+    g = custom_gradient(f)
+    np.testing.assert_allclose(grad(g)(X), 7 * E)
+    with pytest.raises(
+        RuntimeError, match="ran again, because its gradient is differentiated, and gave another output"
+    ):
+        grad(grad(g))(X)

@@ -65,6 +65,7 @@ def test_a_name_that_it_lacks(backend):
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_what_a_framework_has_no_means_for(backend):
     x = np.array([[1.0, 2.0], [3.0, 4.0]])
     with pytest.raises(NotImplementedError) as caught:
@@ -79,6 +80,7 @@ def test_what_a_framework_has_no_means_for(backend):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_what_a_graph_must_know(backend):
     import tensorflow as tf
 
@@ -86,6 +88,16 @@ def test_what_a_graph_must_know(backend):
         traced = tf.function(function, input_signature=[tf.TensorSpec([None])])
         with pytest.raises(NotImplementedError, match="needs an axis whose size is known on the backend 'tensorflow'"):
             traced(tf.ones(3))
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.limit
+def test_xla_has_no_determinants(backend):
+    import tensorflow as tf
+
+    for function in (ops.linalg.det, lambda x: ops.linalg.slogdet(x).logabsdet):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Determinant"):
+            tf.function(function, jit_compile=True)(tf.eye(2))
 
 
 @pytest.mark.only("tensorflow")
@@ -317,6 +329,16 @@ def test_stop_gradient_in_a_rule(frame):
 
     output, (gradient,) = frame.differentiate(f, [2.0, 3.0])
     np.testing.assert_allclose((output, gradient), [[4, 9], [14, 21]])
+
+
+def test_an_argument_stopped_inside_of_the_function_is_a_constant_of_its_rule(backend):
+    @keras_cg.custom_gradient
+    def f(x, y):
+        stopped = ops.stop_gradient(y)
+        return x * y, lambda upstream: (7 * upstream * stopped, upstream * x)
+
+    second = keras_cg.jacobian(grad(f, argnums=(0, 1)), argnums=(0, 1))(2.0, 3.0)
+    assert [[float(each) for each in row] for row in second] == [[0, 0], [1, 0]]
 
 
 @pytest.mark.together

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from outcomes import right_or_refused
 
-from keras_cg import custom_gradient, grad
+from keras_cg import custom_gradient, grad, vjp
 
 # Each gives the rule upstream (2 h + x), with h = x ** 2 kept in a place of its own.
 
@@ -228,6 +228,7 @@ def test_a_gradient_that_is_an_argument_is_a_copy(backend):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_a_captured_parameter_where_torch_compile_gives_up(backend):
     import torch
 
@@ -246,3 +247,19 @@ def test_a_choice_of_a_backend_that_is_none_by_then(backend, monkeypatch):
     _, pullback = keras_cg.vjp(f, 3.0)
     monkeypatch.setattr(keras_cg.config, "resolve", lambda: ("bogus", "a test"))
     assert float(pullback(1.0)[0]) == 7
+
+
+STANDING = {"factor": 7}
+
+
+@pytest.mark.limit
+def test_a_dict_that_the_rule_alone_reads_is_what_stands_there_when_it_runs(backend):
+    """A limit: the function did not make it, and says nothing of it."""
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: STANDING["factor"] * upstream))
+    _, pullback = vjp(f, 3.0)
+    assert float(pullback(1.0)[0]) == 7
+    STANDING["factor"] = 5
+    try:
+        assert float(pullback(1.0)[0]) == 5
+    finally:
+        STANDING["factor"] = 7

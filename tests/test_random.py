@@ -613,7 +613,7 @@ def has_dict_without_tensors(nest):
 
 
 def traces(case):
-    """Whether torch.compile can take the containers of a case: see README's Limits."""
+    """Whether torch.compile can take the containers of a case: see docs/limits.md."""
     return not any(map(has_dict_without_tensors, [*case.complete(), case.output, case.returned]))
 
 

@@ -54,6 +54,28 @@ def inside(x):
     return np.where((x / 0.5 >= 3) | (x / 0.5 <= -4), 0.0, 1.0)
 
 
+def off(x):
+    """How far a number is from the next whole one; every large one is whole."""
+    finite = np.where(np.isinf(x), 0, x)
+    return finite - np.round(finite)
+
+
+def soft_round(x, alpha):
+    d = off(x)
+    moved = np.sinh(alpha * d) / (2 * np.sinh(alpha / 2) * np.cosh(alpha * (0.5 - np.abs(d))))
+    return np.where(np.isinf(x), x, np.round(x) + moved)
+
+
+def soft_round_slope(x, alpha):
+    return alpha / 2 / np.cosh(alpha * (0.5 - np.abs(off(x)))) ** 2 / np.tanh(alpha / 2)
+
+
+def soft_round_bend(x, alpha):
+    """The derivative of that jumps at whole numbers, and is 0 there by symmetry."""
+    z = alpha * (0.5 - np.abs(off(x)))
+    return np.sign(off(x)) * alpha**2 * np.tanh(z) / np.cosh(z) ** 2 / np.tanh(alpha / 2)
+
+
 def fast_sigmoid(x, slope):
     return 1 / (1 + slope * np.abs(x)) ** 2
 
@@ -92,6 +114,27 @@ ELEMENTWISE = {
         lambda x, dtype: np.where(x > 0.4, 7.0, 2.0),
         lambda x, dtype: np.ones_like(x),
         lambda x, dtype: np.zeros_like(x),
+    ),
+    "straight_through, annealed": (
+        recipes.straight_through(
+            lambda x: ops.where(x > 0.4, 7 * ops.ones_like(x), 2 * ops.ones_like(x)),
+            lambda x: recipes.surrogate_spike(x, "triangle", 2.0),
+        ),
+        lambda x, dtype: np.where(x > 0.4, 7.0, 2.0),
+        lambda x, dtype: triangle(x, 2.0),
+        lambda x, dtype: triangle_slope(x, 2.0),
+    ),
+    "soft_round": (
+        lambda x: recipes.soft_round(x, 3),
+        lambda x, dtype: soft_round(x, 3),
+        lambda x, dtype: soft_round_slope(x, 3),
+        lambda x, dtype: soft_round_bend(x, 3),
+    ),
+    "log_sum_exp": (
+        lambda x: recipes.log_sum_exp(x, axis=()),
+        lambda x, dtype: x,
+        lambda x, dtype: above(x, -np.finfo("float64").max, 1.0),
+        lambda x, dtype: np.where(np.isnan(x), np.nan, 0.0),
     ),
     "log1pexp": (
         recipes.log1pexp,
@@ -388,6 +431,12 @@ ALL = {
     "quantize": lambda x: recipes.quantize(x, 0.5),
     "quantize, learned": lambda x: recipes.quantize(x, tensor(0.5)),
     "recompute": recipes.recompute(lambda x: sevenfold(x)),
+    "straight_through, annealed": recipes.straight_through(lambda x: 2 * x, lambda x: 3 * x),
+    "soft_round": lambda x: recipes.soft_round(x, 3),
+    "soft_round, by a tensor": lambda x: recipes.soft_round(x, tensor(3.0)),
+    "gumbel_noise": recipes.gumbel_noise,
+    "log_sum_exp": lambda x: recipes.log_sum_exp(x, axis=()),
+    "invertible": lambda x: recipes.invertible(lambda x, p: p * x, lambda y, p: y / p)(x, 4.0),
     "fixed_point": lambda x: recipes.fixed_point(lambda z, x: 0.5 * z + x)(0 * x, x),
 }
 
@@ -422,6 +471,66 @@ def test_a_learned_step_at_the_edges(frame, dtype):
     np.testing.assert_array_equal(output, 0.5 * levels * weights)
     np.testing.assert_array_equal(gx, np.where((levels > -4) & (levels < 3), weights, 0))
     np.testing.assert_allclose(gs, 1e-4 * np.sum(slopes * weights), rtol=precision.of(dtype).epsilon)
+
+
+def test_the_root_of_nothing_and_of_one_number(backend):
+    """In half precision the Jacobian is a matrix of float32: linear solvers know no other."""
+    root = recipes.custom_root(lambda z, x: 4 * z - x, lambda g, z: -0.25 * g(z))
+    for dtype in ("float16", "float32"):
+        for shape in ((), (2, 0)):
+            x = tensor(np.full(shape, 2.0), dtype)
+            output, pullback = keras_cg.vjp(lambda x: root(0 * x, x), x)
+            for each, expected in ((output, 0.5), (pullback(ops.ones_like(output))[0], 0.25)):
+                assert (config.active.shape(each), config.active.dtype(each)) == (shape, dtype)
+                np.testing.assert_array_equal(array(each), np.full(shape, expected))
+
+
+# Rows, a mask, the logarithm of the sum, and the shares.
+SUMS = [
+    ([0.0, 0.0, 5.0], [1, 1, 0], math.log(2), [0.5, 0.5, 0]),
+    ([60000.0, 60000.0, -60000.0], [1, 1, 1], 60000 + math.log(2), [0.5, 0.5, 0]),
+    ([1.0, -math.inf, 3.0], [1, 1, 1], 3 + math.log1p(math.exp(-2)), [0.11920292, 0, 0.88079708]),
+    ([-math.inf, -math.inf, -math.inf], [1, 1, 1], -math.inf, [0, 0, 0]),
+    ([1.0, 2.0, 3.0], [0, 0, 0], -math.inf, [0, 0, 0]),
+    ([math.nan, math.inf, 3.0], [0, 0, 1], 3.0, [0, 0, 1]),
+    ([math.nan, math.inf, -math.inf], [0, 0, 0], -math.inf, [0, 0, 0]),
+    ([math.inf, 3.0, math.nan], [1, 1, 0], math.inf, [1, 0, 0]),
+    ([math.inf, math.inf, -math.inf], [1, 1, 1], math.inf, [0.5, 0.5, 0]),
+    ([math.nan, 1.0, 2.0], [1, 1, 0], math.nan, [math.nan, math.nan, 0]),
+]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_log_sum_exp_at_the_edges(frame, dtype):
+    """What is masked or minus infinity gets exactly 0, whatever stands there, and whatever arrives."""
+    x, mask, sums, shares = (np.array(column) for column in zip(*SUMS, strict=True))
+
+    def f(x):
+        total = recipes.log_sum_exp(config.active.cast(x, dtype), axis=1, where=config.active.asarray(mask == 1))
+        return config.active.cast(total, "float32")
+
+    output, (gradient,) = frame.differentiate(f, x.astype("float32"))
+    epsilon = precision.of(dtype).epsilon
+    np.testing.assert_allclose(output, sums, rtol=epsilon)
+    np.testing.assert_allclose(gradient, shares, rtol=2 * epsilon)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_log_sum_exp_in_second_order(backend):
+    """share_i (1 - share_i) and -share_i share_j, and exactly 0 where it is masked; none of it is NaN."""
+    for row, mask, _, shares in SUMS[:-1]:
+        f = lambda x, mask=mask: recipes.log_sum_exp(x, where=config.active.asarray(np.array(mask) == 1))
+        expected = np.diag(shares) - np.outer(shares, shares)
+        if math.inf in np.array(row)[np.array(mask) == 1]:
+            expected = np.zeros((3, 3))
+        hessian = array(keras_cg.hessian(f)(tensor(row)))
+        np.testing.assert_allclose(hessian, expected, rtol=1e-5, atol=1e-7)
+        np.testing.assert_array_equal(hessian[np.array(shares) == 0], 0)
+    empty = tensor(np.zeros((2, 0)))
+    np.testing.assert_array_equal(array(recipes.log_sum_exp(empty, axis=1, keepdims=True)), [[-math.inf]] * 2)
+    assert array(recipes.log_sum_exp(empty)) == -math.inf
+    assert array(recipes.log_sum_exp(3)) == 3
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -566,6 +675,7 @@ def test_complex_numbers_pass(backend):
         (lambda z: recipes.scale_gradient(z, tensor(0.25)), 0.25),
         (recipes.straight_through(lambda z: 3 * z), 1),
         (recipes.recompute(lambda z: recipes.scale_gradient(z, 7)), 7),
+        (lambda z: recipes.invertible(lambda z, p: recipes.scale_gradient(z, 7), lambda z, p: z)(z, None), 7),
     ):
         _, pullback = keras_cg.vjp(f, config.active.asarray(z))
         (gradient,) = pullback(config.active.asarray(upstream))

@@ -14,6 +14,7 @@ from keras_cg import config, custom_gradient, ops, recipes
 from keras_cg.testing import assert_gradients
 
 X = np.array([-0.7, 0.3, 2.6])
+NOISE = np.array([1.9, 0.2, -0.5])
 
 
 def rounded(x):
@@ -39,6 +40,12 @@ def lsq(low, high, summed):
         return ops.where(inside, upstream, 0 * upstream), summed(upstream * slope)
 
     return rule
+
+
+def steepness(x, alpha):
+    """The derivative of soft rounding."""
+    off = x - ops.floor(x) - 0.5
+    return alpha / 2 * (1 - ops.tanh(alpha * off) ** 2) / ops.tanh(alpha / 2)
 
 
 def arctan(x, kind, upstream):
@@ -68,8 +75,62 @@ def mixed(x, w, mode):
     return ops.sum(w * ops.tanh(x) ** (3 if mode == "cubes" else 1))
 
 
+def softmax(logits, noise, temperature):
+    scaled = ops.exp((logits + noise) / temperature)
+    return scaled / ops.sum(scaled, axis=-1, keepdims=True)
+
+
+def coupled(x, params):
+    """The residual block of two additive couplings."""
+    w, b = params
+    first = x[0] + w * ops.tanh(x[1])
+    return first, x[1] + ops.tanh(first) * b
+
+
+def uncoupled(y, params):
+    w, b = params
+    second = y[1] - ops.tanh(y[0]) * b
+    return y[0] - w * ops.tanh(second), second
+
+
+def seven_coupled(x, p):
+    return x[0] + seven_exp(x[1]) * p, x[1] * p
+
+
+def seven_uncoupled(y, p):
+    return y[0] - 2 * (y[1] / p) * p, y[1] / p
+
+
+def seven_chained(x, p, q, upstream):
+    """The gradients of two of these blocks."""
+
+    def pulled(second, factor, upstream):
+        first, other = upstream
+        back = first, 7 * first * ops.exp(second) * factor + other * factor
+        return back, ops.sum(2 * first * second + other * second)
+
+    upstream, gq = pulled(x[1] * p, q, upstream)
+    upstream, gp = pulled(x[1], p, upstream)
+    return upstream, gp, gq
+
+
+def bisection(g, x0):
+    """Between x0 and 4 more, of a function that grows: no derivative gets through."""
+    low, high = x0, x0 + 4
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_low = g(middle) < 0
+        low, high = ops.where(is_low, middle, low), ops.where(is_low, high, middle)
+    return low
+
+
 CHECKED = {
     "straight_through": (recipes.straight_through(rounded), [X], {"expected": lambda x: x}),
+    "straight_through, annealed": (
+        recipes.straight_through(lambda x, slope: rounded(x), lambda x, slope: ops.tanh(slope * x)),
+        [X, np.array(1.5)],
+        {"expected": lambda x, slope: ops.tanh(slope * x)},
+    ),
     "reverse_gradient": (recipes.reverse_gradient, [X], {"expected": lambda x: -x}),
     "reverse_gradient, scaled": (recipes.reverse_gradient, [X, 0.3], {"expected": lambda x, scale: -0.3 * x}),
     "scale_gradient": (recipes.scale_gradient, [X, 0.3], {"expected": lambda x, scale: 0.3 * x}),
@@ -102,7 +163,15 @@ CHECKED = {
     "surrogate_spike, fast_sigmoid": (recipes.surrogate_spike, [X], {"expected": fast_sigmoid}),
     "surrogate_spike, arctan": (recipes.surrogate_spike, [X, "arctan"], {"expected": arctan}),
     "surrogate_spike, triangle": (recipes.surrogate_spike, [X, "triangle", 0.5], {"expected": triangle}),
+    "soft_round": (recipes.soft_round, [X, 3.0], {}),
+    "gumbel_softmax": (recipes.gumbel_softmax, [X, NOISE, 0.7], {"expected": softmax}),
     "log1pexp": (recipes.log1pexp, [X], {}),
+    "log_sum_exp": (recipes.log_sum_exp, [X], {}),
+    "log_sum_exp, masked": (
+        lambda x, where: recipes.log_sum_exp(x, 1, where=where),
+        [np.array([[0.3, 2.6, 7.0], [-0.7, 9.0, 0.1]]), np.array([[True, True, False], [True, False, True]])],
+        {},
+    ),
     "safe_sqrt": (recipes.safe_sqrt, [X], {}),
     "safe_log": (recipes.safe_log, [X, 0.1], {}),
     "safe_norm": (recipes.safe_norm, [X], {}),
@@ -113,6 +182,16 @@ CHECKED = {
         recipes.recompute(lambda x: seven_exp(x)),
         [X],
         {"expected": lambda x, upstream: 7 * upstream * ops.exp(x)},
+    ),
+    "invertible": (
+        recipes.invertible(coupled, uncoupled),
+        [(X, X[::-1].copy()), (np.array([0.5, -1.0, 2.0]), np.array(0.3)), (np.array([1.5, 1.0, -2.0]), np.array(0.7))],
+        {"expected": lambda x, p, q: coupled(coupled(x, p), q)},
+    ),
+    "custom_root": (
+        recipes.custom_root(lambda x, a: x * x * x - a, bisection),
+        [np.zeros(2), np.array([2.0, 3.0])],
+        {"expected": lambda x0, a: ops.exp(ops.log(a) / 3) + 0 * x0},
     ),
     # Forward mode needs a rule that is known to be linear, and one that looks whether it converged is not.
     "fixed_point": (
@@ -171,6 +250,14 @@ BATCHED = {
     "clip_gradient, by norm": lambda x: recipes.clip_gradient(x, norm=0.5) * x,
     "quantize": lambda x: recipes.quantize(x, 0.5, 3) * 3,
     "surrogate_spike": lambda x: recipes.surrogate_spike(x) * 3,
+    "straight_through, annealed": lambda x: recipes.straight_through(rounded, ops.tanh)(x) * 3,
+    "soft_round": lambda x: recipes.soft_round(x, 3.0),
+    "gumbel_softmax": lambda x: recipes.gumbel_softmax(x, 0.5 * x, 2.0) * x,
+    "log_sum_exp": lambda x: recipes.log_sum_exp(x, where=x < 2),
+    "invertible": lambda x: recipes.invertible(lambda x, p: 2 * x * p, lambda y, p: y / 2 / p)(x, 2.0, 0.5) ** 2,
+    "custom_root": lambda x: recipes.custom_root(lambda z, a, two: z**two - a, lambda g, x0: (-g(x0)) ** 0.5)(
+        ops.zeros_like(x), x * x + 1, 2
+    ),
     "log1pexp": recipes.log1pexp,
     "safe_sqrt": recipes.safe_sqrt,
     "safe_log": lambda x: recipes.safe_log(x, 0.1),
@@ -198,6 +285,7 @@ KEEPING = {
     # floor and exp of tf.experimental.numpy know no bfloat16 (TensorFlow 2.21).
     "recompute": recipes.recompute(lambda x: x * x),
     "straight_through": recipes.straight_through(lambda x: ops.where(x > 0, x * 2, x)),
+    "straight_through, annealed": recipes.straight_through(lambda x: x * 2, lambda x: x * x),
     "quantize, learned": lambda x: recipes.quantize(x, ops.ones_like(x)[0] * 0.5, 3),
     "reverse_gradient, by a tensor": lambda x: recipes.reverse_gradient(x, np.float32(2.0)) * 3,
 }
@@ -390,6 +478,291 @@ def test_a_spike_at_the_threshold(backend):
         assert np.isfinite(found(keras_cg.grad(keras_cg.grad(lambda x: recipes.surrogate_spike(x, kind)))(x))).all()
 
 
+# --- jumps that are smooth behind ----------------------------------------------------------------------------------
+
+
+def test_straight_through_with_a_soft_function(backend):
+    """The output is that of the one, and all gradients are those of the other, also of what it closes over."""
+    x, slope, bias = (config.active.asarray(np.asarray(each, np.float32)) for each in (X, 2.0, 0.25))
+
+    def loss(x, slope, bias):
+        step = recipes.straight_through(
+            lambda x, slope, *, name: {name: ops.where(x > 0, 7 * ops.ones_like(x), ops.zeros_like(x))},
+            lambda x, slope, *, name: {name: 5 * x * slope + bias},
+        )
+        return step(x, slope, name="y")["y"]
+
+    np.testing.assert_array_equal(found(loss(x, slope, bias)), [0, 7, 7])
+    gx, gs, gb = keras_cg.grad(loss, (0, 1, 2))(x, slope, bias)
+    np.testing.assert_allclose(found(gx), [10, 10, 10])
+    np.testing.assert_allclose(found(gs), 5 * X.sum(), rtol=1e-6)
+    assert found(gb) == 3
+    if backend == "torch":
+        bias.requires_grad_()
+    with pytest.raises(keras_cg.CapturedVariableError, match="straight_through"):
+        keras_cg.grad(lambda bias: recipes.straight_through(lambda x: x * bias, lambda x: x)(x))(bias)
+
+
+def test_a_temperature_changes_without_compiling_again(backend):
+    step = recipes.straight_through(lambda x, alpha: ops.round(x), recipes.soft_round)
+    traces = []
+
+    def counted(x, alpha):
+        traces.append(1)
+        return step(x, alpha)
+
+    if backend == "torch":
+        import torch
+
+        def compiler(module, inputs):
+            traces.append(1)
+            return module.forward
+
+        compiled = torch.compile(step, fullgraph=True, backend=compiler)
+    else:
+        compiled = config.active.compiled(counted) or step
+    x, counts = config.active.asarray(np.array([0.1, 0.5, 1.4], np.float32)), []
+    for alpha in (1.0, 4.0, 16.0):
+        output, pullback = keras_cg.vjp(compiled, x, config.active.asarray(np.array(alpha, np.float32)))
+        gx, nothing = pullback(ops.ones_like(output))
+        np.testing.assert_array_equal(found(output), [0, 0, 1])
+        off = np.array([-0.4, 0, -0.1])
+        np.testing.assert_allclose(found(gx), alpha / 2 / np.cosh(alpha * off) ** 2 / np.tanh(alpha / 2), rtol=1e-4)
+        assert found(nothing) == 0
+        counts.append(len(traces))
+    assert counts[0] == counts[2]
+    assert counts[0] > 0 or backend == "numpy"
+
+
+def test_soft_round_from_the_identity_to_rounding(backend):
+    x = np.array([-1.5, -0.3, 0.001, 0.5, 0.7, 2.0], np.float32)
+    off = x.astype(float) - np.round(x.astype(float))
+    for alpha in (1e-6, 1e-3, 0.5, 5.0, 60.0):
+        exact = np.sinh(alpha * off) / (2 * np.sinh(alpha / 2) * np.cosh(alpha * (0.5 - np.abs(off))))
+        output = found(recipes.soft_round(config.active.asarray(x), alpha))
+        np.testing.assert_allclose(output, np.round(x.astype(float)) + exact, rtol=1e-6, atol=1e-12)
+    for alpha, expected in ((0.0, x), (math.inf, [-1.5, 0, 0, 0.5, 1, 2])):
+        for given in (alpha, config.active.asarray(np.array(alpha, np.float32))):
+            np.testing.assert_allclose(found(recipes.soft_round(config.active.asarray(x), given)), expected, rtol=1e-6)
+    slopes = keras_cg.grad(recipes.soft_round)(config.active.asarray(x), math.inf)
+    np.testing.assert_array_equal(found(slopes)[[1, 2, 4, 5]], 0)
+    assert np.isnan(
+        found(recipes.soft_round(config.active.asarray(x), config.active.asarray(np.array(-1.0, np.float32))))
+    ).all()
+
+
+def test_gumbel_noise(backend):
+    uniform = config.active.asarray(np.array([0.0, 0.1, 0.5, 1 - 2.0**-24, 1.0, -0.1, 1.1, np.nan], np.float32))
+    noise = found(recipes.gumbel_noise(uniform))
+    least, most = -math.log(126 * math.log(2)), 24 * math.log(2)
+    expected = [least, -math.log(-math.log(0.1)), -math.log(math.log(2)), most, most, np.nan, np.nan, np.nan]
+    np.testing.assert_allclose(noise, expected, rtol=1e-5)
+    np.testing.assert_array_equal(found(keras_cg.grad(lambda u: u + recipes.gumbel_noise(u))(uniform))[:5], 1)
+
+
+@pytest.mark.only("numpy")
+def test_gumbel_softmax_draws_as_often_as_it_should(backend):
+    logits, count = np.array([0.0, 1.0, -1.0, -np.inf]), 20000
+    noise = recipes.gumbel_noise(np.random.default_rng(0).random((count, 4)))
+    drawn = recipes.gumbel_softmax(np.tile(logits, (count, 1)), noise, 0.1)
+    assert np.unique(drawn).tolist() == [0, 1] and (drawn.sum(axis=1) == 1).all()
+    expected = np.exp(logits) / np.exp(logits).sum()
+    # Four standard deviations.
+    assert (np.abs(drawn.mean(axis=0) - expected) <= 4 * np.sqrt(expected * (1 - expected) / count)).all()
+
+
+def test_gumbel_softmax_of_what_cannot_be_drawn(backend):
+    """A logit of minus infinity: it is never drawn, and nothing comes of it in any order."""
+    logits = np.array([[0.5, -np.inf, 1.0], [-np.inf, -np.inf, -np.inf], [np.inf, 3.0, -np.inf]], np.float32)
+    prices = config.active.asarray(np.array([1.0, 2.0, 4.0], np.float32))
+    noise = config.active.asarray(np.zeros((3, 3), np.float32))
+    high = 1 / (1 + math.exp(-0.25))
+    for hard, first in ((True, [0, 0, 1]), (False, [1 - high, 0, high])):
+        choose = lambda x, hard=hard: recipes.gumbel_softmax(x, noise, 2.0, hard=hard)
+        x = config.active.asarray(logits)
+        np.testing.assert_allclose(found(choose(x)), [first, [0, 0, 0], [1, 0, 0]], rtol=1e-6)
+        gradient = found(keras_cg.grad(lambda x, choose=choose: choose(x) * prices)(x))
+        slope = high * (1 - high) * 3 / 2
+        np.testing.assert_allclose(gradient, [[-slope, 0, slope], [0, 0, 0], [0, 0, 0]], rtol=1e-5)
+        second = keras_cg.grad(lambda x, choose=choose: keras_cg.grad(lambda x: choose(x) * prices)(x)[0, 2])(x)
+        bend = slope * (1 - 2 * high) / 2
+        np.testing.assert_allclose(found(second)[0], [-bend, 0, bend], rtol=1e-4)
+        np.testing.assert_array_equal(found(second)[1:], 0)
+    turned = recipes.gumbel_softmax(ops.permute_dims(config.active.asarray(logits), (1, 0)), noise, 2.0, axis=0)
+    np.testing.assert_array_equal(found(turned).T, [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
+    broken = config.active.asarray(np.array([np.nan, 1.0, -np.inf], np.float32))
+    assert np.isnan(found(recipes.gumbel_softmax(broken, ops.zeros_like(broken)))).all()
+
+
+def test_the_temperature_of_gumbel_softmax_is_a_tensor(backend):
+    x, noise = (config.active.asarray(np.asarray(each, np.float32)) for each in (X, NOISE))
+    for temperature in (0.5, 2.0, -1.0):
+        heat = config.active.asarray(np.array(temperature, np.float32))
+        gx, gn, nothing = keras_cg.grad(lambda *args: recipes.gumbel_softmax(*args) * x, (0, 1, 2))(x, noise, heat)
+        share = np.exp((X + NOISE) / temperature) / np.exp((X + NOISE) / temperature).sum()
+        expected = share * (X - np.sum(share * X)) / temperature if temperature > 0 else np.full(3, np.nan)
+        np.testing.assert_allclose(found(gn), expected, rtol=1e-4)
+        one_hot = [0, 0, 1] if temperature > 0 else [np.nan] * 3
+        np.testing.assert_allclose(found(gx), expected, rtol=1e-4)
+        assert found(nothing) == 0
+        np.testing.assert_array_equal(found(recipes.gumbel_softmax(x, noise, heat)), one_hot)
+
+
+# --- invertible ----------------------------------------------------------------------------------------------------
+
+
+def test_invertible_obeys_the_rules_inside(backend):
+    """First order; the second one goes through the inverse, which has no such rule."""
+    with config.active.double_precision():
+        x, y, p, q, u, v = (config.active.asarray(np.asarray(each)) for each in (X, X[::-1].copy(), 0.5, 1.5, NOISE, X))
+        chain = recipes.invertible(seven_coupled, seven_uncoupled)
+        _, pullback = keras_cg.vjp(lambda x, y, p, q: chain((x, y), p, q), x, y, p, q)
+        gx, gy, gp, gq = pullback((u, v))
+        (ex, ey), ep, eq = seven_chained((x, y), p, q, (u, v))
+        for came, expected in ((gx, ex), (gy, ey), (gp, ep), (gq, eq)):
+            np.testing.assert_allclose(found(came), found(expected), rtol=1e-9)
+
+
+def test_invertible_takes_nests(backend):
+    def f(x, p):
+        return {"a": x["a"] + p["w"] * x["b"], "b": x["b"], "n": x["n"]}
+
+    def inverse(y, p):
+        return {"a": y["a"] - p["w"] * y["b"], "b": y["b"], "n": y["n"]}
+
+    chain = recipes.invertible(f, inverse)
+
+    def loss(a, b, w):
+        output = chain({"a": a, "b": b, "n": 3}, {"w": w, "name": "one"}, {"w": 2 * w, "name": "two"})
+        assert output["n"] == 3
+        return output["a"]
+
+    a, b, w = (config.active.asarray(np.asarray(each, np.float32)) for each in (X, NOISE, 0.5))
+    ga, gb, gw = keras_cg.grad(loss, (0, 1, 2))(a, b, w)
+    np.testing.assert_allclose(found(ga), 1)
+    np.testing.assert_allclose(found(gb), 1.5, rtol=1e-6)
+    np.testing.assert_allclose(found(gw), 3 * NOISE.sum(), rtol=1e-6)
+
+
+def test_invertible_by_no_inverse_is_nan(backend):
+    """A mistake; a function that is not one-to-one; one that loses all digits; and a number that is lost in one row."""
+    many = np.full((200, 2), 1.0, np.float32)
+    for f, inverse, x in (
+        (lambda x, p: 2 * x * p, lambda y, p: y / p, X),
+        (lambda x, p: x * x * p, lambda y, p: ops.sqrt(y / p), -X),
+        (lambda x, p: p + 1e-9 * x, lambda y, p: (y - p) / 1e-9, X),
+        (lambda x, p: 2 * x * p, lambda y, p: y / 2 / p + ops.asarray(np.float32([0, 0.01])), many),
+    ):
+        x, one = (config.active.asarray(np.asarray(each, np.float32)) for each in (x, 1.0))
+        for gradient in keras_cg.grad(recipes.invertible(f, inverse), (0, 1))(x, one):
+            assert np.isnan(found(gradient)).all()
+    lax = recipes.invertible(lambda x, p: 2 * x * p, lambda y, p: 1.001 * y / 2 / p, tolerance=0.01)
+    np.testing.assert_allclose(found(keras_cg.grad(lax)(x, one)), 2)
+    assert np.isnan(found(keras_cg.grad(recipes.invertible(lax, lambda y, p: 1.001 * y / 2 / p))(x, one))).all()
+
+
+@pytest.mark.only("torch", "tensorflow", "numpy")
+def test_invertible_keeps_nothing_between(backend):
+    """Of a chain its last two numbers, which are the result, and nothing on the way to them."""
+    inside, outputs = [], []
+
+    def f(x, p):
+        inner = ops.exp(x[1])
+        output = x[0] + p * ops.sin(inner)
+        for kept, value in ((inside, inner), (outputs, output)):
+            kept.append(weakref.ref(value._value if hasattr(value, "_value") else value))
+        return x[1], output
+
+    def inverse(y, p):
+        return y[1] - p * ops.sin(ops.exp(y[0])), y[0]
+
+    def alive(chain):
+        inside.clear()
+        outputs.clear()
+        x, p = config.active.asarray(X), config.active.asarray(np.ones(3))
+        output, pullback = keras_cg.vjp(chain, (x, x), p, p, p, p)
+        gc.collect()
+        count = sum(reference() is not None for reference in (*inside, *outputs[:2]))
+        assert np.isfinite(found(pullback(output)[1])).all()
+        return count
+
+    assert alive(lambda x, *params: f(f(f(f(x, params[0]), params[1]), params[2]), params[3])) > 0  # the test can fail
+    assert alive(recipes.invertible(f, inverse)) == 0
+
+
+# --- custom_root ---------------------------------------------------------------------------------------------------
+
+
+def test_custom_root_of_a_linear_system(backend):
+    """A x = b in a nest, of which everything is known; found by what cannot be differentiated."""
+
+    def f(x, params):
+        z = ops.concat([x["first"], ops.reshape(x["rest"], (-1,))])
+        rest = ops.matmul(params["A"], z) - params["b"]
+        return {"first": rest[:1], "rest": ops.reshape(rest[1:], (1, 2))}
+
+    matrix, b = np.array([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 1.0]]), np.array([1.0, 2.0, 4.0])
+    inverse = np.linalg.inv(matrix)
+    x = inverse @ b
+
+    def solver(g, x0):
+        return {name: config.active.asarray(part) for name, part in (("first", x[:1]), ("rest", x[None, 1:]))}
+
+    root, weights = recipes.custom_root(f, solver), np.array([1.0, 10.0, 100.0])
+
+    def loss(a, b):
+        x0 = {"first": ops.zeros_like(b[:1]), "rest": ops.zeros_like(b[None, 1:])}
+        z = root(x0, {"A": a, "b": b})
+        return ops.sum(z["first"] * weights[0]) + ops.sum(z["rest"] * config.active.asarray(weights[1:]))
+
+    with config.active.double_precision():
+        ga, gb = keras_cg.grad(loss, (0, 1))(config.active.asarray(matrix), config.active.asarray(b))
+        w = inverse.T @ weights
+        np.testing.assert_allclose(found(gb), w, rtol=1e-9)
+        np.testing.assert_allclose(found(ga), -np.outer(w, x), rtol=1e-9)
+
+
+def test_custom_root_to_the_third_order(backend):
+    """The cube root: right to the third order, NaN in the fourth; by the whole matrix, and by a solver of one's own."""
+    with config.active.double_precision():
+        x0, a = (config.active.asarray(np.array(each)) for each in (1.0, 8.0))
+        for linear_solve in (None, lambda matvec, b: b / matvec(ops.ones_like(b))):
+            f = recipes.custom_root(lambda x, a: x * x * x - a, bisection, linear_solve=linear_solve)
+            derivative = lambda a, f=f: f(x0, a)
+            for expected in (2.0, 1 / 12, -2 / 9 * 8 ** (-5 / 3), 10 / 27 * 8 ** (-8 / 3), np.nan):
+                np.testing.assert_allclose(found(derivative(a)), expected, rtol=1e-8)
+                derivative = keras_cg.grad(derivative)
+            assert found(keras_cg.grad(f)(x0, a)) == 0
+
+
+def test_custom_root_by_scipy(backend):
+    """x exp(x) = a, by a solver that knows nothing of the framework; the gradient is that of Lambert's function."""
+    from scipy import special
+
+    solver = recipes.from_numpy(lambda a: special.lambertw(a).real.astype(a.dtype), None)
+
+    def f(a):
+        root = recipes.custom_root(lambda x, a: x * ops.exp(x) - a, lambda g, x0: solver(-g(x0)))
+        return root(ops.zeros_like(a), a)
+
+    a = np.array([0.5, 2.0, 7.0], np.float32)
+    w = special.lambertw(a.astype(float)).real
+    output, pullback = keras_cg.vjp(f, config.active.asarray(a))
+    np.testing.assert_allclose(found(output), w, rtol=1e-5)
+    np.testing.assert_allclose(found(pullback(ops.ones_like(output))[0]), w / a / (1 + w), rtol=1e-5)
+
+
+def test_what_a_solution_and_a_chain_close_over(backend):
+    """What is differentiated must be an argument, and an error says so."""
+    x = config.active.asarray(X)
+    for of in (
+        lambda w: recipes.custom_root(lambda x, a: x - w * a, lambda g, x0: config.active.cut(x0 - g(x0)))(x, x),
+        lambda w: recipes.invertible(lambda x, p: x * w, lambda y, p: y / w)(x, None),
+    ):
+        with pytest.raises(keras_cg.CapturedVariableError):
+            keras_cg.grad(of)(config.active.asarray(np.asarray(2.0, X.dtype)))
+
+
 # --- recompute -----------------------------------------------------------------------------------------------------
 
 
@@ -507,6 +880,7 @@ def test_recompute_finds_attributes(backend):
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_recompute_refuses_what_it_cannot_find(backend):
     class Holder:
         __slots__ = ("w",)
@@ -566,6 +940,7 @@ def test_recompute_of_what_was_changed_in_place_on_torch(backend, kind):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_recompute_after_a_step_of_an_optimizer(backend):
     """Of what the function does not read, though a module in its closure has it, a change is none."""
     import torch
@@ -635,6 +1010,7 @@ def test_recompute_of_a_variable_that_was_assigned(backend, where, trainable):
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+@pytest.mark.limit
 def test_recompute_of_a_variable_that_was_assigned_between_two_graphs(backend, dtype, jit):
     """The forward pass is a program, and the backward pass another one: no number comes of it."""
     import tensorflow as tf
@@ -670,6 +1046,7 @@ def test_recompute_of_an_array_that_was_changed_in_place(backend, where, monkeyp
 
 
 @pytest.mark.only("torch", "tensorflow", "numpy")
+@pytest.mark.limit
 def test_recompute_of_a_function_that_draws_others(eager, backend):
     draws = np.random.default_rng(0)
 
@@ -691,6 +1068,7 @@ def test_recompute_of_a_function_that_draws_others(eager, backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
+@pytest.mark.limit
 def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, backend, mode):
     import tensorflow as tf
 
@@ -764,6 +1142,7 @@ def test_fixed_point_of_a_linear_map(backend):
         np.testing.assert_allclose(found(keras_cg.hessian(loss, 2)(z0, a, b)), np.diag(2 * w), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.limit
 def test_fixed_point_that_does_not_converge_is_nan(backend):
     def half(z, a):
         return a * (z + 1)
@@ -814,6 +1193,80 @@ def test_wrong_parameters(backend):
             TypeError,
             "fixed_point expects a function, got a NoneType. Give the function itself, not what it returns.",
         ),
+        (lambda: recipes.straight_through(np.sign, 3), TypeError, "straight_through expects a function, got an int."),
+        (lambda: recipes.invertible(np.sin, None), TypeError, "invertible expects a function, got a NoneType."),
+        (lambda: recipes.custom_root(np.sin, 1.0), TypeError, "custom_root expects a function, got a float."),
+        (
+            lambda: recipes.custom_root(np.sin, np.sin, linear_solve="cg"),
+            TypeError,
+            "custom_root expects a function, got a str.",
+        ),
+        (lambda: recipes.custom_root(heron, np.sin)(1.0, x), TypeError, "custom_root(heron): x0 is 1.0, and"),
+        (
+            lambda: recipes.custom_root(heron, np.sin)((), x),
+            TypeError,
+            "custom_root(heron): there is no tensor in x0. Give a real floating tensor, or a nest of such.",
+        ),
+        (
+            lambda: recipes.invertible(heron, heron)(x),
+            TypeError,
+            "invertible(heron) applies its function once for each argument after the first, and there is none. Give"
+            " the parameters of each block, None for a block without any.",
+        ),
+        (
+            lambda: recipes.invertible(heron, heron)(3, x),
+            TypeError,
+            "invertible(heron): there is no floating tensor in x. Give one, or a nest with one in it.",
+        ),
+        (
+            lambda: recipes.invertible(heron, heron, tolerance=-1),
+            ValueError,
+            "invertible: tolerance=-1 is not a positive number.",
+        ),
+        (lambda: recipes.soft_round("1", 2), TypeError, "soft_round: x is '1', and"),
+        (lambda: recipes.soft_round(x, "2"), TypeError, "soft_round: alpha must be a number"),
+        (lambda: recipes.soft_round(x, -2), ValueError, "soft_round: alpha=-2 is not a number from 0 on."),
+        (
+            lambda: recipes.soft_round(x, np.ones(2)),
+            ValueError,
+            "soft_round: alpha is float64[2], which does not broadcast to x, float64[3]. Each of its axes, counted",
+        ),
+        (lambda: recipes.gumbel_noise(None), TypeError, "gumbel_noise: uniform is None, and"),
+        (lambda: recipes.gumbel_softmax(x, None), TypeError, "gumbel_softmax: noise is None, and"),
+        (
+            lambda: recipes.gumbel_softmax(x, x[:1]),
+            ValueError,
+            "gumbel_softmax: noise is float64[1], and logits is float64[3]. Give one of the same shape: broadcast, it"
+            " would be the same for what should differ.",
+        ),
+        (
+            lambda: recipes.gumbel_softmax(x, x, 0),
+            ValueError,
+            "gumbel_softmax: temperature=0.0 is not a positive, finite number.",
+        ),
+        (
+            lambda: recipes.gumbel_softmax(x, x, axis=1),
+            ValueError,
+            "gumbel_softmax: axis=1 is not an axis of a tensor with 1, or a tuple of such.",
+        ),
+        (
+            lambda: recipes.gumbel_softmax(x, x, axis=None),
+            ValueError,
+            "gumbel_softmax: axis=None is not a whole number: categories lie along one axis.",
+        ),
+        (
+            lambda: recipes.log_sum_exp(x, where=x),
+            TypeError,
+            "log_sum_exp: where is float64[3], and a mask is a boolean tensor of the active backend. Compare, as by"
+            " x > 0.",
+        ),
+        (lambda: recipes.log_sum_exp(x, where=True), TypeError, "log_sum_exp: where is True, and a mask is"),
+        (
+            lambda: recipes.log_sum_exp(x, where=np.array([True, False])),
+            ValueError,
+            "log_sum_exp: where is bool[2], which does not broadcast to x, float64[3]. Each of its axes",
+        ),
+        (lambda: recipes.log_sum_exp(x, axis=(0, 1)), ValueError, "log_sum_exp: axis=(0, 1) is not an axis of"),
         (
             lambda: recipes.log1pexp(np.arange(3)),
             TypeError,
@@ -901,8 +1354,27 @@ def test_wrong_parameters(backend):
         assert message(call, kind).startswith(expected)
 
 
+@pytest.mark.only("numpy")
+def test_a_number_that_no_float_holds(backend):
+    for huge in (10**400, -(10**5000)):
+        for call, argument in (
+            (lambda huge: recipes.scale_gradient(X, huge), "scale_gradient: scale"),
+            (recipes.log1pexp, "log1pexp: x"),
+            (lambda huge: recipes.clip_gradient(X, norm=huge), "clip_gradient: norm"),
+            (lambda huge: recipes.safe_log(X, huge), "safe_log: floor"),
+            (lambda huge: recipes.quantize(X, huge), "quantize: step"),
+            (lambda huge: recipes.quantize(X, 0.5, gradient_scale=huge), "quantize: gradient_scale"),
+            (lambda huge: recipes.surrogate_spike(X, slope=huge), "surrogate_spike: slope"),
+            (lambda huge: recipes.fixed_point(heron, tolerance=huge), "fixed_point: tolerance"),
+        ):
+            assert message(lambda call=call, huge=huge: call(huge), ValueError) == (
+                f"{argument} is a number that is too large for a float, which ends at about 1.8e308 in either"
+                " direction. Give a smaller number, or math.inf if that is what you mean."
+            )
+
+
 def test_an_output_that_is_not_like_the_input(backend):
-    x = config.active.asarray(X)
+    x, line, summed = config.active.asarray(X), lambda x, a: x - a, lambda matvec, b: ops.sum(b)
     lines = message(lambda: recipes.straight_through(lambda x: x > 0)(x), keras_cg.GradientError).splitlines()
     assert re.sub(r"float\d\d", "float", lines[2]) == "    expected: float[3]"
     assert lines[0].startswith("straight_through(")
@@ -912,14 +1384,60 @@ def test_an_output_that_is_not_like_the_input(backend):
         "    usual cause: a function that reduces or broadcasts, or one that returns a comparison or integers.",
         "    remedy: return the structure and the shapes of the first argument, in a floating dtype.",
     ]
-    for call in (
-        lambda: recipes.straight_through(ops.sum)(x),
-        lambda: recipes.fixed_point(lambda z, a: ops.sum(z))(x, x),
+    for call, part in (
+        (lambda: recipes.straight_through(ops.sum)(x), "is not like the first argument"),
+        (lambda: recipes.fixed_point(lambda z, a: ops.sum(z))(x, x), "is not like the first argument"),
+        (lambda: recipes.straight_through(ops.sum, ops.tanh)(x), "): the output is not like the output of soft, so"),
+        (
+            lambda: recipes.custom_root(ops.sum, lambda g, x0: x0)(x),
+            "): the output is not like the first",
+        ),
+        (
+            lambda: recipes.custom_root(ops.tanh, lambda g, x0: ops.sum(x0))(x),
+            "): the output is not like x0, so",
+        ),
+        (
+            lambda: keras_cg.grad(recipes.custom_root(line, lambda g, x0: 0 * x0, linear_solve=summed), 1)(x, x),
+            "the linear_solve of custom_root(",
+        ),
+        (
+            lambda: keras_cg.grad(recipes.invertible(lambda x, p: x, lambda y, p: y[:1]))(x, None),
+            ", of what its inverse gave: the output is not like what that got, so that upstream",
+        ),
     ):
-        assert "is not like the first argument" in message(call, keras_cg.GradientError)
+        assert part in message(call, keras_cg.GradientError)
 
 
 @pytest.mark.only("tensorflow")
+def test_a_root_of_unknown_size(backend):
+    """The Jacobian as a matrix needs a size; a linear solver does not, nor do the other new recipes."""
+    import tensorflow as tf
+
+    def run(f, *shapes):
+        specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+        return tf.function(lambda x: keras_cg.grad(f)(x), input_signature=specs)(tf.constant([4.0, 9.0])).numpy()
+
+    def root(linear_solve):
+        f = recipes.custom_root(lambda x, a: x * x - a, lambda g, x0: tf.sqrt(-g(x0)), linear_solve=linear_solve)
+        return lambda a: f(tf.zeros_like(a), a)
+
+    np.testing.assert_allclose(run(root(lambda matvec, b: b / matvec(tf.ones_like(b))), [None]), [1 / 4, 1 / 6])
+    with pytest.raises(ValueError) as caught:
+        run(root(None), [None])
+    assert (
+        "how many numbers x0 has is unknown until run time, and the Jacobian as a matrix needs it. Set its shape, as by"
+        " tf.ensure_shape(x, [3]), or give linear_solve." in str(caught.value)
+    )
+    share = 1 / (1 + np.exp(-5))
+    np.testing.assert_allclose(run(recipes.log_sum_exp, None), [1 - share, share], rtol=1e-5)
+    chain = recipes.invertible(lambda x, p: x * 7, lambda y, p: y / 7)
+    np.testing.assert_allclose(run(lambda x: chain(x, None), None), 7)
+    with pytest.raises(ValueError, match="how many axes logits"):
+        run(lambda x: recipes.gumbel_softmax(x, x), None)
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_the_scale_of_lsq_needs_a_known_size(backend):
     import tensorflow as tf
 
@@ -957,8 +1475,9 @@ def test_clipping_by_a_norm_that_is_no_scalar(eager, backend):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
-    """README's Limits: a tensor in an attribute, which is differentiated, and gets nothing."""
+    """A tensor in an attribute, which is differentiated, and gets nothing."""
     import tensorflow as tf
 
     class Holder:
@@ -970,3 +1489,34 @@ def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
         output = recipes.recompute(lambda x: x * holder.w)(x)
     gx, gw = tape.gradient(output, [x, holder.w])
     assert eager.array(gx).tolist() == [5.0] and gw is None
+
+
+@pytest.mark.only("jax")
+@pytest.mark.limit
+def test_what_recompute_does_not_see_on_jax(backend):
+    """As with `jax.checkpoint`, which it is there: an array of NumPy is read again, an array of JAX is not."""
+    import jax
+
+    for recomputed in (recipes.recompute, jax.checkpoint):
+        numpy_array = np.full(3, 3.0, np.float32)
+        kept = [jax.numpy.asarray(numpy_array)]
+        x = jax.numpy.ones(3)
+        _, pullback = keras_cg.vjp(recomputed(lambda x, w=numpy_array: x * w * w), x)
+        _, pullback_of_kept = keras_cg.vjp(recomputed(lambda x, kept=kept: x * kept[0] * kept[0]), x)
+        numpy_array[...] = 4
+        kept[0] = 4 * kept[0]
+        assert pullback(x)[0].tolist() == [16.0] * 3
+        assert pullback_of_kept(x)[0].tolist() == [9.0] * 3
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_recompute_changes_buffers_of_torch_twice(backend):
+    """A limit, as of torch.utils.checkpoint: the second run counts as well."""
+    import torch
+
+    norm = torch.nn.BatchNorm1d(3)
+    output = recipes.recompute(norm)(torch.tensor(np.stack([X, 2 * X]), dtype=torch.float32, requires_grad=True))
+    assert int(norm.num_batches_tracked) == 1
+    output.sum().backward()
+    assert int(norm.num_batches_tracked) == 2

@@ -439,8 +439,9 @@ def test_a_compiled_output_that_is_the_argument_is_not_changed_in_place(backend)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.limit
 def test_a_compiled_output_that_is_a_part_of_the_argument_loses_its_gradient_in_place(backend):
-    """README, Limits: Dynamo (2.13) does not tell what shares memory with what."""
+    """A limit: Dynamo (2.13) does not tell what shares memory with what."""
     import torch
 
     f = custom_gradient(lambda x: (x[1:], lambda upstream: 7 * ops.ones(3)))
@@ -451,8 +452,9 @@ def test_a_compiled_output_that_is_a_part_of_the_argument_loses_its_gradient_in_
     assert gradients(copied(x * 1), x)[0][0] == 7
 
 
+@pytest.mark.limit
 def test_where_what_is_kept_is_not_found(backend):
-    """README, Limits: of what stands there, the second derivative goes without."""
+    """A limit: of what stands there, the second derivative goes without."""
     import contextvars
 
     import torch

@@ -152,6 +152,7 @@ NONLINEAR = {
 
 
 @pytest.mark.parametrize("rule", NONLINEAR)
+@pytest.mark.limit
 def test_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule):
     import tensorflow as tf
 
@@ -173,6 +174,7 @@ def test_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule):
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["eager", "function"])
+@pytest.mark.limit
 def test_a_rule_that_differentiates_where_tapes_are_deaf(eager, backend, inside):
     import tensorflow as tf
 
@@ -197,6 +199,7 @@ def test_recompute_of_a_function_that_differentiates(eager, backend):
     close(gradients(g, x)[0], 6 * X)
 
 
+@pytest.mark.limit
 def test_forward_mode_around_a_function_of_a_rule_that_is_not_linear_is_a_limit(eager, backend):
     import tensorflow as tf
 
@@ -233,6 +236,7 @@ def closing_over(w):
 
 @pytest.mark.parametrize("mode", ["function", "xla"])
 @pytest.mark.parametrize("place", ["plain", "cond", "while_loop"])
+@pytest.mark.limit
 def test_a_captured_tensor_that_is_differentiated_later_gets_no_number(eager, backend, mode, place):
     import tensorflow as tf
 
@@ -513,6 +517,7 @@ def test_a_sloppy_gradient_of_a_constant_in_a_graph(eager, backend):
             call()
 
 
+@pytest.mark.limit
 def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(eager, backend):
     import tensorflow as tf
 
@@ -531,6 +536,7 @@ def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(ea
             gradients(g, eager.tensor(X), eager.tensor(3 * X))
 
 
+@pytest.mark.limit
 def test_a_hidden_tensor_beside_a_variable_is_a_limit_in_eager_mode(eager, backend):
     import tensorflow as tf
 
@@ -547,6 +553,7 @@ def test_a_hidden_tensor_beside_a_variable_is_a_limit_in_eager_mode(eager, backe
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.limit
 def test_variables_come_in_the_order_of_creation_in_every_mode(eager, backend, mode):
     import tensorflow as tf
 
@@ -584,6 +591,7 @@ def test_variables_in_a_graph_of_tensorflow_1(eager, backend):
     close(gv, np.full(3, 11.0))
 
 
+@pytest.mark.limit
 def test_a_reference_variable_that_a_function_makes_is_named(eager, backend):
     import tensorflow as tf
 
@@ -758,6 +766,7 @@ def test_jacobians(eager, backend, mode, pfor):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.limit
 def test_vectorized_map_obeys_the_rule_in_its_body_and_refuses_to_be_differentiated(eager, backend, mode):
     import tensorflow as tf
 
@@ -924,6 +933,7 @@ def test_a_decorated_function_is_an_argument_of_a_tf_function(eager, backend, co
     close(gradients(lambda x: nested({"f": seven}, x), x)[0], np.full_like(X, 7))
 
 
+@pytest.mark.limit
 def test_recompute_grad_says_so_where_it_cannot(eager, backend):
     import tensorflow as tf
 
@@ -1061,6 +1071,7 @@ LOAD = """
 """
 
 
+@pytest.mark.limit
 def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, backend, tmp_path):
     import tensorflow as tf
 
@@ -1558,3 +1569,100 @@ def test_a_private_name_that_is_gone_is_an_error_at_once(backend, name):
         else:
             raise AssertionError("nobody noticed")
     """)
+
+
+# --- what TensorFlow itself cannot do ------------------------------------------------------------------------------
+
+
+@pytest.mark.limit
+def test_sparse_tensors_are_no_source_of_a_gradient(eager, backend):
+    """As TensorFlow's own tape says it; forwards they serve, and so do their values as the argument."""
+    import tensorflow as tf
+
+    sparse = tf.sparse.from_dense(tf.eye(2))
+    with pytest.raises(ValueError, match="SparseTensor is not supported as a gradient source"):
+        keras_cg.grad(lambda x: tf.sparse.reduce_sum(x))(sparse)
+    close(keras_cg.grad(lambda values: 7 * tf.sparse.reduce_sum(sparse.with_values(values)))(sparse.values), [7, 7])
+
+
+@pytest.mark.limit
+def test_what_is_argument_and_closed_over_counts_as_the_argument_in_a_graph(eager, backend):
+    """A limit: it is one tensor there. In eager mode it gets both: 7 by the rule, 11 as what is captured."""
+    import tensorflow as tf
+
+    def run(x):
+        def rule(upstream, variables=None):
+            return (7 * upstream, [11 * upstream]) if variables else 7 * upstream
+
+        return custom_gradient(lambda argument: (argument * x, rule))(x)
+
+    x = eager.tensor(X)
+    close(gradients(run, x)[0], np.full(3, 18.0))
+    close(gradients(tf.function(run), x)[0], np.full(3, 7.0))
+
+
+@pytest.mark.limit
+def test_an_accumulator_around_a_function_that_is_differentiated_once_more(eager, backend):
+    """A limit of TensorFlow (2.21): so it is for a function of plain operations."""
+    import tensorflow as tf
+
+    x = eager.tensor(X)
+    for function in (f, tf.exp):
+        traced = tf.function(lambda x, function=function: function(x))
+        with pytest.raises(tf.errors.InternalError, match="returned too few gradients"):
+            gradients(lambda x: forward(traced, x), x)
+        inside = tf.function(lambda x: gradients(lambda x: forward(traced, x), x)[0])
+        assert inside(x) is None
+    close(gradients(lambda x: forward(f, x), x)[0], 7 * EXP)
+
+
+@pytest.mark.limit
+def test_an_accumulator_of_what_an_inner_function_captures(eager, backend):
+    """A limit of TensorFlow (2.21): so it is for a function of plain operations."""
+    import tensorflow as tf
+
+    variable, x = tf.Variable(2 * X), eager.tensor(X)
+    served = custom_gradient(lambda x: (x * variable, lambda u, variables: (7 * u, [11 * u])))
+    for function, expected in ((served, 11 * ONES), (lambda x: x * variable, X)):
+        traced = tf.function(lambda x, function=function: function(x))
+
+        def run(traced=traced):
+            with tf.autodiff.ForwardAccumulator(variable, tf.constant(ONES)) as accumulator:
+                y = traced(x)
+            return accumulator.jvp(y)
+
+        close(run(), expected)
+        assert tf.function(run)() is None
+
+
+@pytest.mark.parametrize("decorator", [custom_gradient, "tf"])
+@pytest.mark.limit
+def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, backend, tmp_path, decorator):
+    """A limit of TensorFlow (2.21): what is loaded lacks what the rule holds of a step, or of a branch."""
+    import tensorflow as tf
+
+    decorate = tf.custom_gradient if decorator == "tf" else decorator
+
+    @decorate
+    def g(x):
+        e = tf.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    def looped(x):
+        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, g(x)), (0, x))[1]
+
+    module = tf.Module()
+    module.straight = tf.function(lambda x: g(x), input_signature=[tf.TensorSpec([None])])
+    module.looped = tf.function(looped, input_signature=[tf.TensorSpec([None])])
+    module.branched = tf.function(
+        lambda x: tf.cond(x[0] < 9, lambda: g(x), lambda: x), input_signature=[tf.TensorSpec([None])]
+    )
+    x = eager.tensor(X)
+    close(gradients(module.looped, x)[0], 7 * EXP * 7 * np.exp(2 * X.astype(float)))
+    tf.saved_model.save(module, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    close(gradients(loaded.straight, x)[0], 7 * EXP)
+    with pytest.raises(TypeError, match="is out of scope and cannot be used here"):
+        gradients(loaded.looped, x)
+    with pytest.raises(AssertionError):
+        gradients(loaded.branched, x)

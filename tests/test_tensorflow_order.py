@@ -65,8 +65,9 @@ def test_tf_custom_gradient_forgets_the_order(backend, nested):
 
 
 @pytest.mark.parametrize("optimised", [True, False])
+@pytest.mark.limit
 def test_grappler_forgets_the_order_where_one_operation_has_two_outputs(backend, optimised):
-    """The limit of README, with nothing around it, and what helps."""
+    """A limit, with nothing around it, and what helps."""
     import tensorflow as tf
 
     a, b = tf.Variable(2.0), tf.Variable(3.0)

@@ -102,6 +102,7 @@ def without_collector():
     gc.enable()
 
 
+@pytest.mark.limit
 def test_what_the_rule_holds_is_freed_by_the_backward_pass(eager, backend, without_collector):
     import torch
 
@@ -158,6 +159,7 @@ def test_a_checkpoint_does_not_keep_it(eager, backend, without_collector):
         np.testing.assert_allclose(x.grad, 7 * np.exp(X), rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.limit
 def test_changes_in_place_are_refused(eager, backend):
     import torch
 
@@ -391,6 +393,7 @@ def test_a_computed_value_in_an_attribute_is_served(eager, backend):
     np.testing.assert_allclose(w.grad, 5 * 2 * X)
 
 
+@pytest.mark.limit
 def test_a_computed_value_that_cannot_be_found_is_refused(eager, backend):
     class Holder:
         __slots__ = ("w",)
@@ -453,6 +456,7 @@ def test_captured_in_an_attribute(eager, backend):
     np.testing.assert_allclose(torch.func.grad(lambda w: Holder(w).call(x).sum())(w), np.full(3, 5.0))
 
 
+@pytest.mark.limit
 def test_captured_by_other_ways_is_refused(eager, backend):
     import torch
 
@@ -589,6 +593,7 @@ def test_a_pullback_goes_in_and_out_of_inference_mode(backend):
             np.testing.assert_allclose(pullback(upstream)[0], 3 * np.exp(X), rtol=1e-6)
 
 
+@pytest.mark.limit
 def test_a_captured_inference_tensor_is_refused_by_torch(backend):
     import torch
 
@@ -677,6 +682,7 @@ def test_data_parallel_and_sharded(backend, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.limit
 def test_what_torch_compile_made_can_be_differentiated_once(backend):
     import torch
 
@@ -695,13 +701,14 @@ def test_what_torch_compile_made_can_be_differentiated_once(backend):
         pullback(torch.ones(2))
 
 
+@pytest.mark.limit
 def test_what_torch_compile_made_has_no_second_derivative(backend):
     import torch
 
     torch.compiler.reset()
     x = torch.tensor(2.0, requires_grad=True)
     cube = custom_gradient(lambda x: (x**3, lambda upstream: 3 * x**2 * upstream))
-    # As README says: x times the gradient is 3 x^3, whose derivative is 36. Where torch saves no input itself,
+    # x times the gradient is 3 x^3, whose derivative is 36. Where torch saves no input itself,
     # it takes the gradient for a constant, 12.
     (found,) = torch.autograd.grad(torch.compile(cube, backend="aot_eager")(x), x, create_graph=True)
     (second,) = torch.autograd.grad(x * found, x)
@@ -773,3 +780,26 @@ def test_the_first_call_of_all_in_every_mode_of_torch(backend, name):
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.limit
+def test_what_cannot_be_taken_apart_lives_as_long_as_the_graph(eager, backend, without_collector):
+    """A limit: nothing frees it in the backward pass, as it frees what a closure holds."""
+    import torch
+
+    for make, dies in ((HOLDERS["closure"], True), (lambda e: lambda u, kept={e}: 7 * u * next(iter(kept)), False)):
+        f, is_dead = rule_of(torch, make)
+        y = f(eager.tensor(X).requires_grad_())
+        y.sum().backward()
+        assert is_dead() is dies
+        del y
+        assert is_dead()
+
+
+@pytest.mark.limit
+def test_an_argument_loses_the_attributes_that_somebody_set(eager, backend):
+    """A limit: the function gets the argument cut from the graph, which is another object of Python."""
+    x = eager.tensor(X).requires_grad_()
+    x.name_of_mine = "x"
+    f = custom_gradient(lambda x: (x * (1 if hasattr(x, "name_of_mine") else 2), lambda upstream: 7 * upstream))
+    np.testing.assert_allclose(f(x).detach(), 2 * X)

@@ -163,6 +163,7 @@ def check_around(module, function, array=Z):
 
 @pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"])
 @pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.limit
 def test_an_exported_program(backend, strict, is_on):
     import torch
 
@@ -176,6 +177,7 @@ def test_an_exported_program(backend, strict, is_on):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.limit
 def test_what_functions_return(backend, name, is_on):
     function = FUNCTIONS[name]
     program = export(model(function), tensor(X), is_on=is_on)
@@ -287,6 +289,7 @@ def test_batch_norm_and_dropout(backend):
     np.testing.assert_allclose(output, layers(tensor(X)).detach(), rtol=1e-5)
 
 
+@pytest.mark.limit
 def test_one_warning_for_each_export(backend):
     """However many functions there are, and however often each is called."""
     import torch
@@ -304,6 +307,7 @@ def test_one_warning_for_each_export(backend):
         ]
 
 
+@pytest.mark.limit
 def test_a_branch(backend):
     """torch traces the two sides by themselves, more than once; the same warning may come again."""
     import torch
@@ -371,6 +375,7 @@ def test_loaded_without_this_package(backend, tmp_path):
     assert rest.split()[-1] == "False"
 
 
+@pytest.mark.limit
 def test_torch_forgets_a_detach_when_it_decomposes(backend):
     """A limit: in a decomposed program, plain gradients come through what was cut, a user's own detach included."""
     import torch
@@ -393,6 +398,7 @@ DIFFERENTIATING = {
 
 @pytest.mark.parametrize("way", DIFFERENTIATING)
 @pytest.mark.filterwarnings("ignore:the exported program has no gradient")
+@pytest.mark.limit
 def test_a_gradient_inside_is_refused(backend, way):
     """Its numbers would be those of plain differentiation."""
     import torch
@@ -527,6 +533,7 @@ def test_aot_export_module(backend):
     assert not loss.requires_grad
 
 
+@pytest.mark.limit
 def test_a_weight_under_aot_module(backend):
     """One in a closure gets its gradient; one in an attribute is not found, which is said."""
     import torch
@@ -756,6 +763,7 @@ def told():
 
 
 @pytest.mark.parametrize("way", ["frozen", "no_grad"])
+@pytest.mark.limit
 def test_traced_without_a_gradient(backend, way):
     """A program of torch's own operations, which is saved, and has no gradient there: never the plain one."""
     import torch
@@ -776,6 +784,7 @@ def test_traced_without_a_gradient(backend, way):
     np.testing.assert_allclose(torch.jit.freeze(traced)(tensor(Z)), expected, rtol=1e-5)
 
 
+@pytest.mark.limit
 def test_torch_forgets_a_detach_when_it_freezes(backend):
     """A limit: the plain gradient comes through what was cut, a user's own detach included."""
     import torch
@@ -801,6 +810,7 @@ def test_a_frozen_trace_of_a_trained_module_keeps_the_rule(backend):
     np.testing.assert_allclose(gx, 7 * np.exp(Z * C) * C + C + 1, rtol=1e-5)
 
 
+@pytest.mark.limit
 def test_a_call_of_python_is_not_saved(backend):
     """torch says so."""
     import torch
@@ -849,6 +859,7 @@ def in_a_slice(module, hidden):
 
 
 @pytest.mark.parametrize("function", [in_an_attribute, in_an_attribute_of_the_rule, given_out, in_slots, in_a_slice])
+@pytest.mark.limit
 def test_what_the_traced_module_would_not_find(backend, function):
     """It would keep what was computed for the example."""
     import torch
@@ -867,6 +878,7 @@ def test_what_the_traced_module_would_not_find(backend, function):
 
 
 @pytest.mark.parametrize("way", ["transform", "gradient", "forward"])
+@pytest.mark.limit
 def test_a_traced_gradient_is_refused(backend, way):
     import torch
     from torch.autograd import forward_ad

@@ -252,8 +252,9 @@ def test_an_operation_more_is_seen(backend):
     assert len(recorded(kept, *tensors)[1][1]) == len(expected[1][1]) + 1
 
 
+@pytest.mark.limit
 def test_a_decorated_forward_of_the_module_that_is_compiled(backend):
-    """It fails, as README says: Dynamo (2.13) calls it by its name, which is that of the decorated one."""
+    """A limit: Dynamo (2.13) calls it by its name, which is that of the decorated one."""
     import torch
 
     class Inner(torch.nn.Module):
@@ -276,3 +277,34 @@ def test_a_decorated_forward_of_the_module_that_is_compiled(backend):
         torch.compile(Inner(), backend="eager", fullgraph=True)(x)
     with pytest.raises(AttributeError, match="__code__"):
         torch.export.export(Inner(), (x,))
+
+
+@pytest.mark.limit
+def test_what_dynamo_cannot_trace(backend):
+    """Dynamo (2.13) meets objects of which it does not know where they come from; what helps is beside it."""
+    import collections
+
+    import torch
+
+    class Owner:
+        @classmethod
+        @custom_gradient
+        def of_class(cls, x):
+            return x * 2, lambda upstream: 7 * upstream
+
+        @staticmethod
+        @custom_gradient
+        def static(x):
+            return x * 2, lambda upstream: 7 * upstream
+
+    scaled = custom_gradient(lambda p, x: (x * p["n"], lambda upstream: 7 * upstream))
+    x = torch.ones(3, requires_grad=True)
+    for refused, served in (
+        (lambda x: Owner.of_class(x), lambda x: Owner.static(x)),
+        (lambda x: scaled({"n": 2}, x), lambda x: scaled(collections.OrderedDict(n=2), x)),
+    ):
+        torch.compiler.reset()
+        with pytest.raises(Exception, match="Unexpected type in sourceless builder"):
+            torch.compile(refused, backend="eager", fullgraph=True)(x)
+        (gradient,) = torch.autograd.grad(torch.compile(served, backend="eager", fullgraph=True)(x).sum(), x)
+        assert gradient.tolist() == [7.0] * 3

@@ -188,6 +188,7 @@ def test_torch_without_gradients(eager, backend):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_torch_refuses_forward_inside_forward(eager, backend):
     import torch
 
@@ -196,6 +197,7 @@ def test_torch_refuses_forward_inside_forward(eager, backend):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 def test_torch_compile_of_transforms(eager, backend):
     """Where torch drops the rule, or the derivative of what it compiled, an error; else the rule."""
     import torch
@@ -346,6 +348,7 @@ def test_tensorflow(eager, backend, mode):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 def test_tensorflow_vectorized_map_of_what_was_traced_before_is_a_limit(eager, backend):
     import tensorflow as tf
 
@@ -456,6 +459,7 @@ def test_jax_export(eager, backend):
 
 @pytest.mark.only("jax")
 @pytest.mark.parametrize("saved", [0, 1, 2, 3])
+@pytest.mark.limit
 def test_an_exported_program_has_the_orders_that_it_was_saved_with(eager, backend, saved):
     import jax
     import jax.export

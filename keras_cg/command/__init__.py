@@ -3,8 +3,11 @@
 __init__.py   the options, and the exit status
 specs.py      what an argument is made of: `normal:4,3`
 targets.py    finds the function that is meant, and its arguments
+messages.py   what is said, each in one line
+output.py     JSON, and the standard error
 worker.py     the process of one backend: the only one that imports a framework, or the user's file
 processes.py  starts these processes and follows them, whatever becomes of them
+progress.py   what is shown while they work
 info.py  check.py  tables.py  curves.py  plot.py
 """
 
@@ -21,7 +24,7 @@ from typing import Any, NoReturn
 
 import keras_cg
 from keras_cg import backends, errors
-from keras_cg.command import messages
+from keras_cg.command import messages, output
 
 __all__ = ["main"]
 
@@ -38,6 +41,8 @@ with :DTYPE at will, as in normal:4,3:float64 or 0.5:float32 (an array without a
 # What the commands need besides the package itself: its extra "cli".
 EXTRAS = ("matplotlib", "rich", "scipy")
 
+COMMANDS = ("info", "check", "plot")
+
 # What a shell reports of a command that SIGPIPE ends: 128 and its number, which Windows lacks.
 BROKEN_PIPE = 141
 
@@ -45,10 +50,10 @@ OUTPUT_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
+    """Tells a mistake as everything else that cannot be done as it was asked."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        raise messages.UsageError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,21 +63,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `keras-cg`; those of this process if it is None.
 
     Returns:
-        The exit status: 0 if all is well, 1 for a gradient that is not right or a backend that failed, 2 for something
-        that cannot be done as it was asked, 130 after Ctrl-C, 141 if nobody reads the output any more.
+        The exit status: 0 if all is well, 1 for a gradient that is not right or undecided, or a backend that failed, 2
+        for something that cannot be done as it was asked, 130 after Ctrl-C, 141 if nobody reads the output any more.
 
     Raises:
-        SystemExit: The words do not parse (status 2), or ask for help or the version.
+        SystemExit: The words ask for help or the version.
     """
+    words = sys.argv[1:] if argv is None else [*argv]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what a terminal cannot show must not end the command
     try:
         try:
-            return _run(_parser().parse_args(argv))
+            return _run(words)
         finally:
             if sys.stdout is not None:  # as `>&-` makes it
                 sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
     except SystemExit as end:
         # rich (15) leaves with 1 after a broken pipe.
         if not isinstance(end.__context__, BrokenPipeError):
@@ -84,19 +92,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _lose_output(error)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(words: Sequence[str]) -> int:
+    as_json = "--json" in words
     try:
+        options = _parser().parse_args(words)
+        as_json = getattr(options, "json", False)
         # Each command is imported when it is asked for: rich and matplotlib are extras.
         return int(importlib.import_module(f"keras_cg.command.{options.command}").run(options))
     except messages.UsageError as error:
-        return _refuse(options.command, error)
+        return _refuse(words, error, as_json)
     except ImportError as error:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
-        return _refuse(options.command, messages.missing_extra(module))
-    except KeyboardInterrupt:
-        return 130
+        return _refuse(words, messages.missing_extra(module), as_json)
 
 
 def _lose_output(error: OSError) -> int:
@@ -105,12 +114,16 @@ def _lose_output(error: OSError) -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
-    print(f"keras-cg: {messages.output_lost(error.strerror or str(error))}", file=sys.stderr)  # noqa: T201
+    output.complain(f"keras-cg: {messages.output_lost(error.strerror or str(error))}")
     return 2
 
 
-def _refuse(command: str, error: Exception) -> int:
-    print(f"keras-cg {command}: {error}", file=sys.stderr)  # noqa: T201 - that is what a command does
+def _refuse(words: Sequence[str], error: messages.UsageError, as_json: bool) -> int:
+    """Tells why something cannot be done; also as JSON where that was asked for."""
+    name = " ".join(["keras-cg", *[each for each in words[:1] if each in COMMANDS]])
+    output.complain(f"{name}: {error}")
+    if as_json:
+        output.write_json({"error": str(error), **error.data})
     return 2
 
 
@@ -138,6 +151,10 @@ def _add_check(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_common(parser, "FILE.py:FUNCTION or MODULE:FUNCTION; without FUNCTION all that have `example_args`")
+    parser.add_argument("--value", metavar="TARGET", help="a function that gives the right output")
+    parser.add_argument(
+        "--fast", action="store_true", help="look along random directions alone, and compile nothing: for a hook"
+    )
     parser.add_argument(
         "--order", type=int, choices=(1, 2, 3, 4), default=2, help="the highest derivative (default: 2)"
     )

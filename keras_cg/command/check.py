@@ -6,19 +6,18 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import json
-import math
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from keras_cg import testing
-from keras_cg.command import messages, processes, targets
+from keras_cg.command import messages, output, processes, progress, targets
 from keras_cg.testing.report import CHECKS, Finding, Report
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["Board", "Problem", "run"]
 
@@ -98,22 +97,24 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: It cannot be done as it was asked.
     """
-    given = targets.validate(options.target, options.arg, options.expected)
+    given = targets.validate(options.target, options.arg, options.expected, options.value)
     names, absent = processes.chosen(options.backends)
     board = Board(options.target, names, absent=absent)
-    with tempfile.TemporaryDirectory() as folder, _shown(board, options.json) as refresh:
+    with tempfile.TemporaryDirectory() as folder, _shown(board):
         job = {
             "task": "check",
             "target": options.target,
             "given": given,
             "expected": options.expected,
+            "value": options.value,
+            "fast": options.fast,
             "seed": options.seed,
             "order": options.order,
             "modes": options.modes,
             "compiled": options.compiled,
             "folder": folder,
         }
-        asyncio.run(_check_all(board, job, options.timeout, refresh))
+        asyncio.run(_check_all(board, job, options.timeout))
         _compare(board, Path(folder))
     _conclude(board)
     if options.json:
@@ -125,38 +126,35 @@ def run(options: argparse.Namespace) -> int:
     return board.status()
 
 
-@contextlib.contextmanager
-def _shown(board: Board, as_json: bool) -> Iterator[Callable[[], None]]:
+def _shown(board: Board) -> contextlib.AbstractContextManager[None]:
     """Shows the board while it fills, where somebody can watch."""
-    if as_json:
-        yield lambda: None
-        return
-    from keras_cg.command import tables
 
-    with tables.live(board) as refresh:
-        yield refresh
+    def picture() -> RenderableType:
+        from keras_cg.command import tables
+
+        return tables.picture(board)
+
+    return progress.shown(picture)
 
 
-async def _check_all(board: Board, job: dict[str, Any], timeout: float, refresh: Callable[[], None]) -> None:
+async def _check_all(board: Board, job: dict[str, Any], timeout: float) -> None:
     async with asyncio.TaskGroup() as group:
         for backend in board.backends:
-            group.create_task(_check_backend(board, {**job, "backend": backend}, timeout, refresh))
+            group.create_task(_check_backend(board, {**job, "backend": backend}, timeout))
 
 
-async def _check_backend(board: Board, job: dict[str, Any], timeout: float, refresh: Callable[[], None]) -> None:
+async def _check_backend(board: Board, job: dict[str, Any], timeout: float) -> None:
     """Checks all functions on one backend; after one that killed its process, the others in a new one."""
     backend = job["backend"]
 
     def handle(event: dict[str, Any]) -> None:
         _take(board, backend, event)
-        refresh()
 
     while True:
         start = sum(pair[1] == backend for pair in board.done)
         death = await processes.follow({**job, "start": start}, timeout, handle)
         if death is not None:
             _bury(board, backend, death, timeout)
-        refresh()
         left = [each for each in board.functions if (each, backend) not in board.done]
         if death is None or not left or start == sum(pair[1] == backend for pair in board.done):
             break
@@ -243,14 +241,4 @@ def _write(board: Board) -> None:
         "problems": problems,
         "not_installed": board.absent,
     }
-    json.dump(_strict(data), sys.stdout, indent=2)
-    sys.stdout.write("\n")
-
-
-def _strict(data: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not have."""
-    if isinstance(data, dict):
-        return {key: _strict(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_strict(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    output.write_json(data)

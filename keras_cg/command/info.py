@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.metadata
-import json
-import sys
 from typing import Any
 
 from keras_cg import backends, config, errors
-from keras_cg.command import messages, processes, versions
+from keras_cg.command import messages, output, processes, progress, versions
 
 __all__ = ["run"]
 
@@ -24,22 +22,24 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: The active backend is none of them, or rich is missing.
     """
-    show = _write if options.json else _show
     active, source = config.resolve()
     installed = backends.installed()
     found = [{"name": name, "installed": name in installed, "version": _version(name)} for name in backends.names()]
     asyncio.run(_ask_all([each for each in found if each["installed"]]))
-    show({"active": active, "because": source, "backends": found, "untested": versions.untested()})
+    data = {"active": active, "because": source, "backends": found, "untested": versions.untested()}
+    problem = None
     if active not in backends.names():
-        raise messages.UsageError(str(errors.unknown_backend(active, source, backends.names())))
-    if active not in installed:
-        raise messages.not_installed(active)
+        problem = messages.UsageError(str(errors.unknown_backend(active, source, backends.names())))
+    elif active not in installed:
+        problem = messages.not_installed(active)
+    if not options.json:
+        _show(data)
+    if problem is not None:
+        problem.data = data
+        raise problem
+    if options.json:
+        output.write_json(data)
     return 1 if any(each.get("problem") for each in found) else 0
-
-
-def _write(data: dict[str, Any]) -> None:
-    json.dump(data, sys.stdout, indent=2)
-    sys.stdout.write("\n")
 
 
 def _version(name: str) -> str | None:
@@ -54,9 +54,17 @@ def _version(name: str) -> str | None:
 
 
 async def _ask_all(found: list[dict[str, Any]]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for each in found:
-            group.create_task(_ask(each))
+    done = 0
+
+    async def ask(each: dict[str, Any]) -> None:
+        nonlocal done
+        await _ask(each)
+        done += 1
+
+    with progress.shown(lambda: progress.bar(done, len(found), "backends")):
+        async with asyncio.TaskGroup() as group:
+            for each in found:
+                group.create_task(ask(each))
 
 
 async def _ask(found: dict[str, Any]) -> None:
@@ -79,9 +87,10 @@ def _show(data: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.ROUNDED, border_style="dim", padding=(0, 2))
-    for column in ("backend", "version", "devices", ""):
-        table.add_column(column, header_style="dim")
+    table = Table(box=box.ROUNDED, border_style="dim")
+    widest = max(len(each["name"]) for each in data["backends"])
+    for column, width in (("backend", widest), ("version", len("not installed")), ("devices", 14), ("", len("active"))):
+        table.add_column(column, header_style="dim", min_width=width, overflow="fold")
     for each in data["backends"]:
         active = each["name"] == data["active"]
         style = "bold green" if active else "" if each["installed"] else "dim"
@@ -91,6 +100,8 @@ def _show(data: dict[str, Any]) -> None:
         version = (each["version"] or "?") if each["installed"] else "not installed"
         table.add_row(Text(each["name"], style), Text(version, style), Text(devices, style), "active" if active else "")
     console = Console()
+    # Where there is no room, the terminal breaks the lines, and nothing is left out.
+    console.width = max(console.width, console.measure(table, options=console.options.update(max_width=10_000)).minimum)
     console.print(table)
     for each in data["backends"]:
         if each.get("problem"):

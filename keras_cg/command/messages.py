@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from keras_cg.errors import article, count, type_name
 
 
 class UsageError(Exception):
-    """What the command line was asked cannot be done; told in one line."""
+    """What the command line was asked cannot be done; told in one line.
+
+    Attributes:
+        data: What is known all the same, for `--json`.
+    """
+
+    data: Mapping[str, Any] = {}
 
 
 SPEC_FORMS = "normal:SHAPE, uniform:LO,HI:SHAPE, linspace:LO,HI,N, a Python literal, @FILE.npy; also with :DTYPE"
 
 
 def _one_line(error: BaseException) -> str:
-    """An exception in one line, as the last line of a traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type_name(error)}: {lines[0]}" if lines else type_name(error)
+    """An exception in one line, as the last line of a traceback; with what a colon at its end leads to."""
+    try:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    except Exception:
+        lines = []  # not even that may be relied on
+    told = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type_name(error)}: {told}" if told else type_name(error)
 
 
 def missing_extra(module: str) -> UsageError:
@@ -44,6 +55,22 @@ def bad_spec(name: str, spec: str, problem: str) -> UsageError:
 def no_such_file(path: str, near: str | None) -> UsageError:
     """The target's file is not there."""
     return UsageError(f"no file {path!r}" + (f"; did you mean {near!r}?" if near else "; check the path"))
+
+
+def no_target(target: str) -> UsageError:
+    """A target without a file or a module."""
+    return UsageError(f"{target!r} names no file and no module; expected FILE.py:FUNCTION or MODULE:FUNCTION")
+
+
+def nothing_after_colon(target: str) -> UsageError:
+    """A target that ends where the name of a function is due."""
+    place = target.removesuffix(":")
+    return UsageError(f"{target} names no function; name one after the colon, or write {place} for all of them")
+
+
+def folder(place: str) -> UsageError:
+    """The target is a folder."""
+    return UsageError(f"{place} is a folder; name a file in it that ends in .py, or a module: package.module")
 
 
 def not_importable(target: str, error: BaseException, where: str | None) -> UsageError:
@@ -126,9 +153,10 @@ def needs_function(target: str, option: str) -> UsageError:
     return UsageError(f"{option} is for one function: name it, as in {target}:FUNCTION")
 
 
-def not_a_reference(target: str, value: object) -> UsageError:
-    """`expected` that cannot be called."""
-    return UsageError(f"--expected {target} is {article(type_name(value))}; name a function, or a rule with `upstream`")
+def not_a_reference(option: str, target: str, value: object) -> UsageError:
+    """`expected` or `value` that cannot be called."""
+    what = {"expected": "a function, or a rule with `upstream`", "value": "a function"}[option]
+    return UsageError(f"--{option} {target} is {article(type_name(value))}; name {what}")
 
 
 def not_installed(name: str) -> UsageError:
@@ -179,4 +207,5 @@ def process_raised(backend: str, error: BaseException, where: str | None) -> str
     at = f" ({where})" if where else ""
     if isinstance(error, MemoryError):
         return f"{backend}: out of memory{at}; use smaller arguments"
-    return f"{backend}: {_one_line(error)}{at}"
+    remedy = getattr(error, "remedy", None)
+    return f"{backend}: {_one_line(error)}{at}" + (f"; {remedy.rstrip('.')}" if isinstance(remedy, str) else "")

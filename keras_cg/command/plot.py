@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy
 
-from keras_cg.command import messages, processes, targets
+from keras_cg.command import messages, output, processes, progress, targets
 from keras_cg.command.curves import Curves
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: It cannot be done as it was asked.
     """
+    given = targets.validate(options.target, options.arg, options.expected)
     if not targets.split(options.target)[1]:
         raise messages.needs_function(options.target, "plot")
-    given = targets.validate(options.target, options.arg, options.expected)
     _require_image(options.output)
     names, absent = processes.chosen(options.backends)
     job = {
@@ -60,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
         "target": options.target,
         "given": given,
         "expected": options.expected,
+        "value": None,
         "seed": options.seed,
     }
     outcomes = asyncio.run(_compute_all(names, job, options.timeout))
@@ -68,12 +69,12 @@ def run(options: argparse.Namespace) -> int:
     if refused and len(refused) == len(set(map(str, outcomes.values()))):
         raise messages.UsageError("; ".join(sorted(refused)))
     for line in (*_failures(outcomes), *absent):
-        print(line, file=sys.stderr)  # noqa: T201 - that is what a command does
+        output.complain(line)
     if found:
         figure = draw(targets.split(options.target)[1], found, options.look, options.expected)
         _save(figure, options.output)
         for line in (*_parts(found), f"plot: {options.output}"):
-            print(line)  # noqa: T201
+            print(line)  # noqa: T201 - that is what a command does
     return 2 if absent else 0 if len(found) == len(outcomes) else 1
 
 
@@ -94,7 +95,7 @@ def _require_image(path: str) -> None:
     suffix = Path(path).suffix.removeprefix(".").lower()
     if suffix not in known:
         raise messages.not_a_file_to_write(path, f"no image format {suffix!r}; use one of {', '.join(known)}")
-    if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
+    if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or "."):
         raise messages.not_a_file_to_write(path, "its folder is not there, or it is one")
 
 
@@ -107,9 +108,15 @@ def _save(figure: Figure, path: str) -> None:
 
 async def _compute_all(names: list[str], job: dict[str, Any], timeout: float) -> dict[str, _Outcome]:
     """What comes of every backend, in processes side by side."""
-    with tempfile.TemporaryDirectory() as folder:
-        jobs = [{**job, "backend": name, "folder": folder} for name in names]
-        return dict(zip(names, await asyncio.gather(*(_compute(each, timeout) for each in jobs)), strict=True))
+    outcomes: dict[str, _Outcome] = {}
+
+    async def compute(name: str, folder: str) -> None:
+        outcomes[name] = await _compute({**job, "backend": name, "folder": folder}, timeout)
+
+    shown = progress.shown(lambda: progress.bar(len(outcomes), len(names), "backends"))
+    with tempfile.TemporaryDirectory() as folder, shown:
+        await asyncio.gather(*(compute(each, folder) for each in names))
+    return {name: outcomes[name] for name in names}
 
 
 async def _compute(job: dict[str, Any], timeout: float) -> _Outcome:

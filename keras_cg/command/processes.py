@@ -18,8 +18,8 @@ from keras_cg.command import messages, targets
 
 __all__ = ["Death", "chosen", "follow", "obituary"]
 
-# A line of an event may hold everything about a function.
-LIMIT = 2**26
+# How many seconds are given to what a process wrote before its end, while another one holds its pipes open.
+LAST_WORDS = 1.0
 
 Event = dict[str, Any]
 
@@ -62,12 +62,11 @@ async def follow(job: dict[str, Any], timeout: float, handle: Callable[[Event], 
     Returns:
         None if it was done, else how it ended.
     """
-    stderr: deque[str] = deque(maxlen=200)
     late = False
-    async with _process(job, stderr) as (process, drained):
+    async with _process(job) as (worker, transport):
         try:
             async with asyncio.timeout(timeout) as limit:
-                async for line in process.stdout:  # type: ignore[union-attr]
+                while (line := await worker.lines.get()) is not None:
                     event = json.loads(line)
                     kind = event["event"]
                     if kind == "done":
@@ -75,39 +74,83 @@ async def follow(job: dict[str, Any], timeout: float, handle: Callable[[Event], 
                     handle(event)
                     if kind == "report":
                         limit.reschedule(asyncio.get_running_loop().time() + timeout)
-                await process.wait()
         except TimeoutError:
             late = True
-            await _ask_where(process)
-        # A grandchild may hold the pipe open.
-        await asyncio.wait([drained], timeout=1)
-    told = tuple(stderr)
-    return Death(None if late else _ending(process.returncode), _where(told), told)
+            await _ask_where(transport, worker)
+    told = tuple(worker.stderr)
+    return Death(None if late else _ending(transport.get_returncode()), _where(told), told)
+
+
+class _Worker(asyncio.SubprocessProtocol):
+    """What the process of one backend tells, and its end.
+
+    asyncio's streams would wait for the end of both pipes. These may be held open, after the process is gone, by
+    another one that the target has started.
+    """
+
+    def __init__(self) -> None:
+        # The lines of its standard output; after the last one None.
+        self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.stderr: deque[str] = deque(maxlen=200)
+        self.exited = asyncio.Event()
+        self._pipes = {1, 2}
+        self._parts: list[bytes] = []
+        self._rest = ""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == 2:
+            # By pieces: a line of any length must stop nobody.
+            *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
+            self._rest = rest[-10000:]
+            self.stderr.extend(lines)
+            return
+        whole, newline, rest_of_line = data.rpartition(b"\n")
+        if newline:
+            for line in b"".join((*self._parts, whole)).split(b"\n"):
+                self.lines.put_nowait(line)
+            self._parts.clear()
+        self._parts.append(rest_of_line)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._pipes.discard(fd)
+        if self.exited.is_set() and not self._pipes:
+            self._end()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+        # What it wrote last may still be on its way. Whoever holds a pipe open is not waited for any longer.
+        if self._pipes:
+            asyncio.get_running_loop().call_later(LAST_WORDS, self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        if self._rest:
+            self.stderr.append(self._rest)
+            self._rest = ""
+        self.lines.put_nowait(None)
 
 
 @contextlib.asynccontextmanager
-async def _process(
-    job: dict[str, Any], stderr: deque[str]
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.Task[None]]]:
-    """The running process; it is killed at the end if it is still there."""
-    process = await asyncio.create_subprocess_exec(
+async def _process(job: dict[str, Any]) -> AsyncIterator[tuple[_Worker, asyncio.SubprocessTransport]]:
+    """The running process; it is killed at the end with all that it has started."""
+    transport, worker = await asyncio.get_running_loop().subprocess_exec(
+        _Worker,
         sys.executable,
         "-m",
         "keras_cg.command.worker",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
         env=_environment(job["backend"]),
-        limit=LIMIT,
+        # A session of its own: Ctrl-C is for this process, which then ends all that belongs to the session.
+        start_new_session=True,
     )
-    drained = asyncio.create_task(_drain(process, stderr))
     try:
-        process.stdin.write(json.dumps(job).encode() + b"\n")  # type: ignore[union-attr]
-        yield process, drained
+        inlet: Any = transport.get_pipe_transport(0)
+        inlet.write(json.dumps(job).encode() + b"\n")
+        yield worker, transport
     finally:
-        drained.cancel()
-        _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
-        await process.wait()
+        _kill(transport, worker)
+        await worker.exited.wait()
+        transport.close()
 
 
 def _environment(backend: str) -> dict[str, str]:
@@ -117,28 +160,26 @@ def _environment(backend: str) -> dict[str, str]:
     return {**shared, "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **own}
 
 
-async def _drain(process: asyncio.subprocess.Process, stderr: deque[str]) -> None:
-    rest = ""
-    # By pieces: a line of any length must stop nobody.
-    while piece := await process.stderr.read(65536):  # type: ignore[union-attr]
-        *lines, rest = (rest + piece.decode(errors="replace")).split("\n")
-        rest = rest[-10000:]
-        stderr.extend(lines)
-    stderr.append(rest)
+async def _ask_where(transport: asyncio.SubprocessTransport, worker: _Worker) -> None:
+    """Has a process that hangs write where it is, and gives it a while to do so."""
+    if not hasattr(signal, "SIGUSR1"):
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(transport.get_pid(), signal.SIGUSR1)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(2 * LAST_WORDS):
+            while _where(tuple(worker.stderr)) is None:
+                await asyncio.sleep(0.05)
 
 
-async def _ask_where(process: asyncio.subprocess.Process) -> None:
-    """Has a process that hangs write where it is."""
-    if hasattr(signal, "SIGUSR1"):
-        _signal(process, signal.SIGUSR1)
-        await asyncio.sleep(0.3)
-
-
-def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-    # Not by the process's own methods, which take its exit status away from the event loop (Python 3.11).
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, number)
+def _kill(transport: asyncio.SubprocessTransport, worker: _Worker) -> None:
+    """Ends a process, and what it has started where the system knows groups of processes."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if hasattr(os, "killpg"):
+            os.killpg(transport.get_pid(), signal.SIGKILL)
+        elif not worker.exited.is_set():
+            # Not by `transport.kill`, which takes the exit status away from the event loop (Python 3.11).
+            os.kill(transport.get_pid(), signal.SIGTERM)
 
 
 def _ending(returncode: int | None) -> str:

@@ -11,7 +11,7 @@ import numpy
 
 from keras_cg.command import messages
 
-__all__ = ["named", "parse"]
+__all__ = ["Maker", "named", "parse"]
 
 FLOATING = ("float16", "float32", "float64", "complex64", "complex128")
 DTYPES = (*FLOATING, "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

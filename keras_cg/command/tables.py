@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from keras_cg.command import progress
 from keras_cg.command.check import Board, Problem
 from keras_cg.testing.report import CHECKS, Finding, Report, worst
 
-__all__ = ["live", "show"]
+__all__ = ["picture", "show"]
 
 STYLES = {"passed": "green", "failed": "bold red", "undecided": "yellow", "skipped": "dim"}
 
@@ -28,38 +26,30 @@ def _marks(console: Console) -> dict[str, str]:
     return MARKS if console.encoding.startswith("utf") else ASCII_MARKS
 
 
-@contextlib.contextmanager
-def live(board: Board) -> Iterator[Callable[[], None]]:
-    """Shows the board on a terminal as long as it changes; elsewhere nothing."""
-    console = Console()
-    if not console.is_terminal:
-        yield lambda: None
-        return
-    picture = _Picture(board, _marks(console))
-    with Live(picture, console=console, transient=True, refresh_per_second=12) as shown:
-        yield shown.refresh
+# One for all cells and pictures: each new one would start anew.
+_SPINNER = Spinner("dots", style="cyan")
 
 
 class _Picture:
     """The board as it is when it is drawn: the function that is at work, and how far everything is."""
 
-    def __init__(self, board: Board, marks: dict[str, str]):
+    def __init__(self, board: Board):
         self.board = board
-        self.marks = marks
-        # One for all cells: each would start anew with every picture.
-        self.spinner = Spinner("dots", style="cyan")
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         board = self.board
         at_work = [name for name in board.functions if any((name, each) not in board.done for each in board.backends)]
         if not at_work:
-            return Spinner("dots", Text(f" {board.target} on {', '.join(board.backends)}"), style="cyan")
-        bar = Table.grid(padding=(0, 1))
-        total, done = self._progress()
-        bar.add_row(" ", ProgressBar(total, done, width=40), Text(f"{done} of {total} checks", "dim"))
-        return Group(title(board, at_work[0]), table(board, at_work[0], self.marks, self.spinner), bar)
+            _SPINNER.update(text=Text(f" {board.target} on {', '.join(board.backends)}"))
+            yield _SPINNER
+            return
+        _SPINNER.update(text="")
+        yield title(board, at_work[0])
+        yield from tables(console, board, at_work[0], _SPINNER)
+        yield progress.bar(*self._progress(), "checks")
 
     def _progress(self) -> tuple[int, int]:
+        """How many checks are done, and how many there are."""
         board = self.board
         pairs = [(name, backend) for name in board.functions for backend in board.backends]
         each = len(CHECKS) - 1
@@ -67,7 +57,12 @@ class _Picture:
             each if pair in board.done else min(len({found.check for found in board.found(*pair)}), each)
             for pair in pairs
         ]
-        return each * len(pairs), sum(done)
+        return sum(done), each * len(pairs)
+
+
+def picture(board: Board) -> RenderableType:
+    """What is shown while the board fills."""
+    return _Picture(board)
 
 
 def title(board: Board, function: str) -> Text:
@@ -75,14 +70,36 @@ def title(board: Board, function: str) -> Text:
     return Text.assemble((function, "bold"), ("  " + board.target.removesuffix(f":{function}"), "dim"))
 
 
-def table(board: Board, function: str, marks: dict[str, str], spinner: RenderableType | None = None) -> Table:
-    """The checks of a function, one column for each backend."""
+def tables(console: Console, board: Board, function: str, spinner: RenderableType | None = None) -> Iterator[Table]:
+    """The checks of a function, one column for each backend; in several tables where one would be too wide."""
+    together: list[str] = []
+    for backend in board.backends:
+        if together and _width(console, _table(console, board, function, [*together, backend])) > console.width:
+            yield _table(console, board, function, together, spinner)
+            together = []
+        together.append(backend)
+    yield _table(console, board, function, together, spinner)
+
+
+def _width(console: Console, table: Table) -> int:
+    """How many columns of the terminal a table needs."""
+    return console.measure(table, options=console.options.update(max_width=10_000)).maximum
+
+
+def _table(
+    console: Console,
+    board: Board,
+    function: str,
+    backends: Sequence[str],
+    spinner: RenderableType | None = None,
+) -> Table:
     found = Table(box=box.ROUNDED, border_style="dim")
     found.add_column("check", header_style="dim", no_wrap=True)
-    for backend in board.backends:
+    for backend in backends:
         found.add_column(backend, header_style="bold", min_width=11, no_wrap=True)
+    marks = _marks(console)
     for check in _rows(board, function):
-        found.add_row(check, *(_cell(board, function, backend, check, marks, spinner) for backend in board.backends))
+        found.add_row(check, *(_cell(board, function, backend, check, marks, spinner) for backend in backends))
     return found
 
 
@@ -135,7 +152,10 @@ def show(board: Board) -> None:
     for report in board.reports():
         console.print()
         console.print(title(board, report.function), soft_wrap=True)
-        console.print(table(board, report.function, marks))
+        for each in tables(console, board, report.function):
+            # Where there is no room for a single backend, the terminal breaks the lines, and nothing is left out.
+            console.width = max(console.width, _width(console, each))
+            console.print(each)
         for lines in _told(report, marks):
             console.print(lines, soft_wrap=True)
     for problem in board.problems:

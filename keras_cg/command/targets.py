@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -32,6 +33,7 @@ class Target(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     expected: Callable[..., Any] | None
+    value: Callable[..., Any] | None = None
 
 
 def split(target: str) -> tuple[str, str]:
@@ -47,18 +49,25 @@ def _is_file(place: str) -> bool:
 
 
 def _require_file(target: str) -> None:
-    """Raises if the target is in a file that is not there.
+    """Raises if the target names nothing, or is in a file that is not there.
 
     Raises:
         UsageError: So it is.
     """
-    place, _ = split(target)
-    if _is_file(place) and not Path(place).is_file():
+    place, name = split(target)
+    if not place.strip() or (":" in place and not _is_file(place)):
+        raise messages.no_target(target)
+    if not name and place != target:
+        raise messages.nothing_after_colon(target)
+    # By os.path: a Path raises for a name that is too long.
+    if os.path.isdir(place) and (_is_file(place) or place.startswith(".")):
+        raise messages.folder(place)
+    if _is_file(place) and not os.path.isfile(place):
         near = f"{place}.py"
-        raise messages.no_such_file(place, near if Path(near).is_file() else None)
+        raise messages.no_such_file(place, near if os.path.isfile(near) else None)
 
 
-def validate(target: str, arguments: Sequence[str], expected: str | None) -> dict[str, str]:
+def validate(target: str, arguments: Sequence[str], expected: str | None, value: str | None = None) -> dict[str, str]:
     """The specs of the command line by name, after a look at all that needs no import.
 
     Raises:
@@ -69,13 +78,15 @@ def validate(target: str, arguments: Sequence[str], expected: str | None) -> dic
         specs.parse(name, spec)
     _require_file(target)
     if not split(target)[1]:
-        for option, value in (("--arg", arguments), ("--expected", expected)):
-            if value:
+        for option, words in (("--arg", arguments), ("--expected", expected), ("--value", value)):
+            if words:
                 raise messages.needs_function(target, option)
     return given
 
 
-def find(target: str, given: Mapping[str, str], expected: str | None, seed: int) -> list[Target]:
+def find(
+    target: str, given: Mapping[str, str], expected: str | None, seed: int, value: str | None = None
+) -> list[Target]:
     """The functions that `target` names, with their arguments made.
 
     Args:
@@ -83,18 +94,25 @@ def find(target: str, given: Mapping[str, str], expected: str | None, seed: int)
         given: The specs of the command line, which come before `example_args`.
         expected: A target too, or a name beside the function; it comes before the function's own `expected`.
         seed: For random numbers.
+        value: As `expected`; a function that gives the right output.
 
     Raises:
         UsageError: Something of it is not there, or not as it must be.
     """
     place, name = split(target)
+    # Before the target is imported, which may change the directory.
+    makers = {each: specs.parse(each, spec) for each, spec in given.items()}
+    home = os.getcwd()
     module = _load(place)
     if not name:
-        return [_made(each, getattr(module, each), {}, None, seed) for each in _hinted(place, module)]
+        return [_made(each, getattr(module, each), {}, seed) for each in _hinted(place, module)]
     function = _attribute(place, module, name, _decorated(module))
     if not _is_decorated(function):
         raise messages.not_decorated(target, function)
-    return [_made(name, function, given, _reference(place, module, expected), seed)]
+    references = {"expected": expected, "value": value}
+    with contextlib.chdir(home):
+        found = {key: _reference(place, module, key, each) for key, each in references.items() if each is not None}
+    return [_made(name, function, makers, seed, **found)]
 
 
 def _load(place: str) -> ModuleType:
@@ -104,7 +122,7 @@ def _load(place: str) -> ModuleType:
         return _import_file(Path(place)) if _is_file(place) else _import_module(place)
     except messages.UsageError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise messages.not_importable(place, error, where(error)) from error
 
 
@@ -139,7 +157,8 @@ def is_users(filename: str) -> bool:
     """Whether a line of code is the user's: not Python's own, not that of an installed package, nor of this one."""
     paths = sysconfig.get_paths()
     installed = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parents[1]) + os.sep)
-    return not filename.startswith((*installed, "<"))
+    # Cython names files of a package by where they stood when it was built.
+    return os.path.isabs(filename) and not filename.startswith(installed)
 
 
 def _is_decorated(value: object) -> bool:
@@ -170,32 +189,31 @@ def _attribute(place: str, module: ModuleType, name: str, known: Sequence[str]) 
     return found
 
 
-def _reference(place: str, module: ModuleType, expected: str | None) -> Any:
-    """What `--expected` names."""
-    if expected is None:
-        return None
+def _reference(place: str, module: ModuleType, option: str, expected: str) -> Any:
+    """What `--expected` or `--value` names."""
     other, name = split(expected) if ":" in expected else ("", expected)
     beside = _load(other) if other else module
     found = _attribute(other or place, beside, name, [key for key, each in vars(beside).items() if callable(each)])
     if not callable(found):
-        raise messages.not_a_reference(expected, found)
+        raise messages.not_a_reference(option, expected, found)
     return found
 
 
-def _made(name: str, function: Any, given: Mapping[str, str], expected: Any, seed: int) -> Target:
-    hints = _by_name(name, function, getattr(function, "example_args", {}))
-    arguments = {**hints, **given}
-    # Each argument has a generator of its own, so that its numbers do not hang on the others.
-    values = {
-        each: specs.parse(each, value)(numpy.random.default_rng([seed, *each.encode()]))
-        if isinstance(value, str)
-        else value
-        for each, value in arguments.items()
-    }
+def _made(
+    name: str, function: Any, given: Mapping[str, specs.Maker], seed: int, expected: Any = None, value: Any = None
+) -> Target:
+    values = _by_name(name, function, getattr(function, "example_args", {}))
+    values.update(given)
+    for each, spec in values.items():
+        make = specs.parse(each, spec) if isinstance(spec, str) else given.get(each)
+        if make is not None:
+            # Each argument has a generator of its own, so that its numbers do not hang on the others.
+            values[each] = make(numpy.random.default_rng([seed, *each.encode()]))
     args, kwargs = _bound(name, function, values)
     if not any(map(_is_differentiated, optree.tree_leaves((args, kwargs)))):  # type: ignore[arg-type]
         raise messages.no_array(name)
-    return Target(name, function, args, kwargs, expected or getattr(function, "expected", None))
+    expected = expected or getattr(function, "expected", None)
+    return Target(name, function, args, kwargs, expected, value or getattr(function, "value", None))
 
 
 def _is_differentiated(leaf: Any) -> bool:

@@ -39,9 +39,12 @@ def main() -> None:
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
     inlet, outlet = _pipes()
+    process = os.getpid()
     with os.fdopen(outlet, "w", encoding="utf-8") as told:
 
         def say(event: str, **fields: Any) -> None:
+            if os.getpid() != process:
+                os._exit(0)  # the target has forked, and this is the copy: the other one does the job
             told.write(json.dumps({"event": event, **fields}) + "\n")
             told.flush()
 
@@ -71,6 +74,9 @@ def _job(inlet: int) -> Job:
 
     def watch() -> None:
         os.read(inlet, 1)
+        # With all that the target has started, which is in the group that this process leads.
+        if hasattr(os, "killpg"):
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -84,7 +90,7 @@ def _do(job: Job, say: Say) -> None:
         _TASKS[job["task"]](job, say)
     except messages.UsageError as error:
         say("usage", message=str(error))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         say("problem", message=messages.process_raised(backend, error, targets.where(error)))
 
 
@@ -93,7 +99,7 @@ def _devices(job: Job, say: Say) -> None:
 
 
 def _targets(job: Job, say: Say) -> list[targets.Target]:
-    found = targets.find(job["target"], job["given"], job["expected"], job["seed"])
+    found = targets.find(job["target"], job["given"], job["expected"], job["seed"], job["value"])
     say("functions", names=[each.name for each in found])
     backends.load(job["backend"], "keras-cg")
     return found
@@ -105,7 +111,7 @@ def _check(job: Job, say: Say) -> None:
             continue
         try:
             _check_one(job, target, number, say)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             say("problem", message=messages.process_raised(job["backend"], error, targets.where(error)))
             say("report", report=None)
 
@@ -121,6 +127,8 @@ def _check_one(job: Job, target: targets.Target, number: int, say: Say) -> None:
         modes=tuple(job["modes"]),
         backends=(job["backend"],),
         expected=target.expected,
+        value=target.value,
+        fast=job["fast"],
         seed=job["seed"],
         compiled=job["compiled"],
         on_finding=lambda finding: say("finding", finding=dataclasses.asdict(finding)),

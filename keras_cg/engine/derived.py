@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy
+
 from keras_cg import errors
 from keras_cg.engine import linear
 from keras_cg.engine.again import Sample
@@ -197,8 +199,8 @@ def devices(backend: Backend) -> tuple[str, ...]:
 
 
 def cut(backend: Backend, tensor: Any) -> Any:
-    """By way of NumPy, for a framework that is never compiled."""
-    return backend.asarray(backend.to_numpy(tensor))
+    """By way of NumPy, for a framework that is never compiled; a copy, since an argument itself is one that moves."""
+    return backend.asarray(numpy.array(backend.to_numpy(tensor)))
 
 
 def host(backend: Backend, call: Host, tensors: Sequence[Any]) -> Tensors:

@@ -46,11 +46,13 @@ def _walk(
     """The tensors there, and None for each thing of which nobody knows whether it holds one."""
     stack: list[Any] = [value]
     seen: set[int] = set()
+    closed = (*_NOTHING, *passed)
     while stack and len(seen) <= _PATIENCE:
         value = stack.pop()
         if is_tensor(value):
             yield value
-        if is_tensor(value) or isinstance(value, (*_NOTHING, *passed)) or id(value) in seen:
+            continue
+        if isinstance(value, closed) or id(value) in seen:
             continue
         seen.add(id(value))
         parts = _parts(value, scope)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -44,7 +44,7 @@ def register(function: Owned) -> str:
     """The key under which a function is found again, as long as somebody holds it."""
     # At random, so that a program which is loaded in another process does not find another function there.
     # No number, of which torch.compile (2.13) would make a variable of the program as soon as there are two.
-    key = secrets.token_hex(8)
+    key = os.urandom(8).hex()
     _known[key] = function
     return key
 

@@ -24,6 +24,9 @@ DTYPES = (
 
 EXTENSIONS = ("fft", "linalg")
 
+# Those of Python, which its functions take in the place of arrays.
+NUMBERS = (bool, int, float, complex)
+
 _UNARY = (
     *("abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_invert", "ceil", "conj", "cos", "cosh"),
     *("exp", "expm1", "floor", "imag", "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2"),

@@ -22,7 +22,7 @@ from keras_cg import custom_gradient, recipes
 from keras_cg.keras import messages
 from keras_cg.recipes.messages import bad_parameter
 from keras_cg.recipes.passing import clipped_by_norm, clipped_by_value
-from keras_cg.recipes.tensors import plain, times
+from keras_cg.recipes.tensors import as_float, plain, times
 
 __all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
 
@@ -73,7 +73,7 @@ class _Scaled(_SameShape):
 
     def __init__(self, scale: float, **kwargs: Any):
         super().__init__(**kwargs)
-        self._initial_scale = float(scale)
+        self._initial_scale = as_float(type(self).__name__, "scale", scale)
         # A weight, and not a number, which a compiled training step would take for a constant.
         self._scale = self._add_number("scale", self._initial_scale, trainable=False)
 
@@ -197,7 +197,7 @@ class GradientClipping(_SameShape):
         self.norm = norm
         is_half = "float16" in (self.compute_dtype, keras.config.dtype_policy().compute_dtype)
         given: Any = ("dynamic" if is_half else 1.0) if loss_scale is None else loss_scale
-        is_number = isinstance(given, numbers.Real) and 0 < float(given) < math.inf
+        is_number = isinstance(given, numbers.Real) and 0 < as_float("GradientClipping", "loss_scale", given) < math.inf
         if not is_number and given != "dynamic":
             raise bad_parameter("GradientClipping", "loss_scale", given, '"dynamic" or a positive number')
         self.loss_scale: float | str = float(given) if is_number else given

@@ -7,17 +7,25 @@ computed in float32, parameters included, and rounded once, at the end. docs/rec
 infinity and of NaN.
 """
 
+from keras_cg.recipes.annealed import gumbel_noise, gumbel_softmax, soft_round
 from keras_cg.recipes.discrete import quantize, surrogate_spike
+from keras_cg.recipes.implicit import custom_root
 from keras_cg.recipes.owned import from_numpy
 from keras_cg.recipes.passing import clip_gradient, reverse_gradient, scale_gradient, straight_through
 from keras_cg.recipes.repeated import fixed_point, recompute
-from keras_cg.recipes.safe import log1pexp, safe_log, safe_norm, safe_sqrt
+from keras_cg.recipes.reversible import invertible
+from keras_cg.recipes.safe import log1pexp, log_sum_exp, safe_log, safe_norm, safe_sqrt
 
 __all__ = [
     "clip_gradient",
+    "custom_root",
     "fixed_point",
     "from_numpy",
+    "gumbel_noise",
+    "gumbel_softmax",
+    "invertible",
     "log1pexp",
+    "log_sum_exp",
     "quantize",
     "recompute",
     "reverse_gradient",
@@ -25,6 +33,7 @@ __all__ = [
     "safe_norm",
     "safe_sqrt",
     "scale_gradient",
+    "soft_round",
     "straight_through",
     "surrogate_spike",
 ]

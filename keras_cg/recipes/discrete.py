@@ -188,7 +188,10 @@ def _levels(bits: Any, signed: bool) -> tuple[float, float]:
 
 def _check_scale(scale: Any, step: Any) -> None:
     """Whether the gradient of a step can be multiplied by that."""
-    if scale is None or tensors.is_number(scale) or (isinstance(scale, str) and scale == "lsq"):
+    if scale is None or (isinstance(scale, str) and scale == "lsq"):
+        return
+    if tensors.is_number(scale):
+        tensors.as_float("quantize", "gradient_scale", scale)
         return
     if not tensors.is_real(scale):
         raise messages.bad_parameter("quantize", "gradient_scale", scale, 'None, "lsq", a number or a floating tensor')

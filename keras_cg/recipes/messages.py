@@ -46,6 +46,14 @@ def bad_parameter(recipe: str, argument: str, value: object, choices: str) -> Va
     return ValueError(f"{recipe}: {argument}={value!r} is not {choices}.")
 
 
+def too_large(recipe: str, argument: str) -> ValueError:
+    """A parameter of a recipe is an integer, or a fraction, that no float holds."""
+    return ValueError(
+        f"{recipe}: {argument} is a number that is too large for a float, which ends at about 1.8e308 in either"
+        " direction. Give a smaller number, or math.inf if that is what you mean."
+    )
+
+
 def not_broadcast(recipe: str, argument: str, came: str, name: str, expected: str) -> ValueError:
     """A parameter would give the result another shape than that of a tensor."""
     return ValueError(
@@ -62,9 +70,45 @@ def unknown_rank(recipe: str, argument: str, came: str) -> ValueError:
     )
 
 
-def nothing_to_solve(recipe: str) -> TypeError:
-    """`fixed_point` starts from a nest without a tensor."""
-    return TypeError(f"{recipe}: there is no tensor in z0. Give a real floating tensor, or a nest of such.")
+def not_of_shape(recipe: str, argument: str, came: str, name: str, expected: str) -> ValueError:
+    """Two tensors that go together element by element have different shapes."""
+    return ValueError(
+        f"{recipe}: {argument} is {came}, and {name} is {expected}. Give one of the same shape: broadcast, it would be"
+        " the same for what should differ."
+    )
+
+
+def not_a_mask(recipe: str, argument: str, came: str) -> TypeError:
+    """A mask is not boolean."""
+    return TypeError(
+        f"{recipe}: {argument} is {came}, and a mask is a boolean tensor of the active backend. Compare, as by x > 0."
+    )
+
+
+def no_blocks(recipe: str) -> TypeError:
+    """A chain of blocks was called without one."""
+    return TypeError(
+        f"{recipe} applies its function once for each argument after the first, and there is none. Give the parameters"
+        " of each block, None for a block without any."
+    )
+
+
+def nothing_to_solve(recipe: str, argument: str) -> TypeError:
+    """What is iterated starts from a nest without a tensor."""
+    return TypeError(f"{recipe}: there is no tensor in {argument}. Give a real floating tensor, or a nest of such.")
+
+
+def no_floating(recipe: str, argument: str) -> TypeError:
+    """A recipe for nests was given one without anything to differentiate."""
+    return TypeError(f"{recipe}: there is no floating tensor in {argument}. Give one, or a nest with one in it.")
+
+
+def unknown_size(recipe: str) -> ValueError:
+    """A matrix would have a size that is not known until run time."""
+    return ValueError(
+        f"{recipe}: how many numbers x0 has is unknown until run time, and the Jacobian as a matrix needs it. Set its"
+        " shape, as by tf.ensure_shape(x, [3]), or give linear_solve."
+    )
 
 
 def not_one_limit() -> TypeError:
@@ -74,11 +118,11 @@ def not_one_limit() -> TypeError:
     )
 
 
-def not_alike_output(function: str, came: str, expected: str) -> GradientError:
-    """The output of a function cannot have the gradient of the identity."""
-    headline = f"{function}: the output is not like the first argument, so that upstream cannot be its gradient."
+def not_alike_output(function: str, came: str, expected: str, of: str) -> GradientError:
+    """Upstream, of the output of a function, cannot be the gradient of what it should be like."""
+    headline = f"{function}: the output is not like {of}, so that upstream cannot be its gradient."
     cause = "a function that reduces or broadcasts, or one that returns a comparison or integers."
-    remedy = "return the structure and the shapes of the first argument, in a floating dtype."
+    remedy = f"return the structure and the shapes of {of}, in a floating dtype."
     return report(GradientError, headline, function=function, got=came, expected=expected, cause=cause, remedy=remedy)
 
 

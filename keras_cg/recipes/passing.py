@@ -14,27 +14,36 @@ from keras_cg.recipes.safe import unit_of
 from keras_cg.recipes.tensors import Pair
 
 
-def straight_through(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with the gradient of the identity: the straight-through estimator.
+def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A function with the gradient of the identity, or of another function: the straight-through estimator.
 
     As `fn`, but the gradient of its first argument is upstream itself, as if the output were that argument. What else
     `fn` is given, by position or by keyword, gets no gradient.
 
         y = fn(x, ...),    dL/dx = dL/dy
 
+    With `soft`, a smooth function of the same arguments, the gradient is that of `soft`, for every argument and for
+    what `soft` closes over. If one of them is a temperature, this is an annealed estimator: a tensor that a schedule
+    changes, without compiling again. `ops.stop_gradient` inside `soft` keeps it from being learned.
+
+        y = fn(x, ...),    (dL/dx, ...) = (d soft/dx, ...)^T dL/dy
+
     Source: Bengio, Léonard & Courville 2013, Estimating or propagating gradients through stochastic neurons,
-    https://arxiv.org/abs/1308.3432
+    https://arxiv.org/abs/1308.3432; with a temperature: Chung, Ahn & Bengio 2017, Hierarchical multiscale recurrent
+    neural networks (the slope-annealing trick), https://arxiv.org/abs/1609.01704
 
     Args:
-        fn: A function whose output has the structure and the shapes of its first argument, and a floating dtype. A
-            compiled one serves as well.
+        fn: A function whose output has the structure and the shapes of its first argument (with `soft`, of the output
+            of that), and a floating dtype. A compiled one serves as well.
+        soft: A function of the arguments of `fn`, or None for the first argument itself.
 
     Returns:
         A function with the arguments and the output of `fn`.
 
     Raises:
-        TypeError: `fn` cannot be called.
-        GradientError: When the result is called: the output is not like the first argument.
+        TypeError: `fn` or `soft` cannot be called.
+        GradientError: When the result is called: the output is not like the first argument, or that of `soft`.
+        CapturedVariableError: When the result is called: `fn` closes over a value that is being differentiated.
 
     Example:
         >>> import numpy as np
@@ -45,10 +54,18 @@ def straight_through(fn: Callable[..., Any]) -> Callable[..., Any]:
         array([-1.,  1.])
         >>> keras_cg.grad(sign)(np.array([-0.3, 2.0]))
         array([1., 1.])
+        >>> rounded = recipes.straight_through(lambda x, alpha: np.round(x), recipes.soft_round)
+        >>> rounded(np.array([0.4, 1.0]), 5.0)
+        array([0., 1.])
+        >>> keras_cg.grad(rounded)(np.array([0.4, 1.0]), 5.0).round(3)
+        array([1.993, 0.067])
     """
-    if not callable(fn):
-        raise messages.not_a_function("straight_through", fn)
+    for given in (fn,) if soft is None else (fn, soft):
+        if not callable(given):
+            raise messages.not_a_function("straight_through", given)
     name = f"straight_through({function_name(fn)})"
+    if soft is not None:
+        return _softened(name, fn, soft)
 
     @custom_gradient
     @tensors.named_like(fn)
@@ -64,6 +81,26 @@ def straight_through(fn: Callable[..., Any]) -> Callable[..., Any]:
         return output, grad
 
     return estimate
+
+
+def _softened(name: str, fn: Callable[..., Any], soft: Callable[..., Any]) -> Callable[..., Any]:
+    """The outputs of one function, with the gradient going to those of another."""
+
+    # Not the keywords as a dict, for which torch.compile (2.13) has no place among the arguments.
+    def estimate(smooth: Any, args: Any, names: tuple[str, ...], values: Any) -> Pair:
+        output = fn(*args, **dict(zip(names, values, strict=True)))
+        tensors.check_alike(name, tensors.leaves(smooth), tensors.leaves(output), "the output of soft")
+        count = len(tensors.leaves((args, names, values)))
+        return output, lambda upstream: [*tensors.leaves(upstream), *[None] * count]
+
+    estimate.__qualname__ = name
+    attached = custom_gradient(estimate)
+
+    @tensors.named_like(fn)
+    def softened(*args: Any, **kwargs: Any) -> Any:
+        return attached(soft(*args, **kwargs), args, tuple(kwargs), tuple(kwargs.values()))
+
+    return softened
 
 
 def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
@@ -225,7 +262,7 @@ def clipped_by_norm(upstream: Any, limit: Any) -> Any:
     """A nest of tensors, shortened so that the norm of all is no larger than a limit: a number, or a scalar tensor."""
     parts = [tensors.wide(each) for each in tensors.leaves(upstream) if each is not None]
     # Of nothing there is no largest number.
-    parts = [each for each in parts if 0 not in (config.active.shape(each) or ())]
+    parts = [*filter(tensors.is_full, parts)]
     if not parts:
         return upstream
     widest = max(map(config.active.dtype, parts))

@@ -141,7 +141,7 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
     @custom_gradient
     def solve(z0: Any, *args: Any) -> Pair:
         if not tensors.leaves(z0):
-            raise messages.nothing_to_solve(name)
+            raise messages.nothing_to_solve(name, "z0")
         for leaf in tensors.leaves(z0):
             if not tensors.is_real(leaf):
                 raise messages.not_real(name, "z0", tensors.described(leaf))
@@ -168,11 +168,7 @@ def _iterate(name: str, f: Callable[[Any], Any], start: Any, steps: int, toleran
         before, z = z, f(z)
     moves = zip(*map(tensors.leaves, (z, before, start)), strict=True)
     # What is empty has come to rest.
-    still = [
-        ops.max(_excess(z, before, start, tolerance)) <= 0
-        for z, before, start in moves
-        if 0 not in (config.active.shape(z) or ())
-    ]
+    still = [ops.max(_excess(z, before, start, tolerance)) <= 0 for z, before, start in moves if tensors.is_full(z)]
     if not still:
         return z
     is_still = ops.all(ops.stack(still))

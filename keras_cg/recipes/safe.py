@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_cg import config, ops
 from keras_cg.decorator import custom_gradient
@@ -89,20 +89,15 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
         array([[0.6, 0.8],
                [0. , 0. ]])
     """
-    if config.active.is_tensor(x) and config.active.shape(x) is None:
-        if axis is not None or keepdims:
-            raise messages.unknown_rank("safe_norm", "x", tensors.described(x))
-        x = ops.reshape(x, (-1,))
-    places = tuple(map(tensors.plain, axis)) if isinstance(axis, (tuple, list)) else tensors.plain(axis)
-    return _safe_norm(x, places, tensors.plain(keepdims))
+    return _safe_norm(_ranked("safe_norm", x, axis, keepdims), _places(axis), tensors.plain(keepdims))
 
 
 @custom_gradient
 def _safe_norm(x: Any, axis: Any, keepdims: bool) -> Pair:
     x = tensors.real("safe_norm", "x", x)
-    wide, axes = tensors.wide(x), _axes(x, axis)
+    wide, axes = tensors.wide(x), tensors.axes("safe_norm", "x", x, axis)
     # Of nothing there is no maximum; the sum of nothing is 0.
-    reduced = ops.sum if 0 in (config.active.shape(x) or ()) else ops.max
+    reduced = ops.max if tensors.is_full(x) else ops.sum
     size = ops.abs(config.active.cut(wide))
     unit, is_infinite = unit_of(reduced(size, axis=axes, keepdims=True) if axes else size), size == math.inf
     # What is infinite counts as equally large, and beside it the rest is nothing.
@@ -122,15 +117,18 @@ def _safe_norm(x: Any, axis: Any, keepdims: bool) -> Pair:
     return norm if keepdims or not axes else ops.squeeze(norm, axis=axes), grad
 
 
-def _axes(x: Any, axis: Any) -> tuple[int, ...]:
-    """One axis, several or None for all, as numbers from 0 on."""
-    rank = len(config.active.shape(x) or ())
-    if axis is None:
-        return tuple(range(rank))
-    given = axis if isinstance(axis, (tuple, list)) else (axis,)
-    if not all(isinstance(each, int) and -rank <= each < rank for each in given):
-        raise messages.bad_parameter("safe_norm", "axis", axis, f"an axis of a tensor with {rank}, or a tuple of such")
-    return tuple(sorted({each % rank for each in given}))
+def _places(axis: Any) -> Any:
+    """One axis, several or None, without NumPy's scalars."""
+    return tuple(map(tensors.plain, axis)) if isinstance(axis, (tuple, list)) else tensors.plain(axis)
+
+
+def _ranked(recipe: str, x: Any, axis: Any, keepdims: Any) -> Any:
+    """A tensor of known rank: one of an unknown one in a row, if all of it is summed."""
+    if not config.active.is_tensor(x) or config.active.shape(x) is not None:
+        return x
+    if axis is not None or keepdims:
+        raise messages.unknown_rank(recipe, "x", tensors.described(x))
+    return ops.reshape(x, (-1,))
 
 
 def unit_of(largest: Any) -> Any:
@@ -235,3 +233,95 @@ def _safe_log(x: Any, floor: float | None) -> Pair:
         return tensors.as_like(upstream, wide) * ops.where(is_out, ops.zeros_like(inside), 1 / inside), None
 
     return tensors.as_like(value, x), grad
+
+
+class Shares(NamedTuple):
+    """What exp(x - peak) is of its sum along some axes; and that sum, 1 where there is nothing, and the peak."""
+
+    share: Any
+    total: Any
+    peak: Any
+
+
+def shares(x: Any, axes: tuple[int, ...], is_out: Any, heat: Any = 1.0) -> Shares:
+    """The softmax of x / heat over some axes, 0 where `is_out`; what is infinite counts as equally large.
+
+    All of it can be differentiated by the framework: no infinity and no NaN is anywhere on the way, but for those of x.
+    """
+    one, none = ops.ones_like(x), ops.zeros_like(x)
+    level = config.active.cut(ops.where(is_out, -math.inf * one, x))
+    if axes and tensors.is_full(x):
+        level = ops.max(level, axis=axes, keepdims=True)
+    elif axes:  # of nothing there is no maximum
+        level = -math.inf * ops.ones_like(ops.sum(level, axis=axes, keepdims=True))
+    is_infinite, is_nothing = level == math.inf, level == -math.inf
+    peak = ops.where(is_infinite | is_nothing, ops.zeros_like(level), level)
+    is_left = is_out | is_infinite
+    height = ops.exp((ops.where(is_left, none, x) - ops.where(is_left, none, peak)) / heat)
+    height = ops.where(is_left, ops.where(~is_out & (x == math.inf), one, none), height)
+    total = ops.sum(height, axis=axes, keepdims=True) if axes else height
+    total = ops.where(total <= 0, ops.ones_like(total), total)
+    return Shares(height / total, total, ops.where(is_infinite | is_nothing, level, peak))
+
+
+def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, where: Any = None) -> Any:
+    """The logarithm of a sum of exponentials, over what a mask lets through.
+
+        y = m + log(sum exp(x - m))  with m = max x,    dL/dx = dL/dy exp(x - y), and 0 where masked or -infinity
+
+    Of nothing, as where all is masked or minus infinity, it is minus infinity, with a gradient of 0. What is masked
+    has a gradient of exactly 0 in every order, even if it is NaN or infinite: plain differentiation gives NaN in all of
+    these cases. Of infinity it is infinity, and the gradient is shared by the infinite elements.
+
+    Source: Blanchard, Higham & Higham 2021, Accurately computing the log-sum-exp and softmax functions, algorithm 3.1,
+    https://doi.org/10.1093/imanum/draa038; the mask as in the JAX FAQ,
+    https://docs.jax.dev/en/latest/faq.html#gradients-contain-nan-where-using-where
+
+    Args:
+        x: A real floating tensor.
+        axis: The axis or the axes to sum over; None for all.
+        keepdims: Whether these stay, with size 1.
+        where: What counts: a boolean tensor that broadcasts to `x`; None for everything.
+
+    Returns:
+        A tensor of the dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no real floating tensor, or `where` no boolean one.
+        ValueError: There is no such axis, nobody knows how many `x` has, or `where` does not broadcast to `x`.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> x = np.array([[1000.0, 1000.0, np.nan], [-np.inf, -np.inf, 5.0]])
+        >>> mask = np.array([True, True, False])
+        >>> recipes.log_sum_exp(x, axis=1, where=mask).round(3)
+        array([1000.693,     -inf])
+        >>> keras_cg.grad(lambda x: recipes.log_sum_exp(x, axis=1, where=mask))(x)
+        array([[0.5, 0.5, 0. ],
+               [0. , 0. , 0. ]])
+    """
+    if where is not None and not (config.active.is_tensor(where) and config.active.dtype(where) == "bool"):
+        raise messages.not_a_mask("log_sum_exp", "where", tensors.described(where))
+    return _log_sum_exp(_ranked("log_sum_exp", x, axis, keepdims), _places(axis), tensors.plain(keepdims), where)
+
+
+@custom_gradient
+def _log_sum_exp(x: Any, axis: Any, keepdims: bool, where: Any) -> Pair:
+    x = tensors.real("log_sum_exp", "x", x)
+    wide, axes = tensors.wide(x), tensors.axes("log_sum_exp", "x", x, axis)
+    is_out = wide == -math.inf
+    if where is not None:
+        tensors.check_broadcasts("log_sum_exp", "where", where, x)
+        is_out = is_out | ~where
+    share, total, peak = shares(wide, axes, is_out)
+    value = tensors.as_like(peak + ops.log(total), x)
+
+    def grad(upstream: Any) -> Any:
+        for place in () if keepdims else axes:
+            upstream = ops.expand_dims(upstream, axis=place)
+        slope = tensors.as_like(upstream, share) * share
+        return tensors.as_like(ops.where(is_out, ops.zeros_like(slope), slope), x), None, None, None
+
+    return value if keepdims or not axes else ops.squeeze(value, axis=axes), grad

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 
 from keras_cg import config, nest
+from keras_cg.autodiff import vjp
 from keras_cg.engine import precision
 from keras_cg.leaves import compatible, describe
 from keras_cg.recipes import messages
@@ -40,6 +41,26 @@ def mapped(function: Callable[..., Any], *values: Any) -> Any:
     return laid.fill(places, [function(laid.leaves[place], *(each[place] for each in others)) for place in places])
 
 
+def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+    """The output of f(x, *args), and its pullback: from upstream to the gradients of x, and of the tensors in `args`.
+
+    Not `vjp` itself, for which a number is a tensor of the default dtype: half precision beside it would be none.
+    """
+    laid = nest.flatten(args, config.active.is_tensor, config.active.children)
+    places = [place for place, leaf in enumerate(laid.leaves) if config.active.is_tensor(leaf)]
+
+    def moving(x: Any, *moved: Any) -> Any:
+        return f(x, *laid.fill(places, moved))
+
+    output, pullback = vjp(moving, x, *(laid.leaves[place] for place in places))
+
+    def pull(upstream: Any) -> tuple[Any, Any]:
+        gradient, *gradients = pullback(upstream)
+        return gradient, laid.fill(places, gradients)
+
+    return output, pull
+
+
 def described(value: Any) -> str:
     """A value in a message."""
     backend = config.active
@@ -56,10 +77,15 @@ def is_real(value: Any) -> bool:
     return is_floating(value) and not config.active.dtype(value).startswith("complex")
 
 
+def is_full(x: Any) -> bool:
+    """Whether a tensor has any elements, as far as is known."""
+    return 0 not in (config.active.shape(x) or ())
+
+
 def real(recipe: str, argument: str, value: Any) -> Any:
     """A real floating tensor."""
     if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
-        return config.active.asarray(float(value))
+        return config.active.asarray(as_float(recipe, argument, value))
     if not is_real(value):
         raise messages.not_real(recipe, argument, described(value))
     return value
@@ -75,10 +101,18 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, numpy.generic)
 
 
+def as_float(recipe: str, argument: str, value: Any) -> float:
+    """A number as a float, which integers and fractions may be too large for."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise messages.too_large(recipe, argument) from None
+
+
 def number(recipe: str, argument: str, value: Any) -> Any:
     """A number as a float, or a real floating tensor."""
     if is_number(value):
-        return float(value)
+        return as_float(recipe, argument, value)
     if not is_real(value):
         raise messages.not_a_number(recipe, argument, value)
     return value
@@ -86,14 +120,14 @@ def number(recipe: str, argument: str, value: Any) -> Any:
 
 def positive(recipe: str, argument: str, value: Any) -> float:
     """A positive number that is no tensor."""
-    if not is_number(value) or not float(value) > 0:
+    if not is_number(value) or not as_float(recipe, argument, value) > 0:
         raise messages.bad_parameter(recipe, argument, value, "a positive number")
     return float(value)
 
 
 def finite(recipe: str, argument: str, value: Any, like: Any) -> float:
     """A positive number that is not infinite, and no tensor; nor that or 0 in the dtype in which is computed."""
-    if not is_number(value) or not 0 < float(value) < math.inf:
+    if not is_number(value) or not 0 < as_float(recipe, argument, value) < math.inf:
         raise messages.bad_parameter(recipe, argument, value, "a positive, finite number")
     dtype = config.active.dtype(wide(like))
     smallest = precision.of(dtype).smallest
@@ -157,8 +191,28 @@ def check_broadcasts(recipe: str, argument: str, parameter: Any, x: Any, name: s
         raise messages.not_broadcast(recipe, argument, described(parameter), name, described(x))
 
 
-def check_alike(name: str, inputs: list[Any], outputs: list[Any]) -> None:
-    """Whether upstream, of some outputs, can be the gradient of some inputs."""
+def check_shape(recipe: str, argument: str, value: Any, name: str, like: Any) -> None:
+    """Whether a tensor has the shape of another one."""
+    if not compatible(config.active.shape(value), config.active.shape(like)):
+        raise messages.not_of_shape(recipe, argument, described(value), name, described(like))
+
+
+def axes(recipe: str, argument: str, x: Any, axis: Any) -> tuple[int, ...]:
+    """One axis of a tensor, several or None for all, as numbers from 0 on."""
+    size = config.active.shape(x)
+    if size is None:
+        raise messages.unknown_rank(recipe, argument, described(x))
+    rank = len(size)
+    if axis is None:
+        return tuple(range(rank))
+    given = axis if isinstance(axis, (tuple, list)) else (axis,)
+    if not all(isinstance(each, int) and -rank <= each < rank for each in given):
+        raise messages.bad_parameter(recipe, "axis", axis, f"an axis of a tensor with {rank}, or a tuple of such")
+    return tuple(sorted({each % rank for each in given}))
+
+
+def check_alike(name: str, inputs: list[Any], outputs: list[Any], of: str = "the first argument") -> None:
+    """Whether upstream, of some outputs, can be the gradient of some inputs: those of what messages call `of`."""
     backend = config.active
     pairs = list(zip(inputs, outputs, strict=False))
     if len(inputs) != len(outputs) or any(
@@ -166,4 +220,5 @@ def check_alike(name: str, inputs: list[Any], outputs: list[Any]) -> None:
         for each, output in pairs
         if is_floating(each)
     ):
-        raise messages.not_alike_output(name, *(", ".join(map(described, each)) for each in (outputs, inputs)))
+        came, expected = (", ".join(map(described, each)) for each in (outputs, inputs))
+        raise messages.not_alike_output(name, came, expected, of)

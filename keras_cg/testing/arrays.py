@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -30,3 +30,20 @@ def random(generator: numpy.random.Generator, array: Array) -> Array:
     if numpy.iscomplexobj(array):
         found = found + 1j * random(generator, found)
     return numpy.asarray(found)
+
+
+def beside(generator: numpy.random.Generator, points: Sequence[Array]) -> Iterator[list[Array]]:
+    """Points close by, the farthest first: each number is moved by a small part of itself, and zero stays zero.
+
+    Where all numbers of an array are zero, they are moved all the same.
+    """
+    directions = [random(generator, each) for each in points]
+    for part in (2.0**-4, 2.0**-10):
+        yield [each + part * direction * _power(each) for each, direction in zip(points, directions, strict=True)]
+
+
+def _power(array: Array) -> Array:
+    """The power of 2 below the size of each number, so that sums with it are exact; 0 for 0, or 1 where all are."""
+    size = numpy.abs(array)
+    found: Array = numpy.exp2(numpy.floor(numpy.log2(numpy.where(size > 0, size, 1)))) * ((size > 0) | ~size.any())
+    return found

@@ -9,9 +9,9 @@ import numpy
 
 from keras_cg import config, errors
 from keras_cg.call import function_name
-from keras_cg.testing import comparison, messages
+from keras_cg.testing import checks, comparison, messages
 from keras_cg.testing.arrays import Array
-from keras_cg.testing.checks import ORDERS, TOLERANCES, Inspection
+from keras_cg.testing.inspection import ORDERS, TOLERANCES, Inspection
 from keras_cg.testing.report import Finding, Report
 from keras_cg.testing.subject import arguments
 
@@ -28,7 +28,9 @@ def check_gradients(
     modes: Sequence[str] = MODES,
     backends: Sequence[str] | None = None,
     expected: Callable[..., Any] | None = None,
+    value: Callable[..., Any] | None = None,
     compiled: bool = True,
+    fast: bool = False,
     seed: int = 0,
     on_finding: Callable[[Finding], None] | None = None,
 ) -> Report:
@@ -37,11 +39,13 @@ def check_gradients(
     Made for functions decorated with `keras_cg.custom_gradient`; any other function will do. At the point `args`, for a
     random upstream that is nowhere the same:
 
-    - *value*: the function is finite and gives the same when it is called again;
+    - *value*: the function is finite and gives the same when it is called again, and what `value` gives;
     - *first order*: the rule gives the derivative, by differences along each element (24 of a larger argument) and
-      along random directions, argument by argument; and in the dtypes given it is right to two digits;
-    - *second order* and so on: the derivative of what the rule gives is that of its differences;
-    - *linearity*: the rule is linear in upstream;
+      along random directions, argument by argument, and at a second point close by; in the dtypes given it is right to
+      two digits; and it gives the same when it is called again, after other calls, too;
+    - *second order* and so on: the derivative of what the rule gives is that of its differences, and the second
+      derivative of the function;
+    - *linearity*: the rule is linear in upstream of any size;
     - *compiled*: `jax.jit`, `torch.compile` or `tf.function` changes neither output nor gradient;
     - *export*: as `jax.export`, a SavedModel or `torch.export` has it, the function gives the same, and its gradient is
       carried or not there, but never another one: `Finding.gradient` says which;
@@ -50,8 +54,9 @@ def check_gradients(
     - *agreement*: with several backends, all of them compute the same.
 
     Where the function can be computed in double precision, it is checked there, to six digits; else in the dtypes of
-    its arguments, with float32 to three. A check that cannot decide, at a kink or for a function that gives NaN, is
-    "undecided" and never "passed". What a rule gives for captured `variables` is not looked at: pass them as arguments.
+    its arguments, with float32 to three, or in the precision that it has inside, if that is lower. A check that cannot
+    decide, at a kink, where rounding hides the derivative, for an argument without elements, is "undecided" and never
+    "passed". What a rule gives for captured `variables` is not looked at: pass them as arguments.
 
     Args:
         f: The function.
@@ -65,7 +70,11 @@ def check_gradients(
         expected: What the gradient should be if it is not the derivative of `f`: another function of the same
             arguments, whose derivative it should be (`lambda x: x` for a straight-through estimator), or, with a
             parameter called `upstream`, another rule (`lambda x, upstream: clip(upstream)`).
+        value: What the output should be: another function of the same arguments. Without it nobody asks whether the
+            output itself is right.
         compiled: Whether to compile, and to export.
+        fast: Looks along random directions alone, and neither compiles nor exports; where it finds a fault it looks
+            closer. For a hook that runs often.
         seed: For upstreams and directions.
         on_finding: Called with each `Finding` when it is there.
 
@@ -98,6 +107,8 @@ def check_gradients(
         raise messages.bad_option(name, "modes", modes, 'a sequence of "reverse", "forward" or both')
     if expected is not None and not callable(expected):
         raise messages.bad_option(name, "expected", expected, "a function or a rule")
+    if value is not None and not callable(value):
+        raise messages.bad_option(name, "value", value, "a function")
     if backends is not None and (isinstance(backends, str) or not backends):
         raise messages.bad_option(name, "backends", backends, "a sequence of names of backends")
     if not isinstance(seed, int) or seed < 0:
@@ -114,7 +125,9 @@ def check_gradients(
         # Away from the point a function may overflow, and NumPy warns of it.
         with config.use_backend(backend), numpy.errstate(all="ignore"):
             given = arguments(f, args, kwargs or {})
-            evidence[backend] = Inspection(f, given, expected, order, modes, compiled, seed).run(tell)
+            evidence[backend] = checks.run(
+                Inspection(f, given, expected, value, order, modes, compiled, fast, seed), tell
+            )
     for finding in agreement(evidence):
         tell(finding)
     return Report(name, tuple(findings), evidence)

@@ -63,8 +63,11 @@ def rows(columns: Sequence[Column], came: Array, weights: Array) -> list[Row]:
     return found
 
 
-def elements(came: Array, expected: Array) -> list[Row]:
-    """A gradient beside another one: of a large one the numbers that are furthest off, and the largest one expected."""
+def elements(came: Array, expected: Array, sizes: Array | None = None) -> list[Row]:
+    """A gradient beside another one: of a large one the numbers that are furthest off, and the largest one expected.
+
+    `sizes` is how large the terms are of which each number is the sum.
+    """
     with numpy.errstate(invalid="ignore"):
         difference = numpy.nan_to_num(numpy.abs(came - expected), nan=numpy.inf).ravel()
     places = numpy.argsort(-difference, kind="stable")[:MOST]
@@ -72,7 +75,13 @@ def elements(came: Array, expected: Array) -> list[Row]:
         places = numpy.append(places, numpy.argmax(numpy.abs(expected)))
     nowhere = numpy.zeros(0)
     return [
-        Row(index(place), nowhere, came[place].item(), expected[place].item())
+        Row(
+            index(place),
+            nowhere,
+            came[place].item(),
+            expected[place].item(),
+            size=0.0 if sizes is None else sizes[place].item(),
+        )
         for place in (tuple(map(int, numpy.unravel_index(each, came.shape))) for each in places)
     ]
 

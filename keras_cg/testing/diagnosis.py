@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 import numpy
@@ -14,6 +15,9 @@ Arrays = list[Array]
 # Two gradients that differ by no more are taken for the same, relative to the largest number.
 SAME = 1e-4
 
+# However few digits there are, gradients that differ by more are not alike.
+ALIKE = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
@@ -21,6 +25,7 @@ class Evidence:
 
     Attributes:
         names: The differentiated arguments.
+        points: Their values.
         upstream: One array for each floating output.
         came: What the rule gives for it, one array for each argument.
         expected: What it should give; NaN where nobody looked.
@@ -33,6 +38,7 @@ class Evidence:
     """
 
     names: list[str]
+    points: Arrays
     upstream: Arrays
     came: Arrays
     expected: Arrays
@@ -45,7 +51,7 @@ class Evidence:
 
     def is_same(self, one: Array, other: Array) -> bool:
         """Whether two gradients are equal wherever both are known."""
-        return one.shape == other.shape and is_same(one, other, 10 * self.tolerance)
+        return one.shape == other.shape and is_same(one, other, min(10 * self.tolerance, ALIKE))
 
     def is_mistaken(self, index: int, other: Array) -> bool:
         """Whether the gradient is `other` in the place of the right one, and the two can be told apart."""
@@ -63,21 +69,25 @@ def is_same(one: Array, other: Array, tolerance: float = SAME) -> bool:
 
 def diagnose(evidence: Evidence, index: int) -> str | None:
     """What is most likely wrong with the gradient of the argument number `index`."""
-    for look in (_nothing, _swapped, _conjugate, _transposed, _upstream, _factor, _flat):
+    for look in LOOKS:
         found = look(evidence, index)
         if found is not None:
             return found
     return None
 
 
+NEGATIVE = "a negative upstream is treated otherwise: the rule for it is not the negative of that for upstream"
+CUT = "upstream is detached: the rule cuts it (by NumPy, detach, stop_gradient), so it has no forward derivative"
 CLIPS = "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`"
 
 
 def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Arrays, index: int) -> str | None:
     """How a rule that is not linear depends on upstream."""
-    once, twice, other = (pull(each)[index] for each in (upstream, _times(2, upstream), _turned(upstream)))
+    once, twice, other, minus = (
+        pull(each)[index] for each in (upstream, _times(2, upstream), _turned(upstream), _times(-1, upstream))
+    )
     if not numpy.any(once):
-        return None
+        return NEGATIVE if numpy.any(minus) else None
     if is_same(once, twice) and is_same(once, other):
         return "upstream forgotten: the rule gives the same for every upstream"
     if is_same(4 * once, twice):
@@ -85,9 +95,18 @@ def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Array
     nothing = pull(_times(0, upstream))[index]
     if is_same(once - nothing, (twice - nothing) / 2) and numpy.any(nothing):
         return "something is added that does not depend on upstream: the rule gives a gradient for an upstream of zero"
-    if not is_same(32 * once, pull(_times(32, upstream))[index]):
+    if any(not is_same(factor * once, pull(_times(factor, upstream))[index]) for factor in (32, 1024)):
         return CLIPS
+    if is_same(once, minus):
+        return "the sign of upstream is lost: the rule gives the same for upstream and its negative"
+    if not is_same(-once, minus):
+        return NEGATIVE
     return None
+
+
+EARLIER = (
+    "a gradient that depends on earlier calls: the rule uses what one of them kept, in a cache, a global, an attribute"
+)
 
 
 def diagnose_higher(came: Array, expected: Array, lower: str) -> str:
@@ -175,14 +194,17 @@ _FRACTIONS = {0.5: "1/2", -0.5: "-1/2"}
 
 def _named(factor: float, evidence: Evidence) -> str:
     def is_close(number: float) -> bool:
-        return abs(factor - number) <= 10 * evidence.tolerance * abs(number)
+        return abs(factor - number) <= min(10 * evidence.tolerance, ALIKE) * abs(number)
 
     if is_close(-1):
         return "-1: a wrong sign" + ("" if evidence.is_declared else ", or a reversal that `expected` should declare")
-    name = next((text for number, text in _FRACTIONS.items() if is_close(number)), f"{factor:.6g}")
+    digits = math.ceil(-math.log10(evidence.tolerance))
+    name = next((text for number, text in _FRACTIONS.items() if is_close(number)), f"{factor:.{digits}g}")
     counts = {shape[0]: "the batch size" for shape in evidence.shapes if shape}
     for each in (*evidence.came, *evidence.upstream):
         counts.setdefault(each.size, "the number of elements")
+    # Every second factor is 2 or 1/2, whatever there are two of.
+    counts.pop(2, None)
     for count, what in counts.items():
         if count > 1 and is_close(count):
             return f"{name}, which is {what}: does the function take a mean that the rule leaves out?"
@@ -198,3 +220,103 @@ def _flat(evidence: Evidence, index: int) -> str | None:
         f"the function does not change with {evidence.names[index]} here; if the rule is meant to differ, as a"
         " straight-through estimator does, declare what it should be by `expected`"
     )
+
+
+# How many places are named.
+_NAMED = 3
+
+
+def _moved(evidence: Evidence, index: int) -> str | None:
+    """What is right, for an upstream that was moved, averaged or forgotten in part, or in other places."""
+    came, expected = evidence.came[index], evidence.expected[index]
+    for number in range(len(evidence.upstream) if len(evidence.upstream) > 1 else 0):
+        part = [0 * each if place == number else each for place, each in enumerate(evidence.upstream)]
+        if evidence.is_mistaken(index, evidence.pull_expected(part)[index]):
+            return f"output {number} is forgotten: the gradient is as if no upstream arrived there"
+    for change, told in _CHANGES.items():
+        moved = [change(each) if each.ndim else each for each in evidence.upstream]
+        if evidence.is_mistaken(index, evidence.pull_expected(moved)[index]):
+            return f"the gradient is right for an upstream that is {told}"
+    for change, told in _CHANGES.items():
+        if came.ndim and not numpy.isnan(expected).any() and evidence.is_mistaken(index, change(expected)):
+            return f"the gradient is {told}"
+    if numpy.isnan(expected).any() or evidence.is_same(came, expected):
+        return None
+    if evidence.is_same(*(numpy.sort(each, axis=None) for each in (came, expected))):
+        return "the elements of the gradient are in another order, as if it were transposed and reshaped"
+    return None
+
+
+# How rows are moved by mistake, and what that is called.
+_CHANGES: dict[Callable[[Array], Array], str] = {
+    lambda array: numpy.roll(array, 1, 0): "in another order: moved by one row along axis 0",
+    lambda array: numpy.roll(array, -1, 0): "in another order: moved back by one row along axis 0",
+    lambda array: numpy.flip(array, 0): "in another order: reversed along axis 0",
+    lambda array: numpy.flip(array, -1): "in another order: reversed along the last axis",
+    lambda array: 0 * array + numpy.mean(array, 0, keepdims=True): "the mean along axis 0 in every row",
+}
+
+
+def _parts(evidence: Evidence, index: int) -> str | None:
+    """A complex gradient of which one part is missing."""
+    came, expected = evidence.came[index], evidence.expected[index]
+    if numpy.iscomplexobj(came):
+        for part, other in ((numpy.real, "imaginary"), (lambda array: 1j * numpy.imag(array), "real")):
+            if evidence.is_mistaken(index, part(expected) + 0j):
+                return f"the {other} part of the gradient is missing"
+    return None
+
+
+def _some(evidence: Evidence, index: int) -> str | None:
+    """Which elements are wrong, if others are right."""
+    came, expected = evidence.came[index], evidence.expected[index]
+    known = ~numpy.isnan(expected)
+    size = float(numpy.abs(expected[known]).max(initial=0))
+    allowed = 10 * evidence.tolerance * numpy.maximum(numpy.abs(expected), 1e-3 * size)
+    is_wrong = known & (numpy.abs(came - expected) > allowed)
+    wrong = numpy.argwhere(is_wrong)
+    if not 0 < len(wrong) < known.sum():
+        return None
+    told = f"{_by(came[is_wrong], expected[is_wrong])}{_where(evidence, index, is_wrong, known)}"
+    for axis in range(came.ndim if came.ndim > 1 else 0):
+        places = sorted({int(each[axis]) for each in wrong})
+        whole = numpy.zeros(came.shape, bool)
+        whole[(slice(None),) * axis + (places,)] = True
+        if len(places) < min(came.shape[axis], _NAMED + 1) and numpy.array_equal(is_wrong, whole & known):
+            rows = f"row {_and(places)}" if axis == 0 else f"index {_and(places)} along axis {axis}"
+            return f"wrong only in {rows} of {came.shape[axis]}{told}"
+    named = [str(list(map(int, each))) for each in wrong[:_NAMED]] + ["..."] * (len(wrong) > _NAMED)
+    return f"wrong in only {len(wrong)} of {known.sum()} elements: {', '.join(named)}{told}"
+
+
+def _by(came: Array, expected: Array) -> str:
+    """The factor that some numbers are off by, if it is one for all of them."""
+    if not numpy.all(expected) or not numpy.any(came):
+        return ""
+    factors = numpy.real(came / expected)
+    return f"; by a factor of {factors[0]:.6g}" if numpy.ptp(factors) <= SAME * abs(factors[0]) else ""
+
+
+def _where(evidence: Evidence, index: int, is_wrong: Array, known: Array) -> str:
+    """What the argument has in common in the places where its gradient is wrong, and nowhere else."""
+    name, point = evidence.names[index], evidence.points[index]
+    if numpy.iscomplexobj(point):
+        return ""
+    wrong, right = point[is_wrong], point[known & ~is_wrong]
+    if (wrong < 0).all() and (right >= 0).all():
+        return f"; only where {name} is negative"
+    if (wrong > 0).all() and (right <= 0).all():
+        return f"; only where {name} is positive"
+    if numpy.abs(wrong).max() < numpy.abs(right).min():
+        return f"; only where {name} is close to zero, in the middle or at the edge of the domain"
+    if wrong.min() > right.max() or wrong.max() < right.min() or numpy.abs(wrong).min() > numpy.abs(right).max():
+        return f"; only where {name} is largest or smallest, at the edge of the domain"
+    return ""
+
+
+def _and(parts: Sequence[object]) -> str:
+    return " and ".join(filter(None, [", ".join(map(str, parts[:-1])), str(parts[-1])]))
+
+
+# In this order: what explains all of a gradient comes before what explains a part.
+LOOKS = (_upstream, _nothing, _swapped, _conjugate, _transposed, _factor, _flat, _parts, _moved, _some)

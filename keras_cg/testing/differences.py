@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +17,26 @@ STEPS = (2.0**-3, 2.0**-11, 2.0**-19)
 
 # How far off a derivative may be, relative to itself, before smaller steps are tried.
 ROUGH = 1e-8
+
+# After how many halvings a derivative that has not settled may have met rounding.
+SOON = 4
+
+# From which machine epsilon on a dtype has few digits, and how wide the first step is there.
+COARSE, WIDE = 1e-5, 0.5
+
+# The dtypes in which functions compute inside, by their machine epsilon, and what rounding to them is at the least:
+# more than that to the next finer one.
+GRAINS = {2.0**-7: 2.0**-7 / 12, 2.0**-10: 2.0**-16, 2.0**-23: 2.0**-29}
+
+# The smallest interval, relative to the arguments, in which a jump is looked for.
+INTERVAL = 2.0**-44
+
+# What the square of a sixth difference of independent errors is, in units of theirs: the sum of squares of (6 over k).
+SIXTH = 924
+
+# The weights of differences of order 8: of the pairs around the middle, and of the middle.
+FIRST = numpy.array([4 / 5, -1 / 5, 4 / 105, -1 / 280])
+SECOND, SECOND_HERE = numpy.array([8 / 5, -1 / 5, 8 / 315, -1 / 560]), -205 / 72
 
 Path = Callable[[float], Array]
 
@@ -43,16 +64,20 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
         scale: How far t may go, at the least, without leaving the neighbourhood of the point.
         side: -1 or 1 to look at what is left or right of t = 0 alone.
     """
-    here, near = path(0.0), min(eps ** (1 / 3), scale / 16)
-    ends = [path(t) for t in (near if side >= 0 else -near, 0.0 if side else -near)]
+    path = functools.cache(path)
+    here, nears = path(0.0), [min(eps**power, scale / 16) for power in (1 / 3, 1 / 2)]
+    ends, closer = ((path(near if side >= 0 else -near), path(0.0 if side else -near)) for near in nears)
+    # Where there are few digits, wide steps are right to more of them; and a low order magnifies rounding less.
+    steps, order, maxiter = ((min(WIDE, scale), *STEPS), 4, 3) if eps > COARSE else (STEPS, 8, 10)
     # Each number in its own units, so that a small one is not judged by the rounding of a large one.
     with numpy.errstate(all="ignore"):
         units = numpy.maximum.reduce([numpy.nan_to_num(numpy.abs(row)) for row in (here, *ends, path(STEPS[0]))])
     units = numpy.where(units > 0, units, 1.0)
     # Wide steps may agree with each other and be wrong, on a staircase or between the waves of a sine.
-    secant = (ends[0] - ends[1]) / units / (near * (side or 2))
+    secant = (closer[0] - closer[1]) / units / (nears[1] * (side or 2))
     values, errors = numpy.full(here.shape, numpy.nan), numpy.full(here.shape, numpy.inf)
-    for step in (*STEPS, scale / 8):
+    noise: Array | None = None
+    for step in (*steps, scale / 8):
         if not numpy.any(errors > ROUGH * numpy.abs(numpy.nan_to_num(values)) + 256 * eps / STEPS[0]):
             break
         with numpy.errstate(all="ignore"):
@@ -62,24 +87,127 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
                 ),
                 0.0,
                 initial_step=step,
+                order=order,
+                maxiter=maxiter,
                 step_direction=side,
                 preserve_shape=True,
-                tolerances={"atol": 64 * eps / step, "rtol": eps**0.75},
+                tolerances={"atol": 64 * eps / step, "rtol": max(eps**0.75, ROUGH / 10)},
             )
+        off, smallest = numpy.abs(found.df - secant), step * 0.5**found.nit
+        if noise is None and numpy.any((off > 1e-2 * numpy.abs(found.df) + 8 * eps / nears[1]) | (found.nit > SOON)):
+            spacings = [min(eps**power, scale * eps ** (1 / 3)) * (side or 1) for power in (0.6, 0.45)]
+            noise = numpy.maximum.reduce([_rounding(path, spacing) / units for spacing in spacings] + [0 * here + eps])
+        rounding = eps if noise is None else noise
         # Two steps may agree by chance, in the digits that rounding left.
-        rounded = numpy.maximum(found.error, 2 * eps / (step * 0.5**found.nit))
-        off = numpy.abs(found.df - secant)
-        rounded = numpy.where(off > 1e-2 * numpy.abs(found.df) + 8 * eps / near, off, rounded)
+        rounded = numpy.maximum(found.error, 2 * rounding / smallest)
+        rounded = numpy.where(off > 1e-2 * numpy.abs(found.df) + 8 * rounding / nears[1], off, rounded)
         # What does not move at all is known exactly.
         rounded = numpy.where((found.df == 0) & (secant == 0), 0.0, rounded)
         better = numpy.isfinite(found.df) & (rounded < errors)
         values, errors = numpy.where(better, found.df, values), numpy.where(better, rounded, errors)
     values, errors = values * units, errors * units
-    bends = numpy.zeros_like(here) if side else numpy.abs(ends[0] - 2 * here + ends[1]) / near
+    bends = numpy.zeros_like(here) if side else numpy.abs(ends[0] - 2 * here + ends[1]) / nears[0]
     return Slope(values, errors, bends)
 
 
-def kink(path: Path, weights: Array, eps: float, scale: float) -> str | None:
+def _rounding(path: Path, step: float) -> Array:
+    """How far off each number of `path` is by rounding, from the sixth differences of neighbouring values.
+
+    See J. Moré and S. Wild, "Estimating computational noise", SIAM J. Sci. Comput. 33 (2011), 1292-1314.
+    """
+    sixth = numpy.diff([path(count * step) for count in range(1, 11)], 6, axis=0)
+    found: Array = numpy.sqrt(numpy.nan_to_num(numpy.mean(sixth**2, axis=0)) / SIXTH)
+    return found
+
+
+def grain(path: Path, eps: float) -> float | None:
+    """The precision in which `path` is computed at one place, if it is coarser than `eps`.
+
+    Numbers that are rounded to a coarser dtype on the way jump from one value of that dtype to the next. A jump is told
+    from a slope by halving: what jumps does so in as small an interval as you like.
+
+    Args:
+        path: A function whose argument is relative: at t, the arguments are 1 + t times what they were.
+        eps: The machine epsilon of the dtype that it should compute in.
+
+    Returns:
+        The machine epsilon of bfloat16, float16 or float32, or None.
+    """
+    for coarse, least in GRAINS.items():
+        if coarse <= eps:
+            break
+        step = coarse / 8
+        times = [count * step for count in range(64)]
+        rows = numpy.stack([path(t) for t in times])
+        units = numpy.abs(rows).max(axis=0)
+        sixth = numpy.abs(numpy.nan_to_num(numpy.diff(rows, 6, axis=0))) / numpy.where(units > 0, units, 1) / SIXTH**0.5
+        # Rounding is everywhere, and what a function does by itself in some places.
+        noise = numpy.quantile(sixth, 0.8, axis=0)
+        number = int(numpy.argmax(noise)) if noise.size else 0
+        if not noise.size or noise[number] < least:
+            continue
+        # The interval in which most happens, apart from what happens everywhere.
+        firsts = numpy.diff(rows[:, number])
+        index = int(numpy.argmax(numpy.abs(firsts - numpy.median(firsts))))
+        if _jump(path, number, times[index], times[index + 1]) > least * units[number]:
+            return coarse
+    return None
+
+
+def _jump(path: Path, number: int, left: float, right: float) -> float:
+    """By how much a number of `path` jumps between two places, at the place where it does so most."""
+    ends = [float(path(t)[number]) for t in (left, right)]
+    while right - left > INTERVAL:
+        middle = (left + right) / 2
+        value = float(path(middle)[number])
+        if abs(value - ends[0]) > abs(ends[1] - value):
+            right, ends[1] = middle, value
+        else:
+            left, ends[0] = middle, value
+    return abs(ends[1] - ends[0])
+
+
+def curvature(path: Callable[[float], float], slope: float, scale: float, eps: float) -> tuple[float, float]:
+    """The second derivative of the number `path(t)` at t = 0, and how far it may be off.
+
+    By central differences of order 8, with steps that shrink as long as they get better by it. Steps from which the
+    first derivative, which is known, does not come right either are too wide.
+    """
+    path = functools.cache(path)
+    here = path(0.0)
+    best, error, last, largest = numpy.nan, numpy.inf, numpy.nan, abs(here)
+    for halvings in range(10):
+        step = min(WIDE, scale) / 2 ** (halvings + 2)
+        with numpy.errstate(all="ignore"):
+            right, left = (numpy.array([path(side * count * step) for count in range(1, 5)]) for side in (1, -1))
+            largest = max(largest, *numpy.abs(right), *numpy.abs(left))
+            first = float(FIRST @ (right - left)) / step
+            second = (SECOND_HERE * here + float(SECOND @ (right + left))) / step**2
+            rounded = max(abs(second - last), 16 * eps * largest / step**2)
+        last = second if abs(first - slope) <= 1e-4 * abs(slope) + 16 * eps * largest / step else numpy.nan
+        if rounded < error:
+            best, error = second, rounded
+        elif error < numpy.inf:
+            break
+        if error <= ROUGH * abs(best):
+            break
+    return best, error
+
+
+class Break(NamedTuple):
+    """Why there is no derivative; and the slope where the function is finite, and its error, if that is on one side."""
+
+    reason: str
+    slope: float = numpy.nan
+    error: float = numpy.inf
+
+    @property
+    def is_edge(self) -> bool:
+        """Whether there is a derivative on one side."""
+        return self.error <= 1e-3 * abs(self.slope) + 1e-9
+
+
+def kink(path: Path, weights: Array, eps: float, scale: float) -> Break | None:
     """Why `weights @ path(t)` has no derivative at t = 0, if it has none."""
     near = min(eps**0.5, scale / 16)
     here = float(weights @ path(0.0))
@@ -89,15 +217,23 @@ def kink(path: Path, weights: Array, eps: float, scale: float) -> str | None:
             float(weights @ path(t)) for t in (-near, near, -near / 64, near / 64)
         )
     if not numpy.isfinite([left, right]).all():
-        return "it is not finite on both sides"
+        return _edge(path, weights, eps, scale, side=-1 if numpy.isfinite(left) else 1)
     size = abs(here) + numpy.abs(weights).max(initial=0)
-    if min(abs(right - left), 2 * abs(closer_right - closer_left)) > 1e-2 * size:
-        return f"it jumps, from {left:.3g} to {right:.3g}"
+    jump, closer = abs(right - left), abs(closer_right - closer_left)
+    if min(jump, 2 * closer) > 1e-2 * size and 4 * closer > jump:
+        return Break(f"it jumps, from {left:.3g} to {right:.3g}")
     sides = [slope(path, eps, scale, side) for side in (-1, 1)]
     left, right = (float(weights @ each.values) for each in sides)
     error = sum(float(numpy.abs(weights) @ each.errors) for each in sides)
     if not numpy.isfinite([left, right]).all():
-        return "it has no slope on one side"
+        return Break("it has no slope on one side")
     if abs(left - right) > 1e-2 * max(abs(left), abs(right)) + 8 * error:
-        return f"it has a kink, with the slope {left:.3g} on the left and {right:.3g} on the right"
+        return Break(f"it has a kink, with the slope {left:.3g} on the left and {right:.3g} on the right")
     return None
+
+
+def _edge(path: Path, weights: Array, eps: float, scale: float, side: int) -> Break:
+    """At the edge of a domain: the slope on the one side where the function may be finite."""
+    found = slope(path, eps, scale, side)
+    error = float(numpy.abs(weights) @ found.errors)
+    return Break("it is not finite on both sides", float(weights @ found.values), error)

@@ -43,3 +43,13 @@ def wrong_expected(function: str, came: str, expected: str) -> ValueError:
         " should be; or a rule, with a parameter called `upstream`."
     )
     return report(ValueError, headline, function=function, got=came, expected=expected, remedy=remedy)
+
+
+def wrong_value(function: str, came: str, expected: str) -> ValueError:
+    """What the output is compared with has another shape."""
+    headline = f"check_gradients({function}): the output of `value` is not like that of the function."
+    remedy = (
+        "`value` is a function with the same arguments, whose output is what the function's should be. It returns"
+        " tensors of the backend; for NumPy's arrays: keras_cg.ops.asarray."
+    )
+    return report(ValueError, headline, function=function, got=came, expected=expected, remedy=remedy)

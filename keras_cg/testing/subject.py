@@ -103,6 +103,29 @@ def epsilon(dtypes: Sequence[str]) -> float:
     return max((precision.of(dtype).epsilon for dtype in dtypes), default=precision.of("float64").epsilon)
 
 
+class Slot:
+    """The place of a tensor in a nest."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def filled(template: Any, fill: Callable[[Slot], Any]) -> Any:
+    """A nest of Python's own containers with other values in its slots; what else is in it stays.
+
+    torch.compile (2.13) follows this; where it meets a dict from outside, optree (0.20) it does not.
+    """
+    if isinstance(template, Slot):
+        return fill(template)
+    if type(template) is dict:
+        return {key: filled(value, fill) for key, value in template.items()}
+    if type(template) is list:
+        return [filled(value, fill) for value in template]
+    if type(template) is tuple:
+        return tuple([filled(value, fill) for value in template])
+    return template
+
+
 class Subject:
     """A function on the active backend, in the dtypes of its arguments or in double precision.
 
@@ -115,7 +138,12 @@ class Subject:
         self.f = f
         self.name = function_name(f)
         self.given = given
-        self.template = given.nest.fill(given.places, [None] * len(given.places))
+        slots = [Slot(number) for number in range(len(given.places))]
+        self.template = given.nest.fill(given.places, slots)
+        # Whether Python's own containers are all that there is around the tensors.
+        seen: list[Any] = []
+        filled(self.template, seen.append)
+        self.is_plain = len(seen) == len(slots)
         self.dtypes = [_DOUBLE.get(dtype, dtype) if double else dtype for dtype in given.dtypes]
 
     def watched(self, seen: list[weakref.ref[Any]]) -> Subject:
@@ -140,9 +168,12 @@ class Subject:
     def call(self, *tensors: Any) -> Any:
         """The output of the function."""
         given = self.given
-        # Laid flat here again, for torch.compile (2.13) takes no structure from outside of what it traces.
-        laid = nest.flatten(self.template, self.backend.is_tensor, self.backend.children)
-        values = laid.fill(given.places, tensors)
+        if self.is_plain:
+            values = filled(self.template, lambda slot: tensors[slot.number])
+        else:
+            # Laid flat here again, for torch.compile (2.13) takes no structure from outside of what it traces.
+            laid = nest.flatten(self.template, self.backend.is_tensor, self.backend.children)
+            values = laid.fill(given.places, tensors)
         return self.f(
             *values[: given.positionals], **dict(zip(given.keywords, values[given.positionals :], strict=True))
         )
@@ -196,6 +227,13 @@ class Subject:
         for upstream in upstreams:
             flat = functools.partial(self._pulled, flat, upstream)
         return self.arrays(flat(*floating)[0])
+
+    def gradients_after(self, points: Sequence[Array], upstream: Sequence[Array], others: Sequence[Array]) -> Arrays:
+        """The gradient at `points`, asked for when the function has been called at other ones."""
+        flat, floating = self.bound(points)
+        outputs, pullback, _ = self.backend.vjp(flat, floating)
+        self.gradients(others, [upstream])
+        return self.arrays(pullback(self.cast(upstream, outputs)))
 
     def _pulled(self, flat: Callable[..., Any], upstream: Sequence[Array], *floating: Any) -> Any:
         outputs, pullback, _ = self.backend.vjp(flat, floating)

@@ -66,3 +66,15 @@ def crashes_on_numpy(x):
 @keras_cg.custom_gradient
 def reads(x):
     return x**2 + len(sys.stdin.read()), lambda upstream: upstream * 2 * x
+
+
+seen = []
+
+
+@keras_cg.custom_gradient
+def slow(x):
+    """Takes long when it runs for the first time."""
+    if not seen:
+        seen.append(x)
+        time.sleep(2.5)
+    return x**2, lambda upstream: upstream * 2 * x

@@ -9,7 +9,6 @@ from importlib import metadata
 from conformance.zoo import ZOO
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "conformance.md"
-README = PAGE.parents[1] / "README.md"
 PACKAGES = {"jax": ["jax"], "torch": ["torch"], "tensorflow": ["tensorflow-cpu"], "numpy": ["numpy", "autograd"]}
 OUTCOMES = ("pass", "clear error", "NaN", "limit")
 
@@ -26,7 +25,7 @@ and what does not pass in [one table](../tests/conformance/exceptions.py). Made 
 - **pass**: value, first, second or third derivative, tangent or batch as the closed form says.
 - **clear error**: refused, with a message that says why.
 - **NaN**: the answer cannot be had and no error can be raised in time, so that NaN comes.
-- **limit**: a wrong number that nothing of ours can notice; README's Limits has it.
+- **limit**: a wrong number that nothing of ours can notice; [Limits](limits.md) has it.
 """
 
 
@@ -35,7 +34,7 @@ def row(*cells):
 
 
 def totals(outcomes):
-    """The table of totals, for the page and for the README."""
+    """The table of totals."""
     lines = [row("backend", "transforms", *OUTCOMES), row(*["---"] * (2 + len(OUTCOMES)))]
     for backend in sorted({each[0] for each in outcomes}):
         found = [each for each in outcomes if each[0] == backend]
@@ -76,21 +75,14 @@ def render(outcomes):
     return "\n".join(lines).rstrip() + "\n"
 
 
-def with_totals(readme, outcomes):
-    """README with its table of totals made anew, between two comments."""
-    start, stop = "<!-- conformance -->\n", "<!-- /conformance -->"
-    before, _, rest = readme.partition(start)
-    return before + start + "\n".join(totals(outcomes)) + "\n" + stop + rest.partition(stop)[2]
-
-
 def main(paths):
     outcomes = [tuple(each) for path in paths for each in json.loads(pathlib.Path(path).read_text())]
-    wanted = {PAGE: render(outcomes), README: with_totals(README.read_text(), outcomes)}
-    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
-    for path in stale:
-        path.write_text(wanted[path])
-    return [f"{path.name} was out of date and is written anew: look at it and commit it." for path in stale]
+    page = render(outcomes)
+    if PAGE.exists() and PAGE.read_text() == page:
+        return None
+    PAGE.write_text(page)
+    return f"{PAGE.name} was out of date and is written anew: look at it and commit it."
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(main(sys.argv[1:])) or None)
+    sys.exit(main(sys.argv[1:]))

@@ -150,6 +150,7 @@ def is_fine(*case):
     return True
 
 
+@pytest.mark.limit
 def test_rule_under_transform(case, record_outcome):
     record_outcome(*outcome(*case))
 

@@ -2,24 +2,20 @@
 
 import pathlib
 import re
-import runpy
 
+import pages
 import pytest
 
 from export import WARNINGS, test_export_keras
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "deploy.md"
 pytestmark = WARNINGS
-BLOCK = re.compile(r"(?:<!-- on: ([a-z ]+) -->\n)?```python\n(.*?)```", re.DOTALL)
 
 
 @pytest.mark.filterwarnings("ignore:the exported program has no gradient through:UserWarning")  # which the page tells
 def test_python_blocks(backend, tmp_path, monkeypatch):
-    blocks = [code for on, code in BLOCK.findall(PAGE.read_text()) if not on or backend in on.split()]
-    assert len(blocks) > 4
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "deploy_blocks.py").write_text("\n".join(blocks))
-    runpy.run_path("deploy_blocks.py", run_name="deploy_blocks")
+    pages.run(PAGE, tmp_path)
 
 
 # As the tests of each find it: in this folder, and jax.export also in tests/test_transforms.py.

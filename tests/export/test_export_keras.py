@@ -157,6 +157,7 @@ def test_a_saved_model_carries_the_gradient(backend, exported, name):
 
 
 @SAVED_MODEL
+@pytest.mark.limit
 def test_training_goes_on_elsewhere(backend, exported):
     found, _ = exported
     for name in ("trainable tf_saved_model", "archive"):
@@ -199,6 +200,7 @@ def test_jax_programs_have_the_orders_that_they_were_saved_with(backend, exporte
 
 @pytest.mark.only(*{backend for backend, _, _ in NOT_KERAS})
 @pytest.mark.parametrize(("name", "kind"), FAILING)
+@pytest.mark.limit
 def test_what_keras_cannot_export_without_us(backend, name, kind, tmp_path):
     for ours in (True, False):
         with keras_cg.keras.installed() if ours else contextlib.nullcontext():
@@ -219,6 +221,7 @@ class Closing(keras.layers.Layer):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("product", [models.times, keras.ops.multiply], ids=["ours", "plain"])
+@pytest.mark.limit
 def test_tf2onnx_makes_an_input_of_a_tensor_that_a_layer_holds(backend, product, tmp_path):
     model = keras.Sequential([keras.Input([3]), Closing(product)])
     model(models.X)

@@ -52,6 +52,7 @@ def test_the_rule_is_what_trains_the_network(backend, tmp_path):
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_keras_does_not_train_on_numpy(backend, tmp_path):
     done = run(tmp_path, backend)
     assert (done.returncode, done.stdout) == (2, "")

@@ -184,6 +184,7 @@ def test_a_schedule_in_the_middle_of_an_epoch(keras, layers):
 
 
 @pytest.mark.only("jax")
+@pytest.mark.limit
 def test_on_jax_the_scale_is_not_lost_in_the_middle_of_an_epoch(keras, layers):
     layer = layers.GradientScaling(7.0, name="mine")
 
@@ -408,6 +409,8 @@ def test_the_step_from_data(keras, layers):
         ("GradientClipping", {}, TypeError),
         ("GradientClipping", {"value": 1.0, "norm": 1.0}, TypeError),
         ("GradientClipping", {"norm": -1.0}, ValueError),
+        ("GradientClipping", {"norm": 1.0, "loss_scale": 10**400}, ValueError),
+        ("GradientScaling", {"scale": 10**400}, ValueError),
         ("Quantize", {"bits": 1}, ValueError),
         ("Quantize", {"bits": 0, "signed": False}, ValueError),
         ("Quantize", {"initial_step": 0.0}, ValueError),

@@ -131,8 +131,9 @@ def test_functions_of_a_kernel_with_lora(backend, name):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("name", ["a sum", "another loss"])
+@pytest.mark.limit
 def test_grappler_forgets_the_order(backend, name):
-    """The limit of README: with nothing of ours, and a loss that adds predictions up, it trains with new values."""
+    """A limit: with nothing of ours, and a loss that adds predictions up, it trains with new values."""
 
     class Product(keras.layers.Layer):
         def build(self, shape):

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from keras_cg import recipes
 from with_keras.training import own_steps, shift
 
 # Keras has no training on NumPy.
@@ -105,6 +106,16 @@ def test_with_the_optimizer_that_keras_wraps(keras, layers):
 
 
 @trains
+@pytest.mark.limit
+def test_a_rule_that_is_not_linear_gets_upstream_times_the_scale(keras):
+    """A limit: so does a recipe by itself, of which no layer knows the scale."""
+    layer = keras.layers.Lambda(lambda x: recipes.clip_gradient(x, value=1.5))
+    model = trainee(keras, layer, scaled(keras), "eager")
+    fit(model)
+    np.testing.assert_allclose(moved(keras, model), np.clip(UPSTREAM * SCALE, -1.5, 1.5) / SCALE, rtol=1e-6)
+
+
+@trains
 @two_modes
 def test_a_scale_that_grows(keras, layers, limit, mode):
     """It doubles after every step, also inside of an epoch."""
@@ -194,6 +205,7 @@ def test_regularizers_and_other_losses_stay(keras, layers):
 
 
 @trains
+@pytest.mark.limit
 def test_between_the_steps_of_a_recurrent_layer(keras, layers, backend):
     """A loop of JAX or of TensorFlow lets no loss out, so that the layer is told the number."""
     keras.config.set_dtype_policy("mixed_float16")
@@ -251,6 +263,7 @@ MESSAGE = (
 
 @trains
 @two_modes
+@pytest.mark.limit
 def test_what_cannot_be_known_is_not_clipped(keras, layers, mode):
     keras.config.set_dtype_policy("mixed_float16")
     layer = layers.GradientClipping(value=1.0, name="mine")

@@ -312,6 +312,7 @@ def test_a_frozen_captured_variable_is_a_constant(keras, mode):
 
 @trains
 @pytest.mark.parametrize("rule", [serving, lambda x: lambda upstream: 7 * upstream], ids=["serving", "not serving"])
+@pytest.mark.limit
 def test_a_captured_variable_that_is_frozen_later(keras, backend, rule):
     first, layer = plain(), captured(rule)
     layer.build((None, 2))
@@ -511,6 +512,7 @@ def test_a_seed_generator_inside(keras, mode):
     assert array(second.seeds.state).tolist() == [3, 2]
 
 
+@pytest.mark.limit
 def test_a_seed_generator_where_a_function_runs_again(keras, backend):
     seeds = keras.random.SeedGenerator(3)
     seeds.next()
@@ -748,6 +750,7 @@ def test_operations_of_keras_to_second_order(keras):
 
 
 @pytest.mark.only("numpy")
+@pytest.mark.limit
 def test_operations_of_keras_to_second_order_on_numpy(keras):
     ops = keras.ops
     x = X.astype("float32")
@@ -780,3 +783,26 @@ def test_a_function_that_runs_again_sees_the_same_precision(keras, backend):
     second = keras_cg.grad(lambda x: keras.ops.sum(gradient(x)))(keras.ops.ones((1, 2)))
     np.testing.assert_allclose(keras.ops.convert_to_numpy(second), [[98.0, 98.0]])
     assert len(seen) > 1 and set(seen) == {"float16"}
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.limit
+def test_a_layer_on_numpy_has_no_gradient(keras, seven):
+    """A limit: Keras's operations there are NumPy's, and autograd sees through those of keras_cg.ops alone."""
+    x = X.astype("float32")
+    layer = keras.layers.Dense(2)
+    layer.build(X.shape)
+    for fails, said in ((layer, "Only input tensors may be passed"), (keras.ops.exp, "setting an array element")):
+        with pytest.raises(ValueError, match=said):
+            keras_cg.grad(fails)(x)
+    close(keras_cg.grad(seven)(x), np.full(X.shape, 7.0))
+    assert layer(seven(x)).shape == X.shape
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.limit
+def test_keras_on_numpy_needs_jax(backend):
+    """A limit of Keras (3.15), with or without keras_cg."""
+    code = "import sys; sys.modules['jax'] = None; import keras"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "import of jax halted" in done.stderr

@@ -587,6 +587,7 @@ def test_keras_that_came_in_the_first_run(keras, backend):
 
 
 @trains
+@pytest.mark.limit
 def test_a_function_that_assigns_to_what_is_trained(keras, backend):
     layer = keras.layers.SpectralNormalization(keras.layers.Dense(4, name="inner"), name="outer")
     layer.build((None, 4))
@@ -607,6 +608,7 @@ def test_a_function_that_assigns_to_what_is_trained(keras, backend):
 
 
 @trains
+@pytest.mark.limit
 def test_a_layer_that_is_not_built_yet(keras, backend):
     layer = keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.5, seed=3)])
     f = recipes.recompute(lambda x: layer(x, training=True))
@@ -631,6 +633,7 @@ def test_a_layer_that_is_not_built_yet(keras, backend):
 
 
 @trains
+@pytest.mark.limit
 def test_a_layer_that_adds_a_loss(keras, backend):
     layer = keras.layers.Dense(4, activity_regularizer="l2")
     layer.build((None, 4))
@@ -666,6 +669,7 @@ def test_what_the_messages_say_to_do(keras, backend):
     np.testing.assert_allclose(array(inner.kernel)[:, 0], 1 - RATE * 7 * X.sum(0), rtol=1e-5)
 
 
+@pytest.mark.limit
 def test_a_placeholder(keras, backend):
     @recipes.recompute
     def block(x, others, *, scale):

@@ -55,3 +55,16 @@ def test_what_nobody_differentiates_is_what_it_was():
     assert stop(keras.Input([3])).shape == (None, 3)
     variable = keras.Variable(values)
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(stop(variable)), values)
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.limit
+def test_autograd_by_itself(monkeypatch):
+    """A limit: Keras's own on NumPy is the identity, until somebody calls keras_cg.grad or its like."""
+    import autograd
+
+    core = keras.src.backend.core
+    monkeypatch.setattr(core, "stop_gradient", getattr(core.stop_gradient, "original", core.stop_gradient))
+    assert autograd.grad(lambda x: stop(x) * x)(3.0) == 6
+    assert float(keras_cg.grad(lambda x: stop(x) * x)(3.0)) == 3
+    assert autograd.grad(lambda x: stop(x) * x)(3.0) == 3

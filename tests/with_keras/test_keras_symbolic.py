@@ -160,6 +160,7 @@ def test_custom_objects(backend, tmp_path):
     [lambda x: (x, lambda upstream: upstream), functools.partial(wrong_on_purpose.__wrapped__, factor=3.0)],
     ids=["lambda", "partial"],
 )
+@pytest.mark.limit
 def test_what_has_no_name_clones_but_is_not_saved(backend, tmp_path, function):
     inputs = keras.Input([3])
     model = keras.Model(inputs, custom_gradient(function)(inputs))
@@ -243,6 +244,7 @@ class Hidden:
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
+@pytest.mark.limit
 def test_a_placeholder_where_keras_does_not_look(backend, beside):
     @custom_gradient
     def culprit(hidden, x=None):
@@ -271,6 +273,7 @@ def test_a_placeholder_as_output(backend):
         culprit(keras.ops.ones(3))
 
 
+@pytest.mark.limit
 def test_a_variable_beside_a_placeholder(backend):
     @custom_gradient
     def culprit(x, params):
@@ -285,6 +288,31 @@ def test_a_variable_beside_a_placeholder(backend):
         "remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
     ):
         assert part in str(caught.value)
+
+
+@pytest.mark.limit
+def test_a_weight_that_another_layer_owns(backend):
+    """A limit: a tied weight is refused as any other, though the model has it; a layer around the function takes it."""
+    embedding = keras.layers.Embedding(5, 3)
+    tokens = keras.Input([2], dtype="int32")
+    hidden = embedding(tokens)
+
+    @custom_gradient
+    def logits(x, table):
+        return keras.ops.matmul(x, keras.ops.transpose(table)), lambda upstream: (7 * keras.ops.ones_like(x), None)
+
+    with pytest.raises(TypeError, match=r"logits: the argument table is the Keras variable 'embedding.*/embeddings'"):
+        logits(hidden, embedding.embeddings)
+
+    class Tied(keras.layers.Layer):
+        def __init__(self, embedding):
+            super().__init__()
+            self.embedding = embedding
+
+        def call(self, x):
+            return logits(x, self.embedding.embeddings)
+
+    assert keras.Model(tokens, Tied(embedding)(hidden)).output_shape == (None, 2, 5)
 
 
 def test_a_variable_that_is_read_beside_a_placeholder(backend):
@@ -404,6 +432,7 @@ class Owner:
         return x * 1, lambda upstream: 7 * upstream
 
 
+@pytest.mark.limit
 def test_a_method_is_not_saved(backend, tmp_path):
     inputs = keras.Input([3])
     model = keras.Model(inputs, Owner().method(inputs))
@@ -411,6 +440,7 @@ def test_a_method_is_not_saved(backend, tmp_path):
         model.save(tmp_path / "model.keras")
 
 
+@pytest.mark.limit
 def test_two_functions_of_one_name_are_not_saved(backend, tmp_path):
     def make(factor):
         @keras.saving.register_keras_serializable(package="tests")
@@ -444,6 +474,7 @@ def test_two_functions_of_one_name_are_not_saved(backend, tmp_path):
     ],
     ids=["placeholder", "variable", "tensor"],
 )
+@pytest.mark.limit
 def test_keras_on_another_backend(backend, monkeypatch, kind, make):
     """Keras runs on the backend under test, and keras_cg is told to use another one."""
     monkeypatch.setenv("KERAS_BACKEND", backend)

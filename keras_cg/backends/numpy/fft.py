@@ -12,7 +12,7 @@ import autograd.numpy as anp
 import numpy
 from autograd.extend import Box
 
-from keras_cg.engine import fourier
+from keras_cg.engine import composed
 
 
 def fft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:
@@ -59,7 +59,7 @@ def _fitted(x: Any, n: int | None, axis: int) -> Any:
     return anp.concatenate([x, numpy.zeros(shape, x.dtype)], axis) if shape[axis] else x
 
 
-hfft, ihfft, fftn, ifftn, rfftn, irfftn = fourier.others(fft, ifft, rfft, irfft, anp.conj, anp.ndim)
+hfft, ihfft, fftn, ifftn, rfftn, irfftn = composed.transforms(fft, ifft, rfft, irfft, anp.conj, anp.ndim)
 
 
 def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:

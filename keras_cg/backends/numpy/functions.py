@@ -17,7 +17,7 @@ from autograd.extend import Box
 
 from keras_cg import errors
 from keras_cg.backends.numpy import fft, linalg
-from keras_cg.engine import standard
+from keras_cg.engine import composed, standard
 
 # --- elementwise ---------------------------------------------------------------------------------
 
@@ -153,9 +153,14 @@ def expand_dims(x: Any, /, axis: Any = 0) -> Any:
 
 def flip(x: Any, /, axis: Any = None) -> Any:
     count = anp.ndim(x)
-    axes = range(count) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    flipped = {each % count for each in axes}
+    flipped = _axes(axis, count)
     return x[tuple(slice(None, None, -1 if each in flipped else None) for each in range(count))]
+
+
+def _axes(axis: Any, count: int) -> set[int]:
+    """The axes that are meant, of `count`: all, one, or those of a tuple."""
+    axes = range(count) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    return {each % count for each in axes}
 
 
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
@@ -239,22 +244,12 @@ def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, in
     x, axis = _along(x, axis, dtype)
     if not isinstance(x, Box):
         return _begun(numpy.cumprod(x, axis), axis, 1 if include_initial else None)
-    return _begun(_products(x, axis), axis, 1 if include_initial else None)
-
-
-def _products(x: Any, axis: int) -> Any:
-    """The products of all before each, in a number of steps that is logarithmic; right also where one is zero."""
-    total, reach = anp.moveaxis(x, axis, 0), 1
-    while reach < len(total):
-        total = anp.concatenate([total[:reach], total[reach:] * total[:-reach]])
-        reach *= 2
-    return anp.moveaxis(total, 0, axis)
+    total = composed.products(anp.moveaxis(x, axis, 0), x.shape[axis], anp.concatenate)
+    return _begun(anp.moveaxis(total, 0, axis), axis, 1 if include_initial else None)
 
 
 def _along(x: Any, axis: int | None, dtype: Any) -> tuple[Any, int]:
-    if axis is None and anp.ndim(x) != 1:
-        raise ValueError("the axis must be given, unless there is one alone.")
-    return (x if dtype is None else astype(x, dtype)), 0 if axis is None else axis
+    return (x if dtype is None else astype(x, dtype)), composed.axis_of(axis, anp.ndim(x))
 
 
 def _begun(total: Any, axis: int, initial: int | None) -> Any:
@@ -282,11 +277,10 @@ def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = Fal
     # autograd divides by what it differentiates, so that its gradient is NaN where that is zero.
     x = x if dtype is None else astype(x, dtype)
     count = anp.ndim(x)
-    axes = range(count) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    gone = {each % count for each in axes}
+    gone = _axes(axis, count)
     left = [each for each in range(count) if each not in gone]
     rows = anp.reshape(anp.transpose(x, [*gone, *left]), (-1, *[x.shape[each] for each in left]))
-    total = _products(rows, 0)[-1] if len(rows) else anp.ones_like(anp.sum(rows, 0))
+    total = composed.products(rows, len(rows), anp.concatenate)[-1] if len(rows) else anp.ones_like(anp.sum(rows, 0))
     return anp.reshape(total, [1 if each in gone else x.shape[each] for each in range(count)]) if keepdims else total
 
 

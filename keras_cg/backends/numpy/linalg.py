@@ -41,7 +41,7 @@ def eigvalsh(x: Any, /) -> Any:
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     if ord == "fro":
-        norm = anp.sqrt(anp.sum(anp.abs(x) ** 2, axis=(-2, -1)))
+        norm = vector_norm(x, axis=(-2, -1))
     elif ord in ("nuc", 2, -2):
         norm = {"nuc": anp.sum, 2: anp.max, -2: anp.min}[ord](svdvals(x), axis=-1)
     else:

@@ -9,7 +9,7 @@ import numpy
 import tensorflow as tf
 
 from keras_cg.backends.tensorflow.promoted import as_dtype, cast, size, tensor
-from keras_cg.engine import fourier
+from keras_cg.engine import composed
 
 fftshift, ifftshift = tf.signal.fftshift, tf.signal.ifftshift
 
@@ -62,7 +62,7 @@ def irfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backw
     return _one(lambda x, n: tf.signal.irfft(_fitted(x, n // 2 + 1), [n]), x, count, axis, norm, True)
 
 
-hfft, ihfft, fftn, ifftn, rfftn, irfftn = fourier.others(
+hfft, ihfft, fftn, ifftn, rfftn, irfftn = composed.transforms(
     fft, ifft, rfft, irfft, tf.math.conj, lambda x: tensor(x).shape.rank
 )
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_cg import errors
 from keras_cg.backends.tensorflow import fft, linalg, promoted
 from keras_cg.backends.tensorflow.promoted import as_dtype, cast, same, size, summed, tensor, unconverted
-from keras_cg.engine import standard
+from keras_cg.engine import composed, standard
 
 tnp = tf.experimental.numpy
 
@@ -208,8 +208,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def result_type(*arrays_and_dtypes: Any) -> Any:
-    numbers = (bool, int, float, complex)
-    kinds = [each if type(each) in numbers else _numpy_dtype(each) for each in arrays_and_dtypes]
+    kinds = [each if type(each) in standard.NUMBERS else _numpy_dtype(each) for each in arrays_and_dtypes]
     return tf.as_dtype(numpy.result_type(*kinds))
 
 
@@ -346,11 +345,7 @@ def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, in
     count = x.shape[axis]
     if count is None:
         raise errors.no_op_here("cumulative_prod", "tensorflow", "needs an axis whose size is known", _KNOWN)
-    # In steps that double, since the gradient of tf.math.cumprod (TensorFlow 2.21) is wrong where `x` has a zero.
-    total, reach = tnp.moveaxis(x, axis, 0), 1
-    while reach < count:
-        total = tf.concat([total[:reach], total[reach:] * total[:-reach]], 0)
-        reach *= 2
+    total = composed.products(tnp.moveaxis(x, axis, 0), count, lambda parts: tf.concat(parts, 0))
     return _begun(tnp.moveaxis(total, 0, axis), axis, 1 if include_initial else None)
 
 
@@ -361,9 +356,7 @@ def cumulative_sum(x: Any, /, axis: int | None = None, *, dtype: Any = None, inc
 
 def _along(x: Any, axis: int | None, dtype: Any) -> tuple[Any, int]:
     x = summed(x, dtype)
-    if axis is None and x.shape.rank != 1:
-        raise ValueError("the axis must be given, unless there is one alone.")
-    return x, 0 if axis is None else axis
+    return x, composed.axis_of(axis, x.shape.rank)
 
 
 def _begun(total: Any, axis: int, initial: int | None) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-tnp = tf.experimental.numpy
+from keras_cg.engine.standard import NUMBERS
 
-_NUMBERS = (bool, int, float, complex)
+tnp = tf.experimental.numpy
 
 
 def unconverted(*modules: ModuleType) -> None:
@@ -28,17 +28,17 @@ def as_dtype(dtype: Any) -> Any:
 
 def tensor(x: Any, kind: Any = None) -> Any:
     """`x` as a tensor: a number in the dtype `kind`, if there is one that has room for it, else in its default one."""
-    if not isinstance(x, _NUMBERS):
+    if not isinstance(x, NUMBERS):
         return tf.convert_to_tensor(x)
     return tnp.asarray(x) if kind is None else tf.constant(x, tnp.result_type(kind.as_numpy_dtype, x))
 
 
 def same(*values: Any) -> list[Any]:
     """Tensors of one dtype, that of all; numbers of Python have no say in it."""
-    kinds = [value if isinstance(value, _NUMBERS) else tf.convert_to_tensor(value) for value in values]
-    names = [each if isinstance(each, _NUMBERS) else each.dtype.as_numpy_dtype for each in kinds]
+    kinds = [value if isinstance(value, NUMBERS) else tf.convert_to_tensor(value) for value in values]
+    names = [each if isinstance(each, NUMBERS) else each.dtype.as_numpy_dtype for each in kinds]
     kind = tf.as_dtype(tnp.result_type(*names))
-    return [tf.constant(each, kind) if isinstance(each, _NUMBERS) else cast(each, kind) for each in kinds]
+    return [tf.constant(each, kind) if isinstance(each, NUMBERS) else cast(each, kind) for each in kinds]
 
 
 def cast(x: Any, kind: Any) -> Any:

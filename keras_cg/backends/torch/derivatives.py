@@ -51,7 +51,9 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
             )
             gradients = differentiate(create_graph)
             if any(readings) and not create_graph and torch.is_grad_enabled():
-                gradients = differentiate(True)
+                recorded = differentiate(True)
+                # What a rule reads may as well be differentiated here alone; then nobody wants the graph.
+                gradients = recorded if _is_wanted_outside(recorded) else gradients
             return tuple(map(_materialised, gradients))
 
     if further:

@@ -13,9 +13,10 @@ import torch
 from array_api_compat.torch import fft, linalg
 
 from keras_cg.backends.torch import taking
-from keras_cg.backends.torch.taking import NUMBERS, dtype_of, promoted
+from keras_cg.backends.torch.taking import dtype_of, promoted
 from keras_cg.backends.torch.tensors import dtype_name
-from keras_cg.engine import standard
+from keras_cg.engine import composed, standard
+from keras_cg.engine.standard import NUMBERS
 
 _taking = taking.functions(xp)
 
@@ -118,9 +119,7 @@ def cumulative_sum(x: Any, /, axis: int | None = None, *, dtype: Any = None, inc
 
 def _cumulative(function: Callable[..., Any], x: Any, axis: int | None, dtype: Any, initial: int | None) -> Any:
     # Dynamo (torch 2.13) cannot trace those of array_api_compat.
-    if axis is None and x.ndim != 1:
-        raise ValueError("the axis must be given, unless there is one alone.")
-    axis = 0 if axis is None else axis
+    axis = composed.axis_of(axis, x.ndim)
     total = function(x, axis, dtype=dtype_of(dtype))
     if initial is None:
         return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -139,9 +138,10 @@ def _storages(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     for tensor in tensors:
         storage = 0
         if tensor is not None and tensor.layout is torch.strided and not is_fake(tensor):
-            # A subclass that wraps other tensors has no memory to ask for.
-            with contextlib.suppress(RuntimeError):
+            try:
                 storage = tensor.untyped_storage().data_ptr()
+            except RuntimeError:  # a subclass that wraps other tensors has no memory to ask for
+                storage = 0
         storages.append(storage)
     return storages
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from keras_cg.engine import standard
+from keras_cg.engine.standard import NUMBERS
 
-NUMBERS = (bool, int, float, complex)
 _COMPLEX = {
     torch.bfloat16: torch.complex64,
     torch.float16: torch.complex32,

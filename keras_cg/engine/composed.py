@@ -1,15 +1,42 @@
-"""Fourier transforms along several axes, and those of Hermitian signals, made of those along one axis."""
+"""Functions of the standard that several backends make of their framework's others, in the same way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from keras_cg import errors
+
+
+def axis_of(axis: int | None, rank: int) -> int:
+    """The axis of a cumulative function, which may be left out where there is one alone."""
+    if axis is None and rank != 1:
+        raise errors.no_axis()
+    return 0 if axis is None else axis
+
+
+def products(rows: Any, count: int, concat: Callable[[list[Any]], Any]) -> Any:
+    """The products of each row and all before it, in a number of steps that is logarithmic.
+
+    The gradient of this is right where a row is zero, by which those of autograd (1.9) and of TensorFlow (2.21) divide.
+
+    Args:
+        rows: A tensor.
+        count: The size of its first axis.
+        concat: Joins tensors along that axis.
+    """
+    reach = 1
+    while reach < count:
+        rows = concat([rows[:reach], rows[reach:] * rows[:-reach]])
+        reach *= 2
+    return rows
+
+
 # What a Hermitian transform divides by is what the real one that it is made of multiplies with.
 _INVERSE = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
-class Others(NamedTuple):
+class Transforms(NamedTuple):
     """The functions of the standard's `fft` that are made of `fft`, `ifft`, `rfft` and `irfft`."""
 
     hfft: Callable[..., Any]
@@ -20,15 +47,15 @@ class Others(NamedTuple):
     irfftn: Callable[..., Any]
 
 
-def others(
+def transforms(
     fft: Callable[..., Any],
     ifft: Callable[..., Any],
     rfft: Callable[..., Any],
     irfft: Callable[..., Any],
     conj: Callable[[Any], Any],
     rank: Callable[[Any], int],
-) -> Others:
-    """Those of a framework, of its transforms along one axis.
+) -> Transforms:
+    """Transforms along several axes, and those of Hermitian signals, of a framework's along one axis.
 
     Args:
         fft: As the standard has it; `ifft`, `rfft` and `irfft` likewise.
@@ -69,4 +96,4 @@ def others(
             x = function(x, n=n, axis=axis, norm=norm)
         return x
 
-    return Others(hfft, ihfft, fftn, ifftn, rfftn, irfftn)
+    return Transforms(hfft, ihfft, fftn, ifftn, rfftn, irfftn)

@@ -1,0 +1,222 @@
+"""Jumps that are made smooth, as far as a temperature says, which a schedule may change while it trains."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from keras_cg import config, ops
+from keras_cg.decorator import custom_gradient
+from keras_cg.engine import precision
+from keras_cg.recipes import messages, tensors
+from keras_cg.recipes.safe import shares
+from keras_cg.recipes.tensors import Pair
+
+# From here on soft rounding is rounding, and the square of it is still a number of float32.
+_HARD = 2.0**60
+
+
+def soft_round(x: Any, alpha: Any) -> Any:
+    """Rounding that is smooth: the identity for alpha = 0, and nearly a staircase for a large alpha.
+
+        y = floor(x) + 1/2 + tanh(alpha r) / (2 tanh(alpha / 2))  with r = x - floor(x) - 1/2
+        dL/dx = dL/dy alpha / 2 (1 - tanh(alpha r)^2) / tanh(alpha / 2)
+
+    Whole numbers and those half-way between them stay as they are. With `straight_through` the output is rounded, and
+    only the gradient smooth: `straight_through(lambda x, alpha: ops.round(x), soft_round)`.
+
+    Source: Agustsson & Theis 2020, Universally quantized neural compression, equation 12,
+    https://arxiv.org/abs/2006.09952
+
+    Args:
+        x: A real floating tensor.
+        alpha: How steep it is half-way: a number from 0 on, or a tensor that broadcasts to `x`, such as a schedule,
+            which gets no gradient. No compiled program can raise, so that a tensor that is negative makes NaN.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        TypeError: `x` is no real floating tensor, or `alpha` is neither a number nor such a tensor.
+        ValueError: `alpha` is a negative number, or does not broadcast to `x`.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> x = np.array([0.1, 0.5, 0.9, 1.0])
+        >>> for alpha in (0.0, 5.0, 50.0):
+        ...     print(recipes.soft_round(x, alpha).round(3))
+        [0.1 0.5 0.9 1. ]
+        [0.011 0.5   0.989 1.   ]
+        [0.  0.5 1.  1. ]
+        >>> keras_cg.grad(recipes.soft_round)(x, 5.0).round(3)
+        array([0.179, 2.534, 0.179, 0.067])
+    """
+    return _soft_round(x, tensors.plain(alpha))
+
+
+@custom_gradient
+def _soft_round(x: Any, alpha: Any) -> Pair:
+    x = tensors.real("soft_round", "x", x)
+    sharp = tensors.number("soft_round", "alpha", alpha)
+    if tensors.is_number(sharp) and not sharp >= 0:
+        raise messages.bad_parameter("soft_round", "alpha", alpha, "a number from 0 on")
+    tensors.check_broadcasts("soft_round", "alpha", sharp, x)
+    wide, sharp = tensors.together(x, sharp)
+    one, none = ops.ones_like(wide), ops.zeros_like(wide)
+    sharp = sharp * one if not tensors.is_number(sharp) else ops.full_like(wide, min(sharp, _HARD))
+    sharp = ops.where(sharp >= 0, ops.where(sharp > _HARD, _HARD * one, sharp), math.nan * one)
+    # Every large number is whole, and so is infinity.
+    is_infinite = ops.abs(wide) == math.inf
+    finite = ops.where(is_infinite, none, wide)
+    whole = ops.round(config.active.cut(finite))
+    off = finite - whole
+    # tanh(a) - tanh(b) loses digits next to a whole number. The same in exponentials that do not: with d = |off|,
+    # y - whole = sinh(alpha d) / (2 sinh(alpha / 2) cosh(alpha (1/2 - d))), with the sign of off.
+    # Not abs, whose derivative at 0 differs; nor 0 * off, which inductor takes for 0 where it is NaN.
+    distance = ops.where(off > 0, off, ops.where(off < 0, -off, ops.where(off == 0, none, off)))
+    fall = ops.exp(-sharp * (1 - 2 * distance))
+    epsilon = precision.of(config.active.dtype(wide)).epsilon
+    is_flat = sharp <= epsilon
+    slope = ops.where(is_flat, one, sharp / -ops.expm1(-ops.where(is_flat, one, sharp)))
+    part = 2 * sharp * config.active.cut(distance)
+    is_near = part <= epsilon
+    inside = ops.where(is_near, one, part)
+    moved = 2 * off * ops.where(is_near, one, -ops.expm1(-inside) / inside) * slope * (fall / (1 + fall))
+    value = ops.where(is_infinite, wide, whole + moved)
+
+    def grad(upstream: Any) -> Any:
+        bell = fall / (1 + fall) / (1 + fall)
+        return tensors.as_like(upstream, wide) * (2 * slope * (1 + ops.exp(-sharp)) * bell), None
+
+    return tensors.as_like(value, x), grad
+
+
+def gumbel_noise(uniform: Any) -> Any:
+    """Noise of the standard Gumbel distribution, made of uniform numbers: for `gumbel_softmax`.
+
+        y = -log(-log(u))
+
+    Each framework has means of its own to draw, with keys, seeds or generators, and so that compiled programs and
+    batches draw anew: draw uniform numbers by these. The same numbers are the same noise on every backend.
+
+    Source: Gumbel 1954, Statistical theory of extreme values and some practical applications; as in Jang, Gu & Poole
+    2017, https://arxiv.org/abs/1611.01144
+
+    Args:
+        uniform: A real floating tensor of numbers from 0 to 1, as by `jax.random.uniform(key, shape)`,
+            `torch.rand(shape)`, `tf.random.stateless_uniform(shape, seed)`, `numpy.random.default_rng(0).random(shape)`
+            or `keras.random.uniform(shape, seed=seed)`. What is closer to 0 or 1 than the dtype's smallest normal
+            number, or half its epsilon (float32's for half precision), counts as that.
+
+    Returns:
+        A tensor of the shape and dtype of `uniform`, cut from every gradient; NaN of what is not between 0 and 1.
+
+    Raises:
+        TypeError: `uniform` is no real floating tensor.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_cg import recipes
+        >>> recipes.gumbel_noise(np.array([0.1, 0.5, 0.9])).round(3)
+        array([-0.834,  0.367,  2.25 ])
+    """
+    uniform = tensors.real("gumbel_noise", "uniform", uniform)
+    wide = config.active.cut(tensors.wide(uniform))
+    known = precision.of(config.active.dtype(wide))
+    one = ops.ones_like(wide)
+    least, most = known.smallest * one, (1 - known.epsilon / 2) * one
+    inside = ops.where(wide < least, least, ops.where(wide > most, most, wide))
+    noise = -ops.log(-ops.log(inside))
+    return tensors.as_like(ops.where((wide >= 0) & (wide <= 1), noise, math.nan * one), uniform)
+
+
+def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int = -1, hard: bool = True) -> Any:
+    """A random choice of one category, one-hot, with the gradient of a softmax: the Gumbel-softmax estimator.
+
+        s = softmax((logits + noise) / temperature),    y = one-hot(argmax(logits + noise)), or s if not `hard`
+        dL/dlogits = s (dL/dy - sum(s dL/dy)) / temperature
+
+    With noise of the standard Gumbel distribution, category i is drawn with the probability softmax(logits)_i. The
+    noise is an argument, so that the same call gives the same choice on every backend, in each run, and compiled
+    programs draw nothing that is fixed: `gumbel_noise` makes it of uniform numbers. Zeros as noise give the most
+    likely category. A category with a logit of minus infinity is never drawn, and gets a gradient of exactly 0;
+    where all are such, the output is 0.
+
+    Source: Jang, Gu & Poole 2017, Categorical reparameterization with Gumbel-softmax,
+    https://arxiv.org/abs/1611.01144; Maddison, Mnih & Teh 2017, The Concrete distribution,
+    https://arxiv.org/abs/1611.00712
+
+    Args:
+        logits: A real floating tensor of unnormalised logarithms of probabilities.
+        noise: A real floating tensor of the shape of `logits`; it gets the gradient that `logits` gets.
+        temperature: A positive number, or a tensor that broadcasts to `logits`, such as a schedule, which gets no
+            gradient. No compiled program can raise, so that a tensor that is not positive makes NaN.
+        axis: Along which the categories lie.
+        hard: Whether the output is one-hot (straight-through), or the softmax itself.
+
+    Returns:
+        A tensor of the shape and dtype of `logits`.
+
+    Raises:
+        TypeError: `logits` or `noise` is no real floating tensor, or `temperature` is neither a number nor such.
+        ValueError: `noise` has another shape, `temperature` is a number that is not positive and finite or does not
+            broadcast to `logits`, or there is no such axis.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> logits = np.array([0.0, 1.0, 2.0])
+        >>> noise = recipes.gumbel_noise(np.random.default_rng(0).random(3))
+        >>> recipes.gumbel_softmax(logits, noise)
+        array([0., 0., 1.])
+        >>> recipes.gumbel_softmax(logits, noise, 2.0, hard=False).round(3)
+        array([0.335, 0.324, 0.342])
+        >>> prices = np.array([1.0, 2.0, 4.0])
+        >>> keras_cg.grad(lambda logits: prices * recipes.gumbel_softmax(logits, noise, 2.0))(logits).round(3)
+        array([-0.226, -0.056,  0.282])
+    """
+    return _gumbel_softmax(logits, noise, *map(tensors.plain, (temperature, axis, hard)))
+
+
+@custom_gradient
+def _gumbel_softmax(logits: Any, noise: Any, temperature: Any, axis: Any, hard: bool) -> Pair:
+    recipe = "gumbel_softmax"
+    logits, noise = (tensors.real(recipe, name, each) for name, each in (("logits", logits), ("noise", noise)))
+    tensors.check_shape(recipe, "noise", noise, "logits", logits)
+    if not isinstance(axis, int):
+        raise messages.bad_parameter(recipe, "axis", axis, "a whole number: categories lie along one axis")
+    (place,) = tensors.axes(recipe, "logits", logits, axis)
+    heat = tensors.number(recipe, "temperature", temperature)
+    if tensors.is_number(heat):
+        tensors.finite(recipe, "temperature", heat, logits)
+    tensors.check_broadcasts(recipe, "temperature", heat, logits, "logits")
+    wide, other = tensors.together(logits, noise)
+    score, heat = tensors.together(wide + other, heat)
+    if not tensors.is_number(heat):
+        heat = ops.where(heat > 0, heat, ops.full_like(heat, math.nan))
+    is_out = score == -math.inf
+    share = shares(score, (place,), is_out, heat).share
+    output = _one_hot(share, score, place) if hard else share
+
+    def grad(upstream: Any) -> Any:
+        arriving = tensors.as_like(upstream, share)
+        slope = share * (arriving - ops.sum(share * arriving, axis=place, keepdims=True)) / heat
+
+        def passed(like: Any) -> Any:
+            return tensors.as_like(ops.where(is_out, ops.zeros_like(slope), slope), like)
+
+        return passed(logits), passed(noise), None, None, None
+
+    return tensors.as_like(output, logits), grad
+
+
+def _one_hot(share: Any, score: Any, axis: int) -> Any:
+    """1 at the largest score along an axis, the first of several, and 0 elsewhere; NaN where there is none."""
+    one, none = ops.ones_like(score), ops.zeros_like(score)
+    chosen = ops.expand_dims(ops.argmax(score, axis=axis), axis=axis)
+    places = ops.cumulative_sum(one, axis=axis) - 1
+    is_chosen = (places == tensors.as_like(chosen, score)) & (score > -math.inf)
+    return ops.where(share == share, ops.where(is_chosen, one, none), share)

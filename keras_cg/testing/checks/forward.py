@@ -1,0 +1,61 @@
+"""Forward mode, beside differences."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy
+
+from keras_cg import errors
+from keras_cg.testing.arrays import Array, random, vector
+from keras_cg.testing.comparison import ALONG, Row
+from keras_cg.testing.diagnosis import CUT
+from keras_cg.testing.differences import Break
+from keras_cg.testing.inspection import NUMBERS, Inspection
+from keras_cg.testing.report import Finding
+
+
+def forward(at: Inspection) -> Iterator[Finding]:
+    """The forward derivative, each argument along a random direction, beside differences."""
+    check = "forward mode"
+    if not at.is_linear:
+        yield at.finding(check, "skipped", reason="the rule is not linear in upstream, so it has no transpose")
+        return
+    for number, point in enumerate(at.points):
+        direction = at.along(number, random(at.random, point))
+        try:
+            came = vector(at.subject.tangents(at.points, direction))
+        except (NotImplementedError, errors.CapturedVariableError) as error:
+            yield replace(at.raised(check, error), status="undecided")
+            return
+        except ValueError as error:
+            # By trying, the rule is linear; what it computes with has no derivative by upstream.
+            is_cut = str(error).startswith(str(errors.not_linear()).partition("\n")[0])
+            yield replace(at.raised(check, error), **({"diagnosis": CUT} if is_cut else {}))
+            return
+        if at.is_rule:
+            # The transpose: <u, J c> = <pull(u), c>.
+            terms = vector(at.pull_expected(at.upstream)) * vector(direction)
+            pushed, right = float(vector(at.upstream) @ came), float(terms.sum())
+            rows = [Row(ALONG, point, pushed, right, size=float(numpy.abs(terms).sum()))]
+        else:
+            values, margins, _ = at.slope(direction, at.reference.output, at.upstream)
+            named = "number {} of the output"
+            if came.size > NUMBERS:
+                came, named = numpy.array([vector(at.upstream) @ came]), "the sum of the output, randomly weighed"
+            rows = [
+                Row(named.format(place), direction[number], *numbers)
+                for place, numbers in enumerate(zip(came.tolist(), values.tolist(), margins.tolist(), strict=True))
+            ]
+        broken = functools.cache(functools.partial(_broken, at, number, direction[number]))
+        found = at.compare(check, number, rows, None if at.is_rule else lambda row, broken=broken: broken())
+        is_cut = found.status == "failed" and not numpy.any(came) and numpy.any(at.gradient[number])
+        yield replace(found, diagnosis=CUT) if is_cut else found
+
+
+def _broken(at: Inspection, number: int, direction: Array) -> Break | None:
+    """Why the output has no derivative along a direction; of which number, and so with which slope, nobody asks."""
+    found = at.kink(number, at.reference.output, at.upstream, Row("", direction, 0, 0))
+    return None if found is None else Break(found.reason)

@@ -1,0 +1,95 @@
+"""Is the rule linear in upstream?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy
+
+from keras_cg.engine import linear, precision
+from keras_cg.testing import comparison
+from keras_cg.testing.arrays import random
+from keras_cg.testing.comparison import Row
+from keras_cg.testing.diagnosis import CLIPS, diagnose_upstream
+from keras_cg.testing.inspection import Inspection
+from keras_cg.testing.report import Finding
+from keras_cg.testing.subject import Arrays
+
+
+def linearity(at: Inspection) -> Iterator[Finding]:
+    """The rule for sums and multiples of upstreams, of every size that the dtype has."""
+    check = "linearity"
+    other = [random(at.random, each) for each in at.output]
+    first, second = at.pull(at.upstream), at.pull(other)
+    # Large enough for a rule that clips at a thousand, and no overflow.
+    large = 32.0 if at.eps > 1e-5 else 2.0**20
+    factors = ((3, -7), (0, large), (0, 0))
+    tried = [_combine(a, at.upstream, b, other) for a, b in factors]
+    found = [at.pull(each) for each in tried]
+    for number in range(len(at.points)):
+        one, two = first[number], second[number]
+        # What a sum rounds to hangs on its terms.
+        rows = [
+            comparison.elements(came[number], a * one + b * two, abs(a * one) + abs(b * two))
+            for came, (a, b) in zip(found, factors, strict=True)
+        ]
+        shown = _worst(at, check, number, rows)
+        if shown.status == "failed":
+            at.is_linear = False
+            if at.is_rule:
+                right = [at.pull_expected(each)[number] for each in tried]
+                rows = [comparison.elements(came[number], each) for came, each in zip(found, right, strict=True)]
+                shown = _worst(at, check, number, rows)
+                shown = replace(shown, reason="not linear in upstream, as declared")
+        if shown.status == "failed":
+            cause = at.history(number) or at.coarse_rule(shown)
+            cause = cause or diagnose_upstream(at.pull, at.upstream, number)
+            shown = replace(shown, reason="the rule is not linear in upstream", diagnosis=cause)
+        yield shown
+    if at.is_rule:
+        yield from _at_every_size(at)
+    if at.is_linear and not _is_tried_linear(at):
+        at.is_linear = False
+        if not at.is_rule:
+            reason = "the rule is not linear in upstream, of tiny or huge size"
+            yield at.finding(check, "failed", reason=reason, diagnosis=CLIPS)
+
+
+def _at_every_size(at: Inspection) -> Iterator[Finding]:
+    """A rule beside the one that was declared, for tiny and huge upstreams; only what differs."""
+    reach = min(precision.of(dtype).reach for dtype in at.subject.dtypes)
+    for scale in (2.0**power for power in (reach, reach // 2, -reach // 2, -reach)):
+        upstream = [scale * each for each in at.upstream]
+        pairs = zip(at.pull(upstream), at.pull_expected(upstream), strict=True)
+        for number, (came, right) in enumerate(pairs):
+            is_known = numpy.isfinite(came) & numpy.isfinite(right)
+            # In the size that upstream has, which the comparison knows.
+            largest = numpy.abs(right[is_known]).max(initial=0) or 1.0
+            found = at.compare(
+                "linearity",
+                number,
+                comparison.elements(*(numpy.where(is_known, each, 0) / largest for each in (came, right))),
+            )
+            if found.status == "failed":
+                reason = "another gradient than the declared one, for an upstream of tiny or huge size"
+                yield replace(found, reason=reason)
+                return
+
+
+def _is_tried_linear(at: Inspection) -> bool:
+    """Whether forward mode takes the rule for linear."""
+    flat, floating = at.subject.bound(at.points)
+    outputs, pullback, _ = at.backend.vjp(flat, floating)
+    fulfilled = linear.conditions(at.backend, pullback, outputs)
+    return all(bool(numpy.all(at.backend.to_numpy(condition))) for condition in fulfilled)
+
+
+def _worst(at: Inspection, check: str, number: int, rows: list[list[Row]]) -> Finding:
+    """The comparison that failed, or else the first, of several gradients of one argument."""
+    found = [at.compare(check, number, each) for each in rows]
+    return next((each for each in found if each.status == "failed"), found[0])
+
+
+def _combine(a: float, first: Arrays, b: float, second: Arrays) -> Arrays:
+    return [a * one + b * other for one, other in zip(first, second, strict=True)]

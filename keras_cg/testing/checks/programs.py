@@ -1,0 +1,101 @@
+"""Compiled and exported: does the program give what the function gives?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+import numpy
+
+from keras_cg.testing import comparison
+from keras_cg.testing.inspection import Inspection
+from keras_cg.testing.report import Finding
+from keras_cg.testing.subject import Arrays
+
+
+def compiled(at: Inspection) -> Iterator[Finding]:
+    """The compiled function beside the function: output and gradient."""
+    check = "compiled"
+    flat, floating = at.subject.bound(at.points)
+    program = at.backend.compiled(_fresh(lambda *floating: flat(*floating)[0]))
+    if program is None:
+        yield at.finding(check, "skipped", reason=f"{at.name} has no compiler")
+        return
+    try:
+        outputs, pullback, _ = at.backend.vjp(lambda *floating: (program(*floating), ()), floating)
+        gradients = pullback(at.subject.cast(at.upstream, outputs))
+    except Exception as error:
+        raised = at.raised(check, error)
+        yield replace(raised, status="undecided", reason=f"it does not compile: {raised.reason}")
+        return
+    other = _other_output(at, check, outputs)
+    if other is not None:
+        yield replace(other, reason="the compiled output differs from the eager one")
+        return
+    for number, came in enumerate(at.subject.arrays(gradients)):
+        found = at.compare(check, number, comparison.elements(came, at.gradient[number]))
+        if found.status == "failed":
+            found = replace(found, reason="the compiled gradient differs from the eager one")
+        yield found
+
+
+def _other_output(at: Inspection, check: str, outputs: Sequence[Any]) -> Finding | None:
+    """What was found if a program of the function gave another output than the function."""
+    for each, output in zip(at.subject.arrays(outputs), at.subject.output(at.points), strict=True):
+        found = at.compare(check, None, comparison.elements(each, output))
+        if found.status == "failed":
+            return found
+    return None
+
+
+def exported(at: Inspection) -> Iterator[Finding]:
+    """The exported function beside the function: its output, and what became of its gradient."""
+    check = "export"
+    flat, floating = at.subject.bound(at.points)
+    try:
+        program = at.backend.exported(_fresh(lambda *floating: flat(*floating)[0]), floating)
+        outputs = None if program is None else program(*floating)
+    except Exception as error:
+        raised = at.raised(check, error)
+        # Some things a framework exports never, as JAX a callback, and says so.
+        status = "skipped" if isinstance(error, NotImplementedError) else "undecided"
+        yield replace(raised, status=status, reason=f"it cannot be exported: {raised.reason}")
+        return
+    if program is None or outputs is None:
+        yield at.finding(check, "skipped", reason=f"{at.name} has nothing to export to")
+        return
+    other = _other_output(at, check, outputs)
+    if other is not None:
+        yield replace(other, reason="the exported output differs from the function's")
+        return
+    try:
+        outputs, pullback, _ = at.backend.vjp(lambda *floating: (program(*floating), ()), floating)
+        gradients = at.subject.arrays(pullback(at.subject.cast(at.upstream, outputs)))
+    except Exception:  # whatever a format says to whom it gives no gradient
+        yield at.finding(check, "passed", gradient="refused")
+        return
+    yield _carried(at, check, gradients)
+
+
+def _carried(at: Inspection, check: str, gradients: Arrays) -> Finding:
+    """Whether an exported program gave the gradient, none, or another one."""
+    pairs = zip(gradients, at.gradient, strict=True)
+    found = [at.compare(check, number, comparison.elements(came, right)) for number, (came, right) in enumerate(pairs)]
+    wrong = [each for each in found if each.status == "failed"]
+    if not wrong:
+        return replace(found[0], argument=None, error=max(each.error or 0.0 for each in found), gradient="carried")
+    if not any(map(numpy.any, gradients)):
+        return at.finding(check, "passed", gradient="absent")
+    if not at.is_decorated:  # what is not decorated in it has a gradient in any format
+        return at.finding(check, "passed", gradient="in part")
+    return replace(wrong[0], reason="the exported program has another gradient than the function")
+
+
+def _fresh(fun: Any) -> Callable[..., Any]:
+    """The same function with a code object of its own.
+
+    torch (2.13) compiles the same code for only so many closures, and TensorFlow (2.21) warns of it.
+    """
+    return FunctionType(fun.__code__.replace(), fun.__globals__, fun.__name__, None, fun.__closure__)
