@@ -1,9 +1,12 @@
 """The examples of several devices, as modules and as commands; each test starts processes of its own."""
 
+import concurrent.futures
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,15 +23,15 @@ class Processes:
     def __init__(self, folder, backend):
         self.folder, self.backend = folder, backend
 
-    def run(self, *command, limit=300):
-        """What a command printed and how it ended; whatever it has started ends with it."""
+    def start(self, *command):
+        """A command, in a session of its own: what it starts ends with it."""
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLES), str(Path(__file__).parent)]),
             "KERAS_CG_BACKEND": self.backend,
             "JAX_PLATFORMS": "cpu",
         }
-        running = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, *map(str, command)],
             cwd=self.folder,
             env=environment,
@@ -38,13 +41,38 @@ class Processes:
             errors="replace",
             start_new_session=True,
         )
-        try:
-            stdout, stderr = running.communicate(timeout=limit)
-        finally:
-            if running.poll() is None:
-                os.killpg(running.pid, signal.SIGKILL)
-                running.wait()
-        return subprocess.CompletedProcess(running.args, running.returncode, stdout, stderr)
+
+    def run(self, *command, limit=300):
+        """What a command printed and how it ended."""
+        return self.ended([self.start(*command)], limit)[0]
+
+    def two(self, program, *arguments, limit=240):
+        """The same of two processes without anybody who watches over them: each gets its rank, and an address."""
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"localhost:{free.getsockname()[1]}"
+        return self.ended([self.start(program, rank, address, *arguments) for rank in range(2)], limit)
+
+    @staticmethod
+    def ended(running, limit):
+        """How all of these ended.
+
+        Raises:
+            subprocess.TimeoutExpired: After `limit` seconds one still runs. By then none does any more.
+        """
+        end = time.monotonic() + limit
+        with concurrent.futures.ThreadPoolExecutor() as readers:  # who is not read may wait until somebody does
+            reading = [readers.submit(each.communicate, timeout=end - time.monotonic()) for each in running]
+            concurrent.futures.wait(reading)
+            for each in running:
+                if each.poll() is None:
+                    os.killpg(each.pid, signal.SIGKILL)
+                    each.wait()
+        printed = [each.result() for each in reading]
+        return [
+            subprocess.CompletedProcess(each.args, each.returncode, *texts)
+            for each, texts in zip(running, printed, strict=True)
+        ]
 
     def torchrun(self, *command, limit=300):
         """The same in two processes of torch."""

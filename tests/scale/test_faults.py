@@ -1,0 +1,81 @@
+"""A process dies, or a rule raises in one process: all of them end, soon, and the message is ours."""
+
+import signal
+
+import pytest
+
+# Each program is run in two processes with their rank, an address that both know, and the fault of the second one. What
+# it does for ever after is a step: the second process fails in its second one, so that the first is then waiting for it.
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np
+import keras_cg
+
+rank, address, fault = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+steps = 0
+
+
+def kill():
+    if rank == 1 and fault == "dies" and steps == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@keras_cg.custom_gradient
+def f(x, w):
+    def grad(upstream):
+        if rank == 1 and fault == "raises" and steps == 1:
+            return upstream, upstream[:, :1]
+        at_run_time(kill)
+        return upstream * w, upstream * x
+
+    return x * w, grad
+"""
+
+JAX = """
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(address, 2, rank, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=10)
+at_run_time = jax.debug.callback
+mesh = jax.make_mesh((2,), ("a",), axis_types=(AxisType.Auto,))
+x = jax.make_array_from_process_local_data(NamedSharding(mesh, P("a")), np.ones((1, 4), np.float32))
+w = jax.device_put(np.ones((2, 4), np.float32), NamedSharding(mesh, P()))
+
+
+def gradient(w, x):
+    # Its parts are summed over the processes.
+    return jax.grad(lambda w: jax.shard_map(f, mesh=mesh, in_specs=P("a"), out_specs=P("a"))(x, w).sum())(w)
+
+
+while True:
+    w = jax.block_until_ready(jax.jit(lambda w, x: w - 0.1 * gradient(w, x), out_shardings=w.sharding)(w, x))
+    steps += 1
+"""
+
+TENSORFLOW = """
+import json
+import tensorflow as tf
+
+host, port = address.split(":")
+cluster = {"worker": [address, f"{host}:{int(port) + 1}"]}
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+at_run_time = lambda kill: tf.py_function(kill, [], [])
+with strategy.scope():
+    w = tf.Variable(np.ones((1, 4), np.float32), aggregation=tf.VariableAggregation.MEAN)
+
+
+def on_a_replica():
+    x = tf.ones((1, 4))
+    with tf.GradientTape() as tape:
+        y = f(x, tf.convert_to_tensor(w))
+        loss = tf.reduce_sum(y)
+    w.assign_sub(0.1 * tape.gradient(loss, w))
+
+
+while True:
+    tf.function(lambda: strategy.run(on_a_replica))()
+    steps += 1
+"""
