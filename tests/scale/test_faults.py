@@ -79,3 +79,18 @@ while True:
     tf.function(lambda: strategy.run(on_a_replica))()
     steps += 1
 """
+
+
+@pytest.mark.only("jax", "tensorflow")  # torch's processes are in test_rules_torch.py
+@pytest.mark.parametrize("fault", ["raises", "dies"])
+def test_a_fault_of_one_process_ends_both(processes, backend, fault):
+    program = processes.program(PROGRAM + {"jax": JAX, "tensorflow": TENSORFLOW}[backend])
+    # Both wait at most 10 s for a sign of life, JAX because it is told so; the rest is what they take to start.
+    waiting, failing = processes.two(program, fault)
+    assert waiting.returncode not in (0, -signal.SIGKILL)
+    if fault == "dies":
+        assert failing.returncode == -signal.SIGKILL
+    else:
+        assert failing.returncode not in (0, -signal.SIGKILL)
+        assert "the rule of f returned a gradient of the wrong shape for w." in failing.stderr
+        assert "the rule of f" not in waiting.stderr
