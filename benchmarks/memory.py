@@ -1,5 +1,8 @@
 """What one contestant of one backend holds: `python -m benchmarks.memory torch keras_cg` prints it as JSON.
 
+With two numbers more, `python -m benchmarks.memory torch keras_cg 100 1000000`, the chain has 100 calls on arrays of a
+million numbers; `python -m benchmarks.depth` does so for all, as docs/scaling.md shows.
+
 A new process each: an allocator that keeps what was freed, as TensorFlow's does, would hide what comes after.
 """
 
@@ -34,16 +37,16 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
-def held(backend: str, contestant: str) -> dict[str, Any]:
+def held(backend: str, contestant: str, calls: int = CALLS, size: int = SIZE) -> dict[str, Any]:
     """What is held between forward and backward and at the peak of both, in arrays of the argument's size."""
     kit: Any = importlib.import_module(f"benchmarks.workloads.{backend}")
     kit.setup()
     function = kit.log1pexp()[contestant]
     if isinstance(function, str):
         return {"says": function}
-    workload = tasks.chain(CALLS, SIZE)
+    workload = tasks.chain(calls, size)
     chain, arguments = workload.around(function, kit.tensor), tasks.mapped(kit.tensor, workload.arguments)
-    small = tasks.mapped(kit.tensor, tasks.chain(CALLS).arguments)
+    small = tasks.mapped(kit.tensor, tasks.chain(calls).arguments)
     # What is imported, compiled and cached the first time is not meant.
     kit.wait(kit.vjp(chain, small)()[1]())
     start = kit.vjp(chain, arguments)
@@ -57,15 +60,15 @@ def held(backend: str, contestant: str) -> dict[str, Any]:
     gradients = kit.wait(backward())
     peak = resident("VmHWM") - before
     del outputs, backward, gradients
-    size = workload.arguments[0].nbytes
+    nbytes = workload.arguments[0].nbytes
     counted = kit.held(chain, arguments)
     return {
-        "held": round(between / size, 3),
-        "peak": round(peak / size, 3),
-        "counted": None if counted is None else round(counted / size, 3),
+        "held": round(between / nbytes, 3),
+        "peak": round(peak / nbytes, 3),
+        "counted": None if counted is None else round(counted / nbytes, 3),
     }
 
 
 if __name__ == "__main__":
     with keras_cg.use_backend(sys.argv[1]):
-        print("HELD " + json.dumps(held(*sys.argv[1:])))
+        print("HELD " + json.dumps(held(*sys.argv[1:3], *map(int, sys.argv[3:]))))

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-# Each program is run in two processes with their rank, an address that both know, and the fault of the second one. What
-# it does for ever after is a step: the second process fails in its second one, so that the first is then waiting for it.
+# Each program is run in two processes with their rank, an address that both know, and the fault of the second one. It
+# steps for ever: the second process fails in its second step, and the first one then waits for it.
 
 PROGRAM = """
 import os, signal, sys
