@@ -8,6 +8,7 @@ them. What follows `--` goes to the tool: `nox -s "tests(torch)" -- -k conventio
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -176,6 +177,25 @@ def export(session: nox.Session) -> None:
     for backend in FRAMEWORKS:
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
         run_shared(session, "pytest", f"--backends={backend}", "tests/export", *session.posargs, env=environment)
+
+
+@nox.session(venv_backend="none", requires=["frameworks"], default=False)
+def scale(session: nox.Session) -> None:
+    """The examples of several devices, and what a rule does there: eight of JAX, two processes of torch, TensorFlow."""
+    # One after the other: each test starts processes of its own.
+    for backend in FRAMEWORKS:
+        run_shared(session, "pytest", f"--backends={backend}", "tests/scale", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(venv_backend="none", default=False)
+def gpu(session: nox.Session) -> None:
+    """The tests that touch an accelerator (CUDA, ROCm, Metal, TPU), with the frameworks where nox is installed.
+
+    Which build sees an accelerator, the machine knows, and no pin. `nox -s gpu -- --device=cpu` tries the tests without.
+    """
+    for backend in FRAMEWORKS:
+        if importlib.util.find_spec(backend):
+            session.run("python", "-m", "pytest", "-rs", f"--backends={backend}", "tests/gpu", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"])

@@ -54,7 +54,7 @@ def measured(backend: str, rounds: int, only: str | None) -> dict[str, Any]:
 
 
 def held(backend: str, contestant: str, *chain: int) -> dict[str, Any]:
-    """What a contestant holds between forward and backward, from a process of its own; of a chain, its calls and size."""
+    """What a contestant holds between forward and backward, in a process of its own; of a chain, its calls and size."""
     command = [sys.executable, "-m", "benchmarks.memory", backend, contestant, *map(str, chain)]
     done = subprocess.run(command, env=environment(backend), check=True, stdout=subprocess.PIPE, text=True)
     line = next(each for each in done.stdout.splitlines() if each.startswith("HELD "))
