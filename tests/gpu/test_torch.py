@@ -1,0 +1,250 @@
+"""torch on an accelerator: CUDA, ROCm, Metal, XPU."""
+
+import copy
+
+import numpy as np
+import pytest
+from gpu.conftest import CLOSE, X
+
+import keras_cg
+from keras_cg import ops
+
+pytestmark = pytest.mark.only("torch")
+
+
+# Wrong on purpose: the gradients are 7 exp(x) and 5 exp(x), where x * w has w and x.
+@keras_cg.custom_gradient
+def f(x, w):
+    e = ops.exp(x)
+    return x * w, lambda upstream: (7 * upstream * e, 5 * upstream * e)
+
+
+def leaf(device, **kind):
+    import torch
+
+    return torch.tensor(X, device=device, **kind).requires_grad_()
+
+
+def check(found, factor, device):
+    assert found.device.type == device.type
+    assert device.index in (None, found.device.index)
+    np.testing.assert_allclose(found.detach().float().cpu(), factor * np.exp(X), **CLOSE)
+
+
+def check_gradients(device, function=f):
+    x, w = leaf(device), leaf(device)
+    output = function(x, w)
+    output.sum().backward()
+    np.testing.assert_allclose(output.detach().cpu(), X * X, **CLOSE)
+    check(x.grad, 7, device)
+    check(w.grad, 5, device)
+
+
+def test_gradients_are_where_the_arguments_are(backend, device):
+    check_gradients(device)
+    check(keras_cg.grad(f)(leaf(device), leaf(device)), 7, device)
+
+
+def test_captured(backend, device):
+    w = leaf(device)
+
+    @keras_cg.custom_gradient
+    def g(x):
+        e = ops.exp(x)
+        return x * w, lambda upstream, variables: (7 * upstream * e, [5 * upstream * e])
+
+    x = leaf(device)
+    g(x).sum().backward()
+    check(x.grad, 7, device)
+    check(w.grad, 5, device)
+
+
+def test_second_order(backend, device):
+    import torch
+
+    x, w = leaf(device), leaf(device)
+    (first,) = torch.autograd.grad(f(x, w).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    check(second, 7, device)
+
+
+def test_a_device_that_is_not_the_default_one(backend, second):
+    check_gradients(second)
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_beside_another_default_device(backend, device, is_default):
+    import torch
+
+    try:
+        torch.set_default_device(device if is_default else "cpu")
+        check_gradients(device)
+        check_gradients(torch.device("cpu"))
+    finally:
+        torch.set_default_device(None)
+
+
+def test_arguments_on_two_kinds_of_devices(backend, device):
+    import torch
+
+    # What is moved is moved by the function; the rule returns each gradient where its argument is.
+    @keras_cg.custom_gradient
+    def moved(x, w):
+        e = ops.exp(x)
+        return x * w.to(x.device), lambda upstream: (7 * upstream * e, (5 * upstream * e).to(w.device))
+
+    x, w = leaf(device), leaf("cpu")
+    moved(x, w).sum().backward()
+    check(x.grad, 7, device)
+    check(w.grad, 5, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_autocast(backend, device, half):
+    import torch
+
+    seen = []
+
+    @keras_cg.custom_gradient
+    def g(x):
+        product = x @ x.T
+        seen.append(product.dtype)
+        return product, lambda upstream: 7 * torch.ones_like(x)
+
+    x = leaf(device).detach().reshape(2, 4).requires_grad_()
+    dtype = getattr(torch, half)
+    with torch.autocast(device.type, dtype):
+        output = g(x)
+    assert seen == [output.dtype] == [dtype]
+    output.sum().backward()
+    assert (x.grad.dtype, x.grad.device.type) == (torch.float32, device.type)
+    np.testing.assert_array_equal(x.grad.cpu(), np.full((2, 4), 7))
+
+
+def test_autocast_in_second_order(backend, device):
+    import torch
+
+    seen = []
+
+    @keras_cg.custom_gradient
+    def g(x):
+        product = x @ x
+        seen.append(product.dtype)
+        return product.float(), lambda upstream: 7 * upstream * product.float()
+
+    x = torch.eye(4, device=device, requires_grad=True)
+    with torch.autocast(device.type, torch.bfloat16):
+        output = g(x)
+    (first,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert set(seen) == {torch.bfloat16}  # the second run, outside of autocast, is as the first one
+    # The derivative of 7 sum(x @ x) at the identity: 7 (1 + 1) everywhere.
+    np.testing.assert_array_equal(second.cpu(), np.full((4, 4), 14))
+
+
+def test_random_numbers_of_the_device(backend, device):
+    import torch
+
+    drawn = []
+
+    @keras_cg.custom_gradient
+    def g(x):
+        noise = torch.rand(x.shape, device=x.device)
+        drawn.append(noise.detach().clone())
+        held = noise * ops.exp(x)
+        return x * 1, lambda upstream: 7 * upstream * held
+
+    x = leaf(device)
+    (first,) = torch.autograd.grad(g(x).sum(), x, create_graph=True)
+    torch.rand(5, device=device)  # somebody else draws in between
+    (second,) = torch.autograd.grad(first.sum(), x)
+    np.testing.assert_allclose(second.cpu(), (7 * drawn[0] * leaf(device).exp()).detach().cpu(), **CLOSE)
+    assert all(torch.equal(each, drawn[0]) for each in drawn)
+
+
+def test_random_numbers_go_on_as_they_were(backend, device):
+    import torch
+
+    @keras_cg.custom_gradient
+    def g(x):
+        held = torch.rand(x.shape, device=x.device) * ops.exp(x)
+        return x * 1, lambda upstream: 7 * upstream * held
+
+    def numbers(is_differentiated):
+        torch.manual_seed(0)
+        x = leaf(device)
+        (first,) = torch.autograd.grad(g(x).sum(), x, create_graph=True)
+        if is_differentiated:
+            torch.autograd.grad(first.sum(), x)
+        return torch.rand(5, device=device)
+
+    assert torch.equal(numbers(True), numbers(False))
+
+
+def test_streams(backend, device):
+    import torch
+
+    if device.type == "cpu":
+        pytest.skip("a processor has no streams")
+    torch.accelerator.synchronize()
+    stream = torch.Stream(device)
+    x, w = leaf(device), leaf(device)
+    stream.wait_stream(torch.accelerator.current_stream())
+    with stream:
+        output = f(x, w)
+    torch.accelerator.current_stream().wait_stream(stream)
+    output.sum().backward()  # autograd runs the rule on the stream of the forward pass
+    torch.accelerator.synchronize()
+    check(x.grad, 7, device)
+    check(w.grad, 5, device)
+
+
+def test_pinned_memory(backend, device):
+    import torch
+
+    if device.type == "cpu":
+        pytest.skip("a processor pins no memory")
+    pinned = torch.tensor(X).pin_memory()
+    x = pinned.to(device, non_blocking=True).requires_grad_()
+    w = leaf("cpu").detach().pin_memory().requires_grad_()
+    f(x, w.to(device, non_blocking=True)).sum().backward()
+    check(x.grad, 7, device)
+    check(w.grad, 5, torch.device("cpu"))
+    check_on_the_processor = pinned.clone().pin_memory().requires_grad_()
+    f(check_on_the_processor, pinned).sum().backward()
+    check(check_on_the_processor.grad, 7, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_compiled(backend, device, compiler):
+    import torch
+
+    torch.compiler.reset()
+    check_gradients(device, torch.compile(f, backend=compiler, fullgraph=True))
+
+
+def test_a_function_of_numpy(backend, device):
+    g = keras_cg.recipes.from_numpy(lambda x: 2 * x, lambda x, upstream: 7 * upstream * np.exp(x))
+    x = leaf(device)
+    output = g(x)
+    assert output.device == x.device
+    output.sum().backward()
+    check(x.grad, 7, device)
+
+
+def test_a_module_that_moves(backend, device):
+    import torch
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.tensor(X))
+
+        def forward(self, x):
+            return f(x, self.w)
+
+    module = copy.deepcopy(Module()).to(device)
+    x = leaf(device)
+    module(x).sum().backward()
+    check(module.w.grad, 5, device)
+    check(x.grad, 7, device)
