@@ -191,7 +191,7 @@ def scale(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """The tests that touch an accelerator (CUDA, ROCm, Metal, TPU), with the frameworks where nox is installed.
 
-    Which build sees an accelerator, the machine knows, and no pin. `nox -s gpu -- --device=cpu` tries the tests without.
+    Which build sees an accelerator the machine knows, and no pin. `nox -s gpu -- --device=cpu` tries the tests without.
     """
     for backend in FRAMEWORKS:
         if importlib.util.find_spec(backend):
