@@ -19,6 +19,7 @@ from keras_cg.engine import precision
 from keras_cg.engine.contract import Pullback, Runnable
 from keras_cg.engine.held import Held
 from keras_cg.engine.precision import is_differentiable
+from keras_cg.engine.settled import settled
 
 # `replay(again, values, inputs)`: `values` again, as what hangs on `inputs` by the derivative of `again(*inputs)`.
 Replay = Callable[["Again", Sequence[Any], Sequence[Any]], Sequence[Any]]
@@ -98,17 +99,35 @@ class Run:
         """The pullback of another run, and what its rule holds, which must be what the rule of this run held."""
         _, pullback = self.fun(*inputs)
         other = Run(self.backend, self.fun, inputs, pullback)
-        self.compare(other.held, first)
-        return pullback, other.held
+        return pullback, self.compare(other.held, first)
 
-    def compare(self, others: Sequence[Any], first: Sequence[Any]) -> None:
-        """Compares tensors of another run with those of this one.
+    def compare(self, others: Sequence[Any], first: Sequence[Any]) -> list[Any]:
+        """The tensors of another run, if they are those of this one; NaN where it is too early to tell.
 
         Raises:
             RuntimeError: They are not the same, so that derivatives would be those of something else.
         """
+        backend = self.backend
+        if len(others) == len(first) and not backend.is_known([each for each in (*others, *first) if each is not None]):
+            return self._compared_later(others, first)
         if len(others) != len(first) or not all(map(self._is_same, others, first)):
             raise errors.not_repeated()
+        return list(others)
+
+    def _compared_later(self, others: Sequence[Any], first: Sequence[Any]) -> list[Any]:
+        """The same where a program is traced: what cannot be compared by its dtype is compared in the program."""
+        backend, found = self.backend, list(others)
+        pairs = [(other, one) for other, one in zip(others, first, strict=True) if other is not None or one is not None]
+        if any([other is None or one is None or backend.dtype(other) != backend.dtype(one) for other, one in pairs]):
+            raise errors.not_repeated()
+        conditions = [_is_repeated_later(backend, other, one) for other, one in pairs]
+        floating = [
+            place for place, each in enumerate(others) if each is not None and is_differentiable(backend.dtype(each))
+        ]
+        values = settled(backend, [others[place] for place in floating], conditions, errors.not_repeated)
+        for place, value in zip(floating, values, strict=True):
+            found[place] = value
+        return found
 
     def _is_same(self, other: Any, first: Any) -> bool:
         if other is None or first is None:
@@ -162,8 +181,7 @@ class _Deferred:
             further = moved[count + len(arrived) :]
             again, more = pullback([upstreams.get(place) for place in range(len(cotangents))], further, wanted)
             computed = [gradient for gradient in (*again, *more) if gradient is not None]
-            self.run.compare(computed, first[len(self.saved) :])
-            return computed
+            return self.run.compare(computed, first[len(self.saved) :])
 
         inputs = [*self.inputs, *(cotangents[place] for place in arrived), *variables]
         replayed = self.replay(Again([*self.saved, *values], compute), values, inputs)
@@ -207,6 +225,18 @@ class Sample:
         for output, value in zip(outputs, self.values, strict=True):
             if not is_repeated(self._of(output), value, self.backend.dtype(output)):
                 raise errors.recomputed_otherwise(function)
+
+
+def _is_repeated_later(backend: Any, other: Any, first: Any) -> Any:
+    """`is_repeated` as a boolean tensor."""
+    xp, kind = backend.namespace, backend.dtype(first)
+    if backend.shape(other) != backend.shape(first):
+        raise errors.not_repeated()
+    if 0 in backend.shape(first) or not is_differentiable(kind):
+        return xp.all(other == first)
+    size = xp.where(xp.isfinite(first), xp.abs(first), xp.zeros_like(xp.abs(first)))
+    is_near = xp.abs(other - first) <= precision.of(kind).repeated * xp.max(size)
+    return xp.all(is_near | (other == first) | ((other != other) & (first != first)))
 
 
 def is_repeated(other: numpy.ndarray, first: numpy.ndarray, dtype: str) -> bool:

@@ -13,6 +13,15 @@ from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pul
 from keras_cg.engine.held import Held
 from keras_cg.engine.host import Host
 from keras_cg.engine.precision import is_differentiable
+from keras_cg.engine.settled import settled
+
+
+def pulled(
+    backend: Backend, fun: PlainFunction, tensors: Sequence[Any], cotangents: Sequence[Any]
+) -> tuple[Tensors, Tensors, Tensors]:
+    """The vjp, and its pullback at once."""
+    outputs, pullback, aux = backend.vjp(fun, tensors)
+    return outputs, pullback(cotangents), aux
 
 
 def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
@@ -26,9 +35,7 @@ def jvp(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """The transpose of the vjp, which serves where a framework has forward rules for its own functions only."""
     outputs, push, aux, conditions = transposed(backend, fun, tensors)
-    if not all([bool(backend.to_numpy(condition).all()) for condition in conditions]):
-        raise errors.not_linear()
-    return outputs, push(tangents), aux
+    return outputs, tuple(settled(backend, push(tangents), conditions, errors.not_linear)), aux
 
 
 def transposed(
@@ -39,6 +46,14 @@ def transposed(
     It is, as far as trying can tell, if all `conditions` hold.
     """
     outputs, pullback, aux = backend.vjp(fun, tensors)
+    push, conditions = transpose(backend, pullback, outputs, tensors)
+    return outputs, push, aux, conditions
+
+
+def transpose(
+    backend: Backend, pullback: Callable[[Sequence[Any]], Tensors], outputs: Sequence[Any], tensors: Sequence[Any]
+) -> tuple[Callable[[Sequence[Any]], Tensors], list[Any]]:
+    """`(push, conditions)` of a map from cotangents of `outputs` to gradients of `tensors`, all floating."""
 
     def pull(*cotangents: Any) -> tuple[Tensors, Tensors]:
         return pullback(cotangents), ()
@@ -46,7 +61,7 @@ def transposed(
     conditions = linear.conditions(backend, pullback, outputs)
     _, push, _ = backend.vjp(pull, [backend.namespace.zeros_like(output) for output in outputs])
     conditions += linear.transposes(backend, pullback, push, outputs, tensors)
-    return outputs, push, aux, conditions
+    return push, conditions
 
 
 def jacobian(
@@ -151,8 +166,9 @@ class _Recomputed:
             self.sample.compare(self.function.name, outputs)
             return tuple(outputs[place] for place in arrived), ()
 
-        _, pullback, _ = self.backend.vjp(floating, [self.inputs[place] for place in places])
-        gradients = dict(zip(places, pullback([cotangents[place] for place in arrived]), strict=True))
+        moving, upstreams = [self.inputs[place] for place in places], [cotangents[place] for place in arrived]
+        _, pulled, _ = self.backend.pulled(floating, moving, upstreams)
+        gradients = dict(zip(places, pulled, strict=True))
         return tuple(map(gradients.get, range(len(self.inputs)))), ()
 
     def takes_variables(self) -> bool:
@@ -199,6 +215,11 @@ def devices(backend: Backend) -> tuple[str, ...]:
 def cut(backend: Backend, tensor: Any) -> Any:
     """By way of NumPy, for a framework that is never compiled."""
     return backend.asarray(backend.to_numpy(tensor))
+
+
+def is_known(backend: Backend, tensors: Sequence[Any]) -> bool:
+    """Always, in a framework that is never compiled."""
+    return True
 
 
 def host(backend: Backend, call: Host, tensors: Sequence[Any]) -> Tensors:
