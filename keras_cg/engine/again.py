@@ -16,7 +16,7 @@ import numpy
 
 from keras_cg import errors
 from keras_cg.engine import precision
-from keras_cg.engine.contract import Pullback, Runnable
+from keras_cg.engine.contract import PlainFunction, Pullback, Runnable, Tensors
 from keras_cg.engine.held import Held
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.settled import settled
@@ -120,7 +120,7 @@ class Run:
         pairs = [(other, one) for other, one in zip(others, first, strict=True) if other is not None or one is not None]
         if any([other is None or one is None or backend.dtype(other) != backend.dtype(one) for other, one in pairs]):
             raise errors.not_repeated()
-        conditions = [_is_repeated_later(backend, other, one) for other, one in pairs]
+        conditions = [is_repeated_later(backend, other, one) for other, one in pairs]
         floating = [
             place for place, each in enumerate(others) if each is not None and is_differentiable(backend.dtype(each))
         ]
@@ -155,6 +155,18 @@ class Again:
     def against(self, first: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """The same, compared with `first`."""
         return self.compute(first, inputs)
+
+    def moving(
+        self, backend: Any, first: Sequence[Any], inputs: Sequence[Any]
+    ) -> tuple[list[int], list[Any], PlainFunction]:
+        """Which of the inputs are floating, these, and `against` as a function of them alone, as `vjp` takes one."""
+        places = [place for place, tensor in enumerate(inputs) if is_differentiable(backend.dtype(tensor))]
+
+        def run(*moved: Any) -> tuple[Tensors, Tensors]:
+            known = {**dict(enumerate(inputs)), **dict(zip(places, moved, strict=True))}
+            return tuple(self.against(first, [*known.values()])), ()
+
+        return places, [inputs[place] for place in places], run
 
 
 class _Deferred:
@@ -227,7 +239,7 @@ class Sample:
                 raise errors.recomputed_otherwise(function)
 
 
-def _is_repeated_later(backend: Any, other: Any, first: Any) -> Any:
+def is_repeated_later(backend: Any, other: Any, first: Any) -> Any:
     """`is_repeated` as a boolean tensor."""
     xp, kind = backend.namespace, backend.dtype(first)
     if backend.shape(other) != backend.shape(first):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_cg import errors
 from keras_cg.engine import linear
-from keras_cg.engine.again import Sample
+from keras_cg.engine.again import Sample, is_repeated_later
 from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
 from keras_cg.engine.host import Host
@@ -22,6 +23,29 @@ def pulled(
     """The vjp, and its pullback at once."""
     outputs, pullback, aux = backend.vjp(fun, tensors)
     return outputs, pullback(cotangents), aux
+
+
+def vjp_of_runs(
+    backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
+    """`vjp`, made of the backend's own `pulled`: each pullback runs `fun` again, and compares.
+
+    The pullback raises RuntimeError where that run gave something else than the first.
+    """
+    outputs, aux = fun(*tensors)
+
+    def pullback(cotangents: Sequence[Any]) -> Tensors:
+        others, gradients, _ = backend.pulled(fun, tensors, cotangents)
+        return tuple(
+            settled(
+                backend,
+                gradients,
+                [is_repeated_later(backend, *pair) for pair in zip(others, outputs, strict=True)],
+                functools.partial(errors.recomputed_otherwise, "the function"),
+            )
+        )
+
+    return outputs, pullback, aux
 
 
 def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:

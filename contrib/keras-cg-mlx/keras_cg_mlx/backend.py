@@ -18,14 +18,14 @@ no argument, and `entry` after both: it calls the rule.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy
 from keras_cg import errors
 from keras_cg.engine import derived, standard
-from keras_cg.engine.again import Again, Run, is_repeated
+from keras_cg.engine.again import Again, Run
 from keras_cg.engine.contract import Function, PlainFunction, Pullback, Tensors
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.settled import settled
@@ -57,6 +57,10 @@ def shape(tensor: Any) -> tuple[int, ...]:
 
 def dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("mlx.core.")
+
+
+def _is_floating(tensor: Any) -> bool:
+    return is_differentiable(dtype(tensor))
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -135,18 +139,8 @@ def gradient(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Tensors, Ten
 
 
 def vjp(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Callable[[Arrays], Tensors], Tensors]:
-    outputs, aux = fun(*tensors)
-
-    def pullback(cotangents: Arrays) -> Tensors:
-        # mlx has no pullback that outlives its call: the function runs again.
-        again, gradients, _ = pulled(fun, tensors, cotangents)
-        if is_known([*again, *outputs]):
-            pairs = zip(again, outputs, strict=True)
-            if not all(is_repeated(to_numpy(one), to_numpy(other), dtype(other)) for one, other in pairs):
-                raise errors.recomputed_otherwise("a function")
-        return gradients
-
-    return outputs, pullback, aux
+    # mlx has no pullback that outlives its call.
+    return derived.vjp_of_runs(own, _repeatable(fun), tensors)
 
 
 def jvp(fun: PlainFunction, tensors: Arrays, tangents: Arrays) -> tuple[Tensors, Tensors, Tensors]:
@@ -165,11 +159,11 @@ def jacobian(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, tuple[Tensor
     zeros = [*map(mx.zeros_like, outputs)]
 
     def rows(place: int, output: Any) -> Tensors:
-        basis = mx.eye(output.size, dtype=output.dtype).reshape(output.size, *output.shape)
+        basis = mx.eye(output.size, dtype=output.dtype).reshape((output.size, *output.shape))
         if not output.size:
             return tuple(mx.zeros((*output.shape, *tensor.shape), tensor.dtype) for tensor in tensors)
         found = mx.vmap(lambda row: list(pullback([*zeros[:place], row, *zeros[place + 1 :]])))(basis)
-        return tuple(each.reshape(*output.shape, *each.shape[1:]) for each in found)
+        return tuple(mx.reshape(each, (*output.shape, *each.shape[1:])) for each in found)
 
     return outputs, tuple(rows(place, output) for place, output in enumerate(outputs)), aux
 
@@ -221,7 +215,7 @@ def attach(fun: Function, tensors: Arrays) -> Tensors:
     around = _repeatable(lambda *values: (taken.build(values[count:]) if taken.tensors else fun)(*values[:count]))
     inputs = [*map(cut, parents[:count]), *(_drop([tensor])[0] for tensor in taken.tensors)]
     outputs, pullback = around(*inputs)
-    floating = [place for place, output in enumerate(outputs) if is_differentiable(dtype(output))]
+    floating = [place for place, output in enumerate(outputs) if _is_floating(output)]
     if not floating:
         return outputs
     call = _Call(Run(own, around, inputs, pullback), pullback, count, len(outputs), floating)
@@ -229,8 +223,7 @@ def attach(fun: Function, tensors: Arrays) -> Tensors:
     slots = node(lambda _: [*map(mx.zeros_like, (*plain, *held))], call.enter, _zeros(*plain, *held))(parents)
     watched = node(list, call.watch, lambda inputs, tangents: tangents)(plain)
     marks = [
-        node(_signal, call.mark(place), _signal)(parents[place : place + 1])[0]
-        for place in range(count, len(parents))
+        node(_signal, call.mark(place), _signal)(parents[place : place + 1])[0] for place in range(count, len(parents))
     ]
     parts = (slots, watched, held, marks, parents)
     call.sizes = [*map(len, parts)]
@@ -249,6 +242,11 @@ def _zeros(*likes: Any) -> Callable[..., list[Any]]:
 
 # An array itself, which gets no gradient, but of which mlx knows whether it is differentiated.
 _drop = node(list, _zeros(), _zeros())
+
+
+def _filled(known: Mapping[int, Any], likes: Arrays) -> list[Any]:
+    """What is known, by its place, and zeros elsewhere."""
+    return [mx.zeros_like(like) if known.get(place) is None else known[place] for place, like in enumerate(likes)]
 
 
 def _repeatable(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,8 +290,7 @@ class _Call:
             start += size
 
     def join(self, inputs: Arrays) -> list[Any]:
-        _, watched, *_ = self.parts(inputs)
-        return list(watched)
+        return list([*self.parts(inputs)][1])
 
     def start(self, inputs: Arrays, cotangents: Arrays) -> list[Any]:
         """The rule of `join`: what `entry` needs goes to the slots; the watched outputs are asked for nothing."""
@@ -324,8 +321,7 @@ class _Call:
         count = len(self.floating)
         variables = sorted(self.captured) if self.is_hanging else []
         known = self.gradients(parents, arrived[count:], arrived[:count], variables)
-        pairs = enumerate(parents)
-        return [mx.zeros_like(each) if known.get(place) is None else known[place] for place, each in pairs]
+        return _filled(known, parents)
 
     def gradients(self, parents: Arrays, held: Arrays, arrived: Arrays, variables: Sequence[int]) -> dict[int, Any]:
         """What the user's rule says, by the places of the arguments and of the captured variables."""
@@ -338,57 +334,40 @@ class _Call:
         """The forward derivative: the transpose of the rule."""
         (_, watched, held, _, parents), (_, plain, _, _, moving) = self.parts(inputs), self.parts(tangents)
         is_hanging = any(tangent is not None for tangent in plain)
-        places = [
-            place for place, each in enumerate(parents) if moving[place] is not None and is_differentiable(dtype(each))
-        ]
-        variables = [place for place in places if place >= self.count and is_hanging]
+        reach = len(parents) if is_hanging else self.count
+        places = [place for place in range(reach) if moving[place] is not None and _is_floating(parents[place])]
+        variables = [place for place in places if place >= self.count]
         if is_hanging:
             self.require(variables)
-        places = [place for place in places if place < self.count or is_hanging]
         if not places:
             return [*map(mx.zeros_like, watched)]
+        tensors = [parents[place] for place in places]
 
         def pull(cotangents: Arrays) -> Tensors:
             known = self.gradients(parents, held, cotangents, variables)
-            return tuple(mx.zeros_like(parents[each]) if known.get(each) is None else known[each] for each in places)
+            return tuple(_filled(dict(enumerate(map(known.get, places))), tensors))
 
-        push, conditions = derived.transpose(own, pull, watched, [parents[place] for place in places])
+        push, conditions = derived.transpose(own, pull, watched, tensors)
         found = settled(own, push([moving[place] for place in places]), conditions, errors.not_linear)
         # What is captured has no plain tangent; something that was not found has one.
-        nan = float("nan")
-        return [
-            each if other is None else mx.where(other == 0, each, nan) for each, other in zip(found, plain, strict=True)
-        ]
+        lost = [0 if tangent is None else mx.where(tangent == 0, 0, float("nan")) for tangent in plain]
+        return [each + nan for each, nan in zip(found, lost, strict=True)]
 
 
 def _replay(again: Again, values: Arrays, inputs: Arrays) -> list[Any]:
     """`values`, which hang on `inputs` by the derivative of another run, and on what they were computed from."""
-    count, first = len(values), len(again.first)
-
-    def moving(given: Arrays) -> tuple[list[int], list[Any], PlainFunction]:
-        inputs = given[count + first :]
-        places = [place for place, each in enumerate(inputs) if is_differentiable(dtype(each))]
-
-        def run(*moved: Any) -> tuple[Tensors, Tensors]:
-            known = dict(enumerate(inputs)) | dict(zip(places, moved, strict=True))
-            return tuple(again.against(given[count : count + first], [*known.values()])), ()
-
-        return places, [inputs[place] for place in places], run
+    count, start = len(values), len(values) + len(again.first)
 
     def pull(given: Arrays, cotangents: Arrays) -> list[Any]:
-        places, tensors, run = moving(given)
-        _, gradients, _ = pulled(run, tensors, cotangents)
-        known = dict(zip((count + first + place for place in places), gradients, strict=True))
-        known |= dict(enumerate(cotangents))
-        return [known[place] if place in known else mx.zeros_like(each) for place, each in enumerate(given)]
+        places, moving, run = again.moving(own, given[count:start], given[start:])
+        _, gradients, _ = pulled(run, moving, cotangents)
+        known = {**dict(enumerate(cotangents)), **dict(zip((start + each for each in places), gradients, strict=True))}
+        return _filled(known, given)
 
     def push(given: Arrays, tangents: Arrays) -> list[Any]:
-        places, tensors, run = moving(given)
-        known = [tangents[count + first + place] for place in places]
-        along = [
-            mx.zeros_like(each) if tangent is None else tangent for each, tangent in zip(tensors, known, strict=True)
-        ]
-        _, found, _ = jvp(run, tensors, along)
+        places, moving, run = again.moving(own, given[count:start], given[start:])
+        known = {place: tangent for place, tangent in enumerate(tangents[start + each] for each in places)}
+        _, found, _ = jvp(run, moving, _filled(known, moving))
         return [one if other is None else one + other for one, other in zip(found, tangents, strict=False)]
 
     return node(lambda given: list(given[:count]), pull, push)([*values, *again.first, *inputs])  # type: ignore[no-any-return]
