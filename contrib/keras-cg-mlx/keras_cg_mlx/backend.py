@@ -17,6 +17,7 @@ no argument, and `entry` after both: it calls the rule.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -45,9 +46,8 @@ def asarray(value: Any) -> Any:
     if isinstance(value, mx.array):
         return value
     kind = getattr(value, "dtype", None)
-    if str(kind) in ("float64", "complex128"):
-        # mlx (0.32) would round it to 32 bits without a word; and of float64 it computes exp, sin and cos with 32.
-        raise TypeError(f"the backend 'mlx' takes no NumPy array of {kind}: convert it to 32 bits first.")
+    if str(kind) == "complex128":
+        raise TypeError("the backend 'mlx' takes no array of complex128, which mlx has not: convert it to complex64.")
     return mx.array(value) if kind is None else mx.array(value, getattr(mx, str(kind)))
 
 
@@ -376,17 +376,33 @@ def _replay(again: Again, values: Arrays, inputs: Arrays) -> list[Any]:
 # --- what keras_cg.ops is --------------------------------------------------------------------------------------------
 
 
-def _in_single(name: str) -> Callable[..., Any]:
-    """A function that mlx (0.32) computes with 32 bits even for float64, without a word: then it raises."""
+# The functions that mlx (0.32) computes with 32 bits for float64, too, without a word; made of others that it does not.
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        found = getattr(mx, name)(*args, **kwargs)
-        if found.dtype == mx.float64:
-            raise errors.no_op_here(name, "mlx", "has the precision of float32 for float64", "cast to float32.")
-        return found
+
+def exp(x: Any, /) -> Any:
+    return mx.power(mx.array(math.e, mx.float64), x)
+
+
+def sin(x: Any, /) -> Any:
+    tangent = mx.tan(x / 2)
+    return 2 * tangent / (1 + tangent * tangent)
+
+
+def cos(x: Any, /) -> Any:
+    tangent = mx.tan(x / 2)
+    return (1 - tangent * tangent) / (1 + tangent * tangent)
+
+
+def logaddexp(x1: Any, x2: Any, /) -> Any:
+    return mx.maximum(x1, x2) + mx.log1p(exp(-mx.abs(x1 - x2)))
+
+
+def _precise(function: Any) -> Any:
+    def call(*args: Any) -> Any:
+        is_double = any(getattr(each, "dtype", None) == mx.float64 for each in args)
+        return function(*args) if is_double else getattr(mx, function.__name__)(*args)
 
     return call
 
 
-_SINGLE = ("cos", "erf", "exp", "logaddexp", "logsumexp", "sigmoid", "sin", "softmax")
-namespace = standard.Namespace(mx, {name: _in_single(name) for name in _SINGLE}, bool=mx.bool_)
+namespace = standard.Namespace(mx, {each.__name__: _precise(each) for each in (exp, sin, cos, logaddexp)}, bool=mx.bool_)
