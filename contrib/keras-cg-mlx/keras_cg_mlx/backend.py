@@ -17,7 +17,6 @@ no argument, and `entry` after both: it calls the rule.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,11 +24,13 @@ from typing import Any
 import mlx.core as mx
 import numpy
 from keras_cg import errors
-from keras_cg.engine import derived, standard
+from keras_cg.engine import derived
 from keras_cg.engine.again import Again, Run
 from keras_cg.engine.contract import Function, PlainFunction, Pullback, Tensors
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.settled import settled
+
+from keras_cg_mlx.functions import named, namespace
 
 own: Any = sys.modules[__name__]
 tensors = (mx.array,)
@@ -48,7 +49,7 @@ def asarray(value: Any) -> Any:
     kind = getattr(value, "dtype", None)
     if str(kind) == "complex128":
         raise TypeError("the backend 'mlx' takes no array of complex128, which mlx has not: convert it to complex64.")
-    return mx.array(value) if kind is None else mx.array(value, getattr(mx, str(kind)))
+    return mx.array(value) if kind is None else mx.array(value, named(str(kind)))
 
 
 def shape(tensor: Any) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ def _is_floating(tensor: Any) -> bool:
 
 
 def cast(value: Any, dtype: str) -> Any:
-    return value.astype(getattr(mx, dtype))
+    return value.astype(named(dtype))
 
 
 def children(value: Any) -> None:
@@ -371,38 +372,3 @@ def _replay(again: Again, values: Arrays, inputs: Arrays) -> list[Any]:
         return [one if other is None else one + other for one, other in zip(found, tangents, strict=False)]
 
     return node(lambda given: list(given[:count]), pull, push)([*values, *again.first, *inputs])  # type: ignore[no-any-return]
-
-
-# --- what keras_cg.ops is --------------------------------------------------------------------------------------------
-
-
-# The functions that mlx (0.32) computes with 32 bits for float64, too, without a word; made of others that it does not.
-
-
-def exp(x: Any, /) -> Any:
-    return mx.power(mx.array(math.e, mx.float64), x)
-
-
-def sin(x: Any, /) -> Any:
-    tangent = mx.tan(x / 2)
-    return 2 * tangent / (1 + tangent * tangent)
-
-
-def cos(x: Any, /) -> Any:
-    tangent = mx.tan(x / 2)
-    return (1 - tangent * tangent) / (1 + tangent * tangent)
-
-
-def logaddexp(x1: Any, x2: Any, /) -> Any:
-    return mx.maximum(x1, x2) + mx.log1p(exp(-mx.abs(x1 - x2)))
-
-
-def _precise(function: Any) -> Any:
-    def call(*args: Any) -> Any:
-        is_double = any(getattr(each, "dtype", None) == mx.float64 for each in args)
-        return function(*args) if is_double else getattr(mx, function.__name__)(*args)
-
-    return call
-
-
-namespace = standard.Namespace(mx, {each.__name__: _precise(each) for each in (exp, sin, cos, logaddexp)}, bool=mx.bool_)

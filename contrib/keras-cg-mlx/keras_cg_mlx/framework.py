@@ -8,7 +8,7 @@ MODES = ("eager", "compile(grad)", "grad(compile)")
 
 def tensor(array):
     array = np.asarray(array)
-    return mx.array(array, dtype=getattr(mx, str(array.dtype)))
+    return mx.array(array, mx.bool_ if array.dtype == bool else getattr(mx, str(array.dtype)))
 
 
 def array(tensor):
