@@ -7,10 +7,10 @@ backend that is installed.
 import importlib
 from types import SimpleNamespace
 
+import frameworks
 import numpy as np
 import pytest
 
-import frameworks
 import keras_cg
 
 

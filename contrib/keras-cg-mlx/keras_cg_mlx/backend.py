@@ -17,6 +17,7 @@ no argument, and `entry` after both: it calls the rule.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,29 @@ from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.settled import settled
 
 from keras_cg_mlx.functions import named, namespace
+
+__all__ = [
+    "asarray",
+    "attach",
+    "cast",
+    "children",
+    "compiled",
+    "cut",
+    "devices",
+    "dtype",
+    "gradient",
+    "is_known",
+    "is_recording",
+    "is_tensor",
+    "jacobian",
+    "jvp",
+    "namespace",
+    "pulled",
+    "shape",
+    "tensors",
+    "to_numpy",
+    "vjp",
+]
 
 own: Any = sys.modules[__name__]
 tensors = (mx.array,)
@@ -228,7 +252,7 @@ def attach(fun: Function, tensors: Arrays) -> Tensors:
     ]
     parts = (slots, watched, held, marks, parents)
     call.sizes = [*map(len, parts)]
-    known = dict(zip(floating, node(call.join, call.start, call.push)([*sum(map(list, parts), [])]), strict=True))
+    known = dict(zip(floating, node(call.join, call.start, call.push)([*itertools.chain(*parts)]), strict=True))
     return tuple(known.get(place, output) for place, output in enumerate(outputs))
 
 
@@ -367,7 +391,7 @@ def _replay(again: Again, values: Arrays, inputs: Arrays) -> list[Any]:
 
     def push(given: Arrays, tangents: Arrays) -> list[Any]:
         places, moving, run = again.moving(own, given[count:start], given[start:])
-        known = {place: tangent for place, tangent in enumerate(tangents[start + each] for each in places)}
+        known = dict(enumerate(tangents[start + each] for each in places))
         _, found, _ = jvp(run, moving, _filled(known, moving))
         return [one if other is None else one + other for one, other in zip(found, tangents, strict=False)]
 

@@ -38,7 +38,7 @@ def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# --- what mlx (0.32) computes with 32 bits for float64, too, without a word; made of functions that it does not --------
+# --- what mlx (0.32) computes with 32 bits for float64, too, without a word; made of functions that are exact --------
 
 
 def exp(x: Any, /) -> Any:
@@ -64,7 +64,7 @@ def logaddexp(x1: Any, x2: Any, /) -> Any:
 
 
 def _precise(function: Callable[..., Any]) -> Callable[..., Any]:
-    """mlx's own function, but for float64."""
+    """Mlx's own function, but for float64."""
     other = getattr(mx, function.__name__)
 
     @functools.wraps(function)
