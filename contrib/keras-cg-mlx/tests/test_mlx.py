@@ -3,9 +3,9 @@
 Rules are wrong on purpose, so that plain differentiation can never pass for a rule; expected values are closed forms.
 """
 
+import ast
 import gc
-import io
-import tokenize
+import pathlib
 import weakref
 
 import keras_cg
@@ -110,7 +110,7 @@ def test_looking_at_a_value_keeps_its_derivative():
     def outer(w):
         h = mx.exp(w)
         inner = mx.grad(lambda x: x * h)(mx.array(2.0))
-        assert keras_cg_mlx.backend.to_numpy(inner) == np.float32(np.exp(0.5))
+        np.testing.assert_allclose(keras_cg_mlx.backend.to_numpy(inner), np.exp(0.5), rtol=1e-6)
         assert keras_cg_mlx.backend.is_known([inner, h])
         return inner * h
 
@@ -267,7 +267,7 @@ def test_the_weight_of_a_module():
 
 def test_outputs_that_are_one_array_or_have_no_gradient():
     """mlx itself gives the cotangent of the wrong one, or of one of two."""
-    output, pullback = keras_cg.vjp(lambda x: (ops.stop_gradient(x), x * 3, x), x)
+    _, pullback = keras_cg.vjp(lambda x: (ops.stop_gradient(x), x * 3, x), x)
     close(pullback((w, w, w))[0], 4 * W)
     _, pullback = keras_cg.vjp(lambda x: [x, x], x)
     close(pullback([w, 2 * w])[0], 3 * W)
@@ -314,7 +314,7 @@ def test_dtypes():
     for name in ("float16", "bfloat16", "float32", "complex64"):
         array = keras_cg_mlx.backend.cast(x, name)
         f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
-        _, (gradient,) = mx.vjp(lambda x: [f(x)], [array], [mx.ones_like(array)])
+        _, (gradient,) = mx.vjp(f, [array], [mx.ones_like(array)])
         assert keras_cg_mlx.backend.dtype(gradient) == name
         assert keras_cg_mlx.backend.to_numpy(gradient).tolist() == [7, 7, 7]
     assert keras_cg_mlx.backend.dtype(keras_cg_mlx.backend.asarray(X > 0)) == "bool"
@@ -362,15 +362,9 @@ def test_nothing_is_kept():
 
 
 def test_the_size_of_the_backend():
-    """A backend is less than 250 lines of code; what explains them does not count."""
-    source = open(keras_cg_mlx.backend.__file__, encoding="utf-8").read()
-    lines, before = set(), tokenize.NEWLINE
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.NEWLINE):
-            before = token.type if token.type == tokenize.NEWLINE else before
-            continue
-        is_docstring = token.type == tokenize.STRING and before == tokenize.NEWLINE
-        if not is_docstring and token.type != tokenize.ENDMARKER:
-            lines.update(range(token.start[0], token.end[0] + 1))
-        before = token.type
-    assert len(lines) < 250
+    """Less than 250 lines of code; those that explain them do not count."""
+    source = pathlib.Path(keras_cg_mlx.backend.__file__).read_text("utf-8")
+    code = [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
+    strings = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.Expr)]
+    explained = sum(each.end_lineno - each.lineno + 1 for each in strings if isinstance(each.value, ast.Constant))
+    assert explained < len(code) < 250 + explained
