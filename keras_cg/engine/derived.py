@@ -203,7 +203,7 @@ class _Recomputed:
 
     def capture(self, names: Sequence[str]) -> None:
         if names:
-            raise errors.lost_to_recompute(self.backend.__name__.rpartition(".")[2])
+            raise errors.lost_to_recompute(self.backend.tensors[0].__module__.partition(".")[0])
 
     def held(self) -> Held:
         return Held(list(self.inputs), lambda tensors: _Recomputed(self.function, tensors, self.sample))

@@ -334,6 +334,22 @@ def test_recompute_in_a_program():
     close(mx.vmap(mx.grad(f))(x), expected)
 
 
+def test_recompute_of_what_is_hidden():
+    hidden = Slots()
+
+    def f(w):
+        hidden.w = w
+        return keras_cg.recipes.recompute(lambda x: x * hidden.w)(x)
+
+    with pytest.raises(keras_cg.CapturedVariableError, match="the backend 'mlx' finds only what is in closures"):
+        mx.grad(summed(f))(w)
+
+
+def test_the_example_of_the_page():
+    page = (pathlib.Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    exec(page.partition("```python\n")[2].partition("```")[0], {})
+
+
 def test_nothing_is_kept():
     class Token:
         pass
