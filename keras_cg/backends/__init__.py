@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from keras_cg import errors
-from keras_cg.engine import derived
+from keras_cg.engine import derived, held
 from keras_cg.engine.contract import OPTIONAL, REQUIRED, Backend
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ def load(name: str, source: str) -> Backend:
         left.append("straight")
     for attribute in left:
         setattr(backend, attribute, functools.partial(getattr(derived, attribute), backend))
+    if name not in _built_in():
+        held.trust(*[part.partition(".")[0] for part in (backend.tensors[0].__module__, backend.__name__)])
     loaded[name] = backend
     return loaded[name]
 
