@@ -13,7 +13,7 @@ from keras_cg import config
 from keras_cg.testing import check_gradients
 
 # How many seeds each rule is checked with, where `--checker-seeds` does not say: what they cost differs.
-SEEDS = {"numpy": 20}
+SEEDS = {"numpy": 5}
 
 
 @pytest.fixture
