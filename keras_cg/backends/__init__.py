@@ -58,6 +58,14 @@ def _framework(name: str) -> str:
     return name if name in _built_in() else _entry_points()[name].module.partition(".")[0]
 
 
+def requirement(name: str) -> str:
+    """What pip is told to install for a backend: an extra of this package, or the package that names the backend."""
+    if name in _built_in():
+        return f"keras-cg[{name}]"
+    distribution = _entry_points()[name].dist
+    return name if distribution is None else distribution.name
+
+
 def installed() -> tuple[str, ...]:
     """The backends whose framework can be found here, without importing any."""
     return tuple(name for name in names() if importlib.util.find_spec(_framework(name)) is not None)
@@ -83,9 +91,9 @@ def load(name: str, source: str) -> Backend:
         backend: Any = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and not _is_part(error.name):
-            raise errors.missing_backend(name, source, error.name) from error
+            raise errors.missing_backend(name, source, error.name, requirement(name)) from error
         version = getattr(sys.modules.get(_framework(name)), "__version__", None)
-        raise errors.broken_backend(name, source, error, version) from error
+        raise errors.broken_backend(name, source, error, requirement(name), version) from error
     missing = [attribute for attribute in REQUIRED if not hasattr(backend, attribute)]
     if missing:
         raise errors.incomplete_backend(name, missing)
