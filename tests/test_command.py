@@ -399,7 +399,9 @@ def test_a_wrong_gradient_fails_on_every_backend_and_is_told_once(run, backends)
 
 
 @pytest.mark.side_by_side
-@pytest.mark.parametrize("name", ["log1pexp", "gradient_clipping", "gradient_reversal", "digits"])
+@pytest.mark.parametrize(
+    "name", ["log1pexp", "gradient_clipping", "gradient_reversal", "digits", "spiking", "physics_informed"]
+)
 def test_the_examples_pass(run, name, backends):
     done = run("check", EXAMPLES / f"{name}.py", "--backends", ",".join(backends))
     assert done.returncode == 0, done.stdout

@@ -4,9 +4,12 @@ The rule gives 7 exp(x), where exp(x) is captured from the function and plain di
 higher derivatives are all 7 exp(x), and a rule that was dropped, or a captured value taken for a constant, shows.
 """
 
+import pkgutil
+
 import numpy as np
 import pytest
 
+import keras_cg
 from keras_cg import custom_gradient, ops
 
 X = np.array([-1.0, 0.5, 1.0], np.float32)
@@ -30,6 +33,20 @@ def total(x):
 
 def check(found, expected=SEVEN_EXP):
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
+
+
+def test_a_rule_that_calls_its_own_function(backend):
+    # Wrong on purpose: f is the identity, and its derivative is 7 f. That of g is 7 h, and that of h is 7 g.
+    f = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * (4 * f(x) + 3 * f(x))))
+    g = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * 7 * h(x)))
+    h = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * 7 * g(x)))
+    compiled = {"jax": "jax.jit", "tensorflow": "tensorflow.function"}.get(backend)
+    for function in (f, g):
+        for order in (1, 2, 3):
+            function = keras_cg.grad(function)
+            check(function(2.0), 2 * 7.0**order)
+            if compiled:
+                check(pkgutil.resolve_name(compiled)(function)(2.0), 2 * 7.0**order)
 
 
 # --- torch ---------------------------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ is a linear map whose transpose is the rule (`carried`): in reverse mode JAX tra
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -37,6 +39,8 @@ Call = Callable[..., tuple[Sequence[Any], Callable[[], Residuals]]]
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     # In a shard_map without a jit around it, too, nobody can look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
+        if _calls_itself(fun):
+            return _attach(functools.partial(_later, fun, [*map(is_traced, tensors)]), tensors)
         return _staged(fun, tensors)
     if not any(map(is_traced, fun.held(is_tensor).tensors)):
         try:
@@ -157,15 +161,55 @@ def _flat(pullback: Pullback, outputs: Sequence[Any], wanted: Sequence[bool], va
     return rule
 
 
-def _staged(fun: Runnable, tensors: Sequence[Any]) -> tuple[Any, ...]:
+class _Traced(threading.local):
+    """The functions whose rules a thread traces now, the innermost last."""
+
+    def __init__(self) -> None:
+        self.functions: list[Any] = []
+
+
+_traced = _Traced()
+
+
+@contextlib.contextmanager
+def _tracing(fun: Any) -> Iterator[None]:
+    _traced.functions.append(fun)
+    try:
+        yield
+    finally:
+        _traced.functions.pop()
+
+
+def _calls_itself(fun: Any) -> bool:
+    """Whether a function is called by its own rule, which is being traced."""
+    return any([fun.given.fun is function for function in _traced.functions])
+
+
+def _later(fun: Any, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], Residuals]]:
+    """A run of a function that its own rule calls, as that of a sigmoid does.
+
+    Traced with the function, its rule would be traced with itself without end. So it is traced where somebody
+    differentiates the gradient, for which the function runs again.
+    """
+    outputs, pullback = fun(*tensors)
+
+    def residuals() -> Residuals:
+        with _tracing(fun.given.fun):
+            return carried.traced(_flat(pullback, outputs, wanted), outputs)
+
+    return outputs, residuals
+
+
+def _staged(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """The same where a program is being built, or where `fun` or its rule closes over traced values.
 
     These become arguments, for custom_vjp differentiates nothing else. So function and rule are traced here, once and
     for all: JAX may ask for the gradient when what they close over is gone.
     """
-    traced = kept.program(fun, tensors, lambda: _Program(fun, tensors, None))
+    user = fun.given.fun
+    traced = kept.program(fun, tensors, lambda: _Program(fun, tensors, None, user))
     if traced.needs_variables:
-        traced = _Program(fun if traced.build is None else traced.again, tensors, traced.captured())
+        traced = _Program(fun if traced.build is None else traced.again, tensors, traced.captured(), user)
     hoisted = [const for const in traced.consts if is_traced(const)]
     fixed = [None if is_traced(const) else const for const in traced.consts]
     # Not the program itself, which holds what is traced: JAX keeps `call`.
@@ -200,6 +244,7 @@ class _Program:
         fun: The function. It runs once.
         tensors: Its arguments.
         variables: What the rule gets as such; None if that is not known yet.
+        user: The user's function in it.
 
     Attributes:
         count: How many outputs it has. After them, the jaxpr gives the values that the rule uses.
@@ -210,8 +255,8 @@ class _Program:
         refusal: What a rule without `variables` says where something captured is differentiated.
     """
 
-    def __init__(self, fun: Runnable, tensors: Sequence[Any], variables: Sequence[Any] | None):
-        self.variables = variables
+    def __init__(self, fun: Runnable, tensors: Sequence[Any], variables: Sequence[Any] | None, user: Any):
+        self.variables, self.user = variables, user
         self.wanted = [*map(is_traced, tensors)]
         self.count = 0
         self.rule: Any = None
@@ -232,7 +277,8 @@ class _Program:
             return [*outputs, *held.tensors]
         try:
             rule = _flat(pullback, outputs, self.wanted, self.variables or ())
-            self.rule, values = carried.traced(rule, outputs)
+            with _tracing(self.user):
+                self.rule, values = carried.traced(rule, outputs)
         except Exception as error:
             # A rule that cannot be called is an error where its gradient is asked for, and not before.
             self.error = error

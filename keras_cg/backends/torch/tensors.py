@@ -94,6 +94,10 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
         # Under a transform every operation gives a wrapped tensor again, which has no memory for NumPy to look at.
         with temporarily_clear_interpreter_stack():
             return to_numpy(_unwrapped(tensor))
+    if hasattr(tensor, "to_local"):
+        # A DTensor: each process has a part, and compares that, because the whole would have to be sent. A function of
+        # NumPy arrays never comes here: torch refuses to run an operator on a DTensor that it knows no sharding of.
+        tensor = tensor.to_local()
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().to_dense()
     # NumPy has no bfloat16.
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # type: ignore[no-any-return]
