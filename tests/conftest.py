@@ -4,6 +4,7 @@
 backend that is installed.
 """
 
+import gc
 import importlib
 from types import SimpleNamespace
 
@@ -12,6 +13,10 @@ import numpy as np
 import pytest
 
 import keras_cg
+
+# Frameworks have a million objects, and what is traced makes more all the time: by its own counting, Python would look
+# through them for circles for a third of the tests' time. Tests that ask what is kept collect by themselves.
+gc.set_threshold(100_000)
 
 
 def pytest_addoption(parser):
