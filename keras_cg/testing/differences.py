@@ -77,6 +77,8 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
     secant = (closer[0] - closer[1]) / units / (nears[1] * (side or 2))
     values, errors = numpy.full(here.shape, numpy.nan), numpy.full(here.shape, numpy.inf)
     noise: Array | None = None
+    if eps > COARSE:  # where it counts how much of it there really is
+        noise = numpy.maximum(eps / 16, _rounding(path, min(eps / 2, scale / 32) * (side or 1)) / units)
     for step in (*steps, scale / 8):
         if not numpy.any(errors > ROUGH * numpy.abs(numpy.nan_to_num(values)) + 256 * eps / STEPS[0]):
             break
