@@ -14,6 +14,8 @@ import pytest
 from keras_cg import backends
 from keras_cg.engine import again, derived, held, linear, precision, settled
 
+pytestmark = pytest.mark.once
+
 # --- held -------------------------------------------------------------------------------------------------------------
 
 
