@@ -335,6 +335,20 @@ def readme(session: nox.Session) -> None:
     run_shared(session, "pytest", *PARALLEL, backends, *PAGES, *session.posargs, env=ENVIRONMENT)
 
 
+@nox.session(default=False)
+def mlx(session: nox.Session) -> None:
+    """The backend of contrib/keras-cg-mlx: its tests, the conformance suite, `ops.md`, `keras-cg check`."""
+    folder = "contrib/keras-cg-mlx"
+    pins = (*CONSTRAINTS, "-c", f"{folder}/constraints.txt")
+    install(session, "cli", groups=("test",), pins=pins)
+    session.install("--no-compile", *pins, folder)
+    session.run("pytest", f"{folder}/tests", *session.posargs, env=ENVIRONMENT)
+    session.run("pytest", *GROUPED, "tests/conformance", "--backends=mlx", *session.posargs, env=ENVIRONMENT)
+    page = ("python", "-m", "standard.report", "mlx", f"{folder}/ops.md")
+    session.run(*page, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
+    session.run("keras-cg", "check", "examples/log1pexp.py", "--backends", "mlx")
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """The documentation site, in .nox/docs/tmp/site; fails if a link or an anchor leads nowhere."""

@@ -154,19 +154,21 @@ def unknown_backend(name: object, source: str, names: Sequence[str]) -> ValueErr
     return ValueError(message + did_you_mean(_ALIASES.get(text, text), names))
 
 
-def missing_backend(name: str, source: str, module: str | None) -> ImportError:
+def missing_backend(name: str, source: str, module: str | None, requirement: str) -> ImportError:
     """The framework behind a known backend is not installed."""
     headline = f"the backend {name!r} (from {source}) needs {module or name!r}, which is not installed."
     choose = "or choose another backend with keras_cg.set_backend() or KERAS_CG_BACKEND."
-    remedy = f'pip install "keras-cg[{name}]", {choose}'
+    remedy = f'pip install "{requirement}", {choose}'
     return report(functools.partial(ImportError, name=module), headline, remedy=remedy)
 
 
-def broken_backend(name: str, source: str, error: BaseException, version: str | None = None) -> ImportError:
+def broken_backend(
+    name: str, source: str, error: BaseException, requirement: str, version: str | None = None
+) -> ImportError:
     """The framework, of a version if that is known, is there but does not start."""
     release = f" with {name} {version}" if version else ""
     headline = f"the backend {name!r} (from {source}) is installed but does not start{release}:"
-    reinstall = f'reinstall it with pip install --force-reinstall "keras-cg[{name}]".'
+    reinstall = f'reinstall it with pip install --force-reinstall "{requirement}".'
     remedy = f"see that its framework can be imported by itself; {reinstall}"
     kind = functools.partial(ImportError, name=name)
     return report(kind, lines(headline, f"    {type_name(error)}: {error}"), remedy=remedy)

@@ -4,13 +4,19 @@
 backend that is installed.
 """
 
+import gc
 import importlib
 from types import SimpleNamespace
 
+import frameworks
 import numpy as np
 import pytest
 
 import keras_cg
+
+# Frameworks have a million objects, and what is traced makes more all the time: by its own counting, Python would look
+# through them for circles for a third of the tests' time. Tests that ask what is kept collect by themselves.
+gc.set_threshold(100_000)
 
 
 def pytest_addoption(parser):
@@ -47,7 +53,7 @@ class Frame:
 
     def __init__(self, name, mode):
         self.name, self.mode = name, mode
-        self.native = importlib.import_module(f"frameworks.{name}")
+        self.native = frameworks.native(name)
 
     def differentiate(self, f, *arrays):
         """`(output, gradients)` as NumPy arrays, by the framework's own engine."""
@@ -67,7 +73,7 @@ class Frame:
 def pytest_generate_tests(metafunc):
     names = metafunc.config.stash[NAMES]
     if "frame" in metafunc.fixturenames:
-        frames = [(name, mode) for name in names for mode in importlib.import_module(f"frameworks.{name}").MODES]
+        frames = [(name, mode) for name in names for mode in frameworks.native(name).MODES]
         # Inductor makes code of what aot_eager makes, so that a test needs one of the two.
         other = "aot_eager" if metafunc.definition.get_closest_marker(SLOW) else SLOW
         frames = [(name, mode) for name, mode in frames if mode != other]

@@ -155,6 +155,7 @@ def test_an_entry_point_to_nowhere(tmp_path):
     assert done.returncode == 1
     assert "toy" not in done.stdout
     assert "the backend 'toy'" in done.stderr and "needs 'absent_package', which is not installed" in done.stderr
+    assert 'remedy: pip install "toy-backend", or choose another backend' in done.stderr
 
 
 def test_the_folder_is_the_registry():

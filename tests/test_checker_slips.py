@@ -87,7 +87,58 @@ def test_half_precision_inside(backend, f):
     finding = first(report)
     told = "the function computes inside in half precision, lower than that of its arguments: "
     assert finding.reason.startswith(told) and finding.diagnosis is None
-    assert first(check_gradients(f("float16", 2.0), V, **QUICK)).status == "failed"
+
+
+@pytest.mark.parametrize(("factor", "said"), [(0.5, "a factor of 1/2"), (2.0, "a factor of 2")])
+@pytest.mark.parametrize("f", [root_mean_square, narrow_tanh])
+def test_a_fault_above_half_precision(backend, f, factor, said):
+    finding = first(check_gradients(f("float16", factor), V, **QUICK))
+    assert (finding.status, finding.diagnosis, finding.tolerance) == ("failed", said, 2e-2)
+
+
+@pytest.mark.only("jax", "tensorflow", "torch")  # NumPy has no bfloat16
+def test_bfloat16_inside(backend):
+    def rounded_tanh(factor):
+        def f(x):
+            y = cast(cast(ops.tanh(x), "bfloat16"), config.active.dtype(x))
+            return y, lambda u: factor * u * (1 - y * y)
+
+        return custom_gradient(f)
+
+    right, wrong = (check_gradients(rounded_tanh(factor), V, **QUICK) for factor in (1.0, 2.0))
+    assert right.status == "undecided", right
+    assert (first(wrong).status, first(wrong).diagnosis, first(wrong).tolerance) == ("failed", "a factor of 2", 1e-1)
+
+
+@pytest.mark.parametrize("part", [0.01, 0.1])
+def test_what_is_added_in_half_precision(backend, part):
+    def f(x):
+        y = cast(ops.tanh(cast(x, "float16")), config.active.dtype(x))
+        return y, lambda u: u * (1 - y * y) + part * x
+
+    told = {each.diagnosis for each in findings(check_gradients(custom_gradient(f), V, **QUICK), "failed")}
+    assert told == {
+        "something is added that does not depend on upstream: the rule gives a gradient for an upstream of zero"
+    }
+
+
+def test_a_row_in_half_precision_that_is_wrong(backend):
+    """A gradient that is zero close by as well depends on no earlier call."""
+
+    def f(x):
+        y = cast(ops.tanh(cast(x, "float16")), config.active.dtype(x))
+        kept = cast(config.active.asarray(np.array([1.0, 0.0, 1.0])), config.active.dtype(x))
+        return y, lambda u: u * (1 - y * y) * kept
+
+    told = first(check_gradients(custom_gradient(f), V, **QUICK)).diagnosis
+    assert told == "wrong in only 1 of 3 elements: [1]; only where x is negative"
+
+
+def test_a_rule_that_overflows_in_half_precision(backend):
+    f = custom_gradient(lambda x: (x**3, lambda u: cast(cast(3 * x * x * u, "float16"), config.active.dtype(x))))
+    told = first(check_gradients(f, V, **QUICK), "linearity")
+    assert (told.status, told.reason) == ("failed", "the rule is not linear in upstream")
+    assert told.diagnosis == "a lower precision inside: the rule computes in half precision, and the function does not"
 
 
 def test_a_jump_of_the_function_is_no_lower_precision(backend):
@@ -420,6 +471,29 @@ def test_a_declared_rule_for_an_upstream_of_any_size(backend):
     assert finding.reason == "another gradient than the declared one, for an upstream of tiny or huge size"
 
 
+def test_a_declared_rule_that_is_not_linear_and_detached(backend):
+    """It gives what was declared, and its derivative by upstream is zero."""
+    declared = {"expected": lambda x, upstream: ops.clip(upstream, -1, 1), **QUICK}
+    assert check_gradients(custom_gradient(lambda x: (x * 1, lambda u: ops.clip(u, -1, 1))), V, **declared)
+    detached = custom_gradient(lambda x: (x * 1, lambda u: ops.clip(ops.stop_gradient(u), -1, 1)))
+    (finding,) = findings(check_gradients(detached, V, **declared), "failed")
+    assert (finding.check, finding.argument) == ("linearity", "x")
+    assert finding.reason == "the derivative of the rule by upstream is zero, and that of the declared one is not"
+    assert finding.diagnosis == (
+        "upstream is detached: the rule cuts it (by NumPy, detach, stop_gradient), so it has no forward derivative"
+    )
+
+
+def test_the_derivative_by_upstream_of_other_declared_rules(backend):
+    """Where there is none by either rule, or nobody knows that of the declared one, nothing is missing."""
+    rules = [ops.sign, lambda u: ops.stop_gradient(ops.clip(u, -1, 1)), lambda u: ops.clip(u, -1, 1)]
+    numbers = lambda u: config.active.asarray(np.clip(config.active.to_numpy(u), -1, 1))
+    for rule, expected in zip(rules, (rules[0], rules[1], numbers), strict=True):
+        f = custom_gradient(lambda x, rule=rule: (x * 1, rule))
+        report = check_gradients(f, V, expected=lambda x, upstream, expected=expected: expected(upstream), **QUICK)
+        assert report, report
+
+
 def test_the_gradient_before_is_mixed_in(backend):
     kept = {}
 
@@ -433,6 +507,16 @@ def test_the_gradient_before_is_mixed_in(backend):
 
     if backend != "jax":  # which does not let a traced value into another call
         assert first(check_gradients(custom_gradient(f), V, **QUICK), "linearity").diagnosis == EARLIER
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [lambda s: (s, s), lambda s: (2 * s, 2 * s)], ids=["one tensor", "two"])
+def test_a_gradient_of_two_arguments_is_freed(backend, rule):
+    f = custom_gradient(lambda x, y: (ops.exp(x + y), lambda u: rule(u * ops.exp(x + y))))
+    told = first(check_gradients(f, V, V + 2, **QUICK), "memory")
+    assert told.status == "passed", told
 
 
 # --- nests -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The checker on the conformance zoo: 42 rules without a false alarm, and none of them wrong by a thousandth unnoticed.
+"""The checker on the conformance zoo: no false alarm, and no closed form wrong by a thousandth unnoticed.
 
 The rules of the zoo are not the derivatives of their functions, so they are declared, by their closed forms.
 """
@@ -13,7 +13,7 @@ from keras_cg import config
 from keras_cg.testing import check_gradients
 
 # How many seeds each rule is checked with, where `--checker-seeds` does not say: what they cost differs.
-SEEDS = {"numpy": 20}
+SEEDS = {"numpy": 5}
 
 
 @pytest.fixture
@@ -53,7 +53,18 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("name", zoo.ZOO)
+# Of a rule without elements there is nothing to compare.
+RULES = [name for name, rule in zoo.ZOO.items() if any(np.size(each) for each in rule.output(*rule.arrays))]
+
+
+def test_a_rule_without_elements_is_undecided(backend):
+    assert set(zoo.ZOO) - set(RULES) == {"empty"}
+    report = check(zoo.ZOO["empty"], compiled=False)
+    reasons = [each.reason for each in report.findings if each.status == "undecided"]
+    assert reasons == ["the output has no elements: nothing can be compared"] and not report
+
+
+@pytest.mark.parametrize("name", RULES)
 def test_right_rules_pass(backend, name, seeds):
     rule = zoo.ZOO[name]
     for seed in seeds:
@@ -68,7 +79,7 @@ def test_right_rules_pass(backend, name, seeds):
 
 
 @pytest.mark.only("numpy")
-@pytest.mark.parametrize("name", zoo.ZOO)
+@pytest.mark.parametrize("name", RULES)
 def test_closed_forms_wrong_by_a_thousandth_do_not(backend, name):
     rule = zoo.ZOO[name]
     report = check(rule, 1.001, order=1, modes=("reverse",), compiled=False)

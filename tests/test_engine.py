@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from keras_cg import backends
-from keras_cg.engine import again, held, linear, precision
+from keras_cg.engine import again, derived, held, linear, precision, settled
+
+pytestmark = pytest.mark.once
 
 # --- held -------------------------------------------------------------------------------------------------------------
 
@@ -994,3 +996,94 @@ def test_the_precision_of_other_dtypes():
     half = precision.of("bfloat16")
     assert (half.epsilon, half.smallest) == (2.0**-7, 2.0**-126)
     assert (half.reach, half.repeated, half.linear) == (40, 0.05, 0.1)
+
+
+# --- what is only traced ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The NumPy backend, as if no value could be looked at."""
+    backend = backends.load("numpy", "a test")
+    monkeypatch.setattr(backend, "is_known", lambda tensors: False)
+    return backend
+
+
+def test_what_holds_only_if_conditions_do():
+    backend = backends.load("numpy", "a test")
+    assert settled.settled(backend, [X], [], ZeroDivisionError)[0] is X
+    assert settled.settled(backend, [X], [np.bool_(True)], ZeroDivisionError)[0] is X
+    with pytest.raises(ZeroDivisionError):
+        settled.settled(backend, [X], [np.bool_(True), np.array([True, False])], ZeroDivisionError)
+
+
+def test_what_holds_only_if_conditions_do_in_a_program(traced):
+    half = X.astype(np.float16)
+    for conditions, expected in (
+        ([np.array([True, True])], X),
+        ([np.bool_(True), np.array([True, False])], X * np.nan),
+    ):
+        found = settled.settled(traced, [X, half], conditions, ZeroDivisionError)
+        np.testing.assert_array_equal(found[0], expected)
+        assert found[1].dtype == np.float16 and np.isnan(found[1]).all() == np.isnan(expected).all()
+
+
+def test_another_run_in_a_program(traced):
+    _, run = started(held_rule, X)
+    nan, places = np.array([np.nan, 1.0, np.inf]), np.array([2, 0])
+    assert run.compare([X, None, places, nan], [X * (1 + 1e-15), None, places, nan])[0].tolist() == X.tolist()
+    assert np.isnan(run.compare([X, places], [X + 1e-3, places])[0]).all()
+    assert np.isnan(run.compare([X, places], [X, places + 1])[0]).all()
+    for others, first in (([None], [X]), ([X, X], [X]), ([X], [X.astype(np.float32)]), ([X], [X[:1]])):
+        with pytest.raises(RuntimeError, match="another output"):
+            run.compare(others, first)
+
+
+def test_a_sample_in_a_program(traced):
+    long = np.arange(1000.0)
+    sample = again.Sample(traced, [long, X])
+    (same, close), (other, _) = sample.compare("f", [long, X]), sample.compare("f", [long + 1, X])
+    assert same.all() and close.all() and not other.all()
+
+
+def test_a_pullback_of_runs(monkeypatch):
+    """A framework that is told the cotangents beforehand: each pullback is another run, and is compared."""
+    backend = backends.load("numpy", "a test")
+    factor = [2.0]
+    runs = []
+
+    def fun(x):
+        runs.append("f")
+        return (x * factor[0],), ("aux",)
+
+    pulled = lambda fun, tensors, cotangents: (*[fun(*tensors)[0]], (7 * cotangents[0],), ())
+    monkeypatch.setattr(backend, "pulled", pulled)
+    outputs, pullback, aux = derived.vjp_of_runs(backend, fun, [X])
+    assert outputs[0].tolist() == (2 * X).tolist() and aux == ("aux",)
+    assert pullback([X])[0].tolist() == (7 * X).tolist() == pullback([X])[0].tolist()
+    assert len(runs) == 3
+    factor[0] = 3.0
+    with pytest.raises(RuntimeError, match="ran again for its gradient"):
+        pullback([X])
+
+
+def test_another_run_as_a_function_of_what_is_floating():
+    places = np.array([2, 0, 1])
+    another = again.Again([X], lambda first, inputs: [first[0] + inputs[0], inputs[1]])
+    found, tensors, run = another.moving(backends.load("numpy", "a test"), [X * 2], [X, places])
+    assert found == [0] and tensors[0] is X
+    (total, others), aux = run(X * 10)
+    assert total.tolist() == (12 * X).tolist() and others is places and aux == ()
+
+
+def test_the_packages_of_a_backend_from_elsewhere(monkeypatch):
+    """Nobody keeps tensors in their modules: a rule that names one holds what is in its cells alone."""
+    module = types.ModuleType("framework_elsewhere")
+    module.scale = object()
+    tensor = T("a")
+    rule = lambda upstream: (module.scale, tensor)
+    monkeypatch.setattr(held, "_FRAMEWORKS", set(held._FRAMEWORKS))
+    monkeypatch.setattr(held, "_LIBRARIES", set(held._LIBRARIES))
+    assert held.Closure.of(rule, is_tensor) is None
+    held.trust("framework_elsewhere", "backend_elsewhere")
+    assert held.Closure.of(rule, is_tensor) is not None

@@ -300,6 +300,30 @@ def test_a_rule_with_an_empty_argument(eager, backend):
 
 
 @pytest.mark.limit
+def test_a_rule_that_calls_its_own_function_captures_nothing(backend):
+    import jax
+
+    def loss(w, x):
+        @custom_gradient
+        def f(x):
+            def grad(upstream, variables=()):
+                gradient = 7 * upstream * f(x)
+                return (gradient, [5 * upstream * x]) if variables else gradient
+
+            return x * w, grad
+
+        return f(x)
+
+    first = jax.grad(loss, (0, 1))
+    for run in (first, jax.jit(first)):
+        assert [*map(float, run(3.0, 2.0))] == [10, 42]
+    with pytest.raises(CapturedVariableError, match="pass it as an argument"):
+        jax.jacrev(first)(3.0, 2.0)
+    with pytest.raises(jax.errors.UnexpectedTracerError):
+        jax.jit(jax.jacrev(first))(3.0, 2.0)
+
+
+@pytest.mark.limit
 def test_transposition_is_refused(eager, backend, custom_vjp):
     import jax
 

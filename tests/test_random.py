@@ -640,7 +640,7 @@ def dtypes_of(*names):
 def test_random_cases(frame):
     understood = []
     # What frameworks make of shapes and dtypes that they have not seen yet takes JAX and TensorFlow long.
-    examples = 500 if frame.mode == "eager" and frame.name in ("jax", "tensorflow") else EXAMPLES[frame.mode]
+    examples = 300 if frame.mode == "eager" and frame.name in ("jax", "tensorflow") else EXAMPLES[frame.mode]
 
     wanted = traces if frame.mode == "aot_eager" else lambda case: True
 

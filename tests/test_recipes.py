@@ -644,6 +644,7 @@ def test_invertible_takes_nests(backend):
     np.testing.assert_allclose(found(gw), 3 * NOISE.sum(), rtol=1e-6)
 
 
+@pytest.mark.limit
 def test_invertible_by_no_inverse_is_nan(backend):
     """A mistake; a function that is not one-to-one; one that loses all digits; and a number that is lost in one row."""
     many = np.full((200, 2), 1.0, np.float32)
@@ -722,6 +723,7 @@ def test_custom_root_of_a_linear_system(backend):
         np.testing.assert_allclose(found(ga), -np.outer(w, x), rtol=1e-9)
 
 
+@pytest.mark.limit
 def test_custom_root_to_the_third_order(backend):
     """The cube root: right to the third order, NaN in the fourth; by the whole matrix, and by a solver of one's own."""
     with config.active.double_precision():
@@ -1406,6 +1408,20 @@ def test_an_output_that_is_not_like_the_input(backend):
         ),
     ):
         assert part in message(call, keras_cg.GradientError)
+
+
+@pytest.mark.limit
+@pytest.mark.only("tensorflow")
+def test_a_root_has_no_second_order_under_xla(backend):
+    import tensorflow as tf
+
+    def compiled(linear_solve):
+        root = recipes.custom_root(lambda x, a: x * x - a, lambda g, x0: tf.sqrt(-g(x0)), linear_solve=linear_solve)
+        return tf.function(keras_cg.grad(keras_cg.grad(lambda a: root(tf.zeros_like(a), a))), jit_compile=True)
+
+    np.testing.assert_allclose(compiled(lambda matvec, b: b / matvec(tf.ones_like(b)))(tf.constant(4.0)), -1 / 32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="requires a fixed tensor list size"):
+        compiled(None)(tf.constant(4.0))
 
 
 @pytest.mark.only("tensorflow")

@@ -16,6 +16,8 @@ from keras_cg import CapturedVariableError, GradientError, config, custom_gradie
 autograd = pytest.importorskip("autograd")
 anp = pytest.importorskip("autograd.numpy")
 
+pytestmark = pytest.mark.once
+
 X = np.array([-1.0, 0.5, 2.0])
 Y = np.array([3.0, -2.0, 0.5])
 E = np.exp(X)

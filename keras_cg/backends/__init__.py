@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from keras_cg import errors
-from keras_cg.engine import derived
+from keras_cg.engine import derived, held
 from keras_cg.engine.contract import OPTIONAL, REQUIRED, Backend
 
 if TYPE_CHECKING:
@@ -58,6 +58,14 @@ def _framework(name: str) -> str:
     return name if name in _built_in() else _entry_points()[name].module.partition(".")[0]
 
 
+def requirement(name: str) -> str:
+    """What pip is told to install for a backend: an extra of this package, or the package that names the backend."""
+    if name in _built_in():
+        return f"keras-cg[{name}]"
+    distribution = _entry_points()[name].dist
+    return name if distribution is None else distribution.name
+
+
 def installed() -> tuple[str, ...]:
     """The backends whose framework can be found here, without importing any."""
     return tuple(name for name in names() if importlib.util.find_spec(_framework(name)) is not None)
@@ -83,9 +91,9 @@ def load(name: str, source: str) -> Backend:
         backend: Any = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and not _is_part(error.name):
-            raise errors.missing_backend(name, source, error.name) from error
+            raise errors.missing_backend(name, source, error.name, requirement(name)) from error
         version = getattr(sys.modules.get(_framework(name)), "__version__", None)
-        raise errors.broken_backend(name, source, error, version) from error
+        raise errors.broken_backend(name, source, error, requirement(name), version) from error
     missing = [attribute for attribute in REQUIRED if not hasattr(backend, attribute)]
     if missing:
         raise errors.incomplete_backend(name, missing)
@@ -95,6 +103,8 @@ def load(name: str, source: str) -> Backend:
         left.append("straight")
     for attribute in left:
         setattr(backend, attribute, functools.partial(getattr(derived, attribute), backend))
+    if name not in _built_in():
+        held.trust(*[part.partition(".")[0] for part in (backend.tensors[0].__module__, backend.__name__)])
     loaded[name] = backend
     return loaded[name]
 

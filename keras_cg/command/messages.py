@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_cg import backends
 from keras_cg.errors import article, count, type_name
 
 
@@ -161,7 +162,7 @@ def not_a_reference(option: str, target: str, value: object) -> UsageError:
 
 def not_installed(name: str) -> UsageError:
     """A backend that was asked for is absent."""
-    return UsageError(f'{name}: not installed: pip install "keras-cg[{name}]"')
+    return UsageError(f'{name}: not installed: pip install "{backends.requirement(name)}"')
 
 
 def not_a_file_to_write(path: str, problem: str) -> UsageError:

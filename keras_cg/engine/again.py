@@ -16,9 +16,10 @@ import numpy
 
 from keras_cg import errors
 from keras_cg.engine import precision
-from keras_cg.engine.contract import Pullback, Runnable
+from keras_cg.engine.contract import PlainFunction, Pullback, Runnable, Tensors
 from keras_cg.engine.held import Held
 from keras_cg.engine.precision import is_differentiable
+from keras_cg.engine.settled import settled
 
 # `replay(again, values, inputs)`: `values` again, as what hangs on `inputs` by the derivative of `again(*inputs)`.
 Replay = Callable[["Again", Sequence[Any], Sequence[Any]], Sequence[Any]]
@@ -98,17 +99,35 @@ class Run:
         """The pullback of another run, and what its rule holds, which must be what the rule of this run held."""
         _, pullback = self.fun(*inputs)
         other = Run(self.backend, self.fun, inputs, pullback)
-        self.compare(other.held, first)
-        return pullback, other.held
+        return pullback, self.compare(other.held, first)
 
-    def compare(self, others: Sequence[Any], first: Sequence[Any]) -> None:
-        """Compares tensors of another run with those of this one.
+    def compare(self, others: Sequence[Any], first: Sequence[Any]) -> list[Any]:
+        """The tensors of another run, if they are those of this one; NaN where it is too early to tell.
 
         Raises:
             RuntimeError: They are not the same, so that derivatives would be those of something else.
         """
+        backend = self.backend
+        if len(others) == len(first) and not backend.is_known([each for each in (*others, *first) if each is not None]):
+            return self._compared_later(others, first)
         if len(others) != len(first) or not all(map(self._is_same, others, first)):
             raise errors.not_repeated()
+        return list(others)
+
+    def _compared_later(self, others: Sequence[Any], first: Sequence[Any]) -> list[Any]:
+        """The same where a program is traced: what cannot be compared by its dtype is compared in the program."""
+        backend, found = self.backend, list(others)
+        pairs = [(other, one) for other, one in zip(others, first, strict=True) if other is not None or one is not None]
+        if any([other is None or one is None or backend.dtype(other) != backend.dtype(one) for other, one in pairs]):
+            raise errors.not_repeated()
+        conditions = [is_repeated_later(backend, other, one) for other, one in pairs]
+        floating = [
+            place for place, each in enumerate(others) if each is not None and is_differentiable(backend.dtype(each))
+        ]
+        values = settled(backend, [others[place] for place in floating], conditions, errors.not_repeated)
+        for place, value in zip(floating, values, strict=True):
+            found[place] = value
+        return found
 
     def _is_same(self, other: Any, first: Any) -> bool:
         if other is None or first is None:
@@ -137,6 +156,18 @@ class Again:
         """The same, compared with `first`."""
         return self.compute(first, inputs)
 
+    def moving(
+        self, backend: Any, first: Sequence[Any], inputs: Sequence[Any]
+    ) -> tuple[list[int], list[Any], PlainFunction]:
+        """Which of the inputs are floating, these, and `against` as a function of them alone, as `vjp` takes one."""
+        places = [place for place, tensor in enumerate(inputs) if is_differentiable(backend.dtype(tensor))]
+
+        def run(*moved: Any) -> tuple[Tensors, Tensors]:
+            known = {**dict(enumerate(inputs)), **dict(zip(places, moved, strict=True))}
+            return tuple(self.against(first, [*known.values()])), ()
+
+        return places, [inputs[place] for place in places], run
+
 
 class _Deferred:
     """A pullback that may hold more than was found: its gradients are those of the first run, and they are replayed."""
@@ -162,8 +193,7 @@ class _Deferred:
             further = moved[count + len(arrived) :]
             again, more = pullback([upstreams.get(place) for place in range(len(cotangents))], further, wanted)
             computed = [gradient for gradient in (*again, *more) if gradient is not None]
-            self.run.compare(computed, first[len(self.saved) :])
-            return computed
+            return self.run.compare(computed, first[len(self.saved) :])
 
         inputs = [*self.inputs, *(cotangents[place] for place in arrived), *variables]
         replayed = self.replay(Again([*self.saved, *values], compute), values, inputs)
@@ -192,21 +222,45 @@ class Sample:
 
     def __init__(self, backend: Any, outputs: Sequence[Any]):
         self.backend = backend
-        self.values = [self._of(output) for output in outputs]
+        self.is_known = backend.is_known(outputs)
+        # Arrays, or tensors of what is only traced.
+        self.values = [self._of(output) if self.is_known else self._later(output) for output in outputs]
 
     def _of(self, output: Any) -> numpy.ndarray:
         values = self.backend.to_numpy(output).reshape(-1)
         return values[:: max(1, len(values) // self.SIZE)].copy()  # type: ignore[no-any-return]
 
-    def compare(self, function: str, outputs: Sequence[Any]) -> None:
-        """Compares another run with it.
+    def _later(self, output: Any) -> Any:
+        row = self.backend.namespace.reshape(output, (-1,))
+        return row[:: max(1, self.backend.shape(row)[0] // self.SIZE)]
+
+    def compare(self, function: str, outputs: Sequence[Any]) -> list[Any]:
+        """Compares another run with it; gives the conditions that must hold, where it is too early to look at them.
 
         Raises:
             RuntimeError: It gave something else.
         """
+        if not self.is_known or not self.backend.is_known(outputs):
+            firsts = map(self.backend.asarray, self.values)
+            pairs = zip(map(self._later, outputs), firsts, strict=True)
+            return [is_repeated_later(self.backend, *pair) for pair in pairs]
         for output, value in zip(outputs, self.values, strict=True):
             if not is_repeated(self._of(output), value, self.backend.dtype(output)):
                 raise errors.recomputed_otherwise(function)
+        return []
+
+
+def is_repeated_later(backend: Any, other: Any, first: Any) -> Any:
+    """`is_repeated` as a boolean tensor."""
+    xp, kind = backend.namespace, backend.dtype(first)
+    if backend.shape(other) != backend.shape(first):
+        raise errors.not_repeated()
+    if 0 in backend.shape(first) or not is_differentiable(kind):
+        return xp.all(other == first)
+    size = xp.where(xp.isfinite(first), xp.abs(first), xp.zeros_like(xp.abs(first)))
+    with numpy.errstate(all="ignore"):  # NumPy warns of infinities
+        is_near = xp.abs(other - first) <= precision.of(kind).repeated * xp.max(size)
+    return xp.all(is_near | (other == first) | ((other != other) & (first != first)))
 
 
 def is_repeated(other: numpy.ndarray, first: numpy.ndarray, dtype: str) -> bool:

@@ -25,6 +25,9 @@ conventions and messages are settled before it is asked. Below, `fun(*tensors) -
 
 That is all a backend must define. The rest it may define where its framework does better than `derived`:
 
+`pulled(fun, tensors, cotangents)`
+                      `(outputs, gradients, aux)` for such a `fun`, of one run: what `vjp` and its pullback give. For a
+                      framework that takes the cotangents together with the function, so that a pullback runs it again.
 `gradient(fun, tensors)`
                       `(outputs, gradients, aux)` for such a `fun` of one output, which is summed.
 `jvp(fun, tensors, tangents)`
@@ -49,6 +52,7 @@ That is all a backend must define. The rest it may define where its framework do
 `double_precision()`  a context in which tensors may have 64 bits.
 `devices()`           the names of the devices it can use.
 `cut(tensor)`         the same values, which nobody differentiates, in any mode.
+`is_known(tensors)`   can `to_numpy` give their values now? Not so in a program that the framework only traces.
 `host(call, tensors)` the results of a function of NumPy arrays, a tuple of tensors, also where the framework compiles
                       or batches; `keras_cg.engine.host` says what `call` is. Nobody differentiates it.
 """
@@ -82,8 +86,8 @@ REQUIRED = (
 
 # Those that `derived` has for a backend that does not define them.
 OPTIONAL = (
-    *("gradient", "jvp", "jacobian", "recompute", "straight", "converted", "compiled", "exported", "double_precision"),
-    *("devices", "cut", "host"),
+    *("pulled", "gradient", "jvp", "jacobian", "recompute", "straight", "converted", "compiled", "exported"),
+    *("double_precision", "devices", "cut", "is_known", "host"),
 )
 
 
@@ -235,6 +239,9 @@ class Backend(Protocol):
     def vjp(
         self, fun: PlainFunction, tensors: Sequence[Any]
     ) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]: ...
+    def pulled(
+        self, fun: PlainFunction, tensors: Sequence[Any], cotangents: Sequence[Any]
+    ) -> tuple[Tensors, Tensors, Tensors]: ...
     def gradient(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]: ...
     def jvp(
         self, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
@@ -248,4 +255,5 @@ class Backend(Protocol):
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
     def devices(self) -> tuple[str, ...]: ...
     def cut(self, tensor: Any) -> Any: ...
+    def is_known(self, tensors: Sequence[Any]) -> bool: ...
     def host(self, call: Host, tensors: Sequence[Any]) -> Tensors: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,11 +11,43 @@ import numpy
 
 from keras_cg import errors
 from keras_cg.engine import linear
-from keras_cg.engine.again import Sample
+from keras_cg.engine.again import Sample, is_repeated_later
 from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
 from keras_cg.engine.held import Held
 from keras_cg.engine.host import Host
 from keras_cg.engine.precision import is_differentiable
+from keras_cg.engine.settled import settled
+
+
+def pulled(
+    backend: Backend, fun: PlainFunction, tensors: Sequence[Any], cotangents: Sequence[Any]
+) -> tuple[Tensors, Tensors, Tensors]:
+    """The vjp, and its pullback at once."""
+    outputs, pullback, aux = backend.vjp(fun, tensors)
+    return outputs, pullback(cotangents), aux
+
+
+def vjp_of_runs(
+    backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
+) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
+    """`vjp`, made of the backend's own `pulled`: each pullback runs `fun` again, and compares.
+
+    The pullback raises RuntimeError where that run gave something else than the first.
+    """
+    outputs, aux = fun(*tensors)
+
+    def pullback(cotangents: Sequence[Any]) -> Tensors:
+        others, gradients, _ = backend.pulled(fun, tensors, cotangents)
+        return tuple(
+            settled(
+                backend,
+                gradients,
+                [is_repeated_later(backend, *pair) for pair in zip(others, outputs, strict=True)],
+                functools.partial(errors.recomputed_otherwise, "the function"),
+            )
+        )
+
+    return outputs, pullback, aux
 
 
 def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
@@ -28,9 +61,7 @@ def jvp(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """The transpose of the vjp, which serves where a framework has forward rules for its own functions only."""
     outputs, push, aux, conditions = transposed(backend, fun, tensors)
-    if not all([bool(backend.to_numpy(condition).all()) for condition in conditions]):
-        raise errors.not_linear()
-    return outputs, push(tangents), aux
+    return outputs, tuple(settled(backend, push(tangents), conditions, errors.not_linear)), aux
 
 
 def transposed(
@@ -41,6 +72,14 @@ def transposed(
     It is, as far as trying can tell, if all `conditions` hold.
     """
     outputs, pullback, aux = backend.vjp(fun, tensors)
+    push, conditions = transpose(backend, pullback, outputs, tensors)
+    return outputs, push, aux, conditions
+
+
+def transpose(
+    backend: Backend, pullback: Callable[[Sequence[Any]], Tensors], outputs: Sequence[Any], tensors: Sequence[Any]
+) -> tuple[Callable[[Sequence[Any]], Tensors], list[Any]]:
+    """`(push, conditions)` of a map from cotangents of `outputs` to gradients of `tensors`, all floating."""
 
     def pull(*cotangents: Any) -> tuple[Tensors, Tensors]:
         return pullback(cotangents), ()
@@ -48,7 +87,7 @@ def transposed(
     conditions = linear.conditions(backend, pullback, outputs)
     _, push, _ = backend.vjp(pull, [backend.namespace.zeros_like(output) for output in outputs])
     conditions += linear.transposes(backend, pullback, push, outputs, tensors)
-    return outputs, push, aux, conditions
+    return push, conditions
 
 
 def jacobian(
@@ -98,8 +137,10 @@ class _Unchanged:
 
     def __init__(self, backend: Backend, name: str, tensors: Sequence[Any]):
         self.backend, self.name, self.tensors = backend, name, tensors
-        # No copies, which would take as much memory again: a number that other values have only by chance.
-        self.numbers = [hash(backend.to_numpy(tensor).tobytes()) for tensor in tensors]
+        # Nobody changes what is traced. No copies, which would take as much memory again: a number that other values
+        # have only by chance.
+        known = tensors if backend.is_known(tensors) else ()
+        self.numbers = [hash(backend.to_numpy(tensor).tobytes()) for tensor in known]
 
     def check(self) -> None:
         """Compares.
@@ -107,7 +148,7 @@ class _Unchanged:
         Raises:
             RuntimeError: Somebody did.
         """
-        for tensor, number in zip(self.tensors, self.numbers, strict=True):
+        for tensor, number in zip(self.tensors, self.numbers, strict=False):
             values = self.backend.to_numpy(tensor)
             if hash(values.tobytes()) != number:
                 raise errors.changed_since(self.name, f"a tensor of {self.backend.dtype(tensor)}{list(values.shape)}")
@@ -150,11 +191,13 @@ class _Recomputed:
         def floating(*moving: Any) -> tuple[Tensors, Tensors]:
             values = dict(enumerate(self.inputs)) | dict(zip(places, moving, strict=True))
             outputs = self.function.fun(*values.values())
-            self.sample.compare(self.function.name, outputs)
-            return tuple(outputs[place] for place in arrived), ()
+            conditions = self.sample.compare(self.function.name, outputs)
+            error = functools.partial(errors.recomputed_otherwise, self.function.name)
+            return tuple(settled(self.backend, [outputs[place] for place in arrived], conditions, error)), ()
 
-        _, pullback, _ = self.backend.vjp(floating, [self.inputs[place] for place in places])
-        gradients = dict(zip(places, pullback([cotangents[place] for place in arrived]), strict=True))
+        moving, upstreams = [self.inputs[place] for place in places], [cotangents[place] for place in arrived]
+        _, pulled, _ = self.backend.pulled(floating, moving, upstreams)
+        gradients = dict(zip(places, pulled, strict=True))
         return tuple(map(gradients.get, range(len(self.inputs)))), ()
 
     def takes_variables(self) -> bool:
@@ -162,7 +205,7 @@ class _Recomputed:
 
     def capture(self, names: Sequence[str]) -> None:
         if names:
-            raise errors.lost_to_recompute(self.backend.__name__.rpartition(".")[2])
+            raise errors.lost_to_recompute(self.backend.tensors[0].__module__.partition(".")[0])
 
     def held(self) -> Held:
         return Held(list(self.inputs), lambda tensors: _Recomputed(self.function, tensors, self.sample))
@@ -201,6 +244,11 @@ def devices(backend: Backend) -> tuple[str, ...]:
 def cut(backend: Backend, tensor: Any) -> Any:
     """By way of NumPy, for a framework that is never compiled; a copy, since an argument itself is one that moves."""
     return backend.asarray(numpy.array(backend.to_numpy(tensor)))
+
+
+def is_known(backend: Backend, tensors: Sequence[Any]) -> bool:
+    """Always, in a framework that is never compiled."""
+    return True
 
 
 def host(backend: Backend, call: Host, tensors: Sequence[Any]) -> Tensors:

@@ -42,10 +42,8 @@ _EMPTY = (
 )
 
 # Whose code knows nothing of this package, and whose modules nobody keeps tensors in.
-_FRAMEWORKS = frozenset(("autograd", "builtins", "jax", "jaxlib", "math", "numpy", "tensorflow", "torch"))
-_LIBRARIES = frozenset(
-    (*_FRAMEWORKS, "array_api_compat", "functools", "itertools", "keras", "keras_cg", "operator", "scipy")
-)
+_FRAMEWORKS = {"autograd", "builtins", "jax", "jaxlib", "math", "numpy", "tensorflow", "torch"}
+_LIBRARIES = {*_FRAMEWORKS, "array_api_compat", "functools", "itertools", "keras", "keras_cg", "operator", "scipy"}
 
 # By these names a function reaches what it does not name; by `id` it looks a tensor up.
 _REACHING = frozenset(("__import__", "eval", "exec", "globals", "import_module", "locals", "vars"))
@@ -59,6 +57,17 @@ _CONSTANTS = (type(None), bool, int, float, complex, str, bytes)
 
 # What a nest is made of that can be laid flat and packed again without a loss.
 _CONTAINERS = (list, dict, collections.OrderedDict, collections.defaultdict)
+
+
+def trust(framework: str, backend: str) -> None:
+    """Told by which packages a backend from elsewhere comes: nobody keeps tensors in their modules either.
+
+    Args:
+        framework: The package of the framework.
+        backend: The package of the backend.
+    """
+    _FRAMEWORKS.add(framework)
+    _LIBRARIES.update((framework, backend))
 
 
 class Held(NamedTuple):

@@ -45,7 +45,7 @@ def check_gradients(
       two digits; and it gives the same when it is called again, after other calls, too;
     - *second order* and so on: the derivative of what the rule gives is that of its differences, and the second
       derivative of the function;
-    - *linearity*: the rule is linear in upstream of any size;
+    - *linearity*: the rule is linear in upstream of any size, or gives there what was declared;
     - *compiled*: `jax.jit`, `torch.compile` or `tf.function` changes neither output nor gradient;
     - *export*: as `jax.export`, a SavedModel or `torch.export` has it, the function gives the same, and its gradient is
       carried or not there, but never another one: `Finding.gradient` says which;

@@ -25,8 +25,11 @@ SOON = 4
 COARSE, WIDE = 1e-5, 0.5
 
 # The dtypes in which functions compute inside, by their machine epsilon, and what rounding to them is at the least:
-# more than that to the next finer one.
-GRAINS = {2.0**-7: 2.0**-7 / 12, 2.0**-10: 2.0**-16, 2.0**-23: 2.0**-29}
+# more than that to the next finer one, even after some steps of a computation.
+GRAINS = {2.0**-7: 2.0**-7 / 7, 2.0**-10: 2.0**-16, 2.0**-23: 2.0**-29}
+
+# At how many neighbouring places a grain is looked for.
+PLACES = 32
 
 # The smallest interval, relative to the arguments, in which a jump is looked for.
 INTERVAL = 2.0**-44
@@ -77,9 +80,13 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
     secant = (closer[0] - closer[1]) / units / (nears[1] * (side or 2))
     values, errors = numpy.full(here.shape, numpy.nan), numpy.full(here.shape, numpy.inf)
     noise: Array | None = None
+    if eps > COARSE:  # where it counts how much of it there really is
+        noise = numpy.maximum(eps / 16, _rounding(path, min(eps / 2, scale / 32) * (side or 1)) / units)
     for step in (*steps, scale / 8):
         if not numpy.any(errors > ROUGH * numpy.abs(numpy.nan_to_num(values)) + 256 * eps / STEPS[0]):
             break
+        if noise is not None and numpy.all((2 * noise / step >= errors) & (secant != 0)):  # rounding hides what is left
+            continue
         with numpy.errstate(all="ignore"):
             found = derivative(
                 lambda steps: numpy.stack([path(float(t)) / units for t in steps.ravel()], -1).reshape(
@@ -137,7 +144,7 @@ def grain(path: Path, eps: float) -> float | None:
         if coarse <= eps:
             break
         step = coarse / 8
-        times = [count * step for count in range(64)]
+        times = [count * step for count in range(PLACES)]
         rows = numpy.stack([path(t) for t in times])
         units = numpy.abs(rows).max(axis=0)
         sixth = numpy.abs(numpy.nan_to_num(numpy.diff(rows, 6, axis=0))) / numpy.where(units > 0, units, 1) / SIXTH**0.5
@@ -149,22 +156,24 @@ def grain(path: Path, eps: float) -> float | None:
         # The interval in which most happens, apart from what happens everywhere.
         firsts = numpy.diff(rows[:, number])
         index = int(numpy.argmax(numpy.abs(firsts - numpy.median(firsts))))
-        if _jump(path, number, times[index], times[index + 1]) > least * units[number]:
+        if _is_jump(path, number, times[index], times[index + 1], least * float(units[number])):
             return coarse
     return None
 
 
-def _jump(path: Path, number: int, left: float, right: float) -> float:
-    """By how much a number of `path` jumps between two places, at the place where it does so most."""
+def _is_jump(path: Path, number: int, left: float, right: float, least: float) -> bool:
+    """Whether a number of `path` jumps by more than `least` somewhere between two places."""
     ends = [float(path(t)[number]) for t in (left, right)]
-    while right - left > INTERVAL:
+    while abs(ends[1] - ends[0]) > least:
+        if right - left <= INTERVAL:
+            return True
         middle = (left + right) / 2
         value = float(path(middle)[number])
         if abs(value - ends[0]) > abs(ends[1] - value):
             right, ends[1] = middle, value
         else:
             left, ends[0] = middle, value
-    return abs(ends[1] - ends[0])
+    return False
 
 
 def curvature(path: Callable[[float], float], slope: float, scale: float, eps: float) -> tuple[float, float]:

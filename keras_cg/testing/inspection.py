@@ -262,10 +262,11 @@ class Inspection:
 
     def coarse_rule(self, found: Finding) -> str | None:
         """That the rule computes in a lower precision than the function, if that is all that is wrong with it."""
-        if found.error is None or found.error > max(TOLERANCES.values()):
+        # What overflows is infinitely far off.
+        if found.error is None or max(TOLERANCES.values()) < found.error < math.inf:
             return None
         grain = self.grain_of_rule
-        if not grain or found.error > TOLERANCES[grain]:
+        if not grain or TOLERANCES[grain] < found.error < math.inf:
             return None
         return f"a lower precision inside: the rule computes in {INSIDE[grain]}, and the function does not"
 
@@ -281,9 +282,10 @@ class Inspection:
         if self.is_grain_known:
             return False
         self.is_grain_known = True
-        functions = [lambda points: self.subject.gradients(points, [self.upstream])] if self.is_rule else []
-        for function in (self.subject.output, self.reference.output, *functions):
-            self.grain = max(self.grain, self.grain_of(function) or 0.0)
+        # What is right has the output of the function, or a function of its own.
+        functions = [self.subject.output, *([self.reference.output] if self.is_declared and not self.is_rule else [])]
+        found = [self.grain_of(each) for each in functions] + [self.grain_of_rule if self.is_rule else None]
+        self.grain = max(each or 0.0 for each in found)
         if not self.grain:
             return False
         self.eps, self.is_noisy = self.grain, True
@@ -333,7 +335,9 @@ class Inspection:
         doubtful.sort(key=lambda each: (not is_wrong(each), each.where == ALONG, -each.difference))
         looked: list[tuple[Row, Break | None]] = []
         for each in doubtful:
-            looked.append((each, None if look is None else look(each)))
+            # Where rounding is as large, what is rough stays undecided, whatever a look would show.
+            is_clear = self.is_noisy and is_rough(each) and not is_wrong(each)
+            looked.append((each, None if look is None or is_clear else look(each)))
             if looked[-1][1] is None and is_wrong(each):
                 break
         # At the edge of a domain the function has its derivative on one side.

@@ -239,6 +239,16 @@ class Subject:
         outputs, pullback, _ = self.backend.vjp(flat, floating)
         return pullback(self.cast(upstream, outputs)), ()
 
+    def gradients_by_upstream(
+        self, points: Sequence[Array], upstream: Sequence[Array], weights: Array, number: int
+    ) -> Arrays:
+        """The derivative by upstream of the sum of one gradient, weighed."""
+        flat, floating = self.bound(points)
+        outputs, pullback, _ = self.backend.vjp(flat, floating)
+        upstreams = self.cast(upstream, outputs)
+        gradients, second, _ = self.backend.vjp(lambda *upstreams: ((pullback(upstreams)[number],), ()), upstreams)
+        return self.arrays(second(self.cast([weights], gradients)))
+
     def tangents(self, points: Sequence[Array], directions: Sequence[Array]) -> Arrays:
         """The forward derivative of the output along a direction."""
         flat, floating = self.bound(points)

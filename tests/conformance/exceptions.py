@@ -5,7 +5,9 @@ It is strict: what stands here and works fails the run.
 
 import dataclasses
 import fnmatch
+import functools
 import importlib
+import importlib.metadata
 from collections.abc import Callable
 
 
@@ -172,11 +174,18 @@ TABLE = [
 
 
 def find(backend: str, transform: str, rule: str) -> Refusal | None:
-    for each in TABLE:
+    for each in (*TABLE, *elsewhere(backend)):
         is_meant = each.backend == backend and _matches(each.transforms, transform) and _matches(each.rules, rule)
         if is_meant and not each.is_over():
             return each
     return None
+
+
+@functools.cache
+def elsewhere(backend: str) -> list[Refusal]:
+    """Those of a backend that lives elsewhere: its table of transforms has them as `REFUSALS`."""
+    points = importlib.metadata.entry_points(group="keras_cg.transforms", name=backend)
+    return [Refusal(backend, *refusal) for point in points for refusal in getattr(point.load(), "REFUSALS", ())]
 
 
 def _matches(patterns: str, name: str) -> bool:

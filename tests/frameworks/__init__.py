@@ -12,4 +12,16 @@
                                  compiled where the framework compiles derivatives of any order.
 `batched(f, x)`                  `f` of every row of `x` by the framework's own means, where it has some.
 `Foreign`                        nothing of this framework may be taken by another: makes a tensor to try it.
+
+A backend that lives elsewhere names such a module by an entry point of the group `keras_cg.frameworks`.
 """
+
+import importlib
+import importlib.metadata
+
+
+def native(name):
+    """The file of the framework behind a backend."""
+    for point in importlib.metadata.entry_points(group="keras_cg.frameworks", name=name):
+        return point.load()
+    return importlib.import_module(f"frameworks.{name}")

@@ -4,6 +4,7 @@ import warnings
 import zlib
 
 import array_api_strict
+import frameworks
 import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ DEFAULTS = {
     "jax": {"float64": "float32", "int64": "int32", "complex128": "complex64", "uint64": "uint32"},
     "torch": {"float64": "float32", "complex128": "complex64"},
 }
+# A backend that lives elsewhere has them, and the page, in the file that `frameworks.native` finds.
 SAME, DEFAULT, REFUSED, DIFFERS = "same", "default dtype", "refused", "differs"
 FEW = settings(max_examples=3, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
@@ -117,14 +119,14 @@ def differences(backend, name, args, kwargs):
         return f"gives the parts {names} for {due_names}"
     values, due = [plain(value) for value in values], [plain(value) for value in due]
     dtypes, due_dtypes = [kind for _, kind in values], [kind for _, kind in due]
-    default = [DEFAULTS.get(backend, {}).get(kind, kind) for kind in due_dtypes]
+    default = [defaults(backend).get(kind, kind) for kind in due_dtypes]
     if dtypes not in (due_dtypes, default):
         return f"gives {dtypes} for {due_dtypes}"
     values, due = [value for value, _ in values], [value for value, _ in due]
     if name in INSTEAD:
         values, due = INSTEAD[name](*values), INSTEAD[name](*due)
     for value, right in zip(values, due, strict=True):
-        if not equal(value, right) and not (isinstance(right, str) and value == DEFAULTS.get(backend, {}).get(right)):
+        if not equal(value, right) and not (isinstance(right, str) and value == defaults(backend).get(right)):
             return f"gives {value!r} for {right!r}"
     return None if dtypes == due_dtypes and all(map(equal, values, due)) else DEFAULT
 
@@ -138,6 +140,11 @@ def equal(value, right):
         scale = np.max(np.abs(np.asarray(right)[np.isfinite(right)]), initial=0)
         return bool(np.allclose(value, right, rtol=1e-4, atol=1e-5 * max(1, scale), equal_nan=True))
     return bool(np.array_equal(value, right))
+
+
+def defaults(backend):
+    """The dtypes that a framework takes in the place of the standard's."""
+    return DEFAULTS[backend] if backend in DEFAULTS else getattr(frameworks.native(backend), "DEFAULTS", {})
 
 
 def named_default(parameter):

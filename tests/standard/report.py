@@ -1,4 +1,8 @@
-"""Writes docs/ops.md, of every function on every backend: `PYTHONPATH=tests python -m standard.report`."""
+"""Writes docs/ops.md, of every function on every backend: `PYTHONPATH=tests python -m standard.report`.
+
+With the name of a backend that lives elsewhere, and a file, it writes a page on that one alone:
+`python -m standard.report mlx contrib/keras-cg-mlx/ops.md`.
+"""
 
 import pathlib
 import sys
@@ -120,8 +124,37 @@ def column(backend):
     return {cells[0].strip("`").partition("(")[0]: cells[place] for cells in rows}
 
 
+def alone(backend):
+    """The page on one backend: what is as the standard says, and what comes instead where it is not."""
+    with keras_cg.use_backend(backend):
+        found = {name: comparison.compare(backend, name) for name in standard.FUNCTIONS}
+    lines = [
+        f"# What is in `keras_cg.ops` on {backend}",
+        "",
+        "<!-- Made by `python -m standard.report`. Do not edit. -->",
+    ]
+    for outcome in (comparison.SAME, comparison.DEFAULT, comparison.REFUSED):
+        names = [f"`{name}`" for name, (came, _) in found.items() if came == outcome]
+        lines += ["", f"**{outcome}** ({len(names)}): {', '.join(names)}."] if names else []
+    differing = {name: differences for name, (came, differences) in found.items() if came == comparison.DIFFERS}
+    missing = [name for name, differences in differing.items() if "AttributeError" in str([*differences])]
+    lines += ["", f"**missing** ({len(missing)}): {', '.join(f'`{name}`' for name in missing)}."]
+    others = {name: each for name, each in differing.items() if name not in missing}
+    lines += ["", f"**{comparison.DIFFERS}** ({len(others)}), for one of the calls that the standard allows:", ""]
+    lines += [
+        f"- `{name}` {next(iter(each)).splitlines()[0].split('. The ')[0][:100]}" for name, each in others.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write(path, page):
+    """Writes a page; ends with a word if it was another one."""
+    is_stale = not path.exists() or path.read_text("utf-8") != page
+    path.write_text(page, encoding="utf-8")
+    sys.exit(f"{path.name} was out of date and is written anew: look at it and commit it." if is_stale else None)
+
+
 if __name__ == "__main__":
-    page = render({backend: outcomes(backend) for backend in BACKENDS})
-    is_stale = not PAGE.exists() or PAGE.read_text("utf-8") != page
-    PAGE.write_text(page, encoding="utf-8")
-    sys.exit(f"{PAGE.name} was out of date and is written anew: look at it and commit it." if is_stale else None)
+    if sys.argv[1:]:
+        write(pathlib.Path(sys.argv[2]), alone(sys.argv[1]))
+    write(PAGE, render({backend: outcomes(backend) for backend in BACKENDS}))

@@ -42,7 +42,7 @@ def run(at: Inspection, tell: Callable[[Finding], None]) -> dict[str, Arrays]:
         failure = gradient(at)
     with at.precision():
         output = at.subject.output(at.points)
-        tell(found if at.value is None else stated(at))
+        tell(found if at.value is None else stated(at, at.value))
     if failure is not None:
         tell(failure)
         skip([each for each in checks if each != ORDERS[0]], "there is no gradient to go on with")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy
@@ -32,8 +32,9 @@ def forward(at: Inspection) -> Iterator[Finding]:
             return
         except ValueError as error:
             # By trying, the rule is linear; what it computes with has no derivative by upstream.
+            raised = at.raised(check, error)
             is_cut = str(error).startswith(str(errors.not_linear()).partition("\n")[0])
-            yield replace(at.raised(check, error), **({"diagnosis": CUT} if is_cut else {}))
+            yield replace(raised, diagnosis=CUT if is_cut else raised.diagnosis)
             return
         if at.is_rule:
             # The transpose: <u, J c> = <pull(u), c>.
@@ -49,13 +50,19 @@ def forward(at: Inspection) -> Iterator[Finding]:
                 Row(named.format(place), direction[number], *numbers)
                 for place, numbers in enumerate(zip(came.tolist(), values.tolist(), margins.tolist(), strict=True))
             ]
-        broken = functools.cache(functools.partial(_broken, at, number, direction[number]))
-        found = at.compare(check, number, rows, None if at.is_rule else lambda row, broken=broken: broken())
-        is_cut = found.status == "failed" and not numpy.any(came) and numpy.any(at.gradient[number])
-        yield replace(found, diagnosis=CUT) if is_cut else found
+        found = at.compare(check, number, rows, None if at.is_rule else _look(at, number, direction[number]))
+        if found.status == "failed" and not came.any() and at.gradient[number].any():
+            found = replace(found, diagnosis=CUT)
+        yield found
 
 
-def _broken(at: Inspection, number: int, direction: Array) -> Break | None:
-    """Why the output has no derivative along a direction; of which number, and so with which slope, nobody asks."""
-    found = at.kink(number, at.reference.output, at.upstream, Row("", direction, 0, 0))
-    return None if found is None else Break(found.reason)
+def _look(at: Inspection, number: int, direction: Array) -> Callable[[Row], Break | None]:
+    """Looks whether the output has a derivative along a direction, once for all of its numbers."""
+
+    @functools.cache
+    def broken() -> Break | None:
+        found = at.kink(number, at.reference.output, at.upstream, Row("", direction, 0, 0))
+        # Of which number, and so with which slope, nobody knows.
+        return None if found is None else Break(found.reason)
+
+    return lambda row: broken()

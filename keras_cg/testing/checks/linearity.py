@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,12 +10,12 @@ import numpy
 
 from keras_cg.engine import linear, precision
 from keras_cg.testing import comparison
-from keras_cg.testing.arrays import random
+from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import Row
-from keras_cg.testing.diagnosis import CLIPS, diagnose_upstream
+from keras_cg.testing.diagnosis import CLIPS, CUT, diagnose_upstream
 from keras_cg.testing.inspection import Inspection
 from keras_cg.testing.report import Finding
-from keras_cg.testing.subject import Arrays
+from keras_cg.testing.subject import Arrays, Subject
 
 
 def linearity(at: Inspection) -> Iterator[Finding]:
@@ -49,11 +50,14 @@ def linearity(at: Inspection) -> Iterator[Finding]:
         yield shown
     if at.is_rule:
         yield from _at_every_size(at)
+    if not at.is_linear and at.is_rule:
+        yield from _by_upstream(at)
     if at.is_linear and not _is_tried_linear(at):
         at.is_linear = False
         if not at.is_rule:
             reason = "the rule is not linear in upstream, of tiny or huge size"
-            yield at.finding(check, "failed", reason=reason, diagnosis=CLIPS)
+            told = (diagnose_upstream(at.pull, at.upstream, number) for number in range(len(at.points)))
+            yield at.finding(check, "failed", reason=reason, diagnosis=next(filter(None, told), CLIPS))
 
 
 def _at_every_size(at: Inspection) -> Iterator[Finding]:
@@ -75,6 +79,22 @@ def _at_every_size(at: Inspection) -> Iterator[Finding]:
                 reason = "another gradient than the declared one, for an upstream of tiny or huge size"
                 yield replace(found, reason=reason)
                 return
+
+
+def _by_upstream(at: Inspection) -> Iterator[Finding]:
+    """Whether upstream is cut in a rule that is not linear, and so has no forward mode in which that would show."""
+    for number, point in enumerate(at.points):
+        weights = random(at.signs, point)
+
+        def slopes(subject: Subject, number: int = number, weights: Array = weights) -> Array:
+            return vector(subject.gradients_by_upstream(at.points, at.upstream, weights, number))
+
+        if not slopes(at.subject).any():
+            with contextlib.suppress(Exception):  # of a rule that is written with numbers alone
+                if slopes(at.reference).any():
+                    reason = "the derivative of the rule by upstream is zero, and that of the declared one is not"
+                    name = at.given.names[number]
+                    yield at.finding("linearity", "failed", argument=name, reason=reason, diagnosis=CUT)
 
 
 def _is_tried_linear(at: Inspection) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,7 +42,10 @@ def _held(at: Inspection) -> list[tuple[str, weakref.ref[Any]]]:
     flat, floating = at.subject.watched(seen).bound(at.points)
     outputs, pullback, _ = at.backend.vjp(flat, floating)
     gradients = pullback(at.subject.cast(at.upstream, outputs))
-    named = {"an argument": floating, "an output": outputs, "a gradient": gradients}
+    # TensorFlow's tape (2.21) never gives up a gradient that it gave to two arguments.
+    times = Counter(map(id, gradients))
+    once = [each for each in gradients if times[id(each)] == 1]
+    named = {"an argument": floating, "an output": outputs, "a gradient": once}
     found = [
         (what, weakref.ref(each))
         for what, tensors in named.items()

@@ -121,7 +121,7 @@ def _elsewhere(at: Inspection) -> dict[int, Finding]:
         look = functools.partial(at.kink, number, at.reference.output, at.upstream, points=points)
         other = at.compare(ORDERS[0], number, rows, None if at.is_rule else look)
         if other.status == "failed":
-            is_kept = is_same(came, at.gradient[number], TOLERANCES[at.eps]) or at.difference(
+            is_kept = is_same(came, at.gradient[number]) or at.difference(
                 gradients, at.subject.gradients(points, [at.upstream]), at.given.names
             )
             found[number] = replace(other, reason=ELSEWHERE, diagnosis=EARLIER if is_kept else None)
@@ -148,7 +148,7 @@ def higher(at: Inspection, order: int) -> Iterator[Finding]:
     came = at.subject.gradients(at.points, upstreams)
     for number in range(len(came)):
         found, expected = _of_rule(at, order, number, came[number], upstreams)
-        if found.status in ("failed", "undecided") and at.grain_of_rule:
+        if found.status in ("failed", "undecided") and (at.grain_of_rule or 0.0) > at.eps:
             # A rule that computes in a lower precision has differences that are as coarse.
             with at.computing_in(at.grain_of_rule):
                 found, expected = _of_rule(at, order, number, came[number], upstreams)

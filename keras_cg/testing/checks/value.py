@@ -14,7 +14,7 @@ from keras_cg.testing.comparison import Row
 from keras_cg.testing.diagnosis import EARLIER
 from keras_cg.testing.inspection import DOUBLE, EDGE, KINK, ORDERS, ROUNDING, Inspection
 from keras_cg.testing.report import Finding
-from keras_cg.testing.subject import Arrays
+from keras_cg.testing.subject import Arrays, Subject
 
 STATE = "does it draw random numbers, or keep something from an earlier call?"
 
@@ -79,15 +79,14 @@ def gradient(at: Inspection) -> Finding | None:
     return None
 
 
-def stated(at: Inspection) -> Finding:
-    """The output beside what `value` says that it should be, in double precision if that is possible."""
+def stated(at: Inspection, value: tuple[Subject, Subject]) -> Finding:
+    """The output beside that of `value`, which is given as it is and in double precision."""
     check = "value"
-    subject = at.value[at.is_in_double]
     try:
-        right = subject.output(at.points)
+        right = value[at.is_in_double].output(at.points)
     except Exception as error:  # whatever the user's function raises is a finding
-        found = at.raised(check, error)
-        return replace(found, reason=f"`value` raised {found.reason}")
+        raised = at.raised(check, error)
+        return replace(raised, reason=f"`value` raised {raised.reason}")
     came = at.subject.output(at.points)
     shapes = [[each.shape for each in arrays] for arrays in (right, came)]
     if shapes[0] != shapes[1]:
@@ -95,8 +94,8 @@ def stated(at: Inspection) -> Finding:
     found = [
         at.compare(check, None, comparison.elements(*pair)) for pair in zip(came, right, strict=True) if pair[0].size
     ]
-    worst = next((each for each in found if each.status == "failed"), found[0])
-    return replace(worst, reason="the output is not what `value` gives") if worst.status == "failed" else worst
+    wrong = next((each for each in found if each.status == "failed"), None)
+    return found[0] if wrong is None else replace(wrong, reason="the output is not what `value` gives")
 
 
 def repeated(at: Inspection, output: Arrays) -> Finding | None:
