@@ -123,6 +123,15 @@ for wrap in (lambda f: f, lambda f: jax.shard_map(f, mesh=mesh, in_specs=P("a"),
         assert str(error).startswith("the rule of wrong returned a gradient of the wrong shape for x.")
     else:
         raise AssertionError("no error")
+
+# What NumPy returns, JAX takes for the same on all devices, and so refuses the gradient of a part.
+doubled = keras_cg.recipes.from_numpy(lambda x: 2 * x, lambda x, upstream: 7 * upstream)
+try:
+    jax.jit(jax.grad(lambda x: jax.shard_map(doubled, mesh=mesh, in_specs=P("a"), out_specs=P("a"))(x).sum()))(x)
+except ValueError as error:
+    assert "the manual axis types do not match" in str(error), error
+else:
+    raise AssertionError("no error")
 print("all")
 """
 
