@@ -136,9 +136,12 @@ def test_a_row_in_half_precision_that_is_wrong(backend):
 
 def test_a_rule_that_overflows_in_half_precision(backend):
     f = custom_gradient(lambda x: (x**3, lambda u: cast(cast(3 * x * x * u, "float16"), config.active.dtype(x))))
+    said = "a lower precision inside: the rule computes in half precision, and the function does not"
     told = first(check_gradients(f, V, **QUICK), "linearity")
-    assert (told.status, told.reason) == ("failed", "the rule is not linear in upstream")
-    assert told.diagnosis == "a lower precision inside: the rule computes in half precision, and the function does not"
+    assert (told.status, told.reason, told.diagnosis) == ("failed", "the rule is not linear in upstream", said)
+    told = first(check_gradients(f, np.array([0.7, 300.0]), **QUICK))
+    reason = "the rule gives NaN or infinity where the function is finite"
+    assert (told.status, told.where, told.reason, told.diagnosis) == ("failed", "[1]", reason, said)
 
 
 def test_a_jump_of_the_function_is_no_lower_precision(backend):
@@ -391,6 +394,11 @@ DIAGNOSES = {
         of_upstream(lambda u: ops.where(u > 0, u, 0 * u)),
         TABLE,
         "a negative upstream is treated otherwise: the rule for it is not the negative of that for upstream",
+    ),
+    "rounded to steps": (
+        changed(lambda g, x: ops.round(g * 1000) / 1000),
+        TABLE,
+        "the gradient is rounded to steps of 0.001",
     ),
     "clipped at 1000": (
         of_upstream(lambda u: ops.clip(u, -1000, 1000)),

@@ -47,6 +47,9 @@ OTHER_IN_DOUBLE = (
 # Up to this machine epsilon a function that computes inside in a lower precision shows whether its rule is right.
 INSIDE_ENOUGH = 2.0**-23
 
+# Steps of 1, 0.1 and so on are looked for: so many. Thirds of upstreams are no multiples of any.
+STEPS = 5
+
 # What messages call the precision in which a function computes inside.
 INSIDE = {2.0**-7: "half precision", 2.0**-10: "half precision", 2.0**-23: "single precision"}
 
@@ -259,6 +262,17 @@ class Inspection:
         now = self.pull(self.upstream)
         is_other = self.difference([self.gradient[number]], [now[number]], [""]) is not None
         return EARLIER if is_other else None
+
+    def steps(self, number: int) -> str | None:
+        """That the gradient of an argument comes in steps, if it does: for a third of upstream, too."""
+        rows = [vector([self.pull([each / part for each in self.upstream])[number]]) for part in (1, 3)]
+        if numpy.array_equal(*rows):
+            return None
+        for power in range(STEPS):
+            counts = 10.0**power * numpy.concatenate(rows)
+            if (numpy.abs(counts - numpy.round(counts)) <= 1e-6 * numpy.maximum(numpy.abs(counts), 1)).all():
+                return f"the gradient is rounded to steps of {10.0**-power:g}"
+        return None
 
     def coarse_rule(self, found: Finding) -> str | None:
         """That the rule computes in a lower precision than the function, if that is all that is wrong with it."""
