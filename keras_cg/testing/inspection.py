@@ -93,6 +93,8 @@ class Inspection:
         self.is_linear = True
         # The precision in which the function computes inside, once it is known to be lower than that of its arguments.
         self.grain, self.is_grain_known, self.signs = 0.0, False, numpy.random.default_rng(seed)
+        # Whether the rule turned out to compute in a lower precision than the function.
+        self.is_rule_coarse = False
         # Whether everything is checked in double precision though the arguments are not; and whether the function gives
         # other values there, so that it is not.
         self.is_in_double, self.is_other_in_double = False, False
@@ -282,6 +284,7 @@ class Inspection:
         grain = self.grain_of_rule
         if not grain or TOLERANCES[grain] < found.error < math.inf:
             return None
+        self.is_rule_coarse = True
         return f"a lower precision inside: the rule computes in {INSIDE[grain]}, and the function does not"
 
     def gives_half_precision(self) -> bool:
