@@ -267,11 +267,11 @@ class Inspection:
 
     def steps(self, number: int) -> str | None:
         """That the gradient of an argument comes in steps, if it does: for a third of upstream, too."""
-        rows = [vector([self.pull([each / part for each in self.upstream])[number]]) for part in (1, 3)]
-        if numpy.array_equal(*rows):
+        whole, third = (vector([self.pull([each / part for each in self.upstream])[number]]) for part in (1, 3))
+        if numpy.array_equal(whole, third):
             return None
         for power in range(STEPS):
-            counts = 10.0**power * numpy.concatenate(rows)
+            counts = 10.0**power * numpy.concatenate([whole, third])
             if (numpy.abs(counts - numpy.round(counts)) <= 1e-6 * numpy.maximum(numpy.abs(counts), 1)).all():
                 return f"the gradient is rounded to steps of {10.0**-power:g}"
         return None
