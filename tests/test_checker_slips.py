@@ -415,6 +415,15 @@ def test_diagnoses(backend, name):
     assert {each.diagnosis for each in findings(report, "failed", "undecided")} == {said}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_numbers_are_no_steps(backend, dtype):
+    f = derived(lambda x: 1e8 * x**2, lambda x: 4e8 * x)
+    assert first(check_gradients(f, V.astype(dtype), **QUICK)).diagnosis == "a factor of 2"
+    f = custom_gradient(lambda x: (1e8 * x**2, lambda u: 2e8 * x * u / ops.sqrt(ops.sum(u * u))))
+    said = "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`"
+    assert first(check_gradients(f, V.astype(dtype), **QUICK)).diagnosis == said
+
+
 def test_an_output_that_is_forgotten(backend):
     f = custom_gradient(lambda x: ((x**2, x**3), lambda u: 2 * x * u[0]))
     finding = first(check_gradients(f, V, **QUICK))

@@ -50,6 +50,9 @@ INSIDE_ENOUGH = 2.0**-23
 # Steps of 1, 0.1 and so on are looked for: so many. Thirds of upstreams are no multiples of any.
 STEPS = 5
 
+# How far off a whole number of steps may be.
+COUNTED = 1e-3
+
 # What messages call the precision in which a function computes inside.
 INSIDE = {2.0**-7: "half precision", 2.0**-10: "half precision", 2.0**-23: "single precision"}
 
@@ -272,7 +275,9 @@ class Inspection:
             return None
         for power in range(STEPS):
             counts = 10.0**power * numpy.concatenate([whole, third])
-            if (numpy.abs(counts - numpy.round(counts)) <= 1e-6 * numpy.maximum(numpy.abs(counts), 1)).all():
+            if 16 * epsilon(self.subject.dtypes) * numpy.abs(counts).max() > COUNTED:  # rounding alone has steps
+                return None
+            if (numpy.abs(counts - numpy.round(counts)) <= COUNTED).all():
                 return f"the gradient is rounded to steps of {10.0**-power:g}"
         return None
 
