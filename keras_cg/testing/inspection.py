@@ -47,6 +47,12 @@ OTHER_IN_DOUBLE = (
 # Up to this machine epsilon a function that computes inside in a lower precision shows whether its rule is right.
 INSIDE_ENOUGH = 2.0**-23
 
+# Steps of 1, 0.1 and so on are looked for: so many. Thirds of upstreams are no multiples of any.
+STEPS = 5
+
+# How far off a whole number of steps may be.
+COUNTED = 1e-3
+
 # What messages call the precision in which a function computes inside.
 INSIDE = {2.0**-7: "half precision", 2.0**-10: "half precision", 2.0**-23: "single precision"}
 
@@ -90,6 +96,8 @@ class Inspection:
         self.is_linear = True
         # The precision in which the function computes inside, once it is known to be lower than that of its arguments.
         self.grain, self.is_grain_known, self.signs = 0.0, False, numpy.random.default_rng(seed)
+        # Whether the rule turned out to compute in a lower precision than the function.
+        self.is_rule_coarse = False
         # Whether everything is checked in double precision though the arguments are not; and whether the function gives
         # other values there, so that it is not.
         self.is_in_double, self.is_other_in_double = False, False
@@ -260,6 +268,19 @@ class Inspection:
         is_other = self.difference([self.gradient[number]], [now[number]], [""]) is not None
         return EARLIER if is_other else None
 
+    def steps(self, number: int) -> str | None:
+        """That the gradient of an argument comes in steps, if it does: for a third of upstream, too."""
+        whole, third = (vector([self.pull([each / part for each in self.upstream])[number]]) for part in (1, 3))
+        if numpy.array_equal(whole, third):
+            return None
+        for power in range(STEPS):
+            counts = 10.0**power * numpy.concatenate([whole, third])
+            if 16 * epsilon(self.subject.dtypes) * numpy.abs(counts).max() > COUNTED:  # rounding alone has steps
+                return None
+            if (numpy.abs(counts - numpy.round(counts)) <= COUNTED).all():
+                return f"the gradient is rounded to steps of {10.0**-power:g}"
+        return None
+
     def coarse_rule(self, found: Finding) -> str | None:
         """That the rule computes in a lower precision than the function, if that is all that is wrong with it."""
         # What overflows is infinitely far off.
@@ -268,6 +289,7 @@ class Inspection:
         grain = self.grain_of_rule
         if not grain or TOLERANCES[grain] < found.error < math.inf:
             return None
+        self.is_rule_coarse = True
         return f"a lower precision inside: the rule computes in {INSIDE[grain]}, and the function does not"
 
     def gives_half_precision(self) -> bool:

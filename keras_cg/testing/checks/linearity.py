@@ -44,7 +44,7 @@ def linearity(at: Inspection) -> Iterator[Finding]:
                 shown = _worst(at, check, number, rows)
                 shown = replace(shown, reason="not linear in upstream, as declared")
         if shown.status == "failed":
-            cause = at.history(number) or at.coarse_rule(shown)
+            cause = at.history(number) or at.steps(number) or at.coarse_rule(shown)
             cause = cause or diagnose_upstream(at.pull, at.upstream, number)
             shown = replace(shown, reason="the rule is not linear in upstream", diagnosis=cause)
         yield shown
@@ -56,7 +56,9 @@ def linearity(at: Inspection) -> Iterator[Finding]:
         at.is_linear = False
         if not at.is_rule:
             reason = "the rule is not linear in upstream, of tiny or huge size"
-            told = (diagnose_upstream(at.pull, at.upstream, number) for number in range(len(at.points)))
+            told = (
+                at.steps(number) or diagnose_upstream(at.pull, at.upstream, number) for number in range(len(at.points))
+            )
             yield at.finding(check, "failed", reason=reason, diagnosis=next(filter(None, told), CLIPS))
 
 

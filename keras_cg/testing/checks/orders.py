@@ -44,7 +44,8 @@ def first(at: Inspection) -> Iterator[Finding]:
             closer = _at_point(at, number, came)
             found = closer if closer.status == "failed" else found
         if found.status == "failed":
-            told = found.diagnosis or at.history(number) or at.coarse_rule(found) or diagnose(_evidence(at), number)
+            told = found.diagnosis or at.history(number) or at.steps(number) or at.coarse_rule(found)
+            told = told or diagnose(_evidence(at), number)
             if told is None and not at.is_rule:
                 other = _elsewhere(at).get(number)
                 told = None if other is None else other.diagnosis
@@ -147,10 +148,12 @@ def higher(at: Inspection, order: int) -> Iterator[Finding]:
     upstreams = [at.upstream, *([random(at.random, each) for each in at.points] for _ in range(order))]
     came = at.subject.gradients(at.points, upstreams)
     for number in range(len(came)):
-        found, expected = _of_rule(at, order, number, came[number], upstreams)
-        if found.status in ("failed", "undecided") and (at.grain_of_rule or 0.0) > at.eps:
+        if not at.is_rule_coarse:
+            found, expected = _of_rule(at, order, number, came[number], upstreams)
+        if at.is_rule_coarse or (found.status in ("failed", "undecided") and (at.grain_of_rule or 0.0) > at.eps):
             # A rule that computes in a lower precision has differences that are as coarse.
-            with at.computing_in(at.grain_of_rule):
+            at.is_rule_coarse = True
+            with at.computing_in(max(at.grain_of_rule or 0.0, at.eps)):
                 found, expected = _of_rule(at, order, number, came[number], upstreams)
         if found.status == "passed" and order == 1 and (ORDERS[0], number) in at.passed and not at.is_rule:
             found = _of_function(at, number, came[number], upstreams) or found

@@ -131,7 +131,8 @@ def _not_finite(at: Inspection, number: int) -> Finding:
         )
         return found("undecided", reason=reason, diagnosis=KINK)
     reason = "the rule gives NaN or infinity where the function is finite"
-    return found("failed", reason=reason, diagnosis=None if broken is None else EDGE)
+    cause = EDGE if broken is not None else at.coarse_rule(found("failed", error=numpy.inf))
+    return found("failed", reason=reason, diagnosis=cause)
 
 
 def _double(at: Inspection) -> None:
