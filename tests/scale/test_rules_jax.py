@@ -124,14 +124,18 @@ for wrap in (lambda f: f, lambda f: jax.shard_map(f, mesh=mesh, in_specs=P("a"),
     else:
         raise AssertionError("no error")
 
-# What NumPy returns, JAX takes for the same on all devices, and so refuses the gradient of a part.
-doubled = keras_cg.recipes.from_numpy(lambda x: 2 * x, lambda x, upstream: 7 * upstream)
-try:
-    jax.jit(jax.grad(lambda x: jax.shard_map(doubled, mesh=mesh, in_specs=P("a"), out_specs=P("a"))(x).sum()))(x)
-except ValueError as error:
-    assert "the manual axis types do not match" in str(error), error
-else:
-    raise AssertionError("no error")
+# What NumPy returns for a part is that device's, and does not pass for the same on all.
+tripled = keras_cg.recipes.from_numpy(lambda x: 3 * x, lambda x, upstream: 7 * upstream)
+for wrap in (lambda run: run, jax.jit):
+    part = jax.shard_map(tripled, mesh=mesh, in_specs=P("a"), out_specs=P("a"))
+    np.testing.assert_allclose(wrap(part)(x), 3 * np.asarray(x))
+    np.testing.assert_allclose(wrap(jax.grad(lambda x: part(x).sum()))(x), 7)
+    try:
+        wrap(jax.shard_map(tripled, mesh=mesh, in_specs=P("a"), out_specs=P()))(x)
+    except ValueError as error:
+        assert "which require replication" in str(error), error
+    else:
+        raise AssertionError("no error")
 print("all")
 """
 
