@@ -24,7 +24,16 @@ tnp = tf.experimental.numpy
 
 # --- elementwise ---------------------------------------------------------------------------------
 
-acos, acosh, asin, asinh, atan, atanh = tnp.arccos, tnp.arccosh, tnp.arcsin, tnp.arcsinh, tnp.arctan, tnp.arctanh
+# Those of tnp that take whole numbers as well, of which bfloat16 is one to it, and no kind of number.
+floating = {
+    name: promoted.with_bfloat16(getattr(tnp, name))
+    for name in (
+        *("arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "cbrt", "cos", "cosh", "exp", "exp2", "expm1"),
+        *("log", "log10", "log1p", "log2", "logaddexp", "logaddexp2", "sin", "sinc", "sinh", "sqrt", "tan", "tanh"),
+    )
+}
+acos, acosh, asin = floating["arccos"], floating["arccosh"], floating["arcsin"]
+asinh, atan, atanh = floating["arcsinh"], floating["arctan"], floating["arctanh"]
 atan2 = tnp.arctan2
 
 
@@ -407,6 +416,7 @@ unconverted(sys.modules[__name__], fft, linalg, promoted)
 
 namespace = standard.Namespace(
     tnp,
+    floating,
     standard.defined(sys.modules[__name__]),
     {"bool": tf.bool, "nan": math.nan},
     linalg=standard.Namespace(tf.linalg, standard.defined(linalg)),

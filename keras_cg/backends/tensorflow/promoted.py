@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -47,6 +49,25 @@ def cast(x: Any, kind: Any) -> Any:
         real = tf.cast(x, kind.real_dtype)
         return tf.complex(real, tf.zeros_like(real))
     return tf.cast(tf.math.real(x), kind) if x.dtype.is_complex and not kind.is_complex else tf.cast(x, kind)
+
+
+def with_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tnp, which (2.21) fails at bfloat16: it is computed in float32 then, and rounded once."""
+
+    @functools.wraps(function)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        halves = [getattr(each, "dtype", None) == tf.bfloat16 for each in args]
+        if not any(halves):
+            return function(*args, **kwargs)
+        result = function(
+            *[tf.cast(x, tf.float32) if half else x for x, half in zip(args, halves, strict=True)], **kwargs
+        )
+        # Numbers of Python have no say in the dtype, another tensor has.
+        others = [x for x, half in zip(args, halves, strict=True) if not half and not isinstance(x, NUMBERS)]
+        return result if others else tf.cast(result, tf.bfloat16)
+
+    computed.autograph_info__ = None  # type: ignore[attr-defined]  # as above
+    return computed
 
 
 def summed(x: Any, dtype: Any) -> Any:
