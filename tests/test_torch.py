@@ -803,3 +803,23 @@ def test_an_argument_loses_the_attributes_that_somebody_set(eager, backend):
     x.name_of_mine = "x"
     f = custom_gradient(lambda x: (x * (1 if hasattr(x, "name_of_mine") else 2), lambda upstream: 7 * upstream))
     np.testing.assert_allclose(f(x).detach(), 2 * X)
+
+
+@pytest.mark.parametrize("kind", ["mps", "cuda"])
+def test_random_numbers_of_another_device(backend, monkeypatch, kind):
+    """A second run sees those of the first, and leaves the later ones as they are; Metal has no more functions."""
+    import torch
+
+    from keras_cg.backends.torch import replayed
+
+    device, numbers = torch.device(kind, 0), {torch.device(kind, 0): "first"}
+    module = SimpleNamespace(
+        get_rng_state=numbers.__getitem__, set_rng_state=lambda state, device: numbers.update({device: state})
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    seen = replayed.surroundings([torch.ones(3), SimpleNamespace(is_cpu=False, device=device)])
+    numbers[device] = "later"
+    with replayed.surrounded(seen):
+        assert numbers[device] == "first"
+        numbers[device] = "drawn"
+    assert numbers[device] == "later"

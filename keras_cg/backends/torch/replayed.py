@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 from keras_cg import errors
 from keras_cg.backends.torch import derivatives
@@ -44,12 +43,13 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 # What a run of a function sees of torch besides its arguments: the random numbers of the CPU and of other devices, and
 # for each kind of device the dtype of autocast, None where that is off. No numbers, if it draws none.
-Surroundings = tuple[torch.Tensor | None, Any, Sequence[tuple[str, torch.dtype | None]]]
+Surroundings = tuple[
+    torch.Tensor | None, Sequence[tuple[torch.device, torch.Tensor]], Sequence[tuple[str, torch.dtype | None]]
+]
 
 _half, _is_half = torch.get_autocast_dtype, torch.is_autocast_enabled
-_no_devices: Any = ([], [])
 # Those of a run on the CPU that draws nothing and sees no autocast.
-USUAL: Surroundings = None, _no_devices, (("cpu", None),)
+USUAL: Surroundings = None, (), (("cpu", None),)
 
 
 def surroundings(tensors: Sequence[torch.Tensor], is_drawing: bool = True) -> Surroundings:
@@ -60,10 +60,13 @@ def surroundings(tensors: Sequence[torch.Tensor], is_drawing: bool = True) -> Su
             kinds = {"cpu", *filter(torch.amp.is_autocast_available, [tensor.device.type for tensor in tensors])}
             autocast = [(kind, _half(kind) if _is_half(kind) else None) for kind in kinds]
             if not is_drawing:
-                return None, _no_devices, autocast
-            return torch.default_generator.get_state(), get_device_states(*tensors), autocast
+                return None, (), autocast
+            # Not by what torch.utils.checkpoint has for this, which knows no random numbers of Metal (2.13).
+            devices = dict.fromkeys([each.device for each in tensors if each.device.type not in ("cpu", "meta")])
+            states = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+            return torch.default_generator.get_state(), states, autocast
     random = torch.default_generator.get_state() if is_drawing else None
-    return random, _no_devices, (("cpu", _half("cpu")),) if _is_half("cpu") else USUAL[2]
+    return random, (), (("cpu", _half("cpu")),) if _is_half("cpu") else USUAL[2]
 
 
 def surrounded(surroundings: Surroundings) -> contextlib.AbstractContextManager[None]:
@@ -75,16 +78,20 @@ def surrounded(surroundings: Surroundings) -> contextlib.AbstractContextManager[
 
 @contextlib.contextmanager
 def _surrounded(
-    random: torch.Tensor | None, of_devices: Any, autocast: Sequence[tuple[str, torch.dtype | None]]
+    random: torch.Tensor | None,
+    devices: Sequence[tuple[torch.device, torch.Tensor]],
+    autocast: Sequence[tuple[str, torch.dtype | None]],
 ) -> Iterator[None]:
-    devices, states = of_devices
     with contextlib.ExitStack() as stack:
         for kind, half in autocast:
             stack.enter_context(torch.autocast(kind, half, enabled=half is not None))
         if random is not None:
-            stack.enter_context(torch.random.fork_rng(devices))
+            stack.enter_context(torch.random.fork_rng([]))
             torch.set_rng_state(random)
-            set_device_states(devices, states)
+            for device, state in devices:
+                module = torch.get_device_module(device)
+                stack.callback(module.set_rng_state, module.get_rng_state(device), device)
+                module.set_rng_state(state, device)
         yield
 
 
