@@ -95,12 +95,13 @@ def planted():
 
 def figures(lines):
     """All that the page needs."""
-    every = rules.load()
+    every, measured = rules.load(), {backend for backend, *_ in lines}
     result = {
         "date": datetime.date.today().isoformat(),
         "python": platform.python_version(),
         "versions": {
-            name: metadata.version(name).partition("+")[0] for name in ("keras-cg", "numpy", *PACKAGES.values())
+            name: metadata.version(name).partition("+")[0]
+            for name in ("keras-cg", "numpy", *(PACKAGES[backend] for backend in BACKENDS if backend in measured))
         },
         "rules": {name: {"group": each.group, "rounded": each.is_rounded} for name, each in every.items()},
         "planted": planted(),
