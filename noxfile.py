@@ -176,7 +176,8 @@ def export(session: nox.Session) -> None:
     """Programs that leave Python, loaded where keras_cg is not: Keras's exports, torch's, those of docs/deploy.md."""
     for backend in FRAMEWORKS:
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        run_shared(session, "pytest", f"--backends={backend}", "tests/export", *session.posargs, env=environment)
+        options = (*BY_FILE, f"--backends={backend}", "tests/export")
+        run_shared(session, "pytest", *options, *session.posargs, env=environment)
 
 
 @nox.session(venv_backend="none", requires=["frameworks"], default=False)

@@ -15,8 +15,14 @@ import pytest
 import keras_cg
 
 # Frameworks have a million objects, and what is traced makes more all the time: by its own counting, Python would look
-# through them for circles for a third of the tests' time. Tests that ask what is kept collect by themselves.
+# through them for circles for a third of the tests' time. Tests that ask what is kept collect by themselves, and then
+# look at nothing that was there before the first test.
 gc.set_threshold(100_000)
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser):

@@ -40,6 +40,7 @@ class Outcomes:
     def pytest_collection_finish(self):
         # Keras collects garbage whenever it quantises a layer, half a second each among a framework's objects.
         gc.freeze()
+        gc.set_threshold(100_000)  # as tests/conftest.py has it
 
     def pytest_runtest_logstart(self):
         self.calls = 0
