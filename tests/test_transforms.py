@@ -42,6 +42,8 @@ def test_a_rule_that_calls_its_own_function(backend):
     h = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * 7 * g(x)))
     compiled = {"jax": "jax.jit", "tensorflow": "tensorflow.function"}.get(backend)
     for function in (f, g):
+        check(keras_cg.jvp(function, (2.0,), (3.0,))[1], 3 * 2 * 7)
+        check(keras_cg.jvp(keras_cg.grad(function), (2.0,), (3.0,))[1], 3 * 2 * 7**2)
         for order in (1, 2, 3):
             function = keras_cg.grad(function)
             check(function(2.0), 2 * 7.0**order)

@@ -133,7 +133,8 @@ class _Transformed(torch.autograd.Function):
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor) -> Any:
         """The transpose of the rule, which is a linear map."""
         plan: _Plan = ctx.plan
-        held, inputs = _saved(ctx)
+        # Without their own tangents, which no rule passes on: one that calls its own function would run without end.
+        held, inputs = (list(map(_unmoved, saved)) for saved in _saved(ctx))
         return _pushed(plan, inputs, _pullback(plan, held, inputs), tangents[plan.outputs + plan.held :])
 
 
@@ -145,6 +146,11 @@ def _saved(ctx: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """
     saved = [functorch.unwrap_if_dead(tensor) for tensor in ctx.saved_tensors]
     return saved[: ctx.plan.held], saved[ctx.plan.held :]
+
+
+def _unmoved(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without what forward mode moves it by at the innermost level."""
+    return forward_ad.unpack_dual(tensor).primal  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _pullback(plan: _Plan, held: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Pullback:
