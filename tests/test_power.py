@@ -191,6 +191,7 @@ def line(status, *said, checks=()):
 @pytest.mark.once
 def test_figures(monkeypatch):
     monkeypatch.setattr(report, "planted", lambda: {"sign": 95, "transposed": 49})
+    monkeypatch.setattr(report.metadata, "version", lambda name: "1.0+cpu")  # here torch need not be installed
     ours, other = measure.OURS, "gradcheck"
     lines = {
         ("torch", ours, "swish", "sign", 0): line("failed", "a factor of -1: a wrong sign"),
@@ -205,6 +206,7 @@ def test_figures(monkeypatch):
         ("torch", other, "swish", None, 0): line("failed"),
     }
     found = report.figures(lines)
+    assert found["versions"] == {"keras-cg": "1.0", "numpy": "1.0", "torch": "1.0"}
     # Measured, found, undecided, and named of those found.
     assert found["kinds"][f"torch: {ours}"] == {"sign": [3, 2, 0, 1], "transposed": [1, 0, 1, 0]}
     assert found["beside"][f"torch: {ours}"]["sign"] == [2, 2, 0, 1]  # without the declared rule
