@@ -420,6 +420,17 @@ def test_forward_mode_over_vmap(eager, backend):
     np.testing.assert_allclose(torch.func.jacfwd(torch.func.vmap(f))(x).diag(), 7 * np.exp(X), rtol=1e-6)
 
 
+@pytest.mark.limit
+def test_forward_mode_of_a_batched_rule_that_calls_its_own_function(eager, backend):
+    import torch
+
+    f = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * 7 * f(x)))
+    x, v = eager.tensor(X), torch.ones(3)
+    np.testing.assert_allclose(torch.func.vmap(torch.func.jacfwd(f))(x), 7 * X)
+    with pytest.raises(RecursionError):
+        torch.func.jvp(torch.func.vmap(f), (x,), (v,))
+
+
 def test_a_frozen_value_is_not_among_them(eager, backend):
     import torch
 

@@ -134,7 +134,7 @@ class _Transformed(torch.autograd.Function):
         """The transpose of the rule, which is a linear map."""
         plan: _Plan = ctx.plan
         # Without their own tangents, which no rule passes on: one that calls its own function would run without end.
-        held, inputs = (list(map(_unmoved, saved)) for saved in _saved(ctx))
+        held, inputs = map(_unmoved, _saved(ctx))
         return _pushed(plan, inputs, _pullback(plan, held, inputs), tangents[plan.outputs + plan.held :])
 
 
@@ -148,9 +148,15 @@ def _saved(ctx: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     return saved[: ctx.plan.held], saved[ctx.plan.held :]
 
 
-def _unmoved(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without what forward mode moves it by at the innermost level."""
-    return forward_ad.unpack_dual(tensor).primal  # type: ignore[no-any-return, no-untyped-call]
+def _unmoved(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors without what forward mode moves them by at the innermost level.
+
+    As they are in a vmap, which (torch 2.13) does not take them apart.
+    """
+    levels = retrieve_all_functorch_interpreters() if transforms_active() else []
+    if levels and levels[-1].key() == TransformType.Vmap:
+        return tensors
+    return [forward_ad.unpack_dual(tensor).primal for tensor in tensors]  # type: ignore[no-untyped-call]
 
 
 def _pullback(plan: _Plan, held: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Pullback:
