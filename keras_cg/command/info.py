@@ -94,11 +94,7 @@ def _show(data: dict[str, Any]) -> None:
     for each in data["backends"]:
         active = each["name"] == data["active"]
         style = "bold green" if active else "" if each["installed"] else "dim"
-        devices = (
-            ", ".join(each.get("devices", ()))
-            if each["installed"]
-            else f'pip install "{backends.requirement(each["name"])}"'
-        )
+        devices = ", ".join(each.get("devices", ())) if each["installed"] else messages.install(each["name"])
         if each.get("problem"):
             devices, style = "does not start", "red"
         version = (each["version"] or "?") if each["installed"] else "not installed"

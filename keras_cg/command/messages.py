@@ -160,9 +160,14 @@ def not_a_reference(option: str, target: str, value: object) -> UsageError:
     return UsageError(f"--{option} {target} is {article(type_name(value))}; name {what}")
 
 
+def install(name: str) -> str:
+    """The command that installs a backend."""
+    return f'pip install "{backends.requirement(name)}"'
+
+
 def not_installed(name: str) -> UsageError:
     """A backend that was asked for is absent."""
-    return UsageError(f'{name}: not installed: pip install "{backends.requirement(name)}"')
+    return UsageError(f"{name}: not installed: {install(name)}")
 
 
 def not_a_file_to_write(path: str, problem: str) -> UsageError:

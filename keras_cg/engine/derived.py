@@ -136,11 +136,10 @@ class _Unchanged:
     """Some tensors whose values nobody must change in place until another run has read them."""
 
     def __init__(self, backend: Backend, name: str, tensors: Sequence[Any]):
-        self.backend, self.name, self.tensors = backend, name, tensors
-        # Nobody changes what is traced. No copies, which would take as much memory again: a number that other values
-        # have only by chance.
-        known = tensors if backend.is_known(tensors) else ()
-        self.numbers = [hash(backend.to_numpy(tensor).tobytes()) for tensor in known]
+        # Nobody changes what is traced.
+        self.backend, self.name, self.tensors = backend, name, tensors if backend.is_known(tensors) else ()
+        # No copies, which would take as much memory again: a number that other values have only by chance.
+        self.numbers = [hash(backend.to_numpy(tensor).tobytes()) for tensor in self.tensors]
 
     def check(self) -> None:
         """Compares.
@@ -148,7 +147,7 @@ class _Unchanged:
         Raises:
             RuntimeError: Somebody did.
         """
-        for tensor, number in zip(self.tensors, self.numbers, strict=False):
+        for tensor, number in zip(self.tensors, self.numbers, strict=True):
             values = self.backend.to_numpy(tensor)
             if hash(values.tobytes()) != number:
                 raise errors.changed_since(self.name, f"a tensor of {self.backend.dtype(tensor)}{list(values.shape)}")

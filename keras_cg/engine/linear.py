@@ -11,6 +11,12 @@ from keras_cg.engine import precision
 from keras_cg.engine.contract import Backend
 
 
+def sizes(dtypes: Sequence[str]) -> list[float]:
+    """The huge and tiny sizes of upstream at which a rule is tried, for outputs of some dtypes."""
+    reach = min((precision.of(dtype).reach for dtype in dtypes), default=0)
+    return [2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]
+
+
 def conditions(
     backend: Backend, pull: Callable[[Sequence[Any]], Sequence[Any]], cotangents: Sequence[Any]
 ) -> list[Any]:
@@ -25,9 +31,7 @@ def conditions(
         pull: From one cotangent for each of `cotangents` to gradients, all floating tensors.
         cotangents: Tensors like those that `pull` takes.
     """
-    kinds = [backend.dtype(tensor) for tensor in cotangents]
-    reach = min((precision.of(kind).reach for kind in kinds), default=0)
-    powers = (reach, reach // 2, -reach // 2, -reach)
+    scales = sizes([backend.dtype(tensor) for tensor in cotangents])
     directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 0.3, 0.5)) for tensor in cotangents]
 
     def pulled(scale: float, further: float) -> Sequence[Any]:
@@ -37,7 +41,7 @@ def conditions(
     with numpy.errstate(all="ignore"):
         first, second = pulled(1.0, 0.0), pulled(0.0, 1.0)
         pairs = list(zip(pulled(1.0, -2.0), [a - 2.0 * b for a, b in zip(first, second, strict=True)], strict=True))
-        for scale in (0.0, *(sign * 2.0**power for power in powers for sign in (1, -1))):
+        for scale in (0.0, *(sign * scale for scale in scales for sign in (1, -1))):
             pairs += zip(pulled(scale, 0.0), [scale * gradient for gradient in first], strict=True)
         return [is_close(backend, came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
 

@@ -22,8 +22,6 @@ DTYPES = (
     *("float32", "float64", "complex64", "complex128"),
 )
 
-EXTENSIONS = ("fft", "linalg")
-
 # Those of Python, which its functions take in the place of arrays.
 NUMBERS = (bool, int, float, complex)
 

@@ -84,11 +84,7 @@ def custom_root(
 
     @custom_gradient
     def root(x0: Any, *args: Any) -> Pair:
-        if not tensors.leaves(x0):
-            raise messages.nothing_to_solve(name, "x0")
-        for leaf in tensors.leaves(x0):
-            if not tensors.is_real(leaf):
-                raise messages.not_real(name, "x0", tensors.described(leaf))
+        tensors.check_start(name, "x0", x0)
         found = solve(lambda x: f(x, *args), x0)
         tensors.check_alike(f"the solver of {name}", tensors.leaves(x0), tensors.leaves(found), "x0")
         x = tensors.mapped(lambda like, each: config.active.cut(tensors.as_like(each, like)), x0, found)

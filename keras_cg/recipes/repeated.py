@@ -140,11 +140,7 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
 
     @custom_gradient
     def solve(z0: Any, *args: Any) -> Pair:
-        if not tensors.leaves(z0):
-            raise messages.nothing_to_solve(name, "z0")
-        for leaf in tensors.leaves(z0):
-            if not tensors.is_real(leaf):
-                raise messages.not_real(name, "z0", tensors.described(leaf))
+        tensors.check_start(name, "z0", z0)
         z = _iterate(name, lambda z: f(z, *args), z0, steps, tolerance)
 
         def grad(upstream: Any) -> Any:

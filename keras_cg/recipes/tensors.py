@@ -96,6 +96,15 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, numpy.generic) else value
 
 
+def check_start(recipe: str, argument: str, value: Any) -> None:
+    """Whether something can start from a nest: real floating tensors, and at least one."""
+    if not leaves(value):
+        raise messages.nothing_to_solve(recipe, argument)
+    for leaf in leaves(value):
+        if not is_real(leaf):
+            raise messages.not_real(recipe, argument, described(leaf))
+
+
 def is_number(value: Any) -> bool:
     """Whether a value is a number of Python's own, and not NumPy's float64, which is a float and a tensor as well."""
     return isinstance(value, numbers.Real) and not isinstance(value, numpy.generic)

@@ -261,7 +261,11 @@ class Inspection:
             return ""
         return f"the function computes inside in {INSIDE[self.grain]}, lower than that of its arguments: "
 
-    def history(self, number: int) -> str | None:
+    def cause(self, number: int, found: Finding) -> str | None:
+        """What is wrong with the rule apart from the mathematics: its memory, steps, or precision."""
+        return self._history(number) or self.steps(number) or self.coarse_rule(found)
+
+    def _history(self, number: int) -> str | None:
         """That the gradient of an argument depends on the calls before, if it does."""
         self.pull([2 * numpy.flip(each) for each in self.upstream])
         now = self.pull(self.upstream)

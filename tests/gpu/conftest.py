@@ -5,9 +5,19 @@ import importlib
 import numpy as np
 import pytest
 
+import keras_cg
+from keras_cg import ops
+
 X = np.linspace(-1, 1, 8, dtype=np.float32)
 # Of the numbers that the tests' rules are wrong by on purpose, and of those of an accelerator in float32.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+# Wrong on purpose: the gradients are 7 exp(x) and 5 exp(x), where x * w has w and x.
+@keras_cg.custom_gradient
+def f(x, w):
+    e = ops.exp(x)
+    return x * w, lambda upstream: (7 * upstream * e, 5 * upstream * e)
 
 
 def pytest_addoption(parser):

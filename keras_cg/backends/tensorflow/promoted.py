@@ -56,15 +56,13 @@ def with_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def computed(*args: Any, **kwargs: Any) -> Any:
-        halves = [getattr(each, "dtype", None) == tf.bfloat16 for each in args]
-        if not any(halves):
-            return function(*args, **kwargs)
-        result = function(
-            *[tf.cast(x, tf.float32) if half else x for x, half in zip(args, halves, strict=True)], **kwargs
-        )
         # Numbers of Python have no say in the dtype, another tensor has.
-        others = [x for x, half in zip(args, halves, strict=True) if not half and not isinstance(x, NUMBERS)]
-        return result if others else tf.cast(result, tf.bfloat16)
+        are_halves = [getattr(x, "dtype", None) == tf.bfloat16 for x in args if not isinstance(x, NUMBERS)]
+        if not any(are_halves):
+            return function(*args, **kwargs)
+        wide = [tf.cast(x, tf.float32) if getattr(x, "dtype", None) == tf.bfloat16 else x for x in args]
+        result = function(*wide, **kwargs)
+        return tf.cast(result, tf.bfloat16) if all(are_halves) else result
 
     computed.autograph_info__ = None  # type: ignore[attr-defined]  # as above
     return computed

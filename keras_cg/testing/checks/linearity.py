@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy
 
-from keras_cg.engine import linear, precision
+from keras_cg.engine import linear
 from keras_cg.testing import comparison
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import Row
@@ -44,8 +44,7 @@ def linearity(at: Inspection) -> Iterator[Finding]:
                 shown = _worst(at, check, number, rows)
                 shown = replace(shown, reason="not linear in upstream, as declared")
         if shown.status == "failed":
-            cause = at.history(number) or at.steps(number) or at.coarse_rule(shown)
-            cause = cause or diagnose_upstream(at.pull, at.upstream, number)
+            cause = at.cause(number, shown) or diagnose_upstream(at.pull, at.upstream, number)
             shown = replace(shown, reason="the rule is not linear in upstream", diagnosis=cause)
         yield shown
     if at.is_rule:
@@ -64,8 +63,7 @@ def linearity(at: Inspection) -> Iterator[Finding]:
 
 def _at_every_size(at: Inspection) -> Iterator[Finding]:
     """A rule beside the one that was declared, for tiny and huge upstreams; only what differs."""
-    reach = min(precision.of(dtype).reach for dtype in at.subject.dtypes)
-    for scale in (2.0**power for power in (reach, reach // 2, -reach // 2, -reach)):
+    for scale in linear.sizes(at.subject.dtypes):
         upstream = [scale * each for each in at.upstream]
         pairs = zip(at.pull(upstream), at.pull_expected(upstream), strict=True)
         for number, (came, right) in enumerate(pairs):

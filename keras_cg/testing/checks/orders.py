@@ -44,8 +44,7 @@ def first(at: Inspection) -> Iterator[Finding]:
             closer = _at_point(at, number, came)
             found = closer if closer.status == "failed" else found
         if found.status == "failed":
-            told = found.diagnosis or at.history(number) or at.steps(number) or at.coarse_rule(found)
-            told = told or diagnose(_evidence(at), number)
+            told = found.diagnosis or at.cause(number, found) or diagnose(_evidence(at), number)
             if told is None and not at.is_rule:
                 other = _elsewhere(at).get(number)
                 told = None if other is None else other.diagnosis

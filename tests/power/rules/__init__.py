@@ -129,6 +129,18 @@ def labels(classes, *shape):
     return lambda draw: draw.integers(0, classes, shape)
 
 
+# In NumPy, for the closed forms.
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
 def load():
     """All rules, by name."""
     for group in GROUPS:

@@ -3,11 +3,7 @@
 import numpy as np
 
 from keras_cg import ops
-from power.rules import positive, rule, signed, uniform
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+from power.rules import positive, rule, sigmoid, signed, uniform
 
 
 @rule(

@@ -3,12 +3,7 @@
 import numpy as np
 
 from keras_cg import ops
-from power.rules import apart, positive, rule, signed
-
-
-def softmax(x, axis=-1):
-    e = np.exp(x - x.max(axis, keepdims=True))
-    return e / e.sum(axis, keepdims=True)
+from power.rules import apart, positive, rule, signed, softmax
 
 
 @rule(lambda x: np.mean(x**2, 1), lambda x, u: 2 * x * u[:, None] / 5, signed(3, 5))

@@ -3,16 +3,7 @@
 import numpy as np
 
 from keras_cg import ops
-from power.rules import as_tuple, positive, rule, signed, uniform
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def softmax(x):
-    e = np.exp(x)
-    return e / e.sum(-1, keepdims=True)
+from power.rules import as_tuple, positive, rule, sigmoid, signed, softmax, uniform
 
 
 @rule(
