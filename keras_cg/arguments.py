@@ -1,34 +1,42 @@
-"""The arguments of one call: bound, laid flat, and called as the user would name them."""
+"""The bound arguments of one call, and what the user would call them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from keras_cg import leaves, nest, signature
+from keras_cg import signature
 from keras_cg.engine.contract import Backend
-from keras_cg.leaves import Rest
-from keras_cg.nest import Nest
+from keras_cg.pytree import Tree
 
 
-class Arguments(NamedTuple):
-    """The arguments of one call of `fun`, without their tensors.
+class Arguments:
+    """The bound arguments of one call, without their tensors.
 
     Attributes:
-        positionals: How many were given by position.
+        backend: The backend of the call.
+        name: What messages call the function.
+        user: The user's function.
+        positionals: How many arguments were given by position.
         keywords: The names of the others, in the order of the signature.
+        static: The static part of `(*args, *kwargs.values())`.
     """
 
-    backend: Backend
-    name: str
-    fun: Callable[..., Any]
-    positionals: int
-    keywords: tuple[str, ...]
-    rest: Rest
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        user: Callable[..., Any],
+        positionals: int,
+        keywords: tuple[str, ...],
+        static: Tree,
+    ):
+        self.backend, self.name, self.user = backend, name, user
+        self.positionals, self.keywords, self.static = positionals, keywords, static
 
     def bind(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call `fun` with, so that its tensors are `tensors`."""
-        values = self.rest.combine(tensors)
+        """What to call the function with, so that its tensors are `tensors`."""
+        values = self.static.combine(tensors)
         if not self.keywords:
             return values, {}
         count = self.positionals
@@ -36,37 +44,21 @@ class Arguments(NamedTuple):
 
     def by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The positional arguments of such a call, those that were given by keyword included."""
-        return (*args, *signature.by_position(self.fun, len(args), kwargs))
+        return (*args, *signature.by_position(self.user, len(args), kwargs)) if kwargs else args
 
     def labels(self) -> list[str]:
         """Every leaf as the user would name it: `x`, `params["w"][0]`."""
-        return labels(self.fun, self.positionals, self.keywords, self.rest.nest)
+        return labels(self.user, self.positionals, self.keywords, self.static)
 
 
-def bind(
-    backend: Backend, name: str, fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...], laid: Nest
-) -> tuple[list[Any], Arguments]:
-    """The tensors among the arguments of a call, which are laid flat, and the rest of these.
-
-    Raises:
-        TypeError: One is a tensor of another framework, or a placeholder of Keras where none can be.
-    """
-
-    def label(laid: Nest, place: int) -> str:
-        return f"the argument {labels(fun, positionals, keywords, laid)[place]}"
-
-    tensors, rest = leaves.take(backend, name, laid, label)
-    return tensors, Arguments(backend, name, fun, positionals, keywords, rest)
-
-
-def labels(fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...], laid: Nest) -> list[str]:
+def labels(fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...], tree: Tree) -> list[str]:
     """What the user would call each leaf of the arguments of a call.
 
     In a path such as `[2]["w"]`, the first step is the number of the argument; its name is put in the place of that.
     """
     parameters = signature.parameters(fun)
     named = []
-    for path in laid.paths():
+    for path in tree.paths():
         index, _, inside = path[1:].partition("]")
         position = int(index)
         if position >= positionals:
@@ -75,8 +67,3 @@ def labels(fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...],
             label = parameters.label(position) if parameters else f"argument {position}"
         named.append(label + inside)
     return named
-
-
-def default_spec(backend: Backend, value: Any) -> Any:
-    """The structure of an argument that was left at its default."""
-    return nest.flatten(value, backend.is_tensor, backend.children).spec

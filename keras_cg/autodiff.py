@@ -6,12 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_cg import config, errors, leaves, nest, state
+from keras_cg import config, errors, pytree, state
 from keras_cg.call import function_name
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import align
-from keras_cg.leaves import Rest, compatible, describe
-from keras_cg.nest import Nest
+from keras_cg.pytree import ROW, Tree, compatible, describe
 
 __all__ = ["grad", "hessian", "jacobian", "jvp", "value_and_grad", "vjp"]
 
@@ -309,7 +308,7 @@ class _Run:
         self.args, self.kwargs, self.indices = args, kwargs, indices
         self.tensors, self.arguments = self._differentiated(tuple(args[index] for index in indices))
         # The output without its differentiated tensors, and where its other tensors stand.
-        self.output: Rest
+        self.output: Tree
         self.others: list[int]
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -327,21 +326,23 @@ class _Run:
 
     def read(self, value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The tensors that the function returned: those that are differentiated, and the others."""
-        outputs, aux = self._lay(value, "the output{}".format, is_all=True)
+        outputs, aux = self._flatten(value, "the output{}".format, is_all=True)
         if not outputs:
             raise errors.no_floating_output(self.where, self._describe(value))
         return outputs, aux
 
-    def _lay(self, value: Any, label: Callable[[str], str], is_all: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _flatten(
+        self, value: Any, label: Callable[[str], str], is_all: bool
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Parts what was returned; of `(output, aux)`, where not all is differentiated, the first leaf alone is."""
-        tensors, rest = leaves.partition(
-            self.backend, self.where, value, lambda laid, place: label(laid.paths()[place])
-        )
+        tree = pytree.flatten(value, self.backend.is_tensor, self.backend.children)
+        tensors = pytree.partition(self.backend, self.where, tree, lambda tree, place: label(tree.paths()[place]))
         marked = [
             (place, tensor, is_differentiable(self.backend.dtype(tensor)) and (is_all or place == 0))
-            for place, tensor in zip(rest.places, tensors, strict=True)
+            for place, tensor in zip(tree.places, tensors, strict=True)
         ]
-        self.output = rest._replace(places=[place for place, _, is_wanted in marked if is_wanted])
+        tree.places = [place for place, _, is_wanted in marked if is_wanted]
+        self.output = tree
         self.others = [place for place, _, is_wanted in marked if not is_wanted]
         return (
             tuple(tensor for _, tensor, is_wanted in marked if is_wanted),
@@ -352,27 +353,27 @@ class _Run:
         """The output again, of what the backend made of its tensors."""
         values = dict(zip([*self.output.places, *self.others], [*outputs, *aux], strict=True))
         places = sorted(values)
-        return self.output.nest.fill(places, [values[place] for place in places])
+        return self.output.fill(places, [values[place] for place in places])
 
     def like_arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """A nest like each of the arguments, with one of `values` for each tensor, and None elsewhere."""
         return self.arguments.blank(values)  # type: ignore[no-any-return]
 
-    def fit(self, name: str, value: Any, like: Rest, tensors: Sequence[Any], model: str) -> list[Any]:
-        """What `value`, a nest like `like`, has where `tensors` stand: each a tensor like its own."""
-        backend, (laid, places) = self.backend, like
-        wrapped = nest.wrap(value, backend.is_tensor, backend.children)
-        aligned = align(laid.spec, wrapped)
+    def fit(self, name: str, value: Any, tree: Tree, tensors: Sequence[Any], model: str) -> list[Any]:
+        """What `value`, a nest like `tree`, has where `tensors` stand: each a tensor like its own."""
+        backend, places = self.backend, tree.places
+        wrapped = pytree.wrap(value, backend.is_tensor, backend.children)
+        aligned = align(tree.treespec, wrapped)
         if aligned is None:
-            blank = nest.wrap(laid.pack([None] * len(laid.leaves)), backend.is_tensor, backend.children)
-            raise errors.not_the_nest(self.where, name, nest.show(wrapped), nest.show(blank), model)
+            blank = pytree.wrap(tree.unflatten([None] * len(tree.leaves)), backend.is_tensor, backend.children)
+            raise errors.not_the_nest(self.where, name, pytree.show(wrapped), pytree.show(blank), model)
 
-        def label(_: Nest, index: int) -> str:
-            return name + laid.paths()[places[index]]
+        def label(_: Tree, index: int) -> str:
+            return name + tree.paths()[places[index]]
 
-        given = nest.Row([aligned[place] for place in places], None, False)
-        came, rest = leaves.take(backend, self.where, given, label)
-        parts = dict(zip(rest.places, came, strict=True))
+        given = Tree([aligned[place] for place in places], ROW)
+        came = pytree.partition(backend, self.where, given, label)
+        parts = dict(zip(given.places, came, strict=True))
         return [
             self._fit_leaf(parts.get(index, given.leaves[index]), tensor, functools.partial(label, given, index), model)
             for index, tensor in enumerate(tensors)
@@ -403,33 +404,33 @@ class _Run:
             return describe(self.backend.dtype(value), self.backend.shape(value))
         return errors.article(errors.type_name(value))
 
-    def _differentiated(self, value: tuple[Any, ...]) -> tuple[list[Any], Rest]:
+    def _differentiated(self, value: tuple[Any, ...]) -> tuple[list[Any], Tree]:
         """The differentiated tensors among the arguments, and the rest of these."""
-        backend, laid = self.backend, leaves.flatten(self.backend, value)
-
-        for place, leaf in enumerate(laid.leaves):
+        backend, tree = self.backend, pytree.flatten(value, self.backend.is_tensor, self.backend.children)
+        for place, leaf in enumerate(tree.leaves):
             if isinstance(leaf, (int, float, complex)) and not backend.is_tensor(leaf):
                 if not isinstance(leaf, int):
-                    laid.leaves[place] = backend.asarray(leaf)
+                    tree.leaves[place] = backend.asarray(leaf)
                 elif self.is_strict:
-                    raise errors.not_differentiable(self.where, self._label(laid, place), self._describe(leaf))
-        tensors, rest = leaves.take(backend, self.where, laid, self._label)
+                    raise errors.not_differentiable(self.where, self._label(tree, place), self._describe(leaf))
+        tensors = pytree.partition(backend, self.where, tree, self._label)
         wanted, places = [], []
-        for place, tensor in zip(rest.places, tensors, strict=True):
+        for place, tensor in zip(tree.places, tensors, strict=True):
             if is_differentiable(backend.dtype(tensor)):
                 places.append(place)
                 wanted.append(tensor)
             elif self.is_strict:
-                raise errors.not_differentiable(self.where, self._label(laid, place), self._describe(tensor))
+                raise errors.not_differentiable(self.where, self._label(tree, place), self._describe(tensor))
             else:
-                laid.leaves[place] = tensor
+                tree.leaves[place] = tensor
         if not wanted:
             raise errors.nothing_to_differentiate(self.where)
-        return wanted, rest._replace(places=places)
+        tree.places = places
+        return wanted, tree
 
-    def _label(self, laid: Nest, place: int) -> str:
-        number, _, rest = laid.paths()[place][1:].partition("]")
-        return f"argument {self.indices[int(number)]}{rest}"
+    def _label(self, tree: Tree, place: int) -> str:
+        number, _, inside = tree.paths()[place][1:].partition("]")
+        return f"argument {self.indices[int(number)]}{inside}"
 
 
 class _LossRun(_Run):
@@ -452,7 +453,7 @@ class _LossRun(_Run):
         kind = self.backend.dtype(output) if self.backend.is_tensor(output) else ""
         if not is_differentiable(kind) or kind.startswith("complex"):
             raise errors.not_a_scalar_output(self.where, self._describe(output))
-        return self._lay((output, aux), lambda path: f"aux{path.removeprefix('[1]')}", is_all=False)
+        return self._flatten((output, aux), lambda path: f"aux{path.removeprefix('[1]')}", is_all=False)
 
 
 class _RealRun(_Run):
@@ -463,7 +464,7 @@ class _RealRun(_Run):
     def __init__(self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int]):
         super().__init__(where, f, args, kwargs, indices)
         for place, tensor in zip(self.arguments.places, self.tensors, strict=True):
-            self._refuse_complex(tensor, functools.partial(self._label, self.arguments.nest, place))
+            self._refuse_complex(tensor, functools.partial(self._label, self.arguments, place))
 
     def read(self, value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         outputs, aux = super().read(value)
@@ -472,7 +473,7 @@ class _RealRun(_Run):
         return outputs, aux
 
     def _output_label(self, place: int) -> str:
-        return f"the output{self.output.nest.paths()[place]}"
+        return f"the output{self.output.paths()[place]}"
 
     def _refuse_complex(self, tensor: Any, label: Callable[[], str]) -> None:
         if self.backend.dtype(tensor).startswith("complex"):

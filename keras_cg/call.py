@@ -1,196 +1,209 @@
-"""One call of a decorated function: bind and part the arguments, have the rule attached, combine the output."""
+"""One call of a decorated function: flatten and partition the arguments, have the rule attached, build the output."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
 from typing import Any
 
-from keras_cg import arguments, config, errors, leaves, presence, signature
+from keras_cg import arguments, config, conventions, errors, presence, pytree, signature, state
 from keras_cg.arguments import Arguments
 from keras_cg.conventions import Convention
-from keras_cg.engine import held, hiding
+from keras_cg.engine import rule as rules
 from keras_cg.engine.contract import Backend
-from keras_cg.engine.held import Held
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.gradients import Gradients, Like, check_variables
-from keras_cg.leaves import Rest
-from keras_cg.nest import Nest
-from keras_cg.state import Repeated, State
+from keras_cg.gradients import Spec, check_variables, collect
+from keras_cg.pytree import ROW, SINGLE, Tree
 
 
-def plain(backend: Backend, name: str, fun: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """A call that nobody differentiates, of tensors alone: there is nothing to attach the rule to."""
-    return output_of(backend, name, fun(*map(backend.asarray, args)))
-
-
-def output_of(backend: Backend, name: str, pair: Any) -> Any:
-    """The output, of what the user's function returned where nobody differentiates."""
-    output, _ = _pair(name, pair)
-    if backend.is_tensor(output):
-        return backend.asarray(output)
-    tensors, rest = leaves.partition(backend, name, output, _output_label)
-    return rest.combine(tensors)
-
-
-def attached(
-    decorated: Any, backend: Backend, name: str, fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """A call whose output has the gradient that the rule says."""
+def call(decorated: Any, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of a decorated function whose arguments are not all plain tensors by position."""
+    name, fun = decorated._name, decorated.__wrapped__
+    if not kwargs and not backend.is_recording() and all(map(backend.is_tensor, args)):
+        # Nothing is differentiated, so there is nothing to attach the rule to.
+        return output_of(backend, name, fun(*map(backend.asarray, args)))
     kwargs = signature.in_order(fun, kwargs) if kwargs else kwargs
     keywords = tuple(kwargs)
-    laid = leaves.flatten(backend, (*args, *kwargs.values()))
-    if presence.is_symbolic(laid.leaves):
-        labels = arguments.labels(fun, len(args), keywords, laid)
-        return _operation(decorated, args, kwargs, dict(zip(labels, laid.leaves, strict=True)))
-    tensors, given = arguments.bind(backend, name, fun, len(args), keywords, laid)
-    function = Attached(given)
+    tree = pytree.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
+    if presence.is_symbolic(tree.leaves):
+        labels = arguments.labels(fun, len(args), keywords, tree)
+        return _operation(decorated, args, kwargs, dict(zip(labels, tree.leaves, strict=True)))
+
+    def label(tree: Tree, place: int) -> str:
+        return f"the argument {arguments.labels(fun, len(args), keywords, tree)[place]}"
+
+    tensors = pytree.partition(backend, name, tree, label)
+    function = Call(backend, name, fun, len(args), keywords, tree)
     return function.finish(backend.attach(function, tensors))
 
 
-class Flat:
-    """A function as a backend sees it, from tensors to tensors: nests, keywords and static leaves are settled here."""
+def output_of(backend: Backend, name: str, pair: Any) -> Any:
+    """The output, of what the user's function returned where nothing is differentiated."""
+    output, _ = _pair(name, pair)
+    if backend.is_tensor(output):
+        return backend.asarray(output)
+    tree = pytree.flatten(output, backend.is_tensor, backend.children)
+    return tree.combine(pytree.partition(backend, name, tree, _output_label))
 
-    def __init__(self, given: Arguments):
-        self.given = given
-        self.name = given.name
-        # Without Keras there is none.
-        self.state: State | Repeated | None = None if presence.keras() is None else State(given.name, given.backend)
-        # The rest of the output of each run; the first one's is what the output is made of.
-        self.outputs: list[Rest] = []
+
+class FlatFunction(Arguments):
+    """A function as a backend sees it, from tensors to tensors: nests, keywords and static leaves are handled here."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        user: Callable[..., Any],
+        positionals: int,
+        keywords: tuple[str, ...],
+        static: Tree,
+    ):
+        super().__init__(backend, name, user, positionals, keywords, static)
+        # What Keras keeps while the first run goes on, which every other run must see; None if it keeps nothing.
+        self.state: Any = None
+        self.converted: Callable[..., Any] | None = None
+        # The static part of the first run's output.
+        self.output: Tree | None = None
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
         """What the user's function returns, and the values of the Keras variables that it changed."""
-        backend, state = self.given.backend, self.state
-        fun = backend.converted(self.given.fun)
-        run = None if state is None else state.begin()
+        backend, is_first = self.backend, self.output is None
+        if self.converted is None:
+            # Once: another conversion would be other code, and so another rule.
+            self.converted = backend.converted(self.user)
+        fun = self.converted
+        if self.state is None and presence.keras() is not None:
+            self.state = self.begin(is_first)
+        run = None if self.state is None else self.state.begin()
         # Without a context if it can be, in which torch.compile (2.13) could not break its graph.
         if run is None:
-            return (under(backend, fun, args, kwargs) if self.outputs else fun(*args, **kwargs)), ()
+            return (fun(*args, **kwargs) if is_first else under(backend, fun, args, kwargs)), ()
         with run:
             result = under(backend, fun, args, kwargs)
         return result, run.changes()
 
-    def part(self, output: Any) -> tuple[list[Any], Rest]:
+    def begin(self, is_first: bool) -> Any:
+        """What Keras keeps for the runs of this call."""
+        if is_first:
+            return None if state.is_unscoped() else state.State(self.name, self.backend)
+        return state.State.unscoped(self.name, self.backend)
+
+    def flatten(self, output: Any) -> tuple[list[Any], Tree]:
         """The tensors of an output, and the rest of it."""
-        tensors, rest = leaves.partition(self.given.backend, self.name, output, _output_label)
-        self.outputs.append(rest)
-        return tensors, rest
+        backend = self.backend
+        tree = pytree.flatten(output, backend.is_tensor, backend.children)
+        return pytree.partition(backend, self.name, tree, _output_label), tree
 
     def finish(self, results: Sequence[Any]) -> Any:
         """The output, of what the backend made of the tensors in it and of the changed variables behind them."""
-        output = self.outputs[0]
+        output: Any = self.output
         count = len(output.places)
         if self.state is not None:
             self.state.settle(tuple(results[count:]))
         return output.combine(results[:count])
 
-    def held(self, is_wanted: Callable[[Any], bool]) -> Held:
-        """The tensors that the user's function holds, in its closure and in static arguments; `build` makes it anew."""
-        given = self.given
-        taken = held.find(given.fun, given.rest.nest.leaves, is_wanted, given.backend.children, whole=self.kept_whole())
-
-        def build(tensors: Sequence[Any]) -> Flat:
-            fun, static = taken.build(tensors)
-            rest = given.rest._replace(nest=given.rest.nest._replace(leaves=list(static)))
-            other = copy.copy(self)
-            other.given = given._replace(fun=fun, rest=rest)
-            return other
-
-        return taken._replace(build=build)
-
-    def reached(self, passed: tuple[type, ...]) -> list[Any]:
-        """The tensors that the function may reach besides its arguments, but through what is of the types `passed`."""
-        given = self.given
-        scope = getattr(given.fun, "__globals__", None)
-        return hiding.reached([given.fun, *given.rest.nest.leaves], given.backend.is_tensor, scope, passed)
-
-    def kept_whole(self) -> tuple[type, ...]:
-        """The classes of what must stay the objects that they are wherever the function is made anew."""
-        return ()
+    def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
+        """What the user's function can reach besides its arguments, of the wanted kind."""
+        return rules.reached([self.user, *self.static.leaves], is_wanted)
 
 
-class Plain(Flat):
-    """A function that gives its tensors alone, and will run again for its gradient."""
-
-    def __init__(self, given: Arguments):
-        super().__init__(given)
-        # For its only run, if there will be no other.
-        self.single = self.state
-        self.state = self.repeated = Repeated(given.name, given.backend)
-
-    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
-        """One run: the tensors of the output, then those of the variables that it changed."""
-        output, changed = self.run(*self.given.bind(tensors))
-        return (*self.part(output)[0], *changed)
-
-    def once(self, *tensors: Any) -> tuple[Any, ...]:
-        """The only run."""
-        self.state = self.single
-        return self(*tensors)
-
-    def traced(self, *tensors: Any) -> tuple[Any, ...]:
-        """A run that a framework traces."""
-        self.repeated.is_traced = True
-        return self(*tensors)
-
-    def late(self, *tensors: Any) -> tuple[Any, ...]:
-        """A run whose derivative reads the variables of Keras later."""
-        self.repeated.is_late = True
-        return self(*tensors)
-
-    def reads(self) -> list[Any]:
-        """What the first run read of Keras, and left as it was."""
-        return self.repeated.reads()
-
-    def kept_whole(self) -> tuple[type, ...]:
-        """Those of Keras, to which the function may assign: every run is to see the same ones."""
-        return presence.holders()
-
-
-class Attached(Flat):
+class Call(FlatFunction):
     """A decorated function: it gives its tensors, and the rule for them."""
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """One run: the tensors of the output, then those of the variables that it changed; and the rule."""
-        args, kwargs = self.given.bind(tensors)
+        args, kwargs = self.bind(tensors)
         return self.accept(tensors, args, kwargs, *self.run(args, kwargs))
 
     def accept(
         self, tensors: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], pair: Any, changed: tuple[Any, ...]
     ) -> tuple[tuple[Any, ...], Pullback]:
         """The same of what the user's function has returned."""
-        given, backend = self.given, self.given.backend
-        output, rule = _pair(self.name, pair)
-        results, rest = self.part(output)
-        values = given.by_position(args, kwargs) if kwargs else args
-        likes = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
-        return (*results, *changed), Pullback(given, Convention(rule, given, values, len(values), rest), likes)
+        backend, (output, rule) = self.backend, _pair(self.name, pair)
+        if not backend.is_compiling():
+            # Later the names that the rule reads may be bound to something else.
+            rule = rules.freeze(rule)
+        results, tree = self.flatten(output)
+        if self.output is None:
+            self.output = tree
+        specs = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
+        return (*results, *changed), Pullback(self, rule, self.by_position(args, kwargs), tree, specs)
 
-    def anew(self) -> Attached:
-        """The same before its first run, for a call that a traced program makes again, under whichever backend then."""
-        other = copy.copy(self)
-        other.state = None if presence.keras() is None else State(self.name, self.given.backend)
-        # The first one's, so that the next run is under the backend of the call.
-        other.outputs = self.outputs[:1]
-        return other
 
-    def seen(self, rest: Rest | None = None) -> Attached:
-        """The same after its first run, in which Keras kept nothing and whose output was `rest`, or is to come."""
-        self.state = None if presence.keras() is None else State.unscoped(self.given.name, self.given.backend)
-        self.outputs = [] if rest is None else [rest]
-        return self
+class PlainCall(Call):
+    """The ordinary call of a decorated function: plain tensors by position.
+
+    Most functions return one plain tensor, and a rule that takes its upstream: these need no pytree.
+    """
+
+    keywords = ()
+    state = output = converted = None
+
+    def __init__(self, backend: Backend, name: str, user: Callable[..., Any], count: int):
+        self.backend, self.name, self.user, self.positionals = backend, name, user, count
+
+    @property
+    def static(self) -> Tree:  # type: ignore[override]  # made when it is needed
+        """The static part of the arguments, which are tensors alone."""
+        return Tree([None] * self.positionals, ROW, False, range(self.positionals))
+
+    def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
+        """What the user's function can reach besides its arguments, of the wanted kind."""
+        return rules.reached([self.user], is_wanted) if rules.refers(self.user) else ()
+
+    def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
+        """One run, as that of a `Call`."""
+        if self.output is not None or not state.is_unscoped():
+            return super().__call__(*tensors)
+        backend = self.backend
+        self.converted = backend.converted(self.user)
+        pair = self.converted(*tensors)
+        if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is FunctionType and backend.is_plain(pair[0]):
+            output, rule = pair
+            if signature.takes_one(rule):
+                self.output = SINGLE
+                return (output,), PlainPullback(self, rule if backend.is_compiling() else rules.freeze(rule), tensors)
+        return self.accept(tensors, tensors, {}, pair, ())
+
+    def finish(self, results: Sequence[Any]) -> Any:
+        """The output, of what the backend made of the tensors in it."""
+        return results[0] if self.output is SINGLE else super().finish(results)
 
 
 class Pullback:
     """The rule of one run of a function, as a backend sees it: flat and checked."""
 
-    def __init__(self, given: Arguments, convention: Convention, likes: Sequence[Like]):
-        self.given, self.convention, self.likes = given, convention, likes
+    def __init__(
+        self, call: Call, rule: Callable[..., Any], args: tuple[Any, ...], output: Tree, specs: Sequence[Spec]
+    ):
+        self.arguments, self.rule, self.output, self.specs = call, rule, output, specs
+        self.convention = Convention(rule, call, args, output)
+
+    def __call__(
+        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The gradients of the tensor arguments and of `variables`, None where there is none, or none is needed."""
+        backend, output = self.arguments.backend, self.output
+        upstreams: list[Any] = [None] * len(output.leaves)
+        # After those of the outputs come those of what the function changed in Keras's variables: see `State`.
+        for place, cotangent in zip(output.places, cotangents, strict=False):
+            if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
+                upstreams[place] = cotangent
+        others: tuple[Any, ...] = ()
+        try:
+            result = under(backend, self.convention.call, (upstreams, variables), {})
+            if variables:
+                result, others = check_variables(self.arguments, result, variables)
+            return collect(self.arguments, self.specs, result, needs_grad), others
+        except (TypeError, errors.GradientError) as error:
+            hint = self.convention.hint()
+            if hint is not None:
+                error.add_note(hint)
+            raise
 
     def takes_variables(self) -> bool:
         """Whether the rule asks for what the function captured."""
-        return self.convention.takes_variables()
+        return conventions.takes_variables(self.rule)
 
     def capture(self, names: Sequence[str]) -> None:
         """Told what trainable values the function read besides its arguments.
@@ -199,43 +212,93 @@ class Pullback:
             CapturedVariableError: There are some, and the rule takes no `variables`.
         """
         if names and not self.takes_variables():
-            raise errors.captured_variable(self.given.name, names)
+            raise errors.captured_variable(self.arguments.name, names)
 
-    def held(self) -> Held:
-        """The tensors that the rule holds; `build` makes this pullback around others."""
-        given, convention, likes = self.given, self.convention, self.likes
-        values = convention.values if convention.gets_arguments() else ()
-        taken = held.find(convention.rule, values, given.backend.is_tensor, given.backend.children, made_by=given.fun)
-        # Neither `self`, nor the convention, nor `taken`, which hold the tensors.
-        count, outputs, around = convention.count, convention.outputs, taken.build
+    def holds_anything(self) -> bool:
+        """Whether the rule can hold a tensor of the run: it closes over something, or gets the arguments."""
+        rule = self.rule
+        is_bare = type(rule) is FunctionType and rule.__closure__ is None and rule.__defaults__ is None
+        return not is_bare or bool(self.convention.values)
 
-        def build(tensors: Sequence[Any]) -> Pullback:
-            rule, values = around(tensors)
-            return Pullback(given, Convention(rule, given, values, count, outputs), likes)
+    def reached(self) -> list[Any]:
+        """The tensors that the rule can reach."""
+        return [*rules.reached([self.rule, *self.convention.values], self.arguments.backend.is_tensor)]
 
-        return taken._replace(build=build)
+    def check(self, other: Pullback) -> list[Any]:
+        """Compares with the pullback of another run.
+
+        Returns:
+            Boolean tensors that must all hold, where no value can be looked at yet.
+
+        Raises:
+            RuntimeError: It is another one.
+        """
+        backend = self.arguments.backend
+        found, conditions = rules.difference(self.rule, other.rule, backend.is_tensor, backend.agreement)
+        self._refuse(found)
+        return conditions
+
+    def outline(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The tensors of the rule, and what has to be equal in that of another run, for a rule that is not kept."""
+        known = {id(part): id(part) for part in [*rules.referents(self.arguments.user), *self.arguments.static.leaves]}
+        known |= {id(tensor): ("argument", place) for place, tensor in enumerate(inputs)}
+        return rules.outline(self.rule, self.arguments.backend.is_tensor, known)
+
+    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
+        """Compares with the rule of the first run, of which there is only what `outline` gave.
+
+        Raises:
+            RuntimeError: It is another one.
+        """
+        own, own_facts = self.outline(inputs)
+        is_alike = own_facts == facts and len(own) == len(tensors)
+        if not is_alike or not all(self.arguments.backend.agreement(list(zip(tensors, own, strict=True)))):
+            self._refuse("it reads other values")
+
+    def _refuse(self, difference: str | None) -> None:
+        if difference is not None:
+            raise errors.not_repeated(self.arguments.name, self.arguments.user, difference)
+
+
+class PlainPullback(Pullback):
+    """The rule of an ordinary call: it takes the upstream of one tensor.
+
+    What is not as usual is left to `Pullback`.
+    """
+
+    output = SINGLE
+
+    def __init__(self, call: PlainCall, rule: Callable[..., Any], tensors: tuple[Any, ...]):
+        self.arguments, self.rule, self.tensors = call, rule, tensors
+
+    @property
+    def specs(self) -> Sequence[Spec]:  # type: ignore[override]  # made when they are needed
+        """What the gradient of each argument must look like."""
+        backend = self.arguments.backend
+        return [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
+
+    @property
+    def convention(self) -> Convention:  # type: ignore[override]  # likewise
+        """How the rule is called."""
+        return Convention(self.rule, self.arguments, self.tensors, SINGLE)
 
     def __call__(
-        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
+        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The gradients of the tensor arguments and of `variables`, None where there is none, or nobody wants it."""
-        backend, outputs = self.given.backend, self.convention.outputs
-        upstreams: list[Any] = [None] * len(outputs.nest.leaves)
-        # After those of the outputs come those of what the function changed in Keras's variables: see `State`.
-        for place, cotangent in zip(outputs.places, cotangents, strict=False):
-            if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
-                upstreams[place] = cotangent
-        others: tuple[Any, ...] = ()
-        try:
-            result = under(backend, self.convention.call, (upstreams, variables), {})
-            if variables:
-                result, others = check_variables(self.given, result, variables)
-            return Gradients(self.given, self.likes).collect(result, wanted), others
-        except (TypeError, errors.GradientError) as error:
-            hint = self.convention.hint()
-            if hint is not None:
-                error.add_note(hint)
-            raise
+        """The gradients of the arguments, None where there is none, or none is needed."""
+        upstream, backend, tensors = cotangents[0], self.arguments.backend, self.tensors
+        if variables or upstream is None:
+            return super().__call__(cotangents, variables, needs_grad)
+        rule = self.rule
+        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
+        gradients = result if type(result) is tuple else (result,)
+        if len(gradients) == len(tensors):
+            for gradient, tensor in zip(gradients, tensors, strict=True):
+                if not backend.is_plain(gradient) or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+                    break
+            else:
+                return gradients, ()
+        return collect(self.arguments, self.specs, result, needs_grad), ()
 
 
 def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -252,8 +315,8 @@ def function_name(fun: Callable[..., Any]) -> str:
     return getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None) or type(fun).__name__
 
 
-def _output_label(laid: Nest, place: int) -> str:
-    return f"the output{laid.paths()[place]}"
+def _output_label(tree: Tree, place: int) -> str:
+    return f"the output{tree.paths()[place]}"
 
 
 def _operation(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], labelled: dict[str, Any]) -> Any:

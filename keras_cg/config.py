@@ -140,6 +140,12 @@ def _known(name: str, source: str) -> str:
     return name
 
 
+# What is behind `os.environ`, whose `get` enters five frames of Python, and every call asks twice. It is not documented:
+# where it is something else (on Windows, or in a later Python), the documented way serves.
+_variables: Any = getattr(os.environ, "_data", None)
+_variables = _variables if isinstance(_variables, dict) and b"PATH" in _variables else None
+
+
 class _Config(ModuleType):
     @property
     def active(self) -> Any:
@@ -149,9 +155,12 @@ class _Config(ModuleType):
         while it evaluates a module's attributes for real, and again at every call. A property and not a `__getattr__`,
         which Python asks only after it has made the error that there is no such attribute.
         """
-        # First the name alone, in few frames, since every call of a decorated function asks.
-        name = _in_context.get() or _in_process or os.environ.get("KERAS_CG_BACKEND") or presence.chosen()
-        loaded = backends.loaded.get(name)
+        # First the name alone, in few frames, because every call of a decorated function asks.
+        name = _in_context.get() or _in_process
+        if not name:
+            raw = os.environ.get("KERAS_CG_BACKEND") if _variables is None else _variables.get(b"KERAS_CG_BACKEND")
+            name = raw.decode() if isinstance(raw, bytes) else raw
+        loaded = backends.loaded.get(name or presence.chosen())
         return backends.load(*resolve()) if loaded is None else loaded
 
 

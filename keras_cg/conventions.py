@@ -7,12 +7,26 @@ from typing import Any
 
 from keras_cg import errors, signature
 from keras_cg.arguments import Arguments
-from keras_cg.leaves import Rest
+from keras_cg.pytree import LEAF, Tree
 from keras_cg.signature import Parameters
 
-# What a rule gets: the upstream of the whole output, that by name behind the arguments of the call, or behind all
-# arguments, those left at their defaults included; or one for each leaf.
+# What a rule gets: the upstream of the whole output; that by name behind the arguments of the call, or behind all
+# arguments, those left at their defaults included; or one upstream for each leaf.
 WHOLE, BEHIND, BEHIND_ALL, EACH = "whole", "behind", "behind all", "each"
+
+Rule = Callable[..., Any]
+
+
+def takes_variables(rule: Rule) -> bool:
+    """Whether a rule asks for what the function captured."""
+    parameters = signature.parameters(rule)
+    return parameters is not None and ("variables" in parameters.names() or parameters.varkw is not None)
+
+
+def gets_arguments(rule: Rule) -> bool:
+    """Whether a rule is called with the function's arguments."""
+    parameters = None if signature.takes_one(rule) else signature.parameters(rule)
+    return parameters is not None and _gets_arguments(parameters)
 
 
 class Convention:
@@ -20,31 +34,21 @@ class Convention:
 
     Args:
         rule: What the function returned.
-        arguments: Those of the call.
-        values: The positional arguments of this run of the function, or () if it is known that the rule gets none.
-        count: How many these are.
-        outputs: The rest of the output.
+        arguments: The arguments of the call.
+        values: The positional arguments of this run of the function; () if the rule gets none.
+        output: The static part of the output.
     """
 
-    def __init__(
-        self, rule: Callable[..., Any], arguments: Arguments, values: tuple[Any, ...], count: int, outputs: Rest
-    ):
-        self.rule, self.arguments, self.count, self.outputs = rule, arguments, count, outputs
+    def __init__(self, rule: Rule, arguments: Arguments, values: tuple[Any, ...], output: Tree):
+        self.rule, self.arguments, self.output = rule, arguments, output
         self.takes_one = signature.takes_one(rule)
-        self.values = () if self.takes_one else values
-
-    def takes_variables(self) -> bool:
-        """Whether the rule asks for what the function captured."""
-        parameters = signature.parameters(self.rule)
-        return parameters is not None and ("variables" in parameters.names() or parameters.varkw is not None)
-
-    def gets_arguments(self) -> bool:
-        """Whether the rule is called with the function's arguments."""
-        parameters = None if self.takes_one else signature.parameters(self.rule)
-        return parameters is not None and _gets_arguments(parameters)
+        self.values = values if not self.takes_one and gets_arguments(rule) else ()
+        self.count = len(values)
 
     def call(self, upstreams: list[Any], variables: Sequence[Any]) -> Any:
         """What the rule returns for one upstream for each leaf of the output."""
+        if self.takes_one and self.output.structure is LEAF and not variables:
+            return self.rule(upstreams[0])
         args, kwargs = self._arrange(upstreams)
         if variables:
             kwargs = {**kwargs, "variables": list(variables)}
@@ -59,11 +63,11 @@ class Convention:
     def hint(self) -> str | None:
         """What to add to an error of a rule that got one upstream, and could have been meant for one each."""
         parameters = None if self.takes_one else signature.parameters(self.rule)
-        count = len(self.outputs.nest.leaves)
+        count = len(self.output.leaves)
         if parameters is None or parameters.varargs is not None or _gets_arguments(parameters) or count == 1:
             return None
         positional = parameters.without("variables")
-        if len(positional) not in (count, len(self.outputs.places)) or parameters.required() > 1:
+        if len(positional) not in (count, len(self.output.places)) or parameters.required() > 1:
             return None
         return errors.given_whole(self.arguments.name, self._shown(), positional[0], count)
 
@@ -87,7 +91,7 @@ class Convention:
         if _gets_arguments(parameters):
             if _takes_arguments(parameters, positional, self.count):
                 return BEHIND, ()
-            left = signature.left_positional(self.arguments.fun, self.count, ())
+            left = signature.left_positional(self.arguments.user, self.count, ())
             return (BEHIND_ALL, ()) if _takes_arguments(parameters, positional, self.count + len(left)) else None
         if parameters.varargs is not None:
             fits = len(positional) <= count or parameters.required() <= count
@@ -100,8 +104,8 @@ class Convention:
         required = parameters.required()
         if required <= 1:
             return WHOLE, ()
-        if required == len(self.outputs.places):
-            return EACH, self.outputs.places
+        if required == len(self.output.places):
+            return EACH, self.output.places
         return (EACH, range(count)) if required == count else None
 
     def _arrange(self, upstreams: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -112,15 +116,15 @@ class Convention:
         gets, places = way
         if gets == EACH:
             return self._one_by_one(upstreams, places)
-        upstream = self.outputs.nest.pack(upstreams)
+        upstream = self.output.unflatten(upstreams)
         if gets == WHOLE:
             return (upstream,), {}
-        left = signature.left_positional(self.arguments.fun, self.count, ()) if gets == BEHIND_ALL else []
+        left = signature.left_positional(self.arguments.user, self.count, ()) if gets == BEHIND_ALL else []
         return (*self.values, *[default for _, default in left]), {"upstream": upstream}
 
     def _one_by_one(self, upstreams: list[Any], places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The upstreams at `places` in a row; refused where they come by sorted keys and the dict does not."""
-        if not self.outputs.nest.is_in_order(places):
+        if not self.output.is_in_order(places):
             raise errors.unsorted_output(self.arguments.name, self._shown())
         return tuple(upstreams[place] for place in places), {}
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import call, config, errors, sites
+from keras_cg import call, config, errors
 
 __all__ = ["CustomGradient", "custom_gradient"]
 
@@ -53,19 +53,34 @@ class CustomGradient(Generic[P, Output]):
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
         self._name = call.function_name(fun)
         self._signature: inspect.Signature | None = None
-        self._sites = sites.Sites(self._name, fun)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Output:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
         backend = config.active
-        if not kwargs:
-            output = backend.straight(self._sites, args)
-            if output is not NotImplemented:
-                return output  # type: ignore[no-any-return]
-        fun = self.__wrapped__
-        if kwargs or backend.is_recording() or not all(map(backend.is_tensor, args)):
-            return call.attached(self, backend, self._name, fun, args, kwargs)  # type: ignore[no-any-return]
-        return call.plain(backend, self._name, fun, args)  # type: ignore[no-any-return]
+        is_ordinary = bool(args) and not kwargs
+        for arg in args:
+            if not backend.is_plain(arg):
+                is_ordinary = False
+                break
+        if not is_ordinary:
+            return call.call(self, backend, args, kwargs)  # type: ignore[no-any-return]
+        if not backend.is_recording():
+            # Nothing is differentiated, so there is nothing to attach the rule to.
+            pair: Any = self.__wrapped__(*args)
+            if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
+                return pair[0]  # type: ignore[no-any-return]
+            return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
+        function = call.PlainCall(backend, self._name, self.__wrapped__, len(args))
+        return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
+
+    def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
+        """A copy around what the function reads now: `engine.rule.freeze` calls this for one in a rule's closure."""
+        fun = freeze(self.__wrapped__)
+        if fun is self.__wrapped__:
+            return self
+        other = CustomGradient(fun)
+        other._name = self._name
+        return other
 
     @overload
     def __get__(self, instance: None, owner: type) -> CustomGradient[P, Output]: ...
@@ -78,7 +93,7 @@ class CustomGradient(Generic[P, Output]):
             return self
         bound = CustomGradient(self.__wrapped__.__get__(instance, owner))
         # That of the function: where this is traced, `bound` has read what is no name.
-        bound._name = bound._sites.name = self._name
+        bound._name = self._name
         return bound
 
     def __repr__(self) -> str:

@@ -420,16 +420,10 @@ def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableEr
 def unserved_variables(backend: str, where: str = "") -> CapturedVariableError:
     """The rule takes `variables`, and the backend cannot tell there which they are."""
     there = f"the backend {backend!r} {where}".rstrip()
-    return _lost("the function", "a closure over it.", f"{there} cannot hand it to the rule as `variables`")
+    return lost_capture("the function", "a closure over it.", f"{there} cannot hand it to the rule as `variables`")
 
 
-def lost_to_recompute(backend: str) -> CapturedVariableError:
-    """A recomputed function reads what the backend cannot hand it again."""
-    consequence = f"the backend {backend!r} finds only what is in closures"
-    return _lost("recompute: the function", "a tensor in an attribute, a set or a global.", consequence)
-
-
-def _lost(who: str, cause: str, consequence: str) -> CapturedVariableError:
+def lost_capture(who: str, cause: str, consequence: str) -> CapturedVariableError:
     """What is read has a gradient that nobody would compute."""
     headline = f"{who} reads a value that is being differentiated and is not among its arguments."
     consequence = f"{consequence}, and it would silently get no gradient."
@@ -443,52 +437,36 @@ def rule_dropped(where: str, remedy: str) -> NotImplementedError:
     return report(NotImplementedError, headline, remedy=f"{remedy}.")
 
 
-def no_gradient_exported(function: str, remedy: str) -> UserWarning:
+def no_gradient_exported(function: str) -> UserWarning:
     """The exported program has the output of a function, and not its rule."""
     return report(
         UserWarning,
         f"the exported program has no gradient through {function}, nor through other functions with a custom gradient.",
         function=function,
         cause="torch keeps no rule in what it exports, and would silently give the gradient of plain differentiation.",
-        remedy=f"{remedy}.",
+        remedy="train before exporting, or keep the rule by torch.compile.",
     )
 
 
-def traced_elsewhere(function: str, what: str) -> NotImplementedError:
-    """A function reads what a trace computes, where the traced module would not find it again."""
-    headline = f"{function} reads {what} that was computed while torch.jit.trace runs, and is not among its arguments."
+def changed_argument(function: str) -> RuntimeError:
+    """A function changed what it was called with."""
     return report(
-        NotImplementedError,
-        headline,
+        RuntimeError,
+        f"{function} changed one of its arguments in place, so that the gradient would be silently wrong.",
         function=function,
-        cause="an intermediate result in an attribute of a module, in a global, or in a list that is closed over.",
-        consequence="the traced module would call the function again, with what was computed for the example.",
-        remedy="pass it as an argument, or keep it in a closure.",
+        remedy="work on a copy: `x = x.clone()`.",
     )
 
 
-def changed_in_place(what: str, remedy: str) -> RuntimeError:
-    """Values that the gradient needs are no longer what they were."""
-    return report(RuntimeError, f"{what}, so that the gradient would be silently wrong.", remedy=f"{remedy}.")
-
-
-def function_is_gone() -> RuntimeError:
-    """A program calls a function of NumPy arrays that is not there."""
-    headline = "A program calls a function of NumPy arrays that is not in this process."
-    cause = "the program was saved and is loaded elsewhere, or what recipes.from_numpy returned is gone."
-    remedy = "keep what from_numpy returned as long as the program, and save models without such functions."
-    return report(RuntimeError, headline, cause=cause, remedy=remedy)
-
-
-def changed_since(function: str, what: str) -> RuntimeError:
-    """What a function reads, that must run again, is no longer what it was."""
-    headline = (
-        f"{function} reads {what} that was assigned or changed in place since it ran; its gradient needs to run it"
-        " again, with the values that it read."
+def changed_since_call(function: str) -> RuntimeError:
+    """Values that a rule needs are no longer what they were."""
+    return report(
+        RuntimeError,
+        f"a tensor that the rule of {function} needs was modified by an inplace operation since the call.",
+        function=function,
+        cause="an argument or the output was changed in place before the backward pass.",
+        remedy="change a copy, or change it after the backward pass.",
     )
-    cause = "an optimizer's step, or another update, between the forward and the backward pass, or in the function."
-    remedy = "make the update after the backward pass, or pass a copy of the values as an argument."
-    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
 
 
 def changes_variables(function: str) -> RuntimeError:
@@ -502,42 +480,20 @@ def changes_variables(function: str) -> RuntimeError:
     return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
 
 
-def assigns_trainable(function: str, names: Sequence[str]) -> RuntimeError:
-    """A function that must run again assigned to what it is differentiated by."""
-    headline = (
-        f"{function} assigns to a trainable variable of Keras: {', '.join(names)}. Its gradient needs to run it again,"
-        " with the value from before, which could not be trained."
+def not_repeated(
+    function: str = "a function with a custom gradient", fun: Callable[..., Any] | None = None, what: str | None = None
+) -> RuntimeError:
+    """The rule of another run is not the rule of the first."""
+    code = getattr(fun, "__code__", None)
+    place = f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
+    return report(
+        RuntimeError,
+        f"{function}{place} ran again for a derivative of its gradient, and its rule is not that of the first run.",
+        function=function,
+        got=what,
+        cause="the function draws random numbers, or reads something that has changed since.",
+        remedy="draw or read it outside, and pass it as an argument.",
     )
-    cause = "a layer that normalises its weights in its call, such as keras.layers.SpectralNormalization."
-    remedy = "leave this layer out of keras_cg.recipes.recompute, or compute what it needs without assigning it."
-    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
-
-
-def builds_while_traced(function: str) -> RuntimeError:
-    """A layer is built where its variables would be a framework's placeholders."""
-    headline = f"{function} builds a layer while it is traced: its variables would have no values afterwards."
-    cause = "the first call of a layer inside keras_cg.recipes.recompute, on JAX."
-    remedy = "build the layer before, by `layer.build(shape)` or by a call outside."
-    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
-
-
-def adds_loss(function: str) -> RuntimeError:
-    """A layer inside a function that will run again adds a loss, which would not hang on anything."""
-    headline = f"{function} adds a loss to a layer, which would not be differentiated outside of it."
-    cause = "`add_loss`, or a layer with an activity_regularizer, inside keras_cg.recipes.recompute."
-    remedy = "return the loss as an output, and call `add_loss` with it outside."
-    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
-
-
-def not_repeated() -> RuntimeError:
-    """A function that ran again gave something else."""
-    headline = (
-        "a function with a custom gradient ran again, because its gradient is differentiated, and gave another output"
-        " than the first time."
-    )
-    cause = "it draws random numbers, or changes what it reads."
-    remedy = "draw them outside and pass them as an argument, or draw them from a seed that is one."
-    return report(RuntimeError, headline, cause=cause, remedy=remedy)
 
 
 def recomputed_otherwise(function: str) -> RuntimeError:
@@ -545,14 +501,6 @@ def recomputed_otherwise(function: str) -> RuntimeError:
     headline = f"{function} ran again for its gradient, and gave another output than the first time."
     cause = "random numbers of another library, or something in an attribute or a global that was changed."
     remedy = "draw random numbers by keras.random, or outside; pass what changes as an argument."
-    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
-
-
-def draws_others(function: str, operation: str) -> RuntimeError:
-    """A recomputed function draws random numbers in a graph."""
-    headline = f"{function} draws random numbers ({operation}), and would draw others when it runs for its gradient."
-    cause = "tf.random, tf.nn.dropout, or a tf.random.Generator inside keras_cg.recipes.recompute."
-    remedy = "draw them by keras.random, by tf.random.stateless_* from a seed, or outside."
     return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
 
 

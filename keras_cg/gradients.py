@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from keras_cg import errors, nest, signature
-from keras_cg.arguments import Arguments, default_spec
+from keras_cg import errors, pytree, signature
+from keras_cg.arguments import Arguments
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.leaves import compatible, describe, flatten
+from keras_cg.pytree import ROW, compatible, describe, flatten
 
-# What the gradient of a tensor must look like.
-Like = tuple[str, tuple[int | None, ...] | None]
+# What the gradient of a tensor must look like: its dtype and its shape.
+Spec = tuple[str, tuple[int | None, ...] | None]
 
 # One argument of the call: its structure, and for each of its leaves whether it is a tensor.
 Part = tuple[Any, list[bool]]
@@ -29,50 +29,65 @@ class Reading(NamedTuple):
     is_flat: bool
 
 
-class Gradients:
-    """What the rule of one call must return.
+def collect(
+    arguments: Arguments, specs: Sequence[Spec], result: Any, needs_grad: Sequence[bool] | None
+) -> tuple[Any, ...]:
+    """One checked gradient for each tensor argument, from whatever structure the rule chose.
 
     Args:
-        arguments: Those of the call.
-        likes: What the gradient of each tensor among them must look like.
+        arguments: The arguments of the call.
+        specs: What the gradient of each tensor among them must look like.
+        result: What the rule returned.
+        needs_grad: Which gradients to look at; None for all.
+
+    Raises:
+        GradientError: The result is not the gradient of the arguments.
     """
+    backend = arguments.backend
+    if len(specs) == 1 and (needs_grad is None or needs_grad[0]) and backend.is_plain(result):
+        dtype, shape = specs[0]
+        if backend.dtype(result) == dtype and backend.shape(result) == shape and is_differentiable(dtype):
+            return (result,)
+    gradients, places = _Reader(arguments, specs).pick(result), arguments.static.places
+    checked: list[Any] = []
+    for index, (gradient, spec) in enumerate(zip(gradients, specs, strict=True)):
+        if needs_grad is not None and not needs_grad[index]:
+            checked.append(None)
+            continue
+        checked.append(check(arguments, gradient, spec, functools.partial(_label, arguments, places[index])))
+    return tuple(checked)
 
-    def __init__(self, arguments: Arguments, likes: Sequence[Like]):
-        self.arguments, self.likes = arguments, likes
 
-    def collect(self, result: Any, wanted: Sequence[bool] | None) -> tuple[Any, ...]:
-        """One checked gradient for each tensor argument, from whatever structure the rule chose."""
-        gradients = self._pick(result)
-        places = self.arguments.rest.places
-        checked: list[Any] = []
-        for index, (gradient, like) in enumerate(zip(gradients, self.likes, strict=True)):
-            if wanted is not None and not wanted[index]:
-                checked.append(None)
-                continue
-            checked.append(check(self.arguments, gradient, like, functools.partial(self._label, places[index])))
-        return tuple(checked)
+def _label(arguments: Arguments, place: int) -> str:
+    """What the user would call the leaf at a place."""
+    return arguments.labels()[place]
 
-    def _label(self, place: int) -> str:
-        """What the user would call the leaf at a place."""
-        return self.arguments.labels()[place]
 
-    def _pick(self, result: Any) -> Sequence[Any]:
+class _Reader:
+    """Reads what a rule returned as one gradient for each tensor argument."""
+
+    def __init__(self, arguments: Arguments, specs: Sequence[Spec]):
+        self.arguments, self.specs = arguments, specs
+
+    def pick(self, result: Any) -> Sequence[Any]:
         """What the rule returned for each tensor argument, in order.
 
         The usual results are read at once: a bare tensor, a tensor for each argument, a nest like the arguments with
-        something at every leaf. Of any other all readings are made, and one is chosen.
+        something at every leaf. Of any other all readings are tried, and one is chosen.
         """
-        backend, (laid, places) = self.arguments.backend, self.arguments.rest
+        backend, static = self.arguments.backend, self.arguments.static
+        places = static.places
         if len(places) == 1 and backend.is_tensor(result):
             return [result]
-        is_row = isinstance(laid, nest.Row) and type(result) in (tuple, list) and len(result) == len(places)
+        is_row = static.structure is ROW and type(result) in (tuple, list) and len(result) == len(places)
         if is_row and all(map(backend.is_tensor, result)):
             return result  # type: ignore[no-any-return]
         # With something at every leaf, a nest like the arguments is nothing else.
-        whole = flatten(backend, tuple(result) if type(result) in (tuple, list) else (result,))
-        if whole.spec == laid.spec and not any(map(_is_nothing, whole.leaves)):
+        value = tuple(result) if type(result) in (tuple, list) else (result,)
+        whole = flatten(value, backend.is_tensor, backend.children)
+        if whole.treespec == static.treespec and not any(map(_is_nothing, whole.leaves)):
             return [whole.leaves[place] for place in places]
-        value = nest.wrap(result, backend.is_tensor, backend.children)
+        value = pytree.wrap(result, backend.is_tensor, backend.children)
         return self._choose(value, list(self._readings(value)))
 
     def _choose(self, value: Any, readings: list[Reading]) -> Sequence[Any]:
@@ -81,17 +96,17 @@ class Gradients:
         A reading that gives a static argument a gradient is none, if there is another. None may stand for a whole nest
         as for a leaf, so that one result can still mean two things: then both must come to the same.
         """
-        laid = self.arguments.rest.nest
+        treespec = self.arguments.static.treespec
         name, expected = self.arguments.name, f"({', '.join(self.arguments.labels())})"
         sorted_ones = [reading for reading in readings if not reading.is_flat or self._is_in_order(reading)]
         if not sorted_ones:
-            raise errors.unsorted_result(name, nest.show(value), expected) if readings else self._misfit(value)
+            raise errors.unsorted_result(name, pytree.show(value), expected) if readings else self._misfit(value)
         clean = [reading for reading in sorted_ones if self._is_clean(reading)] or sorted_ones
-        has_containers = laid.spec.num_nodes > len(laid.leaves) + 1
-        is_blank = has_containers and any(map(_is_nothing, nest.leaves(value)))
+        has_containers = treespec.num_nodes > treespec.num_leaves + 1
+        is_blank = has_containers and any(map(_is_nothing, pytree.leaves(value)))
         chosen = clean[0].gradients
         if is_blank and not all(self._is_same(chosen, other.gradients) for other in clean):
-            raise errors.ambiguous(name, nest.show(value), expected)
+            raise errors.ambiguous(name, pytree.show(value), expected)
         return chosen
 
     def _is_clean(self, reading: Reading) -> bool:
@@ -104,27 +119,27 @@ class Gradients:
 
     def _is_in_order(self, reading: Reading) -> bool:
         """Whether the leaves that a flat result runs over come as the user wrote them down."""
-        laid, places = self.arguments.rest
-        return laid.is_in_order(range(len(laid.leaves)) if reading.others else places)
+        static = self.arguments.static
+        return static.is_in_order(range(len(static.leaves)) if reading.others else static.places)
 
     def _is_same(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
         """Whether two readings of a result give every argument the same gradient."""
         return all(
             a is b or (_is_nothing(a) and _is_nothing(b)) or not is_differentiable(dtype)
-            for a, b, (dtype, _) in zip(one, other, self.likes, strict=True)
+            for a, b, (dtype, _) in zip(one, other, self.specs, strict=True)
         )
 
     def _readings(self, value: Any) -> Iterator[Reading]:
         """Every structure that a result may be."""
-        laid, places = self.arguments.rest
-        count, tensors = len(laid.leaves), set(places)
+        places = self.arguments.static.places
+        count, tensors = len(self.arguments.static.leaves), set(places)
         others = [place for place in range(count) if place not in tensors]
         if _is_flat(value):
             if len(value) == len(places):
                 yield Reading(value, (), True)
             if len(value) == count:
                 yield Reading([value[place] for place in places], [value[place] for place in others], True)
-        elif nest.is_leaf(value) and len(places) == 1:
+        elif pytree.is_leaf(value) and len(places) == 1:
             yield Reading([value], (), False)
         for parts in self._forms():
             leaves = _align_all([spec for spec, _ in parts], value)
@@ -143,11 +158,11 @@ class Gradients:
         The arguments of the call; those of them with tensors; all parameters, with those left at their defaults; the
         leaves of all these in a row.
         """
-        laid, places = self.arguments.rest
-        tensors = set(places)
+        static = self.arguments.static
+        tensors = set(static.places)
         explicit: list[Part] = []
         start = 0
-        for spec in laid.spec.children():
+        for spec in static.treespec.children():
             leaves = range(start, start + spec.num_leaves)
             explicit.append((spec, [leaf in tensors for leaf in leaves]))
             start = leaves.stop
@@ -165,11 +180,11 @@ class Gradients:
         def take(name: str, default: Any) -> Part:
             if name in named:
                 return named.pop(name)
-            spec = default_spec(arguments.backend, default)
+            spec = flatten(default, arguments.backend.is_tensor, arguments.backend.children).treespec
             return spec, [False] * spec.num_leaves
 
-        positional = signature.left_positional(arguments.fun, count, named)
-        keyword_only = signature.left_keyword_only(arguments.fun, named)
+        positional = signature.left_positional(arguments.user, count, named)
+        keyword_only = signature.left_keyword_only(arguments.user, named)
         own = [*explicit[:count], *(take(name, default) for name, default in positional)]
         own += [take(name, default) for name, default in keyword_only]
         return [*own, *named.values()]
@@ -178,25 +193,25 @@ class Gradients:
         """The error for a result that fits no structure: its count is wrong, or else its nest."""
         name, labels = self.arguments.name, self.arguments.labels()
         expected = f"({', '.join(labels)})"
-        if nest.is_leaf(value):
+        if pytree.is_leaf(value):
             if value is not None and not self.arguments.backend.is_tensor(value):
                 return errors.not_a_gradient(name, ", ".join(labels), value, expected)
             came = 1
         elif _is_flat(value):
             came = len(value)
         else:
-            return errors.wrong_structure(name, nest.show(value), expected)
-        return errors.wrong_count(name, came, [labels[place] for place in self.arguments.rest.places], len(labels))
+            return errors.wrong_structure(name, pytree.show(value), expected)
+        return errors.wrong_count(name, came, [labels[place] for place in self.arguments.static.places], len(labels))
 
 
-def check(arguments: Arguments, gradient: Any, like: Like, label: Callable[[], str]) -> Any:
-    """`gradient` as a tensor like the one it belongs to, or None.
+def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], str]) -> Any:
+    """A gradient as a tensor like the one it belongs to, or None.
 
     Raises:
         GradientError: It is no tensor, boolean, complex where real is due, or of another shape.
     """
     backend, name = arguments.backend, arguments.name
-    dtype, shape = like
+    dtype, shape = spec
     if gradient is None or not is_differentiable(dtype):
         return None
     number = None
@@ -260,8 +275,8 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _is_flat(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether something that `nest.wrap` gave is a sequence of leaves."""
-    return isinstance(value, (tuple, list)) and all(map(nest.is_leaf, value))
+    """Whether something that `pytree.wrap` gave is a sequence of leaves."""
+    return isinstance(value, (tuple, list)) and all(map(pytree.is_leaf, value))
 
 
 def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
@@ -279,12 +294,12 @@ def align(spec: Any, value: Any) -> list[Any] | None:
     A `spec` of None is a leaf. None or the number 0 may stand for a whole part; a list may stand for a tuple.
     """
     if spec is None or spec.is_leaf():
-        return [value] if nest.is_leaf(value) else None
+        return [value] if pytree.is_leaf(value) else None
     if _is_nothing(value):
         return [None] * spec.num_leaves
-    if nest.is_leaf(value):
+    if pytree.is_leaf(value):
         return None
-    entries, children = nest.open(value)
+    entries, children = pytree.flatten_one_level(value)
     if issubclass(spec.type, (tuple, list)):
         if not isinstance(value, (tuple, list)) or len(children) != spec.num_children:
             return None

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from keras_cg import errors
-from keras_cg.engine import derived, held
+from keras_cg.engine import derived
 from keras_cg.engine.contract import OPTIONAL, REQUIRED, Backend
 
 if TYPE_CHECKING:
@@ -98,20 +98,10 @@ def load(name: str, source: str) -> Backend:
     if missing:
         raise errors.incomplete_backend(name, missing)
     left = [attribute for attribute in OPTIONAL if not hasattr(backend, attribute)]
-    # A backend that took all names of another, and attaches in its own way, must not be served past that.
-    if "straight" not in left and _package(backend.straight) != _package(backend.attach):
-        left.append("straight")
     for attribute in left:
         setattr(backend, attribute, functools.partial(getattr(derived, attribute), backend))
-    if name not in _built_in():
-        held.trust(*[part.partition(".")[0] for part in (backend.tensors[0].__module__, backend.__name__)])
     loaded[name] = backend
     return loaded[name]
-
-
-def _package(function: Any) -> str:
-    """Where a function stands: the package, or the file if that is none."""
-    return str(getattr(function, "__module__", "")).removesuffix(f".{getattr(function, '__name__', '')}")
 
 
 def _is_part(module: str | None) -> bool:

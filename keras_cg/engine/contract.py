@@ -36,13 +36,8 @@ That is all a backend must define. The rest it may define where its framework do
 `jacobian(fun, tensors)`
                       `(outputs, rows, aux)` for such a `fun` of real tensors: `rows[i][j]` has the shape of output i
                       followed by that of tensor j.
-`recompute(fun, tensors)`
-                      `fun(*tensors)`, a tuple of tensors, of which nothing but `tensors` is kept for the backward pass:
-                      `fun` runs again there. What it closes over and somebody differentiates gets its gradient, too.
-`straight(sites, args)`
-                      the output of a call with `args`, all by position, as `attach` would give it, by a shorter way
-                      for what most calls have in common: `keras_cg.sites` says what that is. NotImplemented, before
-                      anything has run, for every other call.
+`is_plain(value)`     does a quick look tell that `value` is a tensor that `asarray` would return unchanged? Calls of
+                      such tensors take the ordinary path.
 `converted(fun)`      the user's function as the framework would have it where somebody else calls it: TensorFlow
                       rewrites Python's branches and loops into a graph's.
 `compiled(fun)`       `fun`, of flat tensors, as the framework compiles it; None where it has no compiler.
@@ -53,21 +48,19 @@ That is all a backend must define. The rest it may define where its framework do
 `devices()`           the names of the devices it can use.
 `cut(tensor)`         the same values, which nobody differentiates, in any mode.
 `is_known(tensors)`   can `to_numpy` give their values now? Not so in a program that the framework only traces.
-`host(call, tensors)` the results of a function of NumPy arrays, a tuple of tensors, also where the framework compiles
-                      or batches; `keras_cg.engine.host` says what `call` is. Nobody differentiates it.
+`is_compiling()`      does a compiler trace Python code at the moment? It records what a rule reads at once.
+`agreement(pairs)`    of each pair of tensors, whether they are equal but for the rounding of sums in another order:
+                      True or False, or a boolean tensor where no value can be looked at yet.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any, Protocol
 
 import numpy
-
-from keras_cg.engine.held import Closure, Held
-from keras_cg.engine.host import Host
 
 REQUIRED = (
     "namespace",
@@ -86,8 +79,8 @@ REQUIRED = (
 
 # Those that `derived` has for a backend that does not define them.
 OPTIONAL = (
-    *("pulled", "gradient", "jvp", "jacobian", "recompute", "straight", "converted", "compiled", "exported"),
-    *("double_precision", "devices", "cut", "is_known", "host"),
+    *("pulled", "gradient", "jvp", "jacobian", "is_plain", "converted", "compiled", "exported"),
+    *("double_precision", "devices", "cut", "is_known", "is_compiling", "agreement"),
 )
 
 
@@ -110,8 +103,23 @@ class Pullback(Protocol):
     def capture(self, names: Sequence[str]) -> None:
         """Is told what trainable values `fun` read besides its arguments, and raises if the rule cannot serve them."""
 
-    def held(self) -> Held:
-        """The tensors that the rule holds, and how to make this pullback around others."""
+    def check(self, other: Pullback) -> list[Any]:
+        """Compares with the pullback of another run, and raises RuntimeError if it is another one.
+
+        Gives the boolean tensors of `agreement` that must all hold.
+        """
+
+    def reached(self) -> list[Any]:
+        """The tensors that the rule can reach."""
+
+    def holds_anything(self) -> bool:
+        """Whether the rule can hold a tensor of the run."""
+
+    def outline(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The tensors of the rule, and what has to be equal in that of another run, for a rule that is not kept."""
+
+    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
+        """`check`, where of the first run there is only what `outline` gave."""
 
 
 Tensors = tuple[Any, ...]
@@ -125,99 +133,17 @@ class Function(Protocol):
     """The user's function, flat: what `attach` gets."""
 
     name: str
+    # The user's function itself.
+    user: Callable[..., Any]
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...
 
-    def held(self, is_wanted: Callable[[Any], bool]) -> Held:
-        """The tensors that the user's function closes over, and how to make this function around others."""
-
-    def reached(self, passed: tuple[type, ...]) -> list[Any]:
-        """The tensors that it may reach besides its arguments, but through what is of the types `passed`."""
-
-    def anew(self) -> Function:
-        """This function as it was before its first run, for a call that is made again."""
-
-
-class OutputFunction(Protocol):
-    """The same without a rule: what `recompute` gets. Every run but the first shows it what Keras keeps as it was."""
-
-    name: str
-
-    def __call__(self, *tensors: Any) -> Tensors: ...
-
-    def once(self, *tensors: Any) -> Tensors:
-        """The only run, where there will be no other."""
-
-    def traced(self, *tensors: Any) -> Tensors:
-        """A run that is traced; then there may be more outputs, which `recompute` gives behind the others."""
-
-    def late(self, *tensors: Any) -> Tensors:
-        """A run whose derivative may read a variable of Keras when it is asked for."""
-
-    def reads(self) -> list[Any]:
-        """The variables behind those of Keras that the first run read, and that it did not change."""
-
-    def held(self, is_wanted: Callable[[Any], bool]) -> Held:
-        """The tensors that the user's function closes over, and how to make this function around others."""
+    def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
+        """What the user's function can reach besides its arguments, of the wanted kind."""
 
 
 # What `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`.
 PlainFunction = Callable[..., tuple[Tensors, Tensors]]
-
-
-class Laid(NamedTuple):
-    """The arguments of a call laid flat: their leaves, and their structure, None if that is a row of them.
-
-    Structures that are equal may have the keys of a dict in another order, so each call has its own.
-    """
-
-    leaves: Sequence[Any]
-    spec: Any
-
-
-class Form(NamedTuple):
-    """How the rules are called, and hold tensors, that one piece of code makes at a site.
-
-    Attributes:
-        closure: Where they hold tensors.
-        is_each: Whether they get an upstream for each tensor of the output, rather than one for all of it.
-        is_behind: Whether they get the arguments of the call before it, and it by name.
-    """
-
-    closure: Closure
-    is_each: bool
-    is_behind: bool
-
-
-class Site(Protocol):
-    """What `straight` gets for a call whose arguments are of one kind: `keras_cg.sites` says more."""
-
-    fun: Callable[..., Any]
-    places: Sequence[int]
-    is_full: bool
-    is_lone: bool
-    blanks: Laid
-    forms: dict[Any, Any]
-    closure: Closure | None
-    still: Closure | None
-
-    def is_unscoped(self) -> bool: ...
-    def is_capturing(self) -> bool: ...
-    def arguments(self, laid: Laid, tensors: Sequence[Any]) -> Sequence[Any]: ...
-    def blank(self, laid: Laid) -> Laid: ...
-    def output(self, output: Any) -> tuple[Sequence[Any], Any]: ...
-    def plain(self, pair: Any) -> Any: ...
-    def form(self, rule: FunctionType, laid: Laid, spec: Any, is_other: bool = False) -> Form | None: ...
-    def rest(self, spec: Any) -> Any: ...
-    def seen(self, laid: Laid, rest: Any = None) -> Any: ...
-    def under(self, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
-    def read(self, laid: Laid, result: Any) -> Sequence[Any] | None: ...
-    def collect(
-        self, laid: Laid, likes: Sequence[Any], result: Any, wanted: Sequence[bool] | None
-    ) -> tuple[Any, ...]: ...
-    def pullback(
-        self, laid: Laid, tensors: Sequence[Any], spec: Any, rule: FunctionType, likes: Sequence[Any]
-    ) -> Pullback: ...
 
 
 class Backend(Protocol):
@@ -247,8 +173,7 @@ class Backend(Protocol):
         self, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
     ) -> tuple[Tensors, Tensors, Tensors]: ...
     def jacobian(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]: ...
-    def recompute(self, fun: OutputFunction, tensors: Sequence[Any]) -> Tensors: ...
-    def straight(self, sites: Any, args: tuple[Any, ...]) -> Any: ...
+    def is_plain(self, value: Any) -> bool: ...
     def converted(self, fun: Callable[..., Any]) -> Callable[..., Any]: ...
     def compiled(self, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None: ...
     def exported(self, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None: ...
@@ -256,4 +181,5 @@ class Backend(Protocol):
     def devices(self) -> tuple[str, ...]: ...
     def cut(self, tensor: Any) -> Any: ...
     def is_known(self, tensors: Sequence[Any]) -> bool: ...
-    def host(self, call: Host, tensors: Sequence[Any]) -> Tensors: ...
+    def is_compiling(self) -> bool: ...
+    def agreement(self, pairs: Sequence[tuple[Any, Any]]) -> Sequence[Any]: ...

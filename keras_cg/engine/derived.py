@@ -10,12 +10,10 @@ from typing import Any
 import numpy
 
 from keras_cg import errors
-from keras_cg.engine import linear
-from keras_cg.engine.again import Sample, is_repeated_later
-from keras_cg.engine.contract import Backend, OutputFunction, PlainFunction, Pullback, Tensors
-from keras_cg.engine.held import Held
-from keras_cg.engine.host import Host
+from keras_cg.engine import linear, precision
+from keras_cg.engine.contract import Backend, PlainFunction, Tensors
 from keras_cg.engine.precision import is_differentiable
+from keras_cg.engine.rule import is_repeated
 from keras_cg.engine.settled import settled
 
 
@@ -119,100 +117,9 @@ def _basis(backend: Backend, output: Any) -> list[Any]:
     return [xp.reshape(backend.cast(unit[row], backend.dtype(output)), backend.shape(output)) for row in range(count)]
 
 
-def recompute(backend: Backend, fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
-    """A custom gradient whose rule is the vjp of another run; what `fun` closes over is made an argument of it."""
-    captured = fun.held(backend.is_tensor)
-    taken = captured.movable()
-    count = len(tensors)
-
-    def around(*values: Any) -> Tensors:
-        return taken.build(values[count:]).late(*values[:count])  # type: ignore[no-any-return]
-
-    unchanged = _Unchanged(backend, fun.name, [*tensors, *captured.tensors])
-    return backend.attach(_Recompute(backend, fun.name, around, unchanged), (*tensors, *taken.tensors))
-
-
-class _Unchanged:
-    """Some tensors whose values nobody must change in place until another run has read them."""
-
-    def __init__(self, backend: Backend, name: str, tensors: Sequence[Any]):
-        # Nobody changes what is traced.
-        self.backend, self.name, self.tensors = backend, name, tensors if backend.is_known(tensors) else ()
-        # No copies, which would take as much memory again: a number that other values have only by chance.
-        self.numbers = [hash(backend.to_numpy(tensor).tobytes()) for tensor in self.tensors]
-
-    def check(self) -> None:
-        """Compares.
-
-        Raises:
-            RuntimeError: Somebody did.
-        """
-        for tensor, number in zip(self.tensors, self.numbers, strict=True):
-            values = self.backend.to_numpy(tensor)
-            if hash(values.tobytes()) != number:
-                raise errors.changed_since(self.name, f"a tensor of {self.backend.dtype(tensor)}{list(values.shape)}")
-
-
-class _Recompute:
-    """A function whose rule runs it again. It holds nothing that could be moved: that is among its arguments."""
-
-    def __init__(self, backend: Backend, name: str, fun: Callable[..., Tensors], unchanged: _Unchanged):
-        self.backend, self.name, self.fun, self.unchanged = backend, name, fun, unchanged
-
-    def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]:
-        outputs = self.fun(*tensors)
-        return outputs, _Recomputed(self, tensors, Sample(self.backend, outputs))
-
-    def held(self, is_wanted: Callable[[Any], bool]) -> Held:
-        return Held([], lambda tensors: self)
-
-    def reached(self, passed: tuple[type, ...]) -> list[Any]:
-        return []
-
-    def anew(self) -> _Recompute:
-        """It keeps nothing of a run."""
-        return self
-
-
-class _Recomputed:
-    """The pullback of a function that keeps its inputs alone, and a sample of its outputs."""
-
-    def __init__(self, function: _Recompute, inputs: Sequence[Any], sample: Sample):
-        self.function, self.backend, self.inputs, self.sample = function, function.backend, inputs, sample
-
-    def __call__(
-        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
-    ) -> tuple[Tensors, Tensors]:
-        self.function.unchanged.check()
-        places = [place for place, tensor in enumerate(self.inputs) if is_differentiable(self.backend.dtype(tensor))]
-        arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
-
-        def floating(*moving: Any) -> tuple[Tensors, Tensors]:
-            values = dict(enumerate(self.inputs)) | dict(zip(places, moving, strict=True))
-            outputs = self.function.fun(*values.values())
-            conditions = self.sample.compare(self.function.name, outputs)
-            error = functools.partial(errors.recomputed_otherwise, self.function.name)
-            return tuple(settled(self.backend, [outputs[place] for place in arrived], conditions, error)), ()
-
-        moving, upstreams = [self.inputs[place] for place in places], [cotangents[place] for place in arrived]
-        _, pulled, _ = self.backend.pulled(floating, moving, upstreams)
-        gradients = dict(zip(places, pulled, strict=True))
-        return tuple(map(gradients.get, range(len(self.inputs)))), ()
-
-    def takes_variables(self) -> bool:
-        return False
-
-    def capture(self, names: Sequence[str]) -> None:
-        if names:
-            raise errors.lost_to_recompute(self.backend.tensors[0].__module__.partition(".")[0])
-
-    def held(self) -> Held:
-        return Held(list(self.inputs), lambda tensors: _Recomputed(self.function, tensors, self.sample))
-
-
-def straight(backend: Backend, sites: Any, args: tuple[Any, ...]) -> Any:
-    """There is no shorter way."""
-    return NotImplemented
+def is_plain(backend: Backend, value: Any) -> bool:
+    """A quick look does not tell."""
+    return False
 
 
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,7 +157,28 @@ def is_known(backend: Backend, tensors: Sequence[Any]) -> bool:
     return True
 
 
-def host(backend: Backend, call: Host, tensors: Sequence[Any]) -> Tensors:
-    """By way of NumPy, for a framework that is never compiled."""
-    arrays = call.function().run([backend.to_numpy(tensor) for tensor in tensors], call.given)
-    return tuple(map(backend.asarray, arrays))
+def is_compiling(backend: Backend) -> bool:
+    """Never, in a framework without a compiler that traces Python."""
+    return False
+
+
+def agreement(backend: Backend, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+    """By way of NumPy."""
+    return [
+        backend.dtype(one) == backend.dtype(two)
+        and is_repeated(backend.to_numpy(two), backend.to_numpy(one), precision.of(backend.dtype(one)).repeated)
+        for one, two in pairs
+    ]
+
+
+def is_repeated_later(backend: Any, other: Any, first: Any) -> Any:
+    """`is_repeated` as a boolean tensor."""
+    xp, kind = backend.namespace, backend.dtype(first)
+    if backend.shape(other) != backend.shape(first):
+        raise errors.recomputed_otherwise("the function")
+    if 0 in backend.shape(first) or not is_differentiable(kind):
+        return xp.all(other == first)
+    size = xp.where(xp.isfinite(first), xp.abs(first), xp.zeros_like(xp.abs(first)))
+    with numpy.errstate(all="ignore"):  # NumPy warns of infinities
+        is_near = xp.abs(other - first) <= precision.of(kind).repeated * xp.max(size)
+    return xp.all(is_near | (other == first) | ((other != other) & (first != first)))

@@ -8,11 +8,12 @@ infinity and of NaN.
 """
 
 from keras_cg.recipes.annealed import gumbel_noise, gumbel_softmax, soft_round
+from keras_cg.recipes.callback import from_numpy
+from keras_cg.recipes.checkpoint import recompute
 from keras_cg.recipes.discrete import quantize, surrogate_spike
 from keras_cg.recipes.implicit import custom_root
-from keras_cg.recipes.owned import from_numpy
 from keras_cg.recipes.passing import clip_gradient, reverse_gradient, scale_gradient, straight_through
-from keras_cg.recipes.repeated import fixed_point, recompute
+from keras_cg.recipes.repeated import fixed_point
 from keras_cg.recipes.reversible import invertible
 from keras_cg.recipes.safe import log1pexp, log_sum_exp, safe_log, safe_norm, safe_sqrt
 

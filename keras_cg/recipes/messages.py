@@ -14,17 +14,6 @@ def not_a_function(recipe: str, value: object) -> TypeError:
     )
 
 
-def symbolic(function: str, argument: str) -> TypeError:
-    """A recomputed function was given a placeholder of Keras's functional API."""
-    headline = (
-        f"{function}: the argument {argument} is a KerasTensor, which holds no numbers: a functional model would not"
-        " own the weights that the function uses, and so not train them."
-    )
-    cause = "a call on what keras.Input gave."
-    remedy = "call it in the `call` of a layer that owns them; keras.layers.Lambda makes one of a function without any."
-    return report(TypeError, headline, function=function, argument=argument, cause=cause, remedy=remedy)
-
-
 def not_real(recipe: str, argument: str, came: str) -> TypeError:
     """A recipe for real numbers was given something else."""
     return TypeError(
@@ -204,3 +193,11 @@ def unknown_count(recipe: str) -> ValueError:
         f"{recipe}: gradient_scale='lsq' needs the number of elements of x, which is unknown until run time."
         " Give gradient_scale as a number: 1 / sqrt(N Qp), with N the elements of one example."
     )
+
+
+def function_is_gone() -> RuntimeError:
+    """A program calls a function of NumPy arrays that is not there."""
+    headline = "A program calls a function of NumPy arrays that is not in this process."
+    cause = "the program was saved and is loaded elsewhere, or what recipes.from_numpy returned is gone."
+    remedy = "keep what from_numpy returned as long as the program, and save models without such functions."
+    return report(RuntimeError, headline, cause=cause, remedy=remedy)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy
 
-from keras_cg import config, nest
+from keras_cg import config, pytree
 from keras_cg.autodiff import vjp
 from keras_cg.engine import precision
-from keras_cg.leaves import compatible, describe
+from keras_cg.pytree import compatible, describe
 from keras_cg.recipes import messages
 
 # What a function with a custom gradient returns: its output and its rule.
@@ -29,16 +29,16 @@ def named_like(fn: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callabl
 
 def leaves(value: Any) -> list[Any]:
     """The leaves of a nest, those that are no tensors included."""
-    return nest.flatten(value, config.active.is_tensor, config.active.children).leaves
+    return pytree.flatten(value, config.active.is_tensor, config.active.children).leaves
 
 
 def mapped(function: Callable[..., Any], *values: Any) -> Any:
     """A nest of what `function` makes of the tensors of one nest, or of several that are alike."""
     is_tensor = config.active.is_tensor
-    laid = nest.flatten(values[0], is_tensor, config.active.children)
-    places = [place for place, leaf in enumerate(laid.leaves) if is_tensor(leaf)]
+    tree = pytree.flatten(values[0], is_tensor, config.active.children)
+    places = [place for place, leaf in enumerate(tree.leaves) if is_tensor(leaf)]
     others = [leaves(value) for value in values[1:]]
-    return laid.fill(places, [function(laid.leaves[place], *(each[place] for each in others)) for place in places])
+    return tree.fill(places, [function(tree.leaves[place], *(each[place] for each in others)) for place in places])
 
 
 def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
@@ -46,17 +46,17 @@ def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> tuple[Any, C
 
     Not `vjp` itself, for which a number is a tensor of the default dtype: half precision beside it would be none.
     """
-    laid = nest.flatten(args, config.active.is_tensor, config.active.children)
-    places = [place for place, leaf in enumerate(laid.leaves) if config.active.is_tensor(leaf)]
+    tree = pytree.flatten(args, config.active.is_tensor, config.active.children)
+    places = [place for place, leaf in enumerate(tree.leaves) if config.active.is_tensor(leaf)]
 
     def moving(x: Any, *moved: Any) -> Any:
-        return f(x, *laid.fill(places, moved))
+        return f(x, *tree.fill(places, moved))
 
-    output, pullback = vjp(moving, x, *(laid.leaves[place] for place in places))
+    output, pullback = vjp(moving, x, *(tree.leaves[place] for place in places))
 
     def pull(upstream: Any) -> tuple[Any, Any]:
         gradient, *gradients = pullback(upstream)
-        return gradient, laid.fill(places, gradients)
+        return gradient, tree.fill(places, gradients)
 
     return output, pull
 

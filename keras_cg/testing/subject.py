@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from keras_cg import backends, config, nest, signature
+from keras_cg import backends, config, pytree, signature
 from keras_cg.arguments import labels
 from keras_cg.call import function_name
 from keras_cg.decorator import CustomGradient, custom_gradient
 from keras_cg.engine import precision
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.nest import Nest
 from keras_cg.presence import unwrap
+from keras_cg.pytree import Tree
 from keras_cg.testing import messages
 from keras_cg.testing.arrays import Array, wide
 
@@ -26,9 +26,9 @@ Arrays = list[Array]
 
 
 class Arguments(NamedTuple):
-    """The arguments of a call, laid flat, every tensor as a NumPy array."""
+    """The arguments of a call, flattened, every tensor as a NumPy array."""
 
-    nest: Nest
+    tree: Tree
     positionals: int
     keywords: tuple[str, ...]
     # Which leaves are arrays, their dtypes by name, and which of them are differentiated.
@@ -40,7 +40,7 @@ class Arguments(NamedTuple):
     @property
     def points(self) -> Arrays:
         """Where the function is differentiated: the floating arrays as float64 or complex128."""
-        return [wide(self.nest.leaves[self.places[index]]) for index in self.floating]
+        return [wide(self.tree.leaves[self.places[index]]) for index in self.floating]
 
     @property
     def names(self) -> list[str]:
@@ -49,19 +49,19 @@ class Arguments(NamedTuple):
 
 
 def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """Lays the arguments of a call flat.
+    """Flattens the arguments of a call.
 
     Raises:
         ValueError: There is no floating or complex array among them.
         TypeError: One is a tensor without a dense array.
     """
     backend = config.active
-    laid = nest.flatten((*args, *kwargs.values()), _is_array, backend.children)
+    tree = pytree.flatten((*args, *kwargs.values()), _is_array, backend.children)
     keywords = tuple(kwargs)
     fun = f.__wrapped__ if isinstance(f, CustomGradient) else f
-    named = tuple(labels(fun, len(args), keywords, laid))
+    named = tuple(labels(fun, len(args), keywords, tree))
     places, dtypes = [], []
-    for place, leaf in enumerate(laid.leaves):
+    for place, leaf in enumerate(tree.leaves):
         leaf = unwrap(leaf)
         if not _is_array(leaf):
             continue
@@ -74,11 +74,11 @@ def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             raise messages.not_dense(function_name(f), named[place], leaf) from error
         if owner is not None and array.dtype == object:  # one that holds the tensor itself
             raise messages.not_dense(function_name(f), named[place], leaf)
-        laid.leaves[place] = array
+        tree.leaves[place] = array
     floating = tuple(index for index, dtype in enumerate(dtypes) if is_differentiable(dtype))
     if not floating:
         raise messages.nothing_to_check(function_name(f))
-    return Arguments(laid, len(args), keywords, tuple(places), tuple(dtypes), floating, named)
+    return Arguments(tree, len(args), keywords, tuple(places), tuple(dtypes), floating, named)
 
 
 def _is_array(value: Any) -> bool:
@@ -139,7 +139,7 @@ class Subject:
         self.name = function_name(f)
         self.given = given
         slots = [Slot(number) for number in range(len(given.places))]
-        self.template = given.nest.fill(given.places, slots)
+        self.template = given.tree.fill(given.places, slots)
         # Whether Python's own containers are all that there is around the tensors.
         seen: list[Any] = []
         filled(self.template, seen.append)
@@ -154,7 +154,7 @@ class Subject:
 
     def tensors(self, points: Sequence[Array]) -> list[Any]:
         """The arguments that are tensors, with `points` in the places of those that are differentiated."""
-        values = [self.given.nest.leaves[place] for place in self.given.places]
+        values = [self.given.tree.leaves[place] for place in self.given.places]
         for index, point in zip(self.given.floating, points, strict=True):
             values[index] = point
         return [self.tensor(value, dtype) for value, dtype in zip(values, self.dtypes, strict=True)]
@@ -171,9 +171,9 @@ class Subject:
         if self.is_plain:
             values = filled(self.template, lambda slot: tensors[slot.number])
         else:
-            # Laid flat here again, for torch.compile (2.13) takes no structure from outside of what it traces.
-            laid = nest.flatten(self.template, self.backend.is_tensor, self.backend.children)
-            values = laid.fill(given.places, tensors)
+            # Flattened here again, because torch.compile (2.13) takes no structure from outside of what it traces.
+            tree = pytree.flatten(self.template, self.backend.is_tensor, self.backend.children)
+            values = tree.fill(given.places, tensors)
         return self.f(
             *values[: given.positionals], **dict(zip(given.keywords, values[given.positionals :], strict=True))
         )
@@ -183,7 +183,7 @@ class Subject:
         tensors = list(others)
         for index, tensor in zip(self.given.floating, floating, strict=True):
             tensors[index] = tensor
-        leaves = nest.flatten(self.call(*tensors), self.backend.is_tensor, self.backend.children).leaves
+        leaves = pytree.flatten(self.call(*tensors), self.backend.is_tensor, self.backend.children).leaves
         found = [self.backend.asarray(leaf) for leaf in map(unwrap, leaves) if self.backend.is_tensor(leaf)]
         return tuple(leaf for leaf in found if is_differentiable(self.backend.dtype(leaf))), ()
 
@@ -275,7 +275,7 @@ def watched(f: Callable[..., Any], seen: list[weakref.ref[Any]]) -> Callable[...
 
     @functools.wraps(plain)
     def spy(*args: Any, **kwargs: Any) -> Any:
-        leaves = nest.flatten((args, kwargs), backend.is_tensor, backend.children).leaves
+        leaves = pytree.flatten((args, kwargs), backend.is_tensor, backend.children).leaves
         seen.extend(weakref.ref(leaf) for leaf in leaves if backend.is_tensor(leaf) and type(leaf).__weakrefoffset__)
         return plain(*args, **kwargs)
 

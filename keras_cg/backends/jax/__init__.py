@@ -1,7 +1,6 @@
 """The JAX backend, on `jax.custom_vjp`.
 
 `tensors` says what a tensor is. `attach` runs a function once, eagerly or as a program, and gives its outputs the rule.
-`kept` has the programs that serve again.
 `carried` keeps the rule on them where JAX differentiates again or forwards. `linear` proves that a rule is linear and
 transposes it. `derivatives` is JAX's engine, `host` calls functions of NumPy, and `names` has what JAX does not export
 for everybody.
@@ -18,11 +17,9 @@ from keras_cg.backends.jax.derivatives import (
     exported,
     jacobian,
     jvp,
-    recompute,
     vjp,
 )
 from keras_cg.backends.jax.functions import namespace
-from keras_cg.backends.jax.host import host
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,
@@ -50,11 +47,9 @@ __all__ = [  # noqa: RUF022 - in the order of keras_cg.engine.contract
     "vjp",
     "jvp",
     "jacobian",
-    "recompute",
     "compiled",
     "exported",
     "double_precision",
     "devices",
     "cut",
-    "host",
 ]

@@ -20,14 +20,11 @@ from jax.extend.core import Literal
 from jax.tree_util import Partial
 
 from keras_cg import errors
-from keras_cg.backends.jax import carried, kept, linear
+from keras_cg.backends.jax import carried, linear
 from keras_cg.backends.jax.carried import Rule
 from keras_cg.backends.jax.names import is_reversed, is_staging, unbatched
-from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_tensor, is_traced
+from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine.contract import Function, Pullback
-
-# What gives its outputs and its rule, as a function of the frontend's does.
-Runnable = Callable[..., tuple[tuple[Any, ...], Pullback]]
 
 # What is kept for the backward pass: `rule(values, cotangents)`, and the values that it uses.
 Residuals = tuple[Callable[..., list[Any]], Sequence[Any]]
@@ -42,11 +39,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if _calls_itself(fun):
             return _attach(functools.partial(_later, fun, [*map(is_traced, tensors)]), tensors)
         return _staged(fun, tensors)
-    if not any(map(is_traced, fun.held(is_tensor).tensors)):
+    if next(iter(fun.captures(is_traced)), None) is None:
         try:
             return _eager(fun, tensors)
         except (jax.errors.UnexpectedTracerError, _HiddenError):
-            # The function hides a traced value where `held` does not look.
+            # The function reads a traced value that `captures` does not find, such as a global.
             return _staged(fun, tensors)
     try:
         return _staged(fun, tensors)
@@ -132,13 +129,11 @@ def _run(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[An
     outputs, pullback = fun(*map(asarray, tensors))
     if any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
         raise _HiddenError
-    held = pullback.held()
-    for tensor in filter(is_traced, held.tensors):
+    for tensor in filter(is_traced, pullback.reached()):
         # A value of a transform that is over, or of one that is not at work here, raises in any operation. Better now,
         # when the function can still be traced, than in the backward pass.
         namespace.expand_dims(tensor, 0)
-    # Made again, the pullback holds the arguments only if the rule wants them.
-    rule = _flat(held.build(held.tensors), outputs, wanted)
+    rule = _flat(pullback, outputs, wanted)
 
     def residuals() -> Residuals:
         if is_recording():
@@ -172,20 +167,20 @@ _traced = _Traced()
 
 
 @contextlib.contextmanager
-def _tracing(fun: Any) -> Iterator[None]:
-    _traced.functions.append(fun)
+def _tracing(fun: Function) -> Iterator[None]:
+    _traced.functions.append(fun.user)
     try:
         yield
     finally:
         _traced.functions.pop()
 
 
-def _calls_itself(fun: Any) -> bool:
+def _calls_itself(fun: Function) -> bool:
     """Whether a function is called by its own rule, which is being traced."""
-    return any([fun.given.fun is function for function in _traced.functions])
+    return any([fun.user is function for function in _traced.functions])
 
 
-def _later(fun: Any, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], Residuals]]:
+def _later(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], Residuals]]:
     """A run of a function that its own rule calls, as that of a sigmoid does.
 
     Traced with the function, its rule would be traced with itself without end. So it is traced where somebody
@@ -194,22 +189,22 @@ def _later(fun: Any, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, 
     outputs, pullback = fun(*tensors)
 
     def residuals() -> Residuals:
-        with _tracing(fun.given.fun):
+        with _tracing(fun):
             return carried.traced(_flat(pullback, outputs, wanted), outputs)
 
     return outputs, residuals
 
 
-def _staged(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def _staged(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """The same where a program is being built, or where `fun` or its rule closes over traced values.
 
     These become arguments, for custom_vjp differentiates nothing else. So function and rule are traced here, once and
     for all: JAX may ask for the gradient when what they close over is gone.
     """
-    user = fun.given.fun
-    traced = kept.program(fun, tensors, lambda: _Program(fun, tensors, None, user))
+    traced = _Program(fun, tensors, None)
     if traced.needs_variables:
-        traced = _Program(fun if traced.build is None else traced.again, tensors, traced.captured(), user)
+        # Which variables the rule gets is known now. Tracing twice costs nothing when the program runs.
+        traced = _Program(fun, tensors, traced.captured())
     hoisted = [const for const in traced.consts if is_traced(const)]
     fixed = [None if is_traced(const) else const for const in traced.consts]
     # Not the program itself, which holds what is traced: JAX keeps `call`.
@@ -244,57 +239,41 @@ class _Program:
         fun: The function. It runs once.
         tensors: Its arguments.
         variables: What the rule gets as such; None if that is not known yet.
-        user: The user's function in it.
 
     Attributes:
         count: How many outputs it has. After them, the jaxpr gives the values that the rule uses.
         rule: The rule, a traced one.
         error: What it raised instead.
-        needs_variables: Whether it takes variables that are not known. Then the jaxpr gives what the rule holds.
-        build: Makes the pullback of what the rule holds, if that is all; then `again` serves as the function.
+        needs_variables: Whether the rule takes variables that are not known: then it is not traced.
         refusal: What a rule without `variables` says where something captured is differentiated.
     """
 
-    def __init__(self, fun: Runnable, tensors: Sequence[Any], variables: Sequence[Any] | None, user: Any):
-        self.variables, self.user = variables, user
+    def __init__(self, fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | None):
+        self.variables = variables
         self.wanted = [*map(is_traced, tensors)]
         self.count = 0
         self.rule: Any = None
         self.error: Exception | None = None
         self.needs_variables = False
-        self.build: Callable[[Sequence[Any]], Pullback] | None = None
         self.refusal: errors.CapturedVariableError | None = None
         self.jaxpr, self.consts = linear.program(functools.partial(self._run, fun), [*map(jax.typeof, tensors)])
 
-    def _run(self, fun: Runnable, *tensors: Any) -> list[Any]:
+    def _run(self, fun: Function, *tensors: Any) -> list[Any]:
         # Nothing that belongs to the trace outlives it, so the pullback is not kept: JAX would find a leak.
         outputs, pullback = fun(*tensors)
         self.count, self.refusal = len(outputs), _refusal(pullback)
         self.needs_variables = self.variables is None and pullback.takes_variables()
         if self.needs_variables:
-            held = pullback.held()
-            self.build = held.build if held.is_whole else None
-            return [*outputs, *held.tensors]
+            return [*outputs]
         try:
             rule = _flat(pullback, outputs, self.wanted, self.variables or ())
-            with _tracing(self.user):
+            with _tracing(fun):
                 self.rule, values = carried.traced(rule, outputs)
         except Exception as error:
             # A rule that cannot be called is an error where its gradient is asked for, and not before.
             self.error = error
             return [*outputs]
         return [*outputs, *values]
-
-    @property
-    def serves_again(self) -> bool:
-        """Whether nothing in it belongs to one call alone."""
-        return self.error is None and not self.needs_variables and not self.consts
-
-    def again(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
-        """The function once more, made of a jaxpr that gives what the rule holds."""
-        build: Any = self.build
-        results = jax.core.eval_jaxpr(self.jaxpr, self.consts, *tensors)
-        return tuple(results[: self.count]), build(results[self.count :])
 
     def captured(self) -> list[Any]:
         """What the outputs can be differentiated by and is traced, besides the arguments; in the order of first use."""

@@ -12,7 +12,7 @@ import jax.numpy as namespace
 
 from keras_cg import errors
 from keras_cg.backends.jax.tensors import conjugate
-from keras_cg.engine.contract import OutputFunction, PlainFunction, Tensors
+from keras_cg.engine.contract import PlainFunction, Tensors
 
 
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
@@ -44,10 +44,6 @@ def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple
         return tuple(part.reshape((*output.shape, *tensor.shape)) for part, tensor in zip(pulled, tensors, strict=True))
 
     return outputs, tuple(rows(place, output) for place, output in enumerate(outputs)), aux
-
-
-def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
-    return jax.checkpoint(fun.traced)(*tensors)  # type: ignore[no-any-return]
 
 
 def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:

@@ -1,7 +1,7 @@
 """The NumPy backend, on the primitives of HIPS autograd.
 
 `tensors` says what a tensor is, and what the boxes of autograd are. `attach` attaches the rule by a primitive of
-autograd, and `straight` does the same for calls as most are. `derivatives` asks autograd itself.
+autograd. `derivatives` asks autograd itself.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from keras_cg.backends.numpy.attach import attach
 from keras_cg.backends.numpy.derivatives import vjp
 from keras_cg.backends.numpy.functions import namespace
-from keras_cg.backends.numpy.straight import straight
 from keras_cg.backends.numpy.tensors import (
     asarray,
     cast,
     children,
     dtype,
+    is_plain,
     is_recording,
     is_tensor,
     shape,
@@ -28,11 +28,11 @@ __all__ = [
     "cast",
     "children",
     "dtype",
+    "is_plain",
     "is_recording",
     "is_tensor",
     "namespace",
     "shape",
-    "straight",
     "tensors",
     "to_numpy",
     "vjp",

@@ -3,210 +3,208 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autograd.builtins import tuple as boxed_tuple
+import numpy
 from autograd.extend import Box, defvjp_argnums, primitive, vspace
-from autograd.tracer import Node, new_box, trace_stack
+from autograd.tracer import Node, trace_stack
 
 from keras_cg import errors
-from keras_cg.backends.numpy.derivatives import vjp
-from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating, is_tensor, own
-from keras_cg.engine.again import Run
+from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating, is_tensor
 from keras_cg.engine.contract import Function, Pullback
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Runs `fun` once, on plain arrays, and lets a primitive of autograd carry what came out.
+    """Runs `fun` once, on plain arrays, and lets a primitive of autograd carry the outputs.
 
-    What `fun` closes over and autograd differentiates is made an argument. Which of these the outputs hang on, a trace
-    of its own tells, in which they are the only boxes.
+    An output that is boxed all the same hangs on something that `fun` captured.
     """
-    taken = fun.held(lambda value: isinstance(value, Box) and is_tensor(value)).movable()
-    inputs: list[Any] = [asarray(innermost(tensor)) for tensor in tensors]
-    if not taken.tensors:
-        outputs, pullback = fun(*inputs)
-        return Call(fun, len(tensors), [], outputs, inputs, pullback).carry(outputs, tensors)
-    count = len(tensors)
-
-    def around(*values: Any) -> tuple[tuple[Any, ...], Pullback]:
-        return taken.build(values[count:])(*values[:count])  # type: ignore[no-any-return]
-
-    order: list[int] = []
-    with trace_stack.new_trace() as level:
-        roots = [
-            new_box(innermost(tensor), level, _Use.new_root(place, order)) for place, tensor in enumerate(taken.tensors)
-        ]
-        outputs, pullback = around(*inputs, *roots)
-    uses = [output._node.places for output in outputs if isinstance(getattr(output, "_node", None), _Use)]
-    variables = [count + place for place in order if place in set().union(*uses)]
-    outputs = tuple(map(_without_use, outputs))
-    call = Call(around, count, variables, outputs, [*inputs, *roots], pullback)
-    return call.carry(outputs, [*tensors, *taken.tensors])
+    inputs, is_differentiated = [], False
+    for tensor in tensors:
+        is_differentiated = is_differentiated or isinstance(tensor, Box)
+        inputs.append(asarray(innermost(tensor)))
+    outputs, pullback = fun(*inputs)
+    closed_over = list(fun.captures(_is_box))
+    captured: list[Any] = []
+    for output in outputs:
+        if isinstance(output, Box):
+            captured, is_differentiated = _captured(fun, outputs, pullback, inputs, closed_over), True
+            outputs = tuple(map(innermost, outputs))
+            break
+    return Call(fun, pullback, outputs, tensors, captured, closed_over).results if is_differentiated else outputs
 
 
 class Call:
-    """One call: what its only run gave, and what its rule needs."""
+    """One call: its rule, and what the backward pass needs besides.
+
+    Args:
+        fun: The function, which runs again where its gradient is differentiated.
+        pullback: The rule of the only run.
+        outputs: What that run gave.
+        tensors: The arguments.
+        captured: The boxes that the outputs hang on besides.
+        closed_over: The boxes that the function can read besides its arguments.
+
+    Attributes:
+        results: The outputs, which hang on the arguments, and on what was captured, by the rule.
+    """
 
     def __init__(
         self,
-        fun: Callable[..., Any],
-        count: int,
-        variables: Sequence[int],
-        outputs: tuple[Any, ...],
-        inputs: Sequence[Any],
+        fun: Function,
         pullback: Pullback,
+        outputs: tuple[Any, ...],
+        tensors: Sequence[Any],
+        captured: Sequence[Any],
+        closed_over: Sequence[Any],
     ):
-        # The first `count` inputs are the user's arguments; those at `variables` are what the outputs hang on besides.
-        self.count, self.variables = count, variables
-        if variables or any(isinstance(output, Box) for output in outputs):
-            pullback.capture(["(a value that autograd differentiates)"])
-        if any(isinstance(output, Box) for output in outputs):
-            raise errors.unserved_variables("numpy", "(where it is not in a closure)")
-        self.run = Run(own, fun, inputs, pullback)
-        self.held, self.run.held = [*map(_without_use, self.run.held)], []
-        self.floating = [*map(is_floating, outputs)]
-        # The floating outputs, a single one by itself, until they are carried.
-        self.carried: Any = None
-        # The boxes that the arguments came in.
-        self.boxes: list[Any] = []
-
-    def carry(self, outputs: tuple[Any, ...], tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """The outputs, which hang on `tensors` by the rule."""
-        if not any(isinstance(tensor, Box) for tensor in tensors):
-            return outputs
-        self.boxes = [box for tensor in tensors for box in boxes(tensor)]
-        differentiable = [output for output in outputs if is_floating(output)]
-        is_single = len(differentiable) == 1
-        self.carried = differentiable[0] if is_single else tuple(differentiable)
-        carried = custom_gradient(self, *tensors)
-        # What is kept of a run holds no output that its rule does not hold.
-        self.carried = None
-        arriving = iter([carried] if is_single else carried)
+        self.fun, self.pullback, self.count, self.closed_over = fun, pullback, len(tensors), closed_over
+        parents = (*tensors, *captured)
+        self.levels = {box._trace for parent in parents for box in boxes(parent)} if closed_over else ()
+        self.floating = [is_floating(output) for output in outputs]
+        # Weakly: an output that the rule does not hold is free.
+        self.outputs = [weakref.ref(output) for output in outputs if isinstance(output, numpy.ndarray)]
         # autograd has no vector space of integers, so they go past it.
-        return tuple(next(arriving) if is_floating(output) else output for output in outputs)
+        carried = [output for output, is_real in zip(outputs, self.floating, strict=True) if is_real]
+        self.carried = carried[0] if len(carried) == 1 else tuple(carried)
+        boxed = custom_gradient(self, *parents)
+        self.carried = None
+        arriving = iter((boxed,) if len(carried) == 1 else boxed)
+        pairs = zip(outputs, self.floating, strict=True)
+        self.results = tuple([next(arriving) if is_real else output for output, is_real in pairs])
 
     def pull(self, argnums: Sequence[int], tensors: Sequence[Any], upstream: Any) -> list[Any]:
         """The gradients of the arguments of the primitive at `argnums`, the first of which is this call."""
-        outer = max((tensor._trace for tensor in tensors if isinstance(tensor, Box)), default=-1)
-        arriving = iter([upstream] if sum(self.floating) == 1 else upstream)
-        cotangents = [conjugate(next(arriving)) if is_wanted else None for is_wanted in self.floating]
-        wanted = [place + 1 in argnums for place in range(self.count)]
-        variables = [tensors[place] for place in self.variables]
-        gradients, others = self.pullback(tensors)(cotangents, variables, wanted)
-        known = {**dict(enumerate(gradients)), **dict(zip(self.variables, others, strict=True))}
-        ended = [box for box in self.boxes if box._trace > outer]
-        return [finished(known.get(argnum - 1), tensors[argnum - 1], ended, outer) for argnum in argnums]
+        outer = -1
+        for tensor in tensors:
+            if isinstance(tensor, Box):
+                outer = max(outer, tensor._trace)
+        if not self.closed_over:
+            return self._pull(argnums, tensors, upstream, outer >= 0)
+        # The level whose backward pass this is, and those inside it, are over. autograd uses their numbers again, so
+        # while the rule runs, a value of such a level gets another number. No live value is then taken for one of it.
+        first = min(level for level in self.levels if level > outer)
+        found = [*self.closed_over, *filter(_is_box, self.pullback.reached())]
+        ended = {id(box): box for each in found for box in boxes(each) if box._trace >= first}
+        numbers = [box._trace for box in ended.values()]
+        with trace_stack.new_trace() as level:
+            for box in ended.values():
+                box._trace = level
+            try:
+                gradients = self._pull(argnums, tensors, upstream, outer >= 0)
+            finally:
+                for box, number in zip(ended.values(), numbers, strict=True):
+                    box._trace = number
+        return [_outside(gradient, level) for gradient in gradients]
 
-    def pullback(self, tensors: Sequence[Any]) -> Pullback:
-        """The pullback around `tensors`; where some are boxed, an outer level differentiates what it gives."""
-        if len(tensors) > self.count and not self.run.is_whole:
-            # The rule may hide a box of the trace that told what is used, and the derivative with it.
-            return self.run.another([*map(asarray, tensors)], self.held)[0]
-        if any(isinstance(tensor, Box) for tensor in tensors):
-            return self.run.differentiated(_replay, innermost, [*map(asarray, tensors)], self.held)
-        return self.run.pullback(tensors, self.held)
-
-
-def _replay(again: Callable[..., Sequence[Any]], values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    return list(replayed(again, len(values), *values, *inputs))
+    def _pull(
+        self, argnums: Sequence[int], tensors: Sequence[Any], upstream: Any, is_differentiated: bool
+    ) -> list[Any]:
+        arriving = iter((upstream,) if self.floating.count(True) == 1 else upstream)
+        cotangents = [conjugate(next(arriving)) if is_real else None for is_real in self.floating]
+        pullback = self.pullback
+        if is_differentiated:
+            # The function runs again, on values that the outer level differentiates.
+            _, pullback = self.fun(*map(asarray, tensors[: self.count]))
+            self.pullback.check(pullback)
+        needs_grad = [place + 1 in argnums for place in range(self.count)]
+        gradients, others = pullback(cotangents, tensors[self.count :], needs_grad)
+        known, shared = (None, *gradients, *others), [*tensors]
+        for output in self.outputs:
+            shared.append(output())
+        return [finished(known[argnum], tensors[argnum - 1], shared) for argnum in argnums]
 
 
 # One primitive for all calls: autograd (1.9) keeps every primitive for ever.
 @primitive  # type: ignore[untyped-decorator]
 def custom_gradient(call: Any, *tensors: Any) -> Any:
-    """What a `Call`, or whatever is as one, carries."""
+    """What a `Call` carries."""
     return call.carried
-
-
-@primitive  # type: ignore[untyped-decorator]
-def replayed(again: Callable[..., Sequence[Any]], count: int, *given: Any) -> tuple[Any, ...]:
-    """The first `count` of what is given, which hang on the others by the derivative of `again`."""
-    return boxed_tuple(given[:count])  # type: ignore[no-any-return]
-
-
-class _Use(Node):  # type: ignore[misc]
-    """A node that knows which of some values it hangs on, and keeps the order in which they were first used.
-
-    Made as autograd's own tracers are, in `autograd.misc.tracers` (1.9).
-    """
-
-    __slots__ = ("order", "places")
-    order: list[int]
-    places: set[int]
-
-    def __init__(self, value: Any, fun: Any, args: Any, kwargs: Any, parent_argnums: Any, parents: Sequence[_Use]):
-        self.order = parents[0].order
-        self.places = set().union(*(parent.places for parent in parents))
-        self.order += [place for parent in parents for place in sorted(parent.places) if place not in self.order]
-
-    def initialize_root(self, place: int, order: list[int]) -> None:
-        self.order = order
-        self.places = {place}
-
-
-def _without_use(value: Any) -> Any:
-    """A value out of the trace that told what is used, which is over."""
-    return value._value if isinstance(getattr(value, "_node", None), _Use) else value
 
 
 def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
     return functools.partial(args[0].pull, argnums, args[1:])
 
 
-def _replayed_vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], list[Any]]:
-    again, count, *given = args
-    inputs = given[count:]
-    places = [argnum - 2 - count for argnum in argnums]
-    moving = [place for place in places if place >= 0]
-
-    def pull(upstream: Any) -> list[Any]:
-        def run(*moved: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-            values = dict(enumerate(inputs)) | dict(zip(moving, moved, strict=True))
-            return tuple(again(*values.values())), ()
-
-        _, pullback, _ = vjp(run, [inputs[place] for place in moving])
-        # The values hang on what they were computed from, too: on what the function closes over.
-        gradients = iter(pullback([*map(conjugate, upstream)]))
-        return [conjugate(next(gradients)) if place >= 0 else upstream[place + count] for place in places]
-
-    return pull
-
-
 defvjp_argnums(custom_gradient, _vjps)
-defvjp_argnums(replayed, _replayed_vjps)
 
 
-def finished(gradient: Any, tensor: Any, ended: Sequence[Any], outer: int) -> Any:
-    """A gradient that a rule gave for `tensor`, as autograd wants it."""
-    return vspace(tensor).zeros() if gradient is None else conjugate(_outside(gradient, ended, outer))
+def finished(gradient: Any, tensor: Any, shared: Sequence[Any]) -> Any:
+    """A gradient that a rule gave for `tensor`, as autograd wants it, with memory that it shares with nothing."""
+    if gradient is None:
+        return vspace(tensor).zeros()
+    if isinstance(gradient, numpy.ndarray):
+        for each in shared:
+            if isinstance(each, numpy.ndarray) and numpy.may_share_memory(gradient, each):
+                gradient = gradient.copy()
+    return conjugate(gradient)
 
 
-def _outside(gradient: Any, ended: Sequence[Any], outer: int) -> Any:
-    """A gradient out of the levels of the boxes `ended`, which are over: a rule may close over a value in their boxes.
-
-    Up to the number `outer` levels go on. Beyond it they are told apart by where they start, since their numbers are
-    given again, and an upstream that somebody differentiates is in a box, too.
-    """
-    if not isinstance(gradient, Box) or gradient._trace <= outer:
-        return gradient
-    starts, over = _starts(gradient), {start for box in ended for start in _starts(box)}
-    if starts <= over:
-        return _outside(gradient._value, ended, outer)
-    if starts & over or _outside(gradient._value, ended, outer) is not gradient._value:
-        raise errors.unserved_variables("numpy", "(where upstream is differentiated and the rule closes over it)")
+def _outside(gradient: Any, level: int) -> Any:
+    while isinstance(gradient, Box) and gradient._trace >= level:
+        gradient = gradient._value
     return gradient
 
 
-def _starts(box: Any) -> set[Any]:
-    """Where the values that `box` was computed from enter its level of differentiation."""
-    nodes, seen, starts = [box._node], {box._node}, set()
-    while nodes:
-        node = nodes.pop()
-        parents = getattr(node, "parents", ())  # a node of forward mode has none
-        if not parents:
-            starts.add(node)
-        nodes += [parent for parent in parents if parent not in seen]
-        seen.update(parents)
-    return starts
+# --- what a function captured ----------------------------------------------------------------------------------------
+
+
+def _is_box(value: object) -> bool:
+    return isinstance(value, Box) and is_tensor(value)
+
+
+def _captured(
+    fun: Function, outputs: Sequence[Any], pullback: Pullback, inputs: Sequence[Any], candidates: Sequence[Any]
+) -> list[Any]:
+    """Those boxes that the outputs of `fun` hang on besides its arguments, in the order of their first use."""
+    pullback.capture(["(a value that autograd differentiates)"])
+    known = {box._node: place for place, each in enumerate(candidates) for box in boxes(each)}
+    waiting, seen = [box._node for output in outputs for box in boxes(output)], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node not in known:
+            if not getattr(node, "parents", ()):
+                raise errors.unserved_variables("numpy", "(where it is not in a closure)")
+            waiting += node.parents
+    used = [each for each in candidates if any([box._node in seen for box in boxes(each)])]
+    return used if len(used) == 1 else _in_order(fun, used, inputs)
+
+
+def _in_order(fun: Function, used: list[Any], inputs: Sequence[Any]) -> list[Any]:
+    """Boxes in the order in which a function uses them, which another run tells: autograd's nodes have no numbers."""
+    order: list[int] = []
+    nodes = [box._node for box in used]
+    for place, box in enumerate(used):
+        box._node = _Use.new_root(place, order)
+    try:
+        fun(*inputs)
+    finally:
+        for box, node in zip(used, nodes, strict=True):
+            box._node = node
+    return [used[place] for place in order]
+
+
+class _Use(Node):  # type: ignore[misc]
+    """A node that knows which of some values it hangs on, and keeps the order in which they were first used.
+
+    It follows autograd's own tracers, in `autograd.misc.tracers` (1.9).
+    """
+
+    __slots__ = ("order", "places")
+    order: list[int]
+    places: set[int]
+
+    def __init__(self, value: Any, fun: Any, args: Any, kwargs: Any, parent_argnums: Any, parents: Sequence[Any]):
+        ours = [parent for parent in parents if isinstance(parent, _Use)]
+        self.order = ours[0].order
+        self.places = set().union(*(parent.places for parent in ours))
+        self.order += [place for parent in ours for place in sorted(parent.places) if place not in self.order]
+
+    def initialize_root(self, place: int, order: list[int]) -> None:
+        self.order = order
+        self.places = {place}

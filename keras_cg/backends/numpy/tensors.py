@@ -12,6 +12,7 @@ import numpy
 from autograd.builtins import DictBox, SequenceBox
 from autograd.core import VJPNode
 from autograd.extend import Box
+from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import trace_stack
 
 # This backend, as the engine takes it.
@@ -31,6 +32,11 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, Box) and not isinstance(value, (SequenceBox, DictBox))
 
 
+def is_plain(value: object) -> bool:
+    kind = type(value)
+    return kind is ArrayBox or (kind is numpy.ndarray and value.dtype.kind in "biufc")  # type: ignore[attr-defined]
+
+
 def asarray(value: Any) -> Any:
     return value if isinstance(value, _classes) else numpy.asarray(value)
 
@@ -40,11 +46,11 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
 
 
 def shape(tensor: Any) -> tuple[int | None, ...]:
-    return tuple(numpy.shape(innermost(tensor)))
+    return tensor.shape  # type: ignore[no-any-return]
 
 
 def dtype(tensor: Any) -> str:
-    return _dtype_name(numpy.asarray(innermost(tensor)).dtype)
+    return _dtype_name(tensor.dtype)
 
 
 @functools.cache
@@ -86,9 +92,9 @@ def boxes(tensor: Any) -> Iterator[Any]:
 
 
 def is_floating(tensor: Any) -> bool:
-    return numpy.asarray(innermost(tensor)).dtype.kind in "fc"
+    return tensor.dtype.kind in "fc"
 
 
 def conjugate(tensor: Any) -> Any:
     # autograd's gradient of a real loss at x + iy is dL/dx - i dL/dy.
-    return anp.conj(tensor) if numpy.iscomplexobj(innermost(tensor)) else tensor
+    return anp.conj(tensor) if tensor.dtype.kind == "c" else tensor

@@ -5,9 +5,8 @@ in every call, which makes an eager gradient a quarter slower (TensorFlow 2.21).
 once more, and hides who differentiates: a tape, which knows for what, or the graph, which does not.
 
 `tensors` says what a tensor is, `composite` what it is made of, and `recording` who differentiates it. `attach` is for
-eager mode and `graph` for graphs, both with the gradients of `backward`; `straight` for calls in eager mode as most
-are. `derivatives` asks TensorFlow's own engine. `tracing` says what a decorated function is as an argument, and
-`host` calls functions of NumPy.
+eager mode and `graph` for graphs, both with the gradients of `backward`. `derivatives` asks TensorFlow's own engine.
+`tracing` says what a decorated function is as an argument.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from __future__ import annotations
 from keras_cg.backends.tensorflow.attach import attach
 from keras_cg.backends.tensorflow.derivatives import compiled, converted, cut, devices, exported, jacobian, jvp, vjp
 from keras_cg.backends.tensorflow.functions import namespace
-from keras_cg.backends.tensorflow.host import host
-from keras_cg.backends.tensorflow.recomputed import recompute
-from keras_cg.backends.tensorflow.straight import straight
 from keras_cg.backends.tensorflow.tensors import (
+    agreement,
     asarray,
     cast,
     children,
     dtype,
+    is_plain,
     is_recording,
     is_tensor,
     shape,
@@ -31,6 +29,7 @@ from keras_cg.backends.tensorflow.tensors import (
 )
 
 __all__ = [
+    "agreement",
     "asarray",
     "attach",
     "cast",
@@ -41,15 +40,13 @@ __all__ = [
     "devices",
     "dtype",
     "exported",
-    "host",
+    "is_plain",
     "is_recording",
     "is_tensor",
     "jacobian",
     "jvp",
     "namespace",
-    "recompute",
     "shape",
-    "straight",
     "tensors",
     "to_numpy",
     "vjp",

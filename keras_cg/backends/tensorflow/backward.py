@@ -23,7 +23,7 @@ class Backward:
 
     Args:
         pullback: That of the run.
-        differentiable: Gives the pullback whose gradients somebody may differentiate; is told if they are transposed.
+        again: Gives the pullback whose gradients can be differentiated, and the conditions under which they are right.
         tensors: The arguments of the call.
         wanted: Which of them somebody differentiates.
         outputs: What came out.
@@ -34,14 +34,14 @@ class Backward:
     def __init__(
         self,
         pullback: Pullback,
-        differentiable: Callable[[bool], Pullback],
+        again: Callable[[], tuple[Pullback, list[Any]]],
         tensors: Sequence[Any],
         wanted: Sequence[bool],
         outputs: Sequence[Any],
         variables: Sequence[Any],
         unknown: Sequence[Any] = (),
     ):
-        self.pullback, self.differentiable = pullback, differentiable
+        self.pullback, self.again = pullback, again
         self.tensors, self.wanted, self.variables = tensors, wanted, variables
         self.values, self.unknown = [*map(tf.convert_to_tensor, variables)], unknown
         # How to lay cotangents out like the outputs.
@@ -61,7 +61,12 @@ class Backward:
         """What a tape asks for, or an accumulator, which transposes what it gets."""
         # Whoever asks while the operation is being recorded is an accumulator.
         is_transposed = self.is_being_recorded
-        gradients = self._gradients(self.differentiable(is_transposed), cotangents, self.wanted)
+        pullback, conditions = self.again()
+        gradients = self._gradients(pullback, cotangents, self.wanted)
+        if conditions:
+            # NaN, and NaN derivatives, if one does not hold.
+            factor = 1 + nan_unless(conditions)
+            gradients = [each if each is None else dense(each) * _like(each, factor) for each in gradients]
         return self._transposable(gradients, cotangents) if is_transposed else gradients
 
     def for_graph(self, *cotangents: Any) -> list[Any]:

@@ -66,7 +66,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         raise errors.unserved_variables("tensorflow")
     # Nobody can tell which of the values that `fun` closes over will be differentiated later, but for constants.
     unknown = [source for source in read if not is_constant(source)]
-    backward = Backward(pullback, lambda _: pullback, tensors, wanted(tensors), outputs, variables, unknown)
+    backward = Backward(pullback, lambda: (pullback, []), tensors, wanted(tensors), outputs, variables, unknown)
     with stop_recording():
         results = _wrap(graph, results, backward)
     backward.record(results)

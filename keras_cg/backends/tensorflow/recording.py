@@ -6,7 +6,8 @@ backend.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +38,7 @@ __all__ = [
     "should_record_backprop",
     "stop_recording",
     "wanted",
+    "watching",
 ]
 
 
@@ -75,6 +77,17 @@ def apart(tensors: Sequence[Any]) -> list[Any]:
     """The same of tensors that may be composite."""
     copies = iter(copied(components(tensors)))
     return [mapped(lambda _: next(copies), tensor) for tensor in tensors]
+
+
+@contextlib.contextmanager
+def watching(tensors: Sequence[Any]) -> Iterator[Any]:
+    """A tape that watches some tensors, if there are any."""
+    if not tensors:
+        yield None
+        return
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(tensors)
+        yield tape
 
 
 def is_transposing() -> bool:

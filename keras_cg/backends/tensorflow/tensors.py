@@ -12,6 +12,9 @@ import tensorflow as tf
 
 from keras_cg.backends.tensorflow.composite import PLAIN, dense, is_composite
 from keras_cg.backends.tensorflow.recording import could_possibly_record
+from keras_cg.engine import precision
+from keras_cg.engine.derived import is_repeated_later
+from keras_cg.engine.rule import is_repeated
 
 # This backend, as the engine takes it.
 own: Any = sys.modules[__package__]
@@ -38,6 +41,10 @@ def is_tensor(value: object) -> bool:
     except Exception:
         # TensorFlow (2.21) asks an object for an attribute, which an object may answer with any exception.
         return False
+
+
+def is_plain(value: object) -> bool:
+    return type(value) is PLAIN[0]
 
 
 def asarray(value: Any) -> Any:
@@ -82,6 +89,20 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 def is_recording() -> bool:
     return not tf.executing_eagerly() or bool(could_possibly_record())
+
+
+def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
+    return [_agree(*[tf.nest.flatten(each, expand_composites=True) for each in pair]) for pair in pairs]
+
+
+def _agree(ones: Sequence[Any], others: Sequence[Any]) -> Any:
+    """Whether the components of two tensors are equal, but for rounding."""
+    if [dtype(one) for one in ones] != [dtype(two) for two in others]:
+        return False
+    pairs = zip(ones, others, strict=True)
+    if tf.executing_eagerly():
+        return all([is_repeated(to_numpy(two), to_numpy(one), precision.of(dtype(one)).repeated) for one, two in pairs])
+    return tf.reduce_all([is_repeated_later(own, two, tf.stop_gradient(one)) for one, two in pairs])
 
 
 def nan_unless(conditions: Sequence[Any]) -> Any:

@@ -1,25 +1,45 @@
-"""The way in which the rule is attached, which depends on who differentiates, compiles, exports or traces."""
+"""How outputs get the gradient that a rule says: a Function of torch carries what was computed already.
+
+torch has several engines, and no one form of Function serves in two of them. `attach` chooses: this file is for eager
+mode, `transforms` for torch.func and forward mode, `compiled` for torch.compile, and `exported` for programs that carry
+no rule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from keras_cg.backends.torch import compiled, exported, traced, transformed
-from keras_cg.backends.torch.recorded import not_dual, record
-from keras_cg.backends.torch.replayed import run, sequence_number, surroundings
-from keras_cg.backends.torch.tensors import is_captured, is_forward_open, is_tracing, saveable, transforms_active
-from keras_cg.engine.contract import Function
+from keras_cg import errors
+from keras_cg.backends.torch import compiled, exported, transforms
+from keras_cg.backends.torch.tensors import (
+    autocast,
+    describe,
+    dynamo_callback,
+    hooks,
+    integers,
+    is_captured,
+    is_fake,
+    is_forward_open,
+    is_tracing,
+    keeps_graph,
+    saveable,
+    sequence_number,
+    transforms_active,
+    under_autocast,
+    unwrap_if_dead,
+    versions,
+)
+from keras_cg.engine.contract import Function, Pullback
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Attaches the rule in the way that suits who differentiates.
+    """Runs `fun` once, on tensors cut from the graph; an output that requires a gradient all the same captured one.
 
-    Where autograd alone may, `fun` runs once, here, on values cut from the graph, and a Function further down carries
-    the result. So an output that somebody differentiates all the same hangs on something that `fun` captured. All in
-    one function: where torch.compile (2.13) gives up, it would begin with an inner one, and not know that it compiles.
+    All of it is one function: where torch.compile (2.13) gives up, it begins again with an inner one, which would not
+    know that it is compiled.
     """
     if torch.compiler.is_compiling():
         if not compiled.is_exporting():
@@ -28,16 +48,248 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if torch.compiler.is_dynamo_compiling() or is_captured():
             return exported.attach(fun, tensors)
     if is_tracing():
-        return traced.attach(fun, tensors)
+        return exported.attach(fun, tensors)
     if transforms_active() or is_forward_open():
-        if not torch.is_grad_enabled() and not transformed.is_forward(tensors):
-            return not_dual(*fun(*tensors))
-        if transforms_active() or any(map(transformed.is_dual, tensors)):
-            return transformed.attach(fun, saveable(tensors))
+        if not torch.is_grad_enabled() and not transforms.is_forward(tensors):
+            return transforms.not_dual(*fun(*tensors))
+        if transforms_active() or any(map(transforms.is_dual, tensors)):
+            return transforms.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
         return exported.cut(fun.name, fun(*tensors)[0])
-    inputs: Sequence[Any] = tensors
-    if any([tensor.requires_grad for tensor in tensors]):
-        inputs = [tensor.detach() for tensor in tensors]
-    seen, start = surroundings(tensors), sequence_number()
-    return record(fun, tensors, inputs, seen, start, *run(fun, inputs))  # type: ignore[no-any-return]
+    inputs = tensors
+    for tensor in tensors:
+        if tensor.requires_grad:
+            inputs = [each.detach() for each in tensors]
+            break
+    before, start = versions(tensors), sequence_number()
+    outputs, pullback = fun(*inputs)
+    if before != versions(tensors):
+        raise errors.changed_argument(fun.name)
+    # Where torch.compile (2.13) gave up, it compiles each new frame by itself, and would fail in these.
+    record = _record if dynamo_callback() is None else _record_undisturbed
+    return record(fun, tensors, inputs, start, outputs, pullback)
+
+
+def _record(
+    fun: Function,
+    tensors: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    start: int,
+    outputs: tuple[torch.Tensor, ...],
+    pullback: Pullback,
+) -> tuple[torch.Tensor, ...]:
+    """The outputs of a run, with the rule as their gradient if anything is differentiated.
+
+    Args:
+        fun: The function, which runs again for higher orders.
+        tensors: Its arguments.
+        inputs: The arguments cut from the graph, if one of them is differentiated.
+        start: The number of the first node of the graph that the run may have made.
+        outputs: What the run gave.
+        pullback: Its rule.
+    """
+    if is_forward_open():
+        transforms.not_dual(outputs, pullback)
+    variables: Sequence[torch.Tensor] = ()
+    for output in outputs:
+        if output.requires_grad:
+            variables = _captured(fun, outputs, start, pullback)
+            pullback.capture([describe(variable) for variable in variables])
+            break
+    else:
+        if inputs is tensors:
+            return exported.cut(fun.name, outputs)
+    call = Call(fun, tensors, pullback)
+    residuals: Sequence[torch.Tensor] = ()
+    if hooks(False) is not None:
+        # Hooks move or drop what is saved. So the rule is not kept: its tensors are saved, to compare another run with.
+        call.pullback, (residuals, call.facts) = None, pullback.outline(inputs)
+    elif pullback.holds_anything():
+        call.watched = [*inputs, *outputs]
+        call.before = versions(call.watched)
+    results: tuple[torch.Tensor, ...] = _apply(
+        call, outputs, saveable(residuals), *map(unwrap_if_dead, saveable(tensors)), *variables
+    )
+    return results
+
+
+_record_undisturbed: Callable[..., Any] = torch.compiler.disable(_record)
+
+
+class Call:
+    """What the backward pass of one call needs besides tensors.
+
+    Attributes:
+        pullback: The rule of the first run, until a backward pass that does not keep the graph.
+        facts: What must be equal in the rule of another run, where the first one is not kept.
+        watched: The inputs and outputs, whose memory the rule may hold; with `before`, how often each was changed.
+        reads: A list that gets whether the rule reads a tensor that is differentiated; None if that is not asked.
+    """
+
+    __slots__ = ("autocast", "before", "count", "facts", "fun", "pullback", "reads", "watched")
+
+    def __init__(self, fun: Function, tensors: Sequence[torch.Tensor], pullback: Pullback):
+        self.fun, self.count = fun, len(tensors)
+        self.pullback: Pullback | None = pullback
+        self.facts: Any = None
+        self.watched: Sequence[torch.Tensor] = ()
+        self.before: Sequence[int] = ()
+        self.reads: list[bool] | None = None
+        self.autocast = autocast(tensors)
+
+    def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
+        """The pullback of another run, which must be that of the first."""
+        with under_autocast(self.autocast):
+            _, pullback = self.fun(*inputs)
+        if self.pullback is not None:
+            self.pullback.check(pullback)
+        elif self.facts is not None:
+            pullback.check_outline(inputs, residuals, self.facts)
+        return pullback
+
+    def refuse_changes(self) -> None:
+        """Raises if an input or an output was changed in place since, and the rule holds its memory."""
+        now = versions(self.watched)
+        if now == self.before or self.pullback is None:
+            return
+        pairs = zip(self.watched, now, self.before, strict=True)
+        changed = set(_storages([tensor for tensor, version, before in pairs if version != before])) - {0}
+        if not changed.isdisjoint(_storages(self.pullback.reached())):
+            raise errors.changed_since_call(self.fun.name)
+
+
+class _Attached(torch.autograd.Function):
+    """Outputs that were computed already, with the rule as their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, outputs: Any, residuals: Any, *tensors: torch.Tensor) -> Any:
+        ctx.call = call
+        ctx.save_for_backward(*tensors, *residuals)
+        results = _aliases(outputs, tensors[: call.count])
+        if without := integers(results):
+            ctx.mark_non_differentiable(*without)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
+        call, needs_grad = ctx.call, ctx.needs_input_grad[3:]
+        count, stop, pullback = call.count, len(needs_grad), call.pullback
+        is_recorded = torch.is_grad_enabled()
+        # Asked for once: a checkpoint recomputes them only once.
+        saved = ctx.saved_tensors if is_recorded or pullback is None or stop > count else ()
+        if is_recorded:
+            pullback = call.again(saved[:count], saved[stop:])
+        elif pullback is None:
+            pullback = call.again([tensor.detach() for tensor in saved[:count]], saved[stop:])
+        else:
+            call.refuse_changes()
+        if is_recorded or call.reads is None:
+            gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count])
+        else:
+            gradients, others = _read(call.reads, pullback, cotangents, saved[count:stop], needs_grad[:count])
+        if not is_recorded:
+            gradients = _copied(gradients, call.watched)
+            if not keeps_graph():
+                call.pullback, call.watched, call.before = None, (), ()
+        return (None, None, None, *gradients, *others)
+
+
+# What `apply` of a Function comes down to. Before that, torch's own looks for a running transform, as `attach` does,
+# for a Function in two parts, and for what a transform wrapped that is over: 3 of 37 us (torch 2.13).
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Attached).apply
+
+
+# --- what the backward pass asks -------------------------------------------------------------------------------------
+
+
+def _read(
+    reads: list[bool],
+    pullback: Pullback,
+    cotangents: Sequence[Any],
+    variables: Sequence[Any],
+    needs_grad: Sequence[bool],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The gradients; and notes whether they hang on something that is differentiated, which the rule alone reads."""
+    with torch.enable_grad():
+        parts = pullback(cotangents, variables, needs_grad)
+    reads += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
+    gradients, others = (
+        tuple([tensor.detach() if tensor is not None and tensor.requires_grad else tensor for tensor in part])
+        for part in parts
+    )
+    return gradients, others
+
+
+def _copied(gradients: Sequence[Any], watched: Sequence[torch.Tensor]) -> Sequence[Any]:
+    """Gradients, and a copy of each that has its memory from an input or an output.
+
+    autograd keeps a gradient that nothing else holds as it is: clearing it would clear the input.
+    """
+    if not watched:
+        return gradients
+    known = {*_storages(watched)} - {0}
+    storages = _storages(gradients)
+    if known.isdisjoint(storages):
+        return gradients
+    pairs = zip(gradients, storages, strict=True)
+    return [gradient.clone() if storage in known else gradient for gradient, storage in pairs]
+
+
+def _storages(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """Where the memory of each tensor begins; 0 if it has none of its own, as a fake one, or there is no tensor."""
+    storages = []
+    for tensor in tensors:
+        storage = 0
+        if tensor is not None and tensor.layout is torch.strided and not is_fake(tensor):
+            try:
+                storage = tensor.untyped_storage().data_ptr()
+            except RuntimeError:  # a subclass that wraps other tensors has no memory to ask for
+                storage = 0
+        storages.append(storage)
+    return storages
+
+
+def _aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """`outputs` as other objects: a rule that holds an output would hold itself through the output's node.
+
+    One that shares its memory with an input becomes a view of it for autograd as well, so that changing either in place
+    is noticed.
+    """
+    storages = _storages(outputs)
+    sharing = dict(zip(_storages(inputs), inputs, strict=True))
+    results = []
+    for output, storage in zip(outputs, storages, strict=True):
+        base = sharing.get(storage) if storage else None
+        if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
+            results.append(base.as_strided(output.size(), output.stride(), output.storage_offset()))
+        else:
+            results.append(output.detach())
+    return tuple(results)
+
+
+def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
+    """The tensors that `fun` captured and `outputs` hang on, in the order in which they were first used.
+
+    torch numbers the nodes of its graph; `fun` made those from `start` on.
+    """
+    computed = fun.captures(lambda value: isinstance(value, torch.Tensor) and value.grad_fn is not None)
+    known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
+    used: dict[torch.Tensor, int] = {output: 0 for output in outputs if output.is_leaf and output.requires_grad}
+    stack = [(output.grad_fn, output.output_nr, start) for output in outputs if output.grad_fn is not None]
+    seen = set()
+    while stack:
+        node, number, user = stack.pop()
+        tensor = known.get((node, number), getattr(node, "variable", None))
+        if tensor is not None:
+            used[tensor] = min(user, used.get(tensor, user))
+        elif node._sequence_nr() < start or not any([before is not None for before, _ in node.next_functions]):
+            # A tensor that was computed before from what is trainable, and is nowhere that `captures` looks; or, under
+            # aot_module, what stands for something trainable.
+            pullback.capture(["(a tensor computed from trainable ones)"])
+            raise errors.unserved_variables("torch", "(where it is not in a closure)")
+        elif node not in seen:
+            seen.add(node)
+            stack += [
+                (before, place, node._sequence_nr()) for before, place in node.next_functions if before is not None
+            ]
+    return sorted(used, key=used.__getitem__)

@@ -13,8 +13,7 @@ from torch._C._functorch import TransformType, _unwrap_for_grad
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_clear_interpreter_stack
 
 from keras_cg import errors
-from keras_cg.backends import torch as own
-from keras_cg.backends.torch.tensors import dtype_name, transforms_active
+from keras_cg.backends.torch.tensors import transforms_active
 from keras_cg.engine.contract import Function, Pullback
 
 
@@ -34,32 +33,6 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
         wanted.append(tensor.requires_grad)
         inputs.append(tensor.detach())
     return _record(tensors, wanted, is_transformed, *fun(*inputs))
-
-
-def straight(sites: Any, args: tuple[Any, ...]) -> Any:
-    """As `straight.straight`, in what Dynamo traces quickly: each object and each frame of ours costs it a lot."""
-    if not torch.is_grad_enabled() or transforms_active() or is_exporting() or not sites.is_unscoped():
-        return NotImplemented
-    inputs = []
-    wanted = []
-    for tensor in args:
-        if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
-            return NotImplemented
-        wanted.append(tensor.requires_grad)
-        inputs.append(tensor.detach())
-    if len(args) != 1:
-        return NotImplemented
-    pair = sites.fun(*inputs)
-    if type(pair) is tuple and len(pair) == 2 and type(pair[0]) is torch.Tensor and sites.takes_one(pair[1]):
-        output, rule = pair
-        if not output.requires_grad and (output.is_floating_point() or output.is_complex()):
-            if wanted[0]:
-                is_same = output is inputs[0]
-                return _One.apply(sites, rule, is_same, output, args[0])  # type: ignore[no-untyped-call]
-            return output
-    function = sites.attached(own, len(args))
-    flat = function.accept(inputs, tuple(inputs), {}, pair, ())
-    return function.finish(_record(args, wanted, False, *flat))
 
 
 def _record(
@@ -156,21 +129,3 @@ class _Compiling(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         return (None, None, None, *[None] * ctx.count, *ctx.pullback(cotangents, (), ctx.wanted)[0])
-
-
-class _One(torch.autograd.Function):
-    """The same of one tensor in and one out, where the rule takes upstream alone."""
-
-    @staticmethod
-    def forward(ctx: Any, sites: Any, rule: Any, is_same: bool, output: torch.Tensor, tensor: torch.Tensor) -> Any:
-        ctx.sites, ctx.rule, ctx.dtype, ctx.shape = sites, rule, tensor.dtype, tensor.shape
-        # A view of the argument cannot be changed in place; a copy of it could be, and would lose the rule (2.13).
-        return tensor.view_as(tensor) if is_same else output.detach()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
-        gradient = ctx.rule(upstream)
-        if type(gradient) is torch.Tensor and gradient.dtype == ctx.dtype and gradient.shape == ctx.shape:
-            return None, None, None, None, gradient
-        like = dtype_name(ctx.dtype), ctx.shape
-        return None, None, None, None, *ctx.sites.collect(own, [like], gradient)

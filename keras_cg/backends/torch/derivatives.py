@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from keras_cg.backends.torch.attach import Call
 from keras_cg.backends.torch.tensors import saveable, transforms_active
-from keras_cg.engine.again import Run
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -33,12 +33,12 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
             # Nobody else can differentiate with respect to this leaf, neither below nor in an outer call.
             tensor.is_spent = True
     further = outer and _is_wanted_outside((*outputs, *aux))
-    readings: list[bool] = []
+    reads: list[bool] = []
     if outer and not further:
         # A rule of ours may read what is differentiated outside and no output hangs on: it says so when it runs.
         for node in _nodes(outputs):
-            if isinstance(getattr(node, "kept", None), Run):
-                node.kept.readings = readings
+            if isinstance(getattr(node, "call", None), Call):
+                node.call.reads = reads
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
@@ -50,7 +50,7 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
                 _differentiate, [out for out, _ in used], inputs, saveable([cotangent for _, cotangent in used])
             )
             gradients = differentiate(create_graph)
-            if any(readings) and not create_graph and torch.is_grad_enabled():
+            if any(reads) and not create_graph and torch.is_grad_enabled():
                 recorded = differentiate(True)
                 # What a rule reads may as well be differentiated here alone; then nobody wants the graph.
                 gradients = recorded if _is_wanted_outside(recorded) else gradients

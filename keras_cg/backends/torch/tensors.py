@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -17,12 +18,16 @@ from torch.autograd import forward_ad
 
 from keras_cg import errors
 from keras_cg.backends import owner
+from keras_cg.engine import precision
+from keras_cg.engine.rule import is_repeated
 
 __all__ = [
+    "agreement",
     "asarray",
     "cast",
     "children",
     "dtype",
+    "is_plain",
     "is_recording",
     "is_tensor",
     "shape",
@@ -50,6 +55,11 @@ is_tracing: Callable[[], bool] = torch._C._is_tracing
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 is_included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
 PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+# Likewise, for the number that the next node of the graph will get, whether hooks for saved tensors are set, and
+# whether the backward pass that runs keeps the graph.
+sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 # Likewise, for what a transform wrapped and is over; `apply` of a Function begins with it.
 unwrap_if_dead: Callable[[torch.Tensor], torch.Tensor] = functorch.unwrap_if_dead
 # Likewise, for looking through the wrappers that the transforms put around tensors, for types registered with torch's
@@ -85,6 +95,10 @@ def is_tensor(value: object) -> bool:
     return False
 
 
+def is_plain(value: object) -> bool:
+    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+
+
 def asarray(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
 
@@ -104,12 +118,15 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """What the transforms wrapped, with the axes of batches in front."""
+    """What the transforms wrapped, with the axes of batches in front, the outermost first."""
+    axes = []
     while functorch.is_functorch_wrapped_tensor(tensor):
-        axis = functorch.maybe_get_bdim(tensor) if functorch.is_batchedtensor(tensor) else None
+        if functorch.is_batchedtensor(tensor):
+            axes.append(functorch.maybe_get_bdim(tensor))
         tensor = functorch.get_unwrapped(tensor)
-        if axis is not None:
-            tensor = tensor.movedim(axis, 0)
+    # Not on the way, because a tensor that is still wrapped belongs to a level that does not run here.
+    for place, axis in enumerate(reversed(axes)):
+        tensor = tensor.movedim(place + axis, place)
     return tensor
 
 
@@ -143,6 +160,10 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     answers = iter((False,))
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda part: next(answers, True))
     return parts, lambda parts: pytree.tree_unflatten(parts, spec)
+
+
+def is_compiling() -> bool:
+    return torch.compiler.is_compiling()
 
 
 def is_recording() -> bool:
@@ -179,6 +200,85 @@ def integers(tensors: Any) -> list[torch.Tensor]:
 def saveable(tensors: Any) -> list[torch.Tensor]:
     """Tensors that autograd saves: no inference tensors, of which a copy made outside of inference mode is none."""
     return [tensor.clone() if tensor.is_inference() else tensor for tensor in tensors]
+
+
+def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often tensors were changed in place; the name is torch's own, and its documentation uses it."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # a tensor of inference mode does not count
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+# For kinds of devices, the dtype of autocast there, None where it is off.
+Autocast = Sequence[tuple[str, torch.dtype | None]]
+
+
+def autocast(tensors: Sequence[torch.Tensor]) -> Autocast:
+    """What autocast does for a function of some tensors."""
+    kinds = ["cpu"]
+    for tensor in tensors:
+        if not tensor.is_cpu and torch.amp.is_autocast_available(tensor.device.type):
+            kinds.append(tensor.device.type)
+    return [(kind, _autocast_dtype(kind)) for kind in kinds]
+
+
+def _autocast_dtype(kind: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+@contextlib.contextmanager
+def under_autocast(before: Autocast) -> Iterator[None]:
+    """Lets a function run under the autocast of its first run: torch calls a backward pass outside of it."""
+    with contextlib.ExitStack() as stack:
+        for kind, dtype in before:
+            if dtype != _autocast_dtype(kind):
+                stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+        yield
+
+
+def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+    if is_captured():
+        # Whatever is computed here would be written down. A tensor without values stands for what it will be.
+        return [is_fake(one) or _is_repeated(one, two) for one, two in pairs]
+    # Outside of every transform, where values can be looked at.
+    with torch.no_grad(), temporarily_clear_interpreter_stack():
+        answers = [_agree(_whole(one), _whole(two)) for one, two in pairs]
+        # Those of other devices arrive together.
+        waiting = [answer for answer in answers if isinstance(answer, torch.Tensor)]
+        arrived = iter(torch.stack([answer.cpu() for answer in waiting]).tolist() if len(waiting) > 1 else waiting)
+        return [bool(next(arrived)) if isinstance(answer, torch.Tensor) else answer for answer in answers]
+
+
+def _is_repeated(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return is_repeated(to_numpy(two), to_numpy(one), precision.of(dtype(one)).repeated)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor out of all transforms; of a DTensor the part that this process has."""
+    tensor = _unwrapped(tensor).detach()
+    local: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if local is None else local()
+
+
+def _agree(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor:
+    """Whether two tensors are equal but for rounding; on other devices than the processor an answer that is to come."""
+    if one.shape != two.shape or one.dtype != two.dtype or one.device != two.device:
+        return False
+    if one is two or is_fake(one) or one.is_meta:
+        return True
+    if one.layout is not torch.strided:
+        one, two = one.to_dense(), two.to_dense()
+    if one.is_cpu and torch.equal(one, two):
+        return True
+    if not is_floating(one):
+        return (one == two).all()
+    tolerance = precision.of(dtype(one)).repeated
+    if one.dtype.itemsize < 4:
+        one, two = one.float(), two.float()
+    size = one.abs().nan_to_num(0.0, 0.0, 0.0)
+    largest = size.max() if size.numel() else 0.0
+    return (((two - one).abs() <= tolerance * largest) | (one == two) | (one.isnan() & two.isnan())).all()
 
 
 def describe(tensor: torch.Tensor) -> str:

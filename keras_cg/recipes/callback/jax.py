@@ -18,18 +18,19 @@ from jax.interpreters import ad, batching, mlir
 
 from keras_cg.backends.jax.names import ShapedArray, is_staging
 from keras_cg.backends.jax.tensors import dtype, is_floating, is_traced, shape
-from keras_cg.engine.host import Host, Kind
+from keras_cg.recipes.callback.host import Host, Kind
 
 
-def host(call: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    function = call.function()
+def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a function of NumPy arrays: at once, or by a primitive of the program that is built."""
+    function = host.function()
     if not is_staging() and not any(map(is_traced, tensors)):
         # Called by a program, an exception would lose its type.
-        return tuple(map(namespace.asarray, function.run([*map(numpy.asarray, tensors)], call.given)))
-    promised = function.results([Kind(shape(tensor), dtype(tensor)) for tensor in tensors], call.given)
+        return tuple(map(namespace.asarray, function.run([*map(numpy.asarray, tensors)], host.given)))
+    promised = function.results([Kind(shape(tensor), dtype(tensor)) for tensor in tensors], host.given)
     # JAX has no float64 unless it is told to, and then takes what a program promises at its word.
     kinds = tuple(Kind(kind.shape, str(jax.dtypes.canonicalize_dtype(kind.dtype))) for kind in promised)
-    outputs = _host.bind(*tensors, function=function, count=call.given, kinds=kinds)
+    outputs = _host.bind(*tensors, function=function, count=host.given, kinds=kinds)
     if jax.sharding.get_abstract_mesh().manual_axes:
         outputs = _differing(outputs, tensors)
     return tuple(outputs)

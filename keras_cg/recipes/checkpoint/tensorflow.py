@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy
 import tensorflow as tf
 
-from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import dense, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import VariableWatcher, apart, refuse_if_deaf, stop_recording
-from keras_cg.backends.tensorflow.tensors import is_tensor, nan_unless, own
-from keras_cg.engine.again import Sample
-from keras_cg.engine.contract import OutputFunction, Tensors
+from keras_cg.backends.tensorflow.tensors import nan_unless, own
+from keras_cg.engine.contract import Tensors
+from keras_cg.recipes.checkpoint import messages
+from keras_cg.recipes.checkpoint.function import OutputFunction
+from keras_cg.recipes.checkpoint.sample import Sample
 
 
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
-    # `derived` would lose the variables that `fun` reads, and a graph would merge its second run with the first. Not
+    """By a custom gradient that runs the function again, and checks that it finds what the first run read."""
+    # `generic` would lose the variables that `fun` reads, and a graph would merge its second run with the first. Not
     # tf.recompute_grad, which has no second derivative (2.21), and none for the tensors that `fun` closes over.
-    taken = fun.held(is_tensor).movable(is_part)
+    closed_over = list(fun.captures(is_part))
     count = len(tensors)
-
-    def around(inputs: Sequence[Any]) -> Tensors:
-        return taken.build(inputs[count:])(*inputs[:count])  # type: ignore[no-any-return]
 
     def run(*inputs: Any) -> Any:
         captured, before = _Captured(fun), len(_operations())
         with VariableWatcher() as watcher:
-            outputs = list(around(apart(inputs)))
+            outputs = list(fun(*apart(inputs[:count])))
         captured.note(fun, watcher.watched_variables())
         # Of those of a graph nothing can be compared yet.
         drawn = [operation.type for operation in _operations()[before:] if operation.type.startswith(_DRAWING)]
@@ -36,15 +35,17 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
 
         def rule(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
             if drawn:
-                raise errors.draws_others(fun.name, drawn[0])
+                raise messages.draws_others(fun.name, drawn[0])
             # A graph must not begin the second run before the cotangents are there.
             with tf.control_dependencies(cotangents):
-                again = [tf.identity(tensor) for tensor in inputs]
+                again = [tf.identity(tensor) for tensor in inputs[:count]]
                 unknown = captured.check()
             refuse_if_deaf()
             with tf.GradientTape(watch_accessed_variables=False) as tape:
+                # What it closes over is read as it is. So a tape watches the tensors themselves.
+                again += closed_over
                 tape.watch([*parts(again), *variables])
-                results = around(again)
+                results = fun(*again[:count])
             if sample is not None:
                 sample.compare(fun.name, parts(results))
             pairs = [pair for pair in zip(results, cotangents, strict=True) if is_floating(pair[0])]
@@ -56,7 +57,7 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
 
         return outputs, rule
 
-    return tuple(tf.custom_gradient(run)(*tensors, *taken.tensors))
+    return tuple(tf.custom_gradient(run)(*tensors, *closed_over))
 
 
 # How the types of operations begin that draw from a state: those of `tf.random`, and of a `tf.random.Generator` (2.21).
@@ -88,7 +89,7 @@ class _Captured:
 
     def __init__(self, fun: OutputFunction):
         self.name = fun.name
-        self.found = _inside(fun.held(_is_wanted).tensors)
+        self.found = _inside(fun.captures(_is_wanted))
         # By identity. An integer may count the runs; what else changes in the first run is not the same in another.
         self.numbers: dict[int, tuple[Any, Any]] = {}
         self._add([each for each in self.found if not tf.as_dtype(each.dtype).is_integer])
@@ -116,7 +117,7 @@ class _Captured:
         for each, condition in conditions:
             if not bool(condition):
                 what = f"a variable ({each.name})" if isinstance(each, tf.Variable) else "a NumPy array"
-                raise errors.changed_since(self.name, what)
+                raise messages.changed_since(self.name, what)
         return None
 
 
@@ -124,7 +125,7 @@ def _is_wanted(value: object) -> bool:
     return isinstance(value, (tf.Variable, tf.Module, numpy.ndarray))
 
 
-def _inside(found: Sequence[Any]) -> list[Any]:
+def _inside(found: Iterable[Any]) -> list[Any]:
     """What was found, and of a module what is not trained: it has other variables that the function may not read."""
     inside: list[Any] = []
     for each in found:

@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
-from keras_cg.backends.torch.tensors import dtype, to_numpy
-from keras_cg.engine.host import Host, Kind
+from keras_cg.backends.torch.tensors import dtype, to_numpy, transforms_active
+from keras_cg.recipes.callback.host import Host, Kind
 
 
-def host(call: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(_run(list(tensors), call.key, call.given))
+def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a function of NumPy arrays, by an operator of torch."""
+    # Inside of a transform torch (2.13) would ask its operator for a derivative at once, which it has not.
+    given = [tensor.detach() for tensor in tensors] if transforms_active() else list(tensors)
+    return tuple(_run(given, host.key, host.given))
 
 
 # torch's operators take tensors, numbers and strings, so the function is there by its key. It has no gradient: autograd

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from keras_cg import errors
 from keras_cg.backends import torch as own
-from keras_cg.backends.torch.replayed import sequence_number, versions
-from keras_cg.backends.torch.tensors import describe, is_floating, is_forward_open, transforms_active
-from keras_cg.engine.again import Sample
-from keras_cg.engine.contract import OutputFunction, Tensors
+from keras_cg.backends.torch.tensors import (
+    describe,
+    is_floating,
+    is_forward_open,
+    sequence_number,
+    transforms_active,
+    versions,
+)
+from keras_cg.engine.contract import Tensors
+from keras_cg.recipes.checkpoint import messages
+from keras_cg.recipes.checkpoint.function import OutputFunction
+from keras_cg.recipes.checkpoint.sample import Sample
 
 
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
+    """By `torch.utils.checkpoint`, and checks that another run finds what the first one read."""
     # torch.func has no hooks for saved tensors (2.13), and so it keeps them. Under torch.compile `fun` would have to be
     # without side effects, and the partitioner decides by itself what to keep.
     if torch.compiler.is_compiling() or transforms_active() or is_forward_open():
@@ -48,7 +56,7 @@ class _Captured:
         self.sample: Sample | None = None
         # Of an integer the version is noted later: it may count the runs. What else changes in the first run is not the
         # same in another.
-        self.tensors = _inside(fun.held(_is_wanted).tensors)
+        self.tensors = _inside(fun.captures(_is_wanted))
         self.versions = [
             version if is_floating(tensor) else None
             for tensor, version in zip(self.tensors, versions(self.tensors), strict=True)
@@ -88,14 +96,14 @@ class _Captured:
             return
         for tensor, version, now in zip(self.tensors, self.versions, versions(self.tensors), strict=True):
             if version != now:
-                raise errors.changed_since(self.name, f"a {describe(tensor)}")
+                raise messages.changed_since(self.name, f"a {describe(tensor)}")
 
 
 def _is_wanted(value: object) -> bool:
     return isinstance(value, (torch.Tensor, torch.nn.Module))
 
 
-def _inside(found: Sequence[Any]) -> list[torch.Tensor]:
+def _inside(found: Iterable[Any]) -> list[torch.Tensor]:
     """Tensors, and of a module those that are not trained: it has others that the function may not read."""
     tensors: list[torch.Tensor] = []
     for each in found:

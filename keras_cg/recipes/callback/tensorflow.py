@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from keras_cg.backends.tensorflow.composite import dense
 from keras_cg.backends.tensorflow.tensors import dtype, shape
-from keras_cg.engine.host import Host, Kind
+from keras_cg.recipes.callback.host import Host, Kind
 
 
-def host(call: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    function, count = call.function(), call.given
+def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a function of NumPy arrays: at once, or by an operation of the graph."""
+    function, count = host.function(), host.given
     values = [tf.convert_to_tensor(dense(tensor)) for tensor in tensors]
     if tf.executing_eagerly():
         # Called by an operation, an exception would lose its type.

@@ -1,0 +1,92 @@
+"""Rematerialisation: a function that keeps only its arguments, and runs again in the backward pass."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_cg import arguments, backends, config, presence, pytree
+from keras_cg.call import function_name
+from keras_cg.pytree import Tree
+from keras_cg.recipes import tensors
+from keras_cg.recipes.checkpoint import messages
+from keras_cg.recipes.checkpoint.function import OutputFunction
+
+# The frameworks with rematerialisation of their own, or that need another one than `generic`.
+_FRAMEWORKS = ("jax", "numpy", "tensorflow", "torch")
+
+
+def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that keeps only its arguments for the backward pass, and runs again there: rematerialisation.
+
+    The output, the gradients and all higher derivatives are those of `f`; memory is traded for time. What `f` closes
+    over is trained as ever, and a `custom_gradient` inside keeps its rule. JAX and torch do it by themselves
+    (`jax.checkpoint`, `torch.utils.checkpoint`). Under a transform of torch.func no memory is saved, and under
+    `torch.compile` its own partitioner decides.
+
+    - Keras's variables are in every other run what they were in the first one, and are changed once: seeds, averages,
+      counters. So are whether a layer trains, and mixed precision.
+    - Random numbers of `keras.random` are the same again, on torch those of torch, too. On TensorFlow draw others with
+      `tf.random.stateless_*` functions.
+    - What `f` reads must not be assigned, nor changed in place, before the backward pass.
+
+    Source: Griewank & Walther 2000, Algorithm 799: revolve, https://doi.org/10.1145/347837.347846; Chen et al. 2016,
+    Training deep nets with sublinear memory cost, https://arxiv.org/abs/1604.06174
+
+    Args:
+        f: A function of any arguments, by position or keyword: nests of tensors, and whatever else. It returns a nest.
+
+    Returns:
+        A function with the arguments and the output of `f`.
+
+    Raises:
+        TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework, or is a
+            KerasTensor.
+        CapturedVariableError: When the result is called: `f` reads a value that is being differentiated and that is
+            neither an argument nor in a closure, on NumPy. TensorFlow does not notice a tensor in an attribute.
+        RuntimeError: In the backward pass: what `f` reads was changed since it ran (in a graph of TensorFlow the
+            gradient is NaN; JAX keeps the old values), `f` gave another output, or it assigns to a trainable variable
+            of Keras. When the result is called: a layer inside adds a loss, or is built where JAX traces it.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg import recipes
+        >>> runs = []
+        >>> def cube(x):
+        ...     runs.append("forward")
+        ...     return x**3
+        >>> keras_cg.grad(recipes.recompute(cube))(np.array(2.0)).item(), len(runs)
+        (12.0, 2)
+    """
+    if not callable(f):
+        raise messages.not_a_function("recompute", f)
+    name = f"recompute({function_name(f)})"
+
+    @tensors.named_like(f)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        backend, keywords = config.active, tuple(kwargs)
+        tree = pytree.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
+
+        def label(tree: Tree, place: int) -> str:
+            return f"the argument {arguments.labels(f, len(args), keywords, tree)[place]}"
+
+        for place, leaf in enumerate(tree.leaves):
+            if presence.is_symbolic([leaf]):
+                raise messages.symbolic(name, label(tree, place).removeprefix("the argument "))
+        values = pytree.partition(backend, name, tree, label)
+        function = OutputFunction(backend, name, f, len(args), keywords, tree)
+        if not backend.is_recording():
+            return function.finish(function.once(*values))
+        return function.finish(_strategy(backends.name_of(backend))(function, values))
+
+    return recomputed
+
+
+@functools.cache
+def _strategy(backend: str) -> Callable[[OutputFunction, Sequence[Any]], tuple[Any, ...]]:
+    """How a framework runs a function again."""
+    name = backend if backend in _FRAMEWORKS else "generic"
+    return importlib.import_module(f"keras_cg.recipes.checkpoint.{name}").recompute  # type: ignore[no-any-return]

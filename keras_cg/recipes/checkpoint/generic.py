@@ -1,0 +1,105 @@
+"""A function that runs again in the backward pass, for a framework without rematerialisation of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from keras_cg.engine.contract import Backend, Tensors
+from keras_cg.engine.precision import is_differentiable
+from keras_cg.engine.settled import settled
+from keras_cg.recipes.checkpoint import messages
+from keras_cg.recipes.checkpoint.function import OutputFunction
+from keras_cg.recipes.checkpoint.sample import Sample
+
+
+def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
+    """A custom gradient whose rule is the vjp of another run."""
+    return attach(fun, fun.late, tensors)
+
+
+def attach(fun: OutputFunction, run: Callable[..., Tensors], tensors: Sequence[Any]) -> Tensors:
+    """The same of a function `run(*tensors)`, which is `fun` with what it captures among its arguments."""
+    backend = fun.backend
+    unchanged = _Unchanged(backend, fun.name, [*tensors, *fun.captures(backend.is_tensor)])
+    return backend.attach(_Recompute(fun, run, unchanged), tensors)
+
+
+class _Unchanged:
+    """Some tensors whose values nobody must change in place until another run has read them."""
+
+    def __init__(self, backend: Backend, name: str, tensors: Sequence[Any]):
+        # Nobody changes what is traced.
+        self.backend, self.name, self.tensors = backend, name, tensors if backend.is_known(tensors) else ()
+        # No copies, which would take as much memory again: a number that other values have only by chance.
+        self.numbers = [hash(backend.to_numpy(tensor).tobytes()) for tensor in self.tensors]
+
+    def check(self) -> None:
+        """Compares.
+
+        Raises:
+            RuntimeError: Somebody did.
+        """
+        for tensor, number in zip(self.tensors, self.numbers, strict=True):
+            values = self.backend.to_numpy(tensor)
+            if hash(values.tobytes()) != number:
+                raise messages.changed_since(self.name, f"a tensor of {self.backend.dtype(tensor)}{list(values.shape)}")
+
+
+class _Recompute:
+    """A function whose rule runs it again."""
+
+    def __init__(self, fun: OutputFunction, run: Callable[..., Tensors], unchanged: _Unchanged):
+        self.backend, self.name, self.user = fun.backend, fun.name, fun.user
+        self.fun, self.unchanged = run, unchanged
+
+    def __call__(self, *tensors: Any) -> tuple[Tensors, _Recomputed]:
+        outputs = self.fun(*tensors)
+        return outputs, _Recomputed(self, tensors, Sample(self.backend, outputs))
+
+    def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
+        """Nothing: what the function captures is refused, or is among the arguments."""
+        return ()
+
+
+class _Recomputed:
+    """The pullback of a function that keeps its inputs alone, and a sample of its outputs."""
+
+    def __init__(self, function: _Recompute, inputs: Sequence[Any], sample: Sample):
+        self.function, self.backend, self.inputs, self.sample = function, function.backend, inputs, sample
+
+    def __call__(
+        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
+    ) -> tuple[Tensors, Tensors]:
+        self.function.unchanged.check()
+        places = [place for place, tensor in enumerate(self.inputs) if is_differentiable(self.backend.dtype(tensor))]
+        arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
+
+        def floating(*moving: Any) -> tuple[Tensors, Tensors]:
+            values = dict(enumerate(self.inputs)) | dict(zip(places, moving, strict=True))
+            outputs = self.function.fun(*values.values())
+            conditions = self.sample.compare(self.function.name, outputs)
+            error = functools.partial(messages.recomputed_otherwise, self.function.name)
+            return tuple(settled(self.backend, [outputs[place] for place in arrived], conditions, error)), ()
+
+        moving, upstreams = [self.inputs[place] for place in places], [cotangents[place] for place in arrived]
+        _, pulled, _ = self.backend.pulled(floating, moving, upstreams)
+        gradients = dict(zip(places, pulled, strict=True))
+        return tuple(map(gradients.get, range(len(self.inputs)))), ()
+
+    def takes_variables(self) -> bool:
+        return False
+
+    def capture(self, names: Sequence[str]) -> None:
+        if names:
+            raise messages.lost_to_recompute(self.backend.tensors[0].__module__.partition(".")[0])
+
+    def reached(self) -> list[Any]:
+        return list(self.inputs)
+
+    def holds_anything(self) -> bool:
+        return True
+
+    def check(self, other: _Recomputed) -> None:
+        self.sample.compare(self.function.name, other.function.fun(*other.inputs))

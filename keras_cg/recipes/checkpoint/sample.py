@@ -1,0 +1,49 @@
+"""Some numbers of the outputs of a run, by which another run is compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from keras_cg.engine import precision
+from keras_cg.engine.derived import is_repeated_later
+from keras_cg.engine.rule import is_repeated
+from keras_cg.recipes.checkpoint import messages
+
+
+class Sample:
+    """Some numbers of the outputs of a run, by which another one is compared with it."""
+
+    # Of each output at most twice as many; a run that differs at all differs in one of these, but by chance.
+    SIZE = 64
+
+    def __init__(self, backend: Any, outputs: Sequence[Any]):
+        self.backend = backend
+        self.is_known = backend.is_known(outputs)
+        # Arrays, or tensors of what is only traced.
+        self.values = [self._of(output) if self.is_known else self._later(output) for output in outputs]
+
+    def _of(self, output: Any) -> numpy.ndarray:
+        values = self.backend.to_numpy(output).reshape(-1)
+        return values[:: max(1, len(values) // self.SIZE)].copy()  # type: ignore[no-any-return]
+
+    def _later(self, output: Any) -> Any:
+        row = self.backend.namespace.reshape(output, (-1,))
+        return row[:: max(1, self.backend.shape(row)[0] // self.SIZE)]
+
+    def compare(self, function: str, outputs: Sequence[Any]) -> list[Any]:
+        """Compares another run with it; gives the conditions that must hold, where it is too early to look at them.
+
+        Raises:
+            RuntimeError: It gave something else.
+        """
+        if not self.is_known or not self.backend.is_known(outputs):
+            firsts = map(self.backend.asarray, self.values)
+            pairs = zip(map(self._later, outputs), firsts, strict=True)
+            return [is_repeated_later(self.backend, *pair) for pair in pairs]
+        for output, value in zip(outputs, self.values, strict=True):
+            if not is_repeated(self._of(output), value, precision.of(self.backend.dtype(output)).repeated):
+                raise messages.recomputed_otherwise(function)
+        return []
