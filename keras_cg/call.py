@@ -224,7 +224,7 @@ class Pullback:
         """The tensors that the rule can reach."""
         return [*rules.reached([self.rule, *self.convention.values], self.arguments.backend.is_tensor)]
 
-    def check(self, other: Pullback) -> list[Any]:
+    def check(self, other: Any) -> list[Any]:
         """Compares with the pullback of another run.
 
         Returns:
@@ -240,7 +240,9 @@ class Pullback:
 
     def outline(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         """The tensors of the rule, and what has to be equal in that of another run, for a rule that is not kept."""
-        known = {id(part): id(part) for part in [*rules.referents(self.arguments.user), *self.arguments.static.leaves]}
+        known: dict[int, Any] = {
+            id(part): id(part) for part in [*rules.referents(self.arguments.user), *self.arguments.static.leaves]
+        }
         known |= {id(tensor): ("argument", place) for place, tensor in enumerate(inputs)}
         return rules.outline(self.rule, self.arguments.backend.is_tensor, known)
 

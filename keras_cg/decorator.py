@@ -66,7 +66,7 @@ class CustomGradient(Generic[P, Output]):
             return call.call(self, backend, args, kwargs)  # type: ignore[no-any-return]
         if not backend.is_recording():
             # Nothing is differentiated, so there is nothing to attach the rule to.
-            pair: Any = self.__wrapped__(*args)
+            pair: Any = self.__wrapped__(*args, **kwargs)
             if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
                 return pair[0]  # type: ignore[no-any-return]
             return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
@@ -78,7 +78,7 @@ class CustomGradient(Generic[P, Output]):
         fun = freeze(self.__wrapped__)
         if fun is self.__wrapped__:
             return self
-        other = CustomGradient(fun)
+        other: CustomGradient[P, Output] = CustomGradient(fun)
         other._name = self._name
         return other
 

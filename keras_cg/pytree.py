@@ -54,7 +54,8 @@ class Tree:
         if self.structure is LEAF:
             return optree.treespec_leaf(none_is_leaf=True, namespace=_NAMESPACE)
         if self.structure is ROW:
-            return optree.tree_flatten(tuple(self.leaves), none_is_leaf=True, namespace=_NAMESPACE)[1]
+            leaves: Any = tuple(self.leaves)
+            return optree.tree_structure(leaves, none_is_leaf=True, namespace=_NAMESPACE)
         return self.structure
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:

@@ -90,11 +90,11 @@ class Pullback(Protocol):
     Called with one cotangent per output (None for an integer output, zeros for an unused one) and with the captured
     `variables`, it gives `(gradients, variable_gradients)`, with None where there is none. Cotangents and gradients
     follow the convention of torch and TensorFlow for complex numbers: dL/dx + i dL/dy. What the rule says for a tensor
-    whose place in `wanted` is False is not looked at; None wants all.
+    whose place in `needs_grad` is False is not looked at; None needs all.
     """
 
     def __call__(
-        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), wanted: Sequence[bool] | None = None
+        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
 
     def takes_variables(self) -> bool:

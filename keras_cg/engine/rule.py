@@ -376,7 +376,8 @@ def _is_same_atom(one: Any, two: Any) -> bool:
 
 def _is_equal_leaf(one: Any, two: Any) -> bool:
     """Whether two objects that refer to nothing are equal; a type without `==` of its own has nothing to compare."""
-    if type(one).__eq__ is object.__eq__:
+    equality: Any = type(one).__eq__
+    if equality is object.__eq__:
         return True
     try:
         return bool(one == two)

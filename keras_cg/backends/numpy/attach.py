@@ -33,7 +33,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             captured, is_differentiated = _captured(fun, outputs, pullback, inputs, closed_over), True
             outputs = tuple(map(innermost, outputs))
             break
-    return Call(fun, pullback, outputs, tensors, captured, closed_over).results if is_differentiated else outputs
+    if not is_differentiated:
+        return outputs
+    return Call(fun, pullback, outputs, tensors, captured, closed_over).carry(outputs, (*tensors, *captured))
 
 
 class Call:
@@ -46,9 +48,6 @@ class Call:
         tensors: The arguments.
         captured: The boxes that the outputs hang on besides.
         closed_over: The boxes that the function can read besides its arguments.
-
-    Attributes:
-        results: The outputs, which hang on the arguments, and on what was captured, by the rule.
     """
 
     def __init__(
@@ -61,11 +60,16 @@ class Call:
         closed_over: Sequence[Any],
     ):
         self.fun, self.pullback, self.count, self.closed_over = fun, pullback, len(tensors), closed_over
-        parents = (*tensors, *captured)
-        self.levels = {box._trace for parent in parents for box in boxes(parent)} if closed_over else ()
+        self.levels: set[int] = set()
+        if closed_over:
+            self.levels = {box._trace for parent in (*tensors, *captured) for box in boxes(parent)}
         self.floating = [is_floating(output) for output in outputs]
         # Weakly: an output that the rule does not hold is free.
         self.outputs = [weakref.ref(output) for output in outputs if isinstance(output, numpy.ndarray)]
+        self.carried: Any = None
+
+    def carry(self, outputs: tuple[Any, ...], parents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The outputs, which hang on the arguments, and on what was captured, by the rule."""
         # autograd has no vector space of integers, so they go past it.
         carried = [output for output, is_real in zip(outputs, self.floating, strict=True) if is_real]
         self.carried = carried[0] if len(carried) == 1 else tuple(carried)
@@ -73,7 +77,7 @@ class Call:
         self.carried = None
         arriving = iter((boxed,) if len(carried) == 1 else boxed)
         pairs = zip(outputs, self.floating, strict=True)
-        self.results = tuple([next(arriving) if is_real else output for output, is_real in pairs])
+        return tuple([next(arriving) if is_real else output for output, is_real in pairs])
 
     def pull(self, argnums: Sequence[int], tensors: Sequence[Any], upstream: Any) -> list[Any]:
         """The gradients of the arguments of the primitive at `argnums`, the first of which is this call."""

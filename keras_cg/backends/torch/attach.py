@@ -113,7 +113,7 @@ def _record(
     return results
 
 
-_record_undisturbed: Callable[..., Any] = torch.compiler.disable(_record)
+_record_undisturbed: Callable[..., Any] = torch.compiler.disable(_record)  # type: ignore[no-untyped-call]
 
 
 class Call:

@@ -87,7 +87,7 @@ def _warn(name: str, outputs: Sequence[torch.Tensor]) -> None:
     """Says once for each program that there will be no gradient."""
     mode = get_proxy_mode()
     # The tensors of an export have one mode, however many tracers it has.
-    programs = [each.fake_mode for each in outputs if isinstance(each, FakeTensor)]
+    programs: list[Any] = [each.fake_mode for each in outputs if isinstance(each, FakeTensor)]
     programs += [] if mode is None else [mode.tracer]
     if not any([program in _told for program in programs]):
         warnings.warn(errors.no_gradient_exported(name), stacklevel=2)

@@ -63,7 +63,8 @@ def _globals(fun: Any) -> list[Any]:
     """The values of the globals that a function names, but for modules and functions."""
     if not isinstance(fun, FunctionType):
         return []
-    names, waiting = set(), [fun.__code__]
+    names: set[str] = set()
+    waiting = [fun.__code__]
     while waiting:
         code = waiting.pop()
         names.update(code.co_names)
