@@ -49,6 +49,8 @@ def output_of(backend: Backend, name: str, pair: Any) -> Any:
 class FlatFunction(Arguments):
     """A function as a backend sees it, from tensors to tensors: nests, keywords and static leaves are handled here."""
 
+    is_ordinary = False
+
     def __init__(
         self,
         backend: Backend,
@@ -136,6 +138,7 @@ class PlainCall(Call):
     Most functions return one plain tensor, and a rule that takes its upstream: these need no pytree.
     """
 
+    is_ordinary = True
     keywords = ()
     state = output = converted = None
 
@@ -153,11 +156,14 @@ class PlainCall(Call):
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """One run, as that of a `Call`."""
-        if self.output is not None or not state.is_unscoped():
+        if self.output is not None:
             return super().__call__(*tensors)
+        self.converted = self.backend.converted(self.user)
+        return self.returned(tensors, self.converted(*tensors))
+
+    def returned(self, tensors: tuple[Any, ...], pair: Any) -> tuple[tuple[Any, ...], Pullback]:
+        """The tensor of the output and the rule for it, of what the user's function returned in the first run."""
         backend = self.backend
-        self.converted = backend.converted(self.user)
-        pair = self.converted(*tensors)
         if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is FunctionType and backend.is_plain(pair[0]):
             output, rule = pair
             if signature.takes_one(rule):
@@ -167,7 +173,7 @@ class PlainCall(Call):
 
     def finish(self, results: Sequence[Any]) -> Any:
         """The output, of what the backend made of the tensors in it."""
-        return results[0] if self.output is SINGLE else super().finish(results)
+        return results[0] if self.output is SINGLE or self.output is None else super().finish(results)
 
 
 class Pullback:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import call, config, errors
+from keras_cg import call, config, errors, state
 
 __all__ = ["CustomGradient", "custom_gradient"]
 
@@ -57,7 +57,7 @@ class CustomGradient(Generic[P, Output]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
         backend = config.active
-        is_ordinary = bool(args) and not kwargs
+        is_ordinary = bool(args) and not kwargs and state.is_unscoped()
         for arg in args:
             if not backend.is_plain(arg):
                 is_ordinary = False

@@ -135,11 +135,20 @@ class Function(Protocol):
     name: str
     # The user's function itself.
     user: Callable[..., Any]
+    # Whether its arguments are plain tensors by position, as `is_plain` has it.
+    is_ordinary: bool
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
         """What the user's function can reach besides its arguments, of the wanted kind."""
+
+
+class OrdinaryFunction(Function, Protocol):
+    """A function that is called with plain tensors by position."""
+
+    def returned(self, tensors: Sequence[Any], pair: Any) -> tuple[Tensors, Pullback]:
+        """What the first run gives, if `user(*tensors)` has returned `pair`."""
 
 
 # What `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`.

@@ -52,14 +52,14 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
     if rule.__closure__ is None:
         return rule
     cells = []
-    for cell in rule.__closure__:
-        try:
+    try:
+        for cell in rule.__closure__:
             value = cell.cell_contents
-        except ValueError:  # a name that is not bound yet
-            return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-        if isinstance(value, _FUNCTIONS) or hasattr(type(value), "frozen_by"):
-            return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-        cells.append(CellType(value))
+            if callable(value) and _is_function(value):
+                return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
+            cells.append(CellType(value))
+    except ValueError:  # a name that is not bound yet
+        return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
     copy = FunctionType(rule.__code__, rule.__globals__, rule.__name__, rule.__defaults__, tuple(cells))
     if rule.__kwdefaults__ or rule.__dict__:
         return _with_attributes(copy, rule)

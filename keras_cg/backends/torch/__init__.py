@@ -8,8 +8,8 @@ them. `exported` is for programs that leave Python, which keep no rule. `derivat
 
 from __future__ import annotations
 
-from keras_cg.backends.torch.attach import attach
 from keras_cg.backends.torch.derivatives import compiled, cut, devices, exported, gradient, jvp, vjp
+from keras_cg.backends.torch.fast import attach
 from keras_cg.backends.torch.functions import namespace
 from keras_cg.backends.torch.tensors import (
     agreement,

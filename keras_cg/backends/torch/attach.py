@@ -11,17 +11,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from keras_cg import errors
 from keras_cg.backends.torch import compiled, exported, transforms
 from keras_cg.backends.torch.tensors import (
+    Autocast,
     autocast,
     describe,
     dynamo_callback,
     hooks,
-    integers,
+    is_autocast,
     is_captured,
     is_fake,
+    is_floating,
     is_forward_open,
     is_tracing,
     keeps_graph,
@@ -35,7 +38,7 @@ from keras_cg.backends.torch.tensors import (
 from keras_cg.engine.contract import Function, Pullback
 
 
-def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Runs `fun` once, on tensors cut from the graph; an output that requires a gradient all the same captured one.
 
     All of it is one function: where torch.compile (2.13) gives up, it begins again with an inner one, which would not
@@ -66,14 +69,15 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     if before != versions(tensors):
         raise errors.changed_argument(fun.name)
     # Where torch.compile (2.13) gave up, it compiles each new frame by itself, and would fail in these.
-    record = _record if dynamo_callback() is None else _record_undisturbed
-    return record(fun, tensors, inputs, start, outputs, pullback)
+    finish = record if dynamo_callback() is None else _record_undisturbed
+    return finish(fun, tensors, inputs, before, start, outputs, pullback)
 
 
-def _record(
+def record(
     fun: Function,
     tensors: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
+    before: list[int],
     start: int,
     outputs: tuple[torch.Tensor, ...],
     pullback: Pullback,
@@ -84,11 +88,12 @@ def _record(
         fun: The function, which runs again for higher orders.
         tensors: Its arguments.
         inputs: The arguments cut from the graph, if one of them is differentiated.
+        before: How often each argument was changed in place.
         start: The number of the first node of the graph that the run may have made.
         outputs: What the run gave.
         pullback: Its rule.
     """
-    if is_forward_open():
+    if forward_ad._current_level >= 0:
         transforms.not_dual(outputs, pullback)
     variables: Sequence[torch.Tensor] = ()
     for output in outputs:
@@ -99,47 +104,51 @@ def _record(
     else:
         if inputs is tensors:
             return exported.cut(fun.name, outputs)
-    call = Call(fun, tensors, pullback)
+    call = Call()
+    call.fun, call.count, call.pullback = fun, len(tensors), pullback
+    if is_autocast():
+        call.autocast = autocast(tensors)
     residuals: Sequence[torch.Tensor] = ()
     if hooks(False) is not None:
         # Hooks move or drop what is saved. So the rule is not kept: its tensors are saved, to compare another run with.
         call.pullback, (residuals, call.facts) = None, pullback.outline(inputs)
     elif pullback.holds_anything():
-        call.watched = [*inputs, *outputs]
-        call.before = versions(call.watched)
-    results: tuple[torch.Tensor, ...] = _apply(
-        call, outputs, saveable(residuals), *map(unwrap_if_dead, saveable(tensors)), *variables
-    )
+        call.watched, call.before = [*inputs, *outputs], before + versions(outputs)
+    saved = [unwrap_if_dead(tensor) for tensor in saveable((*tensors, *variables))]
+    results: tuple[torch.Tensor, ...] = _apply(call, outputs, saveable(residuals), *saved)
     return results
 
 
-_record_undisturbed: Callable[..., Any] = torch.compiler.disable(_record)  # type: ignore[no-untyped-call]
+_record_undisturbed: Callable[..., Any] = torch.compiler.disable(record)  # type: ignore[no-untyped-call]
 
 
 class Call:
     """What the backward pass of one call needs besides tensors.
 
     Attributes:
+        fun: The function, which runs again for higher orders.
+        count: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
         facts: What must be equal in the rule of another run, where the first one is not kept.
         watched: The inputs and outputs, whose memory the rule may hold; with `before`, how often each was changed.
+        storages: Where the memory of the arguments and outputs begins.
         reads: A list that gets whether the rule reads a tensor that is differentiated; None if that is not asked.
+        autocast: What autocast did in the first run.
     """
 
-    __slots__ = ("autocast", "before", "count", "facts", "fun", "pullback", "reads", "watched")
-
-    def __init__(self, fun: Function, tensors: Sequence[torch.Tensor], pullback: Pullback):
-        self.fun, self.count = fun, len(tensors)
-        self.pullback: Pullback | None = pullback
-        self.facts: Any = None
-        self.watched: Sequence[torch.Tensor] = ()
-        self.before: Sequence[int] = ()
-        self.reads: list[bool] | None = None
-        self.autocast = autocast(tensors)
+    fun: Function
+    count: int
+    pullback: Pullback | None
+    facts: Any = None
+    watched: Sequence[torch.Tensor] = ()
+    before: Sequence[int] = ()
+    storages: Sequence[int] = ()
+    reads: list[bool] | None = None
+    autocast: Autocast = ()
 
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
         """The pullback of another run, which must be that of the first."""
-        with under_autocast(self.autocast):
+        with under_autocast(self.autocast, inputs):
             _, pullback = self.fun(*inputs)
         if self.pullback is not None:
             self.pullback.check(pullback)
@@ -153,21 +162,22 @@ class Call:
         if now == self.before or self.pullback is None:
             return
         pairs = zip(self.watched, now, self.before, strict=True)
-        changed = set(_storages([tensor for tensor, version, before in pairs if version != before])) - {0}
-        if not changed.isdisjoint(_storages(self.pullback.reached())):
+        changed = {storage_of(tensor) for tensor, version, before in pairs if version != before} - {0}
+        if not changed.isdisjoint(map(storage_of, self.pullback.reached())):
             raise errors.changed_since_call(self.fun.name)
 
 
-class _Attached(torch.autograd.Function):
+class Attached(torch.autograd.Function):
     """Outputs that were computed already, with the rule as their gradient."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, outputs: Any, residuals: Any, *tensors: torch.Tensor) -> Any:
         ctx.call = call
         ctx.save_for_backward(*tensors, *residuals)
-        results = _aliases(outputs, tensors[: call.count])
-        if without := integers(results):
-            ctx.mark_non_differentiable(*without)
+        call.storages = [storage_of(tensor) for tensor in (*tensors[: call.count], *outputs)]
+        results, integers = _aliases(outputs, tensors[: call.count], call.storages)
+        if integers:
+            ctx.mark_non_differentiable(*integers)
         return results
 
     @staticmethod
@@ -188,7 +198,7 @@ class _Attached(torch.autograd.Function):
         else:
             gradients, others = _read(call.reads, pullback, cotangents, saved[count:stop], needs_grad[:count])
         if not is_recorded:
-            gradients = _copied(gradients, call.watched)
+            gradients = _copied(gradients, call.storages)
             if not keeps_graph():
                 call.pullback, call.watched, call.before = None, (), ()
         return (None, None, None, *gradients, *others)
@@ -196,7 +206,7 @@ class _Attached(torch.autograd.Function):
 
 # What `apply` of a Function comes down to. Before that, torch's own looks for a running transform, as `attach` does,
 # for a Function in two parts, and for what a transform wrapped that is over: 3 of 37 us (torch 2.13).
-_apply: Callable[..., Any] = super(torch.autograd.Function, _Attached).apply
+_apply: Callable[..., Any] = super(torch.autograd.Function, Attached).apply
 
 
 # --- what the backward pass asks -------------------------------------------------------------------------------------
@@ -220,51 +230,45 @@ def _read(
     return gradients, others
 
 
-def _copied(gradients: Sequence[Any], watched: Sequence[torch.Tensor]) -> Sequence[Any]:
-    """Gradients, and a copy of each that has its memory from an input or an output.
+def _copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:
+    """Gradients, and a copy of each that has its memory from an argument or an output.
 
-    autograd keeps a gradient that nothing else holds as it is: clearing it would clear the input.
+    autograd keeps a gradient that nothing else holds as it is: clearing it would clear the argument.
     """
-    if not watched:
-        return gradients
-    known = {*_storages(watched)} - {0}
-    storages = _storages(gradients)
-    if known.isdisjoint(storages):
-        return gradients
-    pairs = zip(gradients, storages, strict=True)
-    return [gradient.clone() if storage in known else gradient for gradient, storage in pairs]
+    known = {*storages} - {0}
+    return [each.clone() if each is not None and storage_of(each) in known else each for each in gradients]
 
 
-def _storages(tensors: Sequence[torch.Tensor | None]) -> list[int]:
-    """Where the memory of each tensor begins; 0 if it has none of its own, as a fake one, or there is no tensor."""
-    storages = []
-    for tensor in tensors:
-        storage = 0
-        if tensor is not None and tensor.layout is torch.strided and not is_fake(tensor):
-            try:
-                storage = tensor.untyped_storage().data_ptr()
-            except RuntimeError:  # a subclass that wraps other tensors has no memory to ask for
-                storage = 0
-        storages.append(storage)
-    return storages
+def storage_of(tensor: torch.Tensor) -> int:
+    """Where the memory of a tensor begins; 0 if it has none of its own, as a fake one or one that wraps others."""
+    if tensor.layout is not torch.strided or is_fake(tensor):
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
 
 
-def _aliases(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """`outputs` as other objects: a rule that holds an output would hold itself through the output's node.
+def _aliases(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], storages: Sequence[int]
+) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+    """`outputs` as other objects, and those of them that have no gradient.
 
-    One that shares its memory with an input becomes a view of it for autograd as well, so that changing either in place
-    is noticed.
+    A rule that holds an output would hold itself through the output's node. One that shares its memory with an input
+    becomes a view of it for autograd as well, so that changing either in place is noticed.
     """
-    storages = _storages(outputs)
-    sharing = dict(zip(_storages(inputs), inputs, strict=True))
-    results = []
-    for output, storage in zip(outputs, storages, strict=True):
-        base = sharing.get(storage) if storage else None
+    sharing = {storage: tensor for storage, tensor in zip(storages, inputs, strict=False) if storage}
+    results, integers = [], []
+    for output, storage in zip(outputs, storages[len(inputs) :], strict=True):
+        base = sharing.get(storage)
         if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
-            results.append(base.as_strided(output.size(), output.stride(), output.storage_offset()))
+            result = base.as_strided(output.size(), output.stride(), output.storage_offset())
         else:
-            results.append(output.detach())
-    return tuple(results)
+            result = output.detach()
+        results.append(result)
+        if not is_floating(result):
+            integers.append(result)
+    return tuple(results), integers
 
 
 def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:

@@ -60,6 +60,8 @@ PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+# Likewise, for whether autocast is on for any kind of device.
+is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 # Likewise, for what a transform wrapped and is over; `apply` of a Function begins with it.
 unwrap_if_dead: Callable[[torch.Tensor], torch.Tensor] = functorch.unwrap_if_dead
 # Likewise, for looking through the wrappers that the transforms put around tensors, for types registered with torch's
@@ -162,8 +164,7 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     return parts, lambda parts: pytree.tree_unflatten(parts, spec)
 
 
-def is_compiling() -> bool:
-    return torch.compiler.is_compiling()
+is_compiling = torch.compiler.is_compiling
 
 
 def is_recording() -> bool:
@@ -204,36 +205,37 @@ def saveable(tensors: Any) -> list[torch.Tensor]:
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """How often tensors were changed in place; the name is torch's own, and its documentation uses it."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError:  # a tensor of inference mode does not count
-        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    counts = []
+    for tensor in tensors:
+        try:
+            counts.append(tensor._version)
+        except RuntimeError:  # a tensor of inference mode does not count
+            counts.append(0)
+    return counts
 
 
-# For kinds of devices, the dtype of autocast there, None where it is off.
-Autocast = Sequence[tuple[str, torch.dtype | None]]
+# For kinds of devices, the dtype of autocast there; it is off on all others.
+Autocast = Sequence[tuple[str, torch.dtype]]
 
 
 def autocast(tensors: Sequence[torch.Tensor]) -> Autocast:
     """What autocast does for a function of some tensors."""
-    kinds = ["cpu"]
-    for tensor in tensors:
-        if not tensor.is_cpu and torch.amp.is_autocast_available(tensor.device.type):
-            kinds.append(tensor.device.type)
-    return [(kind, _autocast_dtype(kind)) for kind in kinds]
-
-
-def _autocast_dtype(kind: str) -> torch.dtype | None:
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    kinds = {"cpu", *[tensor.device.type for tensor in tensors]}
+    available = filter(torch.amp.is_autocast_available, kinds)
+    return [(kind, torch.get_autocast_dtype(kind)) for kind in available if torch.is_autocast_enabled(kind)]
 
 
 @contextlib.contextmanager
-def under_autocast(before: Autocast) -> Iterator[None]:
+def under_autocast(before: Autocast, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Lets a function run under the autocast of its first run: torch calls a backward pass outside of it."""
+    now = autocast(tensors)
     with contextlib.ExitStack() as stack:
+        for kind, dtype in now:
+            if (kind, dtype) not in before:
+                stack.enter_context(torch.autocast(kind, dtype, enabled=False))
         for kind, dtype in before:
-            if dtype != _autocast_dtype(kind):
-                stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None))
+            if (kind, dtype) not in now:
+                stack.enter_context(torch.autocast(kind, dtype))
         yield
 
 

@@ -50,6 +50,8 @@ class _Unchanged:
 class _Recompute:
     """A function whose rule runs it again."""
 
+    is_ordinary = False
+
     def __init__(self, fun: OutputFunction, run: Callable[..., Tensors], unchanged: _Unchanged):
         self.backend, self.name, self.user = fun.backend, fun.name, fun.user
         self.fun, self.unchanged = run, unchanged
