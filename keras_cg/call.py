@@ -140,7 +140,8 @@ class PlainCall(Call):
 
     is_ordinary = True
     keywords = ()
-    state = output = converted = None
+    state = converted = None
+    output: Tree | None = None
 
     def __init__(self, backend: Backend, name: str, user: Callable[..., Any], count: int):
         self.backend, self.name, self.user, self.positionals = backend, name, user, count

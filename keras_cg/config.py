@@ -140,8 +140,8 @@ def _known(name: str, source: str) -> str:
     return name
 
 
-# What is behind `os.environ`, whose `get` enters five frames of Python, and every call asks twice. It is not documented:
-# where it is something else (on Windows, or in a later Python), the documented way serves.
+# What is behind `os.environ`, whose `get` enters five frames of Python. It is not documented: where it is something
+# else (on Windows, or in a later Python), the documented way serves.
 _variables: Any = getattr(os.environ, "_data", None)
 _variables = _variables if isinstance(_variables, dict) and b"PATH" in _variables else None
 

@@ -180,26 +180,6 @@ def incomplete_backend(name: str, missing: Iterable[str]) -> ImportError:
     return ImportError(f"the backend {name!r} lacks {', '.join(missing)}; {contract}", name=name)
 
 
-def no_such_op(name: str, backend: str, names: Sequence[str]) -> AttributeError:
-    """`keras_cg.ops` has no function of that name on the active backend."""
-    headline = f"keras_cg.ops has no {name!r} while the backend is {backend!r}.{did_you_mean(name, names)}"
-    cause = "a function that one framework has and the array API standard does not."
-    remedy = "use one of docs/ops.md: they are there on every backend."
-    return report(AttributeError, headline, cause=cause, remedy=remedy)
-
-
-def no_op_here(name: str, backend: str, what: str, remedy: str) -> NotImplementedError:
-    """A function of `keras_cg.ops` that the framework has no means for, or not for these arguments."""
-    headline = f"keras_cg.ops: `{name}` {what} on the backend {backend!r}."
-    cause = "the framework has no means for it; docs/ops.md has what each backend refuses."
-    return report(NotImplementedError, headline, function=name, cause=cause, remedy=remedy)
-
-
-def no_axis() -> ValueError:
-    """A cumulative function of `keras_cg.ops`, of a tensor with several axes or none."""
-    return ValueError("the axis must be given, unless there is one alone.")
-
-
 def foreign_tensor(function: str, role: str, value: object, backend: str, source: str, owner: str) -> TypeError:
     """A tensor that the active backend does not take as its own."""
     headline = f"{function}: {role} is {article(type_name(value))}, but the active backend is {backend!r}."
@@ -303,12 +283,6 @@ def given_whole(function: str, rule: str, parameter: str, leaves: int) -> str:
     """What is added to an error of a rule, or about it, whose further parameters have defaults."""
     what = f"the rule of {function} is {rule}, and got one nest of {count(leaves, 'upstream')} as {parameter}"
     return f"{what}: its other parameters have defaults. Without these it gets one upstream for each."
-
-
-def nest_of_numbers(where: str, argument: str, came: Sequence[Any]) -> str:
-    """What is added to an error of the function itself: it may have taken numbers in a list for one tensor."""
-    what = f"{argument} is {article(type_name(came))}, which is a nest of {count(len(came), 'number')} and no tensor"
-    return f"{where}: {what}. If one tensor is meant, pass an array."
 
 
 def wrong_structure(function: str, came: str, expected: str) -> GradientError:
@@ -417,58 +391,6 @@ def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableEr
     return report(CapturedVariableError, headline, function=function, consequence=consequence, remedies=remedies)
 
 
-def unserved_variables(backend: str, where: str = "") -> CapturedVariableError:
-    """The rule takes `variables`, and the backend cannot tell there which they are."""
-    there = f"the backend {backend!r} {where}".rstrip()
-    return lost_capture("the function", "a closure over it.", f"{there} cannot hand it to the rule as `variables`")
-
-
-def lost_capture(who: str, cause: str, consequence: str) -> CapturedVariableError:
-    """What is read has a gradient that nobody would compute."""
-    headline = f"{who} reads a value that is being differentiated and is not among its arguments."
-    consequence = f"{consequence}, and it would silently get no gradient."
-    remedy = "pass it as an argument, or stop its gradient inside the function."
-    return report(CapturedVariableError, headline, cause=cause, consequence=consequence, remedy=remedy)
-
-
-def rule_dropped(where: str, remedy: str) -> NotImplementedError:
-    """The framework would ignore the rule without a word."""
-    headline = f"{where} ignores custom gradients, and would silently give those of plain differentiation."
-    return report(NotImplementedError, headline, remedy=f"{remedy}.")
-
-
-def no_gradient_exported(function: str) -> UserWarning:
-    """The exported program has the output of a function, and not its rule."""
-    return report(
-        UserWarning,
-        f"the exported program has no gradient through {function}, nor through other functions with a custom gradient.",
-        function=function,
-        cause="torch keeps no rule in what it exports, and would silently give the gradient of plain differentiation.",
-        remedy="train before exporting, or keep the rule by torch.compile.",
-    )
-
-
-def changed_argument(function: str) -> RuntimeError:
-    """A function changed what it was called with."""
-    return report(
-        RuntimeError,
-        f"{function} changed one of its arguments in place, so that the gradient would be silently wrong.",
-        function=function,
-        remedy="work on a copy: `x = x.clone()`.",
-    )
-
-
-def changed_since_call(function: str) -> RuntimeError:
-    """Values that a rule needs are no longer what they were."""
-    return report(
-        RuntimeError,
-        f"a tensor that the rule of {function} needs was modified by an inplace operation since the call.",
-        function=function,
-        cause="an argument or the output was changed in place before the backward pass.",
-        remedy="change a copy, or change it after the backward pass.",
-    )
-
-
 def changes_variables(function: str) -> RuntimeError:
     """A function that must run again, and would not do the same."""
     headline = (
@@ -494,111 +416,3 @@ def not_repeated(
         cause="the function draws random numbers, or reads something that has changed since.",
         remedy="draw or read it outside, and pass it as an argument.",
     )
-
-
-def recomputed_otherwise(function: str) -> RuntimeError:
-    """A recomputed function gave something else in the backward pass."""
-    headline = f"{function} ran again for its gradient, and gave another output than the first time."
-    cause = "random numbers of another library, or something in an attribute or a global that was changed."
-    remedy = "draw random numbers by keras.random, or outside; pass what changes as an argument."
-    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
-
-
-def not_linear(obstacle: str | None = None) -> ValueError:
-    """Forward mode was asked for a rule that has no transpose; `obstacle` is why, where a program shows it."""
-    headline = "forward mode needs a rule that is linear in upstream, and this one is not."
-    cause = "a rule that clips or normalises upstream"
-    got = None
-    if obstacle is not None:
-        got = f"upstream goes through {obstacle}."
-        cause += "; or one that is linear by an operation that is not known for it"
-    return report(ValueError, headline, got=got, cause=f"{cause}.", remedy="differentiate in reverse mode.")
-
-
-def deaf_tape() -> NotImplementedError:
-    """A tape that TensorFlow lets record nothing."""
-    headline = "TensorFlow's tapes record nothing here, and all derivatives would silently be zero."
-    cause = "a rule that differentiates (keras_cg.grad, recipes.recompute), where a ForwardAccumulator is watching."
-    remedy = "use keras_cg.jvp in its place, or put what it watches into a tf.function that is made outside of it."
-    return report(NotImplementedError, headline, cause=cause, remedy=remedy)
-
-
-def no_forward_mode() -> ValueError:
-    """JAX met a function of another library that has a rule for reverse mode only."""
-    headline = "forward mode needs a function that has one, and JAX met a jax.custom_vjp, which has none."
-    cause = "a function of another library, whose gradient is a jax.custom_vjp's."
-    remedy = "differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient."
-    return report(ValueError, headline, cause=cause, remedy=remedy)
-
-
-# --- keras_cg.grad and its like ------------------------------------------------------------------
-
-# Here `where` is the call as the user would write it: `grad(f)`, `jvp(f)`.
-
-
-def not_differentiable(where: str, argument: str, came: str) -> TypeError:
-    """`grad` was asked for the gradient of something that has none."""
-    remedy = "Convert it to a floating dtype, or leave it out of `argnums`."
-    return TypeError(f"{where}: {argument} is {came}, and only floating or complex tensors have a gradient. {remedy}")
-
-
-def nothing_to_differentiate(where: str) -> TypeError:
-    """No argument holds a tensor that has a gradient."""
-    happened = "there is no floating or complex tensor among the arguments to differentiate."
-    return TypeError(f"{where}: {happened} Give at least one: integers, booleans and strings have no gradient.")
-
-
-def bad_argnums(where: str, argnums: object, arguments: int) -> TypeError:
-    """`argnums` does not name positional arguments of the call."""
-    call = f"a call with {count(arguments, 'positional argument')}"
-    remedy = "Give the index of a positional argument, or a tuple of different ones; keywords are not differentiated."
-    return TypeError(f"{where}: argnums={argnums!r} does not fit {call}. {remedy}")
-
-
-def not_a_scalar_output(where: str, came: str) -> TypeError:
-    """`grad` can differentiate one real tensor."""
-    remedy = "Return the loss alone, or (loss, aux) with has_aux=True."
-    return TypeError(f"{where}: the function must return one real floating tensor, got {came}. {remedy}")
-
-
-def no_aux(where: str, value: object) -> TypeError:
-    """`has_aux=True` and the function returned no pair."""
-    came = article(type_name(value))
-    return TypeError(f"{where}: with has_aux=True the function must return a pair (output, aux), got {came}.")
-
-
-def no_floating_output(where: str, came: str) -> TypeError:
-    """Nothing in the output has a derivative."""
-    cause = "A forgotten `return`, or a comparison or an index where its values were meant, gives such an output."
-    return TypeError(f"{where}: the function must return at least one floating or complex tensor, got {came}. {cause}")
-
-
-def complex_jacobian(where: str, what: str, came: str) -> TypeError:
-    """There is no one Jacobian of complex numbers."""
-    return TypeError(
-        f"{where}: {what} is {came}, and one complex matrix cannot hold the derivative of a complex function that is"
-        " not holomorphic. Use keras_cg.vjp or keras_cg.jvp, or give real and imaginary parts as tensors of their own."
-    )
-
-
-def not_arguments(where: str, name: str, value: object) -> TypeError:
-    """`primals` or `tangents` is no sequence of arguments."""
-    due = f"{name} must be a tuple with one part for each argument"
-    remedy = "For one argument write jvp(f, (x,), (tangent,))."
-    return TypeError(f"{where}: {due}, got {article(type_name(value))}. {remedy}")
-
-
-def not_the_nest(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
-    """Upstream or tangents with another structure than what they belong to."""
-    headline = f"{where}: {name} has another structure than {model}."
-    cause = "keys or levels that differ, or a bare tensor where a tuple of one is due."
-    remedy = "give the same nest, with None for zeros and at every leaf that is no floating tensor."
-    return report(ValueError, headline, got=came, expected=expected, cause=cause, remedy=remedy)
-
-
-def not_alike(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
-    """One leaf of upstream or tangents that does not fit the tensor it belongs to."""
-    headline = f"{where}: {name} does not fit {model}."
-    cause = "a value that was to be broadcast, an integer tensor, or complex numbers for real ones."
-    remedy = "give a floating tensor of exactly that shape; None stands for zeros. Nothing is broadcast."
-    return report(ValueError, headline, got=came, expected=expected, cause=cause, remedy=remedy)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_cg import config, errors
+from keras_cg import config
 from keras_cg.decorator import custom_gradient
+from keras_cg.engine import messages
 
 __all__ = ["custom_gradient", "stop_gradient"]
 
@@ -39,7 +40,7 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(config.active.namespace, name)
     except AttributeError:
-        raise errors.no_such_op(name, config.backend(), __dir__()) from None
+        raise messages.no_such_op(name, config.backend(), __dir__()) from None
 
 
 def __dir__() -> list[str]:

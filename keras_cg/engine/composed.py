@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from keras_cg import errors
+from keras_cg.engine import messages
 
 
 def axis_of(axis: int | None, rank: int) -> int:
     """The axis of a cumulative function, which may be left out where there is one alone."""
     if axis is None and rank != 1:
-        raise errors.no_axis()
+        raise messages.no_axis()
     return 0 if axis is None else axis
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy
 
-from keras_cg import errors
-from keras_cg.engine import linear, precision
+from keras_cg.engine import linear, messages, precision
 from keras_cg.engine.contract import Backend, PlainFunction, Tensors
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.rule import is_repeated
@@ -41,7 +40,7 @@ def vjp_of_runs(
                 backend,
                 gradients,
                 [is_repeated_later(backend, *pair) for pair in zip(others, outputs, strict=True)],
-                functools.partial(errors.recomputed_otherwise, "the function"),
+                functools.partial(messages.recomputed_otherwise, "the function"),
             )
         )
 
@@ -59,7 +58,7 @@ def jvp(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """The transpose of the vjp, which serves where a framework has forward rules for its own functions only."""
     outputs, push, aux, conditions = transposed(backend, fun, tensors)
-    return outputs, tuple(settled(backend, push(tangents), conditions, errors.not_linear)), aux
+    return outputs, tuple(settled(backend, push(tangents), conditions, messages.not_linear)), aux
 
 
 def transposed(
@@ -175,7 +174,7 @@ def is_repeated_later(backend: Any, other: Any, first: Any) -> Any:
     """`is_repeated` as a boolean tensor."""
     xp, kind = backend.namespace, backend.dtype(first)
     if backend.shape(other) != backend.shape(first):
-        raise errors.recomputed_otherwise("the function")
+        raise messages.recomputed_otherwise("the function")
     if 0 in backend.shape(first) or not is_differentiable(kind):
         return xp.all(other == first)
     size = xp.where(xp.isfinite(first), xp.abs(first), xp.zeros_like(xp.abs(first)))

@@ -24,8 +24,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy
-from keras_cg import errors
-from keras_cg.engine import derived
+from keras_cg.engine import derived, messages
 from keras_cg.engine.again import Again, Run
 from keras_cg.engine.contract import Function, PlainFunction, Pullback, Tensors
 from keras_cg.engine.precision import is_differentiable
@@ -339,7 +338,7 @@ class _Call:
     def require(self, captured: Sequence[int]) -> None:
         self.pullback.capture(["(a value that is being differentiated)"])
         if not captured:
-            raise errors.unserved_variables("mlx", "(where it is not in a closure)")
+            raise messages.unserved_variables("mlx", "(where it is not in a closure)")
 
     def enter(self, parents: Arrays, arrived: Arrays) -> list[Any]:
         """The rule of `entry`, which calls the user's."""
@@ -373,7 +372,7 @@ class _Call:
             return tuple(_filled(dict(enumerate(map(known.get, places))), tensors))
 
         push, conditions = derived.transpose(own, pull, watched, tensors)
-        found = settled(own, push([moving[place] for place in places]), conditions, errors.not_linear)
+        found = settled(own, push([moving[place] for place in places]), conditions, messages.not_linear)
         # What is captured has no plain tangent; something that was not found has one.
         lost = [0 if tangent is None else mx.where(tangent == 0, 0, float("nan")) for tangent in plain]
         return [each + nan for each, nan in zip(found, lost, strict=True)]

@@ -24,6 +24,7 @@ from keras_cg.backends.jax import carried, linear
 from keras_cg.backends.jax.carried import Rule
 from keras_cg.backends.jax.names import is_reversed, is_staging, unbatched
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
 
 # What is kept for the backward pass: `rule(values, cotangents)`, and the values that it uses.
@@ -52,7 +53,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         try:
             return _eager(fun, tensors)
         except (jax.errors.UnexpectedTracerError, _HiddenError) as error:
-            raise errors.unserved_variables("jax", "(where Python looks at values)") from error
+            raise messages.unserved_variables("jax", "(where Python looks at values)") from error
 
 
 class _HiddenError(Exception):
@@ -107,7 +108,7 @@ def _backward(residuals: Partial, cotangents: tuple[Any, ...]) -> tuple[Any, ...
     try:
         return tuple(residuals(arriving))
     except jax.errors.UnexpectedTracerError as error:
-        raise errors.unserved_variables("jax", "(where only the rule reads it)") from error
+        raise messages.unserved_variables("jax", "(where only the rule reads it)") from error
 
 
 _backward.__signature__ = inspect.signature(_backward)  # type: ignore[attr-defined]

@@ -10,8 +10,8 @@ import jax
 import jax.export
 import jax.numpy as namespace
 
-from keras_cg import errors
 from keras_cg.backends.jax.tensors import conjugate
+from keras_cg.engine import messages
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -30,7 +30,7 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
     except TypeError as error:
         # What JAX says of a custom_vjp function of another library, which has no forward mode.
         if "custom_vjp" in str(error):
-            raise errors.no_forward_mode() from error
+            raise messages.no_forward_mode() from error
         raise
 
 

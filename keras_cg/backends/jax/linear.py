@@ -15,9 +15,9 @@ from jax.extend import linear_util
 from jax.extend.core import Literal
 from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic
 
-from keras_cg import errors
 from keras_cg.backends.jax.names import DebugInfo
 from keras_cg.backends.jax.tensors import is_floating
+from keras_cg.engine import messages
 
 
 def program(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
@@ -49,12 +49,12 @@ def transposed(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], given: S
     jaxpr, consts = program(fun, avals)
     for kind in _kinds(jaxpr, [LINEAR] * len(avals)):
         if kind not in (ZERO, LINEAR):
-            raise errors.not_linear("a rule that gives a constant" if kind == CONSTANT else kind)
+            raise messages.not_linear("a rule that gives a constant" if kind == CONSTANT else kind)
     try:
         return [*jax.linear_transpose(lambda *inputs: jax.core.eval_jaxpr(jaxpr, consts, *inputs), *avals)([*given])]
     except Exception as error:
         # JAX raises what comes: of a scan over upstream, JAX (0.9) says that a value is of a wrong type.
-        raise errors.not_linear("a program that JAX does not transpose") from error
+        raise messages.not_linear("a program that JAX does not transpose") from error
 
 
 # --- the proof -----------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ import numpy
 from autograd.extend import Box, defvjp_argnums, primitive, vspace
 from autograd.tracer import Node, trace_stack
 
-from keras_cg import errors
 from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating, is_tensor
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
 
 
@@ -173,7 +173,7 @@ def _captured(
         seen.add(node)
         if node not in known:
             if not getattr(node, "parents", ()):
-                raise errors.unserved_variables("numpy", "(where it is not in a closure)")
+                raise messages.unserved_variables("numpy", "(where it is not in a closure)")
             waiting += node.parents
     used = [each for each in candidates if any([box._node in seen for box in boxes(each)])]
     return used if len(used) == 1 else _in_order(fun, used, inputs)

@@ -15,9 +15,8 @@ import autograd.numpy as anp
 import numpy
 from autograd.extend import Box
 
-from keras_cg import errors
 from keras_cg.backends.numpy import fft, linalg
-from keras_cg.engine import composed, standard
+from keras_cg.engine import composed, messages, standard
 
 # --- elementwise ---------------------------------------------------------------------------------
 
@@ -39,7 +38,7 @@ def copysign(x1: Any, x2: Any, /) -> Any:
 
 def nextafter(x1: Any, x2: Any, /) -> Any:
     if isinstance(x1, Box) or isinstance(x2, Box):
-        raise errors.no_op_here("nextafter", "numpy", "has no gradient", "cut it with keras_cg.ops.stop_gradient.")
+        raise messages.no_op_here("nextafter", "numpy", "has no gradient", "cut it with keras_cg.ops.stop_gradient.")
     return numpy.nextafter(x1, x2)
 
 

@@ -9,8 +9,7 @@ import autograd.numpy as anp
 import numpy
 from autograd.extend import Box
 
-from keras_cg import errors
-from keras_cg.engine import standard
+from keras_cg.engine import messages, standard
 
 matmul, outer, tensordot = anp.matmul, anp.outer, anp.tensordot
 
@@ -70,7 +69,7 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Any:
 
 def qr(x: Any, /, *, mode: Any = "reduced") -> standard.QRResult:
     if isinstance(x, Box):
-        raise errors.no_op_here(
+        raise messages.no_op_here(
             "linalg.qr",
             "numpy",
             "has no gradient",
@@ -95,7 +94,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
 def svd(x: Any, /, *, full_matrices: bool = True) -> standard.SVDResult:
     if full_matrices and isinstance(x, Box):
         if x.shape[-1] != x.shape[-2]:
-            raise errors.no_op_here(
+            raise messages.no_op_here(
                 "linalg.svd", "numpy", "has no gradient of full matrices", "give full_matrices=False."
             )
         full_matrices = False

@@ -8,12 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg import errors
 from keras_cg.backends.tensorflow import graph, recording
 from keras_cg.backends.tensorflow.backward import Backward
 from keras_cg.backends.tensorflow.composite import fill_all, is_part, parts
 from keras_cg.backends.tensorflow.recording import is_differentiated
 from keras_cg.backends.tensorflow.tensors import asarray, is_recording
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
 
 
@@ -63,7 +63,7 @@ def _captured(
     # Of several, nothing tells which is used first.
     if len(used) > 1 or bool(used) == bool(variables):
         pullback.capture([graph.CLOSED_OVER])
-        raise errors.unserved_variables("tensorflow")
+        raise messages.unserved_variables("tensorflow")
     return [*variables, *used]
 
 

@@ -12,7 +12,7 @@ from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_compos
 from keras_cg.backends.tensorflow.derivatives import vjp
 from keras_cg.backends.tensorflow.recording import copied, push_forwardprop_state, record_operation, stop_recording
 from keras_cg.backends.tensorflow.tensors import nan_unless, own
-from keras_cg.engine import linear
+from keras_cg.engine import linear, messages
 from keras_cg.engine.contract import Pullback
 
 
@@ -109,7 +109,7 @@ class Backward:
             conditions += linear.transposes(own, pull, push, copies, pulled) if pulled else []
         if tf.executing_eagerly():
             if not all([bool(condition) for condition in conditions]):
-                raise errors.not_linear()
+                raise messages.not_linear()
             return [*map(dense, gradients)]
         unknown = _total(cotangents) * nan_unless(conditions)
         return [gradient if gradient is None else dense(gradient) + _like(gradient, unknown) for gradient in gradients]

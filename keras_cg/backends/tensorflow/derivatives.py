@@ -8,11 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, mapped, parts
 from keras_cg.backends.tensorflow.recording import refuse_if_deaf
 from keras_cg.backends.tensorflow.tensors import nan_unless, own
-from keras_cg.engine import derived
+from keras_cg.engine import derived, messages
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -52,7 +51,7 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
 
     outputs, push, aux, conditions = derived.transposed(own, flat, parts(tensors))
     if tf.executing_eagerly() and not all([bool(condition) for condition in conditions]):
-        raise errors.not_linear()
+        raise messages.not_linear()
     moved = push(parts(tangents))
     if not tf.executing_eagerly():
         unknown = nan_unless(conditions)

@@ -15,10 +15,9 @@ from typing import Any
 import numpy
 import tensorflow as tf
 
-from keras_cg import errors
 from keras_cg.backends.tensorflow import fft, linalg, promoted
 from keras_cg.backends.tensorflow.promoted import as_dtype, cast, same, size, summed, tensor, unconverted
-from keras_cg.engine import composed, standard
+from keras_cg.engine import composed, messages, standard
 
 tnp = tf.experimental.numpy
 
@@ -251,7 +250,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
 def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
     x = tensor(x)
     if x.shape[axis] is None:
-        raise errors.no_op_here("unstack", "tensorflow", "needs an axis whose size is known", _KNOWN)
+        raise messages.no_op_here("unstack", "tensorflow", "needs an axis whose size is known", _KNOWN)
     return tuple(tf.unstack(x, axis=axis))
 
 
@@ -353,7 +352,7 @@ def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, in
     x, axis = _along(x, axis, dtype)
     count = x.shape[axis]
     if count is None:
-        raise errors.no_op_here("cumulative_prod", "tensorflow", "needs an axis whose size is known", _KNOWN)
+        raise messages.no_op_here("cumulative_prod", "tensorflow", "needs an axis whose size is known", _KNOWN)
     total = composed.products(tnp.moveaxis(x, axis, 0), count, lambda parts: tf.concat(parts, 0))
     return _begun(tnp.moveaxis(total, 0, axis), axis, 1 if include_initial else None)
 

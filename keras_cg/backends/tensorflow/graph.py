@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg import errors
 from keras_cg.backends.tensorflow.backward import Backward, is_constant
 from keras_cg.backends.tensorflow.composite import fill_all, is_floating, mapped, parts
 from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, stop_recording, wanted
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Tensors
 
 CLOSED_OVER = "(a tensor that is being differentiated)"
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 # TensorFlow shows it as the reason of a LookupError, as bytes.
 _DROPPED = " ".join(
     str(
-        errors.rule_dropped(
+        messages.rule_dropped(
             "what is outside of tf.vectorized_map (and of a jacobian with experimental_use_pfor=True)",
             "use tf.map_fn, call the function on the whole batch, or pass experimental_use_pfor=False",
         )
@@ -63,7 +63,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     read = parts(sources)
     if is_differentiated(read):
         pullback.capture([CLOSED_OVER])
-        raise errors.unserved_variables("tensorflow")
+        raise messages.unserved_variables("tensorflow")
     # Nobody can tell which of the values that `fun` closes over will be differentiated later, but for constants.
     unknown = [source for source in read if not is_constant(source)]
     backward = Backward(pullback, lambda: (pullback, []), tensors, wanted(tensors), outputs, variables, unknown)
@@ -132,7 +132,7 @@ def _refuse_reference(operation: Any) -> None:
     """Raises if an operation is a trainable variable that is no resource, as those of TensorFlow 1 were."""
     if any(variable.op is operation for variable in tf.compat.v1.trainable_variables()):
         where = f"(where it is the variable {operation.name!r}, made inside with use_resource=False)"
-        raise errors.unserved_variables("tensorflow", where)
+        raise messages.unserved_variables("tensorflow", where)
 
 
 def _is_vectorizing() -> bool:

@@ -20,8 +20,8 @@ from tensorflow.python.eager.record import (
     stop_recording,
 )
 
-from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import components, mapped, parts
+from keras_cg.engine import messages
 
 __all__ = [
     "VariableWatcher",
@@ -106,4 +106,4 @@ def _is_deaf() -> bool:
 def refuse_if_deaf() -> None:
     """Raises where a tape records nothing: there, and where all were told to stop."""
     if is_transposing() or (not could_possibly_record() and _is_deaf()):
-        raise errors.deaf_tape()
+        raise messages.deaf_tape()

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from keras_cg import errors
 from keras_cg.backends.torch import compiled, exported, transforms
 from keras_cg.backends.torch.tensors import (
     Autocast,
@@ -35,6 +34,7 @@ from keras_cg.backends.torch.tensors import (
     unwrap_if_dead,
     versions,
 )
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
 
 
@@ -67,7 +67,7 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     before, start = versions(tensors), sequence_number()
     outputs, pullback = fun(*inputs)
     if before != versions(tensors):
-        raise errors.changed_argument(fun.name)
+        raise messages.changed_argument(fun.name)
     # Where torch.compile (2.13) gave up, it compiles each new frame by itself, and would fail in these.
     finish = record if dynamo_callback() is None else _record_undisturbed
     return finish(fun, tensors, inputs, before, start, outputs, pullback)
@@ -164,7 +164,7 @@ class Call:
         pairs = zip(self.watched, now, self.before, strict=True)
         changed = {storage_of(tensor) for tensor, version, before in pairs if version != before} - {0}
         if not changed.isdisjoint(map(storage_of, self.pullback.reached())):
-            raise errors.changed_since_call(self.fun.name)
+            raise messages.changed_since_call(self.fun.name)
 
 
 class Attached(torch.autograd.Function):
@@ -290,7 +290,7 @@ def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullba
             # A tensor that was computed before from what is trainable, and is nowhere that `captures` looks; or, under
             # aot_module, what stands for something trainable.
             pullback.capture(["(a tensor computed from trainable ones)"])
-            raise errors.unserved_variables("torch", "(where it is not in a closure)")
+            raise messages.unserved_variables("torch", "(where it is not in a closure)")
         elif node not in seen:
             seen.add(node)
             stack += [

@@ -12,8 +12,8 @@ import torch
 from torch._C._functorch import TransformType, _unwrap_for_grad
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_clear_interpreter_stack
 
-from keras_cg import errors
 from keras_cg.backends.torch.tensors import transforms_active
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
 
 
@@ -22,7 +22,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     is_transformed = transforms_active()
     # Where torch would go on with plain differentiation and say nothing: pytorch#193279.
     if is_transformed and not (_is_one_gradient() and _keeps_rules() and not _is_tracked_outside(tensors)):
-        raise errors.rule_dropped(
+        raise messages.rule_dropped(
             "torch.compile around a transform of torch.func",
             "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
         )
@@ -46,7 +46,7 @@ def _record(
     for output in outputs:
         if output.requires_grad or (is_transformed and _is_tracked_outside((output,))):
             pullback.capture(["(a tensor that torch.compile does not name)"])
-            raise errors.unserved_variables("torch", "under torch.compile")
+            raise messages.unserved_variables("torch", "under torch.compile")
     if True not in wanted:
         return outputs
     # torch.compile (2.13) refuses a Function that gets one tensor twice.

@@ -20,8 +20,8 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from keras_cg import errors
 from keras_cg.backends.torch.tensors import is_captured, is_floating, is_forward_open, is_tracing, transforms_active
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Function
 
 _MAPPING = TransformType.Vmap
@@ -30,7 +30,7 @@ _MAPPING = TransformType.Vmap
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """As `attach.attach`, in what torch.export or torch.jit.trace writes down."""
     if is_forward_open() or (transforms_active() and not _is_mapping()):
-        raise errors.rule_dropped(
+        raise messages.rule_dropped(
             "exporting a derivative",
             "leave what differentiates out of what is exported",
         )
@@ -61,7 +61,7 @@ class _Refused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        raise errors.rule_dropped("exporting a derivative", "leave what differentiates out of what is exported")
+        raise messages.rule_dropped("exporting a derivative", "leave what differentiates out of what is exported")
 
 
 # Dynamo takes what this says for a constant.
@@ -90,5 +90,5 @@ def _warn(name: str, outputs: Sequence[torch.Tensor]) -> None:
     programs: list[Any] = [each.fake_mode for each in outputs if isinstance(each, FakeTensor)]
     programs += [] if mode is None else [mode.tracer]
     if not any([program in _told for program in programs]):
-        warnings.warn(errors.no_gradient_exported(name), stacklevel=2)
+        warnings.warn(messages.no_gradient_exported(name), stacklevel=2)
     _told.update(programs)

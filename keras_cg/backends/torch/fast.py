@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from keras_cg import errors
 from keras_cg.backends.torch.attach import Attached, Call, attach_any, record, storage_of
 from keras_cg.backends.torch.tensors import (
     dynamo_callback,
@@ -25,6 +24,7 @@ from keras_cg.backends.torch.tensors import (
     transforms_active,
     versions,
 )
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Function
 
 
@@ -52,7 +52,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     outputs, pullback = fun(*inputs)
     for tensor, version in zip(tensors, before, strict=True):
         if tensor._version != version:
-            raise errors.changed_argument(fun.name)
+            raise messages.changed_argument(fun.name)
     output = outputs[0]
     is_usual = len(outputs) == 1 and is_plain(output) and not output.requires_grad and output.is_floating_point()
     storage = output.untyped_storage().data_ptr() if is_usual and output.layout is torch.strided else None
@@ -70,7 +70,7 @@ def _constant(fun: Any, tensors: Sequence[Any], before: list[int], start: int) -
     """A call of which no argument is differentiated: there is a gradient only if the function captured something."""
     pair = fun.user(*tensors)
     if versions(tensors) != before:
-        raise errors.changed_argument(fun.name)
+        raise messages.changed_argument(fun.name)
     if type(pair) is tuple and len(pair) == 2 and is_plain(pair[0]) and not pair[0].requires_grad and callable(pair[1]):
         return pair[:1]
     return record(fun, tensors, tensors, before, start, *fun.returned(tensors, pair))

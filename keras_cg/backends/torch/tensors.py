@@ -16,9 +16,8 @@ from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from keras_cg import errors
 from keras_cg.backends import owner
-from keras_cg.engine import precision
+from keras_cg.engine import messages, precision
 from keras_cg.engine.rule import is_repeated
 
 __all__ = [
@@ -89,7 +88,7 @@ def is_tensor(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, torch.fx.Proxy):
-        raise errors.rule_dropped(
+        raise messages.rule_dropped(
             "torch.fx.symbolic_trace",
             "keep the call as one step of the graph: put it into a function of a module, and call torch.fx.wrap with"
             " that function's name there",

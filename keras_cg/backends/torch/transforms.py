@@ -20,10 +20,9 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, te
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from keras_cg import errors
 from keras_cg.backends import torch as own
 from keras_cg.backends.torch.tensors import describe, integers, is_floating, transforms_active, unwrap_if_dead, versions
-from keras_cg.engine import linear
+from keras_cg.engine import linear, messages
 from keras_cg.engine.contract import Function, Pullback
 
 Tensors = Sequence[torch.Tensor]
@@ -32,7 +31,7 @@ Tensors = Sequence[torch.Tensor]
 def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     """Runs `fun` on tensors cut from every level, and notes which tensors of a level it captures."""
     if _forward_levels() > 1:
-        raise errors.rule_dropped(
+        raise messages.rule_dropped(
             "forward mode inside forward mode", "take one of the two derivatives in reverse, as torch.func.hessian does"
         )
     inputs = [tensor.detach() for tensor in tensors]
@@ -40,7 +39,7 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     with _Operands(inputs) as operands:
         outputs, pullback = fun(*inputs)
     if versions(inputs) != before:
-        raise errors.changed_argument(fun.name)
+        raise messages.changed_argument(fun.name)
     captured = [*operands.captured.values()]
     variables: list[int] = []
     if any(map(is_differentiated, outputs)):
@@ -168,7 +167,7 @@ def _pushed(call: _Call, saved: Tensors, tangents: Sequence[torch.Tensor | None]
     conditions += linear.transposes(backend, pulled, pushed, zeros, [saved[place] for place in places])
     # Through NumPy, because no transform lets Python look at a value.
     if not all([own.to_numpy(condition).all() for condition in conditions]):
-        raise errors.not_linear()
+        raise messages.not_linear()
     given = [torch.zeros_like(saved[place]) if tangents[place] is None else tangents[place] for place in places]
     moved = iter(pushed(given))  # type: ignore[arg-type]
     return tuple([next(moved) if is_kept else None for is_kept in is_real])
@@ -239,7 +238,7 @@ def not_dual(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
     """`outputs` of a run on what forward mode does not move."""
     if any(map(is_dual, outputs)):
         pullback.capture(["(a value that forward mode differentiates)"])
-        raise errors.unserved_variables("torch", "in forward mode")
+        raise messages.unserved_variables("torch", "in forward mode")
     return outputs
 
 

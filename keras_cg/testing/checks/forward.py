@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy
 
 from keras_cg import errors
+from keras_cg.engine import messages
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Row
 from keras_cg.testing.diagnosis import CUT
@@ -33,7 +34,7 @@ def forward(at: Inspection) -> Iterator[Finding]:
         except ValueError as error:
             # By trying, the rule is linear; what it computes with has no derivative by upstream.
             raised = at.raised(check, error)
-            is_cut = str(error).startswith(str(errors.not_linear()).partition("\n")[0])
+            is_cut = str(error).startswith(str(messages.not_linear()).partition("\n")[0])
             yield replace(raised, diagnosis=CUT if is_cut else raised.diagnosis)
             return
         if at.is_rule:

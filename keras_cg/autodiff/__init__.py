@@ -6,11 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_cg import config, errors, pytree, state
+from keras_cg.autodiff import messages
+from keras_cg.autodiff.run import LossRun, RealRun, Run
 from keras_cg.call import function_name
-from keras_cg.engine.precision import is_differentiable
-from keras_cg.gradients import align
-from keras_cg.pytree import ROW, Tree, compatible, describe
 
 __all__ = ["grad", "hessian", "jacobian", "jvp", "value_and_grad", "vjp"]
 
@@ -118,7 +116,7 @@ def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[A
         >>> pullback({"power": np.array([1.0, 10.0])})
         (array([  3., 120.]), None)
     """
-    run = _Run(f"vjp({function_name(f)})", f, args, {}, range(len(args)))
+    run = Run(f"vjp({function_name(f)})", f, args, {}, range(len(args)))
     outputs, back, aux = run.backend.vjp(run, run.tensors)
 
     def pullback(upstream: Any) -> tuple[Any, ...]:
@@ -160,8 +158,8 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     where = f"jvp({function_name(f)})"
     for name, value in (("primals", primals), ("tangents", tangents)):
         if not isinstance(value, (tuple, list)):
-            raise errors.not_arguments(where, name, value)
-    run = _Run(where, f, primals, {}, range(len(primals)))
+            raise messages.not_arguments(where, name, value)
+    run = Run(where, f, primals, {}, range(len(primals)))
     given = run.fit("tangents", tuple(tangents), run.arguments, run.tensors, "primals")
     outputs, moved, aux = run.backend.jvp(run, run.tensors, given)
     return run.result(outputs, aux), run.output.blank(moved)
@@ -242,7 +240,7 @@ def _value_and_gradient(
 
     @_named(f)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        run = _LossRun(where, f, args, kwargs, _indices(where, argnums, len(args)), has_aux)
+        run = LossRun(where, f, args, kwargs, _indices(where, argnums, len(args)), has_aux)
         outputs, gradients, aux = run.backend.gradient(run, run.tensors)
         value = run.result(outputs, aux)
         return (value if has_aux else value[0]), _chosen(run.like_arguments(gradients), argnums)
@@ -257,7 +255,7 @@ def _jacobian(
 
     @_named(f)
     def found(*args: Any, **kwargs: Any) -> Any:
-        run = _RealRun(where, differentiated, args, kwargs, _indices(where, argnums, len(args)))
+        run = RealRun(where, differentiated, args, kwargs, _indices(where, argnums, len(args)))
         _, rows, _ = run.backend.jacobian(run, run.tensors)
         return run.output.blank([_chosen(run.like_arguments(row), argnums) for row in rows])
 
@@ -278,203 +276,11 @@ def _indices(where: str, argnums: Any, count: int) -> list[int]:
     """`argnums` as indices into the positional arguments."""
     wanted = (argnums,) if isinstance(argnums, int) else argnums
     if not isinstance(wanted, (tuple, list)) or not wanted:
-        raise errors.bad_argnums(where, argnums, count)
+        raise messages.bad_argnums(where, argnums, count)
     for index in wanted:
         if not isinstance(index, int) or not -count <= index < count:
-            raise errors.bad_argnums(where, argnums, count)
+            raise messages.bad_argnums(where, argnums, count)
     found = [index % count for index in wanted]
     if len(set(found)) < len(found):
-        raise errors.bad_argnums(where, argnums, count)
+        raise messages.bad_argnums(where, argnums, count)
     return found
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, complex))
-
-
-class _Run:
-    """One call of a function as a backend sees it, `run(*tensors) -> (outputs, aux)`.
-
-    From the floating tensors among some of its arguments to those in its output; aux is the other tensors there.
-    """
-
-    # Whether every number and tensor among the arguments must have a gradient.
-    is_strict = False
-
-    def __init__(self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int]):
-        self.backend = config.active
-        state.stop_gradients(self.backend)
-        self.where, self.f = where, f
-        self.args, self.kwargs, self.indices = args, kwargs, indices
-        self.tensors, self.arguments = self._differentiated(tuple(args[index] for index in indices))
-        # The output without its differentiated tensors, and where its other tensors stand.
-        self.output: Tree
-        self.others: list[int]
-
-    def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        args = list(self.args)
-        for index, value in zip(self.indices, self.arguments.combine(tensors), strict=True):
-            args[index] = value
-        try:
-            value = self.f(*args, **self.kwargs)
-        except (AttributeError, TypeError) as error:
-            for index in self.indices:
-                if isinstance(self.args[index], (list, tuple)) and all(map(_is_number, self.args[index])):
-                    error.add_note(errors.nest_of_numbers(self.where, f"argument {index}", self.args[index]))
-            raise
-        return self.read(value)
-
-    def read(self, value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The tensors that the function returned: those that are differentiated, and the others."""
-        outputs, aux = self._flatten(value, "the output{}".format, is_all=True)
-        if not outputs:
-            raise errors.no_floating_output(self.where, self._describe(value))
-        return outputs, aux
-
-    def _flatten(
-        self, value: Any, label: Callable[[str], str], is_all: bool
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Parts what was returned; of `(output, aux)`, where not all is differentiated, the first leaf alone is."""
-        tree = pytree.flatten(value, self.backend.is_tensor, self.backend.children)
-        tensors = pytree.partition(self.backend, self.where, tree, lambda tree, place: label(tree.paths()[place]))
-        marked = [
-            (place, tensor, is_differentiable(self.backend.dtype(tensor)) and (is_all or place == 0))
-            for place, tensor in zip(tree.places, tensors, strict=True)
-        ]
-        tree.places = [place for place, _, is_wanted in marked if is_wanted]
-        self.output = tree
-        self.others = [place for place, _, is_wanted in marked if not is_wanted]
-        return (
-            tuple(tensor for _, tensor, is_wanted in marked if is_wanted),
-            tuple(tensor for _, tensor, is_wanted in marked if not is_wanted),
-        )
-
-    def result(self, outputs: Sequence[Any], aux: Sequence[Any]) -> Any:
-        """The output again, of what the backend made of its tensors."""
-        values = dict(zip([*self.output.places, *self.others], [*outputs, *aux], strict=True))
-        places = sorted(values)
-        return self.output.fill(places, [values[place] for place in places])
-
-    def like_arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """A nest like each of the arguments, with one of `values` for each tensor, and None elsewhere."""
-        return self.arguments.blank(values)  # type: ignore[no-any-return]
-
-    def fit(self, name: str, value: Any, tree: Tree, tensors: Sequence[Any], model: str) -> list[Any]:
-        """What `value`, a nest like `tree`, has where `tensors` stand: each a tensor like its own."""
-        backend, places = self.backend, tree.places
-        wrapped = pytree.wrap(value, backend.is_tensor, backend.children)
-        aligned = align(tree.treespec, wrapped)
-        if aligned is None:
-            blank = pytree.wrap(tree.unflatten([None] * len(tree.leaves)), backend.is_tensor, backend.children)
-            raise errors.not_the_nest(self.where, name, pytree.show(wrapped), pytree.show(blank), model)
-
-        def label(_: Tree, index: int) -> str:
-            return name + tree.paths()[places[index]]
-
-        given = Tree([aligned[place] for place in places], ROW)
-        came = pytree.partition(backend, self.where, given, label)
-        parts = dict(zip(given.places, came, strict=True))
-        return [
-            self._fit_leaf(parts.get(index, given.leaves[index]), tensor, functools.partial(label, given, index), model)
-            for index, tensor in enumerate(tensors)
-        ]
-
-    def _fit_leaf(self, leaf: Any, tensor: Any, label: Callable[[], str], model: str) -> Any:
-        """An upstream or a tangent as a tensor like the one that it belongs to."""
-        backend = self.backend
-        kind, shape = backend.dtype(tensor), backend.shape(tensor)
-        if leaf is None:
-            return backend.namespace.zeros_like(tensor)
-        came, size = "", None
-        if backend.is_tensor(leaf):
-            came, size = backend.dtype(leaf), backend.shape(leaf)
-        elif isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool):
-            came, size = "complex" if isinstance(leaf, complex) else "float", ()
-        is_too_complex = came.startswith("complex") and not kind.startswith("complex")
-        if not is_differentiable(came) or is_too_complex or not compatible(size, shape):
-            raise errors.not_alike(self.where, label(), self._describe(leaf), describe(kind, shape), model)
-        if not backend.is_tensor(leaf):
-            return backend.namespace.ones_like(tensor) * (leaf if came == "complex" else float(leaf))
-        leaf = backend.asarray(leaf)
-        return leaf if came == kind else backend.cast(leaf, kind)
-
-    def _describe(self, value: Any) -> str:
-        """A value in a message."""
-        if self.backend.is_tensor(value):
-            return describe(self.backend.dtype(value), self.backend.shape(value))
-        return errors.article(errors.type_name(value))
-
-    def _differentiated(self, value: tuple[Any, ...]) -> tuple[list[Any], Tree]:
-        """The differentiated tensors among the arguments, and the rest of these."""
-        backend, tree = self.backend, pytree.flatten(value, self.backend.is_tensor, self.backend.children)
-        for place, leaf in enumerate(tree.leaves):
-            if isinstance(leaf, (int, float, complex)) and not backend.is_tensor(leaf):
-                if not isinstance(leaf, int):
-                    tree.leaves[place] = backend.asarray(leaf)
-                elif self.is_strict:
-                    raise errors.not_differentiable(self.where, self._label(tree, place), self._describe(leaf))
-        tensors = pytree.partition(backend, self.where, tree, self._label)
-        wanted, places = [], []
-        for place, tensor in zip(tree.places, tensors, strict=True):
-            if is_differentiable(backend.dtype(tensor)):
-                places.append(place)
-                wanted.append(tensor)
-            elif self.is_strict:
-                raise errors.not_differentiable(self.where, self._label(tree, place), self._describe(tensor))
-            else:
-                tree.leaves[place] = tensor
-        if not wanted:
-            raise errors.nothing_to_differentiate(self.where)
-        tree.places = places
-        return wanted, tree
-
-    def _label(self, tree: Tree, place: int) -> str:
-        number, _, inside = tree.paths()[place][1:].partition("]")
-        return f"argument {self.indices[int(number)]}{inside}"
-
-
-class _LossRun(_Run):
-    """One call of a function of which `grad` is asked for: its result is the pair `(output, aux)`."""
-
-    is_strict = True
-
-    def __init__(
-        self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int], has_aux: bool
-    ):
-        super().__init__(where, f, args, kwargs, indices)
-        self.has_aux = has_aux
-
-    def read(self, value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        output, aux = value, None
-        if self.has_aux:
-            if not isinstance(value, (tuple, list)) or len(value) != 2:
-                raise errors.no_aux(self.where, value)
-            output, aux = value
-        kind = self.backend.dtype(output) if self.backend.is_tensor(output) else ""
-        if not is_differentiable(kind) or kind.startswith("complex"):
-            raise errors.not_a_scalar_output(self.where, self._describe(output))
-        return self._flatten((output, aux), lambda path: f"aux{path.removeprefix('[1]')}", is_all=False)
-
-
-class _RealRun(_Run):
-    """One call of a function of which a Jacobian is asked for."""
-
-    is_strict = True
-
-    def __init__(self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int]):
-        super().__init__(where, f, args, kwargs, indices)
-        for place, tensor in zip(self.arguments.places, self.tensors, strict=True):
-            self._refuse_complex(tensor, functools.partial(self._label, self.arguments, place))
-
-    def read(self, value: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        outputs, aux = super().read(value)
-        for place, output in zip(self.output.places, outputs, strict=True):
-            self._refuse_complex(output, functools.partial(self._output_label, place))
-        return outputs, aux
-
-    def _output_label(self, place: int) -> str:
-        return f"the output{self.output.paths()[place]}"
-
-    def _refuse_complex(self, tensor: Any, label: Callable[[], str]) -> None:
-        if self.backend.dtype(tensor).startswith("complex"):
-            raise errors.complex_jacobian(self.where, label(), self._describe(tensor))

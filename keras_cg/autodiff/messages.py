@@ -1,0 +1,82 @@
+"""The messages of `keras_cg.grad` and its siblings. `where` is the call as the user would write it: `jvp(f)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_cg.errors import article, count, report, type_name
+
+
+def not_differentiable(where: str, argument: str, came: str) -> TypeError:
+    """`grad` was asked for the gradient of something that has none."""
+    remedy = "Convert it to a floating dtype, or leave it out of `argnums`."
+    return TypeError(f"{where}: {argument} is {came}, and only floating or complex tensors have a gradient. {remedy}")
+
+
+def nothing_to_differentiate(where: str) -> TypeError:
+    """No argument holds a tensor that has a gradient."""
+    happened = "there is no floating or complex tensor among the arguments to differentiate."
+    return TypeError(f"{where}: {happened} Give at least one: integers, booleans and strings have no gradient.")
+
+
+def bad_argnums(where: str, argnums: object, arguments: int) -> TypeError:
+    """`argnums` does not name positional arguments of the call."""
+    call = f"a call with {count(arguments, 'positional argument')}"
+    remedy = "Give the index of a positional argument, or a tuple of different ones; keywords are not differentiated."
+    return TypeError(f"{where}: argnums={argnums!r} does not fit {call}. {remedy}")
+
+
+def not_a_scalar_output(where: str, came: str) -> TypeError:
+    """`grad` can differentiate one real tensor."""
+    remedy = "Return the loss alone, or (loss, aux) with has_aux=True."
+    return TypeError(f"{where}: the function must return one real floating tensor, got {came}. {remedy}")
+
+
+def no_aux(where: str, value: object) -> TypeError:
+    """`has_aux=True` and the function returned no pair."""
+    came = article(type_name(value))
+    return TypeError(f"{where}: with has_aux=True the function must return a pair (output, aux), got {came}.")
+
+
+def no_floating_output(where: str, came: str) -> TypeError:
+    """Nothing in the output has a derivative."""
+    cause = "A forgotten `return`, or a comparison or an index where its values were meant, gives such an output."
+    return TypeError(f"{where}: the function must return at least one floating or complex tensor, got {came}. {cause}")
+
+
+def complex_jacobian(where: str, what: str, came: str) -> TypeError:
+    """There is no one Jacobian of complex numbers."""
+    return TypeError(
+        f"{where}: {what} is {came}, and one complex matrix cannot hold the derivative of a complex function that is"
+        " not holomorphic. Use keras_cg.vjp or keras_cg.jvp, or give real and imaginary parts as tensors of their own."
+    )
+
+
+def not_arguments(where: str, name: str, value: object) -> TypeError:
+    """`primals` or `tangents` is no sequence of arguments."""
+    due = f"{name} must be a tuple with one part for each argument"
+    remedy = "For one argument write jvp(f, (x,), (tangent,))."
+    return TypeError(f"{where}: {due}, got {article(type_name(value))}. {remedy}")
+
+
+def not_the_nest(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
+    """Upstream or tangents with another structure than what they belong to."""
+    headline = f"{where}: {name} has another structure than {model}."
+    cause = "keys or levels that differ, or a bare tensor where a tuple of one is due."
+    remedy = "give the same nest, with None for zeros and at every leaf that is no floating tensor."
+    return report(ValueError, headline, got=came, expected=expected, cause=cause, remedy=remedy)
+
+
+def not_alike(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
+    """One leaf of upstream or tangents that does not fit the tensor it belongs to."""
+    headline = f"{where}: {name} does not fit {model}."
+    cause = "a value that was to be broadcast, an integer tensor, or complex numbers for real ones."
+    remedy = "give a floating tensor of exactly that shape; None stands for zeros. Nothing is broadcast."
+    return report(ValueError, headline, got=came, expected=expected, cause=cause, remedy=remedy)
+
+
+def nest_of_numbers(where: str, argument: str, came: Sequence[Any]) -> str:
+    """What is added to an error of the function itself: it may have taken numbers in a list for one tensor."""
+    what = f"{argument} is {article(type_name(came))}, which is a nest of {count(len(came), 'number')} and no tensor"
+    return f"{where}: {what}. If one tensor is meant, pass an array."

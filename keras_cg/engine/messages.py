@@ -1,0 +1,114 @@
+"""The messages of the engine, the backends and the functions of `keras_cg.ops`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from keras_cg.errors import CapturedVariableError, did_you_mean, report
+
+
+def no_such_op(name: str, backend: str, names: Sequence[str]) -> AttributeError:
+    """`keras_cg.ops` has no function of that name on the active backend."""
+    headline = f"keras_cg.ops has no {name!r} while the backend is {backend!r}.{did_you_mean(name, names)}"
+    cause = "a function that one framework has and the array API standard does not."
+    remedy = "use one of docs/ops.md: they are there on every backend."
+    return report(AttributeError, headline, cause=cause, remedy=remedy)
+
+
+def no_op_here(name: str, backend: str, what: str, remedy: str) -> NotImplementedError:
+    """A function of `keras_cg.ops` that the framework has no means for, or not for these arguments."""
+    headline = f"keras_cg.ops: `{name}` {what} on the backend {backend!r}."
+    cause = "the framework has no means for it; docs/ops.md has what each backend refuses."
+    return report(NotImplementedError, headline, function=name, cause=cause, remedy=remedy)
+
+
+def no_axis() -> ValueError:
+    """A cumulative function of `keras_cg.ops`, of a tensor with several axes or none."""
+    return ValueError("the axis must be given, unless there is one alone.")
+
+
+def unserved_variables(backend: str, where: str = "") -> CapturedVariableError:
+    """The rule takes `variables`, and the backend cannot tell there which they are."""
+    there = f"the backend {backend!r} {where}".rstrip()
+    return lost_capture("the function", "a closure over it.", f"{there} cannot hand it to the rule as `variables`")
+
+
+def rule_dropped(where: str, remedy: str) -> NotImplementedError:
+    """The framework would ignore the rule without a word."""
+    headline = f"{where} ignores custom gradients, and would silently give those of plain differentiation."
+    return report(NotImplementedError, headline, remedy=f"{remedy}.")
+
+
+def no_gradient_exported(function: str) -> UserWarning:
+    """The exported program has the output of a function, and not its rule."""
+    return report(
+        UserWarning,
+        f"the exported program has no gradient through {function}, nor through other functions with a custom gradient.",
+        function=function,
+        cause="torch keeps no rule in what it exports, and would silently give the gradient of plain differentiation.",
+        remedy="train before exporting, or keep the rule by torch.compile.",
+    )
+
+
+def changed_argument(function: str) -> RuntimeError:
+    """A function changed what it was called with."""
+    return report(
+        RuntimeError,
+        f"{function} changed one of its arguments in place, so that the gradient would be silently wrong.",
+        function=function,
+        remedy="work on a copy: `x = x.clone()`.",
+    )
+
+
+def changed_since_call(function: str) -> RuntimeError:
+    """Values that a rule needs are no longer what they were."""
+    return report(
+        RuntimeError,
+        f"a tensor that the rule of {function} needs was modified by an inplace operation since the call.",
+        function=function,
+        cause="an argument or the output was changed in place before the backward pass.",
+        remedy="change a copy, or change it after the backward pass.",
+    )
+
+
+def recomputed_otherwise(function: str) -> RuntimeError:
+    """A recomputed function gave something else in the backward pass."""
+    headline = f"{function} ran again for its gradient, and gave another output than the first time."
+    cause = "random numbers of another library, or something in an attribute or a global that was changed."
+    remedy = "draw random numbers by keras.random, or outside; pass what changes as an argument."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def not_linear(obstacle: str | None = None) -> ValueError:
+    """Forward mode was asked for a rule that has no transpose; `obstacle` is why, where a program shows it."""
+    headline = "forward mode needs a rule that is linear in upstream, and this one is not."
+    cause = "a rule that clips or normalises upstream"
+    got = None
+    if obstacle is not None:
+        got = f"upstream goes through {obstacle}."
+        cause += "; or one that is linear by an operation that is not known for it"
+    return report(ValueError, headline, got=got, cause=f"{cause}.", remedy="differentiate in reverse mode.")
+
+
+def deaf_tape() -> NotImplementedError:
+    """A tape that TensorFlow lets record nothing."""
+    headline = "TensorFlow's tapes record nothing here, and all derivatives would silently be zero."
+    cause = "a rule that differentiates (keras_cg.grad, recipes.recompute), where a ForwardAccumulator is watching."
+    remedy = "use keras_cg.jvp in its place, or put what it watches into a tf.function that is made outside of it."
+    return report(NotImplementedError, headline, cause=cause, remedy=remedy)
+
+
+def no_forward_mode() -> ValueError:
+    """JAX met a function of another library that has a rule for reverse mode only."""
+    headline = "forward mode needs a function that has one, and JAX met a jax.custom_vjp, which has none."
+    cause = "a function of another library, whose gradient is a jax.custom_vjp's."
+    remedy = "differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient."
+    return report(ValueError, headline, cause=cause, remedy=remedy)
+
+
+def lost_capture(who: str, cause: str, consequence: str) -> CapturedVariableError:
+    """What is read has a gradient that nobody would compute."""
+    headline = f"{who} reads a value that is being differentiated and is not among its arguments."
+    consequence = f"{consequence}, and it would silently get no gradient."
+    remedy = "pass it as an argument, or stop its gradient inside the function."
+    return report(CapturedVariableError, headline, cause=cause, consequence=consequence, remedy=remedy)
