@@ -6,7 +6,7 @@ from keras_cg.config import available_backends, backend, set_backend, use_backen
 from keras_cg.decorator import custom_gradient
 from keras_cg.errors import CapturedVariableError, GradientError
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "CapturedVariableError",
