@@ -57,7 +57,7 @@ class CustomGradient(Generic[P, Output]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
         backend = config.active
-        is_ordinary = bool(args) and not kwargs and state.is_unscoped()
+        is_ordinary = bool(args) and not kwargs
         for arg in args:
             if not backend.is_plain(arg):
                 is_ordinary = False
@@ -70,6 +70,8 @@ class CustomGradient(Generic[P, Output]):
             if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
                 return pair[0]  # type: ignore[no-any-return]
             return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
+        if not state.is_unscoped():
+            return call.call(self, backend, args, kwargs)  # type: ignore[no-any-return]
         function = call.PlainCall(backend, self._name, self.__wrapped__, len(args))
         return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
 

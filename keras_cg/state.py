@@ -83,11 +83,12 @@ class Run:
 
 def is_unscoped() -> bool:
     """Whether Keras has no scope in this thread that a second run would have to see: neither values nor a dtype."""
-    module = sys.modules.get("keras")
-    if module is None or not hasattr(module, "StatelessScope"):
-        return True
-    # Not public; if it is gone, this raises (Keras 3.15). In one frame, because every call of a function asks.
-    kept = module.src.backend.common.global_state.GLOBAL_STATE_TRACKER
+    # Not public (Keras 3.15). In one frame, because every call of a function asks.
+    module: Any = sys.modules.get("keras.src.backend.common.global_state")
+    if module is None:
+        # Keras is not there, or is being imported; or its module has moved, and then this raises.
+        return not hasattr(sys.modules.get("keras"), "StatelessScope") or keras().src.backend.common.global_state is None
+    kept = module.GLOBAL_STATE_TRACKER
     return getattr(kept, "stateless_scope", None) is None and getattr(kept, "autocast_scope", None) is None
 
 

@@ -167,9 +167,16 @@ is_compiling = torch.compiler.is_compiling
 
 
 def is_recording() -> bool:
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or transforms_active() or is_forward_open():
-        return True
-    return is_tracing() or is_captured()
+    # In one expression, because every call asks.
+    return (
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or transforms_active()
+        or forward_ad._current_level >= 0
+        or is_tracing()
+        or dispatch_modes() > 0
+        or is_included(PRE_DISPATCH)
+    )
 
 
 def is_captured() -> bool:
