@@ -87,7 +87,7 @@ def is_unscoped() -> bool:
     module: Any = sys.modules.get("keras.src.backend.common.global_state")
     if module is None:
         # Keras is not there, or is being imported; or its module has moved, and then this raises.
-        return not hasattr(sys.modules.get("keras"), "StatelessScope") or keras().src.backend.common.global_state is None
+        return not hasattr(keras(), "StatelessScope") or keras().src.backend.common.global_state is None
     kept = module.GLOBAL_STATE_TRACKER
     return getattr(kept, "stateless_scope", None) is None and getattr(kept, "autocast_scope", None) is None
 
