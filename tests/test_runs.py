@@ -1,4 +1,7 @@
-"""How often a decorated function runs: once for the first order, under everything; at most k times for order k."""
+"""How often a decorated function runs: once for the first order, and once more for each order that somebody records.
+
+On torch, a backward pass with `create_graph` is recorded, and so is every level of torch.func.
+"""
 
 import dataclasses
 import functools
@@ -79,6 +82,11 @@ def counted(holder="closure"):
     return of_a_nest if holder in NESTS else f, runs
 
 
+def recorded(eager, way):
+    """How many of the backward passes of a way are recorded, whether or not anybody asks for a second order."""
+    return int(eager.name == "torch" and way != "keras_cg")
+
+
 def gradient(eager, f, way):
     return grad(f) if way == "keras_cg" else eager.native.gradient(f, way)
 
@@ -101,7 +109,7 @@ def test_a_plain_call(eager):
 def test_first_order(eager, way, holder):
     f, runs = counted(holder)
     check(eager, gradient(eager, f, way)(eager.tensor(X)))
-    assert len(runs) == 1
+    assert len(runs) == 1 + recorded(eager, way)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -116,7 +124,7 @@ def test_a_pullback_that_is_called_twice(eager, way):
         first, second = pullback(upstream), pullback(2 * upstream)
     check(eager, first)
     check(eager, second, 14 * E)
-    assert len(runs) == 1
+    assert len(runs) == 1 + 2 * recorded(eager, way)
 
 
 def test_jacobian(eager):
@@ -152,6 +160,8 @@ def backward(torch, f, x, **options):
     return x.grad.detach()
 
 
+# The backward passes that keep no graph; all others below run the function again.
+UNRECORDED = ("backward", "backward twice", "functional.jacobian", "is_grads_batched")
 TORCH = {
     "backward": backward,
     "backward twice": backward_twice,
@@ -186,7 +196,7 @@ def test_torch(eager, backend, transform, holder):
 
     f, runs = counted(holder)
     check(eager, TORCH[transform](torch, f, eager.tensor(X)))
-    assert len(runs) == 1
+    assert len(runs) == (1 if transform in UNRECORDED else 2)
 
 
 def taped(tf, f, x, read, **options):
@@ -227,7 +237,7 @@ def test_tensorflow(eager, backend, transform, holder):
 
     f, runs = counted(holder)
     check(eager, TENSORFLOW[transform](tf, f, eager.tensor(X)))
-    assert len(runs) == 1
+    assert len(runs) == (2 if transform == "nested tapes" else 1)
 
 
 JAX = {
@@ -303,7 +313,8 @@ def test_a_captured_value_is_differentiated(eager, way, role):
     # In a graph TensorFlow does not hand a tensor that is closed over to the rule.
     refused = (CapturedVariableError,) if (eager.name, way) == ("tensorflow", "transformed") else ()
     if right_or_refused(run, 5 * X if role == "captured" else 7 + 5 * X, *refused):
-        assert [len(ran) for ran in runs] == [1]
+        # JAX traces the function twice, to know which variables the rule gets.
+        assert [len(ran) for ran in runs] == [2 if eager.name == "jax" else 1 + recorded(eager, way)]
 
 
 @pytest.mark.only("jax")
@@ -326,7 +337,7 @@ def test_jax_value_and_grad_and_vjp_of_both(eager, backend):
         gx, gw = transform(loss)
         check(eager, gx, np.full(3, 7.0))
         check(eager, gw, 5 * X)
-        assert [len(ran) for ran in runs] == [1]
+        assert [len(ran) for ran in runs] == [2]
 
 
 @pytest.mark.only("torch", "tensorflow")
@@ -351,7 +362,8 @@ def test_a_variable(eager, backend):
         gx, gw = tape.gradient(y, (x, w))
     check(eager, gx, np.full(3, 7.0))
     check(eager, gw, 5 * X)
-    assert len(runs) == 1
+    # The outer tape is over when the inner one pulls back, while `create_graph` records.
+    assert len(runs) == (2 if backend == "torch" else 1)
 
 
 # --- higher orders -------------------------------------------------------------------------------------------------
@@ -366,7 +378,7 @@ def test_order_k_runs_at_most_k_times(eager, way, holder, order):
     for _ in range(order):
         derivative = gradient(eager, derivative, way)
     check(eager, derivative(eager.tensor(X)))
-    assert len(runs) <= order
+    assert len(runs) <= order + recorded(eager, way)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -385,7 +397,7 @@ def test_order_k_of_an_output_that_the_rule_holds(eager, way):
         derivative = gradient(eager, derivative, way)
         runs.clear()
         check(eager, derivative(eager.tensor(X)))
-        assert len(runs) <= order
+        assert len(runs) <= order + recorded(eager, way)
 
 
 @pytest.mark.only("torch")
@@ -403,4 +415,4 @@ def test_torch_second_order(eager, backend, transform):
     else:
         found = func.grad(lambda x: func.vmap(func.grad(f))(x).sum())(x)
     check(eager, found)
-    assert len(runs) <= 2
+    assert len(runs) <= 3
