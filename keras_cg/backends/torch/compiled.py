@@ -32,13 +32,22 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     for tensor in tensors:
         wanted.append(tensor.requires_grad)
         inputs.append(tensor.detach())
-    return _record(tensors, wanted, is_transformed, *fun(*inputs))
+    outputs, pullback = fun(*inputs)
+    same = []
+    for output in outputs:
+        found = -1
+        for place in range(len(inputs)):
+            if output is inputs[place]:
+                found = len(outputs) + place
+        same.append(found)
+    return _record(tensors, wanted, is_transformed, same, outputs, pullback)
 
 
 def _record(
     tensors: Sequence[torch.Tensor],
     wanted: list[bool],
     is_transformed: bool,
+    same: list[int],
     outputs: tuple[torch.Tensor, ...],
     pullback: Pullback,
 ) -> tuple[torch.Tensor, ...]:
@@ -57,7 +66,7 @@ def _record(
             if known is tensor:
                 other = tensor.view_as(tensor)
         distinct.append(other)
-    return _Compiling.apply(pullback, wanted, len(outputs), *distinct)  # type: ignore[no-any-return, no-untyped-call]
+    return _Compiling.apply(pullback, wanted, same, *distinct)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # Dynamo takes what these three say for constants, and does not trace them.
@@ -113,12 +122,14 @@ class _Compiling(torch.autograd.Function):
     """Outputs that were computed already, with the rule as their gradient; what is kept is torch.compile's matter."""
 
     @staticmethod
-    def forward(ctx: Any, pullback: Any, wanted: list[bool], count: int, *tensors: torch.Tensor) -> Any:
-        ctx.pullback, ctx.wanted, ctx.count = pullback, wanted, count
+    def forward(ctx: Any, pullback: Any, wanted: list[bool], same: list[int], *tensors: torch.Tensor) -> Any:
+        ctx.pullback, ctx.wanted, ctx.count = pullback, wanted, len(same)
         outputs = []
         without = []
-        for tensor in tensors[:count]:
-            output = tensor.detach()
+        for number in range(len(same)):
+            # A view of the argument cannot be changed in place; a copy of it could be, and would lose the rule (2.13).
+            place = same[number]
+            output = tensors[number].detach() if place < 0 else tensors[place].view_as(tensors[place])
             outputs.append(output)
             if not (output.is_floating_point() or output.is_complex()):
                 without.append(output)

@@ -53,8 +53,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     for tensor, version in zip(tensors, before, strict=True):
         if tensor._version != version:
             raise messages.changed_argument(fun.name)
-    output = outputs[0]
-    is_usual = len(outputs) == 1 and is_plain(output) and not output.requires_grad and output.is_floating_point()
+    output = outputs[0] if len(outputs) == 1 else None
+    is_usual = is_plain(output) and not output.requires_grad and output.is_floating_point()
     storage = output.untyped_storage().data_ptr() if is_usual and output.layout is torch.strided else None
     if storage is None or storage in storages:
         return record(fun, tensors, inputs, before, start, outputs, pullback)
