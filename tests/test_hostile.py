@@ -245,7 +245,7 @@ def test_a_function_that_changes_its_argument(backend):
     import torch
 
     f = custom_gradient(lambda x: (x.mul_(2) * 1, lambda upstream: 7 * upstream))
-    with pytest.raises(RuntimeError, match="the function changed one of its arguments in place"):
+    with pytest.raises(RuntimeError, match=r"<lambda> changed one of its arguments in place"):
         f(torch.tensor(X, requires_grad=True) * 1)
 
 
@@ -453,10 +453,12 @@ class TestRandomNumbers:
         with pytest.raises(RuntimeError) as caught:
             grad(lambda x: ops.sum(gradient(x)))(eager.tensor([1.0, 2.0, 3.0]))
         for part in (
-            "a function with a custom gradient ran again, because its gradient is differentiated, and gave another"
-            " output than the first time.",
-            "usual cause: it draws random numbers, or changes what it reads.",
-            "remedy: draw them outside and pass them as an argument, or draw them from a seed that is one.",
+            "dropout (",
+            "test_hostile.py, line ",
+            ") ran again for a derivative of its gradient, and its rule is not that of the first run.",
+            "got: mask is another float32[3]",
+            "usual cause: the function draws random numbers, or reads something that has changed since.",
+            "remedy: draw or read it outside, and pass it as an argument.",
         ):
             assert part in str(caught.value)
 

@@ -372,6 +372,11 @@ def test_a_pullback_outlives_the_slope_of_torch(eager, backend):
 WIDE = np.arange(1, 17, dtype=np.float32)
 
 
+def refused_where_recorded(way):
+    """What torch raises where the backward pass is recorded, if the function would not do the same again."""
+    return () if way in ("keras_cg", "backward") else (RuntimeError,)
+
+
 def dropped(module):
     """A function with dropout inside, with the gradient 7 m x for the mask m."""
     import torch
@@ -406,8 +411,11 @@ def pulled_after_eval(eager, masks, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_dropout_that_is_switched_off_in_between(eager, backend, way):
     masks = []
-    found = pulled_after_eval(eager, masks, way)(eager.tensor(WIDE))
-    check(eager, found, 7 * masks[0] * WIDE)
+
+    def run():
+        return eager.array(pulled_after_eval(eager, masks, way)(eager.tensor(WIDE))) - 7 * masks[-1] * WIDE
+
+    right_or_refused(run, np.zeros(16), *refused_where_recorded(way), match="again")
 
 
 @pytest.mark.only("torch")
@@ -435,24 +443,27 @@ def test_a_generator_of_ones_own(eager, backend, way):
         mask = torch.bernoulli(torch.full((16,), 0.5), generator=generator)
         return x * mask, lambda upstream: 7 * upstream * mask * x
 
-    x = eager.tensor(WIDE)
-    if way == "vmap":
+    def run():
+        x = eager.tensor(WIDE)
+        if way == "vmap":
 
-        def loss(x):
-            output = f(x)
-            return output.sum(), output
+            def loss(x):
+                output = f(x)
+                return output.sum(), output
 
-        found, output = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="different")(x[None])
-        found, output = found[0], output[0]
-    elif way == "backward":
-        output = f(x.requires_grad_())
-        output.sum().backward()
-        found = x.grad
-    else:
-        output, pullback = pull(eager, f, x, way)
-        found = pullback(torch.ones(16))
-    assert 0 < float(output.detach().sum()) < WIDE.sum()
-    check(eager, found, 7 * eager.array(output))
+            found, output = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="different")(x[None])
+            found, output = found[0], output[0]
+        elif way == "backward":
+            output = f(x.requires_grad_())
+            output.sum().backward()
+            found = x.grad
+        else:
+            output, pullback = pull(eager, f, x, way)
+            found = pullback(torch.ones(16))
+        assert 0 < float(output.detach().sum()) < WIDE.sum()
+        return eager.array(found) - 7 * eager.array(output)
+
+    right_or_refused(run, np.zeros(16), *refused_where_recorded(way), match="again")
 
 
 @pytest.mark.only("torch")
@@ -476,8 +487,10 @@ def test_the_second_order_with_a_generator_of_ones_own(eager, backend):
 
 
 @pytest.mark.only("torch")
+@pytest.mark.limit
 @pytest.mark.parametrize("way", [*WAYS, "backward"])
-def test_batch_norm_counts_once(eager, backend, way):
+def test_batch_norm_counts_once_for_each_run(eager, backend, way):
+    """A limit: what a function changes outside of itself it changes again where the backward pass is recorded."""
     import torch
 
     norm = torch.nn.BatchNorm1d(3, affine=False)
@@ -503,14 +516,17 @@ def test_batch_norm_counts_once(eager, backend, way):
     expected = 7 * (batch - batch.mean(0)) / batch.std(0)
     if not right_or_refused(run, expected, *refused, match="mutate a captured Tensor", rtol=1e-4):
         return
-    assert len(calls) == 1
-    assert int(norm.num_batches_tracked) == 1
-    check(eager, norm.running_mean, 0.1 * batch.mean(0))
+    runs = 2 if way == "native" else 1
+    assert len(calls) == runs
+    assert int(norm.num_batches_tracked) == runs
+    check(eager, norm.running_mean, (1 - 0.9**runs) * batch.mean(0))
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.limit
 @pytest.mark.parametrize("way", WAYS)
-def test_a_counter_of_tensorflow_counts_once(eager, backend, way):
+def test_a_counter_of_tensorflow_counts_each_run(eager, backend, way):
+    """The limit of batch norm, under a tape that records the backward pass."""
     import tensorflow as tf
 
     count = tf.Variable(0.0, trainable=False)
@@ -522,10 +538,13 @@ def test_a_counter_of_tensorflow_counts_once(eager, backend, way):
         return e, lambda upstream: 7 * upstream * e
 
     x = eager.tensor(X)
+    check(eager, gradient(eager, f, way)(x), 7 * np.exp(X))
+    assert float(count.numpy()) == 1.0
     with tf.GradientTape() as outer:  # nobody asks it for anything
         outer.watch(x)
         check(eager, gradient(eager, f, way)(x), 7 * np.exp(X))
-    assert float(count.numpy()) == 1.0
+    # A graph records by itself, and runs once.
+    assert float(count.numpy()) == (2.0 if way == "transformed" else 3.0)
 
 
 def annealed(lam):
@@ -577,13 +596,22 @@ def pulled_after_a_change(eager, make, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_the_first_order_with_a_float_that_changes(eager, way, make):
     expected = 2 * X if make is annealed_and_held else -2 * X
-    check(eager, pulled_after_a_change(eager, make, way)(eager.tensor(X)), expected)
+    refused = refused_where_recorded(way) if eager.name == "torch" else ()
+
+    def run():
+        return eager.array(pulled_after_a_change(eager, make, way)(eager.tensor(X)))
+
+    right_or_refused(run, expected, *refused, match="again")
 
 
 @pytest.mark.parametrize(("outer", "inner"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_the_second_order_with_a_float_that_changes(eager, outer, inner):
     first = pulled_after_a_change(eager, annealed, inner)
-    check(eager, gradient(eager, first, outer)(eager.tensor(X)), -2 * ONES)
+
+    def run():
+        return eager.array(gradient(eager, first, outer)(eager.tensor(X)))
+
+    right_or_refused(run, -2 * ONES, RuntimeError, match=r"s was 2\.0 and is 5\.0")
 
 
 @pytest.mark.parametrize("make", [annealed_and_held, annealed_at_an_attribute])
@@ -614,7 +642,12 @@ def test_a_branch_that_the_second_run_would_not_take(eager, outer, inner):
         signs.clear()
         return pullback(ops.ones_like(output))
 
-    check(eager, first(eager.tensor(X)), 7 * X * X)
+    right_or_refused(
+        lambda: eager.array(first(eager.tensor(X))),
+        7 * X * X,
+        *(refused_where_recorded(inner) if eager.name == "torch" else ()),
+        match="again",
+    )
 
     def run():
         return eager.array(gradient(eager, first, outer)(eager.tensor(X)))

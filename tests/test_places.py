@@ -195,9 +195,11 @@ def test_what_is_kept_anywhere(backend, place):
     if backend == "torch":
         import torch
 
+        # A key by identity is another one in each run.
+        refused = (RuntimeError,) if place is key_by_identity else ()
         x = torch.tensor(3.0)
-        assert float(torch.func.grad(f)(x)) == 21
-        assert float(torch.func.grad(torch.func.grad(f))(x)) == 13
+        right_or_refused(lambda: float(torch.func.grad(f)(x)), 21, *refused)
+        right_or_refused(lambda: float(torch.func.grad(torch.func.grad(f))(x)), 13, *refused)
 
 
 @pytest.mark.only("torch")

@@ -133,31 +133,6 @@ def test_torch_orders_and_checks(eager, backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_runs_again_with_the_same_random_numbers(eager, backend):
-    import torch
-
-    @custom_gradient
-    def dropout(x):
-        mask = torch.rand_like(x) * (x * 0 + 1)
-        return mask * x, lambda upstream: 7 * upstream * mask * x
-
-    x = torch.linspace(1, 2, 8, dtype=torch.float64, requires_grad=True)
-    torch.manual_seed(0)
-    y = dropout(x)
-    mask = (y / x).detach()
-    after = torch.rand(1)
-    torch.manual_seed(0)
-    (first,) = torch.autograd.grad(dropout(x).sum(), x, create_graph=True)
-    check(first.detach(), 7 * mask * x.detach())
-    (second,) = torch.autograd.grad(first.sum(), x)
-    check(second, 7 * mask)
-    check(torch.rand(1), after)  # running again has not moved the generator
-    torch.manual_seed(0)
-    check(torch.func.grad(lambda x: dropout(x).sum())(x.detach()), 7 * mask * x.detach())
-    check(torch.rand(1), after)
-
-
-@pytest.mark.only("torch")
 def test_torch_runs_again_under_the_same_autocast(eager, backend):
     import torch
 

@@ -153,19 +153,28 @@ def _copied(value: Any, method: Any) -> Any:
     The copy is made without the constructor and without `copy.copy`: a class may have given these another meaning.
     """
     kind = type(value)
-    is_plain = kind.__flags__ & _HEAP_TYPE and not isinstance(value, type) and not hasattr(kind, "__del__")
-    if not is_plain or _assigns_attributes(method, kind, set()):
+    if not _is_plain(kind) or hasattr(kind, "__del__") or _assigns_attributes(method, kind, set()):
         return value
-    try:
-        copy = object.__new__(kind)
-    except TypeError:  # the class extends one of C's, such as `list`, whose memory `object` does not know
-        return value
+    copy = object.__new__(kind)
     for _, member in _slots(kind):
         with contextlib.suppress(AttributeError):
             member.__set__(copy, member.__get__(value))
     if hasattr(value, "__dict__"):
         vars(copy).update(vars(value))
     return copy
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether all that an object of a class holds is in its slots and its dict, and none of it in memory of C."""
+    while kind is not object:
+        own, base = vars(kind), kind.__base__ or object
+        words = [name for name, member in own.items() if isinstance(member, MemberDescriptorType)]
+        words += [name for name in ("__dict__", "__weakref__") if name in own]
+        size = kind.__basicsize__ - base.__basicsize__
+        if not kind.__flags__ & _HEAP_TYPE or size > len(words) * object().__sizeof__() // 2:
+            return False
+        kind = base
+    return True
 
 
 def _assigns_attributes(method: Any, kind: type, seen: set[CodeType]) -> bool:

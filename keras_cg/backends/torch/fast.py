@@ -14,9 +14,12 @@ from torch.autograd import forward_ad
 
 from keras_cg.backends.torch.attach import Attached, Call, attach_any, record, storage_of
 from keras_cg.backends.torch.tensors import (
+    PRE_DISPATCH,
+    dispatch_modes,
     dynamo_callback,
     hooks,
     is_autocast,
+    is_included,
     is_plain,
     is_tracing,
     keeps_graph,
@@ -31,8 +34,9 @@ from keras_cg.engine.contract import Function
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     if not fun.is_ordinary or torch.compiler.is_compiling() or is_tracing() or transforms_active():
         return attach_any(fun, tensors)
-    is_special = hooks(False) is not None or is_autocast() or dynamo_callback() is not None
-    if is_special or forward_ad._current_level >= 0 or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or forward_ad._current_level >= 0 or dispatch_modes() or is_included(PRE_DISPATCH):
+        return attach_any(fun, tensors)
+    if hooks(False) is not None or is_autocast() or dynamo_callback() is not None:
         return attach_any(fun, tensors)
     before, storages, is_differentiated = [], [], False
     try:
@@ -53,7 +57,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     for tensor, version in zip(tensors, before, strict=True):
         if tensor._version != version:
             raise messages.changed_argument(fun.name)
-    output = outputs[0] if len(outputs) == 1 else None
+    output: Any = outputs[0] if len(outputs) == 1 else None
     is_usual = is_plain(output) and not output.requires_grad and output.is_floating_point()
     storage = output.untyped_storage().data_ptr() if is_usual and output.layout is torch.strided else None
     if storage is None or storage in storages:

@@ -12,7 +12,7 @@ from keras_cg.call import function_name
 from keras_cg.decorator import CustomGradient, custom_gradient
 from keras_cg.engine import precision
 from keras_cg.pytree import describe
-from keras_cg.recipes import messages, tensors
+from keras_cg.recipes import frameworks, messages, tensors
 from keras_cg.recipes.callback import host
 from keras_cg.recipes.callback.host import Host, Kind
 from keras_cg.recipes.tensors import Pair
@@ -171,7 +171,7 @@ class _Function:
         promised, is_lone = self.promised([Kind(backend.shape(each), backend.dtype(each)) for each in given], count)
         # NumPy has no bfloat16.
         wide = [tensors.wide(each) if backend.dtype(each) == "bfloat16" else each for each in given]
-        found = iter(host.call(Host(self.key, count), wide))
+        found = iter(frameworks.this.callback.call(Host(self.key, count), wide))
         results = [None if kind is None else tensors.cast(next(found), kind.dtype) for kind in promised]
         return results[0] if is_lone else tuple(results)
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy
 
-from keras_cg import backends, config
 from keras_cg.recipes import messages
-
-# The frameworks that compile or batch. Others are called by way of NumPy, at once.
-_FRAMEWORKS = ("jax", "tensorflow", "torch")
 
 
 class Kind(NamedTuple):
@@ -75,22 +69,3 @@ class Host(NamedTuple):
         if self.key not in _known:
             raise messages.function_is_gone()
         return _known[self.key]
-
-
-def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of a function of NumPy arrays, also where the framework compiles or batches; without a gradient."""
-    found: tuple[Any, ...] = _call_on(backends.name_of(config.active))(host, tensors)
-    return found
-
-
-@functools.cache
-def _call_on(backend: str) -> Callable[..., tuple[Any, ...]]:
-    if backend not in _FRAMEWORKS:
-        return _at_once
-    return importlib.import_module(f"keras_cg.recipes.callback.{backend}").call  # type: ignore[no-any-return]
-
-
-def _at_once(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    backend = config.active
-    arrays = host.function().run([backend.to_numpy(tensor) for tensor in tensors], host.given)
-    return tuple(map(backend.asarray, arrays))

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from keras_cg import arguments, backends, config, presence, pytree
+from keras_cg import arguments, config, presence, pytree
 from keras_cg.call import function_name
 from keras_cg.pytree import Tree
-from keras_cg.recipes import tensors
+from keras_cg.recipes import frameworks, tensors
 from keras_cg.recipes.checkpoint import messages
 from keras_cg.recipes.checkpoint.function import OutputFunction
-
-# The frameworks with rematerialisation of their own, or that need another one than `generic`.
-_FRAMEWORKS = ("jax", "numpy", "tensorflow", "torch")
 
 
 def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,13 +75,6 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         function = OutputFunction(backend, name, f, len(args), keywords, tree)
         if not backend.is_recording():
             return function.finish(function.once(*values))
-        return function.finish(_strategy(backends.name_of(backend))(function, values))
+        return function.finish(frameworks.this.checkpoint.recompute(function, values))
 
     return recomputed
-
-
-@functools.cache
-def _strategy(backend: str) -> Callable[[OutputFunction, Sequence[Any]], tuple[Any, ...]]:
-    """How a framework runs a function again."""
-    name = backend if backend in _FRAMEWORKS else "generic"
-    return importlib.import_module(f"keras_cg.recipes.checkpoint.{name}").recompute  # type: ignore[no-any-return]

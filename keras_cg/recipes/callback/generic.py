@@ -1,0 +1,16 @@
+"""A function of NumPy arrays in a framework that runs everything at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_cg import config
+from keras_cg.recipes.callback.host import Host
+
+
+def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The results of a function of NumPy arrays, without a gradient."""
+    backend = config.active
+    arrays = host.function().run([backend.to_numpy(tensor) for tensor in tensors], host.given)
+    return tuple(map(backend.asarray, arrays))

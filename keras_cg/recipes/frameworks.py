@@ -1,0 +1,37 @@
+"""The file of a recipe that knows the framework of the active backend; `generic` for a framework without one.
+
+These are attributes of a module, as `config.active` is: torch.compile traces no import, and evaluates them for real.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+from keras_cg import backends, config
+
+
+class _Frameworks(ModuleType):
+    @property
+    def checkpoint(self) -> Any:
+        """It has `recompute(function, tensors)`."""
+        return _file("checkpoint", backends.name_of(config.active))
+
+    @property
+    def callback(self) -> Any:
+        """It has `call(host, tensors)`."""
+        return _file("callback", backends.name_of(config.active))
+
+
+@functools.cache
+def _file(recipe: str, backend: str) -> Any:
+    name = f"keras_cg.recipes.{recipe}.{backend}"
+    return importlib.import_module(name if importlib.util.find_spec(name) else f"keras_cg.recipes.{recipe}.generic")
+
+
+this: Any = sys.modules[__name__]
+this.__class__ = _Frameworks
