@@ -158,7 +158,7 @@ def _flat(pullback: Pullback, outputs: Sequence[Any], wanted: Sequence[bool], va
 
 
 class _Traced(threading.local):
-    """The functions whose rules a thread traces now, the innermost last."""
+    """The code of the functions whose rules a thread traces now, the innermost last."""
 
     def __init__(self) -> None:
         self.functions: list[Any] = []
@@ -169,7 +169,7 @@ _traced = _Traced()
 
 @contextlib.contextmanager
 def _tracing(fun: Function) -> Iterator[None]:
-    _traced.functions.append(fun.user)
+    _traced.functions.append(_code(fun))
     try:
         yield
     finally:
@@ -178,7 +178,12 @@ def _tracing(fun: Function) -> Iterator[None]:
 
 def _calls_itself(fun: Function) -> bool:
     """Whether a function is called by its own rule, which is being traced."""
-    return any([fun.user is function for function in _traced.functions])
+    return _code(fun) in _traced.functions
+
+
+def _code(fun: Function) -> Any:
+    """What a function has in common with a copy of it that a frozen rule calls."""
+    return getattr(fun.user, "__code__", fun.user)
 
 
 def _later(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[Any, ...], Callable[[], Residuals]]:
