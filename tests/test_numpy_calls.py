@@ -1,15 +1,13 @@
-"""The short way of the NumPy backend: taken where it can be, left where it must be, and the function runs once."""
+"""Ordinary calls under autograd, and what is no ordinary call; the function runs once."""
 
 import contextvars
 import functools
 import sys
 import types
 import weakref
-from collections import Counter
 
 import numpy as np
 import pytest
-from entered import frames, is_long
 
 from keras_cg import CapturedVariableError, GradientError, config, custom_gradient, ops, use_backend
 
@@ -43,53 +41,24 @@ def product(x, y):
     return x * y, lambda upstream: (7 * upstream * y, 5 * upstream * x)
 
 
-# --- taken -----------------------------------------------------------------------------------------------------------
+# --- ordinary ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_call_is_two_frames():
+def test_a_plain_call_and_its_gradient():
     np.testing.assert_allclose(wrong_exp(X), E)
-    assert frames(lambda: wrong_exp(X)) == Counter(
-        {
-            "decorator:CustomGradient.__call__": 1,
-            "config:_Config.active": 1,
-            "backends.numpy.straight:straight": 1,
-        }
-    )
-
-
-def test_a_gradient_is_a_dozen_frames():
-    found = frames(lambda: autograd.elementwise_grad(wrong_exp)(X))
     np.testing.assert_allclose(autograd.elementwise_grad(wrong_exp)(X), 7 * E)
-    assert found == Counter(
-        {
-            "decorator:CustomGradient.__call__": 1,
-            "config:_Config.active": 1,
-            "backends.numpy.straight:straight": 1,
-            # Of the function, and of its rule.
-            "engine.held:Closure.taken": 2,
-            "state:is_unscoped": 1,
-            "backends.numpy.straight:_recorded": 1,
-            "backends.numpy.attach:custom_gradient": 1,
-            "backends.numpy.attach:_vjps": 1,
-            "backends.numpy.straight:Steady.pull": 1,
-            "engine.held:Closure.made": 1,
-        }
-    )
-
-
-def nested(params, scale):
-    a, b = params["a"], params["b"][0]
-    output = {"u": a * b * scale, "v": (a + b,)}
-
-    def rule(upstream):
-        u, v = upstream["u"], upstream["v"][0]
-        return {"a": 7 * u * b * scale + v, "b": [5 * u * a * scale + 3 * v]}, None
-
-    return output, rule
 
 
 def test_nests():
-    f = custom_gradient(lambda params: (nested(params, 1.0)[0], lambda up: nested(params, 1.0)[1](up)[:1]))
+    @custom_gradient
+    def f(params):
+        a, b = params["a"], params["b"][0]
+
+        def rule(upstream):
+            u, v = upstream["u"], upstream["v"][0]
+            return {"a": 7 * u * b + v, "b": [5 * u * a + 3 * v]}
+
+        return {"u": a * b, "v": (a + b,)}, rule
 
     def loss(x, y):
         output = f({"a": x, "b": [y]})
@@ -140,16 +109,12 @@ def test_in_every_shape(shape):
     gx, gy = both(X, Y)
     np.testing.assert_allclose(gx, 7 * Y + weight)
     np.testing.assert_allclose(gy, 5 * X + 3 * weight)
-    found = frames(lambda: both(X, Y))
-    # That of a function of this file names globals, under which it could ask for the backend.
-    assert not is_long(found - Counter({"call:under": found["call:under"]}))
 
 
 @pytest.mark.parametrize("value", [0.5, np.float64(0.5), np.float32(0.5), np.array(0.5)])
 def test_numbers_and_scalars(value):
     # The gradient of the product is 12 x by its rules.
     square = lambda x: product(x, x)
-    assert not is_long(frames(lambda: autograd.grad(square)(value)))
     np.testing.assert_allclose(autograd.grad(square)(value), 6.0)
 
 
@@ -160,7 +125,7 @@ def test_only_what_is_differentiated_is_looked_at():
         autograd.elementwise_grad(f, 1)(X, Y)
 
 
-# --- left ------------------------------------------------------------------------------------------------------------
+# --- others -----------------------------------------------------------------------------------------------------------
 
 
 def runs(function, call):
@@ -256,7 +221,7 @@ def test_a_global_that_comes_to_be_differentiated(monkeypatch):
 
 
 def reading(code, value):
-    """A function of another module, which is passed over, that gives what is hidden there; and `f` that asks it."""
+    """A function of another module that gives what is hidden there; and `f` that asks it."""
     hidden, mine = {"value": value}, {"anp": anp}
     exec("def read(): return value", hidden)
     exec(code, mine | {"read": hidden["read"]}, mine)
@@ -314,9 +279,7 @@ def test_another_dtype():
 def test_a_gradient_of_another_dtype_is_cast():
     f = custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream.astype(np.float64)))
     x = X.astype(np.float32)
-    found = frames(lambda: autograd.elementwise_grad(f)(x))
     assert autograd.elementwise_grad(f)(x).dtype == np.float32
-    assert found["gradients:Gradients.collect"] == 1
 
 
 def test_complex_numbers():
@@ -363,8 +326,6 @@ def test_arrays_of_objects_are_no_tensors():
     gradient = autograd.elementwise_grad(f)
     for y in (Y, Y.astype(object), Y):
         np.testing.assert_allclose(gradient(X, y), 7 * Y)
-    found = [frames(functools.partial(gradient, X, y)) for y in (Y, Y.astype(object))]
-    assert [each["call:attached"] for each in found] == [0, 1]
     # An output of objects is none, either.
     refused = custom_gradient(lambda x: (x.astype(object), lambda upstream: 7 * upstream))
     assert refused(X).dtype == object
@@ -380,15 +341,12 @@ def test_a_subclass_of_arrays():
     gradient = autograd.elementwise_grad(f)
     np.testing.assert_allclose(gradient(X, Y), 7 * Y)
     np.testing.assert_allclose(gradient(X, y), 7 * Y)
-    assert frames(lambda: gradient(X, Y))["call:attached"] == 0
-    assert frames(lambda: gradient(X, y))["call:attached"] == 1
     assert runs(f, lambda: gradient(X, y)) == 1
 
 
 def test_keywords():
     gradient = autograd.elementwise_grad(lambda x: product(x, y=Y))
     np.testing.assert_allclose(gradient(X), 7 * Y)
-    assert frames(lambda: gradient(X))["call:attached"] == 1
 
 
 def defaults(x):
@@ -430,7 +388,6 @@ def test_a_rule_that_holds_arrays_elsewhere(function):
     gradient = autograd.elementwise_grad(f)
     np.testing.assert_allclose(gradient(X), 7 * E)
     assert runs(f, lambda: gradient(X)) == 1
-    assert is_long(frames(lambda: gradient(X))) is (function is not a_number)
     for _ in range(2):
         gradient = autograd.elementwise_grad(gradient)
         np.testing.assert_allclose(gradient(X), 7 * E)
@@ -487,7 +444,6 @@ def test_an_upstream_that_is_differentiated():
 def test_a_plain_call_inside_of_a_derivative():
     gradient = autograd.grad(lambda x: anp.sum(x * wrong_exp(Y)))
     np.testing.assert_allclose(gradient(X), np.exp(Y))
-    assert not is_long(frames(lambda: gradient(X)))
 
 
 def test_a_second_run_that_is_another_one():
