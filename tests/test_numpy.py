@@ -232,7 +232,7 @@ def test_captured_in_an_attribute(backend):
 
 
 @pytest.mark.limit
-def test_captured_where_nobody_looks_is_refused(backend):
+def test_captured_in_a_slot(backend):
     import autograd
 
     class Holder:
@@ -247,8 +247,7 @@ def test_captured_where_nobody_looks_is_refused(backend):
         holder.w = w
         return ops.sum(holder.call(X))
 
-    with pytest.raises(CapturedVariableError, match=r"'numpy' \(where it is not in a closure\) cannot hand it"):
-        autograd.grad(loss)(X)
+    np.testing.assert_allclose(autograd.grad(loss)(X), np.full(3, 5.0))
 
 
 def test_what_autograd_cannot_differentiate_is_a_constant(backend):
@@ -378,8 +377,8 @@ def test_the_function_and_the_rule_run_once(backend):
     assert ran == ["f", "rule"]
     ran.clear()
     autograd.elementwise_grad(autograd.elementwise_grad(counted))(X)
-    # The rule holds its argument alone, which needs no second run.
-    assert ran == ["f", "rule"]
+    # The second run is that of the outer level, whose rule is the one that is called.
+    assert ran == ["f", "f", "rule"]
 
 
 def test_eight_threads(backend):
@@ -454,7 +453,5 @@ def test_a_method_of_an_array_in_a_rule_has_no_second_order(backend):
 
     g = custom_gradient(f)
     np.testing.assert_allclose(grad(g)(X), 7 * E)
-    with pytest.raises(
-        RuntimeError, match="ran again, because its gradient is differentiated, and gave another output"
-    ):
+    with pytest.raises(RuntimeError, match=r"ran again for a derivative .* is not that of the first run"):
         grad(grad(g))(X)

@@ -34,6 +34,9 @@ import numpy
 # Python functions and the objects that call one: their cells are frozen with those of the rule.
 _FUNCTIONS = (FunctionType, MethodType, functools.partial)
 
+# Frameworks know functions of theirs by identity (autograd finds a derivative so), and a copy would be a stranger.
+_FRAMEWORKS = frozenset(["autograd", "jax", "keras", "numpy", "scipy", "tensorflow", "torch"])
+
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement
 
 
@@ -47,10 +50,12 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
     stays shared if one of these functions assigns to it, and an object if its methods assign to its attributes.
     Everything else (globals, containers, other objects) is read when the rule runs, as in any Python function.
     """
-    if type(rule) is not FunctionType or _assigned(rule.__code__):
+    if type(rule) is not FunctionType:
         return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
     if rule.__closure__ is None:
         return rule
+    if _assigned(rule.__code__) or not _is_function(rule):
+        return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
     cells = []
     try:
         for cell in rule.__closure__:
@@ -67,6 +72,9 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_function(value: Any) -> bool:
+    """Whether `freeze` follows a value that a rule calls."""
+    if isinstance(value, FunctionType):
+        return value.__globals__.get("__name__", "").partition(".")[0] not in _FRAMEWORKS
     return isinstance(value, _FUNCTIONS) or hasattr(type(value), "frozen_by")
 
 
@@ -98,7 +106,7 @@ class _Freezer:
         if id(value) in self.copies:
             return self.copies[id(value)]
         if isinstance(value, FunctionType):
-            return self.function(value)
+            return self.function(value) if _is_function(value) else value
         if isinstance(value, MethodType):
             return MethodType(self.value(value.__func__), _copied(value.__self__, value.__func__))
         if isinstance(value, functools.partial):
