@@ -63,7 +63,7 @@ BY_FILE = ("--numprocesses=2", "--dist=loadfile")
 # The tests that touch a framework: those for every backend, and those for one.
 EVERYWHERE = [f"tests/test_{name}.py" for name in ("conventions", "returns", "captured", "transforms", "runs")]
 TOUCHING = {
-    "jax": ["tests/test_jax.py", "tests/test_jax_forward.py", "tests/test_jax_kept.py", "tests/test_jax_programs.py"],
+    "jax": ["tests/test_jax.py", "tests/test_jax_forward.py", "tests/test_jax_programs.py"],
     "numpy": ["tests/test_numpy.py", "tests/test_checker.py"],
     "tensorflow": [f"tests/test_tensorflow{name}.py" for name in ("", "_order", "_programs")],
 }

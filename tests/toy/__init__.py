@@ -1,11 +1,8 @@
 """A backend with the required names alone, on an engine that fits on a page."""
 
-import sys
-
 import numpy as np
 
-from keras_cg import errors
-from keras_cg.engine.again import Run
+from keras_cg.engine import messages
 from toy import engine
 from toy.engine import Tensor
 
@@ -61,34 +58,36 @@ def is_recording():
 
 
 def attach(fun, tensors):
-    # What `fun` closes over and somebody differentiates was computed from something. It is made an argument.
-    taken = fun.held(lambda value: is_tensor(value) and value.parents).movable()
-    count, parents = len(tensors), [*tensors, *taken.tensors]
-
-    def around(*values):
-        return taken.build(values[count:])(*values[:count])
-
-    inputs = [*map(cut, parents)]
-    outputs, pullback = around(*inputs)
-    used = computed_from(outputs)
-    variables = [place for place in range(count, len(inputs)) if inputs[place] in used]
-    is_found = all([node.number >= inputs[0].number or not node.parents for node in used])
-    if variables or not is_found:
+    inputs = [*map(cut, tensors)]
+    outputs, pullback = fun(*inputs)
+    # What an output was computed from and is no constant was captured: the arguments were cut.
+    captured = [tensor for tensor in fun.captures(is_moving) if tensor in computed_from(outputs)]
+    if captured or is_hanging(outputs, inputs):
         pullback.capture(["(a value that is being differentiated)"])
-    if not is_found:
-        raise errors.unserved_variables("toy")
-    run = Run(sys.modules[__name__], around, inputs, pullback)
+        if len(captured) != 1:
+            raise messages.unserved_variables("toy")
+    parents = [*tensors, *captured]
 
     def pull(upstreams):
         cotangents = [
             up if output.value.dtype.kind == "f" else None for up, output in zip(upstreams, outputs, strict=True)
         ]
-        pullback = run.differentiated(replay, cut, parents, run.held)
-        gradients, others = pullback(cotangents, [parents[place] for place in variables])
-        known = {**dict(enumerate(gradients)), **dict(zip(variables, others, strict=True))}
-        return [known.get(place) for place in range(len(parents))]
+        # This engine records always, so the gradient may always be differentiated: the function runs again.
+        _, again = fun(*tensors)
+        pullback.check(again)
+        gradients, others = again(cotangents, captured)
+        return [*gradients, *others][: len(parents)]
 
     return engine.operation([output.value for output in outputs], parents, pull)
+
+
+def is_moving(value):
+    return is_tensor(value) and bool(value.parents)
+
+
+def is_hanging(outputs, inputs):
+    """Whether something that was computed before the run takes part."""
+    return any(tensor.parents and tensor.number < inputs[0].number for tensor in computed_from(outputs))
 
 
 def cut(tensor):
@@ -103,21 +102,6 @@ def computed_from(outputs):
             seen.add(node)
             waiting += node.parents
     return seen
-
-
-def replay(again, values, inputs):
-    places = [place for place, tensor in enumerate(inputs) if tensor.value.dtype.kind == "f"]
-
-    def pull(upstreams):
-        def run(*moved):
-            values = dict(enumerate(inputs)) | dict(zip(places, moved, strict=True))
-            return tuple(again(*values.values())), ()
-
-        _, pullback, _ = vjp(run, [inputs[place] for place in places])
-        gradients = dict(zip(places, pullback(upstreams), strict=True))
-        return [*map(gradients.get, range(len(inputs))), *upstreams]
-
-    return engine.operation([value.value for value in values], [*inputs, *values], pull)
 
 
 def vjp(fun, tensors):

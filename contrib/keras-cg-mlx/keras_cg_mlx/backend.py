@@ -1,31 +1,23 @@
 """mlx as a backend of keras_cg: the names of `keras_cg.engine.contract`, on `mlx.core.custom_function`.
 
-An array of mlx does not tell whether somebody differentiates it. So `attach` makes these nodes around one run of the
-function, and mlx asks those that it needs, in the backward pass from the right to the left:
+An array of mlx does not tell whether somebody differentiates it. So `attach` puts two nodes behind one run of the
+function, and mlx asks those that it needs in the backward pass:
 
-    arguments ──┬───────── entry ── slots ──┐
-                └─ cut ──┐                  │
-                         ├── fun ── watch ──┼── join ── outputs
-                ┌─ drop ─┘                  │
-    captured ───┼───────── mark ────────────┤
-                └───────── entry            │
-    what the rule holds ────────────────────┘
+    arguments ──┬──────────────────────┐
+                └─ cut ── fun ── watch ┴─ join ── outputs
 
-`mark` is asked if its captured array is differentiated, `watch` if the outputs hang on anything differentiated that is
-no argument, and `entry` after both: it calls the rule.
+`join` calls the rule. `watch` is asked if the outputs hang on anything differentiated that is no argument, and raises.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy
 from keras_cg.engine import derived, messages
-from keras_cg.engine.again import Again, Run
 from keras_cg.engine.contract import Function, PlainFunction, Pullback, Tensors
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.settled import settled
@@ -33,6 +25,7 @@ from keras_cg.engine.settled import settled
 from keras_cg_mlx.functions import named, namespace
 
 __all__ = [
+    "agreement",
     "asarray",
     "attach",
     "cast",
@@ -102,6 +95,11 @@ def cut(tensor: Any) -> Any:
 def to_numpy(tensor: Any) -> numpy.ndarray:
     wide = tensor.astype(mx.float32) if tensor.dtype == mx.bfloat16 else tensor
     return _kept(lambda: numpy.array(wide))  # type: ignore[no-any-return]
+
+
+def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+    # In a batch, or where a program is built, nobody can look at values.
+    return [not is_known(pair) or derived.agreement(own, [pair])[0] for pair in pairs]
 
 
 def is_known(tensors: Arrays) -> bool:
@@ -234,38 +232,17 @@ def node(
 
 
 def attach(fun: Function, tensors: Arrays) -> Tensors:
-    taken = fun.held(is_tensor).movable()
-    count, parents = len(tensors), [*map(asarray, tensors), *taken.tensors]
-    around = _repeatable(lambda *values: (taken.build(values[count:]) if taken.tensors else fun)(*values[:count]))
-    inputs = [*map(cut, parents[:count]), *(_drop([tensor])[0] for tensor in taken.tensors)]
-    outputs, pullback = around(*inputs)
+    parents, run = [*map(asarray, tensors)], _repeatable(fun)
+    outputs, pullback = run(*map(cut, parents))
     floating = [place for place, output in enumerate(outputs) if _is_floating(output)]
     if not floating:
         return outputs
-    call = _Call(Run(own, around, inputs, pullback), pullback, count, len(outputs), floating)
-    plain, held = [outputs[place] for place in floating], call.run.held
-    slots = node(lambda _: [*map(mx.zeros_like, (*plain, *held))], call.enter, _zeros(*plain, *held))(parents)
+    call = _Call(run, pullback, len(outputs), floating)
+    plain = [outputs[place] for place in floating]
     watched = node(list, call.watch, lambda inputs, tangents: tangents)(plain)
-    marks = [
-        node(_signal, call.mark(place), _signal)(parents[place : place + 1])[0] for place in range(count, len(parents))
-    ]
-    parts = (slots, watched, held, marks, parents)
-    call.sizes = [*map(len, parts)]
-    known = dict(zip(floating, node(call.join, call.start, call.push)([*itertools.chain(*parts)]), strict=True))
+    joined = node(lambda inputs: list(inputs[: len(plain)]), call.pull, call.push)([*watched, *parents])
+    known = dict(zip(floating, joined, strict=True))
     return tuple(known.get(place, output) for place, output in enumerate(outputs))
-
-
-def _signal(inputs: Arrays, tangents: Any = None) -> list[Any]:
-    return [mx.array(0.0)]
-
-
-def _zeros(*likes: Any) -> Callable[..., list[Any]]:
-    """A rule that gives zeros, like these or like what it gets."""
-    return lambda inputs, _: [*map(mx.zeros_like, likes or inputs)]
-
-
-# An array itself, which gets no gradient, but of which mlx knows whether it is differentiated.
-_drop = node(list, _zeros(), _zeros())
 
 
 def _filled(known: Mapping[int, Any], likes: Arrays) -> list[Any]:
@@ -297,101 +274,54 @@ def _seed(key: Any) -> None:
 
 
 class _Call:
-    """One call: what its rule needs, and what mlx has asked of its nodes in the pass that runs."""
+    """One call: what its rule needs besides arrays, which mlx hands over.
 
-    def __init__(self, run: Run, pullback: Pullback, count: int, outputs: int, floating: Sequence[int]):
-        # The first `count` inputs of the run are the user's arguments, the others were captured.
-        self.run, self.pullback, self.count, self.outputs, self.floating = run, pullback, count, outputs, floating
-        self.captured: list[int] = []
-        self.is_hanging = False
-        self.sizes: list[int] = []
+    Attributes:
+        run: The function, every run of which draws the same random numbers.
+        first: The pullback of the first run.
+        outputs: How many outputs there are, of which those at `floating` have a gradient.
+    """
 
-    def parts(self, row: Arrays) -> Iterator[Arrays]:
-        """What `join` gets: slots, watched outputs, what the rule holds, marks, arguments and captured arrays."""
-        start = 0
-        for size in self.sizes:
-            yield row[start : start + size]
-            start += size
-
-    def join(self, inputs: Arrays) -> list[Any]:
-        return list([*self.parts(inputs)][1])
-
-    def start(self, inputs: Arrays, cotangents: Arrays) -> list[Any]:
-        """The rule of `join`: what `entry` needs goes to the slots; the watched outputs are asked for nothing."""
-        self.captured, self.is_hanging = [], False
-        _, watched, held, marks, parents = self.parts(inputs)
-        return [*cotangents, *held, *map(mx.zeros_like, (*watched, *held, *marks, *parents))]
-
-    def mark(self, place: int) -> Callable[..., list[Any]]:
-        def pull(inputs: Arrays, cotangents: Arrays) -> list[Any]:
-            self.captured.append(place)
-            return _zeros()(inputs, None)
-
-        return pull
+    def __init__(self, run: Callable[..., Any], first: Pullback, outputs: int, floating: Sequence[int]):
+        self.run, self.first, self.outputs, self.floating = run, first, outputs, floating
 
     def watch(self, inputs: Arrays, cotangents: Arrays) -> list[Any]:
-        self.require(self.captured)
-        self.is_hanging = True
-        # What is captured drops it; something that was not found gets NaN, for nobody computes its gradient.
-        return [mx.full(each.shape, float("nan"), each.dtype) for each in inputs]
+        """The rule of the outputs as they were computed, which mlx asks if they hang on something captured."""
+        self.first.capture(["(a value that is being differentiated)"])
+        raise messages.unserved_variables("mlx")
 
-    def require(self, captured: Sequence[int]) -> None:
-        self.pullback.capture(["(a value that is being differentiated)"])
-        if not captured:
-            raise messages.unserved_variables("mlx", "(where it is not in a closure)")
-
-    def enter(self, parents: Arrays, arrived: Arrays) -> list[Any]:
-        """The rule of `entry`, which calls the user's."""
+    def pull(self, inputs: Arrays, cotangents: Arrays) -> list[Any]:
+        """Zeros for the outputs as they were computed, and the gradients of the arguments."""
         count = len(self.floating)
-        variables = sorted(self.captured) if self.is_hanging else []
-        known = self.gradients(parents, arrived[count:], arrived[:count], variables)
-        return _filled(known, parents)
+        found = self.gradients(inputs[count:], cotangents)
+        return [*map(mx.zeros_like, inputs[:count]), *_filled(found, inputs[count:])]
 
-    def gradients(self, parents: Arrays, held: Arrays, arrived: Arrays, variables: Sequence[int]) -> dict[int, Any]:
-        """What the user's rule says, by the places of the arguments and of the captured variables."""
+    def gradients(self, parents: Arrays, arrived: Arrays) -> dict[int, Any]:
+        """What the user's rule says, by the places of the arguments.
+
+        The function runs again. mlx does not tell whether the gradient will be differentiated, and in a batch the
+        arrays that the rule of the first run holds are others.
+        """
         cotangents = dict(zip(self.floating, arrived, strict=True))
-        pullback = self.run.differentiated(_replay, cut, parents, held)
-        found, others = pullback([*map(cotangents.get, range(self.outputs))], [parents[place] for place in variables])
-        return {**dict(enumerate(found)), **dict(zip(variables, others, strict=True))}
+        _, pullback = self.run(*parents)
+        self.first.check(pullback)
+        found, _ = pullback([*map(cotangents.get, range(self.outputs))])
+        return dict(enumerate(found))
 
     def push(self, inputs: Arrays, tangents: Arrays) -> Arrays:
         """The forward derivative: the transpose of the rule."""
-        (_, watched, held, _, parents), (_, plain, _, _, moving) = self.parts(inputs), self.parts(tangents)
-        is_hanging = any(tangent is not None for tangent in plain)
-        reach = len(parents) if is_hanging else self.count
-        places = [place for place in range(reach) if moving[place] is not None and _is_floating(parents[place])]
-        variables = [place for place in places if place >= self.count]
-        if is_hanging:
-            self.require(variables)
+        count = len(self.floating)
+        watched, parents, moving = inputs[:count], inputs[count:], tangents[count:]
+        if any(tangent is not None for tangent in tangents[:count]):
+            self.watch(watched, [])
+        places = [place for place, tensor in enumerate(parents) if moving[place] is not None and _is_floating(tensor)]
         if not places:
             return [*map(mx.zeros_like, watched)]
         tensors = [parents[place] for place in places]
 
         def pull(cotangents: Arrays) -> Tensors:
-            known = self.gradients(parents, held, cotangents, variables)
+            known = self.gradients(parents, cotangents)
             return tuple(_filled(dict(enumerate(map(known.get, places))), tensors))
 
         push, conditions = derived.transpose(own, pull, watched, tensors)
-        found = settled(own, push([moving[place] for place in places]), conditions, messages.not_linear)
-        # What is captured has no plain tangent; something that was not found has one.
-        lost = [0 if tangent is None else mx.where(tangent == 0, 0, float("nan")) for tangent in plain]
-        return [each + nan for each, nan in zip(found, lost, strict=True)]
-
-
-def _replay(again: Again, values: Arrays, inputs: Arrays) -> list[Any]:
-    """`values`, which hang on `inputs` by the derivative of another run, and on what they were computed from."""
-    count, start = len(values), len(values) + len(again.first)
-
-    def pull(given: Arrays, cotangents: Arrays) -> list[Any]:
-        places, moving, run = again.moving(own, given[count:start], given[start:])
-        _, gradients, _ = pulled(run, moving, cotangents)
-        known = {**dict(enumerate(cotangents)), **dict(zip((start + each for each in places), gradients, strict=True))}
-        return _filled(known, given)
-
-    def push(given: Arrays, tangents: Arrays) -> list[Any]:
-        places, moving, run = again.moving(own, given[count:start], given[start:])
-        known = dict(enumerate(tangents[start + each] for each in places))
-        _, found, _ = jvp(run, moving, _filled(known, moving))
-        return [one if other is None else one + other for one, other in zip(found, tangents, strict=False)]
-
-    return node(lambda given: list(given[:count]), pull, push)([*values, *again.first, *inputs])  # type: ignore[no-any-return]
+        return settled(own, push([moving[place] for place in places]), conditions, messages.not_linear)
