@@ -182,7 +182,7 @@ def test_a_backend_names_the_contract(backend):
 
 def test_what_a_backend_leaves_out_is_derived():
     module = backends.load("numpy", "a test")
-    assert {name for name in OPTIONAL if is_derived(getattr(module, name))} == set(OPTIONAL) - {"straight"}
+    assert {name for name in OPTIONAL if is_derived(getattr(module, name))} == set(OPTIONAL) - {"is_plain"}
     assert all(getattr(derived, name).__doc__ for name in OPTIONAL)
 
 
@@ -332,16 +332,17 @@ def test_the_docstrings_run(clean_environment):
     import doctest
 
     from keras_cg import autodiff, config, decorator
-    from keras_cg.recipes import annealed, discrete, implicit, owned, passing, repeated, reversible, safe
+    from keras_cg.recipes import annealed, callback, checkpoint, discrete, implicit, passing, repeated, reversible, safe
 
     for module in (
         autodiff,
         config,
         decorator,
         annealed,
+        callback,
+        checkpoint,
         discrete,
         implicit,
-        owned,
         passing,
         repeated,
         reversible,

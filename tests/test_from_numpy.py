@@ -10,8 +10,8 @@ from scipy import special
 
 import keras_cg
 from keras_cg import config, ops, recipes
-from keras_cg.engine.host import Host
-from keras_cg.recipes import owned
+from keras_cg.recipes import frameworks, owned
+from keras_cg.recipes.callback.host import Host
 from keras_cg.testing import assert_gradients
 
 X = np.array([-0.5, 0.25, 2.0], np.float32)
@@ -161,7 +161,7 @@ def test_the_operator_of_torch_has_no_gradient_past_the_rule(backend):
 
     x = torch.ones(2, requires_grad=True)
     function = owned._Function("f", square, None)
-    (output,) = config.active.host(Host(function.key, 1), (x,))
+    (output,) = frameworks.this.callback.call(Host(function.key, 1), (x,))
     with pytest.raises((RuntimeError, NotImplementedError), match="autograd"):
         output.sum().backward()
 
@@ -200,7 +200,7 @@ def test_jax_differentiates_the_callback_to_nan_past_the_rule(backend):
     import jax
 
     function = owned._Function("f", square, None)
-    slope = jax.grad(lambda x: config.active.host(Host(function.key, 1), (x,))[0])
+    slope = jax.grad(lambda x: frameworks.this.callback.call(Host(function.key, 1), (x,))[0])
     assert np.isnan(slope(1.0)) and np.isnan(jax.jit(slope)(1.0))
 
 
@@ -315,7 +315,7 @@ def test_exceptions_pass_through(backend):
 
 @pytest.mark.limit
 def test_a_function_that_is_gone(backend):
-    assert lines(lambda: config.active.host(Host("absent", 1), (tensor(X),)), RuntimeError) == [
+    assert lines(lambda: frameworks.this.callback.call(Host("absent", 1), (tensor(X),)), RuntimeError) == [
         "A program calls a function of NumPy arrays that is not in this process.",
         "    usual cause: the program was saved and is loaded elsewhere, or what recipes.from_numpy returned is gone.",
         "    remedy: keep what from_numpy returned as long as the program, and save models without such functions.",

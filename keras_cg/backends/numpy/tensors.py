@@ -32,11 +32,6 @@ def is_tensor(value: object) -> bool:
     return isinstance(value, Box) and not isinstance(value, (SequenceBox, DictBox))
 
 
-def is_plain(value: object) -> bool:
-    kind = type(value)
-    return kind is ArrayBox or (kind is numpy.ndarray and value.dtype.kind in "biufc")  # type: ignore[attr-defined]
-
-
 def asarray(value: Any) -> Any:
     return value if isinstance(value, _classes) else numpy.asarray(value)
 
@@ -76,6 +71,11 @@ def is_recording() -> bool:
     # autograd (1.9) does not count back where an exception ended a trace: then the answer is yes from there on, which
     # costs time and nothing else.
     return trace_stack.top >= 0  # type: ignore[no-any-return]
+
+
+def is_plain(value: object) -> bool:
+    kind = type(value)
+    return kind is ArrayBox or (kind is numpy.ndarray and value.dtype.kind in "biufc")  # type: ignore[attr-defined]
 
 
 def innermost(tensor: Any) -> Any:

@@ -43,10 +43,6 @@ def is_tensor(value: object) -> bool:
         return False
 
 
-def is_plain(value: object) -> bool:
-    return type(value) is PLAIN[0]
-
-
 def asarray(value: Any) -> Any:
     if type(value) is PLAIN[0] and tf.executing_eagerly():
         return value
@@ -89,6 +85,10 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 def is_recording() -> bool:
     return not tf.executing_eagerly() or bool(could_possibly_record())
+
+
+def is_plain(value: object) -> bool:
+    return type(value) is PLAIN[0]
 
 
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:

@@ -96,10 +96,6 @@ def is_tensor(value: object) -> bool:
     return False
 
 
-def is_plain(value: object) -> bool:
-    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
-
-
 def asarray(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
 
@@ -177,6 +173,10 @@ def is_recording() -> bool:
         or dispatch_modes() > 0
         or is_included(PRE_DISPATCH)
     )
+
+
+def is_plain(value: object) -> bool:
+    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
 
 
 def is_captured() -> bool:
