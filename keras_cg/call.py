@@ -16,9 +16,9 @@ from keras_cg.gradients import Spec, check_variables, collect
 from keras_cg.pytree import ROW, SINGLE, Tree
 
 
-def call(decorated: Any, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of a decorated function whose arguments are not all plain tensors by position."""
-    name, fun = decorated._name, decorated.__wrapped__
+    fun = decorated.__wrapped__
     if not kwargs and not backend.is_recording() and all(map(backend.is_tensor, args)):
         # Nothing is differentiated, so there is nothing to attach the rule to.
         return output_of(backend, name, fun(*map(backend.asarray, args)))

@@ -63,7 +63,7 @@ class CustomGradient(Generic[P, Output]):
                 is_ordinary = False
                 break
         if not is_ordinary:
-            return call.call(self, backend, args, kwargs)  # type: ignore[no-any-return]
+            return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
         if not backend.is_recording():
             # Nothing is differentiated, so there is nothing to attach the rule to.
             pair: Any = self.__wrapped__(*args, **kwargs)
@@ -71,7 +71,7 @@ class CustomGradient(Generic[P, Output]):
                 return pair[0]  # type: ignore[no-any-return]
             return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
         if not state.is_unscoped():
-            return call.call(self, backend, args, kwargs)  # type: ignore[no-any-return]
+            return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
         function = call.PlainCall(backend, self._name, self.__wrapped__, len(args))
         return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
 

@@ -19,7 +19,7 @@ from autograd.tracer import trace_stack
 own: Any = sys.modules[__package__]
 
 # What is read of autograd and it does not document: if one is gone, importing this file fails, and with it the backend.
-_NEEDED = (Box._value, Box._trace, Box._node, VJPNode.parents, trace_stack.top, trace_stack.new_trace)
+_NEEDED = (Box._value, Box._trace, Box._node, VJPNode.new_root, VJPNode.parents, trace_stack.top, trace_stack.new_trace)
 
 tensors = (numpy.ndarray, Box)
 _arrays = (numpy.ndarray, numpy.generic)
