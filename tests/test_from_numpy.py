@@ -10,7 +10,7 @@ from scipy import special
 
 import keras_cg
 from keras_cg import config, ops, recipes
-from keras_cg.recipes import frameworks, owned
+from keras_cg.recipes import callback, frameworks
 from keras_cg.recipes.callback.host import Host
 from keras_cg.testing import assert_gradients
 
@@ -160,7 +160,7 @@ def test_the_operator_of_torch_has_no_gradient_past_the_rule(backend):
     import torch
 
     x = torch.ones(2, requires_grad=True)
-    function = owned._Function("f", square, None)
+    function = callback._Function("f", square, None)
     (output,) = frameworks.this.callback.call(Host(function.key, 1), (x,))
     with pytest.raises((RuntimeError, NotImplementedError), match="autograd"):
         output.sum().backward()
@@ -199,7 +199,7 @@ def test_jax_transforms(backend):
 def test_jax_differentiates_the_callback_to_nan_past_the_rule(backend):
     import jax
 
-    function = owned._Function("f", square, None)
+    function = callback._Function("f", square, None)
     slope = jax.grad(lambda x: frameworks.this.callback.call(Host(function.key, 1), (x,))[0])
     assert np.isnan(slope(1.0)) and np.isnan(jax.jit(slope)(1.0))
 

@@ -231,7 +231,6 @@ def test_captured_in_an_attribute(backend):
     np.testing.assert_allclose(autograd.grad(loss)(X), 5 * ONE)
 
 
-@pytest.mark.limit
 def test_captured_in_a_slot(backend):
     import autograd
 

@@ -208,6 +208,7 @@ def test_a_cell_of_the_function_that_comes_to_be_differentiated():
 GLOBAL = Y
 
 
+@pytest.mark.limit
 def test_a_global_that_comes_to_be_differentiated(monkeypatch):
     f = custom_gradient(lambda x: (x * GLOBAL, lambda upstream, variables=None: 7 * upstream))
     np.testing.assert_allclose(autograd.elementwise_grad(f)(X), 7 * ONE)

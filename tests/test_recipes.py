@@ -881,24 +881,35 @@ def test_recompute_finds_attributes(backend):
     np.testing.assert_allclose(gx, 56 * np.exp(X))
 
 
+hidden = [None]
+
+
+def by_a_global():
+    return hidden[0]
+
+
 @pytest.mark.only("numpy")
 @pytest.mark.limit
 def test_recompute_refuses_what_it_cannot_find(backend):
     class Holder:
         __slots__ = ("w",)
 
-    def loss(w, x):
+    def in_a_slot(w, x):
         holder = Holder()
         holder.w = w
         return ops.sum(recipes.recompute(lambda x: x * holder.w)(x))
 
+    def loss(w, x):
+        hidden[0] = w
+        return ops.sum(recipes.recompute(lambda x: x * by_a_global())(x))
+
+    assert keras_cg.grad(in_a_slot)(np.asarray(3.0), X) == np.sum(X)
     with pytest.raises(keras_cg.CapturedVariableError) as caught:
         keras_cg.grad(loss)(np.asarray(3.0), X)
     assert str(caught.value).splitlines() == [
         "recompute: the function reads a value that is being differentiated and is not among its arguments.",
-        "    usual cause: a tensor in an attribute, a set or a global.",
-        "    what would happen: the backend 'numpy' finds only what is in closures, and it would silently"
-        " get no gradient.",
+        "    usual cause: a tensor in a global, or in what a function in a global reads.",
+        "    what would happen: the backend 'numpy' does not find it, and it would silently get no gradient.",
         "    remedy: pass it as an argument, or stop its gradient inside the function.",
     ]
 

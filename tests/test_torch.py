@@ -779,6 +779,25 @@ def test_an_argument_or_output_that_is_changed_in_place(eager, backend, holder):
         np.testing.assert_allclose(found, 7 * X if is_argument else 7 * np.exp(X), rtol=1e-6)
 
 
+@pytest.mark.limit
+def test_a_tensor_of_the_rule_that_is_changed_in_place(eager, backend):
+    """A limit: it is neither an argument nor an output, and the rule reads what it holds then."""
+    import torch
+
+    kept = []
+
+    @custom_gradient
+    def f(x):
+        kept[:] = [e := torch.exp(x)]
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    x = eager.tensor(X).requires_grad_()
+    y = f(x)
+    kept[0].mul_(10)
+    y.sum().backward()
+    np.testing.assert_allclose(x.grad, 70 * np.exp(X), rtol=1e-6)
+
+
 def test_a_gradient_that_shares_memory_with_an_output(eager, backend):
     f = custom_gradient(lambda x: (lambda y: (y, lambda upstream: y))(x.exp()))
     x = eager.tensor(X).requires_grad_()

@@ -24,8 +24,10 @@ __all__ = [
 
 def lost_to_recompute(backend: str) -> CapturedVariableError:
     """A recomputed function reads what the backend cannot hand it again."""
-    consequence = f"the backend {backend!r} finds only what is in closures"
-    return lost_capture("recompute: the function", "a tensor in an attribute, a set or a global.", consequence)
+    consequence = f"the backend {backend!r} does not find it"
+    return lost_capture(
+        "recompute: the function", "a tensor in a global, or in what a function in a global reads.", consequence
+    )
 
 
 def changed_since(function: str, what: str) -> RuntimeError:
