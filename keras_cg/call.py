@@ -11,6 +11,7 @@ from keras_cg.arguments import Arguments
 from keras_cg.conventions import Convention
 from keras_cg.engine import rule as rules
 from keras_cg.engine.contract import Backend
+from keras_cg.engine.freezing import freeze
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import Spec, check_variables, collect
 from keras_cg.pytree import ROW, SINGLE, Tree
@@ -124,7 +125,7 @@ class Call(FlatFunction):
         backend, (output, rule) = self.backend, _pair(self.name, pair)
         if not backend.is_compiling():
             # Later the names that the rule reads may be bound to something else.
-            rule = rules.freeze(rule)
+            rule = freeze(rule)
         results, tree = self.flatten(output)
         if self.output is None:
             self.output = tree
@@ -169,7 +170,7 @@ class PlainCall(Call):
             output, rule = pair
             if signature.takes_one(rule):
                 self.output = SINGLE
-                return (output,), PlainPullback(self, rule if backend.is_compiling() else rules.freeze(rule), tensors)
+                return (output,), PlainPullback(self, rule if backend.is_compiling() else freeze(rule), tensors)
         return self.accept(tensors, tensors, {}, pair, ())
 
     def finish(self, results: Sequence[Any]) -> Any:

@@ -76,7 +76,7 @@ class CustomGradient(Generic[P, Output]):
         return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
 
     def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
-        """A copy around what the function reads now: `engine.rule.freeze` calls this for one in a rule's closure."""
+        """A copy around what the function reads now: `engine.freezing` calls this for one in a rule's closure."""
         fun = freeze(self.__wrapped__)
         if fun is self.__wrapped__:
             return self

@@ -11,6 +11,7 @@ import pytest
 
 from keras_cg import backends, custom_gradient
 from keras_cg.engine import derived, linear, precision, rule, settled
+from keras_cg.engine.freezing import freeze
 from keras_cg.recipes.checkpoint.sample import Sample
 
 pytestmark = pytest.mark.once
@@ -34,7 +35,7 @@ def is_tensor(value):
 
 def test_a_name_that_is_bound_again():
     k = 2.0
-    frozen = rule.freeze(lambda u: k * u)
+    frozen = freeze(lambda u: k * u)
     k = 5.0
     assert frozen(1.0) == 2.0
 
@@ -45,7 +46,7 @@ def test_a_name_of_a_helper_in_a_cell():
     def helper(u):
         return k * u
 
-    frozen = rule.freeze(lambda u: helper(u))
+    frozen = freeze(lambda u: helper(u))
     k = 5.0
     assert frozen(1.0) == 2.0
 
@@ -59,7 +60,7 @@ def test_functions_that_call_each_other_share_what_they_share():
     def odd(n):
         return -k if n == 0 else even(n - 1)
 
-    frozen = rule.freeze(lambda u: u * even(4) + odd(3))
+    frozen = freeze(lambda u: u * even(4) + odd(3))
     k = 5.0
     assert frozen(1.0) == 4.0
 
@@ -72,7 +73,7 @@ def test_a_name_that_the_rule_assigns_stays_shared():
         count += 1
         return u
 
-    frozen = rule.freeze(grad)
+    frozen = freeze(grad)
     frozen(1.0)
     frozen(1.0)
     assert count == 2
@@ -89,14 +90,14 @@ def test_a_name_that_a_helper_assigns_stays_shared():
         add(u)
         return total
 
-    frozen = rule.freeze(grad)
+    frozen = freeze(grad)
     assert (frozen(1.0), frozen(2.0), total) == (1.0, 3.0, 3.0)
 
 
 def test_a_name_that_is_bound_later():
     def make():
         grad = lambda u: later * u
-        frozen = rule.freeze(grad)
+        frozen = freeze(grad)
         later = 2.0
         return frozen, later
 
@@ -111,7 +112,7 @@ def test_defaults_and_attributes_come_along():
         return k * u * factor * other * grad.scale
 
     grad.scale = 7.0
-    frozen = rule.freeze(grad)
+    frozen = freeze(grad)
     k, grad.scale = 11.0, 7.0
     assert frozen(1.0) == 210.0
     assert (frozen.__name__, frozen.__defaults__, frozen.__kwdefaults__) == ("grad", (3.0,), {"other": 5.0})
@@ -147,7 +148,7 @@ class Slotted:
 def test_the_object_that_is_called(kind):
     for make, expected in ((lambda kept: kept, 2.0), (lambda kept: kept.method, 4.0 if kind is Keeps else 2.0)):
         kept = kind(2.0)
-        frozen = rule.freeze(make(kept))
+        frozen = freeze(make(kept))
         kept.s = 5.0
         assert frozen(1.0) == expected
 
@@ -164,7 +165,7 @@ def test_an_object_that_counts_is_not_copied():
             self.calls += 1
 
     kept = Counts()
-    rule.freeze(kept)(1.0)
+    freeze(kept)(1.0)
     assert kept.calls == 1
 
 
@@ -184,15 +185,15 @@ def test_objects_that_no_shallow_copy_serves():
 
     gone, listed, freed = [], Listed([1]), Freed()
     for kept in (listed, freed, listed.__len__, X.__mul__, float, Keeps):
-        assert rule.freeze(kept) is kept
+        assert freeze(kept) is kept
     listed.append(2)
-    assert rule.freeze(listed)(1.0) == 2.0
+    assert freeze(listed)(1.0) == 2.0
     assert not gone
 
 
 def test_partials():
     kept, k = Keeps(2.0), 3.0
-    frozen = rule.freeze(functools.partial(lambda times, u, extra: times(u) * k + extra, kept, extra=1.0))
+    frozen = freeze(functools.partial(lambda times, u, extra: times(u) * k + extra, kept, extra=1.0))
     k = 5.0
     assert frozen(1.0) == 7.0
 
@@ -200,7 +201,7 @@ def test_partials():
 def test_a_decorated_function_in_a_cell():
     k = 2.0
     inner = custom_gradient(lambda x: (x * k, lambda u: u))
-    frozen = rule.freeze(lambda u: inner(u))
+    frozen = freeze(lambda u: inner(u))
     k = 5.0
     assert float(frozen(np.array(1.0))) == 2.0
 
@@ -208,20 +209,20 @@ def test_a_decorated_function_in_a_cell():
 def test_functions_of_frameworks_are_not_copied():
     """autograd knows the derivative of its own by identity."""
     anp = pytest.importorskip("autograd.numpy")
-    assert rule.freeze(anp.sin) is anp.sin
+    assert freeze(anp.sin) is anp.sin
     sin = anp.sin
-    frozen = rule.freeze(lambda u: sin(u))
+    frozen = freeze(lambda u: sin(u))
     assert frozen.__closure__[0].cell_contents is anp.sin
 
 
 def test_a_rule_without_cells_is_left_as_it_is():
     grad = eval("lambda u: u")
-    assert rule.freeze(grad) is grad
+    assert freeze(grad) is grad
 
 
 def test_what_a_frozen_rule_holds_is_freed():
     kept = T()
-    frozen = rule.freeze((lambda kept: lambda u: kept)(kept))
+    frozen = freeze((lambda kept: lambda u: kept)(kept))
     dead = weakref.ref(kept)
     gc.disable()
     try:

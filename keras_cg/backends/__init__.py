@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from keras_cg import errors
-from keras_cg.engine import derived
+from keras_cg.engine import derived, messages
 from keras_cg.engine.contract import OPTIONAL, REQUIRED, Backend
 
 if TYPE_CHECKING:
@@ -91,12 +91,12 @@ def load(name: str, source: str) -> Backend:
         backend: Any = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and not _is_part(error.name):
-            raise errors.missing_backend(name, source, error.name, requirement(name)) from error
+            raise messages.missing_backend(name, source, error.name, requirement(name)) from error
         version = getattr(sys.modules.get(_framework(name)), "__version__", None)
-        raise errors.broken_backend(name, source, error, requirement(name), version) from error
+        raise messages.broken_backend(name, source, error, requirement(name), version) from error
     missing = [attribute for attribute in REQUIRED if not hasattr(backend, attribute)]
     if missing:
-        raise errors.incomplete_backend(name, missing)
+        raise messages.incomplete_backend(name, missing)
     left = [attribute for attribute in OPTIONAL if not hasattr(backend, attribute)]
     for attribute in left:
         setattr(backend, attribute, functools.partial(getattr(derived, attribute), backend))

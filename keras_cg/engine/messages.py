@@ -2,9 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 
-from keras_cg.errors import CapturedVariableError, did_you_mean, report
+from keras_cg.errors import CapturedVariableError, did_you_mean, lines, report, type_name
+
+
+def missing_backend(name: str, source: str, module: str | None, requirement: str) -> ImportError:
+    """The framework behind a known backend is not installed."""
+    headline = f"the backend {name!r} (from {source}) needs {module or name!r}, which is not installed."
+    choose = "or choose another backend with keras_cg.set_backend() or KERAS_CG_BACKEND."
+    remedy = f'pip install "{requirement}", {choose}'
+    return report(functools.partial(ImportError, name=module), headline, remedy=remedy)
+
+
+def broken_backend(
+    name: str, source: str, error: BaseException, requirement: str, version: str | None = None
+) -> ImportError:
+    """The framework, of a version if that is known, is there but does not start."""
+    release = f" with {name} {version}" if version else ""
+    headline = f"the backend {name!r} (from {source}) is installed but does not start{release}:"
+    reinstall = f'reinstall it with pip install --force-reinstall "{requirement}".'
+    remedy = f"see that its framework can be imported by itself; {reinstall}"
+    kind = functools.partial(ImportError, name=name)
+    return report(kind, lines(headline, f"    {type_name(error)}: {error}"), remedy=remedy)
+
+
+def incomplete_backend(name: str, missing: Iterable[str]) -> ImportError:
+    """A backend module does not meet the contract of `keras_cg.backends`."""
+    contract = "a backend defines every name listed in keras_cg.engine.contract.REQUIRED."
+    return ImportError(f"the backend {name!r} lacks {', '.join(missing)}; {contract}", name=name)
 
 
 def no_such_op(name: str, backend: str, names: Sequence[str]) -> AttributeError:
