@@ -806,3 +806,27 @@ def test_keras_on_numpy_needs_jax(backend):
     code = "import sys; sys.modules['jax'] = None; import keras"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "import of jax halted" in done.stderr
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("reads_keras", [False, True])
+def test_a_call_inside_a_scope_of_keras(keras, backend, reads_keras):
+    """An ordinary call, before the scope, in it and after it; another run sees what the first one saw."""
+    import torch
+
+    @keras_cg.custom_gradient
+    def f(x):
+        return keras.ops.multiply(x, 2) if reads_keras else x * 2, lambda upstream: 7 * upstream * x
+
+    x = keras.ops.convert_to_tensor([1.0, 2.0]).requires_grad_()
+    for scope in (keras.StatelessScope(), keras.src.backend.AutocastScope("float16")):
+        for inside in (False, True, False):
+            if inside:
+                with scope:
+                    output = f(x)
+            else:
+                output = f(x)
+            (first,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+            np.testing.assert_allclose(first.detach().cpu(), [7, 14])
+            np.testing.assert_allclose(second.cpu(), [7, 7])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from keras_cg import presence
 from keras_cg.call import FlatFunction
 from keras_cg.engine import rule
 from keras_cg.recipes.checkpoint.keras_state import Repeated
@@ -55,8 +56,14 @@ class OutputFunction(FlatFunction):
         return self.repeated.reads()
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
-        """What the function can reach besides its arguments, the globals that it names included."""
-        return rule.reached([self.user, *self.static.leaves, *_globals(self.user)], is_wanted)
+        """What the function can reach besides its arguments, the globals that it names included.
+
+        Keras's variables and layers are not entered: Keras itself tells which of them a run reads.
+        """
+        holders = presence.holders()
+        roots = [self.user, *self.static.leaves, *_globals(self.user)]
+        found = rule.reached(roots, lambda value: is_wanted(value) or isinstance(value, holders))
+        return [value for value in found if not isinstance(value, holders)]
 
 
 def _globals(fun: Any) -> list[Any]:
