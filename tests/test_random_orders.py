@@ -1,0 +1,185 @@
+"""Random compositions of rules that hold intermediates, to third order, forwards and backwards in either order.
+
+Every function is a polynomial of its argument, and so is its rule: another one, so that plain differentiation cannot
+pass. With z0 = x and z1, z2, ... for the outputs, one after the other, any derivative is a polynomial of these. It
+follows from D z0 = 1 and D zi = ri(zi-1) D zi-1, where ri is the rule: that is how the expected numbers are made.
+"""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+from keras_cg import config, custom_gradient, grad, jvp, ops
+
+COUNT = 60
+POINTS = np.array([-0.9, 0.3, 1.1])
+
+
+# --- polynomials of several variables: coefficients by the tuple of exponents -----------------------------------------
+
+
+def add(one, two):
+    return {key: one.get(key, 0.0) + two.get(key, 0.0) for key in {*one, *two}}
+
+
+def multiply(one, two):
+    found = {}
+    for (p, a), (q, b) in itertools.product(one.items(), two.items()):
+        key = tuple(map(sum, zip(p, q, strict=True)))
+        found[key] = found.get(key, 0.0) + a * b
+    return found
+
+
+def by_variable(polynomial, place):
+    """The partial derivative."""
+    return {
+        (*key[:place], key[place] - 1, *key[place + 1 :]): value * key[place]
+        for key, value in polynomial.items()
+        if key[place]
+    }
+
+
+def unit(place, size, power=1):
+    return tuple(power if index == place else 0 for index in range(size))
+
+
+def derived(polynomial, moves):
+    """D of a polynomial; `moves[i]` is that of the variable i."""
+    terms = [multiply(by_variable(polynomial, place), move) for place, move in enumerate(moves)]
+    return functools.reduce(add, terms)
+
+
+# --- the functions ----------------------------------------------------------------------------------------------------
+
+
+class Plain:
+    def __init__(self, kept):
+        self.kept = kept
+
+    def __call__(self, upstream):
+        return upstream * self.kept
+
+    def method(self, upstream):
+        return upstream * self.kept
+
+
+class Slotted(Plain):
+    __slots__ = ("slot",)
+
+    def __init__(self, kept):
+        self.slot = kept
+
+    def __call__(self, upstream):
+        return upstream * self.slot
+
+
+def made_anew(kept):
+    class Made:
+        slope = kept
+
+        def __call__(self, upstream):
+            return upstream * self.slope
+
+    return Made()
+
+
+# Where a rule keeps its slope.
+PLACES = [
+    lambda kept: lambda upstream: upstream * kept,
+    lambda kept: (lambda parts: lambda upstream: upstream * parts[0])([kept]),
+    lambda kept: functools.partial(lambda kept, upstream: upstream * kept, kept),
+    lambda kept: lambda upstream, kept=kept: upstream * kept,
+    lambda kept: lambda *args, upstream=None: upstream * kept,
+    Plain,
+    lambda kept: Plain(kept).method,
+    Slotted,
+    made_anew,
+]
+
+
+def evaluated(coefficients, x):
+    """A polynomial of one variable, by intermediates that the rule may hold."""
+    total, power = x * 0 + coefficients[0], x
+    for coefficient in coefficients[1:]:
+        total = total + coefficient * power
+        power = power * x
+    return total
+
+
+def step(values, slopes, place):
+    """A decorated function of values, with a rule of slopes."""
+
+    @custom_gradient
+    def f(x):
+        slope = evaluated(slopes, x)
+        return evaluated(values, x), place(slope)
+
+    return f
+
+
+def case(seed):
+    """`(function, D)`, where D(k) is the derivative of order k at POINTS."""
+    draw = np.random.default_rng(seed)
+    count = int(draw.integers(2, 4))
+    steps, moves = [], [{(0,) * (count + 1): 1.0}]
+    variables = [np.asarray(POINTS, np.float64)]
+    for index in range(count):
+        values, slopes = draw.uniform(-0.7, 0.7, 3).round(2), draw.uniform(-0.9, 0.9, 3).round(2)
+        steps.append(step(values.tolist(), slopes.tolist(), PLACES[draw.integers(len(PLACES))]))
+        slope = {unit(index, count + 1, power): float(each) for power, each in enumerate(slopes)}
+        moves.append(multiply(slope, moves[index]))
+        variables.append(sum(each * variables[-1] ** power for power, each in enumerate(values)))
+
+    def function(x):
+        return functools.reduce(lambda value, each: each(value), steps, x)
+
+    def expected(order):
+        polynomial = {unit(count, count + 1): 1.0}
+        for _ in range(order):
+            polynomial = derived(polynomial, moves)
+        terms = [
+            value * np.prod([each**power for each, power in zip(variables, key, strict=True)], axis=0)
+            for key, value in polynomial.items()
+        ]
+        return sum(terms)
+
+    return function, expected
+
+
+def forwards(f):
+    """The derivative along ones."""
+    return lambda x: jvp(f, (x,), (ops.ones_like(x),))[1]
+
+
+# From the innermost to the outermost.
+WAYS = {
+    "first": (grad,),
+    "forward": (forwards,),
+    "second": (grad, grad),
+    "forward of a gradient": (grad, forwards),
+    "gradient of a forward": (forwards, grad),
+    "third": (grad, grad, grad),
+    "forward of the second": (grad, grad, forwards),
+}
+
+
+def wrong(backend, seed):
+    """The ways that give another number than the closed form; an error of any kind leaves this."""
+    function, expected = case(seed)
+    found = []
+    with backend.double_precision():
+        x = backend.asarray(np.array(POINTS))
+        for name, way in WAYS.items():
+            derivative = functools.reduce(lambda f, each: each(f), way, function)
+            came = backend.to_numpy(derivative(x))
+            if not np.allclose(came, expected(len(way)), rtol=1e-9, atol=1e-9):
+                found.append((name, came, expected(len(way))))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+def test_compositions(backend, seed):
+    """Right, and not refused."""
+    assert not wrong(config.active, seed)
