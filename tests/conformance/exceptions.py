@@ -92,6 +92,13 @@ TABLE = [
     ),
     Refusal(
         "torch",
+        "func.jacrev",
+        "random numbers",
+        "called random operation while in randomness error mode",
+        "torch.func runs the function again at each level, here in a vmap for which jacrev allows no random numbers",
+    ),
+    Refusal(
+        "torch",
         "export",
         "*",
         "does not require grad",
@@ -156,7 +163,7 @@ TABLE = [
     ),
     Refusal(
         "tensorflow",
-        "function of *|jit_compile of *|tape of cond|tape of map_fn",
+        "function of *|jit_compile of *|tape of cond",
         "captured value",
         "reads a value that is being differentiated",
         "TensorFlow: in a graph, tf.custom_gradient serves variables, not tensors",

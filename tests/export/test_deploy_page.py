@@ -26,8 +26,7 @@ GRADIENTS = {
     ("tensorflow", "LiteRT"): "absent",
     ("tensorflow", "ONNX"): "absent",
     ("torch", "torch.export"): "absent",
-    ("torch", "TorchScript"): "carried",
-    ("torch", "TorchScript, saved"): "absent",
+    ("torch", "TorchScript"): "absent",
     ("torch", "ONNX"): "absent",
     ("numpy", ""): "",
 }

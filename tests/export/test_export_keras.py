@@ -107,7 +107,8 @@ def exported(tmp_path_factory):
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")  # by an error Keras on torch would take another way
                 programs[f"{name} {kind}"] = export(model, kind, path)
-            assert [str(each.message).startswith(NO_GRADIENT) for each in told].count(True) == (BACKEND == "torch")
+            # torch.jit.trace, by which torch makes ONNX of some, traces more often than once.
+            assert any(str(each.message).startswith(NO_GRADIENT) for each in told) == (BACKEND == "torch")
         if "tf_saved_model" in FORMATS:
             programs["archive"] = archive(folder, "archive")
             programs["archive without"] = archive(folder, "without", experimental_custom_gradients=False)

@@ -50,6 +50,9 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         # torch says of every thread that it exports, while one of them does.
         if torch.compiler.is_dynamo_compiling() or is_captured():
             return exported.attach(fun, tensors)
+    if dynamo_callback() is not None:
+        # Where torch.compile (2.13) gave up, it compiles each new frame by itself, and would fail in these.
+        return _undisturbed(fun, tensors)  # type: ignore[no-any-return]
     if is_tracing():
         return exported.attach(fun, tensors)
     if transforms_active() or is_forward_open():
@@ -68,9 +71,10 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     outputs, pullback = fun(*inputs)
     if before != versions(tensors):
         raise messages.changed_argument(fun.name)
-    # Where torch.compile (2.13) gave up, it compiles each new frame by itself, and would fail in these.
-    finish = record if dynamo_callback() is None else _record_undisturbed
-    return finish(fun, tensors, inputs, before, start, outputs, pullback)
+    return record(fun, tensors, inputs, before, start, outputs, pullback)
+
+
+_undisturbed: Callable[..., Any] = torch.compiler.disable(attach_any)  # type: ignore[no-untyped-call]
 
 
 def record(
@@ -117,9 +121,6 @@ def record(
     saved = [unwrap_if_dead(tensor) for tensor in saveable((*tensors, *variables))]
     results: tuple[torch.Tensor, ...] = _apply(call, outputs, saveable(residuals), *saved)
     return results
-
-
-_record_undisturbed: Callable[..., Any] = torch.compiler.disable(record)  # type: ignore[no-untyped-call]
 
 
 class Call:

@@ -247,6 +247,8 @@ def under_autocast(before: Autocast, tensors: Sequence[torch.Tensor]) -> Iterato
         yield
 
 
+# Where torch.compile (2.13) gave up, it compiles each new frame by itself, and fails in this one.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
     if is_captured():
         # Whatever is computed here would be written down. A tensor without values stands for what it will be.
