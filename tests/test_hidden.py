@@ -1,15 +1,13 @@
-"""What a rule holds where nobody can take it out, in the slots of an object: its gradients are replayed."""
+"""What a rule holds in the slots of an object, in a global or in a list has its derivatives, of every order."""
 
 import numpy as np
 import pytest
-from outcomes import right_or_refused
 
 import keras_cg
 from keras_cg import custom_gradient, grad, ops
 
 X = np.array([0.5, 1.0])
 E = np.exp(X)
-REFUSALS = (TypeError, ValueError, NotImplementedError, RuntimeError)
 
 
 class Slots:
@@ -96,9 +94,7 @@ def test_what_is_hidden(eager, backend, name):
     take, expected = CASES[name]
     s = 3.0 if name.startswith(("slope", "mixed")) else 2.0
     tensors = [eager.tensor(np.asarray(array, np.float32)) for array in (X, s)]
-    # autograd and torch find what is hidden by running again; JAX and TensorFlow may refuse it.
-    refusals = () if backend in ("numpy", "torch") or name.startswith(("held", "read")) else REFUSALS
-    right_or_refused(lambda: eager.array(take(*tensors)), expected, *refusals, rtol=1e-4)
+    np.testing.assert_allclose(eager.array(take(*tensors)), expected, rtol=1e-4)
 
 
 def assign(h):
@@ -106,7 +102,6 @@ def assign(h):
     ASSIGNED = h
 
 
-@pytest.mark.only("numpy", "torch")
 def test_a_global_that_a_helper_assigns(eager, backend):
     @custom_gradient
     def f(x):
@@ -150,7 +145,7 @@ def test_a_list_of_elsewhere_under_vmap(eager, backend):
 @pytest.mark.only("torch")
 @pytest.mark.limit
 def test_a_function_with_a_hidden_tensor_runs_twice_under_a_transform(eager, backend):
-    """A limit: a tensor that was not found may belong to a level of torch.func that is over by then."""
+    """A limit: a tensor that the rule holds belongs to a level of torch.func, which is over by then."""
     import torch
 
     runs = []

@@ -149,7 +149,10 @@ class Call:
 
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
         """The pullback of another run, which must be that of the first."""
-        with under_autocast(self.autocast, inputs):
+        if self.autocast or is_autocast():
+            with under_autocast(self.autocast, inputs):
+                _, pullback = self.fun(*inputs)
+        else:
             _, pullback = self.fun(*inputs)
         if self.pullback is not None:
             self.pullback.check(pullback)

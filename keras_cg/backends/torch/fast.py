@@ -28,10 +28,9 @@ from keras_cg.backends.torch.tensors import (
     versions,
 )
 from keras_cg.engine import messages
-from keras_cg.engine.contract import Function
 
 
-def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
     if not fun.is_ordinary or torch.compiler.is_compiling() or is_tracing() or transforms_active():
         return attach_any(fun, tensors)
     if not torch.is_grad_enabled() or forward_ad._current_level >= 0 or dispatch_modes() or is_included(PRE_DISPATCH):
@@ -53,7 +52,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     inputs = []
     for tensor in tensors:
         inputs.append(tensor.detach())
-    outputs, pullback = fun(*inputs)
+    outputs, pullback = fun.returned(inputs, fun.user(*inputs))
     for tensor, version in zip(tensors, before, strict=True):
         if tensor._version != version:
             raise messages.changed_argument(fun.name)

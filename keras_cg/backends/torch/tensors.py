@@ -247,9 +247,22 @@ def under_autocast(before: Autocast, tensors: Sequence[torch.Tensor]) -> Iterato
         yield
 
 
+def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+    if transforms_active() or is_captured() or not all([_is_equal(one, two) for one, two in pairs]):
+        return _agreement(pairs)  # type: ignore[no-any-return]
+    return [True] * len(pairs)
+
+
+def _is_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two ordinary tensors have the same values; what is not so simple is left to `_agree`."""
+    if not (is_plain(one) and is_plain(two) and one.is_cpu and two.is_cpu and one.dtype == two.dtype):
+        return False
+    return one.layout is two.layout is torch.strided and torch.equal(one, two)
+
+
 # Where torch.compile (2.13) gave up, it compiles each new frame by itself, and fails in this one.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+def _agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
     if is_captured():
         # Whatever is computed here would be written down. A tensor without values stands for what it will be.
         return [is_fake(one) or _is_repeated(one, two) for one, two in pairs]
