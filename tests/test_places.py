@@ -1,4 +1,4 @@
-"""Wherever a rule keeps what it holds, its derivative is there. Two rules that are another in each run are refused."""
+"""Wherever a rule keeps what it holds, its derivative is there. A rule that is another one in each run is refused."""
 
 import dataclasses
 import functools

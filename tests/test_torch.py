@@ -25,13 +25,28 @@ class State:
 
 
 class Kept:
-    """A rule that is an object, and so cannot be made anew around saved tensors."""
+    """A rule that is an object, or the method of one."""
 
     def __init__(self, e):
         self.e = e
 
     def __call__(self, upstream):
         return 7 * upstream * self.e
+
+    def method(self, upstream):
+        return 7 * upstream * self.e
+
+
+class Slotted:
+    """The rule `-s upstream e`, in slots."""
+
+    __slots__ = ("e", "s")
+
+    def __init__(self, s, e):
+        self.s, self.e = s, e
+
+    def __call__(self, upstream):
+        return -self.s * upstream * self.e
 
 
 def helped(e):
@@ -57,6 +72,9 @@ HOLDERS = {
     "partial": lambda e: functools.partial(lambda e, upstream: 7 * upstream * e, e),
     "partial keyword": lambda e: functools.partial(lambda upstream, e: 7 * upstream * e, e=e),
     "function in a closure": helped,
+    "object": Kept,
+    "method": lambda e: Kept(e).method,
+    "slots": lambda e: Slotted(-7.0, e),
 }
 
 
@@ -801,61 +819,127 @@ def test_a_tensor_of_the_rule_that_is_changed_in_place(eager, backend):
 def test_a_gradient_that_shares_memory_with_an_output(eager, backend):
     f = custom_gradient(lambda x: (lambda y: (y, lambda upstream: y))(x.exp()))
     x = eager.tensor(X).requires_grad_()
-    y = f(x)
-    y.sum().backward()
-    x.grad.zero_()
-    np.testing.assert_allclose(y.detach(), np.exp(X), rtol=1e-6)
+    first, second = f(x), f(x)
+    first.sum().backward()
+    second.sum().backward()  # adds to x.grad in place
+    np.testing.assert_allclose(x.grad, 2 * np.exp(X), rtol=1e-6)
+    for y in (first, second):
+        np.testing.assert_allclose(y.detach(), np.exp(X), rtol=1e-6)
+
+
+def test_a_gradient_that_is_an_output_for_a_log(eager, backend):
+    import torch
+
+    @custom_gradient
+    def f(x):
+        g = 7 * x
+        return (torch.sum(x * x), g), lambda upstream, _: g
+
+    x = eager.tensor(X).requires_grad_()
+    loss, logged = f(x)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([x], 0.1)
+    np.testing.assert_allclose(torch.linalg.vector_norm(x.grad), 0.1, rtol=1e-4)
+    np.testing.assert_allclose(logged.detach(), 7 * X)
 
 
 # --- the rule of another run -----------------------------------------------------------------------------------------
 
 
+def changing(number):
+    """`x` with the gradient `-number x`, where `number[0]` is read in the function."""
+    return custom_gradient(lambda x: (x * 1, Slotted(number[0], x * 1)))
+
+
 def test_a_rule_in_slots_under_torch_func(eager, backend):
-    """The second run is another rule, since the float has changed by then."""
+    """A second run that finds another number there has another rule."""
     import torch
 
-    class Slotted:
-        __slots__ = ("s", "x")
-
-        def __init__(self, s, x):
-            self.s, self.x = s, x
-
-        def __call__(self, upstream):
-            return -self.s * upstream * self.x
-
-    number = [2.0]
-    f = custom_gradient(lambda x: (x * 1, Slotted(number[0], x)))
-    _, pull = torch.func.vjp(f, eager.tensor(X))
+    x, number = eager.tensor(X), [2.0]
+    _, pull = torch.func.vjp(changing(number), x)
     np.testing.assert_allclose(pull(torch.ones(3))[0], -2 * X)
     number[0] = 5.0
     with pytest.raises(RuntimeError, match=r"\.s was 2\.0 and is 5\.0"):
         pull(torch.ones(3))
+    # As it is in the eager first order, which has only one run.
+    number[0] = 2.0
+    x.requires_grad_()
+    y = changing(number)(x)
+    number[0] = 5.0
+    np.testing.assert_allclose(torch.autograd.grad(y.sum(), x)[0], -2 * X)
 
 
-def test_the_second_order_where_upstream_is_zero(eager, backend):
-    """The gradient of f is zero there, and its derivative by upstream is not: the rules are compared all the same."""
+@pytest.mark.parametrize("last", [2.0, 5.0])
+def test_a_number_that_changes_inside_what_torch_func_differentiates(eager, backend, last):
     import torch
 
     number = [2.0]
-    f = custom_gradient(lambda x: (x * 1, (lambda s: lambda upstream: s * upstream * x * x)(number[0])))
-    x = torch.tensor(2.0, requires_grad=True)
-    upstream = torch.tensor(0.0, requires_grad=True)
-    output = f(x)
-    (first,) = torch.autograd.grad(output, x, upstream, create_graph=True)
-    (found,) = torch.autograd.grad(first, upstream)
-    assert float(found) == 8.0
-    output = f(x)
-    number[0] = 5.0
-    with pytest.raises(RuntimeError, match=r"was 2\.0 and is 5\.0"):
-        torch.autograd.grad(output, x, upstream, create_graph=True)
+    f = changing(number)
+
+    def loss(x):
+        y = f(x)
+        number[0] = last
+        return y.sum()
+
+    for derivative in (torch.func.grad(loss), torch.func.vmap(torch.func.grad(loss))):
+        number[0] = 2.0
+        if last == 2.0:
+            np.testing.assert_allclose(derivative(eager.tensor(X)), -2 * X)
+        else:
+            with pytest.raises(RuntimeError, match=r"\.s was 2\.0 and is 5\.0"):
+                derivative(eager.tensor(X))
+
+
+def test_a_mask_that_is_drawn_inside_under_torch_func(eager, backend):
+    """A generator of the program's own, which no state of torch's tells of."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+
+    @custom_gradient
+    def drop(x):
+        mask = torch.rand(3, generator=generator)
+        return x * mask, Slotted(-7.0, mask)
+
+    _, pull = torch.func.vjp(drop, eager.tensor(X))
+    with pytest.raises(RuntimeError, match="its rule is not that of the first run"):
+        pull(torch.ones(3))
+
+
+@pytest.mark.parametrize("last", [2.0, 5.0])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_the_second_order_where_upstream_is_zero(eager, backend, offset, last):
+    """The gradient is zero there whatever the rule says, and the derivative of the gradient is not.
+
+    Of (y - t)² it is -4 x (y - t), whose derivative is -4 (y - t) by x, and -4 x by y, for which the rule says -2 x.
+    """
+    import torch
+
+    number = [2.0]
+    x = eager.tensor(X).requires_grad_()
+    y = changing(number)(x)
+    number[0] = last
+    loss = ((y - x.detach() + offset) ** 2).sum()
+    if last == 5.0:
+        with pytest.raises(RuntimeError, match=r"\.s was 2\.0 and is 5\.0"):
+            torch.autograd.grad(loss, x, create_graph=True)
+        return
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    np.testing.assert_allclose(first.detach(), -4 * X * offset, atol=1e-6)
+    np.testing.assert_allclose(torch.autograd.grad(first.sum(), x)[0], 8 * X * X - 4 * offset, rtol=1e-6)
+
+
+def squared(x):
+    """`x²` with the gradient 7 x² in place of 2 x, whose derivative is 14 x."""
+    h = x * x
+    return h, lambda upstream: 7 * upstream * h
 
 
 def test_forward_mode_of_a_gradient_with_a_graph(eager, backend):
-    """The rule gives 7 x² upstream, whose derivative along 1 is 14 x."""
     import torch
     from torch.autograd import forward_ad
 
-    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * x * x))
+    f = custom_gradient(squared)
     x = eager.tensor(X).double()
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x.requires_grad_(), torch.ones_like(x))
@@ -863,3 +947,19 @@ def test_forward_mode_of_a_gradient_with_a_graph(eager, backend):
         found = forward_ad.unpack_dual(gradient)
     np.testing.assert_allclose(found.primal.detach(), 7 * X**2, rtol=1e-6)
     np.testing.assert_allclose(found.tangent.detach(), 14 * X, rtol=1e-6)
+
+
+HESSIANS = {
+    "in a loop": {},
+    "vectorized": {"vectorize": True},
+    "forward mode": {"vectorize": True, "outer_jacobian_strategy": "forward-mode"},
+}
+
+
+@pytest.mark.parametrize("name", HESSIANS)
+def test_a_hessian_of_torch_autograd_functional(eager, backend, name):
+    import torch
+
+    f = custom_gradient(squared)
+    found = torch.autograd.functional.hessian(lambda x: f(x).sum(), eager.tensor(X), **HESSIANS[name])
+    np.testing.assert_allclose(found.detach(), np.diag(14 * X), rtol=1e-6)
