@@ -11,7 +11,7 @@ from keras_cg.engine import contract
 
 # By `module:function`, where there is no docstring, or it does not say why; a test looks whether they are still there.
 WHY = {
-    "keras_cg.backends.jax.attach:_run": "Runs the function, and takes its rule apart into residuals.",
+    "keras_cg.backends.jax.attach:_run": "Runs the function, and makes residuals of its rule.",
     "keras_cg.backends.jax.carried:_derivative": "The gradient, recorded: it can be differentiated again.",
     "keras_cg.backends.numpy.attach:_vjps": "Tells autograd what the backward pass of its primitive is.",
     "keras_cg.backends.numpy.functions:clip": "`ops.clip` as the array API standard has it.",
@@ -21,8 +21,8 @@ WHY = {
     "keras_cg.backends.numpy.tensors:is_floating": "An integer output takes part in no gradient.",
     "keras_cg.backends.tensorflow.functions:clip": "`ops.clip` as the array API standard has it.",
     "keras_cg.backends.tensorflow.recording:_is_deaf": "A tape may be told to record nothing: that is tried.",
-    "keras_cg.backends.torch.straight:_Straight.backward": "Calls the rule around saved tensors.",
-    "keras_cg.backends.torch.straight:_Straight.forward": "Saves tensors; the outputs get their node.",
+    "keras_cg.backends.torch.fast:_Ordinary.backward": "Calls the rule, if no argument or output has changed.",
+    "keras_cg.backends.torch.fast:_Ordinary.forward": "Saves the arguments; the output gets its node.",
     "keras_cg.decorator:CustomGradient.__call__": "The decorated function itself: it asks which backend runs.",
     "keras_cg.ops:__getattr__": "The workload computes with `keras_cg.ops`, with every contestant.",
 }
