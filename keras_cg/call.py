@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
-from keras_cg import arguments, config, conventions, errors, presence, pytree, signature, state
+from keras_cg import arguments, config, conventions, errors, keras_interop, keras_scope, pytree, signature
 from keras_cg.arguments import Arguments
 from keras_cg.conventions import Convention
 from keras_cg.engine import rule as rules
@@ -26,7 +26,7 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
     kwargs = signature.in_order(fun, kwargs) if kwargs else kwargs
     keywords = tuple(kwargs)
     tree = pytree.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
-    if presence.is_symbolic(tree.leaves):
+    if keras_interop.is_symbolic(tree.leaves):
         labels = arguments.labels(fun, len(args), keywords, tree)
         return _operation(decorated, args, kwargs, dict(zip(labels, tree.leaves, strict=True)))
 
@@ -75,7 +75,7 @@ class FlatFunction(Arguments):
             # Once: another conversion would be other code, and so another rule.
             self.converted = backend.converted(self.user)
         fun = self.converted
-        if self.state is None and presence.keras() is not None:
+        if self.state is None and keras_interop.keras() is not None:
             self.state = self.begin(is_first)
         run = None if self.state is None else self.state.begin()
         # Without a context if it can be, in which torch.compile (2.13) could not break its graph.
@@ -88,8 +88,8 @@ class FlatFunction(Arguments):
     def begin(self, is_first: bool) -> Any:
         """What Keras keeps for the runs of this call."""
         if is_first:
-            return None if state.is_unscoped() else state.State(self.name, self.backend)
-        return state.State.unscoped(self.name, self.backend)
+            return None if keras_scope.is_unscoped() else keras_scope.State(self.name, self.backend)
+        return keras_scope.State.unscoped(self.name, self.backend)
 
     def flatten(self, output: Any) -> tuple[list[Any], Tree]:
         """The tensors of an output, and the rest of it."""

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from keras_cg import backends, errors, presence
+from keras_cg import backends, errors, keras_interop
 from keras_cg.engine.contract import Backend
 
 __all__ = ["available_backends", "backend", "set_backend", "use_backend"]
@@ -29,7 +29,7 @@ def resolve() -> tuple[str, str]:
         return _in_process, "keras_cg.set_backend()"
     if name := os.environ.get("KERAS_CG_BACKEND"):
         return name, "the environment variable KERAS_CG_BACKEND"
-    if choice := presence.choice():
+    if choice := keras_interop.choice():
         return choice[0], "keras.backend.backend()"
     if name := os.environ.get("KERAS_BACKEND"):
         return name, "the environment variable KERAS_BACKEND"
@@ -160,7 +160,7 @@ class _Config(ModuleType):
         if not name:
             raw = os.environ.get("KERAS_CG_BACKEND") if _variables is None else _variables.get(b"KERAS_CG_BACKEND")
             name = raw.decode() if isinstance(raw, bytes) else raw
-        loaded = backends.loaded.get(name or presence.chosen())
+        loaded = backends.loaded.get(name or keras_interop.chosen())
         return backends.load(*resolve()) if loaded is None else loaded
 
 

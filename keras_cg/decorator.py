@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import call, config, errors, state
+from keras_cg import call, config, errors, keras_scope
 
 __all__ = ["CustomGradient", "custom_gradient"]
 
@@ -70,7 +70,7 @@ class CustomGradient(Generic[P, Output]):
             if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
                 return pair[0]  # type: ignore[no-any-return]
             return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
-        if not state.is_unscoped():
+        if not keras_scope.is_unscoped():
             return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
         function = call.PlainCall(backend, self._name, self.__wrapped__, len(args))
         return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]

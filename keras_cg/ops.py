@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_cg import config
+from keras_cg import config, namespaces
 from keras_cg.decorator import custom_gradient
-from keras_cg.engine import messages
+from keras_cg.namespaces import messages
 
 __all__ = ["custom_gradient", "stop_gradient"]
 
@@ -31,17 +31,17 @@ def stop_gradient(x: Any, /) -> Any:
         >>> float(grad(lambda x: x * ops.stop_gradient(x))(3.0))
         3.0
     """
-    return config.active.cut(config.active.asarray(x))
+    return config.active.stop_gradient(config.active.asarray(x))
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(config.active.namespace, name)
+        return getattr(namespaces.active, name)
     except AttributeError:
         raise messages.no_such_op(name, config.backend(), __dir__()) from None
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *dir(config.active.namespace)})
+    return sorted({*__all__, *dir(namespaces.active)})

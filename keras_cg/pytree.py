@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import optree
 
-from keras_cg import backends, config, errors, presence
+from keras_cg import backends, config, errors, keras_interop
 from keras_cg.engine.contract import Backend
 
 _NAMESPACE = "keras_cg"
@@ -143,13 +143,13 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
         TypeError: A leaf is a tensor of another framework, or a placeholder of Keras.
     """
     tensors, places, leaves = [], [], tree.leaves
-    is_tensor, variables = backend.is_tensor, presence.variables()
+    is_tensor, variables = backend.is_tensor, keras_interop.variables()
     for place, given in enumerate(leaves):
         leaf = given
         if not is_tensor(given) or isinstance(given, variables):
             if isinstance(given, (type(None), bool, int, float, str, FunctionType)):
                 continue
-            leaf = leaves[place] = presence.unwrap(given)
+            leaf = leaves[place] = keras_interop.unwrap(given)
             if leaf is given or not is_tensor(leaf) or not isinstance(leaf, backend.tensors):
                 _refuse_stranger(where, leaf, given, tree, place, label)
                 continue
@@ -166,12 +166,12 @@ def _refuse_stranger(where: str, leaf: Any, given: Any, tree: Tree, place: int, 
     is_scalar = isinstance(leaf, numpy.generic) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0)
     if isinstance(leaf, complex) or is_scalar:
         return
-    if presence.is_symbolic([leaf]):
+    if keras_interop.is_symbolic([leaf]):
         raise errors.symbolic_tensor(where, label(tree, place))
     owner = backends.owner(type(leaf))
     if owner is None or not backends.load(owner, owner).is_tensor(leaf):
         return
-    keras = presence.choice()
+    keras = keras_interop.choice()
     if keras and keras[0] == owner:
         raise errors.keras_elsewhere(where, label(tree, place), given, *config.resolve(), *keras)
     raise errors.foreign_tensor(where, label(tree, place), given, *config.resolve(), owner)

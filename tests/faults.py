@@ -56,8 +56,8 @@ FAULTS = [
     (
         "conventions",
         "one for each tensor alone",
-        "return EACH, self.outputs.places",
-        "return EACH, list(self.outputs.places)[::-1]",
+        "return EACH, self.output.places",
+        "return EACH, list(self.output.places)[::-1]",
     ),
     (
         "conventions",
@@ -86,7 +86,7 @@ FAULTS = [
     (
         "conventions",
         "upstream not packed",
-        "upstream = self.outputs.nest.pack(upstreams)",
+        "upstream = self.output.unflatten(upstreams)",
         "upstream = upstreams[0] if len(upstreams) == 1 else list(upstreams)",
     ),
     (

@@ -17,7 +17,7 @@ from toy import transforms
 
 import keras_cg
 from keras_cg import backends
-from keras_cg.engine import contract, derived
+from keras_cg.engine import contract, defaults
 from keras_cg.engine.contract import OPTIONAL, REQUIRED
 
 pytestmark = pytest.mark.together
@@ -171,7 +171,7 @@ def sources(backend):
 
 def is_derived(function):
     """Whether a name of a backend was filled in."""
-    return isinstance(function, functools.partial) and function.func.__module__ == derived.__name__
+    return isinstance(function, functools.partial) and function.func.__module__ == defaults.__name__
 
 
 def test_a_backend_names_the_contract(backend):
@@ -183,7 +183,7 @@ def test_a_backend_names_the_contract(backend):
 def test_what_a_backend_leaves_out_is_derived():
     module = backends.load("numpy", "a test")
     assert {name for name in OPTIONAL if is_derived(getattr(module, name))} == set(OPTIONAL) - {"is_plain"}
-    assert all(getattr(derived, name).__doc__ for name in OPTIONAL)
+    assert all(getattr(defaults, name).__doc__ for name in OPTIONAL)
 
 
 def test_a_backend_defines_the_contract_in_its_order(backend):
@@ -308,7 +308,7 @@ def test_a_backend_knows_neither_the_frontend_nor_another_framework(backend):
 
 
 def test_the_engine_knows_no_framework_and_no_frontend():
-    folder = pathlib.Path(derived.__file__).parent
+    folder = pathlib.Path(defaults.__file__).parent
     for file in sorted(folder.glob("*.py")):
         modules = set(imported(ast.parse(file.read_text())))
         known = ("keras_cg.engine", "keras_cg.errors", "keras_cg.nest", "numpy", *sys.stdlib_module_names)

@@ -791,7 +791,7 @@ ANOTHER = "the exported program has another gradient than the function"
 PROGRAMS = {
     "carried": (custom_gradient(seven), True, ("passed", "carried", None)),
     "refused": (custom_gradient(refusing), True, ("passed", "refused", None)),
-    "absent": (lambda x: config.active.cut(x) * 1, True, ("passed", "absent", None)),
+    "absent": (lambda x: config.active.stop_gradient(x) * 1, True, ("passed", "absent", None)),
     "plain": (lambda x: x * 1, True, ("failed", None, ANOTHER)),
     "in part": (lambda x: x * 1, False, ("passed", "in part", None)),
     "output": (lambda x: x * 2, True, ("failed", None, "the exported output differs from the function's")),

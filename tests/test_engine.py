@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keras_cg import backends, custom_gradient
-from keras_cg.engine import derived, linear, precision, rule, settled
+from keras_cg.engine import defaults, linear, precision, rule, settled
 from keras_cg.engine.freezing import freeze
 from keras_cg.recipes.checkpoint.sample import Sample
 
@@ -597,7 +597,7 @@ def test_a_pullback_of_runs(monkeypatch):
 
     pulled = lambda fun, tensors, cotangents: (*[fun(*tensors)[0]], (7 * cotangents[0],), ())
     monkeypatch.setattr(backend, "pulled", pulled)
-    outputs, pullback, aux = derived.vjp_of_runs(backend, fun, [X])
+    outputs, pullback, aux = defaults.vjp_of_runs(backend, fun, [X])
     assert outputs[0].tolist() == (2 * X).tolist() and aux == ("aux",)
     assert pullback([X])[0].tolist() == (7 * X).tolist() == pullback([X])[0].tolist()
     assert len(runs) == 3

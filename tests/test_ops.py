@@ -12,7 +12,7 @@ from standard import everyday
 
 import keras_cg
 from keras_cg import config, grad, ops
-from keras_cg.engine import standard
+from keras_cg.namespaces import standard
 
 NAMESPACES = {
     "jax": "jax.numpy",
@@ -105,7 +105,7 @@ def test_xla_has_no_determinants(backend):
 def test_autograph_leaves_them_as_they_are(backend):
     import tensorflow as tf
 
-    from keras_cg.backends.tensorflow import functions
+    from keras_cg.namespaces.tensorflow import functions
 
     files = []
 

@@ -10,7 +10,7 @@ from standard import comparison, report
 from standard.differences import DIFFERENCES, NO_GRADIENT
 
 from keras_cg import config, ops
-from keras_cg.engine import standard
+from keras_cg.namespaces import standard
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from toy.engine import Tensor
 
 import keras_cg
 from keras_cg import backends, custom_gradient, ops, recipes
-from keras_cg.engine import derived
+from keras_cg.engine import defaults
 
 pytestmark = pytest.mark.once
 
@@ -68,7 +68,7 @@ def test_the_registered_backend_is_complete(toy):
     assert toy.devices() == ("cpu",)
     with toy.double_precision():
         assert toy.dtype(toy.asarray(1.0)) == "float64"
-    assert toy.gradient.func is derived.gradient
+    assert toy.gradient.func is defaults.gradient
 
 
 def test_first_order():

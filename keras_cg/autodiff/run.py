@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_cg import config, pytree, state
+from keras_cg import config, keras_scope, pytree
 from keras_cg.autodiff import messages
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.errors import article, type_name
@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, where: str, f: Callable[..., Any], args: Any, kwargs: Any, indices: Sequence[int]):
         self.backend = config.active
-        state.stop_gradients(self.backend)
+        keras_scope.stop_gradients(self.backend)
         self.where, self.f = where, f
         self.args, self.kwargs, self.indices = args, kwargs, indices
         self.tensors, self.arguments = self._differentiated(tuple(args[index] for index in indices))

@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from keras_cg import errors
-from keras_cg.engine import derived, messages
+from keras_cg.engine import defaults, messages
 from keras_cg.engine.contract import OPTIONAL, REQUIRED, Backend
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def load(name: str, source: str) -> Backend:
         raise messages.incomplete_backend(name, missing)
     left = [attribute for attribute in OPTIONAL if not hasattr(backend, attribute)]
     for attribute in left:
-        setattr(backend, attribute, functools.partial(getattr(derived, attribute), backend))
+        setattr(backend, attribute, functools.partial(getattr(defaults, attribute), backend))
     loaded[name] = backend
     return loaded[name]
 

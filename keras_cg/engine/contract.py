@@ -46,7 +46,8 @@ That is all a backend must define. The rest it may define where its framework do
                       loaded; None where it exports none. Its gradient is what the format carries of it.
 `double_precision()`  a context in which tensors may have 64 bits.
 `devices()`           the names of the devices it can use.
-`cut(tensor)`         the same values, which nobody differentiates, in any mode.
+`stop_gradient(tensor)`
+                      the same values, which nobody differentiates, in any mode.
 `is_known(tensors)`   can `to_numpy` give their values now? Not so in a program that the framework only traces.
 `is_compiling()`      does a compiler trace Python code at the moment? It records what a rule reads at once.
 `agreement(pairs)`    of each pair of tensors, whether they are equal but for the rounding of sums in another order:
@@ -80,7 +81,7 @@ REQUIRED = (
 # Those that `derived` has for a backend that does not define them.
 OPTIONAL = (
     *("pulled", "gradient", "jvp", "jacobian", "is_plain", "converted", "compiled", "exported"),
-    *("double_precision", "devices", "cut", "is_known", "is_compiling", "agreement"),
+    *("double_precision", "devices", "stop_gradient", "is_known", "is_compiling", "agreement"),
 )
 
 
@@ -188,7 +189,7 @@ class Backend(Protocol):
     def exported(self, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None: ...
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
     def devices(self) -> tuple[str, ...]: ...
-    def cut(self, tensor: Any) -> Any: ...
+    def stop_gradient(self, tensor: Any) -> Any: ...
     def is_known(self, tensors: Sequence[Any]) -> bool: ...
     def is_compiling(self) -> bool: ...
     def agreement(self, pairs: Sequence[tuple[Any, Any]]) -> Sequence[Any]: ...

@@ -84,7 +84,7 @@ def _wide(backend: Backend, tensor: Any) -> Any:
 def _uneven(backend: Backend, tensor: Any, step: float, start: float) -> Any:
     """Numbers of either sign around 1 in the shape of `tensor`; the first is positive, as where there is only one."""
     xp, kind = backend.namespace, backend.dtype(tensor)
-    ones = _wide(backend, xp.ones_like(tensor))
+    ones = xp.ones_like(_wide(backend, tensor))
     angle = start * ones
     # By sums along the axes, since the sizes may be unknown until run time.
     for axis in range(len(backend.shape(tensor) or ())):

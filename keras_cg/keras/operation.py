@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy
 
-from keras_cg import config, errors, presence
+from keras_cg import config, errors, keras_interop
 from keras_cg.call import function_name
 from keras_cg.decorator import CustomGradient
 from keras_cg.keras import messages
@@ -146,7 +146,7 @@ def apply(
         if isinstance(leaf, keras.Variable):
             raise messages.symbolic_variable(name, role, leaf.path)
         if isinstance(leaf, keras.KerasTensor):
-            chosen, running = config.resolve(), presence.choice()
+            chosen, running = config.resolve(), keras_interop.choice()
             if running and running[0] != chosen[0]:
                 raise errors.keras_elsewhere(name, role, leaf, *chosen, *running)
             if id(leaf) not in seen:

@@ -70,7 +70,7 @@ def _soft_round(x: Any, alpha: Any) -> Pair:
     # Every large number is whole, and so is infinity.
     is_infinite = ops.abs(wide) == math.inf
     finite = ops.where(is_infinite, none, wide)
-    whole = ops.round(config.active.cut(finite))
+    whole = ops.round(ops.stop_gradient(finite))
     off = finite - whole
     # tanh(a) - tanh(b) loses digits next to a whole number. The same in exponentials that do not: with d = |off|,
     # y - whole = sinh(alpha d) / (2 sinh(alpha / 2) cosh(alpha (1/2 - d))), with the sign of off.
@@ -80,7 +80,7 @@ def _soft_round(x: Any, alpha: Any) -> Pair:
     epsilon = precision.of(config.active.dtype(wide)).epsilon
     is_flat = sharp <= epsilon
     slope = ops.where(is_flat, one, sharp / -ops.expm1(-ops.where(is_flat, one, sharp)))
-    part = 2 * sharp * config.active.cut(distance)
+    part = 2 * sharp * ops.stop_gradient(distance)
     is_near = part <= epsilon
     inside = ops.where(is_near, one, part)
     moved = 2 * off * ops.where(is_near, one, -ops.expm1(-inside) / inside) * slope * (fall / (1 + fall))
@@ -123,7 +123,7 @@ def gumbel_noise(uniform: Any) -> Any:
         array([-0.834,  0.367,  2.25 ])
     """
     uniform = tensors.real("gumbel_noise", "uniform", uniform)
-    wide = config.active.cut(tensors.wide(uniform))
+    wide = ops.stop_gradient(tensors.wide(uniform))
     known = precision.of(config.active.dtype(wide))
     one = ops.ones_like(wide)
     least, most = known.smallest * one, (1 - known.epsilon / 2) * one

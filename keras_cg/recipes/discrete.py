@@ -160,7 +160,7 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
     _check_scale(gradient_scale, size)
     wide, stride = tensors.together(x, size)
     # The levels have no derivative; that of the ratio, which is NaN where x is infinite, must not be multiplied by 0.
-    ratio = config.active.cut(wide) / (stride if tensors.is_number(stride) else config.active.cut(stride))
+    ratio = ops.stop_gradient(wide) / (stride if tensors.is_number(stride) else ops.stop_gradient(stride))
     is_high, is_low = ratio >= high, ratio <= low
     level = ops.where(
         is_high, ops.full_like(ratio, high), ops.where(is_low, ops.full_like(ratio, low), ops.round(ratio))

@@ -87,7 +87,7 @@ def custom_root(
         tensors.check_start(name, "x0", x0)
         found = solve(lambda x: f(x, *args), x0)
         tensors.check_alike(f"the solver of {name}", tensors.leaves(x0), tensors.leaves(found), "x0")
-        x = tensors.mapped(lambda like, each: config.active.cut(tensors.as_like(each, like)), x0, found)
+        x = tensors.mapped(lambda like, each: ops.stop_gradient(tensors.as_like(each, like)), x0, found)
         return rules.pair(_ORDERS, x, args)
 
     @functools.wraps(root)

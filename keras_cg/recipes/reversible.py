@@ -121,7 +121,7 @@ def _floating(value: Any) -> list[Any]:
 
 def _some(x: Any) -> Any:
     """Some numbers of a tensor, in memory of their own, which nobody differentiates."""
-    flat = ops.reshape(config.active.cut(x), (-1,))
+    flat = ops.reshape(ops.stop_gradient(x), (-1,))
     (size,) = config.active.shape(flat) or (None,)
     # An odd step does not take one channel alone.
     return 1 * (flat[:64] if size is None else flat[:: size // 64 | 1])
@@ -129,7 +129,7 @@ def _some(x: Any) -> Any:
 
 def _is_back(before: list[Any], found: list[Any], outputs: list[Any], tolerance: float | None) -> Any:
     """Whether some numbers are what they were, up to a part of the largest of these and of the outputs."""
-    full = filter(tensors.is_full, (*before, *map(config.active.cut, outputs)))
+    full = filter(tensors.is_full, (*before, *map(ops.stop_gradient, outputs)))
     sizes = [ops.max(ops.abs(tensors.wide(each))) for each in full]
     if not sizes:
         return ops.asarray(True)

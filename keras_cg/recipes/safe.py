@@ -98,7 +98,7 @@ def _safe_norm(x: Any, axis: Any, keepdims: bool) -> Pair:
     wide, axes = tensors.wide(x), tensors.axes("safe_norm", "x", x, axis)
     # Of nothing there is no maximum; the sum of nothing is 0.
     reduced = ops.max if tensors.is_full(x) else ops.sum
-    size = ops.abs(config.active.cut(wide))
+    size = ops.abs(ops.stop_gradient(wide))
     unit, is_infinite = unit_of(reduced(size, axis=axes, keepdims=True) if axes else size), size == math.inf
     # What is infinite counts as equally large, and beside it the rest is nothing.
     finite, one = ops.where(is_infinite, ops.zeros_like(wide), wide), ops.ones_like(wide)
@@ -249,7 +249,7 @@ def shares(x: Any, axes: tuple[int, ...], is_out: Any, heat: Any = 1.0) -> Share
     All of it can be differentiated by the framework: no infinity and no NaN is anywhere on the way, but for those of x.
     """
     one, none = ops.ones_like(x), ops.zeros_like(x)
-    level = config.active.cut(ops.where(is_out, -math.inf * one, x))
+    level = ops.stop_gradient(ops.where(is_out, -math.inf * one, x))
     if axes and tensors.is_full(x):
         level = ops.max(level, axis=axes, keepdims=True)
     elif axes:  # of nothing there is no maximum

@@ -17,7 +17,7 @@ from keras_cg.decorator import CustomGradient, custom_gradient
 from keras_cg.engine import precision
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.presence import unwrap
+from keras_cg.keras_interop import unwrap
 from keras_cg.pytree import Tree
 from keras_cg.testing import messages
 from keras_cg.testing.arrays import Array, wide

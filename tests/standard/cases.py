@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from keras_cg.engine import standard
+from keras_cg.namespaces import standard
 
 # `f` float32, `i` int32, `u` uint8, `c` complex64, `b` bool.
 KINDS = {"f": np.float32, "i": np.int32, "u": np.uint8, "c": np.complex64, "b": np.bool_, "s": np.int8}

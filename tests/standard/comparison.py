@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from keras_cg import config, ops
-from keras_cg.engine import standard
+from keras_cg.namespaces import standard
 from standard.cases import CASES
 
 array_api_strict.set_array_api_strict_flags(api_version=standard.VERSION)

@@ -8,7 +8,7 @@ import pathlib
 import sys
 
 import keras_cg
-from keras_cg.engine import standard
+from keras_cg.namespaces import standard
 from standard import comparison
 from standard.differences import DIFFERENCES, NO_GRADIENT
 

@@ -58,7 +58,7 @@ def is_recording():
 
 
 def attach(fun, tensors):
-    inputs = [*map(cut, tensors)]
+    inputs = [*map(stop_gradient, tensors)]
     outputs, pullback = fun(*inputs)
     # What an output was computed from and is no constant was captured: the arguments were cut.
     captured = [tensor for tensor in fun.captures(is_moving) if tensor in computed_from(outputs)]
@@ -90,7 +90,7 @@ def is_hanging(outputs, inputs):
     return any(tensor.parents and tensor.number < inputs[0].number for tensor in computed_from(outputs))
 
 
-def cut(tensor):
+def stop_gradient(tensor):
     return Tensor(tensor.value)
 
 

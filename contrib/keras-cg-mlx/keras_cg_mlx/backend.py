@@ -17,10 +17,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy
-from keras_cg.engine import derived, messages
+from keras_cg.engine import defaults, messages
+from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.contract import Function, PlainFunction, Pullback, Tensors
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.engine.settled import settled
 
 from keras_cg_mlx.functions import named, namespace
 
@@ -31,7 +31,6 @@ __all__ = [
     "cast",
     "children",
     "compiled",
-    "cut",
     "devices",
     "dtype",
     "gradient",
@@ -43,6 +42,7 @@ __all__ = [
     "namespace",
     "pulled",
     "shape",
+    "stop_gradient",
     "tensors",
     "to_numpy",
     "vjp",
@@ -88,7 +88,7 @@ def children(value: Any) -> None:
     return None  # mlx's tree utility opens lists, tuples and dicts alone
 
 
-def cut(tensor: Any) -> Any:
+def stop_gradient(tensor: Any) -> Any:
     return mx.stop_gradient(tensor)
 
 
@@ -99,7 +99,7 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
 
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
     # In a batch, or where a program is built, nobody can look at values.
-    return [not is_known(pair) or derived.agreement(own, [pair])[0] for pair in pairs]
+    return [not is_known(pair) or defaults.agreement(own, [pair])[0] for pair in pairs]
 
 
 def is_known(tensors: Arrays) -> bool:
@@ -162,7 +162,7 @@ def gradient(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Tensors, Ten
 
 def vjp(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Callable[[Arrays], Tensors], Tensors]:
     # mlx has no pullback that outlives its call.
-    return derived.vjp_of_runs(own, _repeatable(fun), tensors)
+    return defaults.vjp_of_runs(own, _repeatable(fun), tensors)
 
 
 def jvp(fun: PlainFunction, tensors: Arrays, tangents: Arrays) -> tuple[Tensors, Tensors, Tensors]:
@@ -233,7 +233,7 @@ def node(
 
 def attach(fun: Function, tensors: Arrays) -> Tensors:
     parents, run = [*map(asarray, tensors)], _repeatable(fun)
-    outputs, pullback = run(*map(cut, parents))
+    outputs, pullback = run(*map(stop_gradient, parents))
     floating = [place for place, output in enumerate(outputs) if _is_floating(output)]
     if not floating:
         return outputs
@@ -323,5 +323,5 @@ class _Call:
             known = self.gradients(parents, cotangents)
             return tuple(_filled(dict(enumerate(map(known.get, places))), tensors))
 
-        push, conditions = derived.transpose(own, pull, watched, tensors)
-        return settled(own, push([moving[place] for place in places]), conditions, messages.not_linear)
+        push, conditions = defaults.transpose(own, pull, watched, tensors)
+        return check_or_nan(own, push([moving[place] for place in places]), conditions, messages.not_linear)

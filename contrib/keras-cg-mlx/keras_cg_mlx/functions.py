@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-from keras_cg.engine import standard
+from keras_cg.namespaces import standard
 
 # These take a dtype, or the place of one.
 _TYPED = (

@@ -1,25 +1,26 @@
 """The JAX backend, on `jax.custom_vjp`.
 
 `tensors` says what a tensor is. `attach` runs a function once, eagerly or as a program, and gives its outputs the rule.
-`carried` keeps the rule on them where JAX differentiates again or forwards. `linear` proves that a rule is linear and
-transposes it. `derivatives` is JAX's engine, `host` calls functions of NumPy, and `names` has what JAX does not export
-for everybody.
+`rule_primitives` keeps the rule on them where JAX differentiates again or in forward mode. `linear` proves that a rule
+is linear and transposes it. `derivatives` calls JAX's own engine, and `names` lists the names that JAX does not
+document.
 """
 
 from __future__ import annotations
 
+from jax import numpy as namespace
+
 from keras_cg.backends.jax.attach import attach
 from keras_cg.backends.jax.derivatives import (
     compiled,
-    cut,
     devices,
     double_precision,
     exported,
     jacobian,
     jvp,
+    stop_gradient,
     vjp,
 )
-from keras_cg.backends.jax.functions import namespace
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,
@@ -51,5 +52,5 @@ __all__ = [  # noqa: RUF022 - in the order of keras_cg.engine.contract
     "exported",
     "double_precision",
     "devices",
-    "cut",
+    "stop_gradient",
 ]

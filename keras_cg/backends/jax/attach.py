@@ -1,7 +1,8 @@
 """A function with its rule: run once, eagerly or as a program, and attached by `jax.custom_vjp`.
 
 That has no forward mode. So a `jax.custom_jvp` stands around it wherever JAX may differentiate forwards. Its derivative
-is a linear map whose transpose is the rule (`carried`): in reverse mode JAX transposes it, and so calls the rule.
+is a linear map whose transpose is the rule (`rule_primitives`): JAX transposes it in reverse mode, and so calls the
+rule.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from jax.extend.core import Literal
 from jax.tree_util import Partial
 
 from keras_cg import errors
-from keras_cg.backends.jax import carried, linear
-from keras_cg.backends.jax.carried import Rule
+from keras_cg.backends.jax import linear, rule_primitives
 from keras_cg.backends.jax.names import is_reversed, is_staging, unbatched
+from keras_cg.backends.jax.rule_primitives import Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
@@ -71,7 +72,7 @@ def _attach(call: Call, args: Sequence[Any]) -> tuple[Any, ...]:
         rule, values = residuals()
         kept = Partial(rule, values)  # type: ignore[no-untyped-call]
         # Only a gradient that somebody differentiates needs outputs that keep the rule.
-        return carried.carry(rule, values, outputs, args) if is_recording() else tuple(outputs), kept
+        return rule_primitives.carry(rule, values, outputs, args) if is_recording() else tuple(outputs), kept
 
     def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         outputs, residuals = call(*args)
@@ -80,7 +81,7 @@ def _attach(call: Call, args: Sequence[Any]) -> tuple[Any, ...]:
 
         def carry(*moved: Any) -> tuple[Any, ...]:
             around = dict(enumerate(args)) | dict(zip(moving, moved, strict=True))
-            return carried.carry(rule, values, outputs, [*around.values()])
+            return rule_primitives.carry(rule, values, outputs, [*around.values()])
 
         return jax.jvp(carry, [args[place] for place in moving], [tangents[place] for place in moving])
 
@@ -138,9 +139,9 @@ def _run(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[An
 
     def residuals() -> Residuals:
         if is_recording():
-            return carried.traced(rule, outputs)
+            return rule_primitives.traced(rule, outputs)
         # The gradient will not be differentiated. So the rule itself is kept, which may look at values as Python does.
-        return carried.UntracedRule(rule), ()
+        return rule_primitives.UntracedRule(rule), ()
 
     return outputs, residuals
 
@@ -196,7 +197,7 @@ def _later(fun: Function, wanted: Sequence[bool], *tensors: Any) -> tuple[tuple[
 
     def residuals() -> Residuals:
         with _tracing(fun):
-            return carried.traced(_flat(pullback, outputs, wanted), outputs)
+            return rule_primitives.traced(_flat(pullback, outputs, wanted), outputs)
 
     return outputs, residuals
 
@@ -274,7 +275,7 @@ class _Program:
         try:
             rule = _flat(pullback, outputs, self.wanted, self.variables or ())
             with _tracing(fun):
-                self.rule, values = carried.traced(rule, outputs)
+                self.rule, values = rule_primitives.traced(rule, outputs)
         except Exception as error:
             # A rule that cannot be called is an error where its gradient is asked for, and not before.
             self.error = error

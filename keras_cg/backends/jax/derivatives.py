@@ -62,5 +62,5 @@ def devices() -> tuple[str, ...]:
     return tuple(map(str, jax.devices()))
 
 
-def cut(tensor: Any) -> Any:
+def stop_gradient(tensor: Any) -> Any:
     return jax.lax.stop_gradient(tensor)

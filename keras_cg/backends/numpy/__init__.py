@@ -6,9 +6,10 @@ autograd. `derivatives` asks autograd itself.
 
 from __future__ import annotations
 
+from autograd import numpy as namespace
+
 from keras_cg.backends.numpy.attach import attach
 from keras_cg.backends.numpy.derivatives import vjp
-from keras_cg.backends.numpy.functions import namespace
 from keras_cg.backends.numpy.tensors import (
     asarray,
     cast,

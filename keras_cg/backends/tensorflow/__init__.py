@@ -11,9 +11,19 @@ eager mode and `graph` for graphs, both with the gradients of `backward`. `deriv
 
 from __future__ import annotations
 
+from tensorflow.experimental import numpy as namespace
+
 from keras_cg.backends.tensorflow.attach import attach
-from keras_cg.backends.tensorflow.derivatives import compiled, converted, cut, devices, exported, jacobian, jvp, vjp
-from keras_cg.backends.tensorflow.functions import namespace
+from keras_cg.backends.tensorflow.derivatives import (
+    compiled,
+    converted,
+    devices,
+    exported,
+    jacobian,
+    jvp,
+    stop_gradient,
+    vjp,
+)
 from keras_cg.backends.tensorflow.tensors import (
     agreement,
     asarray,
@@ -36,7 +46,6 @@ __all__ = [
     "children",
     "compiled",
     "converted",
-    "cut",
     "devices",
     "dtype",
     "exported",
@@ -47,6 +56,7 @@ __all__ = [
     "jvp",
     "namespace",
     "shape",
+    "stop_gradient",
     "tensors",
     "to_numpy",
     "vjp",

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, mapped, parts
 from keras_cg.backends.tensorflow.recording import refuse_if_deaf
 from keras_cg.backends.tensorflow.tensors import nan_unless, own
-from keras_cg.engine import derived, messages
+from keras_cg.engine import defaults, messages
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -49,7 +49,7 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
         laid.append(outputs)
         return tuple(parts(outputs)), aux
 
-    outputs, push, aux, conditions = derived.transposed(own, flat, parts(tensors))
+    outputs, push, aux, conditions = defaults.transposed(own, flat, parts(tensors))
     if tf.executing_eagerly() and not all([bool(condition) for condition in conditions]):
         raise messages.not_linear()
     moved = push(parts(tangents))
@@ -99,5 +99,5 @@ def devices() -> tuple[str, ...]:
     return tuple(device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices())
 
 
-def cut(tensor: Any) -> Any:
+def stop_gradient(tensor: Any) -> Any:
     return tf.stop_gradient(tensor)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_cg.backends.tensorflow.composite import PLAIN, dense, is_composite
 from keras_cg.backends.tensorflow.recording import could_possibly_record
 from keras_cg.engine import precision
-from keras_cg.engine.derived import is_repeated_later
+from keras_cg.engine.defaults import is_repeated_later
 from keras_cg.engine.rule import is_repeated
 
 # This backend, as the engine takes it.

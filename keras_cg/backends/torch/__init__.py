@@ -2,15 +2,15 @@
 
 `tensors` says what a tensor is. `attach` attaches the rule in eager mode; `transforms` does it for torch.func and
 forward mode, and `compiled` for torch.compile: torch has three engines, and no one form of Function serves in two of
-them. `exported` is for programs that leave Python, which keep no rule. `derivatives` asks torch's own engines, and
-`host` calls functions of NumPy.
+them. `exported` is for programs that leave Python, which keep no rule. `derivatives` calls torch's own engines.
 """
 
 from __future__ import annotations
 
-from keras_cg.backends.torch.derivatives import compiled, cut, devices, exported, gradient, jvp, vjp
+import torch as namespace
+
+from keras_cg.backends.torch.derivatives import compiled, devices, exported, gradient, jvp, stop_gradient, vjp
 from keras_cg.backends.torch.fast import attach
-from keras_cg.backends.torch.functions import namespace
 from keras_cg.backends.torch.tensors import (
     agreement,
     asarray,
@@ -33,7 +33,6 @@ __all__ = [
     "cast",
     "children",
     "compiled",
-    "cut",
     "devices",
     "dtype",
     "exported",
@@ -45,6 +44,7 @@ __all__ = [
     "jvp",
     "namespace",
     "shape",
+    "stop_gradient",
     "tensors",
     "to_numpy",
     "vjp",

@@ -162,5 +162,5 @@ def devices() -> tuple[str, ...]:
     return ("cpu", *(f"{accelerator.type}:{index}" for index in range(torch.accelerator.device_count())))
 
 
-def cut(tensor: torch.Tensor) -> torch.Tensor:
+def stop_gradient(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()

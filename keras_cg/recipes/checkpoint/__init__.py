@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import arguments, config, presence, pytree
+from keras_cg import arguments, config, keras_interop, pytree
 from keras_cg.call import function_name
 from keras_cg.pytree import Tree
 from keras_cg.recipes import frameworks, tensors
@@ -69,7 +69,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
             return f"the argument {arguments.labels(f, len(args), keywords, tree)[place]}"
 
         for place, leaf in enumerate(tree.leaves):
-            if presence.is_symbolic([leaf]):
+            if keras_interop.is_symbolic([leaf]):
                 raise messages.symbolic(name, label(tree, place).removeprefix("the argument "))
         values = pytree.partition(backend, name, tree, label)
         function = OutputFunction(backend, name, f, len(args), keywords, tree)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from keras_cg import presence
+from keras_cg import keras_interop
 from keras_cg.call import FlatFunction
 from keras_cg.engine import rule
 from keras_cg.recipes.checkpoint.keras_state import Repeated
@@ -60,7 +60,7 @@ class OutputFunction(FlatFunction):
 
         Keras's variables and layers are not entered: Keras itself tells which of them a run reads.
         """
-        holders = presence.holders()
+        holders = keras_interop.holders()
         roots = [self.user, *self.static.leaves, *_globals(self.user)]
         found = rule.reached(roots, lambda value: is_wanted(value) or isinstance(value, holders))
         return [value for value in found if not isinstance(value, holders)]

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.contract import Backend, Tensors
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.engine.settled import settled
 from keras_cg.recipes.checkpoint import messages
 from keras_cg.recipes.checkpoint.function import OutputFunction
 from keras_cg.recipes.checkpoint.sample import Sample
@@ -83,7 +83,7 @@ class _Recomputed:
             outputs = self.function.fun(*values.values())
             conditions = self.sample.compare(self.function.name, outputs)
             error = functools.partial(messages.recomputed_otherwise, self.function.name)
-            return tuple(settled(self.backend, [outputs[place] for place in arrived], conditions, error)), ()
+            return tuple(check_or_nan(self.backend, [outputs[place] for place in arrived], conditions, error)), ()
 
         moving, upstreams = [self.inputs[place] for place in places], [cotangents[place] for place in arrived]
         _, pulled, _ = self.backend.pulled(floating, moving, upstreams)

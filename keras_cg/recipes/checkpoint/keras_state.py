@@ -10,9 +10,9 @@ from typing import Any
 
 from keras_cg import backends
 from keras_cg.engine.contract import Backend
-from keras_cg.presence import keras
+from keras_cg.keras_interop import keras
+from keras_cg.keras_scope import stateless_scope
 from keras_cg.recipes.checkpoint import messages
-from keras_cg.state import stateless_scope
 
 
 class Repeated:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from keras_cg.engine import messages
+from keras_cg.namespaces import messages
 
 
 def axis_of(axis: int | None, rank: int) -> int:

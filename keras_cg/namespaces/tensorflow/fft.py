@@ -8,8 +8,8 @@ from typing import Any
 import numpy
 import tensorflow as tf
 
-from keras_cg.backends.tensorflow.promoted import as_dtype, cast, size, tensor
-from keras_cg.engine import composed
+from keras_cg.namespaces import composed
+from keras_cg.namespaces.tensorflow.promoted import as_dtype, cast, size, tensor
 
 fftshift, ifftshift = tf.signal.fftshift, tf.signal.ifftshift
 

@@ -9,7 +9,7 @@ import autograd.numpy as anp
 import numpy
 from autograd.extend import Box
 
-from keras_cg.engine import messages, standard
+from keras_cg.namespaces import messages, standard
 
 matmul, outer, tensordot = anp.matmul, anp.outer, anp.tensordot
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy
 
 from keras_cg.engine import linear, messages, precision
+from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.contract import Backend, PlainFunction, Tensors
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.rule import is_repeated
-from keras_cg.engine.settled import settled
 
 
 def pulled(
@@ -36,7 +36,7 @@ def vjp_of_runs(
     def pullback(cotangents: Sequence[Any]) -> Tensors:
         others, gradients, _ = backend.pulled(fun, tensors, cotangents)
         return tuple(
-            settled(
+            check_or_nan(
                 backend,
                 gradients,
                 [is_repeated_later(backend, *pair) for pair in zip(others, outputs, strict=True)],
@@ -58,7 +58,7 @@ def jvp(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """The transpose of the vjp, which serves where a framework has forward rules for its own functions only."""
     outputs, push, aux, conditions = transposed(backend, fun, tensors)
-    return outputs, tuple(settled(backend, push(tangents), conditions, messages.not_linear)), aux
+    return outputs, tuple(check_or_nan(backend, push(tangents), conditions, messages.not_linear)), aux
 
 
 def transposed(
@@ -146,7 +146,7 @@ def devices(backend: Backend) -> tuple[str, ...]:
     return ("cpu",)
 
 
-def cut(backend: Backend, tensor: Any) -> Any:
+def stop_gradient(backend: Backend, tensor: Any) -> Any:
     """By way of NumPy, for a framework that is never compiled; a copy, since an argument itself is one that moves."""
     return backend.asarray(numpy.array(backend.to_numpy(tensor)))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg.backends.tensorflow.promoted import same, summed, tensor
-from keras_cg.engine import standard
+from keras_cg.namespaces import standard
+from keras_cg.namespaces.tensorflow.promoted import same, summed, tensor
 
 tnp = tf.experimental.numpy
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_cg import backends, errors
 from keras_cg.engine.contract import Backend
-from keras_cg.presence import choice, keras
+from keras_cg.keras_interop import choice, keras
 
 
 class State:
@@ -144,4 +144,4 @@ class _StopGradient:
 
     def __call__(self, variable: Any) -> Any:
         value = self.original(variable)
-        return self.backend.cut(value) if isinstance(value, self.backend.tensors) else value
+        return self.backend.stop_gradient(value) if isinstance(value, self.backend.tensors) else value

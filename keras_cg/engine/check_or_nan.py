@@ -10,7 +10,7 @@ from typing import Any
 from keras_cg.engine.contract import Backend
 
 
-def settled(
+def check_or_nan(
     backend: Backend, tensors: Sequence[Any], conditions: Sequence[Any], error: Callable[[], Exception]
 ) -> Sequence[Any]:
     """Floating `tensors`, if all boolean tensors `conditions` hold.

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from keras_cg.engine import standard
+from keras_cg.namespaces import standard
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:

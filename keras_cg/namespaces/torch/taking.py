@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from keras_cg.engine import standard
-from keras_cg.engine.standard import NUMBERS
+from keras_cg.namespaces import standard
+from keras_cg.namespaces.standard import NUMBERS
 
 _COMPLEX = {
     torch.bfloat16: torch.complex64,

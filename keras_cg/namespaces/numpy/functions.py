@@ -15,8 +15,8 @@ import autograd.numpy as anp
 import numpy
 from autograd.extend import Box
 
-from keras_cg.backends.numpy import fft, linalg
-from keras_cg.engine import composed, messages, standard
+from keras_cg.namespaces import composed, messages, standard
+from keras_cg.namespaces.numpy import fft, linalg
 
 # --- elementwise ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg.engine.standard import NUMBERS
+from keras_cg.namespaces.standard import NUMBERS
 
 tnp = tf.experimental.numpy
 

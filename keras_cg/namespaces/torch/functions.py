@@ -12,11 +12,10 @@ import numpy
 import torch
 from array_api_compat.torch import fft, linalg
 
-from keras_cg.backends.torch import taking
-from keras_cg.backends.torch.taking import dtype_of, promoted
-from keras_cg.backends.torch.tensors import dtype_name
-from keras_cg.engine import composed, standard
-from keras_cg.engine.standard import NUMBERS
+from keras_cg.namespaces import composed, standard
+from keras_cg.namespaces.standard import NUMBERS
+from keras_cg.namespaces.torch import taking
+from keras_cg.namespaces.torch.taking import dtype_of, promoted
 
 _taking = taking.functions(xp)
 
@@ -39,7 +38,7 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> A
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    start, end = (dtype_name(getattr(kind, "dtype", kind)) for kind in (dtype_of(from_), dtype_of(to)))
+    start, end = (str(getattr(kind, "dtype", kind)).removeprefix("torch.") for kind in (dtype_of(from_), dtype_of(to)))
     # torch's own also says yes to what does not hold all values.
     return bool(numpy.can_cast(start, end))
 

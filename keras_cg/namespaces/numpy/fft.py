@@ -12,7 +12,7 @@ import autograd.numpy as anp
 import numpy
 from autograd.extend import Box
 
-from keras_cg.engine import composed
+from keras_cg.namespaces import composed
 
 
 def fft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward") -> Any:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy
 import tensorflow as tf
 
-from keras_cg.backends.tensorflow import fft, linalg, promoted
-from keras_cg.backends.tensorflow.promoted import as_dtype, cast, same, size, summed, tensor, unconverted
-from keras_cg.engine import composed, messages, standard
+from keras_cg.namespaces import composed, messages, standard
+from keras_cg.namespaces.tensorflow import fft, linalg, promoted
+from keras_cg.namespaces.tensorflow.promoted import as_dtype, cast, same, size, summed, tensor, unconverted
 
 tnp = tf.experimental.numpy
 

@@ -1,0 +1,5 @@
+"""The array API standard on TensorFlow."""
+
+from keras_cg.namespaces.tensorflow.functions import namespace
+
+__all__ = ["namespace"]

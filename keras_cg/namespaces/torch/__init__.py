@@ -1,0 +1,5 @@
+"""The array API standard on torch."""
+
+from keras_cg.namespaces.torch.functions import namespace
+
+__all__ = ["namespace"]
