@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from conftest import NAMES
-from parity import ERROR, NO_GRADIENT, REFUSED, RIGHT, WRONG, report
+from parity import ERROR, NO_GRADIENT, OTHERWISE, REFUSED, RIGHT, WRONG, report
 from parity.cases import CASES, MUST_RAISE, Case
 from parity.harness import outcome
 
@@ -81,6 +81,11 @@ def warned(kit):
 def test_outcomes(run, truth, expected):
     case = Case("", "", run, truth, "so many words", {}, {}, forward=False)
     assert outcome(case, None)[0] == expected
+
+
+def test_a_question_is_about_behaviour():
+    case = Case("", "is memory freed?", lambda kit: [0.0], [1.0], None, {}, {}, forward=True)
+    assert outcome(case, None)[0] == OTHERWISE
 
 
 def test_a_warning_of_no_gradient_where_nothing_is_differentiated():

@@ -9,10 +9,12 @@ What a program comes to is one of:
 `RIGHT`        the numbers are those of the closed form.
 `REFUSED`      a clear error: the one that the case declares, ours or the framework's own.
 `ERROR`        another error: of a program that has an answer, or one that does not say what is wrong.
-`WRONG`        silently wrong: numbers other than those, or any where an error is due.
+`WRONG`        silently wrong: other numbers, or any number where an error is expected.
+`OTHERWISE`    other behaviour: the program asks a question whose answer is no number, such as whether memory is freed.
 `NO_GRADIENT`  whatever comes after the warning that no rule is ever used on this backend.
 """
 
 RIGHT, REFUSED, ERROR, WRONG, NO_GRADIENT = "right", "clear error", "error", "silently wrong", "no gradient"
+OTHERWISE = "other behaviour"
 
 KERAS, OURS = "keras.ops", "keras_cg"

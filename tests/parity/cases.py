@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parity import ERROR, NO_GRADIENT, REFUSED, RIGHT, WRONG
+from parity import ERROR, NO_GRADIENT, OTHERWISE, REFUSED, RIGHT, WRONG
 
 X, Y = np.array([1.0, 2.0, 3.0], np.float32), np.array([0.5, -1.0, 2.0], np.float32)
 E = np.exp(X.astype(float))
@@ -37,6 +37,11 @@ class Case(NamedTuple):
     ours: dict[str, str]
     # Whether nothing is differentiated in it.
     forward: bool
+
+    @property
+    def wrong(self):
+        """The outcome of this program if it is not right: a question asks for behaviour, and not for a number."""
+        return OTHERWISE if self.title.endswith("?") else WRONG
 
     def is_right(self, found):
         if self.truth is MUST_RAISE or len(found) != len(self.truth):
@@ -517,8 +522,8 @@ def _(kit):
 @case(
     "do sixteen weights come as `variables` in the order in which they were made and used?",
     [1.0],
-    torch=WRONG,
-    tensorflow=WRONG,
+    torch=OTHERWISE,
+    tensorflow=OTHERWISE,
 )
 def _(kit):
     weights = [weight(kit) for _ in range(16)]
@@ -612,9 +617,9 @@ def typed(kit, dtype):
 @case(
     "does an int32 gradient come as float32, as its argument is?",
     [SEVEN, 1.0],
-    jax=WRONG,
+    jax=OTHERWISE,
     torch=RIGHT,
-    tensorflow=WRONG,
+    tensorflow=OTHERWISE,
     numpy=NO_GRADIENT,
 )
 def _(kit):
@@ -624,9 +629,9 @@ def _(kit):
 @case(
     "does a float16 gradient come as float32, as its argument is?",
     [SEVEN, 1.0],
-    jax=WRONG,
+    jax=OTHERWISE,
     torch=RIGHT,
-    tensorflow=WRONG,
+    tensorflow=OTHERWISE,
     numpy=NO_GRADIENT,
 )
 def _(kit):
@@ -688,7 +693,7 @@ def _(kit):
     [1.0],
     forward=True,
     jax=RIGHT,
-    torch=WRONG,
+    torch=OTHERWISE,
     tensorflow=RIGHT,
     numpy=RIGHT,
 )
@@ -982,7 +987,7 @@ def exponential(kit):
     return kit.custom_gradient(f)
 
 
-@case("does an output that the rule captured die without the garbage collector?", [1.0], torch=WRONG)
+@case("does an output that the rule captured die without the garbage collector?", [1.0], torch=OTHERWISE)
 def _(kit):
     import gc
     import weakref
@@ -999,7 +1004,7 @@ def _(kit):
         gc.enable()
 
 
-@case("does what the rule captured die after backward, while the output lives?", [1.0], torch=WRONG)
+@case("does what the rule captured die after backward, while the output lives?", [1.0], torch=OTHERWISE)
 def _(kit):
     import gc
     import weakref
@@ -1021,7 +1026,7 @@ def _(kit):
         gc.enable()
 
 
-@case("do saved_tensors_hooks see what the rule captured?", [1.0], torch=WRONG)
+@case("do saved_tensors_hooks see what the rule captured?", [1.0], torch=OTHERWISE)
 def _(kit):
     import torch
 

@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 
-from parity import ERROR, KERAS, NO_GRADIENT, REFUSED, RIGHT, WRONG
+from parity import ERROR, KERAS, NO_GRADIENT, REFUSED, RIGHT
 from parity.cases import CASES
 
 # What the line begins with that the parent reads.
@@ -105,7 +105,7 @@ def outcome(case, kit):
             result = REFUSED if case.refusal is not None and re.search(case.refusal, str(error)) else ERROR
         else:
             came = ", ".join(map(show, found))
-            result = RIGHT if case.is_right(found) else WRONG
+            result = RIGHT if case.is_right(found) else case.wrong
     warned = any("No gradient computation or modification takes place" in str(each.message) for each in caught)
     return (NO_GRADIENT if warned and not case.forward else result), came
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from importlib import metadata
 
-from parity import ERROR, KERAS, NO_GRADIENT, OURS, REFUSED, RIGHT, WRONG
+from parity import ERROR, KERAS, NO_GRADIENT, OTHERWISE, OURS, REFUSED, RIGHT, WRONG
 from parity.cases import CASES
 from parity.harness import MARK, show
 
@@ -22,17 +22,20 @@ INTRO = f"""\
 
 <!-- Made by `nox -s parity`, and compared with a run by tests/test_keras_parity.py. Do not edit. -->
 
-{{count}} programs with a custom gradient, each run on the Keras backends that it makes sense for, once with
-`keras.ops.custom_gradient` and once with `keras_cg.custom_gradient`; nothing but the decorator differs. Made by
-`nox -s parity` from [the programs](../tests/parity/cases.py), which have a closed form each, with
-{{versions}}.
+{{count}} programs with a custom gradient, each run on the Keras backends where it makes sense, once with
+`keras.ops.custom_gradient` and once with `keras_cg.custom_gradient`. Only the decorator differs. The authors of
+`keras_cg` chose the programs: they are examples of custom gradients, of mistakes in them and of transforms, and no
+random sample. Made by `nox -s parity` from [the programs](../tests/parity/cases.py), each of which has a closed form,
+with {{versions}}.
 
 - **{RIGHT}**: the numbers of the closed form.
-- **{REFUSED}**: an error that says what is wrong, ours or the framework's own. It is what is due for a mistake, and a
-  limit for a program that has an answer.
+- **{REFUSED}**: an error that says what is wrong, ours or the framework's own. A mistake should give one; for a
+  program that has an answer it is a limit.
 - **{ERROR}**: any other error.
-- **{WRONG}**: other numbers, or any where an error is due.
-- **{NO_GRADIENT}**: on NumPy Keras's decorator warns that it uses no rule at all.
+- **{WRONG}**: other numbers, or any number where an error is expected.
+- **{OTHERWISE}**: the program asks a question about behaviour, such as whether memory is freed, and the answer is not
+  the expected one.
+- **{NO_GRADIENT}**: on NumPy, Keras's decorator warns that it does not use the rule.
 
 ## Totals
 """
@@ -84,13 +87,15 @@ def render(found):
         backends = [backend for backend in BACKENDS if any(backend in case.keras for case in cases)]
         lines += [f"### {heading}", ""]
         lines += table(("program", *backends), *((case.title, *_cells(case, backends, found)) for case in cases))
-    lines += ["## What is silently wrong", "", "Of what is asked, 1 is yes and 0 is no.", ""]
-    lines += table(("program", "backend", "decorator", "what comes", "what is true"), *_wrong(found))
+    lines += ["## Silently wrong numbers", ""]
+    lines += table(("program", "backend", "decorator", "result", "expected"), *_listed(found, WRONG))
+    lines += ["## Other behaviour", "", "A question is answered by 1 for yes and 0 for no.", ""]
+    lines += table(("program", "backend", "decorator", "result", "expected"), *_listed(found, OTHERWISE))
     return "\n".join(lines)
 
 
 def _totals(found):
-    outcomes = (RIGHT, REFUSED, ERROR, WRONG, NO_GRADIENT)
+    outcomes = (RIGHT, REFUSED, ERROR, WRONG, OTHERWISE, NO_GRADIENT)
     rows = []
     for place, name in enumerate((KERAS, OURS)):
         everywhere = collections.Counter()
@@ -116,13 +121,13 @@ def _mark(outcome):
     return f"**{outcome}**" if outcome == WRONG else outcome
 
 
-def _wrong(found):
+def _listed(found, outcome):
     for case in CASES:
         truth = "an error" if case.truth is None else ", ".join(map(show, case.truth))
         for backend in BACKENDS:
             for place, name in enumerate((KERAS, OURS)):
                 result, came = found[backend][place].get(case.title, (None, None))
-                if result == WRONG:
+                if result == outcome:
                     yield case.title, backend, f"`{name}`", came or "nothing", truth
 
 
