@@ -97,14 +97,14 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: It cannot be done as it was asked.
     """
-    given = targets.validate(options.target, options.arg, options.expected, options.value)
+    arguments = targets.validate(options.target, options.arg, options.expected, options.value)
     names, absent = processes.chosen(options.backends)
     board = Board(options.target, names, absent=absent)
     with tempfile.TemporaryDirectory() as folder, _shown(board):
         job = {
             "task": "check",
             "target": options.target,
-            "given": given,
+            "arguments": arguments,
             "expected": options.expected,
             "value": options.value,
             "fast": options.fast,

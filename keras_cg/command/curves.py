@@ -53,12 +53,12 @@ class Curves:
         return {name: getattr(self, name) for name in ("x", "value", "gradient", "expected", "tolerance")}
 
     @property
-    def apart(self) -> Array:
+    def differs(self) -> Array:
         """Where the gradient is not what is expected; a point where nothing can be expected is not among them."""
         with numpy.errstate(invalid="ignore"):
             near = numpy.abs(self.gradient - self.expected) <= self.tolerance
-        apart: Array = ~near & numpy.isfinite(self.expected)
-        return apart
+        differs: Array = ~near & numpy.isfinite(self.expected)
+        return differs
 
 
 def curves(target: Target) -> Curves:

@@ -33,7 +33,7 @@ class _Look(NamedTuple):
     ink: str
     faint: str
     truth: str
-    apart: str
+    wrong: str
     lines: tuple[str, ...]
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UsageError: It cannot be done as it was asked.
     """
-    given = targets.validate(options.target, options.arg, options.expected)
+    arguments = targets.validate(options.target, options.arg, options.expected)
     if not targets.split(options.target)[1]:
         raise messages.needs_function(options.target, "plot")
     _require_image(options.output)
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     job = {
         "task": "plot",
         "target": options.target,
-        "given": given,
+        "arguments": arguments,
         "expected": options.expected,
         "value": None,
         "seed": options.seed,
@@ -148,7 +148,7 @@ def _alike(found: Mapping[str, Curves]) -> list[tuple[list[str], Curves]]:
     for name, curves in found.items():
         for names, other in groups:
             # At the edge of a region the rounding of each decides.
-            if numpy.count_nonzero(curves.apart != other.apart) <= 2 and curves.apart.any() == other.apart.any():
+            if numpy.count_nonzero(curves.differs != other.differs) <= 2 and curves.differs.any() == other.differs.any():
                 names.append(name)
                 break
         else:
@@ -158,7 +158,7 @@ def _alike(found: Mapping[str, Curves]) -> list[tuple[list[str], Curves]]:
 
 def _spans(curves: Curves) -> list[tuple[float, float]]:
     """The intervals where the gradient parts, half a step wider than their points."""
-    edges = numpy.flatnonzero(numpy.diff(curves.apart.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    edges = numpy.flatnonzero(numpy.diff(curves.differs.astype(int), prepend=0, append=0)).reshape(-1, 2)
     x = curves.x
     middles = numpy.concatenate([x[:1], (x[1:] + x[:-1]) / 2, x[-1:]])
     return [(float(middles[first]), float(middles[last])) for first, last in edges]
@@ -166,14 +166,14 @@ def _spans(curves: Curves) -> list[tuple[float, float]]:
 
 def _where(curves: Curves) -> str:
     """The same in words; "" where it parts nowhere."""
-    if not curves.apart.any():
+    if not curves.differs.any():
         return ""
-    if curves.apart[numpy.isfinite(curves.expected)].all():
+    if curves.differs[numpy.isfinite(curves.expected)].all():
         return f"every {curves.label}"
     spans = _spans(curves)
     if len(spans) <= 2:
         return " and ".join(f"{low:.3g} < {curves.label} < {high:.3g}" for low, high in spans)
-    return f"{curves.apart.mean():.0%} of the range, in {len(spans)} pieces"
+    return f"{curves.differs.mean():.0%} of the range, in {len(spans)} pieces"
 
 
 def draw(name: str, found: Mapping[str, Curves], look: str = "light", expected: str | None = None) -> Figure:
@@ -276,7 +276,7 @@ def _limit(panel: Axes, arrays: list[numpy.ndarray]) -> None:
 
 def _shade(panels: tuple[Axes, Axes], found: Mapping[str, Curves], colours: _Look) -> None:
     for names, curves in _alike(found):
-        colour = colours.apart if len(names) > 1 else colours.lines[list(found).index(names[0]) % len(colours.lines)]
+        colour = colours.wrong if len(names) > 1 else colours.lines[list(found).index(names[0]) % len(colours.lines)]
         label: str | None = f"apart on {', '.join(names)}: {_where(curves)}"
         for low, high in _spans(curves):
             for panel in panels:

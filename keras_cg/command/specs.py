@@ -133,10 +133,10 @@ def _array(text: str) -> Maker:
     return lambda random: array
 
 
-def _with_dtype(parts: list[str], count: int, form: str, allowed: tuple[str, ...]) -> tuple[list[str], str]:
+def _with_dtype(parts: list[str], count: int, syntax: str, allowed: tuple[str, ...]) -> tuple[list[str], str]:
     """The first `count` parts and the dtype after them."""
     if len(parts) not in (count, count + 1):
-        raise _SpecError(f"expected {form} or {form}:DTYPE")
+        raise _SpecError(f"expected {syntax} or {syntax}:DTYPE")
     return parts[:count], _known(parts[count], allowed) if len(parts) > count else "float32"
 
 
@@ -154,13 +154,13 @@ def _cast(values: Any, dtype: str) -> Any:
     return numpy.asarray(values).astype(dtype)
 
 
-def _numbers(text: str, form: str) -> list[float]:
+def _numbers(text: str, syntax: str) -> list[float]:
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if len(numbers) != form.count(",") + 1 or not all(map(math.isfinite, numbers)):
-        raise _SpecError(f"{text!r} is not {form}, with finite numbers")
+    if len(numbers) != syntax.count(",") + 1 or not all(map(math.isfinite, numbers)):
+        raise _SpecError(f"{text!r} is not {syntax}, with finite numbers")
     return numbers
 
 

@@ -105,14 +105,14 @@ def find(
     home = os.getcwd()
     module = _load(place)
     if not name:
-        return [_made(each, getattr(module, each), {}, seed) for each in _hinted(place, module)]
+        return [_build(each, getattr(module, each), {}, seed) for each in _hinted(place, module)]
     function = _attribute(place, module, name, _decorated(module))
     if not _is_decorated(function):
         raise messages.not_decorated(target, function)
     references = {"expected": expected, "value": value}
     with contextlib.chdir(home):
         found = {key: _reference(place, module, key, each) for key, each in references.items() if each is not None}
-    return [_made(name, function, makers, seed, **found)]
+    return [_build(name, function, makers, seed, **found)]
 
 
 def _load(place: str) -> ModuleType:
@@ -199,7 +199,7 @@ def _reference(place: str, module: ModuleType, option: str, expected: str) -> An
     return found
 
 
-def _made(
+def _build(
     name: str, function: Any, given: Mapping[str, specs.Maker], seed: int, expected: Any = None, value: Any = None
 ) -> Target:
     values = _by_name(name, function, getattr(function, "example_args", {}))

@@ -99,7 +99,7 @@ def _devices(job: Job, say: Say) -> None:
 
 
 def _targets(job: Job, say: Say) -> list[targets.Target]:
-    found = targets.find(job["target"], job["given"], job["expected"], job["seed"], job["value"])
+    found = targets.find(job["target"], job["arguments"], job["expected"], job["seed"], job["value"])
     say("functions", names=[each.name for each in found])
     backends.load(job["backend"], "keras-cg")
     return found
