@@ -223,9 +223,9 @@ def test_versions_that_are_tested(installed):
 def test_versions_that_are_not(installed):
     installed |= {"numpy": "2.10.0", "jax": "0.7.2", "tensorflow": "3.0.dev1"}
     assert versions.untested() == [
-        "numpy 2.10.0 is newer than what keras_cg was tested with (2.1 to 2.5): it is untested",
-        "jax 0.7.2 is older than what keras_cg was tested with (0.8 to 0.12): upgrade it",
-        "tensorflow 3.0.dev1 is newer than what keras_cg was tested with (2.19 to 2.21): it is untested",
+        "numpy 2.10.0 is newer than the versions that keras_cg was tested with (2.1 to 2.5): it is untested",
+        "jax 0.7.2 is older than the versions that keras_cg was tested with (0.8 to 0.12): upgrade it",
+        "tensorflow 3.0.dev1 is newer than the versions that keras_cg was tested with (2.19 to 2.21): it is untested",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`keras-cg info`: the backends here, and which is active."""
+"""`keras-cg info`: versions, the installed backends, and the active one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from keras_cg.command import messages, output, processes, progress, versions
 
 __all__ = ["run"]
 
-# An import of a large framework from a cold disk takes long.
+# The import of a large framework from a cold disk is slow.
 TIMEOUT = 120.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows the backends.
+    """Shows versions and backends.
 
     Raises:
-        UsageError: The active backend is none of them, or rich is missing.
+        UsageError: The active backend is unknown or not installed.
     """
     active, source = config.resolve()
     installed = backends.installed()
@@ -43,11 +43,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _version(name: str) -> str | None:
-    """The version of a backend's framework, without importing it."""
+    """Returns the version of a backend's framework, without importing it."""
     point = next((each for each in importlib.metadata.entry_points(group=backends.GROUP) if each.name == name), None)
     if point is not None and point.dist is not None:
         return point.dist.version
-    # The package may be called otherwise than the module: tensorflow-cpu.
+    # The distribution may have another name than the module: tensorflow-cpu.
     for distribution in importlib.metadata.packages_distributions().get(name, []):
         return importlib.metadata.version(distribution)
     return None
@@ -68,7 +68,7 @@ async def _ask_all(found: list[dict[str, Any]]) -> None:
 
 
 async def _ask(found: dict[str, Any]) -> None:
-    """Adds the devices of a backend, or what keeps it from starting."""
+    """Adds the devices of a backend, or the reason why it does not start."""
 
     def handle(event: dict[str, Any]) -> None:
         if event["event"] == "devices":
@@ -100,7 +100,7 @@ def _show(data: dict[str, Any]) -> None:
         version = (each["version"] or "?") if each["installed"] else "not installed"
         table.add_row(Text(each["name"], style), Text(version, style), Text(devices, style), "active" if active else "")
     console = Console()
-    # Where there is no room, the terminal breaks the lines, and nothing is left out.
+    # On a narrow terminal the table is wider than the terminal, which wraps the lines: no text is lost.
     console.width = max(console.width, console.measure(table, options=console.options.update(max_width=10_000)).minimum)
     console.print(table)
     for each in data["backends"]:

@@ -426,7 +426,7 @@ class Inspection:
         """Returns a finding for an exception; an error of keras_cg has got, expected and cause as attributes."""
         ours = _reported(error)
         lines = [line.strip() for line in str(ours or error).splitlines() if line.strip()] or ["no message"]
-        # TensorFlow (2.21) puts its own traceback before the message.
+        # TensorFlow puts its own traceback before the message.
         headline = lines[-1] if lines[0] == "in user code:" else lines[0]
         details = [f"{name}: {getattr(ours, name)}" for name in ("got", "expected") if getattr(ours, name, None)]
         reason = f"{type(error).__name__}: " + "; ".join([headline.removesuffix("."), *details])
