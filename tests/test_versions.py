@@ -96,12 +96,12 @@ def test_the_table_of_private_names_is_what_the_package_uses():
     used = private_names.used()
     named = {name for name in used if not name.startswith(".")}
     attributes = {name for name in used if name.startswith(".")}
-    assert named - known == set(), "used, and not in CONTRIBUTING"
+    assert named - known == set(), "used, and not in docs/architecture.md"
     without = {name for name in attributes if not any(each.endswith(name) for each in known)}
-    assert without == set(), "read from an object, and not in CONTRIBUTING"
+    assert without == set(), "read from an object, and not in docs/architecture.md"
     idle = {name for name in known - named if f".{name.rpartition('.')[2]}" not in attributes}
     idle = {name for name in idle if not any(each.startswith(f"{name}.") for each in named)}
-    assert idle == set(), "in CONTRIBUTING, and not used"
+    assert idle == set(), "in docs/architecture.md, and not used"
     assert all(row.why and row.since and row.without for row in private_names.listed())
 
 
