@@ -576,7 +576,8 @@ def test_a_value_that_is_none(backend):
         raise ZeroDivisionError("no such number")
 
     finding = first(check_gradients(cube, V, value=raising, **QUICK), "value")
-    assert (finding.status, finding.reason) == ("failed", "`value` raised ZeroDivisionError: no such number")
+    assert finding.status == "failed"
+    assert finding.reason.startswith("`value` raised ZeroDivisionError: no such number; at test_checker_slips.py:")
     with pytest.raises(ValueError, match="check_gradients") as caught:
         check_gradients(cube, V, value=lambda x: ops.sum(x))
     assert str(caught.value).splitlines()[1:3] == ["    got: [()]", "    expected: [(3,)]"]

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import platform
 import pty
 import re
 import signal
@@ -312,7 +313,9 @@ def test_all_backends_tell_the_same_once(run, backends):
 
 @pytest.mark.once
 def test_no_command_and_the_version(run):
-    refused(run(), "keras-cg: the following arguments are required: COMMAND; see keras-cg --help")
+    done = run()
+    assert done.returncode == 0 and done.stderr == "" and done.stdout == run("--help").stdout
+    assert "examples:\n  keras-cg info\n  keras-cg check rules.py:softplus --arg x=normal:4,3\n" in done.stdout
     assert run("--version").stdout == f"keras-cg {keras_cg.__version__}\n"
     assert "normal:SHAPE" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
 
@@ -454,6 +457,88 @@ def test_fast_neither_compiles_nor_exports(run):
     with_it, without = (report(run("check", *words, *fast))["findings"] for fast in (["--fast"], []))
     assert {each["check"] for each in with_it if each["status"] == "passed"} >= {"value", "first order"}
     assert with_it != without
+
+
+@pytest.mark.once
+def test_fast_says_what_it_does_not_check(run):
+    words = ("check", "planted.py:power", "--backends", "numpy")
+    line = "not checked with --fast: single elements, compiled, export"
+    assert run(*words, "--fast").stdout.splitlines()[-2] == line and "--fast" not in run(*words).stdout
+    assert json.loads(run(*words, "--fast", "--json").stdout)["not_checked"] == line.partition(": ")[2].split(", ")
+    assert json.loads(run(*words, "--json").stdout)["not_checked"] == []
+
+
+RAISING = """
+import keras_cg
+
+@keras_cg.custom_gradient
+def in_the_rule(x):
+    def grad(upstream):
+        return upstream * undefined_name
+    return 2.0 * x, grad
+
+@keras_cg.custom_gradient
+def in_the_function(x):
+    return 2.0 * x, undefined_name
+
+@keras_cg.custom_gradient
+def of_a_wrong_shape(x, w):
+    return x * w, lambda upstream: (upstream * w, upstream * x)
+
+@keras_cg.custom_gradient
+def under_no_convention(x):
+    return 2.0 * x, lambda a, b, c: a
+"""
+
+
+@pytest.fixture
+def raising(run, tmp_path):
+    (tmp_path / "raising.py").write_text(RAISING)
+    return lambda name, *words: run("check", f"{tmp_path}/raising.py:{name}", "--arg", "x=normal:3,4", *words)
+
+
+@pytest.mark.side_by_side
+def test_an_exception_is_shown_once_with_its_line(raising, backends):
+    names = ", ".join(backends)
+    done = raising("in_the_rule", "--backends", ",".join(backends))
+    told = "NameError: name 'undefined_name' is not defined; at raising.py:7 in grad: return upstream * undefined_name"
+    assert done.returncode == 1 and done.stdout.count(told) == done.stdout.count("undefined_name' is not") == 1
+    assert f"✗ first order on {names}\n    {told}\n" in done.stdout
+    # Neither a row nor a cell for what no backend reached.
+    agreement = ", agreement" if len(backends) > 1 else ""
+    assert f"not reached: second order, linearity, compiled, export, forward mode, memory{agreement}\n" in done.stdout
+    assert "│ linearity" not in done.stdout and "skip" not in done.stdout
+    done = raising("in_the_function", "--backends", ",".join(backends))
+    told = "is not defined; at raising.py:12 in in_the_function: return 2.0 * x, undefined_name\n"
+    assert done.stdout.count(told) == 1 and f"✗ value on {names}\n" in done.stdout and "│" not in done.stdout
+
+
+@pytest.mark.once
+def test_an_error_of_ours_is_shown_with_its_remedy(raising):
+    done = raising("of_a_wrong_shape", "--arg", "w=normal:4", "--backends", "numpy")
+    assert "expected: float32[4]; remedy: sum over the broadcast axes or reshape" in done.stdout
+    done = raising("under_no_convention", "--backends", "numpy")
+    assert "expected one of: grad(upstream), grad(dy1, dy2, ...), grad(*dys), grad(*args, upstream), " in done.stdout
+
+
+@pytest.mark.once
+def test_skip_is_what_was_not_reached_and_a_dash_what_does_not_apply(monkeypatch, capsys):
+    from keras_cg.command import tables as drawn
+    from keras_cg.testing.report import NOT_REACHED
+
+    monkeypatch.setenv("COLUMNS", "100")
+    board = check_command.Board("f.py:f", ["numpy", "torch"], functions=["f"], done={("f", "numpy"), ("f", "torch")})
+    board.found("f", "numpy")[:] = [
+        Finding("numpy", "value", "passed"),
+        Finding("numpy", "compiled", "skipped", reason="numpy has no compiler"),
+    ]
+    board.found("f", "torch")[:] = [
+        Finding("torch", "value", "failed"),
+        Finding("torch", "compiled", "skipped", reason=NOT_REACHED[0]),
+    ]
+    drawn.show(board)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "│ compiled" in line]
+    assert row.replace("│", " ").split() == ["compiled", "–", "skip"]  # noqa: RUF001 - a dash is intended
 
 
 @pytest.mark.once
@@ -992,13 +1077,34 @@ def test_info_shows_every_backend(backends):
     for name in backends:
         (line,) = [line for line in done.stdout.splitlines() if line.replace("│", " ").split()[:1] == [name]]
         assert "cpu" in line.lower() and ("active" in line) == (name == backends[0])
-    assert done.stdout.endswith(f"active: {backends[0]}, from the environment variable KERAS_CG_BACKEND\n")
+    first, second = done.stdout.splitlines()[:2]
+    assert first.startswith(f"keras_cg {keras_cg.__version__}, Python {platform.python_version()}, Keras ")
+    assert second == f"active backend: {backends[0]} (from the environment variable KERAS_CG_BACKEND)"
+
+
+@pytest.mark.once
+def test_info_shows_the_versions_before_the_backends_start(run, monkeypatch, capsys):
+    shown = []
+
+    async def ask(found):
+        shown.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(info, "_ask_all", ask)
+    monkeypatch.setattr(info, "_version", lambda name: None)
+    for name in ("KERAS_CG_BACKEND", "KERAS_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    assert run("info").returncode == 0
+    versions_line, active = shown[0].splitlines()
+    assert versions_line.endswith(", Keras not installed")
+    if "keras" not in sys.modules:
+        assert active == "active backend: numpy (from the default; set KERAS_CG_BACKEND or KERAS_BACKEND)"
 
 
 @pytest.mark.once
 def test_info_as_json():
     data = json.loads(start("info", "--json", KERAS_CG_BACKEND="numpy").stdout)
     assert data["active"] == "numpy" and data["because"] == "the environment variable KERAS_CG_BACKEND"
+    assert (data["schema"], data["keras_cg"], data["python"]) == (1, keras_cg.__version__, platform.python_version())
     found = {each["name"]: each for each in data["backends"]}
     assert found["numpy"] == {"name": "numpy", "installed": True, "version": np.__version__, "devices": ["cpu"]}
     assert {name for name, each in found.items() if each["installed"]} == set(keras_cg.available_backends())

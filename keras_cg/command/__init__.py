@@ -38,6 +38,13 @@ An argument is NAME=SPEC, where SPEC is one of
 Each form may end in :DTYPE, such as normal:4,3:float64 or 0.5:float32 (a 0-d array). The default is float32."""
 
 
+EXAMPLES = """\
+examples:
+  keras-cg info
+  keras-cg check rules.py:softplus --arg x=normal:4,3
+  keras-cg check rules.py --fast
+  keras-cg plot rules.py:softplus --arg x=linspace:-5,5,400 -o softplus.png"""
+
 # The packages of the extra "cli", which the commands need in addition to those of keras_cg.
 EXTRAS = ("matplotlib", "rich", "scipy")
 
@@ -95,7 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     as_json = "--json" in words
     try:
-        options = _parser().parse_args(words)
+        parser = _parser()
+        if not words:
+            parser.print_help()
+            return 0
+        options = parser.parse_args(words)
         as_json = getattr(options, "json", False)
         # Imported late, because rich and matplotlib are extras, which another command may not need.
         return int(importlib.import_module(f"keras_cg.command.{options.command}").run(options))
@@ -128,7 +139,12 @@ def _refuse(words: Sequence[str], error: messages.UsageError, as_json: bool) -> 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="keras-cg", description="Checks and draws custom gradients on every installed backend.")
+    parser = _Parser(
+        prog="keras-cg",
+        description="Checks and draws custom gradients on every installed backend.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"keras-cg {keras_cg.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_info(commands)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Board", "Problem", "run"]
 
+# The parts of a check that `--fast` leaves out.
+FAST = ("single elements", "compiled", "export")
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -47,6 +50,7 @@ class Board:
         problems: The failures outside the checks.
         absent: A line for each requested backend that is not installed.
         usage: The usage error of each backend that found no function.
+        unchecked: The parts that `--fast` leaves out.
     """
 
     target: str
@@ -57,6 +61,7 @@ class Board:
     problems: list[Problem] = dataclasses.field(default_factory=list)
     absent: list[str] = dataclasses.field(default_factory=list)
     usage: dict[str, str] = dataclasses.field(default_factory=dict)
+    unchecked: tuple[str, ...] = ()
 
     def found(self, function: str, backend: str) -> list[Finding]:
         """Returns the findings of a function on a backend."""
@@ -99,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     """
     arguments = targets.validate(options.target, options.arg, options.expected, options.value)
     names, absent = processes.chosen(options.backends)
-    board = Board(options.target, names, absent=absent)
+    board = Board(options.target, names, absent=absent, unchecked=FAST if options.fast else ())
     with tempfile.TemporaryDirectory() as folder, _shown(board):
         job = {
             "task": "check",
@@ -240,5 +245,6 @@ def _write(board: Board) -> None:
         "reports": [report.to_dict() for report in board.reports()],
         "problems": problems,
         "not_installed": board.absent,
+        "not_checked": board.unchecked,
     }
     output.write_json(data)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.metadata
+import platform
 from typing import Any
 
+import keras_cg
 from keras_cg import backends, config, errors
 from keras_cg.command import messages, output, processes, progress, versions
 
@@ -25,8 +27,18 @@ def run(options: argparse.Namespace) -> int:
     active, source = config.resolve()
     installed = backends.installed()
     found = [{"name": name, "installed": name in installed, "version": _version(name)} for name in backends.names()]
+    data: dict[str, Any] = {
+        "python": platform.python_version(),
+        "keras": _version("keras"),
+        "active": active,
+        "because": source,
+        "backends": found,
+        "untested": versions.untested(),
+    }
+    if not options.json:
+        # Before the backends start, which may take a minute.
+        _show_versions(data)
     asyncio.run(_ask_all([each for each in found if each["installed"]]))
-    data = {"active": active, "because": source, "backends": found, "untested": versions.untested()}
     problem = None
     if active not in backends.names():
         problem = messages.UsageError(str(errors.unknown_backend(active, source, backends.names())))
@@ -42,8 +54,22 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(each.get("problem") for each in found) else 0
 
 
+def _show_versions(data: dict[str, Any]) -> None:
+    """Prints everything that needs no import of a framework."""
+    from rich.console import Console
+    from rich.text import Text
+
+    keras = f"Keras {data['keras']}" if data["keras"] else "Keras not installed"
+    remedy = "; set KERAS_CG_BACKEND or KERAS_BACKEND" if data["because"] == "the default" else ""
+    lines = (
+        f"keras_cg {keras_cg.__version__}, Python {data['python']}, {keras}",
+        f"active backend: {data['active']} (from {data['because']}{remedy})",
+    )
+    Console().print(Text("\n".join(lines)), soft_wrap=True)
+
+
 def _version(name: str) -> str | None:
-    """Returns the version of a backend's framework, without importing it."""
+    """Returns the version of a framework, without importing it; None if it is not installed."""
     point = next((each for each in importlib.metadata.entry_points(group=backends.GROUP) if each.name == name), None)
     if point is not None and point.dist is not None:
         return point.dist.version
@@ -108,4 +134,3 @@ def _show(data: dict[str, Any]) -> None:
             console.print(Text(each["problem"], "red"), soft_wrap=True)
     for line in data["untested"]:
         console.print(Text(line, "yellow"), soft_wrap=True)
-    console.print(Text(f"active: {data['active']}, from {data['because']}"), soft_wrap=True)

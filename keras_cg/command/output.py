@@ -8,7 +8,12 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["complain", "write_json"]
+import keras_cg
+
+__all__ = ["SCHEMA", "complain", "write_json"]
+
+# The version of the JSON that the commands write: it changes when a key is removed or changes its meaning.
+SCHEMA = 1
 
 
 def complain(line: str) -> None:
@@ -18,8 +23,8 @@ def complain(line: str) -> None:
 
 
 def write_json(data: Mapping[str, Any]) -> None:
-    """Writes `data` as JSON; NaN and infinity become null."""
-    json.dump(_strict(data), sys.stdout, indent=2)
+    """Writes `data` as JSON, with the version of its schema; NaN and infinity become null."""
+    json.dump({"schema": SCHEMA, "keras_cg": keras_cg.__version__, **_strict(data)}, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
-from keras_cg import backends
-from keras_cg.command import messages, targets
+from keras_cg import backends, user_code
+from keras_cg.command import messages
 
 __all__ = ["Death", "chosen", "follow", "obituary"]
 
@@ -193,6 +193,6 @@ def _where(stderr: tuple[str, ...]) -> str | None:
     """Finds the innermost line of the user's files in the traceback that faulthandler wrote."""
     for line in stderr:
         found = re.match(r'  File "(.+)", line (\d+) in (.+)', line)
-        if found and targets.is_users(found[1]):
+        if found and user_code.is_users(found[1]):
             return f"{os.path.basename(found[1])}:{found[2]} ({found[3]})"
     return None

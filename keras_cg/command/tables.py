@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from rich import box
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from keras_cg.command import progress
 from keras_cg.command.check import Board, Problem
-from keras_cg.testing.report import CHECKS, Finding, Report, worst
+from keras_cg.testing.report import CHECKS, NOT_REACHED, Finding, Report, worst
 
 __all__ = ["picture", "show"]
 
@@ -20,6 +21,10 @@ STYLES = {"passed": "green", "failed": "bold red", "undecided": "yellow", "skipp
 
 MARKS = {"passed": "✓", "failed": "✗", "undecided": "?", "skipped": "–"}  # noqa: RUF001 - a dash is intended
 ASCII_MARKS = {"passed": "ok", "failed": "X", "undecided": "?", "skipped": "-"}
+
+
+# In the cell of a check that was not reached; `skipped` in MARKS is for a check that does not apply.
+SKIP = "skip"
 
 
 def _marks(console: Console) -> dict[str, str]:
@@ -98,7 +103,7 @@ def _table(
     for backend in backends:
         found.add_column(backend, header_style="bold", min_width=11, no_wrap=True)
     marks = _marks(console)
-    for check in _rows(board, function):
+    for check in filter(functools.partial(_is_reached, board, function), _rows(board, function)):
         found.add_row(check, *(_cell(board, function, backend, check, marks, spinner) for backend in backends))
     return found
 
@@ -111,6 +116,12 @@ def _rows(board: Board, function: str) -> list[str]:
     return [*CHECKS[:after], *further, *CHECKS[after:]]
 
 
+def _is_reached(board: Board, function: str, check: str) -> bool:
+    """Whether a check was reached on some backend."""
+    cells = (_cell(board, function, backend, check, MARKS, None) for backend in board.backends)
+    return any(str(cell) != SKIP for cell in cells)
+
+
 def _cell(
     board: Board, function: str, backend: str, check: str, marks: dict[str, str], spinner: RenderableType | None
 ) -> RenderableType:
@@ -120,16 +131,20 @@ def _cell(
     if spinner is not None and board.running(function, backend) == check:
         return spinner
     problem = board.problem(function, backend)
-    if problem is None and (function, backend) in board.done and (spinner is None or check != "agreement"):
+    is_reached = not any(each.reason in NOT_REACHED for each in board.found(function, backend))
+    is_final = (function, backend) in board.done and (spinner is None or check != "agreement")
+    if problem is None and is_final and (is_reached or len(board.backends) == 1):
         return _summary([], marks)
-    if problem is not None and problem.check in (check, None):
-        return Text(f"{marks['failed']} stopped", STYLES["failed"]) if problem.check or check == CHECKS[0] else Text("")
-    return Text("")
+    if problem is not None and check == (problem.check or CHECKS[0]):
+        return Text(f"{marks['failed']} stopped", STYLES["failed"])
+    return Text(SKIP, STYLES["skipped"]) if (function, backend) in board.done else Text("")
 
 
 def _summary(findings: Sequence[Finding], marks: dict[str, str]) -> Text:
     """Formats the findings of one check: a mark with the largest error, or the state of an exported gradient."""
     status = worst(findings)
+    if any(each.reason in NOT_REACHED for each in findings):
+        return Text(SKIP, STYLES[status])
     words = {"undecided": "undecided", "skipped": ""}
     sizes = [each.error for each in findings if each.status == status and each.error is not None]
     size = words.get(status, _short(max(sizes)) if sizes else "")
@@ -152,10 +167,15 @@ def show(board: Board) -> None:
     for report in board.reports():
         console.print()
         console.print(title(board, report.function), soft_wrap=True)
-        for each in tables(console, board, report.function):
+        # If no check passed on any backend, all other cells would be `skip`, and the findings below say it all.
+        has_table = any(each.status == "passed" for each in report.findings)
+        for each in tables(console, board, report.function) if has_table else ():
             # If even one backend is too wide, the terminal wraps the lines: no text is lost.
             console.width = max(console.width, _width(console, each))
             console.print(each)
+        skipped = [check for check in _rows(board, report.function) if not _is_reached(board, report.function, check)]
+        if skipped:
+            console.print(Text(f"not reached: {', '.join(skipped)}", STYLES["skipped"]), soft_wrap=True)
         for lines in _problems(report, marks):
             console.print(lines, soft_wrap=True)
     for problem in board.problems:
@@ -163,6 +183,8 @@ def show(board: Board) -> None:
     for line in board.absent:
         console.print(Text(f"{marks['undecided']} {line}", STYLES["undecided"]), soft_wrap=True)
     console.print()
+    if board.unchecked:
+        console.print(Text(f"not checked with --fast: {', '.join(board.unchecked)}", "dim"), soft_wrap=True)
     console.print(_verdict(board, marks), soft_wrap=True)
 
 

@@ -8,8 +8,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -18,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy
 import optree
 
-from keras_cg import errors
+from keras_cg import errors, user_code
 from keras_cg.command import messages, specs
 from keras_cg.decorator import CustomGradient
 
-__all__ = ["Target", "find", "is_users", "split", "validate", "where"]
+__all__ = ["Target", "find", "split", "validate", "where"]
 
 
 class Target(NamedTuple):
@@ -149,16 +147,8 @@ def where(error: BaseException) -> str | None:
     """Returns file and line of the innermost user code in the traceback of an exception; None if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if is_users(each.filename)]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
-
-
-def is_users(filename: str) -> bool:
-    """Whether a file is the user's: not part of Python, of an installed package, or of keras_cg."""
-    paths = sysconfig.get_paths()
-    installed = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parents[1]) + os.sep)
-    # Cython's frames have the relative path of the file at build time, which is never the user's.
-    return os.path.isabs(filename) and not filename.startswith(installed)
+    frame = user_code.innermost(error)
+    return f"{Path(frame.filename).name}:{frame.lineno}" if frame is not None else None
 
 
 def _is_decorated(value: object) -> bool:

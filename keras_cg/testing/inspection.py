@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from keras_cg import config, errors
+from keras_cg import config, errors, user_code
 from keras_cg.decorator import CustomGradient
 from keras_cg.testing import comparison
 from keras_cg.testing.arrays import Array, random, vector
@@ -49,6 +50,9 @@ INSIDE_ENOUGH = 2.0**-23
 
 # The number of step sizes to try: 1, 0.1 and so on. A third of upstream is a multiple of none of them.
 STEPS = 5
+
+# The parts of an error of keras_cg that a finding repeats.
+PARTS = ("got", "expected", "remedy")
 
 # The tolerance of a whole number of steps.
 COUNTED = 1e-3
@@ -423,12 +427,21 @@ class Inspection:
         return None
 
     def raised(self, check: str, error: Exception) -> Finding:
-        """Returns a finding for an exception; an error of keras_cg has got, expected and cause as attributes."""
+        """Returns a finding for an exception, with the innermost line of user code in its traceback.
+
+        An error of keras_cg has its parts (got, expected, cause and remedy) as attributes.
+        """
         ours = _reported(error)
         lines = [line.strip() for line in str(ours or error).splitlines() if line.strip()] or ["no message"]
         # TensorFlow puts its own traceback before the message.
         headline = lines[-1] if lines[0] == "in user code:" else lines[0]
-        details = [f"{name}: {getattr(ours, name)}" for name in ("got", "expected") if getattr(ours, name, None)]
+        details = [f"{name}: {getattr(ours, name)}".removesuffix(".") for name in PARTS if getattr(ours, name, None)]
+        conventions = [line.partition("  ")[0] for line in lines if line.startswith("grad(")]
+        if ours is not None and conventions:
+            details.append(f"expected one of: {', '.join(conventions)}")
+        frame = user_code.innermost(error)
+        if frame is not None:
+            details.append(f"at {os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}")
         reason = f"{type(error).__name__}: " + "; ".join([headline.removesuffix("."), *details])
         return self.finding(check, "failed", reason=reason, diagnosis=getattr(ours, "cause", None))
 

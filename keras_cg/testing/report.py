@@ -19,6 +19,9 @@ CHECKS = (
 # The results of a check, the worst first. "skipped": the backend cannot do it, or it was not requested.
 STATUSES = ("failed", "undecided", "passed", "skipped")
 
+# The reasons for which a check is skipped because an earlier one did not pass.
+NOT_REACHED = ("the function has no valid value", "the function has no valid gradient")
+
 
 @dataclasses.dataclass(frozen=True)
 class Finding:

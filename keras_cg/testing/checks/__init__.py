@@ -14,7 +14,7 @@ from keras_cg.testing.checks.orders import first, higher
 from keras_cg.testing.checks.programs import compiled, exported
 from keras_cg.testing.checks.value import gradient, repeated, stated, value
 from keras_cg.testing.inspection import ORDERS, Inspection
-from keras_cg.testing.report import Finding
+from keras_cg.testing.report import NOT_REACHED, Finding
 from keras_cg.testing.subject import Arrays
 
 Check = Callable[[Inspection], Iterator[Finding]]
@@ -36,7 +36,7 @@ def run(at: Inspection, emit: Callable[[Finding], None]) -> dict[str, Arrays]:
         found = value(at)
     if found.status != "passed":
         emit(found)
-        skip(checks, "the function has no valid value")
+        skip(checks, NOT_REACHED[0])
         return {}
     with at.precision():
         failure = gradient(at)
@@ -45,7 +45,7 @@ def run(at: Inspection, emit: Callable[[Finding], None]) -> dict[str, Arrays]:
         emit(found if at.value is None else stated(at, at.value))
     if failure is not None:
         emit(failure)
-        skip([each for each in checks if each != ORDERS[0]], "the function has no valid gradient")
+        skip([each for each in checks if each != ORDERS[0]], NOT_REACHED[1])
         return {}
     with at.precision():
         for name, check in checks.items():
