@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from keras_cg import config, errors, user_code
+from keras_cg import config
 from keras_cg.decorator import CustomGradient
-from keras_cg.testing import comparison
+from keras_cg.testing import comparison, exceptions
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text
 from keras_cg.testing.diagnosis import EARLIER
@@ -50,9 +49,6 @@ INSIDE_ENOUGH = 2.0**-23
 
 # The number of step sizes to try: 1, 0.1 and so on. A third of upstream is a multiple of none of them.
 STEPS = 5
-
-# The parts of an error of keras_cg that a finding repeats.
-PARTS = ("got", "expected", "remedy")
 
 # The tolerance of a whole number of steps.
 COUNTED = 1e-3
@@ -427,38 +423,9 @@ class Inspection:
         return None
 
     def raised(self, check: str, error: Exception) -> Finding:
-        """Returns a finding for an exception, with the innermost line of user code in its traceback.
-
-        An error of keras_cg has its parts (got, expected, cause and remedy) as attributes.
-        """
-        ours = _reported(error)
-        lines = [line.strip() for line in str(ours or error).splitlines() if line.strip()] or ["no message"]
-        # TensorFlow puts its own traceback before the message.
-        headline = lines[-1] if lines[0] == "in user code:" else lines[0]
-        details = [f"{name}: {getattr(ours, name)}".removesuffix(".") for name in PARTS if getattr(ours, name, None)]
-        conventions = [line.partition("  ")[0] for line in lines if line.startswith("grad(")]
-        if ours is not None and conventions:
-            details.append(f"expected one of: {', '.join(conventions)}")
-        frame = user_code.innermost(error)
-        if frame is not None:
-            details.append(f"at {os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}")
-        reason = f"{type(error).__name__}: " + "; ".join([headline.removesuffix("."), *details])
-        return self.finding(check, "failed", reason=reason, diagnosis=getattr(ours, "cause", None))
-
-
-def _reported(error: BaseException) -> BaseException | None:
-    """Finds the error of keras_cg whose message `error` shows: itself, or the error that a framework raised it from.
-
-    An error with another message is not from keras_cg: user code may have raised it while it handled ours.
-    """
-    passed: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in passed:
-        if vars(link).keys() >= set(errors.DATA) and str(link).partition("\n")[0] in str(error):
-            return link
-        passed.add(id(link))
-        link = link.__cause__ or link.__context__
-    return None
+        """Returns the finding for an exception from the user's functions."""
+        reason, cause = exceptions.described(error)
+        return self.finding(check, "failed", reason=reason, diagnosis=cause)
 
 
 def weigh(upstream: Sequence[Array]) -> Array:
