@@ -1,1 +1,1 @@
-"""What starts before keras_cg does: importing that imports NumPy, and takes a while."""
+"""The modules that start before keras_cg, and so must not import NumPy, which is slow."""

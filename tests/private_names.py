@@ -1,4 +1,4 @@
-"""The names that frameworks do not document: as the package uses them, and as CONTRIBUTING lists them."""
+"""The names that frameworks do not document: as the package uses them, and as docs/architecture.md lists them."""
 
 import ast
 import importlib
@@ -36,8 +36,8 @@ class Row(NamedTuple):
 
 
 def listed():
-    """The table in CONTRIBUTING."""
-    text = (ROOT / "CONTRIBUTING.md").read_text().partition("<!-- private names -->")[2]
+    """The table in docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text().partition("<!-- private names -->")[2]
     lines = [line for line in text.partition("<!-- /private names -->")[0].splitlines() if line.startswith("| `")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [Row(_in_full(re.findall("`([^`]+)`", first)), *others) for first, *others in rows]

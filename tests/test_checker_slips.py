@@ -117,9 +117,7 @@ def test_what_is_added_in_half_precision(backend, part):
         return y, lambda u: u * (1 - y * y) + part * x
 
     told = {each.diagnosis for each in findings(check_gradients(custom_gradient(f), V, **QUICK), "failed")}
-    assert told == {
-        "something is added that does not depend on upstream: the rule gives a gradient for an upstream of zero"
-    }
+    assert told == {"a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero"}
 
 
 def test_a_row_in_half_precision_that_is_wrong(backend):
@@ -140,7 +138,7 @@ def test_a_rule_that_overflows_in_half_precision(backend):
     told = first(check_gradients(f, V, **QUICK), "linearity")
     assert (told.status, told.reason, told.diagnosis) == ("failed", "the rule is not linear in upstream", said)
     told = first(check_gradients(f, np.array([0.7, 300.0]), **QUICK))
-    reason = "the rule gives NaN or infinity where the function is finite"
+    reason = "the rule returns NaN or infinity where the function is finite"
     assert (told.status, told.where, told.reason, told.diagnosis) == ("failed", "[1]", reason, said)
 
 
@@ -202,17 +200,16 @@ def test_rounding_is_no_fault(backend, name, dtype):
     assert not any(each.diagnosis for each in findings(report, "undecided")), report
     if (name, dtype) == ("cancellation", "float32"):
         assert first(report).reason == (
-            "the function gives other values in double precision, so its differences cannot be trusted: it rounds too"
-            " much here"
+            "the function rounds too much here: it has other values in double precision, so differences prove nothing"
         )
 
 
 # --- what depends on earlier calls -----------------------------------------------------------------------------------
 
 EARLIER = (
-    "a gradient that depends on earlier calls: the rule uses what one of them kept, in a cache, a global, an attribute"
+    "a gradient that depends on earlier calls: the rule uses a value that one of them stored (cache, global, attribute)"
 )
-AGAIN = "does it draw random numbers, or keep something from an earlier call?"
+AGAIN = "does it draw random numbers, or store something from an earlier call?"
 
 
 def test_a_gradient_frozen_at_the_first_call(backend):
@@ -224,7 +221,7 @@ def test_a_gradient_frozen_at_the_first_call(backend):
 
     finding = first(check_gradients(custom_gradient(f), V, **QUICK))
     assert (finding.status, finding.diagnosis) == ("failed", EARLIER)
-    assert finding.reason == "right at the point that was given, wrong at one close by"
+    assert finding.reason == "right at the test point, wrong at a point close by"
 
 
 def test_a_rule_that_is_right_at_one_point_alone(backend):
@@ -232,7 +229,7 @@ def test_a_rule_that_is_right_at_one_point_alone(backend):
     f = custom_gradient(lambda x: (x**3, lambda u: 3 * u * x * config.active.asarray(here.astype(np.float64))))
     finding = first(check_gradients(f, V, **QUICK))
     assert (finding.status, finding.diagnosis) == ("failed", None)
-    assert finding.reason == "right at the point that was given, wrong at one close by"
+    assert finding.reason == "right at the test point, wrong at a point close by"
 
 
 def test_a_rule_that_counts_its_calls(backend):
@@ -241,7 +238,7 @@ def test_a_rule_that_counts_its_calls(backend):
     finding = first(check_gradients(f, V, **QUICK))
     assert (finding.status, finding.diagnosis) == ("failed", EARLIER)
     told = re.fullmatch(
-        r"the rule gives another gradient when it is called again: x\[(\d)\] is (\S+), then (\S+); (.*)", finding.reason
+        r"the gradient changes when the rule is called again: x\[(\d)\] is (\S+), then (\S+); (.*)", finding.reason
     )
     place, came, then, asked = told.groups()
     u = arrays.random(np.random.default_rng(0), V)
@@ -285,7 +282,7 @@ def test_upstream_of_any_size(backend, limit, kind):
         report = check_gradients(f, V.astype(dtype), **QUICK)
         assert first(report, "linearity").status == "passed" and report.status == "failed", report
         told = report.cell(backend, "linearity")[-1]
-        assert told.reason == "the rule is not linear in upstream, of tiny or huge size"
+        assert told.reason == "the rule is not linear in an upstream of tiny or huge size"
 
 
 # --- nothing to compare ----------------------------------------------------------------------------------------------
@@ -296,16 +293,16 @@ def test_an_argument_without_elements(backend):
     report = check_gradients(wrong, np.zeros((0, 3)), compiled=False)
     assert report.status == "undecided" and not report
     finding = first(report, "value")
-    assert finding.reason == "the output has no elements: nothing can be compared"
+    assert finding.reason == "the output has no elements to compare"
 
 
 def test_one_argument_without_elements(backend):
     f = custom_gradient(lambda x, y: (x * x, lambda u: (2 * u * x, 0 * y)))
     report = check_gradients(f, V, np.zeros((0, 3)), **EAGER)
     assert {(each.argument, each.reason) for each in findings(report, "undecided")} == {
-        ("y", "it has no elements: nothing was compared")
+        ("y", "it has no elements to compare")
     }
-    with pytest.raises(AssertionError, match="nothing was compared"):
+    with pytest.raises(AssertionError, match="has no elements to compare"):
         assert_gradients(f, V, np.zeros((0, 3)), **QUICK)
 
 
@@ -383,17 +380,17 @@ DIAGNOSES = {
     "the sign of upstream": (
         of_upstream(lambda u: ops.abs(u)),
         TABLE,
-        "the sign of upstream is lost: the rule gives the same for upstream and its negative",
+        "the sign of upstream is lost: the rule returns the same gradient for upstream and its negative",
     ),
     "the sign of one upstream": (
         of_upstream(lambda u: ops.abs(u)),
         TABLE[0, 1],
-        "the sign of upstream is lost: the rule gives the same for upstream and its negative",
+        "the sign of upstream is lost: the rule returns the same gradient for upstream and its negative",
     ),
     "negative upstream": (
         of_upstream(lambda u: ops.where(u > 0, u, 0 * u)),
         TABLE,
-        "a negative upstream is treated otherwise: the rule for it is not the negative of that for upstream",
+        "a negative upstream is treated differently: its gradient is not the negative of the gradient for upstream",
     ),
     "rounded to steps": (
         changed(lambda g, x: ops.round(g * 1000) / 1000),
@@ -403,7 +400,7 @@ DIAGNOSES = {
     "clipped at 1000": (
         of_upstream(lambda u: ops.clip(u, -1000, 1000)),
         TABLE,
-        "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`",
+        "the rule clips or normalises upstream; if that is intended, declare it by `expected`",
     ),
 }
 
@@ -420,14 +417,14 @@ def test_large_numbers_are_no_steps(backend, dtype):
     f = derived(lambda x: 1e8 * x**2, lambda x: 4e8 * x)
     assert first(check_gradients(f, V.astype(dtype), **QUICK)).diagnosis == "a factor of 2"
     f = custom_gradient(lambda x: (1e8 * x**2, lambda u: 2e8 * x * u / ops.sqrt(ops.sum(u * u))))
-    said = "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`"
+    said = "the rule clips or normalises upstream; if that is intended, declare it by `expected`"
     assert first(check_gradients(f, V.astype(dtype), **QUICK)).diagnosis == said
 
 
 def test_an_output_that_is_forgotten(backend):
     f = custom_gradient(lambda x: ((x**2, x**3), lambda u: 2 * x * u[0]))
     finding = first(check_gradients(f, V, **QUICK))
-    assert finding.diagnosis == "output 1 is forgotten: the gradient is as if no upstream arrived there"
+    assert finding.diagnosis == "output 1 is forgotten: the gradient ignores its upstream"
 
 
 def test_a_part_of_a_complex_gradient(backend):
@@ -455,7 +452,10 @@ def test_the_edge_of_a_domain(backend, slope, status):
     finding = first(check_gradients(f, np.array([0.0, 1.0]), **QUICK))
     assert finding.status == status
     if status == "failed":
-        assert (finding.where, finding.reason) == ("[0]", "the rule gives NaN or infinity where the function is finite")
+        assert (finding.where, finding.reason) == (
+            "[0]",
+            "the rule returns NaN or infinity where the function is finite",
+        )
         assert finding.diagnosis.startswith("wrong at the edge of the domain: the function is finite on one side only")
 
 
@@ -474,7 +474,7 @@ def test_upstream_that_is_detached(backend):
     f = of_upstream(lambda u: ops.stop_gradient(u))
     finding = first(check_gradients(f, V, modes=("forward",), compiled=False), "forward mode")
     assert finding.status == "failed"
-    said = "upstream is detached: the rule cuts it (by NumPy, detach, stop_gradient), so it has no forward derivative"
+    said = "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no forward derivative"
     assert finding.diagnosis == said
 
 
@@ -485,7 +485,7 @@ def test_a_declared_rule_for_an_upstream_of_any_size(backend):
     assert check_gradients(custom_gradient(lambda x: (x * 1, right)), V, **declared)
     report = check_gradients(custom_gradient(lambda x: (x * 1, wrong)), V, **declared)
     (finding,) = findings(report, "failed")
-    assert finding.reason == "another gradient than the declared one, for an upstream of tiny or huge size"
+    assert finding.reason == "the gradient differs from the declared one for an upstream of tiny or huge size"
 
 
 def test_a_declared_rule_that_is_not_linear_and_detached(backend):
@@ -495,9 +495,9 @@ def test_a_declared_rule_that_is_not_linear_and_detached(backend):
     detached = custom_gradient(lambda x: (x * 1, lambda u: ops.clip(ops.stop_gradient(u), -1, 1)))
     (finding,) = findings(check_gradients(detached, V, **declared), "failed")
     assert (finding.check, finding.argument) == ("linearity", "x")
-    assert finding.reason == "the derivative of the rule by upstream is zero, and that of the declared one is not"
+    assert finding.reason == "the derivative of the rule by upstream is zero, but that of the declared rule is not"
     assert finding.diagnosis == (
-        "upstream is detached: the rule cuts it (by NumPy, detach, stop_gradient), so it has no forward derivative"
+        "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no forward derivative"
     )
 
 
@@ -566,7 +566,7 @@ def test_value(backend, dtype):
     assert check_gradients(right, x, value=lambda x: x**2, **declared)
     finding = first(check_gradients(f, x, value=lambda x: x**2, **declared), "value")
     assert (finding.status, finding.where, finding.tolerance) == ("failed", "[1]", 1e-6)
-    assert finding.reason == "the output is not what `value` gives"
+    assert finding.reason == "the output differs from that of `value`"
     assert float(finding.came) == pytest.approx(1.001 * x[1].astype(float) ** 2, rel=1e-5)
     assert float(finding.expected) == pytest.approx(x[1].astype(float) ** 2, rel=1e-5)
 
@@ -576,7 +576,8 @@ def test_a_value_that_is_none(backend):
         raise ZeroDivisionError("no such number")
 
     finding = first(check_gradients(cube, V, value=raising, **QUICK), "value")
-    assert (finding.status, finding.reason) == ("failed", "`value` raised ZeroDivisionError: no such number")
+    assert finding.status == "failed"
+    assert finding.reason.startswith("`value` raised ZeroDivisionError: no such number; at test_checker_slips.py:")
     with pytest.raises(ValueError, match="check_gradients") as caught:
         check_gradients(cube, V, value=lambda x: ops.sum(x))
     assert str(caught.value).splitlines()[1:3] == ["    got: [()]", "    expected: [(3,)]"]

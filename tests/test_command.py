@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import platform
 import pty
 import re
 import signal
@@ -169,11 +170,11 @@ def test_a_file_keeps_its_dtype(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ("normal:a", "'a' is no SHAPE, such as 4,3"),
-        ("normal:-1", "'-1' is no SHAPE"),
-        ("normal:4,,3", "'4,,3' is no SHAPE"),
-        ("normal:4:float23", "there is no dtype 'float23'; use one of float16, float32"),
-        ("normal:4:int32", "int32 does not fit it; use one of float16"),
+        ("normal:a", "'a' is not a SHAPE such as 4,3"),
+        ("normal:-1", "'-1' is not a SHAPE"),
+        ("normal:4,,3", "'4,,3' is not a SHAPE"),
+        ("normal:4:float23", "unknown dtype 'float23'; use one of float16, float32"),
+        ("normal:4:int32", "int32 is not possible here; use one of float16"),
         ("normal:4:bfloat16", "has no bfloat16; use float16, or cast inside the function"),
         ("normal:4:float32:1", "expected normal:SHAPE or normal:SHAPE:DTYPE"),
         ("uniform:0,1", "expected uniform:LO,HI:SHAPE"),
@@ -183,11 +184,11 @@ def test_a_file_keeps_its_dtype(tmp_path):
         ("linspace:0,1", "'0,1' is not LO,HI,N, with finite numbers"),
         ("linspace:0,1,2.5", "N must be a whole number above 0, and is 2.5"),
         ("linspace:0,1,0", "N must be a whole number above 0, and is 0"),
-        ("mean", "'mean' is none of the forms; a string needs quotes: '\"mean\"'"),
-        ("[1, 2", "'[1, 2' is none of the forms"),
-        ("", "'' is none of the forms"),
-        ("1:float23", "there is no dtype 'float23'"),
-        ("'a':float32", "no array of float32 can be made of 'a'"),
+        ("mean", "'mean' is not a valid spec; a string needs quotes: '\"mean\"'"),
+        ("[1, 2", "'[1, 2' is not a valid spec"),
+        ("", "'' is not a valid spec"),
+        ("1:float23", "unknown dtype 'float23'"),
+        ("'a':float32", "'a' cannot be converted to an array of float32"),
         ("@absent.npy", "there is no file 'absent.npy'"),
         ("@planted.py", "'planted.py' cannot be read as .npy"),
     ],
@@ -238,34 +239,40 @@ def test_the_seed_makes_the_numbers_the_same_in_all_processes():
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ([""], ["'' names no file and no module; expected FILE.py:FUNCTION or MODULE:FUNCTION"]),
+        ([""], ["'' names neither a file nor a module; expected FILE.py:FUNCTION or MODULE:FUNCTION"]),
         (["a" * 300 + ".py:f"], ["no file 'aaaa", "aaa.py'; check the path"]),
-        ([":"], ["':' names no file and no module"]),
-        ([":power"], ["':power' names no file and no module"]),
-        (["planted.py:power:x"], ["'planted.py:power:x' names no file and no module"]),
+        ([":"], ["':' names neither a file nor a module"]),
+        ([":power"], ["':power' names neither a file nor a module"]),
+        (["planted.py:power:x"], ["'planted.py:power:x' names neither a file nor a module"]),
         (["planted.py:"], ["planted.py: names no function; name one after the colon, or write planted.py for all"]),
-        (["."], [". is a folder; name a file in it that ends in .py, or a module: package.module"]),
+        (["."], [". is a folder; name a .py file in it, or a module: package.module"]),
         (["../command_targets"], ["../command_targets is a folder"]),
         (["planted.py", "--value", "scale"], ["--value is for one function"]),
         (["planted.py:scaled", "--value", "scales"], ["has no 'scales'; did you mean 'scale'?"]),
         (["no_hints.py:silent", "--arg", "x=normal:3", "--value", "number"], ["--value number is an int; name a func"]),
         (["nowhere.py:f"], ["no file 'nowhere.py'; check the path"]),
         (["../command_targets/planted:power"], ["did you mean '../command_targets/planted.py'?"]),
-        (["absent_module:f"], ["absent_module cannot be imported", "No module named 'absent_module'", "ending in .py"]),
-        (["imports_what_is_absent.py:f"], ["(imports_what_is_absent.py:1)", "install 'absent_module', or put"]),
+        (
+            ["absent_module:f"],
+            ["absent_module cannot be imported", "No module named 'absent_module'", "ends in .py"],
+        ),
+        (["imports_what_is_absent.py:f"], ["(imports_what_is_absent.py:1)", "install 'absent_module', or add"]),
         (["relative_import.py:f"], ["(relative_import.py:1)", "name a file of a package as a module"]),
-        (["raises_at_import.py:f"], ["RuntimeError: not today (raises_at_import.py:1); see that python can import it"]),
+        (
+            ["raises_at_import.py:f"],
+            ["RuntimeError: not today (raises_at_import.py:1); check that `python`"],
+        ),
         (["exits_at_import.py:f"], ["it calls sys.exit('no') (exits_at_import.py:3)"]),
         (["planted.py:powr"], ["planted.py has no 'powr'; did you mean 'power'?"]),
         (["planted.py:zzz"], ["planted.py has no 'zzz'; it has: power, doubled"]),
         (["planted.py:scale"], ["planted.py:scale is a function, not a function with a custom gradient; decorate it"]),
         (["planted.py:swapped"], ["needs 2 more arguments: add --arg x=... --arg y=..., or set swapped.example_args"]),
-        (["planted.py:Scale.method", "--arg", "x=normal:3"], ["is the method of a class; name that of an object"]),
+        (["planted.py:Scale.method", "--arg", "x=normal:3"], ["is a method of a class; name the method of an object"]),
         (["planted.py:power", "--arg", "z=3"], ["power has no argument 'z'; its arguments are: x, n"]),
-        (["planted.py:power", "--arg", "x=normal:a"], ["argument x=normal:a: 'a' is no SHAPE", "The forms are:"]),
+        (["planted.py:power", "--arg", "x=normal:a"], ["argument x=normal:a: 'a' is not a SHAPE", "The forms are:"]),
         (["planted.py:power", "--arg", "x"], ["--arg x: expected NAME=SPEC, such as x=normal:4,3 or n=3"]),
-        (["planted.py:power", "--arg", "n=1", "--arg", "n=2"], ["--arg n: given twice"]),
-        (["planted.py:doubled", "--arg", "x=3"], ["x=3 is static; give x=3:float32 or x=normal:4,3"]),
+        (["planted.py:power", "--arg", "n=1", "--arg", "n=2"], ["--arg n: appears twice"]),
+        (["planted.py:doubled", "--arg", "x=3"], ["x=3 is static; pass x=3:float32 or x=normal:4,3"]),
         (["planted.py", "--arg", "x=3"], ["--arg is for one function: name it, as in planted.py:FUNCTION"]),
         (["planted.py", "--expected", "scale"], ["--expected is for one function"]),
         (["planted.py:scaled", "--expected", "scales"], ["has no 'scales'; did you mean 'scale'?"]),
@@ -274,8 +281,8 @@ def test_the_seed_makes_the_numbers_the_same_in_all_processes():
         (["no_hints.py:silent", "--arg", "x=normal:3", "--expected", "number"], ["--expected number is an int; name"]),
         (["bad_hints.py:a_number"], ["a_number.example_args is an int; expected a dict such as"]),
         (["bad_hints.py:too_many"], ["too_many.example_args has 2 values for 1 positional parameters"]),
-        (["bad_hints.py:numbered"], ["numbered.example_args has keys that are no names"]),
-        (["bad_hints.py:misspelt"], ["argument x=norml:3: 'norml:3' is none of the forms"]),
+        (["bad_hints.py:numbered"], ["numbered.example_args has keys that are not names"]),
+        (["bad_hints.py:misspelt"], ["argument x=norml:3: 'norml:3' is not a valid spec"]),
         (["unmarked.py"], ["unmarked.py has no function decorated with @keras_cg.custom_gradient; nothing to check"]),
         (["planted.py:power", "--backends", "jaxx"], ["unknown backend 'jaxx'", "Did you mean 'jax'?"]),
         (["planted.py:power", "--backends", ","], ["argument --backends: name one or more of jax, numpy"]),
@@ -306,7 +313,9 @@ def test_all_backends_tell_the_same_once(run, backends):
 
 @pytest.mark.once
 def test_no_command_and_the_version(run):
-    refused(run(), "keras-cg: the following arguments are required: COMMAND; see keras-cg --help")
+    done = run()
+    assert done.returncode == 0 and done.stderr == "" and done.stdout == run("--help").stdout
+    assert "examples:\n  keras-cg info\n  keras-cg check rules.py:softplus --arg x=normal:4,3\n" in done.stdout
     assert run("--version").stdout == f"keras-cg {keras_cg.__version__}\n"
     assert "normal:SHAPE" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
 
@@ -448,6 +457,88 @@ def test_fast_neither_compiles_nor_exports(run):
     with_it, without = (report(run("check", *words, *fast))["findings"] for fast in (["--fast"], []))
     assert {each["check"] for each in with_it if each["status"] == "passed"} >= {"value", "first order"}
     assert with_it != without
+
+
+@pytest.mark.once
+def test_fast_says_what_it_does_not_check(run):
+    words = ("check", "planted.py:power", "--backends", "numpy")
+    line = "not checked with --fast: single elements, compiled, export"
+    assert run(*words, "--fast").stdout.splitlines()[-2] == line and "--fast" not in run(*words).stdout
+    assert json.loads(run(*words, "--fast", "--json").stdout)["not_checked"] == line.partition(": ")[2].split(", ")
+    assert json.loads(run(*words, "--json").stdout)["not_checked"] == []
+
+
+RAISING = """
+import keras_cg
+
+@keras_cg.custom_gradient
+def in_the_rule(x):
+    def grad(upstream):
+        return upstream * undefined_name
+    return 2.0 * x, grad
+
+@keras_cg.custom_gradient
+def in_the_function(x):
+    return 2.0 * x, undefined_name
+
+@keras_cg.custom_gradient
+def of_a_wrong_shape(x, w):
+    return x * w, lambda upstream: (upstream * w, upstream * x)
+
+@keras_cg.custom_gradient
+def under_no_convention(x):
+    return 2.0 * x, lambda a, b, c: a
+"""
+
+
+@pytest.fixture
+def raising(run, tmp_path):
+    (tmp_path / "raising.py").write_text(RAISING)
+    return lambda name, *words: run("check", f"{tmp_path}/raising.py:{name}", "--arg", "x=normal:3,4", *words)
+
+
+@pytest.mark.side_by_side
+def test_an_exception_is_shown_once_with_its_line(raising, backends):
+    names = ", ".join(backends)
+    done = raising("in_the_rule", "--backends", ",".join(backends))
+    told = "NameError: name 'undefined_name' is not defined; at raising.py:7 in grad: return upstream * undefined_name"
+    assert done.returncode == 1 and done.stdout.count(told) == done.stdout.count("undefined_name' is not") == 1
+    assert f"✗ first order on {names}\n    {told}\n" in done.stdout
+    # Neither a row nor a cell for what no backend reached.
+    agreement = ", agreement" if len(backends) > 1 else ""
+    assert f"not reached: second order, linearity, compiled, export, forward mode, memory{agreement}\n" in done.stdout
+    assert "│ linearity" not in done.stdout and "skip" not in done.stdout
+    done = raising("in_the_function", "--backends", ",".join(backends))
+    told = "is not defined; at raising.py:12 in in_the_function: return 2.0 * x, undefined_name\n"
+    assert done.stdout.count(told) == 1 and f"✗ value on {names}\n" in done.stdout and "│" not in done.stdout
+
+
+@pytest.mark.once
+def test_an_error_of_ours_is_shown_with_its_remedy(raising):
+    done = raising("of_a_wrong_shape", "--arg", "w=normal:4", "--backends", "numpy")
+    assert "expected: float32[4]; remedy: sum over the broadcast axes or reshape" in done.stdout
+    done = raising("under_no_convention", "--backends", "numpy")
+    assert "expected one of: grad(upstream), grad(dy1, dy2, ...), grad(*dys), grad(*args, upstream), " in done.stdout
+
+
+@pytest.mark.once
+def test_skip_is_what_was_not_reached_and_a_dash_what_does_not_apply(monkeypatch, capsys):
+    from keras_cg.command import tables as drawn
+    from keras_cg.testing.report import NOT_REACHED
+
+    monkeypatch.setenv("COLUMNS", "100")
+    board = check_command.Board("f.py:f", ["numpy", "torch"], functions=["f"], done={("f", "numpy"), ("f", "torch")})
+    board.found("f", "numpy")[:] = [
+        Finding("numpy", "value", "passed"),
+        Finding("numpy", "compiled", "skipped", reason="numpy has no compiler"),
+    ]
+    board.found("f", "torch")[:] = [
+        Finding("torch", "value", "failed"),
+        Finding("torch", "compiled", "skipped", reason=NOT_REACHED[0]),
+    ]
+    drawn.show(board)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "│ compiled" in line]
+    assert row.replace("│", " ").split() == ["compiled", "–", "skip"]  # noqa: RUF001 - a dash is intended
 
 
 @pytest.mark.once
@@ -615,7 +706,7 @@ def f(x):
 def test_a_process_that_hangs_is_ended():
     done = start_check("unruly.py:hangs", "--arg", "x=normal:3", "--timeout", "3")
     told = "✗ numpy: not done after 3 s while checking 'value' of hangs, in unruly.py:"
-    assert done.returncode == 1 and told in done.stdout and "a longer --timeout" in done.stdout
+    assert done.returncode == 1 and told in done.stdout and "a larger --timeout" in done.stdout
 
 
 @pytest.mark.side_by_side
@@ -947,7 +1038,7 @@ def test_a_reader_that_leaves_is_no_disagreement(name, unbuffered):
 def test_an_output_without_room_is_told_in_one_line(name, unbuffered):
     with open("/dev/full", "w") as full:
         status, told = piped(WRITERS[name], full, unbuffered)
-    expected = "cannot write to the standard output: No space left on device; send it elsewhere, or make room"
+    expected = "cannot write to the standard output: No space left on device; redirect it, or free some space"
     assert (status, told) == (2, f"keras-cg: {expected}\n")
 
 
@@ -986,13 +1077,34 @@ def test_info_shows_every_backend(backends):
     for name in backends:
         (line,) = [line for line in done.stdout.splitlines() if line.replace("│", " ").split()[:1] == [name]]
         assert "cpu" in line.lower() and ("active" in line) == (name == backends[0])
-    assert done.stdout.endswith(f"active: {backends[0]}, from the environment variable KERAS_CG_BACKEND\n")
+    first, second = done.stdout.splitlines()[:2]
+    assert first.startswith(f"keras_cg {keras_cg.__version__}, Python {platform.python_version()}, Keras ")
+    assert second == f"active backend: {backends[0]} (from the environment variable KERAS_CG_BACKEND)"
+
+
+@pytest.mark.once
+def test_info_shows_the_versions_before_the_backends_start(run, monkeypatch, capsys):
+    shown = []
+
+    async def ask(found):
+        shown.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(info, "_ask_all", ask)
+    monkeypatch.setattr(info, "_version", lambda name: None)
+    for name in ("KERAS_CG_BACKEND", "KERAS_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    assert run("info").returncode == 0
+    versions_line, active = shown[0].splitlines()
+    assert versions_line.endswith(", Keras not installed")
+    if "keras" not in sys.modules:
+        assert active == "active backend: numpy (from the default; set KERAS_CG_BACKEND or KERAS_BACKEND)"
 
 
 @pytest.mark.once
 def test_info_as_json():
     data = json.loads(start("info", "--json", KERAS_CG_BACKEND="numpy").stdout)
     assert data["active"] == "numpy" and data["because"] == "the environment variable KERAS_CG_BACKEND"
+    assert (data["schema"], data["keras_cg"], data["python"]) == (1, keras_cg.__version__, platform.python_version())
     found = {each["name"]: each for each in data["backends"]}
     assert found["numpy"] == {"name": "numpy", "installed": True, "version": np.__version__, "devices": ["cpu"]}
     assert {name for name, each in found.items() if each["installed"]} == set(keras_cg.available_backends())
@@ -1000,7 +1112,7 @@ def test_info_as_json():
 
 @pytest.mark.once
 def test_info_tells_what_is_untested(run, monkeypatch):
-    line = "numpy 9.9 is newer than what keras_cg was tested with (2.1 to 2.5): it is untested"
+    line = "numpy 9.9 is newer than the versions that keras_cg was tested with (2.1 to 2.5): it is untested"
     monkeypatch.setattr(versions, "untested", lambda: [line])
     assert json.loads(run("info", "--json").stdout)["untested"] == [line]
     assert line in run("info").stdout.replace("\n", " ")
@@ -1061,49 +1173,49 @@ def test_the_curves_are_the_function_and_its_derivatives(backend, dtype):
     np.testing.assert_allclose(found.gradient, 3 * x**2, close, close)
     # By differences, in double precision whatever the dtype.
     np.testing.assert_allclose(found.expected, 3 * x**2, 1e-7, 1e-7)
-    assert not found.apart.any() and found.label == "x" and found.others == "n = 3"
+    assert not found.differs.any() and found.label == "x" and found.others == "n = 3"
 
 
 def test_the_curves_part_where_the_rule_is_wrong(backend):
     found = drawn("half_right")
     np.testing.assert_allclose(found.expected, np.cos(found.x), 1e-6, 1e-6)
     np.testing.assert_allclose(found.gradient, np.where(found.x > 0, 1, 0.5) * np.cos(found.x), 1e-5, 1e-6)
-    np.testing.assert_array_equal(found.apart, found.x < 1e-6)
+    np.testing.assert_array_equal(found.differs, found.x < 1e-6)
 
 
 def test_nothing_is_expected_at_a_kink_or_a_jump(backend):
     found = drawn("relu", "linspace:-1,1,5")
     np.testing.assert_allclose(found.expected, [0, 0, math.nan, 1, 1], atol=1e-9)
-    assert not found.apart.any()
+    assert not found.differs.any()
     found = drawn("rounded", "linspace:-1,1,5")
     np.testing.assert_allclose(found.expected, [0, math.nan, 0, math.nan, 0], atol=1e-9)
-    np.testing.assert_array_equal(found.apart, [True, False, True, False, True])
+    np.testing.assert_array_equal(found.differs, [True, False, True, False, True])
 
 
 def test_what_is_expected_may_be_a_function_or_a_rule(backend):
     for expected in ("identity", "passed_on"):
         found = drawn("rounded", expected=expected)
         np.testing.assert_allclose(found.expected, 1, 1e-6)
-        assert not found.apart.any()
+        assert not found.differs.any()
 
 
 @pytest.mark.only("numpy")
 def test_a_function_of_one_dtype_is_drawn_in_it(backend):
     found = drawn("single_only")
     np.testing.assert_allclose(found.expected, 2 * found.x, 1e-2, 1e-2)
-    assert not found.apart.any()
+    assert not found.differs.any()
 
 
 @pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("name", "spec", "problem"),
     [
-        ("softmax", "linspace:0,1,9", "softmax does not: numbers of x change the output at others"),
-        ("total", "linspace:0,1,9", "total does not: from the shape (9,) it makes ()"),
-        ("several", "linspace:0,1,9", "several does not: its output is a tuple"),
-        ("counts", "linspace:0,1,9", "counts does not: its output is of int64"),
+        ("softmax", "linspace:0,1,9", "softmax is not one: numbers of x change the output at others"),
+        ("total", "linspace:0,1,9", "total is not one: from the shape (9,) it makes ()"),
+        ("several", "linspace:0,1,9", "several is not one: its output is a tuple"),
+        ("counts", "linspace:0,1,9", "counts is not one: its output is of int64"),
         ("cube", "normal:4,3", "exactly one argument of cube with increasing numbers (one axis, 3 or more), and none"),
-        ("cube", "linspace:1,0,9", "give one as --arg x=linspace:-5,5,400"),
+        ("cube", "linspace:1,0,9", "pass one as --arg x=linspace:-5,5,400"),
     ],
 )
 def test_a_function_without_a_curve_is_refused(backend, name, spec, problem):
@@ -1122,13 +1234,13 @@ def made_up(apart):
 def test_the_parts_are_named():
     nowhere, left, other = made_up([0] * 10), made_up([1] * 3 + [0] * 7), made_up([0] * 6 + [1] * 4)
     everywhere, pieces = made_up([1] * 10), made_up([1, 0] * 5)
-    assert list(plot._parts({"jax": nowhere, "torch": nowhere})) == ["jax, torch: together everywhere"]
+    assert list(plot._parts({"jax": nowhere, "torch": nowhere})) == ["jax, torch: within tolerance everywhere"]
     assert list(plot._parts({"jax": left, "torch": other})) == [
-        "jax: apart for 0 < x < 2.5",
-        "torch: apart for 5.5 < x < 9",
+        "jax: outside tolerance for 0 < x < 2.5",
+        "torch: outside tolerance for 5.5 < x < 9",
     ]
-    assert list(plot._parts({"jax": everywhere})) == ["jax: apart for every x"]
-    assert list(plot._parts({"jax": pieces})) == ["jax: apart for 50% of the range, in 5 pieces"]
+    assert list(plot._parts({"jax": everywhere})) == ["jax: outside tolerance for every x"]
+    assert list(plot._parts({"jax": pieces})) == ["jax: outside tolerance for 50% of the range, in 5 pieces"]
 
 
 @pytest.mark.once
@@ -1142,7 +1254,7 @@ def test_the_figure_shows_what_parts():
         assert (shaded.get_x(), shaded.get_width()) == (0, 2.5)
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == ["numerical derivative", "function", "custom gradient, jax", "custom gradient, torch",
-                      "apart on jax: 0 < x < 2.5", "tolerance"]  # fmt: skip
+                      "outside tolerance on jax: 0 < x < 2.5", "tolerance"]  # fmt: skip
     assert top.get_title(loc="left") == "f(x)"
     curves_of_jax = [line.get_ydata() for line in bottom.lines]
     np.testing.assert_array_equal(curves_of_jax[0], [1] * 3 + [0] * 7)
@@ -1158,7 +1270,7 @@ def test_plot_writes_an_image_of_every_backend(run, backends, tmp_path):
         path = tmp_path / f"{look}.png"
         done = called(*words, "-o", path, f"--{look}")
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [f"{', '.join(backends)}: apart for -3 < x < 0", f"plot: {path}"]
+        assert done.stdout.splitlines() == [f"{', '.join(backends)}: outside tolerance for -3 < x < 0", f"plot: {path}"]
         assert path.read_bytes().startswith(PNG)
         pixels[look] = imread(path)
     assert pixels["light"].shape == pixels["dark"].shape == (960, 1200, 4)
@@ -1169,12 +1281,12 @@ def test_plot_writes_an_image_of_every_backend(run, backends, tmp_path):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["plots.py:cube", "-o", "cube.xyz"], ["cannot write cube.xyz: no image format 'xyz'; use one of", "png"]),
-        (["plots.py:cube", "-o", "nowhere/cube.png"], ["cannot write nowhere/cube.png: its folder is not there"]),
+        (["plots.py:cube", "-o", "cube.xyz"], ["cannot write cube.xyz: unknown image format 'xyz'; use one of", "png"]),
+        (["plots.py:cube", "-o", "nowhere/cube.png"], ["cannot write nowhere/cube.png: its folder does not exist"]),
         (["plots.py:cube", "-o", "/proc/cube.png"], ["cannot write /proc/cube.png: "]),
         (["plots.py:", "-o", "cube.png"], ["plots.py: names no function; name one after the colon"]),
         (["plots.py", "-o", "cube.png"], ["plot is for one function: name it, as in plots.py:FUNCTION"]),
-        (["plots.py:softmax", "-o", "cube.png"], ["plot draws functions that act on each number by itself"]),
+        (["plots.py:softmax", "-o", "cube.png"], ["plot draws elementwise functions"]),
         (["plots.py:cube"], ["the following arguments are required: -o/--output"]),
     ],
 )

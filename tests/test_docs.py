@@ -65,3 +65,31 @@ def test_the_recipes_are_drawn(backend, tmp_path):
 def test_every_recipe_has_a_section(backend):
     sections = re.findall(r"^## (.*)$", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
     assert sorted(sections) == ["At the edges", *keras_cg.recipes.__all__]
+
+
+@pytest.mark.only("numpy")
+def test_the_way_of_a_call_names_functions_that_exist(backend):
+    rows = re.findall(
+        r"^\|.*\| `(\w+)` \| `(keras_cg/[\w/]+\.py)` \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 10
+    for name, file in rows:
+        assert re.search(rf"^ *def {name}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file} has no {name}"
+
+
+@pytest.mark.only("numpy")
+def test_the_map_names_files_that_exist(backend):
+    drawing = re.search(r"```\nkeras_cg/\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
+    folders, found = [ROOT / "keras_cg"], set()
+    for line in drawing.splitlines():
+        indent, name = re.match(r"( *)([\w./]*)", line).groups()
+        if not name or len(indent) not in (0, 2, 4):
+            continue
+        path = (ROOT if not indent else folders[len(indent) // 2 - 1]) / name
+        assert path.exists(), path
+        folders[len(indent) // 2 :] = [path]
+        found.add(path)
+    missing = {
+        path for path in (ROOT / "keras_cg").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert missing - found == {ROOT / "keras_cg" / "__init__.py", ROOT / "keras_cg" / "__main__.py"}

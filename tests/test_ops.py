@@ -60,9 +60,14 @@ def test_a_name_that_it_lacks(backend):
     assert headline == (
         f"keras_cg.ops has no 'permute_dimz' while the backend is {backend!r}. Did you mean 'permute_dims'?"
     )
-    assert cause == "    usual cause: a function that one framework has and the array API standard does not."
+    assert cause == "    usual cause: a typo, or a function that one framework has and the array API standard does not."
     assert remedy == "    remedy: use one of docs/ops.md: they are there on every backend."
     assert not hasattr(ops, "__wrapped__")
+
+
+def test_a_typo_suggests_the_portable_name(backend):
+    with pytest.raises(AttributeError, match=r"has no 'concatnate' .* Did you mean 'concat'\?"):
+        _ = ops.concatnate
 
 
 @pytest.mark.only("numpy")

@@ -96,12 +96,12 @@ def test_the_table_of_private_names_is_what_the_package_uses():
     used = private_names.used()
     named = {name for name in used if not name.startswith(".")}
     attributes = {name for name in used if name.startswith(".")}
-    assert named - known == set(), "used, and not in CONTRIBUTING"
+    assert named - known == set(), "used, and not in docs/architecture.md"
     without = {name for name in attributes if not any(each.endswith(name) for each in known)}
-    assert without == set(), "read from an object, and not in CONTRIBUTING"
+    assert without == set(), "read from an object, and not in docs/architecture.md"
     idle = {name for name in known - named if f".{name.rpartition('.')[2]}" not in attributes}
     idle = {name for name in idle if not any(each.startswith(f"{name}.") for each in named)}
-    assert idle == set(), "in CONTRIBUTING, and not used"
+    assert idle == set(), "in docs/architecture.md, and not used"
     assert all(row.why and row.since and row.without for row in private_names.listed())
 
 
@@ -223,9 +223,9 @@ def test_versions_that_are_tested(installed):
 def test_versions_that_are_not(installed):
     installed |= {"numpy": "2.10.0", "jax": "0.7.2", "tensorflow": "3.0.dev1"}
     assert versions.untested() == [
-        "numpy 2.10.0 is newer than what keras_cg was tested with (2.1 to 2.5): it is untested",
-        "jax 0.7.2 is older than what keras_cg was tested with (0.8 to 0.12): upgrade it",
-        "tensorflow 3.0.dev1 is newer than what keras_cg was tested with (2.19 to 2.21): it is untested",
+        "numpy 2.10.0 is newer than the versions that keras_cg was tested with (2.1 to 2.5): it is untested",
+        "jax 0.7.2 is older than the versions that keras_cg was tested with (0.8 to 0.12): upgrade it",
+        "tensorflow 3.0.dev1 is newer than the versions that keras_cg was tested with (2.19 to 2.21): it is untested",
     ]
 
 

@@ -1,13 +1,13 @@
 """The command line: `keras-cg info`, `keras-cg check` and `keras-cg plot`.
 
 __init__.py   the options, and the exit status
-specs.py      what an argument is made of: `normal:4,3`
-targets.py    finds the function that is meant, and its arguments
-messages.py   what is said, each in one line
-output.py     JSON, and the standard error
-worker.py     the process of one backend: the only one that imports a framework, or the user's file
-processes.py  starts these processes and follows them, whatever becomes of them
-progress.py   what is shown while they work
+specs.py      parses the specs of arguments: `normal:4,3`
+targets.py    finds the function to check, and its arguments
+messages.py   the messages, each in one line
+output.py     writes JSON, and the standard error
+worker.py     the process of one backend: the only process that imports a framework or the user's file
+processes.py  starts these processes, reads their events and reports how they end
+progress.py   shows the progress while they work
 info.py  check.py  tables.py  curves.py  plot.py
 """
 
@@ -30,27 +30,34 @@ __all__ = ["main"]
 
 ARGUMENTS = """\
 An argument is NAME=SPEC, where SPEC is one of
-  normal:SHAPE          normal numbers: normal:4,3; normal:() for a single one
-  uniform:LO,HI:SHAPE   even ones between two bounds: uniform:0,1:4,3
+  normal:SHAPE          normally distributed numbers: normal:4,3; normal:() for a single number
+  uniform:LO,HI:SHAPE   uniformly distributed numbers: uniform:0,1:4,3
   linspace:LO,HI,N      N numbers from LO to HI: linspace:-5,5,400
   a Python literal      3, 0.5, '"mean"', None, [1, 2]
   @FILE.npy             an array that numpy.save wrote
-with :DTYPE at will, as in normal:4,3:float64 or 0.5:float32 (an array without axes). Arrays are float32 otherwise."""
+Each form may end in :DTYPE, such as normal:4,3:float64 or 0.5:float32 (a 0-d array). The default is float32."""
 
 
-# What the commands need besides the package itself: its extra "cli".
+EXAMPLES = """\
+examples:
+  keras-cg info
+  keras-cg check rules.py:softplus --arg x=normal:4,3
+  keras-cg check rules.py --fast
+  keras-cg plot rules.py:softplus --arg x=linspace:-5,5,400 -o softplus.png"""
+
+# The packages of the extra "cli", which the commands need in addition to those of keras_cg.
 EXTRAS = ("matplotlib", "rich", "scipy")
 
 COMMANDS = ("info", "check", "plot")
 
-# What a shell reports of a command that SIGPIPE ends: 128 and its number, which Windows lacks.
+# The exit status that a shell reports for SIGPIPE: 128 plus its number. Python on Windows has no such signal.
 BROKEN_PIPE = 141
 
 OUTPUT_LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake as everything else that cannot be done as it was asked."""
+    """Reports a wrong option like every other usage error, in one line."""
 
     def error(self, message: str) -> NoReturn:
         raise messages.UsageError(f"{message}; see {self.prog} --help")
@@ -60,11 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        argv: The words after `keras-cg`; those of this process if it is None.
+        argv: The words after `keras-cg`; None for those of this process.
 
     Returns:
-        The exit status: 0 if all is well, 1 for a gradient that is not right or undecided, or a backend that failed, 2
-        for something that cannot be done as it was asked, 130 after Ctrl-C, 141 if nobody reads the output any more.
+        The exit status: 0 for success, 1 for a wrong or undecided gradient or a backend that failed, 2 for a usage
+        error, 130 after Ctrl-C, 141 if the reader of the output has closed it.
 
     Raises:
         SystemExit: The words ask for help or the version.
@@ -72,17 +79,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else [*argv]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what a terminal cannot show must not end the command
+            stream.reconfigure(errors="replace")  # a character that the terminal cannot show must not raise
     try:
         try:
             return _run(words)
         finally:
-            if sys.stdout is not None:  # as `>&-` makes it
+            if sys.stdout is not None:  # `>&-` closes it
                 sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except SystemExit as end:
-        # rich (15) leaves with 1 after a broken pipe.
+        # rich (15) exits with status 1 after a broken pipe.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         return BROKEN_PIPE
@@ -95,9 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     as_json = "--json" in words
     try:
-        options = _parser().parse_args(words)
+        parser = _parser()
+        if not words:
+            parser.print_help()
+            return 0
+        options = parser.parse_args(words)
         as_json = getattr(options, "json", False)
-        # Each command is imported when it is asked for: rich and matplotlib are extras.
+        # Imported late, because rich and matplotlib are extras, which another command may not need.
         return int(importlib.import_module(f"keras_cg.command.{options.command}").run(options))
     except messages.UsageError as error:
         return _refuse(words, error, as_json)
@@ -109,8 +120,8 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _lose_output(error: OSError) -> int:
-    """The exit status when the standard output takes no more."""
-    # Python flushes it once more when it ends, and would complain.
+    """Returns the exit status after an error of the standard output."""
+    # Python flushes the standard output again at exit, which would raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
@@ -119,7 +130,7 @@ def _lose_output(error: OSError) -> int:
 
 
 def _refuse(words: Sequence[str], error: messages.UsageError, as_json: bool) -> int:
-    """Tells why something cannot be done; also as JSON where that was asked for."""
+    """Reports a usage error, with `--json` also as JSON."""
     name = " ".join(["keras-cg", *[each for each in words[:1] if each in COMMANDS]])
     output.complain(f"{name}: {error}")
     if as_json:
@@ -128,7 +139,12 @@ def _refuse(words: Sequence[str], error: messages.UsageError, as_json: bool) -> 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="keras-cg", description="Looks at custom gradients on every installed backend.")
+    parser = _Parser(
+        prog="keras-cg",
+        description="Checks and draws custom gradients on every installed backend.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"keras-cg {keras_cg.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_info(commands)
@@ -138,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_info(commands: Any) -> None:
-    parser = commands.add_parser("info", help="the backends here, their versions and devices; which is active, and why")
+    parser = commands.add_parser("info", help="show versions, backends and devices; which backend is active, and why")
     parser.add_argument("--json", action="store_true", help="write JSON")
 
 
@@ -146,14 +162,14 @@ def _add_check(commands: Any) -> None:
     parser = commands.add_parser(
         "check",
         help="check a custom gradient on every backend, each in a process of its own",
-        description="Checks a custom gradient on every backend: against differences, against itself, between backends.",
+        description="Checks a custom gradient on every backend: against finite differences, and between backends.",
         epilog=ARGUMENTS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_common(parser, "FILE.py:FUNCTION or MODULE:FUNCTION; without FUNCTION all that have `example_args`")
-    parser.add_argument("--value", metavar="TARGET", help="a function that gives the right output")
+    _add_common(parser, "FILE.py:FUNCTION or MODULE:FUNCTION; without FUNCTION, all functions that have `example_args`")
+    parser.add_argument("--value", metavar="TARGET", help="a function that returns the right output")
     parser.add_argument(
-        "--fast", action="store_true", help="look along random directions alone, and compile nothing: for a hook"
+        "--fast", action="store_true", help="check random directions only, and neither compile nor export: for a hook"
     )
     parser.add_argument(
         "--order", type=int, choices=(1, 2, 3, 4), default=2, help="the highest derivative (default: 2)"
@@ -162,16 +178,16 @@ def _add_check(commands: Any) -> None:
         "--modes", type=_modes, default=("reverse", "forward"), help="reverse, forward or both (default: both)"
     )
     parser.add_argument(
-        "--no-compiled", dest="compiled", action="store_false", help="neither compile the function nor export it"
+        "--no-compiled", dest="compiled", action="store_false", help="skip the checks `compiled` and `export`"
     )
-    parser.add_argument("--json", action="store_true", help="write JSON, and nothing else, to the standard output")
+    parser.add_argument("--json", action="store_true", help="write only JSON to the standard output")
 
 
 def _add_plot(commands: Any) -> None:
     parser = commands.add_parser(
         "plot",
         help="draw a function, its custom gradient and the numerical one over a range",
-        description="Draws a function, its custom gradient, the numerical one, and where the two part.",
+        description="Draws a function, its custom gradient and the numerical one, and marks where the two differ.",
         epilog=ARGUMENTS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -186,13 +202,19 @@ def _add_plot(commands: Any) -> None:
 def _add_common(parser: argparse.ArgumentParser, target: str) -> None:
     parser.add_argument("target", metavar="TARGET", help=target)
     parser.add_argument("--arg", action="append", default=[], metavar="NAME=SPEC", help="an argument, see below")
-    parser.add_argument("--backends", type=_backends, default=None, help="with commas between (default: all installed)")
+    parser.add_argument("--backends", type=_backends, default=None, help="separated by commas (default: all installed)")
     parser.add_argument(
-        "--expected", metavar="TARGET", help="what the gradient is meant to be that of, or a rule with `upstream`"
+        "--expected",
+        metavar="TARGET",
+        help="a function whose derivative the gradient should equal, or a rule with a parameter `upstream`",
     )
-    parser.add_argument("--seed", type=_seed, default=0, help="for the random numbers (default: 0)")
+    parser.add_argument("--seed", type=_seed, default=0, help="the seed of all random numbers (default: 0)")
     parser.add_argument(
-        "--timeout", type=_seconds, default=300.0, metavar="SECONDS", help="for a function on a backend (default: 300)"
+        "--timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="limit for each function and backend (default: 300)",
     )
 
 

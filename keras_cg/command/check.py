@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Board", "Problem", "run"]
 
+# The parts of a check that `--fast` leaves out.
+FAST = ("single elements", "compiled", "export")
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A backend that failed at something else than a check."""
+    """A failure of a backend outside a check: its process died, or it raised."""
 
     backend: str
     message: str
-    # The function it was at; None if it got to none.
+    # The function that it was checking; None before the first one.
     function: str | None = None
     check: str | None = None
     stderr: tuple[str, ...] = ()
@@ -36,17 +39,18 @@ class Problem:
 
 @dataclasses.dataclass
 class Board:
-    """What is known so far.
+    """The state of a run of `keras-cg check`.
 
     Attributes:
-        target: As it was asked for.
-        backends: Those that run.
-        functions: The functions of the target; none before the first process has found them.
-        findings: What was found, by function and backend.
-        done: The pairs of function and backend that are.
-        problems: What failed on the way.
-        absent: A line for each backend that is not installed.
-        usage: The message of each backend that found no function.
+        target: The target on the command line.
+        backends: The backends that run.
+        functions: The functions of the target; empty until the first process has found them.
+        findings: The findings so far, by function and backend.
+        done: The pairs of function and backend that are finished.
+        problems: The failures outside the checks.
+        absent: A line for each requested backend that is not installed.
+        usage: The usage error of each backend that found no function.
+        unchecked: The parts that `--fast` leaves out.
     """
 
     target: str
@@ -57,54 +61,55 @@ class Board:
     problems: list[Problem] = dataclasses.field(default_factory=list)
     absent: list[str] = dataclasses.field(default_factory=list)
     usage: dict[str, str] = dataclasses.field(default_factory=dict)
+    unchecked: tuple[str, ...] = ()
 
     def found(self, function: str, backend: str) -> list[Finding]:
-        """The findings of a function on a backend."""
+        """Returns the findings of a function on a backend."""
         return self.findings.setdefault((function, backend), [])
 
     def problem(self, function: str, backend: str) -> Problem | None:
-        """What failed there."""
+        """Returns the failure of a function on a backend outside the checks, if there is one."""
         return next((each for each in self.problems if each.backend == backend and each.function == function), None)
 
     def running(self, function: str, backend: str) -> str | None:
-        """The check that is probably at work there; None if there is none."""
+        """Returns the check that is probably running for a function on a backend; None if there is none."""
         if (function, backend) in self.done or (self.functions and self._current(backend) != function):
             return None
         seen = [CHECKS.index(each.check) for each in self.found(function, backend) if each.check in CHECKS]
-        # Agreement comes last, when all of them are done.
+        # Agreement needs the results of all backends, so no backend runs it.
         return CHECKS[min(max(seen, default=-1) + 1, len(CHECKS) - 2)]
 
     def _current(self, backend: str) -> str | None:
         return next((each for each in self.functions if (each, backend) not in self.done), None)
 
     def reports(self) -> list[Report]:
-        """One for each function, of all backends."""
+        """Returns one report for each function, with the findings of all backends."""
         return [
             Report(name, tuple(each for backend in self.backends for each in self.found(name, backend)))
             for name in self.functions
         ]
 
     def status(self) -> int:
-        """The exit status."""
+        """Returns the exit status."""
         if self.absent or (self.usage and len(self.usage) == len(self.backends)):
             return 2
         return 0 if not self.problems and all(report.status == "passed" for report in self.reports()) else 1
 
 
 def run(options: argparse.Namespace) -> int:
-    """Checks what the command line names.
+    """Checks the functions that the command line names.
 
     Raises:
-        UsageError: It cannot be done as it was asked.
+        UsageError: The options are invalid, or no backend found the target.
     """
-    given = targets.validate(options.target, options.arg, options.expected, options.value)
+    arguments = targets.validate(options.target, options.arg, options.expected, options.value)
     names, absent = processes.chosen(options.backends)
-    board = Board(options.target, names, absent=absent)
+    board = Board(options.target, names, absent=absent, unchecked=FAST if options.fast else ())
     with tempfile.TemporaryDirectory() as folder, _shown(board):
         job = {
             "task": "check",
             "target": options.target,
-            "given": given,
+            "arguments": arguments,
             "expected": options.expected,
             "value": options.value,
             "fast": options.fast,
@@ -127,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _shown(board: Board) -> contextlib.AbstractContextManager[None]:
-    """Shows the board while it fills, where somebody can watch."""
+    """Shows the board on a terminal while the backends work."""
 
     def picture() -> RenderableType:
         from keras_cg.command import tables
@@ -144,25 +149,25 @@ async def _check_all(board: Board, job: dict[str, Any], timeout: float) -> None:
 
 
 async def _check_backend(board: Board, job: dict[str, Any], timeout: float) -> None:
-    """Checks all functions on one backend; after one that killed its process, the others in a new one."""
+    """Checks all functions on one backend; if one kills the process, a new process checks the others."""
     backend = job["backend"]
 
     def handle(event: dict[str, Any]) -> None:
-        _take(board, backend, event)
+        _add(board, backend, event)
 
     while True:
         start = sum(pair[1] == backend for pair in board.done)
         death = await processes.follow({**job, "start": start}, timeout, handle)
         if death is not None:
-            _bury(board, backend, death, timeout)
+            _add_death(board, backend, death, timeout)
         left = [each for each in board.functions if (each, backend) not in board.done]
         if death is None or not left or start == sum(pair[1] == backend for pair in board.done):
             break
     board.done |= {(each, backend) for each in board.functions}
 
 
-def _take(board: Board, backend: str, event: dict[str, Any]) -> None:
-    """Notes one event of a process."""
+def _add(board: Board, backend: str, event: dict[str, Any]) -> None:
+    """Adds an event of a process to the board."""
     kind = event["event"]
     if kind == "functions":
         board.functions = board.functions or event["names"]
@@ -182,8 +187,8 @@ def _take(board: Board, backend: str, event: dict[str, Any]) -> None:
             board.done.add((current, backend))
 
 
-def _bury(board: Board, backend: str, death: processes.Death, timeout: float) -> None:
-    """Notes how a process ended."""
+def _add_death(board: Board, backend: str, death: processes.Death, timeout: float) -> None:
+    """Adds the end of a process that was not done to the board."""
     current = board._current(backend)
     check = board.running(current, backend) if current else None
     doing = f"checking {check!r} of {current}" if current else "importing the target"
@@ -194,7 +199,7 @@ def _bury(board: Board, backend: str, death: processes.Death, timeout: float) ->
 
 
 def _compare(board: Board, folder: Path) -> None:
-    """Adds whether the backends agree, which no process can see by itself."""
+    """Compares the results of the backends with each other, and adds the findings."""
     for number, function in enumerate(board.functions):
         evidence = {}
         for backend in board.backends:
@@ -219,10 +224,10 @@ def _arrays(path: Path) -> dict[str, list[numpy.ndarray]]:
 
 
 def _conclude(board: Board) -> None:
-    """Ends with a line if no backend could do anything with the target.
+    """Raises if no backend found the target, and adds the usage errors of single backends to the problems.
 
     Raises:
-        UsageError: So it is.
+        UsageError: All backends failed with the same usage error, or none is installed.
     """
     if not board.backends:
         raise messages.UsageError("; ".join(board.absent))
@@ -240,5 +245,6 @@ def _write(board: Board) -> None:
         "reports": [report.to_dict() for report in board.reports()],
         "problems": problems,
         "not_installed": board.absent,
+        "not_checked": board.unchecked,
     }
     output.write_json(data)

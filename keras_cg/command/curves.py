@@ -1,4 +1,4 @@
-"""The numbers of a plot, on one backend: a function, its custom gradient, and what the gradient should be."""
+"""Computes the curves of a plot on one backend: a function, its custom gradient, and the expected gradient."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["Curves", "curves"]
 
 Array = numpy.ndarray
 
-# What the custom gradient may be off by, relative to itself and to the largest number, by the dtype it is computed in.
+# The tolerance of the custom gradient, relative to itself and to the largest number, for each dtype.
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
 
-# Of central differences in the function's own dtype, where it does not run in double precision.
+# The tolerance where the function does not run in double precision, so differences are in its own dtype.
 COARSE = 2e-2
 
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """What is drawn over `x`, one number for each of its points.
+    """The curves over `x`, each with one number for each point.
 
     Attributes:
         x: The range.
-        value: The function.
-        gradient: Its custom gradient.
-        expected: The derivative by central differences, or what is expected instead; NaN at kinks, and where the
+        value: The values of the function.
+        gradient: The custom gradient.
+        expected: The derivative by central differences, or the gradient of `--expected`; NaN at kinks, and where the
             function is not finite.
-        tolerance: What `gradient` may differ from `expected`.
+        tolerance: The largest allowed difference between `gradient` and `expected`.
         label: The name of `x`.
         others: The other arguments, as text.
     """
@@ -49,23 +49,23 @@ class Curves:
     others: str = ""
 
     def arrays(self) -> dict[str, Array]:
-        """The curves by name."""
+        """Returns the curves by name."""
         return {name: getattr(self, name) for name in ("x", "value", "gradient", "expected", "tolerance")}
 
     @property
-    def apart(self) -> Array:
-        """Where the gradient is not what is expected; a point where nothing can be expected is not among them."""
+    def differs(self) -> Array:
+        """Whether the gradient differs from the expected one at each point; False where that is unknown."""
         with numpy.errstate(invalid="ignore"):
             near = numpy.abs(self.gradient - self.expected) <= self.tolerance
-        apart: Array = ~near & numpy.isfinite(self.expected)
-        return apart
+        differs: Array = ~near & numpy.isfinite(self.expected)
+        return differs
 
 
 def curves(target: Target) -> Curves:
-    """The curves of a function on the active backend.
+    """Computes the curves of a function on the active backend.
 
     Raises:
-        UsageError: It has not exactly one argument that is a range, or does not act on each number by itself.
+        UsageError: Not exactly one argument is a range, or the function is not elementwise.
     """
     call = _Call(target)
     x = call.x
@@ -84,7 +84,7 @@ def curves(target: Target) -> Curves:
 
 
 class _Call:
-    """A function as one of a single array, the others as they are."""
+    """A function of one array, with all other arguments fixed."""
 
     def __init__(self, target: Target, function: Callable[..., Any] | None = None):
         self.function = function or target.function
@@ -102,7 +102,7 @@ class _Call:
         self.name = self.names[self.place]
 
     def others(self) -> str:
-        """The other arguments, for the title."""
+        """Formats the other arguments, for the title."""
         shown = {
             name: f"{each.dtype}{list(each.shape)}" if isinstance(each, Array) else repr(each)
             for name, each in zip(self.names, self.values, strict=True)
@@ -111,17 +111,17 @@ class _Call:
         return ", ".join(f"{name} = {text if len(text) <= 40 else text[:39] + '…'}" for name, text in shown.items())
 
     def apply(self, function: Callable[..., Any], x: Any, dtype: Any) -> Any:
-        """What `function` gives for the tensor `x`, the other arrays being of its dtype."""
+        """Calls `function` with the tensor `x` and with the other arrays cast to `dtype`."""
         values = [self.tensor(each, dtype) if isinstance(each, Array) else each for each in self.values]
         values[self.place] = x
         return function(*values[: self.count], **dict(zip(self.keywords, values[self.count :], strict=True)))
 
     def tensor(self, array: Array, dtype: Any) -> Any:
-        """An array as a tensor, of `dtype` if it is one of real numbers."""
+        """Converts an array to a tensor, of `dtype` if it is real and floating."""
         return self.backend.asarray(array.astype(dtype) if array.dtype.kind == "f" else array)
 
     def __call__(self, x: Array, function: Callable[..., Any] | None = None) -> Array:
-        """The output for other numbers, computed in their dtype."""
+        """Returns the output at `x`, computed in the dtype of `x`."""
         with self.precision(x.dtype):
             output = self.apply(function or self.function, self.tensor(x, x.dtype), x.dtype)
             if not self.backend.is_tensor(output):
@@ -134,14 +134,14 @@ class _Call:
         return found
 
     def gradient(self, function: Callable[..., Any], dtype: Any) -> Array:
-        """The gradient by the rule of `function`, for an upstream of ones."""
+        """Returns the gradient from the rule of `function`, for an upstream gradient of ones."""
         with self.precision(dtype):
             output, pullback = keras_cg.vjp(lambda x: self.apply(function, x, dtype), self.tensor(self.x, dtype))
             values: Array = self.backend.to_numpy(*pullback(self.backend.namespace.ones_like(output)))
         return values
 
     def precision(self, dtype: Any) -> contextlib.AbstractContextManager[Any]:
-        """Where tensors of `dtype` may be made."""
+        """Returns the context in which tensors of `dtype` can be created."""
         return self.backend.double_precision() if dtype == numpy.float64 else contextlib.nullcontext()
 
 
@@ -156,24 +156,24 @@ def _is_range(value: Any) -> bool:
 
 
 def _require_elementwise(name: str, call: _Call, value: Array) -> None:
-    """Moves every other point and sees that the rest of the output stays."""
+    """Raises unless a change of every other point leaves the output at the remaining points unchanged."""
     moved = call.x + 0.3 * numpy.gradient(call.x)
     for first in (0, 1):
         x = call.x.copy()
         x[first::2] = moved[first::2]
-        stays = slice(1 - first, None, 2)
-        if not numpy.allclose(call(x)[stays], value[stays], 1e-3, 1e-6, equal_nan=True):
+        unchanged = slice(1 - first, None, 2)
+        if not numpy.allclose(call(x)[unchanged], value[unchanged], 1e-3, 1e-6, equal_nan=True):
             raise messages.not_elementwise(name, f"numbers of {call.name} change the output at others")
 
 
 def _expected(call: _Call, target: Target) -> tuple[Array, float]:
-    """What the gradient should be, and the precision of that."""
+    """Returns the expected gradient and its precision."""
     if target.expected is not None and _is_rule(target.expected):
         return call.gradient(_with_rule(target), call.x.dtype), 0.0
     function = target.expected or target.function
     try:
         return _slope(call, function, numpy.dtype(numpy.float64)), 0.0
-    except Exception:  # a function may take one dtype only, and frameworks say so each in its own way
+    except Exception:  # a function may accept one dtype only, and each framework raises its own error
         return _slope(call, function, call.x.dtype), COARSE
 
 
@@ -183,7 +183,7 @@ def _is_rule(expected: Callable[..., Any]) -> bool:
 
 
 def _with_rule(target: Target) -> Callable[..., Any]:
-    """The function with the rule that is expected."""
+    """Returns the function with the expected rule."""
 
     def pair(*args: Any, **kwargs: Any) -> Any:
         return target.function(*args, **kwargs), target.expected
@@ -192,7 +192,7 @@ def _with_rule(target: Target) -> Callable[..., Any]:
 
 
 def _slope(call: _Call, function: Callable[..., Any], dtype: Any) -> Array:
-    """The derivative by central differences; NaN where the two sides differ."""
+    """Returns the derivative by central differences; NaN where the two sides differ."""
     x = call.x.astype(dtype)
     step = numpy.finfo(dtype).eps ** (1 / 3) * numpy.maximum(1, numpy.abs(x)).astype(dtype)
     after, before = x + step, x - step
@@ -201,6 +201,6 @@ def _slope(call: _Call, function: Callable[..., Any], dtype: Any) -> Array:
     with numpy.errstate(all="ignore"):
         slope = (right - left) / (after - before)
         bend = numpy.abs((right - here) / (after - x) - (here - left) / (x - before))
-        # Of all but the steepest: at a jump the slope is anything.
+        # Without the steepest points, because the slope at a jump is arbitrary.
         size = numpy.nanquantile(numpy.where(numpy.isfinite(slope), numpy.abs(slope), 0), 0.9)
         return numpy.where(bend > 0.1 * numpy.abs(slope) + 1e-2 * size, numpy.nan, slope)

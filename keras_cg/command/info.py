@@ -1,32 +1,44 @@
-"""`keras-cg info`: the backends here, and which is active."""
+"""`keras-cg info`: versions, the installed backends, and the active one."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import importlib.metadata
+import platform
 from typing import Any
 
+import keras_cg
 from keras_cg import backends, config, errors
 from keras_cg.command import messages, output, processes, progress, versions
 
 __all__ = ["run"]
 
-# An import of a large framework from a cold disk takes long.
+# The import of a large framework from a cold disk is slow.
 TIMEOUT = 120.0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows the backends.
+    """Shows versions and backends.
 
     Raises:
-        UsageError: The active backend is none of them, or rich is missing.
+        UsageError: The active backend is unknown or not installed.
     """
     active, source = config.resolve()
     installed = backends.installed()
     found = [{"name": name, "installed": name in installed, "version": _version(name)} for name in backends.names()]
+    data: dict[str, Any] = {
+        "python": platform.python_version(),
+        "keras": _version("keras"),
+        "active": active,
+        "because": source,
+        "backends": found,
+        "untested": versions.untested(),
+    }
+    if not options.json:
+        # Before the backends start, which may take a minute.
+        _show_versions(data)
     asyncio.run(_ask_all([each for each in found if each["installed"]]))
-    data = {"active": active, "because": source, "backends": found, "untested": versions.untested()}
     problem = None
     if active not in backends.names():
         problem = messages.UsageError(str(errors.unknown_backend(active, source, backends.names())))
@@ -42,12 +54,26 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(each.get("problem") for each in found) else 0
 
 
+def _show_versions(data: dict[str, Any]) -> None:
+    """Prints everything that needs no import of a framework."""
+    from rich.console import Console
+    from rich.text import Text
+
+    keras = f"Keras {data['keras']}" if data["keras"] else "Keras not installed"
+    remedy = "; set KERAS_CG_BACKEND or KERAS_BACKEND" if data["because"] == "the default" else ""
+    lines = (
+        f"keras_cg {keras_cg.__version__}, Python {data['python']}, {keras}",
+        f"active backend: {data['active']} (from {data['because']}{remedy})",
+    )
+    Console().print(Text("\n".join(lines)), soft_wrap=True)
+
+
 def _version(name: str) -> str | None:
-    """The version of a backend's framework, without importing it."""
+    """Returns the version of a framework, without importing it; None if it is not installed."""
     point = next((each for each in importlib.metadata.entry_points(group=backends.GROUP) if each.name == name), None)
     if point is not None and point.dist is not None:
         return point.dist.version
-    # The package may be called otherwise than the module: tensorflow-cpu.
+    # The distribution may have another name than the module: tensorflow-cpu.
     for distribution in importlib.metadata.packages_distributions().get(name, []):
         return importlib.metadata.version(distribution)
     return None
@@ -68,7 +94,7 @@ async def _ask_all(found: list[dict[str, Any]]) -> None:
 
 
 async def _ask(found: dict[str, Any]) -> None:
-    """Adds the devices of a backend, or what keeps it from starting."""
+    """Adds the devices of a backend, or the reason why it does not start."""
 
     def handle(event: dict[str, Any]) -> None:
         if event["event"] == "devices":
@@ -100,7 +126,7 @@ def _show(data: dict[str, Any]) -> None:
         version = (each["version"] or "?") if each["installed"] else "not installed"
         table.add_row(Text(each["name"], style), Text(version, style), Text(devices, style), "active" if active else "")
     console = Console()
-    # Where there is no room, the terminal breaks the lines, and nothing is left out.
+    # On a narrow terminal the table is wider than the terminal, which wraps the lines: no text is lost.
     console.width = max(console.width, console.measure(table, options=console.options.update(max_width=10_000)).minimum)
     console.print(table)
     for each in data["backends"]:
@@ -108,4 +134,3 @@ def _show(data: dict[str, Any]) -> None:
             console.print(Text(each["problem"], "red"), soft_wrap=True)
     for line in data["untested"]:
         console.print(Text(line, "yellow"), soft_wrap=True)
-    console.print(Text(f"active: {data['active']}, from {data['because']}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What is written: JSON to the standard output, and what went wrong to the standard error."""
+"""Writes JSON to the standard output, and errors to the standard error."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["complain", "write_json"]
+import keras_cg
+
+__all__ = ["SCHEMA", "complain", "write_json"]
+
+# The version of the JSON that the commands write: it changes when a key is removed or changes its meaning.
+SCHEMA = 1
 
 
 def complain(line: str) -> None:
     """Writes a line to the standard error, if there is one."""
-    if sys.stderr is not None:  # as `2>&-` makes it, and `print` would take the standard output
-        print(line, file=sys.stderr)  # noqa: T201 - that is what a command does
+    if sys.stderr is not None:  # `2>&-` closes it, and `print` would write to the standard output instead
+        print(line, file=sys.stderr)  # noqa: T201 - a command prints
 
 
 def write_json(data: Mapping[str, Any]) -> None:
-    """Writes `data`, whose numbers may be no numbers: these become null."""
-    json.dump(_strict(data), sys.stdout, indent=2)
+    """Writes `data` as JSON, with the version of its schema; NaN and infinity become null."""
+    json.dump({"schema": SCHEMA, "keras_cg": keras_cg.__version__, **_strict(data)}, sys.stdout, indent=2)
     sys.stdout.write("\n")
 
 
 def _strict(data: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not have."""
+    """Returns `data` with None for NaN and infinity, which JSON does not have."""
     if isinstance(data, dict):
         return {key: _strict(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):

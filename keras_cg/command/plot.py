@@ -1,4 +1,4 @@
-"""`keras-cg plot`: a function, its custom gradient and the numerical one over a range, and where the two part."""
+"""`keras-cg plot`: draws a function, its custom gradient and the numerical one over a range."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["draw", "run"]
 
 
-# The curves of a backend; or why it has none, as a line about the backend or as a refusal.
+# The curves of a backend, or the reason why there are none: a line about the backend, or a usage error.
 _Outcome: TypeAlias = "Curves | str | messages.UsageError"
 
 
@@ -33,11 +33,11 @@ class _Look(NamedTuple):
     ink: str
     faint: str
     truth: str
-    apart: str
+    wrong: str
     lines: tuple[str, ...]
 
 
-# One colour for each backend, told apart by the colour-blind too (after M. Okabe and K. Ito, 2008).
+# One colour for each backend; colour-blind readers can distinguish them, too (M. Okabe and K. Ito, 2008).
 LOOKS = {
     "light": _Look("#ffffff", "#1f2328", "#d8dee4", "#c9d1d9", "#d1242f", ("#0072b2", "#e08b00", "#009e73", "#b5509c")),
     "dark": _Look("#0d1117", "#e6edf3", "#2b3138", "#485260", "#ff6b6b", ("#58a6ff", "#ffb84d", "#3fd0a0", "#e391cf")),
@@ -45,12 +45,12 @@ LOOKS = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draws what the command line names.
+    """Draws the function that the command line names.
 
     Raises:
-        UsageError: It cannot be done as it was asked.
+        UsageError: The options are invalid, or no backend can draw the function.
     """
-    given = targets.validate(options.target, options.arg, options.expected)
+    arguments = targets.validate(options.target, options.arg, options.expected)
     if not targets.split(options.target)[1]:
         raise messages.needs_function(options.target, "plot")
     _require_image(options.output)
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     job = {
         "task": "plot",
         "target": options.target,
-        "given": given,
+        "arguments": arguments,
         "expected": options.expected,
         "value": None,
         "seed": options.seed,
@@ -74,12 +74,12 @@ def run(options: argparse.Namespace) -> int:
         figure = draw(targets.split(options.target)[1], found, options.look, options.expected)
         _save(figure, options.output)
         for line in (*_parts(found), f"plot: {options.output}"):
-            print(line)  # noqa: T201 - that is what a command does
+            print(line)  # noqa: T201 - a command prints
     return 2 if absent else 0 if len(found) == len(outcomes) else 1
 
 
 def _failures(outcomes: Mapping[str, _Outcome]) -> Iterator[str]:
-    """A line for each backend without curves."""
+    """Yields a line for each backend without curves."""
     for name, outcome in outcomes.items():
         if isinstance(outcome, messages.UsageError):
             yield f"{name}: {outcome}"
@@ -88,15 +88,15 @@ def _failures(outcomes: Mapping[str, _Outcome]) -> Iterator[str]:
 
 
 def _require_image(path: str) -> None:
-    """Raises before any work if the image could not be written."""
+    """Raises before any work if the image cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     known = sorted(FigureCanvasAgg.get_supported_filetypes())
     suffix = Path(path).suffix.removeprefix(".").lower()
     if suffix not in known:
-        raise messages.not_a_file_to_write(path, f"no image format {suffix!r}; use one of {', '.join(known)}")
+        raise messages.not_a_file_to_write(path, f"unknown image format {suffix!r}; use one of {', '.join(known)}")
     if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or "."):
-        raise messages.not_a_file_to_write(path, "its folder is not there, or it is one")
+        raise messages.not_a_file_to_write(path, "its folder does not exist, or it is a folder itself")
 
 
 def _save(figure: Figure, path: str) -> None:
@@ -107,7 +107,7 @@ def _save(figure: Figure, path: str) -> None:
 
 
 async def _compute_all(names: list[str], job: dict[str, Any], timeout: float) -> dict[str, _Outcome]:
-    """What comes of every backend, in processes side by side."""
+    """Computes the curves of every backend, in parallel processes."""
     outcomes: dict[str, _Outcome] = {}
 
     async def compute(name: str, folder: str) -> None:
@@ -121,34 +121,36 @@ async def _compute_all(names: list[str], job: dict[str, Any], timeout: float) ->
 
 async def _compute(job: dict[str, Any], timeout: float) -> _Outcome:
     name = job["backend"]
-    told: dict[str, Any] = {}
-    death = await processes.follow(job, timeout, lambda event: told.update({event["event"]: event}))
+    events: dict[str, Any] = {}
+    death = await processes.follow(job, timeout, lambda event: events.update({event["event"]: event}))
     if death is not None:
         return processes.obituary(name, death, timeout, "computing")
-    if "usage" in told:
-        return messages.UsageError(told["usage"]["message"])
-    if "problem" in told:
-        return str(told["problem"]["message"])
+    if "usage" in events:
+        return messages.UsageError(events["usage"]["message"])
+    if "problem" in events:
+        return str(events["problem"]["message"])
     with numpy.load(Path(job["folder"], f"{name}.npz"), allow_pickle=False) as arrays:
-        return Curves(**arrays, label=told["curves"]["label"], others=told["curves"]["others"])
+        return Curves(**arrays, label=events["curves"]["label"], others=events["curves"]["others"])
 
 
 def _parts(found: Mapping[str, Curves]) -> Iterator[str]:
-    """Where the gradient is right and where not, as lines of text."""
+    """Yields a line for each group of backends: where its gradient differs from the expected one."""
     for names, curves in _alike(found):
         unknown = int((~numpy.isfinite(curves.expected)).sum())
-        beside = f" ({unknown} of {curves.x.size} points undecided: a kink, or no finite number)" if unknown else ""
+        note = f" ({unknown} of {curves.x.size} points undecided: a kink, or no finite number)" if unknown else ""
         where = _where(curves)
-        yield f"{', '.join(names)}: {f'apart for {where}' if where else 'together everywhere'}{beside}"
+        verdict = f"outside tolerance for {where}" if where else "within tolerance everywhere"
+        yield f"{', '.join(names)}: {verdict}{note}"
 
 
 def _alike(found: Mapping[str, Curves]) -> list[tuple[list[str], Curves]]:
-    """Backends that part at the same points, together."""
+    """Groups the backends whose gradients differ from the expected ones at the same points."""
     groups: list[tuple[list[str], Curves]] = []
     for name, curves in found.items():
         for names, other in groups:
-            # At the edge of a region the rounding of each decides.
-            if numpy.count_nonzero(curves.apart != other.apart) <= 2 and curves.apart.any() == other.apart.any():
+            # At the two edges of a region, rounding may decide differently on each backend.
+            one, two = curves.differs, other.differs
+            if numpy.count_nonzero(one != two) <= 2 and one.any() == two.any():
                 names.append(name)
                 break
         else:
@@ -157,36 +159,36 @@ def _alike(found: Mapping[str, Curves]) -> list[tuple[list[str], Curves]]:
 
 
 def _spans(curves: Curves) -> list[tuple[float, float]]:
-    """The intervals where the gradient parts, half a step wider than their points."""
-    edges = numpy.flatnonzero(numpy.diff(curves.apart.astype(int), prepend=0, append=0)).reshape(-1, 2)
+    """Returns the intervals where the gradient differs, extended by half a step."""
+    edges = numpy.flatnonzero(numpy.diff(curves.differs.astype(int), prepend=0, append=0)).reshape(-1, 2)
     x = curves.x
     middles = numpy.concatenate([x[:1], (x[1:] + x[:-1]) / 2, x[-1:]])
     return [(float(middles[first]), float(middles[last])) for first, last in edges]
 
 
 def _where(curves: Curves) -> str:
-    """The same in words; "" where it parts nowhere."""
-    if not curves.apart.any():
+    """Describes where the gradient differs; "" if it does so nowhere."""
+    if not curves.differs.any():
         return ""
-    if curves.apart[numpy.isfinite(curves.expected)].all():
+    if curves.differs[numpy.isfinite(curves.expected)].all():
         return f"every {curves.label}"
     spans = _spans(curves)
     if len(spans) <= 2:
         return " and ".join(f"{low:.3g} < {curves.label} < {high:.3g}" for low, high in spans)
-    return f"{curves.apart.mean():.0%} of the range, in {len(spans)} pieces"
+    return f"{curves.differs.mean():.0%} of the range, in {len(spans)} pieces"
 
 
 def draw(name: str, found: Mapping[str, Curves], look: str = "light", expected: str | None = None) -> Figure:
-    """The plot of a function.
+    """Draws the plot of a function.
 
     Args:
         name: The function's name, for the title.
         found: The curves, by backend.
         look: "light" or "dark".
-        expected: What the gradient was compared with; None for the function's own derivative.
+        expected: The name of the reference for the gradient; None for the function's own derivative.
 
     Returns:
-        A figure of two panels; nothing of matplotlib's global state is touched.
+        A figure with two panels. The global state of matplotlib is not changed.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -220,7 +222,7 @@ def draw(name: str, found: Mapping[str, Curves], look: str = "light", expected: 
 
 
 def _draw_curves(panel: Axes, found: Mapping[str, Curves], colours: _Look, expected: str | None) -> None:
-    """The function, what its gradient should be as a broad way, and its gradients as dashes upon that."""
+    """Draws the function, the expected gradient as a wide line, and the custom gradients as dashes on top."""
     truth = f"gradient of {expected}" if expected else "numerical derivative"
     first = next(iter(found.values()))
     panel.plot(first.x, first.expected, color=colours.truth, linewidth=7, solid_capstyle="butt", label=truth)
@@ -232,15 +234,15 @@ def _draw_curves(panel: Axes, found: Mapping[str, Curves], colours: _Look, expec
             panel.plot(curves.x, curves.value, color=colours.ink if number == 0 else colour, linewidth=1.4, label=label)
         if number and not numpy.allclose(curves.expected, first.expected, 1e-2, 1e-2, equal_nan=True):
             panel.plot(curves.x, curves.expected, color=colour, linewidth=7, alpha=0.3, label=f"{truth} on {backend}")
-        # Where all backends agree, their dashes take turns, and none hides another.
+        # The dashes of the backends alternate: else the last line would cover equal ones.
         panel.plot(curves.x, curves.gradient, color=colour, linewidth=2.2, linestyle=_dashes(number, len(found)))
-        # Dashes that take turns are far between; those of the legend need not be.
+        # In the legend the dashes are dense, because the alternating ones are too sparse to recognise.
         panel.plot([], [], color=colour, linewidth=2.2, linestyle=(0, (3, 1)), label=f"custom gradient, {backend}")
     _limit(panel, [each for curves in found.values() for each in (curves.value, curves.gradient, curves.expected)])
 
 
 def _dashes(number: int, count: int) -> tuple[float, tuple[float, float]]:
-    """The dashes of a line that lies upon others, which take turns with it."""
+    """Returns the dashes of line `number` of `count`, which alternate with the dashes of the others."""
     return -3.0 * number, (3.0, 3.0 * max(1, count - 1))
 
 
@@ -253,7 +255,7 @@ def _draw_differences(panel: Axes, found: Mapping[str, Curves], colours: _Look) 
         panel.plot(curves.x, differences[-1], color=colour, linewidth=1.8, linestyle=_dashes(number, len(found)))
     allowed = numpy.max([curves.tolerance for curves in found.values()], axis=0)
     panel.fill_between(curves.x, -allowed, allowed, color=colours.truth, alpha=0.5, linewidth=0, label="tolerance")
-    # Rounding below what is allowed shall look like what it is.
+    # The limits include the tolerance, so rounding below it looks small.
     _limit(panel, [*differences, 2 * allowed, -2 * allowed])
     panel.set_ylabel("difference")
     panel.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=True)
@@ -262,7 +264,7 @@ def _draw_differences(panel: Axes, found: Mapping[str, Curves], colours: _Look) 
 
 
 def _limit(panel: Axes, arrays: list[numpy.ndarray]) -> None:
-    """Keeps poles from pressing everything else flat."""
+    """Limits the axis, because a pole would make all other values look flat."""
     numbers = numpy.concatenate(arrays)
     numbers = numbers[numpy.isfinite(numbers)]
     if not numbers.size:
@@ -276,8 +278,8 @@ def _limit(panel: Axes, arrays: list[numpy.ndarray]) -> None:
 
 def _shade(panels: tuple[Axes, Axes], found: Mapping[str, Curves], colours: _Look) -> None:
     for names, curves in _alike(found):
-        colour = colours.apart if len(names) > 1 else colours.lines[list(found).index(names[0]) % len(colours.lines)]
-        label: str | None = f"apart on {', '.join(names)}: {_where(curves)}"
+        colour = colours.wrong if len(names) > 1 else colours.lines[list(found).index(names[0]) % len(colours.lines)]
+        label: str | None = f"outside tolerance on {', '.join(names)}: {_where(curves)}"
         for low, high in _spans(curves):
             for panel in panels:
                 panel.axvspan(low, high, color=colour, alpha=0.13, linewidth=0, label=label, zorder=0.5)

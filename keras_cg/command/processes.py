@@ -1,4 +1,4 @@
-"""Starts the process of each backend and follows it to its end, whatever that is."""
+"""Starts the process of each backend, reads its events, and reports how it ends."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
-from keras_cg import backends
-from keras_cg.command import messages, targets
+from keras_cg import backends, user_code
+from keras_cg.command import messages
 
 __all__ = ["Death", "chosen", "follow", "obituary"]
 
-# How many seconds are given to what a process wrote before its end, while another one holds its pipes open.
+# How many seconds to wait for the last output of a process while another process has its pipes open.
 LAST_WORDS = 1.0
 
 Event = dict[str, Any]
 
 
 class Death(NamedTuple):
-    """How a process ended that was not done."""
+    """The end of a process that was not done."""
 
-    # "died of SIGSEGV", "exited with status 3", "exited without a word"; None if its time was over.
+    # "died of SIGSEGV" or "exited with status 3"; None after a time-out.
     how: str | None
-    # The line of the user's file that it was in.
+    # The line of the user's file that was running.
     where: str | None
-    # The last that it wrote.
+    # The last lines of its standard error.
     stderr: tuple[str, ...]
 
 
 def obituary(backend: str, death: Death, timeout: float, doing: str) -> str:
-    """The line that tells how a process ended."""
+    """Returns the message about the end of a process."""
     if death.how is None:
         return messages.process_late(backend, timeout, doing, death.where)
     return messages.process_died(backend, death.how, doing, death.where)
 
 
 def chosen(names: tuple[str, ...] | None) -> tuple[list[str], list[str]]:
-    """The backends to run, and a line for each that was asked for and is not installed."""
+    """Returns the backends to run, and a line for each requested backend that is not installed."""
     installed = backends.installed()
-    wanted = installed if names is None else names
-    return [each for each in wanted if each in installed], [
-        str(messages.not_installed(each)) for each in wanted if each not in installed
+    requested = installed if names is None else names
+    return [each for each in requested if each in installed], [
+        str(messages.not_installed(each)) for each in requested if each not in installed
     ]
 
 
 async def follow(job: dict[str, Any], timeout: float, handle: Callable[[Event], None]) -> Death | None:
-    """Gives `job` to a process of its backend, and each of its events to `handle`.
+    """Runs `job` in a process of its backend, and passes each event of the process to `handle`.
 
     Args:
-        job: What `keras_cg.command.worker` reads.
-        timeout: How many seconds it may take until it is done, or has told another report.
-        handle: Called with every event but `done`.
+        job: The job that `keras_cg.command.worker` reads.
+        timeout: The limit in seconds until the process is done or sends its next report.
+        handle: A function that receives every event except `done`.
 
     Returns:
-        None if it was done, else how it ended.
+        None if the process finished the job, else how it ended.
     """
     late = False
     async with _process(job) as (worker, transport):
@@ -77,39 +77,39 @@ async def follow(job: dict[str, Any], timeout: float, handle: Callable[[Event], 
         except TimeoutError:
             late = True
             await _ask_where(transport, worker)
-    told = tuple(worker.stderr)
-    return Death(None if late else _ending(transport.get_returncode()), _where(told), told)
+    stderr = tuple(worker.stderr)
+    return Death(None if late else _ending(transport.get_returncode()), _where(stderr), stderr)
 
 
 class _Worker(asyncio.SubprocessProtocol):
-    """What the process of one backend tells, and its end.
+    """Collects the output of the process of one backend, and notices its end.
 
-    asyncio's streams would wait for the end of both pipes. These may be held open, after the process is gone, by
-    another one that the target has started.
+    asyncio's streams would wait until both pipes are closed. A process that the target has started may leave them open
+    after the process of the backend is gone.
     """
 
     def __init__(self) -> None:
-        # The lines of its standard output; after the last one None.
+        # The lines of its standard output, then None.
         self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.stderr: deque[str] = deque(maxlen=200)
         self.exited = asyncio.Event()
         self._pipes = {1, 2}
         self._parts: list[bytes] = []
-        self._rest = ""
+        self._partial = ""
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
-            # By pieces: a line of any length must stop nobody.
-            *lines, rest = (self._rest + data.decode(errors="replace")).split("\n")
-            self._rest = rest[-10000:]
+            # Of an unfinished line only the end is stored, because a line may have any length.
+            *lines, last = (self._partial + data.decode(errors="replace")).split("\n")
+            self._partial = last[-10000:]
             self.stderr.extend(lines)
             return
-        whole, newline, rest_of_line = data.rpartition(b"\n")
+        whole, newline, partial = data.rpartition(b"\n")
         if newline:
             for line in b"".join((*self._parts, whole)).split(b"\n"):
                 self.lines.put_nowait(line)
             self._parts.clear()
-        self._parts.append(rest_of_line)
+        self._parts.append(partial)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         self._pipes.discard(fd)
@@ -118,29 +118,29 @@ class _Worker(asyncio.SubprocessProtocol):
 
     def process_exited(self) -> None:
         self.exited.set()
-        # What it wrote last may still be on its way. Whoever holds a pipe open is not waited for any longer.
+        # The last output may not have arrived yet. A pipe that another process has open is not awaited any longer.
         if self._pipes:
             asyncio.get_running_loop().call_later(LAST_WORDS, self._end)
         else:
             self._end()
 
     def _end(self) -> None:
-        if self._rest:
-            self.stderr.append(self._rest)
-            self._rest = ""
+        if self._partial:
+            self.stderr.append(self._partial)
+            self._partial = ""
         self.lines.put_nowait(None)
 
 
 @contextlib.asynccontextmanager
 async def _process(job: dict[str, Any]) -> AsyncIterator[tuple[_Worker, asyncio.SubprocessTransport]]:
-    """The running process; it is killed at the end with all that it has started."""
+    """Runs the process; at the end kills it and all processes that it has started."""
     transport, worker = await asyncio.get_running_loop().subprocess_exec(
         _Worker,
         sys.executable,
         "-m",
         "keras_cg.command.worker",
         env=_environment(job["backend"]),
-        # A session of its own: Ctrl-C is for this process, which then ends all that belongs to the session.
+        # In a new session Ctrl-C reaches only this process, which then kills the whole session.
         start_new_session=True,
     )
     try:
@@ -154,14 +154,14 @@ async def _process(job: dict[str, Any]) -> AsyncIterator[tuple[_Worker, asyncio.
 
 
 def _environment(backend: str) -> dict[str, str]:
-    # Side by side on one accelerator, none may take all of its memory.
+    # Several processes share an accelerator, so none may reserve all of its memory.
     shared = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     own = {"KERAS_CG_BACKEND": backend, "PYTHONIOENCODING": "utf-8:replace"}
     return {**shared, "TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, **own}
 
 
 async def _ask_where(transport: asyncio.SubprocessTransport, worker: _Worker) -> None:
-    """Has a process that hangs write where it is, and gives it a while to do so."""
+    """Makes a process that hangs write its traceback, and waits for it."""
     if not hasattr(signal, "SIGUSR1"):
         return
     with contextlib.suppress(ProcessLookupError):
@@ -173,12 +173,12 @@ async def _ask_where(transport: asyncio.SubprocessTransport, worker: _Worker) ->
 
 
 def _kill(transport: asyncio.SubprocessTransport, worker: _Worker) -> None:
-    """Ends a process, and what it has started where the system knows groups of processes."""
+    """Kills a process and, where the system has process groups, all processes that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
             os.killpg(transport.get_pid(), signal.SIGKILL)
         elif not worker.exited.is_set():
-            # Not by `transport.kill`, which takes the exit status away from the event loop (Python 3.11).
+            # `transport.kill` would take the exit status away from the event loop (Python 3.11).
             os.kill(transport.get_pid(), signal.SIGTERM)
 
 
@@ -190,9 +190,9 @@ def _ending(returncode: int | None) -> str:
 
 
 def _where(stderr: tuple[str, ...]) -> str | None:
-    """The innermost line of the user's own file in what faulthandler wrote, the most recent call first."""
+    """Finds the innermost line of the user's files in the traceback that faulthandler wrote."""
     for line in stderr:
         found = re.match(r'  File "(.+)", line (\d+) in (.+)', line)
-        if found and targets.is_users(found[1]):
+        if found and user_code.is_users(found[1]):
             return f"{os.path.basename(found[1])}:{found[2]} ({found[3]})"
     return None

@@ -1,4 +1,4 @@
-"""What is shown on the standard error while a command works for longer than a second, if that is a terminal."""
+"""Shows progress on the standard error, if it is a terminal, while a command works for more than a second."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 __all__ = ["bar", "shown"]
 
-# How many seconds of work need no picture.
+# Work that is finished within so many seconds shows no progress.
 DELAY = 1.0
 
 
 @contextlib.contextmanager
 def shown(picture: Callable[[], RenderableType]) -> Iterator[None]:
-    """Shows what `picture` makes, again and again, as long as the work inside takes; then takes it away."""
+    """Shows the result of `picture`, refreshed during the work in the context; then removes it."""
     console = _terminal()
     if console is None:
         yield
@@ -46,8 +46,11 @@ def shown(picture: Callable[[], RenderableType]) -> Iterator[None]:
 
 
 def _terminal() -> Console | None:
-    """The terminal that somebody watches; None if there is none, or no Rich, which `--json` does without."""
-    # Not by Rich, which takes anything for a terminal that FORCE_COLOR asks for.
+    """Returns the terminal on the standard error; None if there is none, or Rich is not installed.
+
+    `--json` works without Rich.
+    """
+    # Rich treats a pipe as a terminal if FORCE_COLOR is set, so the stream itself is asked.
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     try:
@@ -59,7 +62,7 @@ def _terminal() -> Console | None:
 
 
 def bar(done: int, total: int, what: str) -> RenderableType:
-    """A bar, and how far it is in words: `3 of 8 checks`."""
+    """Returns a progress bar with a text such as `3 of 8 checks`."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

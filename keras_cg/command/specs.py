@@ -1,4 +1,4 @@
-"""What an argument is made of: `normal:4,3`, `uniform:0,1:4:float64`, `linspace:-5,5,400`, `0.5`, `@x.npy`."""
+"""Parses the specs of arguments: `normal:4,3`, `uniform:0,1:4:float64`, `linspace:-5,5,400`, `0.5`, `@x.npy`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["Maker", "named", "parse"]
 FLOATING = ("float16", "float32", "float64", "complex64", "complex128")
 DTYPES = (*FLOATING, "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
-# Makes the value; the same state of the generator gives the same numbers in every process.
+# Returns the value; one state of the generator gives the same numbers in every process.
 Maker = Callable[[numpy.random.Generator], Any]
 
 
 class _SpecError(ValueError):
-    """What is wrong with a spec."""
+    """An invalid spec; the message names the problem."""
 
 
 def named(texts: Sequence[str]) -> dict[str, str]:
-    """The words after `--arg` as specs by name.
+    """Returns the values of `--arg` as specs by name.
 
     Raises:
-        UsageError: One is no `name=spec`, or a name comes twice.
+        UsageError: A value is not of the form `name=spec`, or a name occurs twice.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -42,10 +42,10 @@ def named(texts: Sequence[str]) -> dict[str, str]:
 
 
 def parse(name: str, spec: str) -> Maker:
-    """What makes the value of the argument `name`; no array is made before it is called.
+    """Parses the spec of the argument `name` to a function that creates its value.
 
     Raises:
-        UsageError: `spec` has none of the forms.
+        UsageError: `spec` is invalid.
     """
     kind, colon, rest = spec.partition(":")
     try:
@@ -118,35 +118,35 @@ def _literal(text: str) -> Maker:
 
 
 def _array(text: str) -> Maker:
-    """A literal with a dtype, which is an array."""
+    """Parses a literal with a dtype to an array."""
     literal, _, dtype = text.rpartition(":")
     try:
         value = ast.literal_eval(literal)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         quotes = f"; a string needs quotes: '\"{text}\"'" if text.isidentifier() else ""
-        raise _SpecError(f"{text!r} is none of the forms{quotes}") from None
+        raise _SpecError(f"{text!r} is not a valid spec{quotes}") from None
     _known(dtype, DTYPES)
     try:
         array = _cast(numpy.asarray(value), dtype)
     except (ValueError, TypeError):
-        raise _SpecError(f"no array of {dtype} can be made of {literal}") from None
+        raise _SpecError(f"{literal} cannot be converted to an array of {dtype}") from None
     return lambda random: array
 
 
-def _with_dtype(parts: list[str], count: int, form: str, allowed: tuple[str, ...]) -> tuple[list[str], str]:
-    """The first `count` parts and the dtype after them."""
+def _with_dtype(parts: list[str], count: int, syntax: str, allowed: tuple[str, ...]) -> tuple[list[str], str]:
+    """Splits the parts into the first `count` and the dtype after them."""
     if len(parts) not in (count, count + 1):
-        raise _SpecError(f"expected {form} or {form}:DTYPE")
+        raise _SpecError(f"expected {syntax} or {syntax}:DTYPE")
     return parts[:count], _known(parts[count], allowed) if len(parts) > count else "float32"
 
 
 def _known(dtype: str, allowed: tuple[str, ...]) -> str:
     if dtype == "bfloat16":
-        raise _SpecError("NumPy, which makes the numbers, has no bfloat16; use float16, or cast inside the function")
+        raise _SpecError("NumPy, which creates the array, has no bfloat16; use float16, or cast inside the function")
     if dtype not in DTYPES:
-        raise _SpecError(f"there is no dtype {dtype!r}; use one of {', '.join(DTYPES)}")
+        raise _SpecError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPES)}")
     if dtype not in allowed:
-        raise _SpecError(f"{dtype} does not fit it; use one of {', '.join(allowed)}")
+        raise _SpecError(f"{dtype} is not possible here; use one of {', '.join(allowed)}")
     return dtype
 
 
@@ -154,13 +154,13 @@ def _cast(values: Any, dtype: str) -> Any:
     return numpy.asarray(values).astype(dtype)
 
 
-def _numbers(text: str, form: str) -> list[float]:
+def _numbers(text: str, syntax: str) -> list[float]:
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if len(numbers) != form.count(",") + 1 or not all(map(math.isfinite, numbers)):
-        raise _SpecError(f"{text!r} is not {form}, with finite numbers")
+    if len(numbers) != syntax.count(",") + 1 or not all(map(math.isfinite, numbers)):
+        raise _SpecError(f"{text!r} is not {syntax}, with finite numbers")
     return numbers
 
 
@@ -169,5 +169,5 @@ def _shape(text: str) -> tuple[int, ...]:
     if parts[-1] == "":  # "", "()" and "4,"
         parts.pop()
     if not all(part.isdecimal() for part in parts):
-        raise _SpecError(f"{text!r} is no SHAPE, such as 4,3")
+        raise _SpecError(f"{text!r} is not a SHAPE such as 4,3")
     return tuple(map(int, parts))

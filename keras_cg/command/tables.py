@@ -1,7 +1,8 @@
-"""What `keras-cg check` shows: a table for each function, live where somebody watches, and what it means."""
+"""The output of `keras-cg check`: a table for each function, live on a terminal, and the findings."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from rich import box
@@ -12,26 +13,30 @@ from rich.text import Text
 
 from keras_cg.command import progress
 from keras_cg.command.check import Board, Problem
-from keras_cg.testing.report import CHECKS, Finding, Report, worst
+from keras_cg.testing.report import CHECKS, NOT_REACHED, Finding, Report, worst
 
 __all__ = ["picture", "show"]
 
 STYLES = {"passed": "green", "failed": "bold red", "undecided": "yellow", "skipped": "dim"}
 
-MARKS = {"passed": "✓", "failed": "✗", "undecided": "?", "skipped": "–"}  # noqa: RUF001 - a dash that is seen
+MARKS = {"passed": "✓", "failed": "✗", "undecided": "?", "skipped": "–"}  # noqa: RUF001 - a dash is intended
 ASCII_MARKS = {"passed": "ok", "failed": "X", "undecided": "?", "skipped": "-"}
+
+
+# In the cell of a check that was not reached; `skipped` in MARKS is for a check that does not apply.
+SKIP = "skip"
 
 
 def _marks(console: Console) -> dict[str, str]:
     return MARKS if console.encoding.startswith("utf") else ASCII_MARKS
 
 
-# One for all cells and pictures: each new one would start anew.
+# One spinner for all cells and pictures, because a new one starts at its first frame.
 _SPINNER = Spinner("dots", style="cyan")
 
 
 class _Picture:
-    """The board as it is when it is drawn: the function that is at work, and how far everything is."""
+    """Draws the current state of the board: the function that is being checked, and the progress."""
 
     def __init__(self, board: Board):
         self.board = board
@@ -49,7 +54,7 @@ class _Picture:
         yield progress.bar(*self._progress(), "checks")
 
     def _progress(self) -> tuple[int, int]:
-        """How many checks are done, and how many there are."""
+        """Returns how many checks are done, and how many there are."""
         board = self.board
         pairs = [(name, backend) for name in board.functions for backend in board.backends]
         each = len(CHECKS) - 1
@@ -61,28 +66,28 @@ class _Picture:
 
 
 def picture(board: Board) -> RenderableType:
-    """What is shown while the board fills."""
+    """Returns the live picture of a board."""
     return _Picture(board)
 
 
 def title(board: Board, function: str) -> Text:
-    """What stands above the table of a function."""
+    """Returns the title of the table of a function."""
     return Text.assemble((function, "bold"), ("  " + board.target.removesuffix(f":{function}"), "dim"))
 
 
 def tables(console: Console, board: Board, function: str, spinner: RenderableType | None = None) -> Iterator[Table]:
-    """The checks of a function, one column for each backend; in several tables where one would be too wide."""
-    together: list[str] = []
+    """Yields the table of a function, with one column for each backend; several tables if one is too wide."""
+    columns: list[str] = []
     for backend in board.backends:
-        if together and _width(console, _table(console, board, function, [*together, backend])) > console.width:
-            yield _table(console, board, function, together, spinner)
-            together = []
-        together.append(backend)
-    yield _table(console, board, function, together, spinner)
+        if columns and _width(console, _table(console, board, function, [*columns, backend])) > console.width:
+            yield _table(console, board, function, columns, spinner)
+            columns = []
+        columns.append(backend)
+    yield _table(console, board, function, columns, spinner)
 
 
 def _width(console: Console, table: Table) -> int:
-    """How many columns of the terminal a table needs."""
+    """Returns the width of a table in characters."""
     return console.measure(table, options=console.options.update(max_width=10_000)).maximum
 
 
@@ -98,17 +103,23 @@ def _table(
     for backend in backends:
         found.add_column(backend, header_style="bold", min_width=11, no_wrap=True)
     marks = _marks(console)
-    for check in _rows(board, function):
+    for check in filter(functools.partial(_is_reached, board, function), _rows(board, function)):
         found.add_row(check, *(_cell(board, function, backend, check, marks, spinner) for backend in backends))
     return found
 
 
 def _rows(board: Board, function: str) -> list[str]:
-    """The checks in order, higher derivatives after the second."""
+    """Returns the checks in order, with the orders above two after the second."""
     seen = dict.fromkeys(each.check for backend in board.backends for each in board.found(function, backend))
     further = [check for check in seen if check not in CHECKS]
     after = CHECKS.index("second order") + 1
     return [*CHECKS[:after], *further, *CHECKS[after:]]
+
+
+def _is_reached(board: Board, function: str, check: str) -> bool:
+    """Whether a check was reached on some backend."""
+    cells = (_cell(board, function, backend, check, MARKS, None) for backend in board.backends)
+    return any(str(cell) != SKIP for cell in cells)
 
 
 def _cell(
@@ -120,16 +131,20 @@ def _cell(
     if spinner is not None and board.running(function, backend) == check:
         return spinner
     problem = board.problem(function, backend)
-    if problem is None and (function, backend) in board.done and (spinner is None or check != "agreement"):
+    is_reached = not any(each.reason in NOT_REACHED for each in board.found(function, backend))
+    is_final = (function, backend) in board.done and (spinner is None or check != "agreement")
+    if problem is None and is_final and (is_reached or len(board.backends) == 1):
         return _summary([], marks)
-    if problem is not None and problem.check in (check, None):
-        return Text(f"{marks['failed']} stopped", STYLES["failed"]) if problem.check or check == CHECKS[0] else Text("")
-    return Text("")
+    if problem is not None and check == (problem.check or CHECKS[0]):
+        return Text(f"{marks['failed']} stopped", STYLES["failed"])
+    return Text(SKIP, STYLES["skipped"]) if (function, backend) in board.done else Text("")
 
 
 def _summary(findings: Sequence[Finding], marks: dict[str, str]) -> Text:
-    """The findings of one check as a mark and the largest error, or what became of the gradient in an export."""
+    """Formats the findings of one check: a mark with the largest error, or the state of an exported gradient."""
     status = worst(findings)
+    if any(each.reason in NOT_REACHED for each in findings):
+        return Text(SKIP, STYLES[status])
     words = {"undecided": "undecided", "skipped": ""}
     sizes = [each.error for each in findings if each.status == status and each.error is not None]
     size = words.get(status, _short(max(sizes)) if sizes else "")
@@ -139,30 +154,37 @@ def _summary(findings: Sequence[Finding], marks: dict[str, str]) -> Text:
 
 
 def _short(number: float) -> str:
-    """`3e-9`, `0.2`, `0`."""
+    """Formats an error: `3e-9`, `0.2`, `0`."""
     if number == 0 or 0.01 <= number < 1000:
         return f"{number:.2g}"
     return f"{number:.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def show(board: Board) -> None:
-    """Prints all tables, what was found, and the verdict."""
+    """Prints all tables, all findings that did not pass, and the verdict."""
     console = Console()
     marks = _marks(console)
     for report in board.reports():
         console.print()
         console.print(title(board, report.function), soft_wrap=True)
-        for each in tables(console, board, report.function):
-            # Where there is no room for a single backend, the terminal breaks the lines, and nothing is left out.
+        # If no check passed on any backend, all other cells would be `skip`, and the findings below say it all.
+        has_table = any(each.status == "passed" for each in report.findings)
+        for each in tables(console, board, report.function) if has_table else ():
+            # If even one backend is too wide, the terminal wraps the lines: no text is lost.
             console.width = max(console.width, _width(console, each))
             console.print(each)
-        for lines in _told(report, marks):
+        skipped = [check for check in _rows(board, report.function) if not _is_reached(board, report.function, check)]
+        if skipped:
+            console.print(Text(f"not reached: {', '.join(skipped)}", STYLES["skipped"]), soft_wrap=True)
+        for lines in _problems(report, marks):
             console.print(lines, soft_wrap=True)
     for problem in board.problems:
         console.print(_problem(problem, marks), soft_wrap=True)
     for line in board.absent:
         console.print(Text(f"{marks['undecided']} {line}", STYLES["undecided"]), soft_wrap=True)
     console.print()
+    if board.unchecked:
+        console.print(Text(f"not checked with --fast: {', '.join(board.unchecked)}", "dim"), soft_wrap=True)
     console.print(_verdict(board, marks), soft_wrap=True)
 
 
@@ -171,8 +193,8 @@ def _problem(problem: Problem, marks: dict[str, str]) -> Text:
     return Text.assemble((f"{marks['failed']} {backend}", STYLES["failed"]), f": {message}")
 
 
-def _told(report: Report, marks: dict[str, str]) -> Iterator[Text]:
-    """What did not pass; the same on several backends once."""
+def _problems(report: Report, marks: dict[str, str]) -> Iterator[Text]:
+    """Yields the findings that did not pass; findings that several backends share appear once."""
     groups: dict[tuple[str | None, ...], list[Finding]] = {}
     for each in report.findings:
         if each.status in ("failed", "undecided"):
@@ -184,7 +206,7 @@ def _told(report: Report, marks: dict[str, str]) -> Iterator[Text]:
 
 
 def _group(findings: Sequence[Finding], marks: dict[str, str]) -> Text:
-    # The numbers of the backend where they are farthest apart.
+    # The numbers of the backend with the largest error.
     one = max(findings, key=lambda each: each.error if each.error is not None else -1.0)
     style = STYLES[one.status]
     of = f" of {one.argument}" if one.argument else ""
@@ -207,20 +229,20 @@ def _group(findings: Sequence[Finding], marks: dict[str, str]) -> Text:
 
 
 def _verdict(board: Board, marks: dict[str, str]) -> Text:
-    """The last line."""
+    """Returns the last line."""
     by_status: dict[str, list[str]] = {}
     for report in board.reports():
         by_status.setdefault(report.status, []).append(report.function)
     where = ", ".join(board.backends)
-    told = [f"{status}: {', '.join(by_status[status])}" for status in ("failed", "undecided") if status in by_status]
+    parts = [f"{status}: {', '.join(by_status[status])}" for status in ("failed", "undecided") if status in by_status]
     if board.status() == 0:
         names = ", ".join(by_status["passed"])
         agree = ", which agree" if len(board.backends) > 1 else ""
         return Text(f"{marks['passed']} passed: {names} on {where}{agree}", "bold green")
     stopped = list(dict.fromkeys(each.backend for each in board.problems))
     if stopped:
-        told.append(f"stopped: {', '.join(stopped)}")
+        parts.append(f"stopped: {', '.join(stopped)}")
     if board.absent:
-        told.append(f"not installed: {', '.join(line.partition(':')[0] for line in board.absent)}")
+        parts.append(f"not installed: {', '.join(line.partition(':')[0] for line in board.absent)}")
     mark = "undecided" if set(by_status) <= {"undecided", "passed"} and not stopped and not board.absent else "failed"
-    return Text(f"{marks[mark]} " + "; ".join(told or ["nothing was checked"]), STYLES[mark])
+    return Text(f"{marks[mark]} " + "; ".join(parts or ["nothing was checked"]), STYLES[mark])

@@ -8,8 +8,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -18,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy
 import optree
 
-from keras_cg import errors
+from keras_cg import errors, user_code
 from keras_cg.command import messages, specs
 from keras_cg.decorator import CustomGradient
 
-__all__ = ["Target", "find", "is_users", "split", "validate", "where"]
+__all__ = ["Target", "find", "split", "validate", "where"]
 
 
 class Target(NamedTuple):
-    """A function to look at, with its arguments and what its gradient is meant to be."""
+    """A function to check, with its arguments and, optionally, the expected gradient and output."""
 
     name: str
     function: Callable[..., Any]
@@ -37,7 +35,7 @@ class Target(NamedTuple):
 
 
 def split(target: str) -> tuple[str, str]:
-    """The file or module, and the function in it; "" for all of them."""
+    """Splits a target into its file or module and its function; "" for all functions."""
     if target.endswith(".py") or ":" not in target:
         return target, ""
     place, _, name = target.rpartition(":")
@@ -49,17 +47,17 @@ def _is_file(place: str) -> bool:
 
 
 def _require_file(target: str) -> None:
-    """Raises if the target names nothing, or is in a file that is not there.
+    """Raises if the target names nothing, or its file does not exist.
 
     Raises:
-        UsageError: So it is.
+        UsageError: The target is invalid.
     """
     place, name = split(target)
     if not place.strip() or (":" in place and not _is_file(place)):
         raise messages.no_target(target)
     if not name and place != target:
         raise messages.nothing_after_colon(target)
-    # By os.path: a Path raises for a name that is too long.
+    # By os.path, because a Path raises for a name that is too long.
     if os.path.isdir(place) and (_is_file(place) or place.startswith(".")):
         raise messages.folder(place)
     if _is_file(place) and not os.path.isfile(place):
@@ -68,56 +66,56 @@ def _require_file(target: str) -> None:
 
 
 def validate(target: str, arguments: Sequence[str], expected: str | None, value: str | None = None) -> dict[str, str]:
-    """The specs of the command line by name, after a look at all that needs no import.
+    """Validates everything that needs no import, and returns the specs of the arguments by name.
 
     Raises:
-        UsageError: Something does not parse or does not go together, or the file is missing.
+        UsageError: An option is invalid or does not go with the target, or the file is missing.
     """
-    given = specs.named(arguments)
-    for name, spec in given.items():
+    by_name = specs.named(arguments)
+    for name, spec in by_name.items():
         specs.parse(name, spec)
     _require_file(target)
     if not split(target)[1]:
         for option, words in (("--arg", arguments), ("--expected", expected), ("--value", value)):
             if words:
                 raise messages.needs_function(target, option)
-    return given
+    return by_name
 
 
 def find(
-    target: str, given: Mapping[str, str], expected: str | None, seed: int, value: str | None = None
+    target: str, arguments: Mapping[str, str], expected: str | None, seed: int, value: str | None = None
 ) -> list[Target]:
-    """The functions that `target` names, with their arguments made.
+    """Finds the functions that `target` names, and creates their arguments.
 
     Args:
         target: A file or module, with `:function` or without.
-        given: The specs of the command line, which come before `example_args`.
-        expected: A target too, or a name beside the function; it comes before the function's own `expected`.
-        seed: For random numbers.
-        value: As `expected`; a function that gives the right output.
+        arguments: The specs of the command line, which override `example_args`.
+        expected: A target, or a name in the module of the function; overrides the function's attribute `expected`.
+        seed: The seed of the random numbers.
+        value: A target or name like `expected`: a function that returns the right output.
 
     Raises:
-        UsageError: Something of it is not there, or not as it must be.
+        UsageError: The target, an argument or a reference does not exist or is invalid.
     """
     place, name = split(target)
-    # Before the target is imported, which may change the directory.
-    makers = {each: specs.parse(each, spec) for each, spec in given.items()}
+    # Parsed before the target is imported, because the target may change the directory that @FILE.npy refers to.
+    makers = {each: specs.parse(each, spec) for each, spec in arguments.items()}
     home = os.getcwd()
     module = _load(place)
     if not name:
-        return [_made(each, getattr(module, each), {}, seed) for each in _hinted(place, module)]
+        return [_build(each, getattr(module, each), {}, seed) for each in _hinted(place, module)]
     function = _attribute(place, module, name, _decorated(module))
     if not _is_decorated(function):
         raise messages.not_decorated(target, function)
     references = {"expected": expected, "value": value}
     with contextlib.chdir(home):
         found = {key: _reference(place, module, key, each) for key, each in references.items() if each is not None}
-    return [_made(name, function, makers, seed, **found)]
+    return [_build(name, function, makers, seed, **found)]
 
 
 def _load(place: str) -> ModuleType:
     """Imports a file, or a module by its name."""
-    # What the user's code does at import may be anything, to the point of leaving Python.
+    # The user's code may raise anything at import, SystemExit included.
     try:
         return _import_file(Path(place)) if _is_file(place) else _import_module(place)
     except messages.UsageError:
@@ -135,30 +133,22 @@ def _import_module(name: str) -> ModuleType:
 def _import_file(path: Path) -> ModuleType:
     _require_file(str(path))
     sys.path.insert(0, str(path.resolve().parent))
-    # A script is never found under its own name either, so it may be called as something that exists.
+    # Another module may have the name of the file already; a second name keeps both importable.
     name = path.stem if path.stem not in sys.modules else f"{path.stem} (target)"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
-        raise ImportError("it is no Python file")
+        raise ImportError("it is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def where(error: BaseException) -> str | None:
-    """The file and line of the user's code that an exception comes from; None if it was raised elsewhere."""
+    """Returns file and line of the innermost user code in the traceback of an exception; None if there is none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if is_users(each.filename)]
-    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else None
-
-
-def is_users(filename: str) -> bool:
-    """Whether a line of code is the user's: not Python's own, not that of an installed package, nor of this one."""
-    paths = sysconfig.get_paths()
-    installed = (paths["stdlib"], paths["purelib"], paths["platlib"], str(Path(__file__).parents[1]) + os.sep)
-    # Cython names files of a package by where they stood when it was built.
-    return os.path.isabs(filename) and not filename.startswith(installed)
+    frame = user_code.innermost(error)
+    return f"{Path(frame.filename).name}:{frame.lineno}" if frame is not None else None
 
 
 def _is_decorated(value: object) -> bool:
@@ -167,7 +157,7 @@ def _is_decorated(value: object) -> bool:
 
 
 def _decorated(module: ModuleType) -> list[str]:
-    """The names of the decorated functions that a module defines, in its order."""
+    """Returns the names of the decorated functions that a module defines, in order of definition."""
     found = [name for name, value in vars(module).items() if isinstance(value, CustomGradient)]
     return [name for name in found if getattr(module, name).__module__ == module.__name__]
 
@@ -190,24 +180,24 @@ def _attribute(place: str, module: ModuleType, name: str, known: Sequence[str]) 
 
 
 def _reference(place: str, module: ModuleType, option: str, expected: str) -> Any:
-    """What `--expected` or `--value` names."""
+    """Returns the function that `--expected` or `--value` names."""
     other, name = split(expected) if ":" in expected else ("", expected)
-    beside = _load(other) if other else module
-    found = _attribute(other or place, beside, name, [key for key, each in vars(beside).items() if callable(each)])
+    home = _load(other) if other else module
+    found = _attribute(other or place, home, name, [key for key, each in vars(home).items() if callable(each)])
     if not callable(found):
         raise messages.not_a_reference(option, expected, found)
     return found
 
 
-def _made(
-    name: str, function: Any, given: Mapping[str, specs.Maker], seed: int, expected: Any = None, value: Any = None
+def _build(
+    name: str, function: Any, makers: Mapping[str, specs.Maker], seed: int, expected: Any = None, value: Any = None
 ) -> Target:
     values = _by_name(name, function, getattr(function, "example_args", {}))
-    values.update(given)
+    values.update(makers)
     for each, spec in values.items():
-        make = specs.parse(each, spec) if isinstance(spec, str) else given.get(each)
+        make = specs.parse(each, spec) if isinstance(spec, str) else makers.get(each)
         if make is not None:
-            # Each argument has a generator of its own, so that its numbers do not hang on the others.
+            # Each argument has its own generator, so its numbers do not depend on the other arguments.
             values[each] = make(numpy.random.default_rng([seed, *each.encode()]))
     args, kwargs = _bound(name, function, values)
     if not any(map(_is_differentiated, optree.tree_leaves((args, kwargs)))):  # type: ignore[arg-type]
@@ -217,7 +207,7 @@ def _made(
 
 
 def _is_differentiated(leaf: Any) -> bool:
-    """Whether a leaf is an array of floating or complex numbers; of another object nothing is known."""
+    """Whether a leaf may be differentiated: a floating or complex array, or an object of an unknown type."""
     static = (str, bytes, bool, int, float, complex, type(None))
     return leaf.dtype.kind in "fc" if isinstance(leaf, (numpy.ndarray, numpy.generic)) else not isinstance(leaf, static)
 
@@ -230,10 +220,10 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _by_name(name: str, function: Callable[..., Any], hints: Any) -> dict[str, Any]:
-    """`example_args` as a dict."""
+    """Returns `example_args` as a dict."""
     if isinstance(hints, Mapping):
         if not all(isinstance(key, str) for key in hints):
-            raise messages.bad_hint(name, "has keys that are no names")
+            raise messages.bad_hint(name, "has keys that are not names")
         return dict(hints)
     if not isinstance(hints, (tuple, list)):
         raise messages.bad_hint(name, f"is {errors.article(errors.type_name(hints))}")
@@ -246,7 +236,7 @@ def _by_name(name: str, function: Callable[..., Any], hints: Any) -> dict[str, A
 
 
 def _bound(name: str, function: Callable[..., Any], values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of the call; positional wherever they may be, since rules are handed those."""
+    """Binds the arguments of the call; positional wherever possible, because a rule receives only those."""
     found = _signature(function)
     if found is None:
         return (), values

@@ -1,6 +1,6 @@
-"""Which versions of other packages keras_cg was tested with.
+"""The versions of other packages that keras_cg was tested with.
 
-The oldest are the lower bounds that the package itself was installed with; the newest stand here.
+The oldest versions are the lower bounds of the installed keras_cg; the newest ones are listed here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 
-# Equal to constraints-newest.txt, or to constraints.txt where pip finds nothing newer; torch's was tested by hand.
+# From constraints-newest.txt, or from constraints.txt where pip finds nothing newer; torch's was tested by hand.
 NEWEST = {
     "array-api-compat": "1.16",
     "autograd": "1.9",
@@ -21,12 +21,12 @@ NEWEST = {
     "torch": "2.15",
 }
 
-# Other packages with the same modules.
+# Other distributions that install the same modules.
 _ALSO = {"tensorflow-cpu": ("tensorflow-cpu", "tensorflow")}
 
 
 def untested() -> list[str]:
-    """A line for each installed package that is older, or newer, than what was tested; patch releases do not count."""
+    """Returns a line for each installed package outside the tested versions; patch releases do not count."""
     lines = []
     for name, oldest in _oldest().items():
         for package in _ALSO.get(name, (name,)):
@@ -34,7 +34,7 @@ def untested() -> list[str]:
             newest = NEWEST.get(name)
             if version is None or newest is None:
                 continue
-            tested = f"what keras_cg was tested with ({oldest} to {newest})"
+            tested = f"the versions that keras_cg was tested with ({oldest} to {newest})"
             if _release(version) < _release(oldest):
                 lines.append(f"{package} {version} is older than {tested}: upgrade it")
             elif _release(version) > _release(newest):
@@ -46,7 +46,7 @@ def _oldest() -> dict[str, str]:
     try:
         needed = importlib.metadata.requires("keras-cg") or []
     except importlib.metadata.PackageNotFoundError:
-        return {}  # a checkout on the path
+        return {}  # a checkout that is only on the path has no metadata
     found = [re.match(r"([\w.-]+?)\s*>=\s*([\d.]+)", each) for each in needed]
     return {match[1]: match[2] for match in found if match}
 
@@ -59,5 +59,5 @@ def _version(package: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Major and minor number, which are what a framework's changes go by."""
+    """Returns the major and minor number, without the patch release."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

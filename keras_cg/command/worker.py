@@ -1,15 +1,15 @@
-"""The process of one backend: imports the framework and the user's file, which may do anything, and tells what comes.
+"""The process of one backend: imports the framework and the user's file, which may do anything, and sends events.
 
-A job is one line of JSON on its standard input. Events are a line of JSON each on its standard output:
+The job is one line of JSON on its standard input. Each event is a line of JSON on its standard output:
 
-`functions`  the names of the functions of the job, once they are found
-`finding`    what a check gave
-`report`     everything about one function
-`devices`    those of the backend
-`curves`     numbers were written for a plot
-`usage`      it cannot be done as asked; the message for the user
-`problem`    something raised; the message for the user
-`done`       the last one
+`functions`  the names of the functions of the job
+`finding`    the result of a check
+`report`     the report of one function
+`devices`    the devices of the backend
+`curves`     the curves of a plot are written
+`usage`      a usage error; the message for the user
+`problem`    an exception; the message for the user
+`done`       the last event
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ Say = Callable[..., None]
 
 
 def main() -> None:
-    """Does the job on the standard input, and leaves."""
-    # A dead process shall say where it was: faulthandler at once, this signal when its time is over.
+    """Runs the job on the standard input, and exits."""
+    # faulthandler writes a traceback when the process crashes, and when the parent sends SIGUSR1 after a time-out.
     faulthandler.enable()
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
     inlet, outlet = _pipes()
     process = os.getpid()
-    with os.fdopen(outlet, "w", encoding="utf-8") as told:
+    with os.fdopen(outlet, "w", encoding="utf-8") as events:
 
         def say(event: str, **fields: Any) -> None:
             if os.getpid() != process:
-                os._exit(0)  # the target has forked, and this is the copy: the other one does the job
-            told.write(json.dumps({"event": event, **fields}) + "\n")
-            told.flush()
+                os._exit(0)  # the target has forked, and this is the child: the parent does the job
+            events.write(json.dumps({"event": event, **fields}) + "\n")
+            events.flush()
 
         _do(_job(inlet), say)
         say("done")
-    # A framework may crash while it is taken down, and nothing is left to do.
+    # A framework may crash at exit, so the process ends here, without exit handlers.
     os._exit(0)
 
 
 def _pipes() -> tuple[int, int]:
-    """The two pipes to the parent; what the user's code prints goes to stderr instead, and it has nothing to read."""
+    """Returns the two pipes to the parent. The user's code then prints to stderr, and reads an empty stdin."""
     inlet, outlet = os.dup(0), os.dup(1)
     with open(os.devnull, encoding="utf-8") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -64,7 +64,7 @@ def _pipes() -> tuple[int, int]:
 
 
 def _job(inlet: int) -> Job:
-    """Reads the job; the pipe stays open as long as the parent lives, and this process shall not live longer."""
+    """Reads the job, and ends this process when the pipe closes, that is, when the parent has ended."""
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(inlet, 65536)
@@ -74,7 +74,7 @@ def _job(inlet: int) -> Job:
 
     def watch() -> None:
         os.read(inlet, 1)
-        # With all that the target has started, which is in the group that this process leads.
+        # This process leads a group that contains all processes that the target has started.
         if hasattr(os, "killpg"):
             os.killpg(0, signal.SIGKILL)
         os._exit(1)
@@ -99,7 +99,7 @@ def _devices(job: Job, say: Say) -> None:
 
 
 def _targets(job: Job, say: Say) -> list[targets.Target]:
-    found = targets.find(job["target"], job["given"], job["expected"], job["seed"], job["value"])
+    found = targets.find(job["target"], job["arguments"], job["expected"], job["seed"], job["value"])
     say("functions", names=[each.name for each in found])
     backends.load(job["backend"], "keras-cg")
     return found
@@ -117,7 +117,7 @@ def _check(job: Job, say: Say) -> None:
 
 
 def _check_one(job: Job, target: targets.Target, number: int, say: Say) -> None:
-    from keras_cg import testing  # needs an extra, and is needed for nothing else
+    from keras_cg import testing  # needs SciPy, which the other commands do not
 
     report = testing.check_gradients(
         target.function,

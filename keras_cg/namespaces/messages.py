@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from keras_cg.errors import did_you_mean, report
+from keras_cg.namespaces.standard import FUNCTIONS
+
+PORTABLE = [name for name in FUNCTIONS if "." not in name]
 
 
 def no_such_op(name: str, backend: str, names: Sequence[str]) -> AttributeError:
     """`keras_cg.ops` has no function of that name on the active backend."""
-    headline = f"keras_cg.ops has no {name!r} while the backend is {backend!r}.{did_you_mean(name, names)}"
-    cause = "a function that one framework has and the array API standard does not."
+    # A function of the standard comes first, because every backend has it: `concat`, not torch's `concatenate`.
+    near = did_you_mean(name, PORTABLE) or did_you_mean(name, names)
+    headline = f"keras_cg.ops has no {name!r} while the backend is {backend!r}.{near}"
+    cause = "a typo, or a function that one framework has and the array API standard does not."
     remedy = "use one of docs/ops.md: they are there on every backend."
     return report(AttributeError, headline, cause=cause, remedy=remedy)
 

@@ -1,4 +1,4 @@
-"""Checks a custom gradient: against differences, against itself, and between backends.
+"""Checks a custom gradient: against finite differences, for consistency, and between backends.
 
 Needs SciPy: `pip install "keras-cg[testing]"`.
 """

@@ -13,7 +13,7 @@ from keras_cg.testing import checks, comparison, messages
 from keras_cg.testing.arrays import Array
 from keras_cg.testing.inspection import ORDERS, TOLERANCES, Inspection
 from keras_cg.testing.report import Finding, Report
-from keras_cg.testing.subject import arguments
+from keras_cg.testing.subject import bind_arguments
 
 __all__ = ["agreement", "assert_gradients", "check_gradients"]
 
@@ -34,57 +34,56 @@ def check_gradients(
     seed: int = 0,
     on_finding: Callable[[Finding], None] | None = None,
 ) -> Report:
-    """Checks the gradient of a function against differences, against itself, and between backends.
+    """Checks the gradient of a function against finite differences, for consistency, and between backends.
 
-    Made for functions decorated with `keras_cg.custom_gradient`; any other function will do. At the point `args`, for a
-    random upstream that is nowhere the same:
+    Checks a function decorated with `keras_cg.custom_gradient`, or any other function. At the point `args`, for a
+    random upstream gradient whose elements all differ, it checks:
 
-    - *value*: the function is finite and gives the same when it is called again, and what `value` gives;
-    - *first order*: the rule gives the derivative, by differences along each element (24 of a larger argument) and
-      along random directions, argument by argument, and at a second point close by; in the dtypes given it is right to
-      two digits; and it gives the same when it is called again, after other calls, too;
-    - *second order* and so on: the derivative of what the rule gives is that of its differences, and the second
-      derivative of the function;
-    - *linearity*: the rule is linear in upstream of any size, or gives there what was declared;
+    - *value*: the output is finite, does not change when the function is called again, and equals that of `value`;
+    - *first order*: the gradient agrees with finite differences for each argument, along each element (24 elements of a
+      larger argument) and along random directions, and also at a second point close by. In the dtypes of the arguments
+      it is right to two digits. It does not change when the rule is called again, or after other calls;
+    - *second order* and higher: the derivative of the rule agrees with finite differences of the rule, and with the
+      second derivative of the function;
+    - *linearity*: the rule is linear in upstream, of any size, or agrees with `expected` there;
     - *compiled*: `jax.jit`, `torch.compile` or `tf.function` changes neither output nor gradient;
-    - *export*: as `jax.export`, a SavedModel or `torch.export` has it, the function gives the same, and its gradient is
-      carried or not there, but never another one: `Finding.gradient` says which;
-    - *forward mode*: `keras_cg.jvp` gives the derivative as well;
-    - *memory*: nothing of a call is kept when nobody holds it, without help of the garbage collector;
-    - *agreement*: with several backends, all of them compute the same.
+    - *export*: `jax.export`, a SavedModel or `torch.export` does not change the output. The exported program has the
+      right gradient or none, but never another one: `Finding.gradient` says which;
+    - *forward mode*: `keras_cg.jvp` agrees with finite differences;
+    - *memory*: the tensors of a call are freed by reference counting, without the garbage collector;
+    - *agreement*: several backends compute the same output and gradient.
 
-    Where the function can be computed in double precision, it is checked there, to six digits; else in the dtypes of
-    its arguments, with float32 to three, or in the precision that it has inside, if that is lower. A check that cannot
-    decide, at a kink, where rounding hides the derivative, for an argument without elements, is "undecided" and never
-    "passed". What a rule gives for captured `variables` is not looked at: pass them as arguments.
+    A function that runs in double precision is checked in it, to six digits. Otherwise the checker uses the dtypes of
+    the arguments (to three digits for float32), or a lower precision if the function computes in one. A check that
+    cannot decide is "undecided", never "passed": at a kink, where rounding hides the derivative, or for an argument
+    without elements. Gradients for captured `variables` are not checked: pass them as arguments.
 
     Args:
         f: The function.
-        *args: Its arguments, any nest. Arrays of NumPy or of a framework, of floating or complex dtype, are
-            differentiated; numbers and everything else are static.
+        *args: Its arguments: any pytrees. Floating and complex arrays of NumPy or of a framework are differentiated;
+            numbers and all other values are static.
         kwargs: Its keyword arguments.
-        order: How often to differentiate, 1 to 4.
+        order: The highest order of differentiation, 1 to 4.
         modes: "reverse", "forward" or both.
-        backends: The names of the backends to check on; None for the active one. All that are installed:
-            `keras_cg.available_backends()`.
-        expected: What the gradient should be if it is not the derivative of `f`: another function of the same
-            arguments, whose derivative it should be (`lambda x: x` for a straight-through estimator), or, with a
-            parameter called `upstream`, another rule (`lambda x, upstream: clip(upstream)`).
-        value: What the output should be: another function of the same arguments. Without it nobody asks whether the
-            output itself is right.
-        compiled: Whether to compile, and to export.
-        fast: Looks along random directions alone, and neither compiles nor exports; where it finds a fault it looks
-            closer. For a hook that runs often.
-        seed: For upstreams and directions.
-        on_finding: Called with each `Finding` when it is there.
+        backends: The names of the backends to check on; None for the active one. `keras_cg.available_backends()` lists
+            all installed ones.
+        expected: The reference for a gradient that is intentionally not the derivative of `f`. Either a function of the
+            same arguments whose derivative the gradient should equal (`lambda x: x` for a straight-through estimator),
+            or a rule with a parameter called `upstream` (`lambda x, upstream: clip(upstream)`).
+        value: A function of the same arguments that returns the right output. Without it the output is not checked.
+        compiled: Whether to compile and to export the function.
+        fast: Uses random directions only, and neither compiles nor exports. A fault that it finds is then examined
+            element by element. For a hook that runs often.
+        seed: The seed of the random upstream gradients and directions.
+        on_finding: A callback that receives each `Finding` as soon as it is known.
 
     Returns:
-        A `Report`, which is true if everything passed, and prints what did not.
+        A `Report`, which is true if every check passed, and as text lists the checks that did not.
 
     Raises:
-        ValueError: No argument can be differentiated, an option has no such value, a backend is unknown, or `expected`
-            gives another shape.
-        TypeError: An argument cannot be held by NumPy.
+        ValueError: No argument can be differentiated, an option has an invalid value, a backend is unknown, or
+            `expected` returns another shape.
+        TypeError: NumPy cannot represent an argument.
         ImportError: A backend is not installed.
 
     Example:
@@ -116,36 +115,36 @@ def check_gradients(
     findings: list[Finding] = []
     evidence: dict[str, dict[str, list[Array]]] = {}
 
-    def tell(finding: Finding) -> None:
+    def add(finding: Finding) -> None:
         findings.append(finding)
         if on_finding is not None:
             on_finding(finding)
 
     for backend in (config.backend(),) if backends is None else backends:
-        # Away from the point a function may overflow, and NumPy warns of it.
+        # At the points of a finite difference a function may overflow, and NumPy warns.
         with config.use_backend(backend), numpy.errstate(all="ignore"):
-            given = arguments(f, args, kwargs or {})
+            arguments = bind_arguments(f, args, kwargs or {})
             evidence[backend] = checks.run(
-                Inspection(f, given, expected, value, order, modes, compiled, fast, seed), tell
+                Inspection(f, arguments, expected, value, order, modes, compiled, fast, seed), add
             )
     for finding in agreement(evidence):
-        tell(finding)
+        add(finding)
     return Report(name, tuple(findings), evidence)
 
 
 def assert_gradients(f: Callable[..., Any], *args: Any, **options: Any) -> Report:
-    """As `check_gradients`, but raises if not everything passed.
+    """Checks a gradient with `check_gradients` and raises if any check did not pass.
 
     Args:
         f: The function.
         *args: Its arguments.
-        **options: As for `check_gradients`.
+        **options: The options of `check_gradients`.
 
     Returns:
         The report.
 
     Raises:
-        AssertionError: Something failed or could not be decided; the message is the report.
+        AssertionError: A check failed or could not decide; the message is the report.
 
     Example:
         >>> import numpy as np
@@ -163,13 +162,13 @@ def assert_gradients(f: Callable[..., Any], *args: Any, **options: Any) -> Repor
 
 
 def agreement(evidence: Mapping[str, Mapping[str, Sequence[Array]]]) -> list[Finding]:
-    """Compares what several backends computed with that one of them that most others agree with.
+    """Compares the results of several backends with those of the backend that most others agree with.
 
     Args:
-        evidence: For each backend what `Report.evidence` has.
+        evidence: The arrays of each backend, as in `Report.evidence`.
 
     Returns:
-        One finding for each backend that computed something; none if that is only one.
+        One finding for each backend that has results; an empty list if fewer than two have.
     """
     present = {backend: found for backend, found in evidence.items() if found}
     if len(present) < 2:
@@ -179,7 +178,7 @@ def agreement(evidence: Mapping[str, Mapping[str, Sequence[Array]]]) -> list[Fin
 
 
 def _agree(right: Mapping[str, Sequence[Array]], backend: str, came: Mapping[str, Sequence[Array]]) -> Finding:
-    """What comes of comparing one backend with another."""
+    """Compares the results of a backend with those of another one, `right`."""
     # The coarser of the two precisions.
     tolerance = 2 * TOLERANCES[max(float(each["epsilon"][0]) for each in (right, came))]
     largest = 0.0

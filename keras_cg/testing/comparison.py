@@ -1,4 +1,4 @@
-"""Gradients, number by number, beside what they should be."""
+"""Compares gradients with the expected ones, number by number."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy
 from keras_cg.testing.arrays import Array, vector
 from keras_cg.testing.differences import Slope
 
-# How many numbers of a large array are compared as Python's.
+# The most numbers of a large array that become rows: the comparison in Python is slow.
 MOST = 64
 
 ALONG = "along a random direction"
 
 
 class Column(NamedTuple):
-    """The derivative of something along one direction: that of an element, or, without a place, a random one."""
+    """The derivative along one direction: that of the element at `place`, or a random one if `place` is None."""
 
     place: tuple[int, ...] | None
     direction: Array
@@ -26,10 +26,10 @@ class Column(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One number of a gradient, or its product with a direction: what came and what should, give or take an error.
+    """One number of a gradient, or the product of the gradient with a direction, and its expected value.
 
-    `bend` is by how much the slopes on the two sides seem to differ, and `size` how large the terms are of which the
-    number is the sum.
+    `error` bounds the error of `expected`. `bend` estimates how much the slopes on the two sides differ. `size` is the
+    size of the terms that are added up to the number.
     """
 
     where: str
@@ -42,20 +42,20 @@ class Row(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """How far off it is; infinitely far if that is no number."""
+        """The distance from the expected value; infinity if it is NaN."""
         found = abs(self.came - self.expected)
         return math.inf if math.isnan(found) else found
 
 
 def rows(columns: Sequence[Column], came: Array, weights: Array) -> list[Row]:
-    """The gradient of `weights @ path`, beside the one by differences."""
+    """Compares the gradient of `weights @ path` with finite differences."""
     found = []
     for place, direction, (values, errors, bends) in columns:
         if place is None:
             terms = vector([came]) * vector([direction])
             where, part, size = ALONG, terms.sum(), numpy.abs(terms).sum()
         else:
-            # The part along the real axis, or that along the imaginary one.
+            # The real or the imaginary part of the gradient, as the direction is real or imaginary.
             where, part = index(place), came[place].imag if numpy.imag(direction[place]) else came[place].real
             size = 0.0
         error, bend = (float(numpy.abs(weights) @ each) for each in (errors, bends))
@@ -64,9 +64,10 @@ def rows(columns: Sequence[Column], came: Array, weights: Array) -> list[Row]:
 
 
 def elements(came: Array, expected: Array, sizes: Array | None = None) -> list[Row]:
-    """A gradient beside another one: of a large one the numbers that are furthest off, and the largest one expected.
+    """Compares a gradient with another one, element by element.
 
-    `sizes` is how large the terms are of which each number is the sum.
+    A large array gives rows for the elements with the largest differences and for the largest expected element.
+    `sizes` are the sizes of the terms that are added up to each element.
     """
     with numpy.errstate(invalid="ignore"):
         difference = numpy.nan_to_num(numpy.abs(came - expected), nan=numpy.inf).ravel()
@@ -87,7 +88,7 @@ def elements(came: Array, expected: Array, sizes: Array | None = None) -> list[R
 
 
 def gradient(columns: Sequence[Column], point: Array, weights: Array) -> Array:
-    """The gradient of `weights @ path` by differences, in the shape of `point`; NaN where nobody looked."""
+    """Returns the gradient of `weights @ path` by finite differences; NaN where it was not computed."""
     found = numpy.full(point.shape, numpy.nan, point.dtype)
     for place, direction, (values, _, _) in columns:
         if place is not None:
@@ -97,10 +98,10 @@ def gradient(columns: Sequence[Column], point: Array, weights: Array) -> Array:
 
 
 def index(place: tuple[int, ...]) -> str:
-    """A place as it is written: `[1, 0]`, or nothing for a tensor without dimensions."""
+    """Formats an index: `[1, 0]`, or nothing for a tensor without dimensions."""
     return str(list(place)) if place else ""
 
 
 def text(number: complex) -> str:
-    """A number for a message."""
-    return f"{number + 0:.6g}"  # rather 0 than -0
+    """Formats a number for a message."""
+    return f"{number + 0:.6g}"  # adding 0 turns -0 into 0

@@ -1,4 +1,4 @@
-"""What a wrong gradient looks like, and so what its fault most likely is."""
+"""Names the most likely fault of a wrong gradient from the way in which it is wrong."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from keras_cg.testing.arrays import Array
 
 Arrays = list[Array]
 
-# Two gradients that differ by no more are taken for the same, relative to the largest number.
+# The relative difference up to which two gradients count as equal.
 SAME = 1e-4
 
-# However few digits there are, gradients that differ by more are not alike.
+# The largest relative difference of equal gradients, however few digits the dtype has.
 ALIKE = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Of one point: what the rule gives for any upstream, and what it should.
+    """The gradients from the rule at one point, and the expected ones.
 
     Attributes:
-        names: The differentiated arguments.
-        points: Their values.
-        upstream: One array for each floating output.
-        came: What the rule gives for it, one array for each argument.
-        expected: What it should give; NaN where nobody looked.
-        tolerance: What the two may differ by, relative to the largest number.
-        pull: What the rule gives for any upstream.
-        pull_expected: What it should give.
-        jacobians: The derivative of all outputs, as one row of real numbers, with respect to each argument, or None.
+        names: The names of the differentiated arguments.
+        points: The values of the differentiated arguments.
+        upstream: The upstream gradient, one array for each floating output.
+        came: The gradients from the rule, one array for each argument.
+        expected: The expected gradients; NaN where they are unknown.
+        tolerance: The largest allowed difference, relative to the largest number.
+        pull: Returns the gradients from the rule for any upstream gradient.
+        pull_expected: Returns the expected gradients for any upstream gradient.
+        jacobians: The real Jacobian of all outputs with respect to each argument, or None.
         shapes: The shapes of all arguments and outputs.
-        is_declared: Whether the rule is compared with what somebody said that it should be.
+        is_declared: Whether the caller declared the expected gradient.
     """
 
     names: list[str]
@@ -54,12 +54,12 @@ class Evidence:
         return one.shape == other.shape and is_same(one, other, min(10 * self.tolerance, ALIKE))
 
     def is_mistaken(self, index: int, other: Array) -> bool:
-        """Whether the gradient is `other` in the place of the right one, and the two can be told apart."""
+        """Whether the gradient equals `other`, which differs from the expected gradient."""
         return self.is_same(self.came[index], other) and not self.is_same(self.expected[index], other)
 
 
 def is_same(one: Array, other: Array, tolerance: float = SAME) -> bool:
-    """Whether two arrays of one shape are equal wherever both are known; nothing equals nothing but itself."""
+    """Whether two arrays of one shape are equal wherever both are known; zero equals only zero."""
     known = ~(numpy.isnan(one) | numpy.isnan(other))
     if not known.any():
         return False
@@ -68,49 +68,49 @@ def is_same(one: Array, other: Array, tolerance: float = SAME) -> bool:
 
 
 def diagnose(evidence: Evidence, index: int) -> str | None:
-    """What is most likely wrong with the gradient of the argument number `index`."""
-    for look in LOOKS:
-        found = look(evidence, index)
+    """Returns the most likely fault of the gradient of argument `index`; None if no known fault matches."""
+    for diagnosis in DIAGNOSES:
+        found = diagnosis(evidence, index)
         if found is not None:
             return found
     return None
 
 
-NEGATIVE = "a negative upstream is treated otherwise: the rule for it is not the negative of that for upstream"
-CUT = "upstream is detached: the rule cuts it (by NumPy, detach, stop_gradient), so it has no forward derivative"
-CLIPS = "a rule that clips or normalises upstream; if it is meant to, declare it by `expected`"
+NEGATIVE = "a negative upstream is treated differently: its gradient is not the negative of the gradient for upstream"
+CUT = "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no forward derivative"
+CLIPS = "the rule clips or normalises upstream; if that is intended, declare it by `expected`"
 
 
 def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Arrays, index: int) -> str | None:
-    """How a rule that is not linear depends on upstream."""
+    """Returns how a rule that is not linear depends on upstream; None if no known fault matches."""
     once, twice, other, minus = (
         pull(each)[index] for each in (upstream, _times(2, upstream), _turned(upstream), _times(-1, upstream))
     )
     if not numpy.any(once):
         return NEGATIVE if numpy.any(minus) else None
     if is_same(once, twice) and is_same(once, other):
-        return "upstream forgotten: the rule gives the same for every upstream"
+        return "upstream forgotten: the rule returns the same gradient for every upstream"
     if is_same(4 * once, twice):
         return "upstream used twice: the gradient grows with the square of upstream"
     nothing = pull(_times(0, upstream))[index]
     if is_same(once - nothing, (twice - nothing) / 2) and numpy.any(nothing):
-        return "something is added that does not depend on upstream: the rule gives a gradient for an upstream of zero"
+        return "a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero"
     if any(not is_same(factor * once, pull(_times(factor, upstream))[index]) for factor in (32, 1024)):
         return CLIPS
     if is_same(once, minus):
-        return "the sign of upstream is lost: the rule gives the same for upstream and its negative"
+        return "the sign of upstream is lost: the rule returns the same gradient for upstream and its negative"
     if not is_same(-once, minus):
         return NEGATIVE
     return None
 
 
 EARLIER = (
-    "a gradient that depends on earlier calls: the rule uses what one of them kept, in a cache, a global, an attribute"
+    "a gradient that depends on earlier calls: the rule uses a value that one of them stored (cache, global, attribute)"
 )
 
 
 def diagnose_higher(came: Array, expected: Array, lower: str) -> str:
-    """What is most likely wrong if a higher order is, and the one below is right."""
+    """Returns the most likely fault if a derivative is wrong and the next lower order is right."""
     if not numpy.any(came):
         lost = "its derivative is zero"
     elif is_same(came, 2 * expected):
@@ -118,8 +118,8 @@ def diagnose_higher(came: Array, expected: Array, lower: str) -> str:
     else:
         lost = "a part of its derivative is missing"
     return (
-        f"a detached intermediate: the {lower} is right, but {lost}, as if the rule used a value that was cut from the"
-        " arguments (by NumPy, detach, stop_gradient, or a custom gradient inside it)"
+        f"a detached intermediate: the {lower} is right, but {lost}, as if the rule used a value that is detached"
+        " from the arguments (by NumPy, detach, stop_gradient, or a custom gradient inside it)"
     )
 
 
@@ -128,13 +128,13 @@ def _times(factor: float, upstream: Arrays) -> Arrays:
 
 
 def _turned(upstream: Arrays) -> Arrays:
-    """The same numbers, each one elsewhere, and of other signs."""
+    """Returns the numbers of each array in other places and with other signs."""
     return [-numpy.roll(each, 1) for each in upstream]
 
 
 def _nothing(evidence: Evidence, index: int) -> str | None:
     if not numpy.any(evidence.came[index]) and numpy.any(numpy.nan_to_num(evidence.expected[index])):
-        return f"no gradient for {evidence.names[index]}: the rule gives zero or None where there is one"
+        return f"no gradient for {evidence.names[index]}: the rule returns zero or None instead of the derivative"
     return None
 
 
@@ -188,7 +188,7 @@ def _factor(evidence: Evidence, index: int) -> str | None:
     return f"a factor of {_named(factor, evidence)}"
 
 
-# How factors are written that are no decimal fractions to anybody.
+# Factors that are written as fractions.
 _FRACTIONS = {0.5: "1/2", -0.5: "-1/2"}
 
 
@@ -197,13 +197,15 @@ def _named(factor: float, evidence: Evidence) -> str:
         return abs(factor - number) <= min(10 * evidence.tolerance, ALIKE) * abs(number)
 
     if is_close(-1):
-        return "-1: a wrong sign" + ("" if evidence.is_declared else ", or a reversal that `expected` should declare")
+        return "-1: a wrong sign" + (
+            "" if evidence.is_declared else ", or a gradient reversal that `expected` should declare"
+        )
     digits = math.ceil(-math.log10(evidence.tolerance))
     name = next((text for number, text in _FRACTIONS.items() if is_close(number)), f"{factor:.{digits}g}")
     counts = {shape[0]: "the batch size" for shape in evidence.shapes if shape}
     for each in (*evidence.came, *evidence.upstream):
         counts.setdefault(each.size, "the number of elements")
-    # Every second factor is 2 or 1/2, whatever there are two of.
+    # A factor of 2 or 1/2 is common, so a count of two explains nothing.
     counts.pop(2, None)
     for count, what in counts.items():
         if count > 1 and is_close(count):
@@ -217,29 +219,29 @@ def _flat(evidence: Evidence, index: int) -> str | None:
     if evidence.is_declared or numpy.any(numpy.nan_to_num(evidence.expected[index])):
         return None
     return (
-        f"the function does not change with {evidence.names[index]} here; if the rule is meant to differ, as a"
-        " straight-through estimator does, declare what it should be by `expected`"
+        f"the function does not change with {evidence.names[index]} here; if the gradient differs on purpose, such as"
+        " that of a straight-through estimator, declare the right one by `expected`"
     )
 
 
-# How many places are named.
+# The most places that a message names.
 _NAMED = 3
 
 
 def _moved(evidence: Evidence, index: int) -> str | None:
-    """What is right, for an upstream that was moved, averaged or forgotten in part, or in other places."""
+    """Finds a gradient that is right for a moved, averaged or partly ignored upstream, or right in other places."""
     came, expected = evidence.came[index], evidence.expected[index]
     for number in range(len(evidence.upstream) if len(evidence.upstream) > 1 else 0):
         part = [0 * each if place == number else each for place, each in enumerate(evidence.upstream)]
         if evidence.is_mistaken(index, evidence.pull_expected(part)[index]):
-            return f"output {number} is forgotten: the gradient is as if no upstream arrived there"
-    for change, told in _CHANGES.items():
+            return f"output {number} is forgotten: the gradient ignores its upstream"
+    for change, text in _CHANGES.items():
         moved = [change(each) if each.ndim else each for each in evidence.upstream]
         if evidence.is_mistaken(index, evidence.pull_expected(moved)[index]):
-            return f"the gradient is right for an upstream that is {told}"
-    for change, told in _CHANGES.items():
+            return f"the gradient is right for an upstream that is {text}"
+    for change, text in _CHANGES.items():
         if came.ndim and not numpy.isnan(expected).any() and evidence.is_mistaken(index, change(expected)):
-            return f"the gradient is {told}"
+            return f"the gradient is {text}"
     if numpy.isnan(expected).any() or evidence.is_same(came, expected):
         return None
     if evidence.is_same(*(numpy.sort(each, axis=None) for each in (came, expected))):
@@ -247,7 +249,7 @@ def _moved(evidence: Evidence, index: int) -> str | None:
     return None
 
 
-# How rows are moved by mistake, and what that is called.
+# Common mistakes with the rows of an array, and their descriptions.
 _CHANGES: dict[Callable[[Array], Array], str] = {
     lambda array: numpy.roll(array, 1, 0): "in another order: moved by one row along axis 0",
     lambda array: numpy.roll(array, -1, 0): "in another order: moved back by one row along axis 0",
@@ -258,7 +260,7 @@ _CHANGES: dict[Callable[[Array], Array], str] = {
 
 
 def _parts(evidence: Evidence, index: int) -> str | None:
-    """A complex gradient of which one part is missing."""
+    """Finds a complex gradient without its real or its imaginary part."""
     came, expected = evidence.came[index], evidence.expected[index]
     if numpy.iscomplexobj(came):
         for part, other in ((numpy.real, "imaginary"), (lambda array: 1j * numpy.imag(array), "real")):
@@ -268,7 +270,7 @@ def _parts(evidence: Evidence, index: int) -> str | None:
 
 
 def _some(evidence: Evidence, index: int) -> str | None:
-    """Which elements are wrong, if others are right."""
+    """Names the wrong elements if others are right."""
     came, expected = evidence.came[index], evidence.expected[index]
     known = ~numpy.isnan(expected)
     size = float(numpy.abs(expected[known]).max(initial=0))
@@ -277,20 +279,20 @@ def _some(evidence: Evidence, index: int) -> str | None:
     wrong = numpy.argwhere(is_wrong)
     if not 0 < len(wrong) < known.sum():
         return None
-    told = f"{_by(came[is_wrong], expected[is_wrong])}{_where(evidence, index, is_wrong, known)}"
+    details = f"{_by(came[is_wrong], expected[is_wrong])}{_where(evidence, index, is_wrong, known)}"
     for axis in range(came.ndim if came.ndim > 1 else 0):
         places = sorted({int(each[axis]) for each in wrong})
         whole = numpy.zeros(came.shape, bool)
         whole[(slice(None),) * axis + (places,)] = True
         if len(places) < min(came.shape[axis], _NAMED + 1) and numpy.array_equal(is_wrong, whole & known):
             rows = f"row {_and(places)}" if axis == 0 else f"index {_and(places)} along axis {axis}"
-            return f"wrong only in {rows} of {came.shape[axis]}{told}"
+            return f"wrong only in {rows} of {came.shape[axis]}{details}"
     named = [str(list(map(int, each))) for each in wrong[:_NAMED]] + ["..."] * (len(wrong) > _NAMED)
-    return f"wrong in only {len(wrong)} of {known.sum()} elements: {', '.join(named)}{told}"
+    return f"wrong in only {len(wrong)} of {known.sum()} elements: {', '.join(named)}{details}"
 
 
 def _by(came: Array, expected: Array) -> str:
-    """The factor that some numbers are off by, if it is one for all of them."""
+    """Describes the factor between wrong and right numbers, if all have the same."""
     if not numpy.all(expected) or not numpy.any(came):
         return ""
     factors = numpy.real(came / expected)
@@ -298,7 +300,7 @@ def _by(came: Array, expected: Array) -> str:
 
 
 def _where(evidence: Evidence, index: int, is_wrong: Array, known: Array) -> str:
-    """What the argument has in common in the places where its gradient is wrong, and nowhere else."""
+    """Describes the values of the argument in the places of a wrong gradient, if no other place has such values."""
     name, point = evidence.names[index], evidence.points[index]
     if numpy.iscomplexobj(point):
         return ""
@@ -318,5 +320,5 @@ def _and(parts: Sequence[object]) -> str:
     return " and ".join(filter(None, [", ".join(map(str, parts[:-1])), str(parts[-1])]))
 
 
-# In this order: what explains all of a gradient comes before what explains a part.
-LOOKS = (_upstream, _nothing, _swapped, _conjugate, _transposed, _factor, _flat, _parts, _moved, _some)
+# A fault that explains the whole gradient comes before a fault that explains a part of it.
+DIAGNOSES = (_upstream, _nothing, _swapped, _conjugate, _transposed, _factor, _flat, _parts, _moved, _some)

@@ -1,4 +1,4 @@
-"""Derivatives by differences: the truth that a rule is compared with."""
+"""Derivatives by finite differences: the reference for a rule."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from scipy.differentiate import derivative
 
 from keras_cg.testing.arrays import Array
 
-# The first is wide enough for float32, and SciPy halves it up to ten times. The others are for a function that is not
-# defined, or has a kink, so far away from the point.
+# The first step is wide enough for float32, and SciPy halves it up to ten times. The others serve a function that is
+# undefined or has a kink at the distance of the first step.
 STEPS = (2.0**-3, 2.0**-11, 2.0**-19)
 
-# How far off a derivative may be, relative to itself, before smaller steps are tried.
+# Smaller steps are tried until the relative error of a derivative is below this.
 ROUGH = 1e-8
 
-# After how many halvings a derivative that has not settled may have met rounding.
+# A derivative that has not converged after so many halvings may be limited by rounding.
 SOON = 4
 
-# From which machine epsilon on a dtype has few digits, and how wide the first step is there.
+# Above this machine epsilon a dtype has few digits; there the first step is WIDE.
 COARSE, WIDE = 1e-5, 0.5
 
-# The dtypes in which functions compute inside, by their machine epsilon, and what rounding to them is at the least:
-# more than that to the next finer one, even after some steps of a computation.
+# The machine epsilon of the dtypes in which functions compute inside, and the least noise that rounding to them makes:
+# more than rounding to the next finer dtype makes, even after some steps of a computation.
 GRAINS = {2.0**-7: 2.0**-7 / 7, 2.0**-10: 2.0**-16, 2.0**-23: 2.0**-29}
 
-# At how many neighbouring places a grain is looked for.
+# The number of neighbouring points that the search for a grain evaluates.
 PLACES = 32
 
-# The smallest interval, relative to the arguments, in which a jump is looked for.
+# The smallest interval, relative to the arguments, in which the search for a jump ends.
 INTERVAL = 2.0**-44
 
-# What the square of a sixth difference of independent errors is, in units of theirs: the sum of squares of (6 over k).
+# The variance of a sixth difference of independent errors, in units of theirs: the sum of squares of (6 over k).
 SIXTH = 924
 
-# The weights of differences of order 8: of the pairs around the middle, and of the middle.
+# The weights of finite differences of order 8: of the pairs next to the centre, and of the centre.
 FIRST = numpy.array([4 / 5, -1 / 5, 4 / 105, -1 / 280])
 SECOND, SECOND_HERE = numpy.array([8 / 5, -1 / 5, 8 / 315, -1 / 560]), -205 / 72
 
@@ -45,9 +45,9 @@ Path = Callable[[float], Array]
 
 
 class Slope(NamedTuple):
-    """The derivative of a row of numbers with respect to one, and how far it may be off; NaN where there is none.
+    """The derivative of a vector with respect to a number, with error bounds; NaN where there is no derivative.
 
-    `bends` is by how much the slopes on the two sides differ, as seen from nearby: there may be a kink.
+    `bends` estimates from nearby points how much the slopes on the two sides differ: a large one suggests a kink.
     """
 
     values: Array
@@ -56,37 +56,37 @@ class Slope(NamedTuple):
 
 
 def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
-    """The derivative of `path(t)`, a row of real numbers, at t = 0.
+    """Returns the derivative of `path(t)`, a real vector, at t = 0.
 
-    By `scipy.differentiate.derivative`: finite differences of order 8, with steps that shrink as long as they get
-    better by it.
+    Calls `scipy.differentiate.derivative`: finite differences of order 8, with steps that shrink while the error
+    estimate improves.
 
     Args:
         path: The function.
         eps: The machine epsilon of the dtype that it computes in.
-        scale: How far t may go, at the least, without leaving the neighbourhood of the point.
-        side: -1 or 1 to look at what is left or right of t = 0 alone.
+        scale: A distance from t = 0 that is safely inside the neighbourhood of the point.
+        side: -1 or 1 to use only points with t < 0 or t > 0.
     """
     path = functools.cache(path)
     here, nears = path(0.0), [min(eps**power, scale / 16) for power in (1 / 3, 1 / 2)]
     ends, closer = ((path(near if side >= 0 else -near), path(0.0 if side else -near)) for near in nears)
-    # Where there are few digits, wide steps are right to more of them; and a low order magnifies rounding less.
+    # With few digits, wide steps are more exact, and a low order magnifies rounding less.
     steps, order, maxiter = ((min(WIDE, scale), *STEPS), 4, 3) if eps > COARSE else (STEPS, 8, 10)
-    # Each number in its own units, so that a small one is not judged by the rounding of a large one.
+    # Each number in its own units: else the rounding of a large number would hide a small one.
     with numpy.errstate(all="ignore"):
         units = numpy.maximum.reduce([numpy.nan_to_num(numpy.abs(row)) for row in (here, *ends, path(STEPS[0]))])
     units = numpy.where(units > 0, units, 1.0)
-    # Wide steps may agree with each other and be wrong, on a staircase or between the waves of a sine.
+    # Wide steps may agree with each other and still be wrong, on a staircase or between the waves of a sine.
     secant = (closer[0] - closer[1]) / units / (nears[1] * (side or 2))
     values, errors = numpy.full(here.shape, numpy.nan), numpy.full(here.shape, numpy.inf)
     noise: Array | None = None
-    if eps > COARSE:  # where it counts how much of it there really is
+    if eps > COARSE:  # with few digits the real rounding error is measured
         noise = numpy.maximum(eps / 16, _rounding(path, min(eps / 2, scale / 32) * (side or 1)) / units)
     for step in (*steps, scale / 8):
         if not numpy.any(errors > ROUGH * numpy.abs(numpy.nan_to_num(values)) + 256 * eps / STEPS[0]):
             break
-        if noise is not None and numpy.all((2 * noise / step >= errors) & (secant != 0)):  # rounding hides what is left
-            continue
+        if noise is not None and numpy.all((2 * noise / step >= errors) & (secant != 0)):
+            continue  # rounding dominates a smaller step
         with numpy.errstate(all="ignore"):
             found = derivative(
                 lambda steps: numpy.stack([path(float(t)) / units for t in steps.ravel()], -1).reshape(
@@ -105,10 +105,10 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
             spacings = [min(eps**power, scale * eps ** (1 / 3)) * (side or 1) for power in (0.6, 0.45)]
             noise = numpy.maximum.reduce([_rounding(path, spacing) / units for spacing in spacings] + [0 * here + eps])
         rounding = eps if noise is None else noise
-        # Two steps may agree by chance, in the digits that rounding left.
+        # Two steps may agree by chance in the few digits that rounding leaves.
         rounded = numpy.maximum(found.error, 2 * rounding / smallest)
         rounded = numpy.where(off > 1e-2 * numpy.abs(found.df) + 8 * rounding / nears[1], off, rounded)
-        # What does not move at all is known exactly.
+        # The derivative of a constant is exact.
         rounded = numpy.where((found.df == 0) & (secant == 0), 0.0, rounded)
         better = numpy.isfinite(found.df) & (rounded < errors)
         values, errors = numpy.where(better, found.df, values), numpy.where(better, rounded, errors)
@@ -118,7 +118,7 @@ def slope(path: Path, eps: float, scale: float, side: int = 0) -> Slope:
 
 
 def _rounding(path: Path, step: float) -> Array:
-    """How far off each number of `path` is by rounding, from the sixth differences of neighbouring values.
+    """Estimates the rounding error of each number of `path` from the sixth differences of neighbouring values.
 
     See J. Moré and S. Wild, "Estimating computational noise", SIAM J. Sci. Comput. 33 (2011), 1292-1314.
     """
@@ -128,13 +128,13 @@ def _rounding(path: Path, step: float) -> Array:
 
 
 def grain(path: Path, eps: float) -> float | None:
-    """The precision in which `path` is computed at one place, if it is coarser than `eps`.
+    """Finds the precision in which `path` computes inside, if it is coarser than `eps`.
 
-    Numbers that are rounded to a coarser dtype on the way jump from one value of that dtype to the next. A jump is told
-    from a slope by halving: what jumps does so in as small an interval as you like.
+    Numbers that are rounded to a coarser dtype jump from one value of that dtype to the next. Bisection tells a jump
+    from a slope: a jump stays in an interval of any size.
 
     Args:
-        path: A function whose argument is relative: at t, the arguments are 1 + t times what they were.
+        path: A function of a relative change: at t, the arguments are multiplied by 1 + t.
         eps: The machine epsilon of the dtype that it should compute in.
 
     Returns:
@@ -148,12 +148,12 @@ def grain(path: Path, eps: float) -> float | None:
         rows = numpy.stack([path(t) for t in times])
         units = numpy.abs(rows).max(axis=0)
         sixth = numpy.abs(numpy.nan_to_num(numpy.diff(rows, 6, axis=0))) / numpy.where(units > 0, units, 1) / SIXTH**0.5
-        # Rounding is everywhere, and what a function does by itself in some places.
+        # Rounding makes noise at all points; a kink or jump of the function itself only at some.
         noise = numpy.quantile(sixth, 0.8, axis=0)
         number = int(numpy.argmax(noise)) if noise.size else 0
         if not noise.size or noise[number] < least:
             continue
-        # The interval in which most happens, apart from what happens everywhere.
+        # The interval with the largest change beyond the median slope.
         firsts = numpy.diff(rows[:, number])
         index = int(numpy.argmax(numpy.abs(firsts - numpy.median(firsts))))
         if _is_jump(path, number, times[index], times[index + 1], least * float(units[number])):
@@ -162,7 +162,7 @@ def grain(path: Path, eps: float) -> float | None:
 
 
 def _is_jump(path: Path, number: int, left: float, right: float, least: float) -> bool:
-    """Whether a number of `path` jumps by more than `least` somewhere between two places."""
+    """Whether a number of `path` jumps by more than `least` between two points."""
     ends = [float(path(t)[number]) for t in (left, right)]
     while abs(ends[1] - ends[0]) > least:
         if right - left <= INTERVAL:
@@ -177,10 +177,10 @@ def _is_jump(path: Path, number: int, left: float, right: float, least: float) -
 
 
 def curvature(path: Callable[[float], float], slope: float, scale: float, eps: float) -> tuple[float, float]:
-    """The second derivative of the number `path(t)` at t = 0, and how far it may be off.
+    """Returns the second derivative of the number `path(t)` at t = 0 and an error bound.
 
-    By central differences of order 8, with steps that shrink as long as they get better by it. Steps from which the
-    first derivative, which is known, does not come right either are too wide.
+    Uses central differences of order 8, with steps that shrink while the error estimate improves. A step is too wide if
+    the first derivative from it does not equal `slope`, which is known.
     """
     path = functools.cache(path)
     here = path(0.0)
@@ -204,7 +204,7 @@ def curvature(path: Callable[[float], float], slope: float, scale: float, eps: f
 
 
 class Break(NamedTuple):
-    """Why there is no derivative; and the slope where the function is finite, and its error, if that is on one side."""
+    """The reason for a missing derivative; with the one-sided slope and its error if one side is finite."""
 
     reason: str
     slope: float = numpy.nan
@@ -212,16 +212,16 @@ class Break(NamedTuple):
 
     @property
     def is_edge(self) -> bool:
-        """Whether there is a derivative on one side."""
+        """Whether the derivative exists on one side."""
         return self.error <= 1e-3 * abs(self.slope) + 1e-9
 
 
 def kink(path: Path, weights: Array, eps: float, scale: float) -> Break | None:
-    """Why `weights @ path(t)` has no derivative at t = 0, if it has none."""
+    """Returns the reason why `weights @ path(t)` has no derivative at t = 0; None if it has one."""
     near = min(eps**0.5, scale / 16)
     here = float(weights @ path(0.0))
     with numpy.errstate(all="ignore"):
-        # A jump is as large from nearby as from farther away.
+        # A jump has the same size at any distance, a slope does not.
         left, right, closer_left, closer_right = (
             float(weights @ path(t)) for t in (-near, near, -near / 64, near / 64)
         )
@@ -242,7 +242,7 @@ def kink(path: Path, weights: Array, eps: float, scale: float) -> Break | None:
 
 
 def _edge(path: Path, weights: Array, eps: float, scale: float, side: int) -> Break:
-    """At the edge of a domain: the slope on the one side where the function may be finite."""
+    """Returns the slope at the edge of a domain, on the one side where the function may be finite."""
     found = slope(path, eps, scale, side)
     error = float(numpy.abs(weights) @ found.errors)
     return Break("it is not finite on both sides", float(weights @ found.values), error)

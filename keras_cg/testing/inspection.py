@@ -1,4 +1,4 @@
-"""One function at one point on one backend: what all its checks know of it, and what they ask."""
+"""The state that all checks of one function at one point on one backend share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy
 
-from keras_cg import config, errors
+from keras_cg import config
 from keras_cg.decorator import CustomGradient
-from keras_cg.testing import comparison
+from keras_cg.testing import comparison, exceptions
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text
 from keras_cg.testing.diagnosis import EARLIER
@@ -20,50 +20,50 @@ from keras_cg.testing.differences import Break, Path, Slope, grain, kink, slope
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arguments, Arrays, Subject, epsilon, is_rule, with_rule
 
-# How many elements of an argument are looked at one by one; of a larger one as many, chosen at random. All of them are
-# looked at together, along random directions.
+# The number of elements of an argument that are checked one by one, chosen at random in a larger argument; random
+# directions check all elements together.
 ELEMENTS, ELEMENTS_OF_HIGHER_ORDERS, DIRECTIONS = 24, 4, 2
 
-# So many numbers are followed one by one along a direction, with their whole Jacobian; of more, only the sum that
-# upstream weighs.
+# The Jacobian of an output of at most so many numbers is computed in full; of a larger output only its product with
+# upstream.
 NUMBERS = 4096
 
-# What a gradient may be off by, relative to its largest number, for each machine epsilon. In double precision at least
-# six digits of the differences are right; in coarser dtypes the rounding of function and rule counts.
+# The tolerance of a gradient, relative to its largest number, for each machine epsilon. In double precision finite
+# differences are right to at least six digits; in coarser dtypes function and rule round.
 DOUBLE = 2.0**-52
 TOLERANCES = {DOUBLE: 1e-6, 2.0**-23: 5e-4, 2.0**-10: 2e-2, 2.0**-7: 1e-1}
-# Where double precision has shown already that the formula is right: only what rounding cannot explain.
+# The tolerance once double precision has shown that the formula is right: rounding alone stays below it.
 ROUNDING = {2.0**-23: 1e-2, 2.0**-10: 1e-1, 2.0**-7: 3e-1}
 
 ORDERS = ("first order", "second order", "third order", "fourth order")
 
 KINK = "a kink at the test point: choose another one"
-EDGE = "wrong at the edge of the domain: the function is finite on one side only, and has another slope there"
-NOT_SETTLED = "the differences do not settle: the function changes too fast here, or rounds too much"
+EDGE = "wrong at the edge of the domain: the function is finite on one side only, and its slope there differs"
+NO_CONVERGENCE = "the finite differences do not converge: the function changes too fast here, or rounds too much"
 OTHER_IN_DOUBLE = (
-    "the function gives other values in double precision, so its differences cannot be trusted: it rounds too much here"
+    "the function rounds too much here: it has other values in double precision, so differences prove nothing"
 )
 
-# Up to this machine epsilon a function that computes inside in a lower precision shows whether its rule is right.
+# A function that computes inside in a coarser precision than this has too few digits to prove its rule right.
 INSIDE_ENOUGH = 2.0**-23
 
-# Steps of 1, 0.1 and so on are looked for: so many. Thirds of upstreams are no multiples of any.
+# The number of step sizes to try: 1, 0.1 and so on. A third of upstream is a multiple of none of them.
 STEPS = 5
 
-# How far off a whole number of steps may be.
+# The tolerance of a whole number of steps.
 COUNTED = 1e-3
 
-# What messages call the precision in which a function computes inside.
+# The names of the precisions in which a function computes inside, for messages.
 INSIDE = {2.0**-7: "half precision", 2.0**-10: "half precision", 2.0**-23: "single precision"}
 
 
 class Inspection:
-    """One function at one point: what each check may build on, and hands on to those after it."""
+    """One function at one point: the state that each check reads, and updates for later checks."""
 
     def __init__(
         self,
         f: Callable[..., Any],
-        given: Arguments,
+        arguments: Arguments,
         expected: Callable[..., Any] | None,
         value: Callable[..., Any] | None,
         order: int,
@@ -72,18 +72,18 @@ class Inspection:
         fast: bool,
         seed: int,
     ):
-        self.given, self.order, self.modes = given, order, modes
+        self.arguments, self.order, self.modes = arguments, order, modes
         self.is_compiled, self.is_fast = compiled and not fast, fast
         self.backend, self.name = config.active, config.backend()
-        self.points, self.is_decorated = given.points, isinstance(f, CustomGradient)
+        self.points, self.is_decorated = arguments.points, isinstance(f, CustomGradient)
         self.random = numpy.random.default_rng(seed)
-        # What is right: the derivative of `reference`, or what the rule of `reference` gives.
+        # The right gradient is the derivative of `reference`, or the result of the rule of `reference`.
         self.is_declared, self.is_rule = expected is not None, expected is not None and is_rule(expected)
         right = f if expected is None else with_rule(f, expected) if self.is_rule else expected
-        self.subject, self.reference = Subject(f, given), Subject(right, given)
-        self.in_double = Subject(f, given, double=True), Subject(right, given, double=True)
-        # What the output should be, if somebody said so.
-        self.value = None if value is None else (Subject(value, given), Subject(value, given, double=True))
+        self.subject, self.reference = Subject(f, arguments), Subject(right, arguments)
+        self.in_double = Subject(f, arguments, double=True), Subject(right, arguments, double=True)
+        # The functions that return the right output, if the caller passed `value`.
+        self.value = None if value is None else (Subject(value, arguments), Subject(value, arguments, double=True))
         self.eps = epsilon(self.subject.dtypes)
         self.precision: Callable[[], contextlib.AbstractContextManager[Any]] = (
             self.backend.double_precision if self.eps == DOUBLE else contextlib.nullcontext
@@ -98,21 +98,21 @@ class Inspection:
         self.grain, self.is_grain_known, self.signs = 0.0, False, numpy.random.default_rng(seed)
         # Whether the rule turned out to compute in a lower precision than the function.
         self.is_rule_coarse = False
-        # Whether everything is checked in double precision though the arguments are not; and whether the function gives
-        # other values there, so that it is not.
+        # Whether the checks run in double precision although the arguments have another one; and whether they cannot,
+        # because the function returns other values there.
         self.is_in_double, self.is_other_in_double = False, False
-        # Whether rounding is so large that it cannot be told from a kink.
+        # Whether rounding is so large that it looks like a kink.
         self.is_noisy = False
         self._columns: dict[int, list[Column]] = {}
-        # The orders that passed, by their names and the number of the argument.
+        # The orders that passed, as pairs of their name and the number of the argument.
         self.passed: set[tuple[str, int]] = set()
 
     def pull(self, upstream: Sequence[Array]) -> Arrays:
-        """What the rule gives for an upstream."""
+        """Returns the gradients from the rule for an upstream gradient."""
         return self.subject.gradients(self.points, [upstream])
 
     def pull_expected(self, upstream: Sequence[Array]) -> Arrays:
-        """What it should give; NaN where nobody looked."""
+        """Returns the expected gradients for an upstream gradient; NaN where they are unknown."""
         if self.is_rule:
             return self.reference.gradients(self.points, [upstream])
         weights = weigh(upstream)
@@ -126,7 +126,7 @@ class Inspection:
     # --- differences --------------------------------------------------------------------------------
 
     def along(self, number: int, direction: Array) -> Arrays:
-        """A direction of one argument as a direction of all of them."""
+        """Returns the direction of all arguments that changes only one of them."""
         return [direction if each == number else 0 * point for each, point in enumerate(self.points)]
 
     def path(
@@ -136,7 +136,7 @@ class Inspection:
         upstream: Arrays,
         points: Arrays | None = None,
     ) -> Path:
-        """`function` as a row of numbers, while its arguments move from `points` along directions."""
+        """Returns `function` as a vector that depends on t: its arguments are `points + t * directions`."""
         points = self.points if points is None else points
         weights = vector(upstream)
         here = vector(function(points)) if weights.size > NUMBERS else None
@@ -154,11 +154,11 @@ class Inspection:
         upstream: Arrays,
         points: Arrays | None = None,
     ) -> Slope:
-        """The derivative of `path`."""
+        """Returns the derivative of `path` at 0."""
         return slope(self.path(directions, function, upstream, points), self.eps, self.scale(directions))
 
     def scale(self, directions: Arrays) -> float:
-        """How far it is along directions until a number of an argument is not what it was: zero, say."""
+        """Returns the size of the smallest nonzero number that changes along `directions`, at most 1."""
         sizes = numpy.concatenate(
             [numpy.abs(point[each != 0]) for point, each in zip(self.points, directions, strict=True)]
         )
@@ -167,7 +167,7 @@ class Inspection:
     def columns(
         self, number: int, function: Callable[[Arrays], Arrays], upstream: Arrays, elements: int
     ) -> list[Column]:
-        """The derivatives of `function` along the elements of one argument, and along random directions."""
+        """Returns the derivatives of `function` along elements of one argument and along random directions."""
         point = self.points[number]
         places = [] if self.is_fast and point.size > 1 else list(numpy.ndindex(point.shape))
         if len(places) > elements:
@@ -186,28 +186,28 @@ class Inspection:
         ]
 
     def columns_of_output(self, number: int) -> list[Column]:
-        """The derivatives of the output by one argument."""
+        """Returns the derivatives of the output with respect to one argument."""
         if number not in self._columns:
             self._columns[number] = self.columns(number, self.reference.output, self.upstream, ELEMENTS)
         return self._columns[number]
 
-    def weighed(self, weights: Array, directions: Arrays, t: float) -> float:
-        """The weighted sum of the output, `t` along directions."""
+    def weighted(self, weights: Array, directions: Arrays, t: float) -> float:
+        """Returns the weighted sum of the output at `points + t * directions`."""
         return float(weights @ vector(self.reference.output(_moved(self.points, t, directions))))
 
     def is_finite(self, points: Arrays) -> bool:
-        """Whether the function and what its gradient is compared with are finite at some points."""
+        """Whether the function and the reference are finite at some points."""
         functions = (self.subject.output, self.reference.output)
         return all(numpy.isfinite(vector(function(points))).all() for function in functions)
 
     def look_closer(self) -> None:
-        """From now on looks at single elements, too."""
+        """Makes all later comparisons check single elements, too."""
         if self.is_fast:
             self.is_fast = False
             self._columns.clear()
 
     def jacobian(self, number: int) -> Array | None:
-        """The derivative of the outputs by one argument, an element of it to a row, if all of it is known and real."""
+        """Returns the Jacobian, one row for each element of an argument, if it is known in full and real."""
         is_complex = any(map(numpy.iscomplexobj, (self.points[number], *self.output)))
         if self.is_rule or is_complex or vector(self.output).size > NUMBERS:
             return None
@@ -222,7 +222,7 @@ class Inspection:
         row: Row,
         points: Arrays | None = None,
     ) -> Break | None:
-        """Why there is no derivative to compare a number with, if there is none."""
+        """Returns the reason why a number has no derivative to compare with; None if it has one."""
         directions = self.along(number, row.direction)
         return kink(
             self.path(directions, function, upstream, points), weigh(upstream), self.eps, self.scale(directions)
@@ -231,7 +231,7 @@ class Inspection:
     # --- precision ----------------------------------------------------------------------------------
 
     def grain_of(self, function: Callable[[Arrays], Arrays]) -> float | None:
-        """The precision in which a function of the points computes, if it is coarser than that of its arguments."""
+        """Finds the precision in which a function of the points computes, if it is coarser than `eps`."""
         signs = [1 - 2.0 * self.signs.integers(0, 2, each.shape) for each in self.points]
 
         def path(t: float) -> Array:
@@ -247,33 +247,33 @@ class Inspection:
 
     @contextlib.contextmanager
     def computing_in(self, eps: float) -> Iterator[None]:
-        """Compares as for a function that computes in another precision."""
-        (self.eps, self.is_noisy), kept = (eps, True), (self.eps, self.is_noisy)
+        """Uses the tolerances of another precision inside the context."""
+        (self.eps, self.is_noisy), saved = (eps, True), (self.eps, self.is_noisy)
         try:
             yield
         finally:
-            self.eps, self.is_noisy = kept
+            self.eps, self.is_noisy = saved
 
     @property
     def precision_inside(self) -> str:
-        """What to say before a reason that has to do with the function's precision; nothing if it is as it seems."""
+        """The start of a message that names a lower precision inside the function; empty if there is none."""
         if not self.grain:
             return ""
         return f"the function computes inside in {INSIDE[self.grain]}, lower than that of its arguments: "
 
     def cause(self, number: int, found: Finding) -> str | None:
-        """What is wrong with the rule apart from the mathematics: its memory, steps, or precision."""
+        """Finds a fault outside the formula of the rule: dependence on earlier calls, steps, or low precision."""
         return self._history(number) or self.steps(number) or self.coarse_rule(found)
 
     def _history(self, number: int) -> str | None:
-        """That the gradient of an argument depends on the calls before, if it does."""
+        """Diagnoses a gradient that depends on earlier calls."""
         self.pull([2 * numpy.flip(each) for each in self.upstream])
         now = self.pull(self.upstream)
         is_other = self.difference([self.gradient[number]], [now[number]], [""]) is not None
         return EARLIER if is_other else None
 
     def steps(self, number: int) -> str | None:
-        """That the gradient of an argument comes in steps, if it does: for a third of upstream, too."""
+        """Diagnoses a gradient that is rounded to steps, for upstream and for a third of it."""
         whole, third = (vector([self.pull([each / part for each in self.upstream])[number]]) for part in (1, 3))
         if numpy.array_equal(whole, third):
             return None
@@ -286,8 +286,8 @@ class Inspection:
         return None
 
     def coarse_rule(self, found: Finding) -> str | None:
-        """That the rule computes in a lower precision than the function, if that is all that is wrong with it."""
-        # What overflows is infinitely far off.
+        """Diagnoses a rule whose only fault is that it computes in a lower precision than the function."""
+        # An overflow has an infinite error.
         if found.error is None or max(TOLERANCES.values()) < found.error < math.inf:
             return None
         grain = self.grain_of_rule
@@ -297,18 +297,21 @@ class Inspection:
         return f"a lower precision inside: the rule computes in {INSIDE[grain]}, and the function does not"
 
     def gives_half_precision(self) -> bool:
-        """Whether the output is rounded to half precision: a staircase, whose steps are no zero derivative."""
+        """Whether the output is rounded to half precision.
+
+        Such an output is a staircase: its flat steps must not count as a zero derivative.
+        """
         row = vector(self.subject.output([point * (1 + math.pi / 64) for point in self.points]))
         brain = (row.astype(numpy.float32).view(numpy.uint32) & 0xFFFF0000).view(numpy.float32)
         with numpy.errstate(all="ignore"):
             return any(numpy.array_equal(row, each.astype(float)) for each in (row.astype(numpy.float16), brain))
 
     def is_coarser(self) -> bool:
-        """Whether the function turns out to compute in a lower precision than it seemed; all goes on in that one."""
+        """Detects a function that computes inside in a lower precision, and switches all later checks to it."""
         if self.is_grain_known:
             return False
         self.is_grain_known = True
-        # What is right has the output of the function, or a function of its own.
+        # The reference is the function itself, a declared function, or a declared rule.
         functions = [self.subject.output, *([self.reference.output] if self.is_declared and not self.is_rule else [])]
         found = [self.grain_of(each) for each in functions] + [self.grain_of_rule if self.is_rule else None]
         self.grain = max(each or 0.0 for each in found)
@@ -326,53 +329,57 @@ class Inspection:
         check: str,
         number: int | None,
         rows: list[Row],
-        look: Callable[[Row], Break | None] | None = None,
+        find_break: Callable[[Row], Break | None] | None = None,
         tolerance: float | None = None,
     ) -> Finding:
-        """What comes of comparing some numbers, and of looking closer (`look`) at those that differ."""
+        """Compares the numbers in `rows`.
+
+        `find_break` examines a number that differs, or is uncertain. A missing derivative makes the finding undecided,
+        or compares with the slope on one side. Any other difference is a failure.
+        """
         tolerance = tolerance or TOLERANCES[self.eps]
-        name = None if number is None else self.given.names[number]
+        name = None if number is None else self.arguments.names[number]
         largest = max(map(_largest, (*self.output, *self.upstream, *self.gradient)))
         sizes = [max(abs(each.expected), each.size) for each in rows if not numpy.isnan(each.expected)]
         size = max(sizes, default=0.0)
         noise = min(256 * self.eps, tolerance) * max(size, *map(_largest, self.upstream))
         size = size if size > noise else 0.0
-        # Of what computes inside in half precision, and never passes, faults as large as a factor are looked for.
-        settled = 1.0 if self.grain > INSIDE_ENOUGH else 0.05
-        # In double precision each element has to be right by itself; elsewhere rounding is that of the largest.
+        # A function that computes inside in half precision never passes, so only large faults count.
+        limit = 1.0 if self.grain > INSIDE_ENOUGH else 0.05
+        # In double precision each element is compared by itself; elsewhere the largest element sets the rounding error.
         is_single = self.eps == DOUBLE and tolerance == TOLERANCES[DOUBLE]
 
         def is_wrong(row: Row) -> bool:
             measure = max(abs(row.expected), row.size) if is_single and row.where != ALONG else size
-            # NaN is not less either.
+            # `not <=`, because NaN must count as wrong.
             return not row.difference <= tolerance * measure + 4 * row.error + noise
 
         def is_rough(row: Row) -> bool:
-            return 4 * row.error > max(settled * size, 1e-5 * largest)
+            return 4 * row.error > max(limit * size, 1e-5 * largest)
 
         def is_bent(row: Row) -> bool:
             return row.bend > 1e-2 * max(size, abs(row.came)) + 1e-4 * largest * math.sqrt(self.eps)
 
         found = functools.partial(self.finding, check, argument=name, tolerance=tolerance)
         if not rows:
-            return self.finding(check, "undecided", argument=name, reason="it has no elements: nothing was compared")
+            return self.finding(check, "undecided", argument=name, reason="it has no elements to compare")
         doubtful = [each for each in rows if is_wrong(each) or is_rough(each) or is_bent(each)]
-        # Rather an element than a direction: it says more. To look closer takes long; one fault is enough.
+        # Elements come before directions, because an element names a place. `find_break` is slow; one fault is enough.
         doubtful.sort(key=lambda each: (not is_wrong(each), each.where == ALONG, -each.difference))
-        looked: list[tuple[Row, Break | None]] = []
+        examined: list[tuple[Row, Break | None]] = []
         for each in doubtful:
-            # Where rounding is as large, what is rough stays undecided, whatever a look would show.
+            # With so much rounding an uncertain number is undecided anyway.
             is_clear = self.is_noisy and is_rough(each) and not is_wrong(each)
-            looked.append((each, None if look is None or is_clear else look(each)))
-            if looked[-1][1] is None and is_wrong(each):
+            examined.append((each, None if find_break is None or is_clear else find_break(each)))
+            if examined[-1][1] is None and is_wrong(each):
                 break
-        # At the edge of a domain the function has its derivative on one side.
-        edges = [(row, broken) for row, broken in looked if broken is not None and broken.is_edge]
-        looked = [(row, broken) for row, broken in looked if broken is None or not broken.is_edge]
-        sure = [each for each, broken in looked if broken is None and is_wrong(each)]
+        # At the edge of a domain the expected value is the derivative on one side.
+        edges = [(row, broken) for row, broken in examined if broken is not None and broken.is_edge]
+        examined = [(row, broken) for row, broken in examined if broken is None or not broken.is_edge]
+        sure = [each for each, broken in examined if broken is None and is_wrong(each)]
         beside = [row._replace(expected=broken.slope, error=broken.error) for row, broken in edges]
         off = [each for each in beside if each.difference > 1e-2 * max(abs(each.expected), size)]
-        if (sure or off or looked) and self.is_other_in_double:
+        if (sure or off or examined) and self.is_other_in_double:
             return found("undecided", reason=OTHER_IN_DOUBLE)
         if sure or off:
             worst = min(sure or off, key=lambda each: (each.where == ALONG, -each.difference))
@@ -386,27 +393,27 @@ class Inspection:
                 error=worst.difference / scale,
                 diagnosis=None if sure else EDGE,
             )
-        for each, broken in looked:
+        for each, broken in examined:
             if broken is not None and not self.is_noisy:
                 what = "the gradient" if check in ORDERS[1:] else "the function"
-                reason = f"{what} has no derivative there: {broken.reason}. The rule gives {text(each.came)}"
+                reason = f"{what} has no derivative there: {broken.reason}. The rule returns {text(each.came)}"
                 return found("undecided", where=each.where, reason=reason, diagnosis=KINK)
-        if any(broken is not None or is_rough(row) for row, broken in looked):
-            return found("undecided", reason=f"{self.precision_inside}{NOT_SETTLED}")
+        if any(broken is not None or is_rough(row) for row, broken in examined):
+            return found("undecided", reason=f"{self.precision_inside}{NO_CONVERGENCE}")
         left = [each for each in rows if not any(each is row for row, _ in edges)] + beside
         return found("passed", error=max(each.difference for each in left) / (size or largest or 1.0))
 
     def finding(self, check: str, status: str, /, **details: Any) -> Finding:
-        """A finding on this backend."""
+        """Returns a finding of this backend."""
         return Finding(self.name, check, status, **details)
 
     def difference(self, one: Arrays, other: Arrays, names: Sequence[str]) -> str | None:
-        """What differs most between two runs of one computation, if it is more than their order of adding explains."""
+        """Describes the first difference between two runs of a computation that summation order cannot explain."""
         if [each.shape for each in one] != [each.shape for each in other]:
             return f"{names[0]} of shapes {[each.shape for each in one]}, then {[each.shape for each in other]}"
         for name, first, second in zip(names, one, other, strict=True):
             off = numpy.abs(first - second)
-            # What is not finite in both runs is the same.
+            # Two numbers that are both NaN or infinite count as equal.
             is_same = (first == second) | ~(numpy.isfinite(first) | numpy.isfinite(second))
             if not (is_same | (off <= 64 * self.eps * numpy.nan_to_num(numpy.abs(first)).max(initial=0))).all():
                 place = tuple(
@@ -416,33 +423,13 @@ class Inspection:
         return None
 
     def raised(self, check: str, error: Exception) -> Finding:
-        """A finding from an exception; one of ours says as data what came, what was expected and the usual cause."""
-        ours = _reported(error)
-        told = [line.strip() for line in str(ours or error).splitlines() if line.strip()] or ["no message"]
-        # TensorFlow puts its own traceback before what happened.
-        happened = told[-1] if told[0] == "in user code:" else told[0]
-        details = [f"{name}: {getattr(ours, name)}" for name in ("got", "expected") if getattr(ours, name, None)]
-        reason = f"{type(error).__name__}: " + "; ".join([happened.removesuffix("."), *details])
-        return self.finding(check, "failed", reason=reason, diagnosis=getattr(ours, "cause", None))
-
-
-def _reported(error: BaseException) -> BaseException | None:
-    """The error of ours whose message `error` shows: itself, or the one that a framework raised it from.
-
-    What shows another message is not ours: somebody may have raised it while handling one of ours.
-    """
-    passed: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in passed:
-        if vars(link).keys() >= set(errors.DATA) and str(link).partition("\n")[0] in str(error):
-            return link
-        passed.add(id(link))
-        link = link.__cause__ or link.__context__
-    return None
+        """Returns the finding for an exception from the user's functions."""
+        reason, cause = exceptions.described(error)
+        return self.finding(check, "failed", reason=reason, diagnosis=cause)
 
 
 def weigh(upstream: Sequence[Array]) -> Array:
-    """What the numbers of a path are weighed with."""
+    """Returns the weights of the numbers of a path."""
     weights = vector(upstream)
     return weights if weights.size <= NUMBERS else numpy.ones(1)
 

@@ -1,4 +1,4 @@
-"""What the checker found: plain data, which prints, compares and travels as JSON."""
+"""The result of a check: plain data that can be printed, compared and written as JSON."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from keras_cg.testing.arrays import Array
 
 __all__ = ["CHECKS", "Finding", "Report"]
 
-# What is checked, in this order.
+# The checks, in the order in which they run.
 CHECKS = (
     *("value", "first order", "second order", "linearity", "compiled", "export", "forward mode", "memory"),
     "agreement",
 )
 
-# What can come of a check, the worst first. "skipped" is what a backend cannot be asked, or nobody asked.
+# The results of a check, the worst first. "skipped": the backend cannot do it, or it was not requested.
 STATUSES = ("failed", "undecided", "passed", "skipped")
+
+# The reasons for which a check is skipped because an earlier one did not pass.
+NOT_REACHED = ("the function has no valid value", "the function has no valid gradient")
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What one check of one backend gave, for one argument or for the whole call.
+    """The result of one check on one backend, for one argument or for the whole call.
 
     Attributes:
         backend: The backend's name.
@@ -30,13 +33,14 @@ class Finding:
         status: "passed", "failed", "undecided" or "skipped".
         argument: The argument's name and path, such as `params["w"]`; None for the whole call.
         error: The largest error, relative to the largest number expected; None where nothing was compared.
-        tolerance: What it may be.
-        where: Where that error is: an index expression such as `[3, 0]`, or "along a random direction".
-        came: What the rule gave there, as text.
-        expected: What it should have given there.
-        diagnosis: What the fault most likely is; None where nothing fits.
+        tolerance: The largest error that passes.
+        where: The place of the largest error: an index expression such as `[3, 0]`, or "along a random direction".
+        came: The value from the rule at that place, as text.
+        expected: The right value at that place, as text.
+        diagnosis: The most likely fault; None where no known fault matches.
         reason: Why the check failed without a number, could not decide, or was skipped.
-        gradient: Of an export, what became of the gradient: "carried", "in part", "absent" or "refused".
+        gradient: For an export, the state of the gradient in the exported program: "carried", "in part", "absent" or
+            "refused".
     """
 
     backend: str
@@ -55,8 +59,8 @@ class Finding:
     def __str__(self) -> str:
         is_element = self.where is not None and self.where.startswith("[")
         place = f"{self.argument or ''}{self.where}" if is_element else self.argument
-        told = [f"{self.check}: {self.status}", f"at {place}" if place else "", self.reason or ""]
-        lines = [", ".join(each for each in told if each)]
+        parts = [f"{self.check}: {self.status}", f"at {place}" if place else "", self.reason or ""]
+        lines = [", ".join(filter(None, parts))]
         if self.status == "failed" and self.error is not None:
             if self.where and not is_element:
                 lines.append(f"    {self.where}")
@@ -70,14 +74,14 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Everything that `check_gradients` found out about a function.
+    """The result of `check_gradients` for a function.
 
-    It is true if every check passed, and prints what did not.
+    A report is true if every check passed. As text it lists the checks that did not pass.
 
     Attributes:
         function: The function's name.
         findings: One `Finding` for each backend, check and argument.
-        evidence: For each backend the arrays that it computed: "output", "gradient of x" for each argument, and
+        evidence: The arrays that each backend computed: "output", "gradient of x" for each argument, and
             "epsilon", the precision. Not part of `to_dict`.
     """
 
@@ -92,23 +96,23 @@ class Report:
 
     @property
     def checks(self) -> tuple[str, ...]:
-        """The checks that were made, in order."""
+        """The checks that ran, in order."""
         return tuple(dict.fromkeys(each.check for each in self.findings))
 
     @property
     def status(self) -> str:
-        """The worst that was found: "failed", "undecided" or "passed"."""
+        """The worst status among the findings: "failed", "undecided" or "passed"."""
         return worst(self.findings)
 
     def __bool__(self) -> bool:
         return self.status == "passed"
 
     def cell(self, backend: str, check: str) -> tuple[Finding, ...]:
-        """The findings of one check of one backend."""
+        """Returns the findings of one check on one backend."""
         return tuple(each for each in self.findings if each.backend == backend and each.check == check)
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data for JSON; `from_dict` reads it."""
+        """Returns the report as plain data for JSON; `from_dict` reads it."""
         return {
             "function": self.function,
             "status": self.status,
@@ -117,20 +121,20 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Report:
-        """The report that `to_dict` wrote."""
+        """Returns the report that `to_dict` wrote."""
         return cls(data["function"], tuple(Finding(**each) for each in data["findings"]))
 
     def __str__(self) -> str:
         lines = [f"gradients of {self.function}: {self.status}"]
         for backend in self.backends:
             found = [each for each in self.findings if each.backend == backend]
-            told = [each for each in found if each.status in ("failed", "undecided")]
+            problems = [each for each in found if each.status in ("failed", "undecided")]
             lines.append(f"  {backend}: {worst(found)}")
-            lines += [f"    {line}" for each in told for line in str(each).splitlines()]
+            lines += [f"    {line}" for each in problems for line in str(each).splitlines()]
         return "\n".join(lines)
 
 
 def worst(findings: Sequence[Finding]) -> str:
-    """The worst status of some findings; "passed" if all that were not skipped passed."""
+    """Returns the worst status among some findings; "skipped" if every one was skipped."""
     found = {each.status for each in findings}
     return next((status for status in STATUSES if status in found), "skipped")

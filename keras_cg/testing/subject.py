@@ -1,4 +1,4 @@
-"""The function under test on one backend, as flat NumPy arrays in and out."""
+"""The function under test on one backend, with flat lists of NumPy arrays as input and output."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Arguments(NamedTuple):
     tree: Tree
     positionals: int
     keywords: tuple[str, ...]
-    # Which leaves are arrays, their dtypes by name, and which of them are differentiated.
+    # The indices of the leaves that are arrays, the names of their dtypes, and which of them are differentiated.
     places: tuple[int, ...]
     dtypes: tuple[str, ...]
     floating: tuple[int, ...]
@@ -44,16 +44,16 @@ class Arguments(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """What messages call those."""
+        """The labels of the differentiated arguments, for messages."""
         return [self.labels[self.places[index]] for index in self.floating]
 
 
-def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """Flattens the arguments of a call.
+def bind_arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """Flattens the arguments of a call and turns every tensor into a NumPy array.
 
     Raises:
-        ValueError: There is no floating or complex array among them.
-        TypeError: One is a tensor without a dense array.
+        ValueError: No argument is a floating or complex array.
+        TypeError: An argument is a tensor that has no dense array.
     """
     backend = config.active
     tree = pytree.flatten((*args, *kwargs.values()), _is_array, backend.children)
@@ -72,7 +72,7 @@ def arguments(f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
             array = numpy.array(leaf if owner is None else owner.to_numpy(leaf))
         except (TypeError, ValueError, AttributeError) as error:
             raise messages.not_dense(function_name(f), named[place], leaf) from error
-        if owner is not None and array.dtype == object:  # one that holds the tensor itself
+        if owner is not None and array.dtype == object:  # NumPy wrapped the tensor itself as an object
             raise messages.not_dense(function_name(f), named[place], leaf)
         tree.leaves[place] = array
     floating = tuple(index for index, dtype in enumerate(dtypes) if is_differentiable(dtype))
@@ -86,7 +86,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _owner(value: Any) -> Backend | None:
-    """The backend whose tensor `value` is, NumPy's arrays excepted."""
+    """Returns the backend that `value` is a tensor of; None for a NumPy array and for any other value."""
     if isinstance(value, (numpy.ndarray, numpy.generic)):
         return None
     name = backends.owner(type(value))
@@ -94,26 +94,26 @@ def _owner(value: Any) -> Backend | None:
     return found if found is not None and found.is_tensor(value) else None
 
 
-# Whatever has fewer digits, in double precision.
+# The dtype of double precision for each coarser dtype.
 _DOUBLE = {"float16": "float64", "bfloat16": "float64", "float32": "float64", "complex64": "complex128"}
 
 
 def epsilon(dtypes: Sequence[str]) -> float:
-    """The machine epsilon of the coarsest of some dtypes."""
+    """Returns the machine epsilon of the coarsest dtype."""
     return max((precision.of(dtype).epsilon for dtype in dtypes), default=precision.of("float64").epsilon)
 
 
 class Slot:
-    """The place of a tensor in a nest."""
+    """Marks the place of a tensor in a pytree."""
 
     def __init__(self, number: int):
         self.number = number
 
 
 def filled(template: Any, fill: Callable[[Slot], Any]) -> Any:
-    """A nest of Python's own containers with other values in its slots; what else is in it stays.
+    """Returns a copy of Python's builtin containers with each slot replaced by `fill(slot)`.
 
-    torch.compile (2.13) follows this; where it meets a dict from outside, optree (0.20) it does not.
+    torch.compile (2.13) can trace this function. It cannot trace optree (0.20) over a dict from outside the graph.
     """
     if isinstance(template, Slot):
         return fill(template)
@@ -129,99 +129,98 @@ def filled(template: Any, fill: Callable[[Slot], Any]) -> Any:
 class Subject:
     """A function on the active backend, in the dtypes of its arguments or in double precision.
 
-    What goes in and comes out are lists of arrays of float64 or complex128: the differentiated arguments, and the
-    floating leaves of the output.
+    Inputs and outputs are lists of float64 or complex128 arrays: the differentiated arguments, and the floating leaves
+    of the output.
     """
 
-    def __init__(self, f: Callable[..., Any], given: Arguments, double: bool = False):
+    def __init__(self, f: Callable[..., Any], arguments: Arguments, double: bool = False):
         self.backend = config.active
         self.f = f
         self.name = function_name(f)
-        self.given = given
-        slots = [Slot(number) for number in range(len(given.places))]
-        self.template = given.tree.fill(given.places, slots)
-        # Whether Python's own containers are all that there is around the tensors.
+        self.arguments = arguments
+        slots = [Slot(number) for number in range(len(arguments.places))]
+        self.template = arguments.tree.fill(arguments.places, slots)
+        # Whether every tensor is inside Python's builtin containers only, so that `filled` reaches all slots.
         seen: list[Any] = []
         filled(self.template, seen.append)
         self.is_plain = len(seen) == len(slots)
-        self.dtypes = [_DOUBLE.get(dtype, dtype) if double else dtype for dtype in given.dtypes]
+        self.dtypes = [_DOUBLE.get(dtype, dtype) if double else dtype for dtype in arguments.dtypes]
 
     def watched(self, seen: list[weakref.ref[Any]]) -> Subject:
-        """The same, and references to the tensors that the function gets."""
+        """Returns a copy that also records weak references to the tensors that the function receives."""
         found = copy.copy(self)
         found.f = watched(self.f, seen)
         return found
 
     def tensors(self, points: Sequence[Array]) -> list[Any]:
-        """The arguments that are tensors, with `points` in the places of those that are differentiated."""
-        values = [self.given.tree.leaves[place] for place in self.given.places]
-        for index, point in zip(self.given.floating, points, strict=True):
+        """Returns all tensor arguments, with `points` as the values of the differentiated ones."""
+        values = [self.arguments.tree.leaves[place] for place in self.arguments.places]
+        for index, point in zip(self.arguments.floating, points, strict=True):
             values[index] = point
         return [self.tensor(value, dtype) for value, dtype in zip(values, self.dtypes, strict=True)]
 
     def tensor(self, value: Array, dtype: str) -> Any:
-        """A NumPy array as a tensor of the backend."""
-        if dtype == "bfloat16":  # which NumPy has not
+        """Converts a NumPy array to a tensor of the backend."""
+        if dtype == "bfloat16":  # NumPy has no bfloat16
             return self.backend.cast(self.backend.asarray(value.astype(numpy.float32)), dtype)
         return self.backend.asarray(numpy.array(value, dtype))
 
     def call(self, *tensors: Any) -> Any:
-        """The output of the function."""
-        given = self.given
+        """Calls the function with its tensor arguments and returns its output."""
+        arguments = self.arguments
         if self.is_plain:
             values = filled(self.template, lambda slot: tensors[slot.number])
         else:
-            # Flattened here again, because torch.compile (2.13) takes no structure from outside of what it traces.
+            # Flattened again here, because torch.compile (2.13) cannot use a treespec from outside the traced code.
             tree = pytree.flatten(self.template, self.backend.is_tensor, self.backend.children)
-            values = tree.fill(given.places, tensors)
-        return self.f(
-            *values[: given.positionals], **dict(zip(given.keywords, values[given.positionals :], strict=True))
-        )
+            values = tree.fill(arguments.places, tensors)
+        count = arguments.positionals
+        return self.f(*values[:count], **dict(zip(arguments.keywords, values[count:], strict=True)))
 
     def flat(self, *floating: Any, others: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The floating leaves of the output for the differentiated tensors; the others are what `tensors` gave."""
+        """Returns the floating leaves of the output; `others` are all tensor arguments, as `tensors` returns them."""
         tensors = list(others)
-        for index, tensor in zip(self.given.floating, floating, strict=True):
+        for index, tensor in zip(self.arguments.floating, floating, strict=True):
             tensors[index] = tensor
         leaves = pytree.flatten(self.call(*tensors), self.backend.is_tensor, self.backend.children).leaves
         found = [self.backend.asarray(leaf) for leaf in map(unwrap, leaves) if self.backend.is_tensor(leaf)]
         return tuple(leaf for leaf in found if is_differentiable(self.backend.dtype(leaf))), ()
 
     def bound(self, points: Sequence[Array]) -> tuple[Callable[..., Any], list[Any]]:
-        """`flat` as a function of the differentiated tensors alone, and these."""
+        """Returns `flat` as a function of only the differentiated tensors, and those tensors."""
         tensors = self.tensors(points)
-        return functools.partial(self.flat, others=tensors), [tensors[index] for index in self.given.floating]
+        return functools.partial(self.flat, others=tensors), [tensors[index] for index in self.arguments.floating]
 
     def output(self, points: Sequence[Array]) -> Arrays:
-        """The floating leaves of the output."""
+        """Returns the floating leaves of the output as arrays."""
         flat, floating = self.bound(points)
         return self.arrays(flat(*floating)[0])
 
     def changed_argument(self, points: Sequence[Array]) -> str | None:
-        """The name of an argument that the function changes in place."""
+        """Returns the name of an argument that the function changes in place; None if there is none."""
         flat, floating = self.bound(points)
         before = self.arrays(floating)
         flat(*floating)
-        pairs = zip(self.given.names, before, self.arrays(floating), strict=True)
+        pairs = zip(self.arguments.names, before, self.arrays(floating), strict=True)
         return next((name for name, one, other in pairs if not numpy.array_equal(one, other)), None)
 
     def epsilon(self, points: Sequence[Array]) -> float:
-        """The machine epsilon of the coarsest dtype among the floating leaves of the output."""
+        """Returns the machine epsilon of the coarsest dtype among the floating leaves of the output."""
         flat, floating = self.bound(points)
         return epsilon([self.backend.dtype(each) for each in flat(*floating)[0]])
 
     def arrays(self, tensors: Sequence[Any]) -> Arrays:
-        """Tensors as arrays."""
+        """Converts tensors to arrays."""
         return [wide(self.backend.to_numpy(each)) for each in tensors]
 
-    def cast(self, arrays: Sequence[Array], likes: Sequence[Any]) -> list[Any]:
-        """Arrays as tensors of the dtypes of other tensors."""
-        return [self.tensor(array, self.backend.dtype(each)) for array, each in zip(arrays, likes, strict=True)]
+    def cast(self, arrays: Sequence[Array], tensors: Sequence[Any]) -> list[Any]:
+        """Converts arrays to tensors that have the dtypes of `tensors`."""
+        return [self.tensor(array, self.backend.dtype(each)) for array, each in zip(arrays, tensors, strict=True)]
 
     def gradients(self, points: Sequence[Array], upstreams: Sequence[Sequence[Array]]) -> Arrays:
-        """The derivative of order `len(upstreams)`, one array for each differentiated argument.
+        """Returns the derivative of order `len(upstreams)`, one array for each differentiated argument.
 
-        The first of `upstreams` arrives at the output, the next at the gradient, and so on.
+        The first of `upstreams` is the cotangent of the output, the next one that of the gradient, and so on.
         """
         flat, floating = self.bound(points)
         for upstream in upstreams:
@@ -229,7 +228,7 @@ class Subject:
         return self.arrays(flat(*floating)[0])
 
     def gradients_after(self, points: Sequence[Array], upstream: Sequence[Array], others: Sequence[Array]) -> Arrays:
-        """The gradient at `points`, asked for when the function has been called at other ones."""
+        """Returns the gradient at `points`, computed after the function was also called at other points."""
         flat, floating = self.bound(points)
         outputs, pullback, _ = self.backend.vjp(flat, floating)
         self.gradients(others, [upstream])
@@ -242,7 +241,7 @@ class Subject:
     def gradients_by_upstream(
         self, points: Sequence[Array], upstream: Sequence[Array], weights: Array, number: int
     ) -> Arrays:
-        """The derivative by upstream of the sum of one gradient, weighed."""
+        """Returns the derivative of `sum(weights * gradient[number])` with respect to upstream."""
         flat, floating = self.bound(points)
         outputs, pullback, _ = self.backend.vjp(flat, floating)
         upstreams = self.cast(upstream, outputs)
@@ -250,14 +249,14 @@ class Subject:
         return self.arrays(second(self.cast([weights], gradients)))
 
     def tangents(self, points: Sequence[Array], directions: Sequence[Array]) -> Arrays:
-        """The forward derivative of the output along a direction."""
+        """Returns the forward derivative (jvp) of the output along a direction."""
         flat, floating = self.bound(points)
         _, found, _ = self.backend.jvp(flat, floating, self.cast(directions, floating))
         return self.arrays(found)
 
 
 def with_rule(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
-    """`f` with another rule in the place of its own."""
+    """Returns `f` with its rule replaced by `rule`."""
     plain = f.__wrapped__ if isinstance(f, CustomGradient) else f
 
     @functools.wraps(plain)
@@ -268,7 +267,10 @@ def with_rule(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., 
 
 
 def watched(f: Callable[..., Any], seen: list[weakref.ref[Any]]) -> Callable[..., Any]:
-    """`f` as it is, and references to the tensors that it gets, which are not those that it is called with."""
+    """Returns `f` with weak references added to `seen` for the tensors that it receives.
+
+    A decorated function receives detached tensors, which are other objects than the tensors of the call.
+    """
     if not isinstance(f, CustomGradient):
         return f
     plain, backend = f.__wrapped__, config.active
@@ -283,6 +285,6 @@ def watched(f: Callable[..., Any], seen: list[weakref.ref[Any]]) -> Callable[...
 
 
 def is_rule(expected: Callable[..., Any]) -> bool:
-    """Whether `expected` is a rule, which has a parameter called `upstream`, and not a function."""
+    """Whether `expected` is a rule (it has a parameter called `upstream`) instead of a function."""
     found = signature.parameters(expected)
     return found is not None and "upstream" in found.names()

@@ -499,7 +499,7 @@ def compiling():
     return lambda x: False
 
 
-@kind("wrong when compiled", "compiled gradient differs|another gradient than the function", shows="compiled")
+@kind("wrong when compiled", "compiled gradient differs|gradient of the exported program differs", shows="compiled")
 def when_compiled(flat):
     is_traced = compiling()
 

@@ -1,4 +1,4 @@
-"""The checks of one function at one point on one backend, one after the other."""
+"""Runs the checks of one function at one point on one backend, one after the other."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from keras_cg.testing.checks.orders import first, higher
 from keras_cg.testing.checks.programs import compiled, exported
 from keras_cg.testing.checks.value import gradient, repeated, stated, value
 from keras_cg.testing.inspection import ORDERS, Inspection
-from keras_cg.testing.report import Finding
+from keras_cg.testing.report import NOT_REACHED, Finding
 from keras_cg.testing.subject import Arrays
 
-Look = Callable[[Inspection], Iterator[Finding]]
+Check = Callable[[Inspection], Iterator[Finding]]
 
 
-def run(at: Inspection, tell: Callable[[Finding], None]) -> dict[str, Arrays]:
-    """Makes all checks and tells what each one found.
+def run(at: Inspection, emit: Callable[[Finding], None]) -> dict[str, Arrays]:
+    """Runs all checks and passes each finding to `emit`.
 
     Returns:
-        The output and the gradient, for comparison with other backends; nothing if there is none.
+        The output and the gradient, for comparison with other backends; an empty dict without a gradient.
     """
     checks = _chosen(at)
 
     def skip(names: Iterable[str], reason: str) -> None:
         for name in names:
-            tell(at.finding(name, "skipped", reason=reason))
+            emit(at.finding(name, "skipped", reason=reason))
 
     with at.precision():
         found = value(at)
     if found.status != "passed":
-        tell(found)
-        skip(checks, "there is no value to go on with")
+        emit(found)
+        skip(checks, NOT_REACHED[0])
         return {}
     with at.precision():
         failure = gradient(at)
     with at.precision():
         output = at.subject.output(at.points)
-        tell(found if at.value is None else stated(at, at.value))
+        emit(found if at.value is None else stated(at, at.value))
     if failure is not None:
-        tell(failure)
-        skip([each for each in checks if each != ORDERS[0]], "there is no gradient to go on with")
+        emit(failure)
+        skip([each for each in checks if each != ORDERS[0]], NOT_REACHED[1])
         return {}
     with at.precision():
-        for check, look in checks.items():
+        for name, check in checks.items():
             try:
-                looked = list(look(at))
-                # What a lower precision inside explains is no fault.
-                if any(each.status in ("failed", "undecided") for each in looked) and at.is_coarser():
-                    looked = list(look(at))
-                for each in looked:
-                    tell(each)
-            except Exception as error:  # whatever the user's functions raise is a finding
-                tell(at.raised(check, error))
+                findings = list(check(at))
+                # A lower precision inside the function is no fault: the check runs again with that tolerance.
+                if any(each.status in ("failed", "undecided") for each in findings) and at.is_coarser():
+                    findings = list(check(at))
+                for each in findings:
+                    emit(each)
+            except Exception as error:  # an exception from the user's functions is a finding
+                emit(at.raised(name, error))
         other = repeated(at, output)
         if other is not None:
-            tell(other)
-        gradients = zip(at.given.names, at.gradient, strict=True)
+            emit(other)
+        gradients = zip(at.arguments.names, at.gradient, strict=True)
         return {
             "epsilon": [numpy.asarray(at.eps)],
             "output": output,
@@ -69,9 +69,9 @@ def run(at: Inspection, tell: Callable[[Finding], None]) -> dict[str, Arrays]:
         }
 
 
-def _chosen(at: Inspection) -> dict[str, Look]:
-    """What is to be looked at, by the name of the check."""
-    checks: dict[str, Look] = {}
+def _chosen(at: Inspection) -> dict[str, Check]:
+    """Returns the checks to run, by name."""
+    checks: dict[str, Check] = {}
     if "reverse" in at.modes:
         checks[ORDERS[0]] = first
         for order in range(1, at.order):

@@ -1,4 +1,4 @@
-"""Forward mode, beside differences."""
+"""Checks forward mode against finite differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from keras_cg.testing.report import Finding
 
 
 def forward(at: Inspection) -> Iterator[Finding]:
-    """The forward derivative, each argument along a random direction, beside differences."""
+    """Compares the forward derivative of each argument along a random direction with finite differences."""
     check = "forward mode"
     if not at.is_linear:
         yield at.finding(check, "skipped", reason="the rule is not linear in upstream, so it has no transpose")
@@ -32,7 +32,7 @@ def forward(at: Inspection) -> Iterator[Finding]:
             yield replace(at.raised(check, error), status="undecided")
             return
         except ValueError as error:
-            # By trying, the rule is linear; what it computes with has no derivative by upstream.
+            # The linearity check found the rule linear, but its result has no derivative with respect to upstream.
             raised = at.raised(check, error)
             is_cut = str(error).startswith(str(messages.not_linear()).partition("\n")[0])
             yield replace(raised, diagnosis=CUT if is_cut else raised.diagnosis)
@@ -46,24 +46,24 @@ def forward(at: Inspection) -> Iterator[Finding]:
             values, margins, _ = at.slope(direction, at.reference.output, at.upstream)
             named = "number {} of the output"
             if came.size > NUMBERS:
-                came, named = numpy.array([vector(at.upstream) @ came]), "the sum of the output, randomly weighed"
+                came, named = numpy.array([vector(at.upstream) @ came]), "a random weighted sum of the output"
             rows = [
                 Row(named.format(place), direction[number], *numbers)
                 for place, numbers in enumerate(zip(came.tolist(), values.tolist(), margins.tolist(), strict=True))
             ]
-        found = at.compare(check, number, rows, None if at.is_rule else _look(at, number, direction[number]))
+        found = at.compare(check, number, rows, None if at.is_rule else _find_break(at, number, direction[number]))
         if found.status == "failed" and not came.any() and at.gradient[number].any():
             found = replace(found, diagnosis=CUT)
         yield found
 
 
-def _look(at: Inspection, number: int, direction: Array) -> Callable[[Row], Break | None]:
-    """Looks whether the output has a derivative along a direction, once for all of its numbers."""
+def _find_break(at: Inspection, number: int, direction: Array) -> Callable[[Row], Break | None]:
+    """Returns a function that finds a missing derivative along a direction, once for all numbers of the output."""
 
     @functools.cache
     def broken() -> Break | None:
         found = at.kink(number, at.reference.output, at.upstream, Row("", direction, 0, 0))
-        # Of which number, and so with which slope, nobody knows.
+        # The weighted sum does not tell which number has the break, so its slope is unknown.
         return None if found is None else Break(found.reason)
 
     return lambda row: broken()

@@ -1,4 +1,4 @@
-"""Is the rule linear in upstream?"""
+"""Checks that the rule is linear in upstream."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from keras_cg.testing.subject import Arrays, Subject
 
 
 def linearity(at: Inspection) -> Iterator[Finding]:
-    """The rule for sums and multiples of upstreams, of every size that the dtype has."""
+    """Checks the rule for sums and multiples of upstream gradients, in every size that the dtype allows."""
     check = "linearity"
     other = [random(at.random, each) for each in at.output]
     first, second = at.pull(at.upstream), at.pull(other)
-    # Large enough for a rule that clips at a thousand, and no overflow.
+    # Large enough to find a rule that clips at a thousand, too small to overflow.
     large = 32.0 if at.eps > 1e-5 else 2.0**20
     factors = ((3, -7), (0, large), (0, 0))
     tried = [_combine(a, at.upstream, b, other) for a, b in factors]
     found = [at.pull(each) for each in tried]
     for number in range(len(at.points)):
         one, two = first[number], second[number]
-        # What a sum rounds to hangs on its terms.
+        # The rounding error of a sum depends on the size of its terms.
         rows = [
             comparison.elements(came[number], a * one + b * two, abs(a * one) + abs(b * two))
             for came, (a, b) in zip(found, factors, strict=True)
@@ -54,21 +54,21 @@ def linearity(at: Inspection) -> Iterator[Finding]:
     if at.is_linear and not _is_tried_linear(at):
         at.is_linear = False
         if not at.is_rule:
-            reason = "the rule is not linear in upstream, of tiny or huge size"
-            told = (
+            reason = "the rule is not linear in an upstream of tiny or huge size"
+            causes = (
                 at.steps(number) or diagnose_upstream(at.pull, at.upstream, number) for number in range(len(at.points))
             )
-            yield at.finding(check, "failed", reason=reason, diagnosis=next(filter(None, told), CLIPS))
+            yield at.finding(check, "failed", reason=reason, diagnosis=next(filter(None, causes), CLIPS))
 
 
 def _at_every_size(at: Inspection) -> Iterator[Finding]:
-    """A rule beside the one that was declared, for tiny and huge upstreams; only what differs."""
+    """Compares the rule with the declared one for tiny and huge upstream gradients; yields only differences."""
     for scale in linear.sizes(at.subject.dtypes):
         upstream = [scale * each for each in at.upstream]
         pairs = zip(at.pull(upstream), at.pull_expected(upstream), strict=True)
         for number, (came, right) in enumerate(pairs):
             is_known = numpy.isfinite(came) & numpy.isfinite(right)
-            # In the size that upstream has, which the comparison knows.
+            # Scaled to the size of upstream, which the tolerances of the comparison assume.
             largest = numpy.abs(right[is_known]).max(initial=0) or 1.0
             found = at.compare(
                 "linearity",
@@ -76,13 +76,16 @@ def _at_every_size(at: Inspection) -> Iterator[Finding]:
                 comparison.elements(*(numpy.where(is_known, each, 0) / largest for each in (came, right))),
             )
             if found.status == "failed":
-                reason = "another gradient than the declared one, for an upstream of tiny or huge size"
+                reason = "the gradient differs from the declared one for an upstream of tiny or huge size"
                 yield replace(found, reason=reason)
                 return
 
 
 def _by_upstream(at: Inspection) -> Iterator[Finding]:
-    """Whether upstream is cut in a rule that is not linear, and so has no forward mode in which that would show."""
+    """Finds a detached upstream in a rule that is not linear.
+
+    The check of forward mode finds a detached upstream in a linear rule; a rule that is not linear has no forward mode.
+    """
     for number, point in enumerate(at.points):
         weights = random(at.signs, point)
 
@@ -90,15 +93,15 @@ def _by_upstream(at: Inspection) -> Iterator[Finding]:
             return vector(subject.gradients_by_upstream(at.points, at.upstream, weights, number))
 
         if not slopes(at.subject).any():
-            with contextlib.suppress(Exception):  # of a rule that is written with numbers alone
+            with contextlib.suppress(Exception):  # the rule may compute with plain numbers, which have no derivative
                 if slopes(at.reference).any():
-                    reason = "the derivative of the rule by upstream is zero, and that of the declared one is not"
-                    name = at.given.names[number]
+                    reason = "the derivative of the rule by upstream is zero, but that of the declared rule is not"
+                    name = at.arguments.names[number]
                     yield at.finding("linearity", "failed", argument=name, reason=reason, diagnosis=CUT)
 
 
 def _is_tried_linear(at: Inspection) -> bool:
-    """Whether forward mode takes the rule for linear."""
+    """Whether the test of forward mode classifies the rule as linear."""
     flat, floating = at.subject.bound(at.points)
     outputs, pullback, _ = at.backend.vjp(flat, floating)
     fulfilled = linear.conditions(at.backend, pullback, outputs)
@@ -106,7 +109,7 @@ def _is_tried_linear(at: Inspection) -> bool:
 
 
 def _worst(at: Inspection, check: str, number: int, rows: list[list[Row]]) -> Finding:
-    """The comparison that failed, or else the first, of several gradients of one argument."""
+    """Compares several gradients of one argument and returns the first failure, else the first finding."""
     found = [at.compare(check, number, each) for each in rows]
     return next((each for each in found if each.status == "failed"), found[0])
 

@@ -1,4 +1,4 @@
-"""Is everything given back when nobody holds it any more?"""
+"""Checks that reference counting frees the tensors of a call."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from keras_cg.testing.report import Finding
 
 
 def memory(at: Inspection) -> Iterator[Finding]:
-    """Whether everything is given back when nobody holds it any more."""
+    """Checks that the tensors of a call are freed once the call is over, without the garbage collector."""
     check = "memory"
     collects = gc.isenabled()
     gc.disable()
     try:
-        held = _held(at)
-        alive = [what for what, each in held if each() is not None]
-        if alive:  # for it takes long
+        references = _references(at)
+        alive = [what for what, each in references if each() is not None]
+        if alive:  # because a collection takes long
             gc.collect()
-        lost = [what for what, each in held if each() is not None]
+        lost = [what for what, each in references if each() is not None]
     finally:
         if collects:
             gc.enable()
     if lost:
-        reason = f"{_listed(lost)} still there after the call; does the function store what it is given?"
+        reason = f"{_listed(lost)} still alive after the call; does the function store its tensors?"
         yield at.finding(check, "failed", reason=reason)
     elif alive:
-        reason = f"{_listed(alive)} freed by the garbage collector alone; is there a reference cycle?"
+        reason = f"{_listed(alive)} freed by the garbage collector only; is there a reference cycle?"
         yield at.finding(check, "failed", reason=reason)
     else:
         yield at.finding(check, "passed")
 
 
-def _held(at: Inspection) -> list[tuple[str, weakref.ref[Any]]]:
-    """References to the tensors of one run, forwards and backwards, of which nobody holds one."""
+def _references(at: Inspection) -> list[tuple[str, weakref.ref[Any]]]:
+    """Returns weak references to the tensors of one forward and backward pass, none of which is still in use."""
     seen: list[weakref.ref[Any]] = []
     flat, floating = at.subject.watched(seen).bound(at.points)
     outputs, pullback, _ = at.backend.vjp(flat, floating)
     gradients = pullback(at.subject.cast(at.upstream, outputs))
-    # TensorFlow's tape (2.21) never gives up a gradient that it gave to two arguments.
+    # TensorFlow's tape (2.21) never frees a gradient that it returned for two arguments.
     times = Counter(map(id, gradients))
     once = [each for each in gradients if times[id(each)] == 1]
     named = {"an argument": floating, "an output": outputs, "a gradient": once}
@@ -50,7 +50,7 @@ def _held(at: Inspection) -> list[tuple[str, weakref.ref[Any]]]:
         (what, weakref.ref(each))
         for what, tensors in named.items()
         for each in tensors
-        if type(each).__weakrefoffset__  # a number of NumPy's is only a value
+        if type(each).__weakrefoffset__  # a NumPy scalar has no weak references
     ]
     return [*(("an argument", each) for each in seen), *found]
 

@@ -1,4 +1,4 @@
-"""Compiled and exported: does the program give what the function gives?"""
+"""Checks that compiled and exported programs compute the same as the function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_cg.testing.subject import Arrays
 
 
 def compiled(at: Inspection) -> Iterator[Finding]:
-    """The compiled function beside the function: output and gradient."""
+    """Compares output and gradient of the compiled function with those of the eager one."""
     check = "compiled"
     flat, floating = at.subject.bound(at.points)
     program = at.backend.compiled(_fresh(lambda *floating: flat(*floating)[0]))
@@ -42,7 +42,7 @@ def compiled(at: Inspection) -> Iterator[Finding]:
 
 
 def _other_output(at: Inspection, check: str, outputs: Sequence[Any]) -> Finding | None:
-    """What was found if a program of the function gave another output than the function."""
+    """Compares the output of a program with that of the function; returns the first difference."""
     for each, output in zip(at.subject.arrays(outputs), at.subject.output(at.points), strict=True):
         found = at.compare(check, None, comparison.elements(each, output))
         if found.status == "failed":
@@ -51,7 +51,7 @@ def _other_output(at: Inspection, check: str, outputs: Sequence[Any]) -> Finding
 
 
 def exported(at: Inspection) -> Iterator[Finding]:
-    """The exported function beside the function: its output, and what became of its gradient."""
+    """Compares the output of the exported function with that of the function, and classifies its gradient."""
     check = "export"
     flat, floating = at.subject.bound(at.points)
     try:
@@ -59,7 +59,7 @@ def exported(at: Inspection) -> Iterator[Finding]:
         outputs = None if program is None else program(*floating)
     except Exception as error:
         raised = at.raised(check, error)
-        # Some things a framework exports never, as JAX a callback, and says so.
+        # A framework refuses to export some operations, such as JAX a callback: no fault of the function.
         status = "skipped" if isinstance(error, NotImplementedError) else "undecided"
         yield replace(raised, status=status, reason=f"it cannot be exported: {raised.reason}")
         return
@@ -73,14 +73,14 @@ def exported(at: Inspection) -> Iterator[Finding]:
     try:
         outputs, pullback, _ = at.backend.vjp(lambda *floating: (program(*floating), ()), floating)
         gradients = at.subject.arrays(pullback(at.subject.cast(at.upstream, outputs)))
-    except Exception:  # whatever a format says to whom it gives no gradient
+    except Exception:  # each export format raises its own error if it has no gradient
         yield at.finding(check, "passed", gradient="refused")
         return
-    yield _carried(at, check, gradients)
+    yield _compare_gradients(at, check, gradients)
 
 
-def _carried(at: Inspection, check: str, gradients: Arrays) -> Finding:
-    """Whether an exported program gave the gradient, none, or another one."""
+def _compare_gradients(at: Inspection, check: str, gradients: Arrays) -> Finding:
+    """Classifies the gradient of an exported program: the right one, none, or another one."""
     pairs = zip(gradients, at.gradient, strict=True)
     found = [at.compare(check, number, comparison.elements(came, right)) for number, (came, right) in enumerate(pairs)]
     wrong = [each for each in found if each.status == "failed"]
@@ -88,14 +88,14 @@ def _carried(at: Inspection, check: str, gradients: Arrays) -> Finding:
         return replace(found[0], argument=None, error=max(each.error or 0.0 for each in found), gradient="carried")
     if not any(map(numpy.any, gradients)):
         return at.finding(check, "passed", gradient="absent")
-    if not at.is_decorated:  # what is not decorated in it has a gradient in any format
+    if not at.is_decorated:  # its parts without a custom gradient are differentiable in any format
         return at.finding(check, "passed", gradient="in part")
-    return replace(wrong[0], reason="the exported program has another gradient than the function")
+    return replace(wrong[0], reason="the gradient of the exported program differs from the function's")
 
 
 def _fresh(fun: Any) -> Callable[..., Any]:
-    """The same function with a code object of its own.
+    """Returns a copy of a function with a new code object.
 
-    torch (2.13) compiles the same code for only so many closures, and TensorFlow (2.21) warns of it.
+    torch (2.13) limits how often it recompiles one code object, and TensorFlow (2.21) warns of repeated tracing.
     """
     return FunctionType(fun.__code__.replace(), fun.__globals__, fun.__name__, None, fun.__closure__)
