@@ -252,7 +252,7 @@ def wrong_count(function: str, came: int, names: Sequence[str], leaves: int) -> 
     return _misfit(function, f"returned {count(came, 'gradient')}.", expected=expected, cause=cause, remedy=remedy)
 
 
-def given_whole(function: str, rule: str, parameter: str, leaves: int) -> str:
+def got_whole(function: str, rule: str, parameter: str, leaves: int) -> str:
     """What is added to an error of a rule, or about it, whose further parameters have defaults."""
     what = f"the rule of {function} is {rule}, and got one nest of {count(leaves, 'upstream')} as {parameter}"
     return f"{what}: its other parameters have defaults. Without these it gets one upstream for each."
