@@ -86,15 +86,12 @@ class _Reader:
         A reading that gives a static argument a gradient is dropped, if there is another. None may stand for a whole
         nest as for a leaf, so that one result can still mean two things: then both must come to the same.
         """
-        treespec = self.static.treespec
         ordered = [reading for reading in readings if not reading.is_flat or self._is_in_order(reading)]
         if not ordered:
             raise self._error(errors.unsorted_result, value) if readings else self._misfit(value)
         clean = [reading for reading in ordered if self._is_clean(reading)] or ordered
         chosen = clean[0]
-        has_containers = treespec.num_nodes > treespec.num_leaves + 1
-        has_blanks = has_containers and any(map(_is_nothing, [*chosen.gradients, *chosen.others]))
-        if has_blanks and not all(self._is_same(chosen.gradients, other.gradients) for other in clean):
+        if not all(self._is_same(chosen.gradients, other.gradients) for other in clean):
             raise self._error(errors.ambiguous, value)
         return chosen.gradients
 
@@ -176,7 +173,8 @@ class _Reader:
         if not pytree.is_leaf(value) and not _is_flat(value):
             return self._error(errors.wrong_structure, value)
         if pytree.is_leaf(value) and value is not None and not self.arguments.backend.is_tensor(value):
-            return errors.not_a_gradient(name, ", ".join(labels), value, f"({', '.join(labels)})")
+            came = errors.article(errors.type_name(value))
+            return errors.not_a_gradient(name, came, f"({', '.join(labels)})", ", ".join(labels))
         count = len(value) if _is_flat(value) else 1
         return errors.wrong_count(name, count, [labels[place] for place in self.static.places], len(labels))
 
@@ -194,7 +192,8 @@ def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], s
     number = None
     if not backend.is_tensor(gradient):
         if not isinstance(gradient, (int, float, complex)):
-            raise errors.not_a_gradient(name, label(), gradient, describe(dtype, shape))
+            came = errors.article(errors.type_name(gradient))
+            raise errors.not_a_gradient(name, came, describe(dtype, shape), label())
         if gradient == 0 and not isinstance(gradient, bool):
             return None
         # Which dtype a number gets differs from framework to framework.
@@ -205,11 +204,11 @@ def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], s
         return gradient
     shown, expected = describe(number or came, size), describe(dtype, shape)
     if came == "bool":
-        raise errors.boolean_gradient(name, label(), shown, expected)
+        raise errors.boolean_gradient(name, shown, expected, label())
     if came.startswith("complex") and not dtype.startswith("complex"):
-        raise errors.wrong_kind(name, label(), shown, expected)
+        raise errors.wrong_kind(name, shown, expected, label())
     if not compatible(size, shape):
-        raise errors.wrong_shape(name, label(), shown, expected, _broadcast_axes(size, shape))
+        raise errors.wrong_shape(name, shown, expected, label(), _broadcast_axes(size, shape))
     return gradient if came == dtype else backend.cast(gradient, dtype)
 
 

@@ -86,7 +86,7 @@ class Tree:
         """Builds the value with other tensors, and None in the place of every static leaf."""
         return Tree([None] * len(self.leaves), self.structure, self.is_wrapped).fill(self.places, tensors)
 
-    def tensors_of(self, value: Any) -> Sequence[Any]:
+    def tensors_of(self, value: Any) -> Any:
         """Returns what a tuple of this structure has in the place of each tensor; () for another structure.
 
         Where this is a tuple of leaves, `value` may be a tuple of tensors alone.
