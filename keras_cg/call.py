@@ -150,7 +150,7 @@ class Call(FlatFunction):
 
 
 class Pullback:
-    """The rule of one run of a function, as a backend sees it: flat and checked."""
+    """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
 
     def __init__(
         self, function: Call, rule: Callable[..., Any], tensors: Sequence[Any], args: tuple[Any, ...], output: Tree
@@ -226,11 +226,7 @@ class Pullback:
         return conventions.takes_variables(self.rule)
 
     def capture(self, names: Sequence[str]) -> None:
-        """Takes note of the trainable values that the function read apart from its arguments.
-
-        Raises:
-            CapturedVariableError: There are some, and the rule takes no `variables`.
-        """
+        """Raises if the function read trainable values apart from its arguments, and the rule takes no `variables`."""
         if names and not self.takes_variables():
             raise errors.captured_variable(self.function.name, names)
 
@@ -245,14 +241,7 @@ class Pullback:
         return [*rules.reached([self.rule, *self.values], self.function.backend.is_tensor)]
 
     def check(self, other: Any) -> list[Any]:
-        """Compares with the pullback of another run.
-
-        Returns:
-            Boolean tensors that must all be true, where no value can be looked at yet.
-
-        Raises:
-            RuntimeError: The rules differ.
-        """
+        """Raises if the rule of another run differs; returns conditions where no value can be looked at yet."""
         backend = self.function.backend
         found, conditions = rules.difference(self.rule, other.rule, backend.is_tensor, backend.agreement)
         if found is not None:
@@ -267,11 +256,7 @@ class Pullback:
         return rules.outline(self.rule, self.function.backend.is_tensor, known)
 
     def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
-        """Compares with the rule of the first run, of which there is only the `outline`.
-
-        Raises:
-            RuntimeError: The rules differ.
-        """
+        """Raises if the rule of the first run, of which there is only the `outline`, differs."""
         own, own_facts = self.outline(inputs)
         is_alike = own_facts == facts and len(own) == len(tensors)
         if not is_alike or not all(self.function.backend.agreement(list(zip(tensors, own, strict=True)))):

@@ -70,7 +70,7 @@ class _Reader:
         if len(static.places) == 1 and backend.is_tensor(result):
             return [result]
         value = tuple(result) if type(result) in (tuple, list) else (result,)
-        gradients = static.tensors_of(value)
+        gradients: Sequence[Any] = static.tensors_of(value)
         if gradients and all(map(backend.is_tensor, gradients)):
             return gradients
         # With something at every leaf, a nest like the arguments is nothing else.
@@ -159,8 +159,7 @@ class _Reader:
             spec = flatten(default, arguments.backend.is_tensor, arguments.backend.children).treespec
             return spec, [False] * spec.num_leaves
 
-        unbound = signature.unbound(arguments.user, count, named)
-        unbound += signature.unbound_keyword_only(arguments.user, named)
+        unbound = signature.unbound(arguments.user, count, named, with_keyword_only=True)
         return [*explicit[:count], *(part(name, default) for name, default in unbound), *named.values()]
 
     def _error(self, error: Callable[[str, str, str], errors.GradientError], value: Any) -> errors.GradientError:

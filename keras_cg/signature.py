@@ -23,9 +23,9 @@ class Parameters(NamedTuple):
     keyword_only: tuple[str, ...]
     varargs: str | None
     varkw: str | None
-    # Returns the defaults of the last positional parameters. Asked only where nothing else decides, because
+    # Returns the defaults of positional parameters by name. Asked only where nothing else decides, because
     # torch.compile (2.13) cannot read the defaults of a function that is defined while it traces.
-    defaults: Callable[[], tuple[Any, ...]]
+    defaults: Callable[[], dict[str, Any]]
     keyword_defaults: Callable[[], dict[str, Any]]
 
     def names(self) -> tuple[str, ...]:
@@ -38,25 +38,18 @@ class Parameters(NamedTuple):
             return self.positional[index]
         return f"{self.varargs or 'args'}[{index - len(self.positional)}]"
 
-    def positional_defaults(self) -> dict[str, Any]:
-        """Returns the defaults of positional parameters, by name."""
-        defaults = self.defaults()
-        return dict(zip(self.positional[len(self.positional) - len(defaults) :], defaults, strict=True))
-
     def without(self, name: str) -> tuple[str, ...]:
         """Returns the positional parameters but for one."""
         return tuple(other for other in self.positional if other != name)
 
     def binds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call has an argument for every parameter that has no default."""
-        needed = self.positional[: len(self.positional) - len(self.defaults())][len(args) :]
-        needed += tuple(name for name in self.keyword_only if name not in self.keyword_defaults())
-        return all(name in kwargs for name in needed)
+        known = {**self.defaults(), **self.keyword_defaults(), **kwargs}
+        return all(name in known for name in (*self.positional[len(args) :], *self.keyword_only))
 
     def required(self) -> int:
         """Returns how many positional parameters have no default, `variables` not counted."""
-        required = self.positional[: len(self.positional) - len(self.defaults())]
-        return len(required) - ("variables" in required)
+        return len([name for name in self.without("variables") if name not in self.defaults()])
 
     def show(self, name: str) -> str:
         """Returns the signature as a message shows it."""
@@ -64,30 +57,24 @@ class Parameters(NamedTuple):
         stars = [f"**{self.varkw}"] if self.varkw else []
         return f"{name}({', '.join([*self.positional, *star, *self.keyword_only, *stars])})"
 
-    def without_first(self, count: int) -> Parameters:
-        """Returns the parameters that are left when the first positional ones are bound."""
-        positional = self.positional[count:]
-        return self._replace(positional=positional, defaults=lambda: _last(len(positional), self.defaults()))
 
+def unbound(
+    fun: Callable[..., Any], count: int, named: Collection[str], with_keyword_only: bool = False
+) -> list[tuple[str, Any]]:
+    """Returns the parameters that a call of `fun` with `count` positional arguments did not bind by position.
 
-# Parameters that a call did not bind by position, each with its default, or None if it was bound by name.
-Unbound = list[tuple[str, Any]]
-
-
-def unbound(fun: Callable[..., Any], count: int, named: Collection[str]) -> Unbound:
-    """Returns the positional parameters that a call of `fun` with `count` positional arguments did not bind."""
+    Each with its default, or None if it has none or is among the `named` arguments.
+    """
     own = parameters(fun)
-    return _with_defaults(own.positional[count:], named, own.positional_defaults) if own else []
+    if own is None:
+        return []
+    pairs = _with_defaults(own.positional[count:], named, own.defaults)
+    return pairs + _with_defaults(own.keyword_only, named, own.keyword_defaults) if with_keyword_only else pairs
 
 
-def unbound_keyword_only(fun: Callable[..., Any], named: Collection[str]) -> Unbound:
-    """Returns the keyword-only parameters of `fun`."""
-    own = parameters(fun)
-    return _with_defaults(own.keyword_only, named, own.keyword_defaults) if own else []
-
-
-def _with_defaults(names: Sequence[str], named: Collection[str], defaults: Callable[[], dict[str, Any]]) -> Unbound:
-    """Pairs every name with its default; with None if it is `named`, or has none."""
+def _with_defaults(
+    names: Sequence[str], named: Collection[str], defaults: Callable[[], dict[str, Any]]
+) -> list[tuple[str, Any]]:
     # Asked only where they are needed: see `Parameters.defaults`.
     known = {} if all([name in named for name in names]) else defaults()
     return [(name, known.get(name)) for name in names]
@@ -129,17 +116,31 @@ def parameters(fun: Callable[..., Any]) -> Parameters | None:
     whose class calls one, is read from its code object. `inspect` reads all others, such as those with `__wrapped__`.
     """
     if isinstance(fun, MethodType):
-        whole = parameters(fun.__func__)
-        return whole and whole.without_first(1)
+        return _bind(parameters(fun.__func__), 1, {})
     if isinstance(fun, functools.partial):
-        whole = parameters(fun.func)
-        return whole and _bind_keywords(whole.without_first(len(fun.args)), tuple(fun.keywords))
+        return _bind(parameters(fun.func), len(fun.args), fun.keywords)
     if _is_plain(fun):
         return _from_code(fun)
     called = type(fun).__call__
     if isinstance(called, FunctionType) and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__"):
-        return _from_code(called).without_first(1)
+        return _bind(_from_code(called), 1, {})
     return _from_inspect(fun)
+
+
+def _bind(whole: Parameters | None, count: int, keywords: dict[str, Any]) -> Parameters | None:
+    """Binds the first positional parameters and some keywords: from these on, parameters are keyword-only."""
+    if whole is None:
+        return None
+    positional = whole.positional[count:]
+    bound = [index for index, name in enumerate(positional) if name in keywords]
+    if not bound:
+        return whole._replace(positional=positional)
+    return whole._replace(
+        positional=positional[: bound[0]],
+        keyword_only=(*positional[bound[0] :], *whole.keyword_only),
+        varargs=None,
+        keyword_defaults=lambda: {**whole.defaults(), **whole.keyword_defaults(), **keywords},
+    )
 
 
 def _from_code(fun: Any) -> Parameters:
@@ -153,54 +154,33 @@ def _from_code(fun: Any) -> Parameters:
         keyword_only=names[first:last],
         varargs=names[last] if has_varargs else None,
         varkw=names[last + has_varargs] if code.co_flags & inspect.CO_VARKEYWORDS else None,
-        defaults=lambda: _defaults(fun),
+        defaults=lambda: _defaults(fun, names[:first]),
         keyword_defaults=lambda: fun.__kwdefaults__ or {},
     )
 
 
-def _defaults(fun: Any) -> tuple[Any, ...]:
+def _defaults(fun: Any, names: tuple[str, ...]) -> dict[str, Any]:
     # torch.compile shows the next line when it stops there, so the remedy stands in it.
-    return fun.__defaults__ or ()  # torch.compile cannot read these: make them keyword-only, as in `*, k=7`
-
-
-def _last(count: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the last `count` of `values`, or all if there are fewer."""
-    return values[max(0, len(values) - count) :]
-
-
-def _bind_keywords(whole: Parameters, bound: tuple[str, ...]) -> Parameters:
-    """Binds keywords as a partial does: from the first of them on, parameters are keyword-only."""
-    count = next((index for index, name in enumerate(whole.positional) if name in bound), None)
-    if count is None:
-        return whole
-    keyword_only = whole.positional[count:]
-    return whole._replace(
-        positional=whole.positional[:count],
-        keyword_only=(*keyword_only, *whole.keyword_only),
-        varargs=None,
-        defaults=lambda: whole.defaults()[: -len(keyword_only)],
-    )
+    values = fun.__defaults__ or ()  # torch.compile cannot read these: make them keyword-only, as in `*, k=7`
+    return dict(zip(names[len(names) - len(values) :], values, strict=True))
 
 
 def _from_inspect(fun: Callable[..., Any]) -> Parameters | None:
     try:
-        listed = inspect.signature(fun).parameters.values()
+        listed = [*inspect.signature(fun).parameters.values()]
     except (TypeError, ValueError):
         return None
 
-    def of(*kinds: Any) -> list[inspect.Parameter]:
-        return [parameter for parameter in listed if parameter.kind in kinds]
+    def names(*kinds: Any) -> tuple[str, ...]:
+        return tuple(parameter.name for parameter in listed if parameter.kind in kinds)
 
-    def defaults(some: list[inspect.Parameter]) -> dict[str, Any]:
-        return {parameter.name: parameter.default for parameter in some if parameter.default is not parameter.empty}
-
-    kinds = inspect.Parameter
-    positional, keyword_only = of(kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD), of(kinds.KEYWORD_ONLY)
+    kind = inspect.Parameter
+    defaults = {parameter.name: parameter.default for parameter in listed if parameter.default is not kind.empty}
     return Parameters(
-        positional=tuple(parameter.name for parameter in positional),
-        keyword_only=tuple(parameter.name for parameter in keyword_only),
-        varargs=next((parameter.name for parameter in of(kinds.VAR_POSITIONAL)), None),
-        varkw=next((parameter.name for parameter in of(kinds.VAR_KEYWORD)), None),
-        defaults=lambda: tuple(defaults(positional).values()),
-        keyword_defaults=lambda: defaults(keyword_only),
+        positional=names(kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD),
+        keyword_only=names(kind.KEYWORD_ONLY),
+        varargs=next(iter(names(kind.VAR_POSITIONAL)), None),
+        varkw=next(iter(names(kind.VAR_KEYWORD)), None),
+        defaults=lambda: defaults,
+        keyword_defaults=lambda: defaults,
     )
