@@ -11,15 +11,10 @@ from keras_cg.pytree import Tree
 
 
 class Arguments:
-    """The bound arguments of one call, without their tensors.
+    """The bound arguments of one call of the function `user`, without their tensors.
 
-    Attributes:
-        backend: The backend of the call.
-        name: The name of the function in messages.
-        user: The user's function.
-        positionals: The number of arguments by position.
-        keywords: The names of the other arguments, in the order of the signature.
-        is_ordinary: Whether the arguments are plain tensors by position, so that they need no pytree.
+    `positionals` is the number of arguments by position; `keywords` are the names of the others, in the order of the
+    signature. Ordinary arguments are plain tensors by position, and have no tree.
     """
 
     def __init__(
@@ -44,10 +39,7 @@ class Arguments:
         """Returns the positional and the keyword arguments that have `tensors` as their tensors."""
         if self._static is None:
             return tensors, {}
-        values = self._static.combine(tensors)
-        if not self.keywords:
-            return values, {}
-        count = self.positionals
+        values, count = self._static.combine(tensors), self.positionals
         return values[:count], dict(zip(self.keywords, values[count:], strict=True))
 
     def labels(self) -> list[str]:
@@ -61,13 +53,7 @@ def labels(fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...],
     In a path such as `[2]["w"]`, the name of the argument replaces the first step, which is its number.
     """
     parameters = signature.parameters(fun)
-    named = []
-    for path in tree.paths():
-        index, _, inside = path[1:].partition("]")
-        position = int(index)
-        if position >= positionals:
-            label = keywords[position - positionals]
-        else:
-            label = parameters.label(position) if parameters else f"argument {position}"
-        named.append(label + inside)
-    return named
+    names = [parameters.label(place) if parameters else f"argument {place}" for place in range(positionals)]
+    names += keywords
+    split = [path[1:].partition("]") for path in tree.paths()]
+    return [names[int(index)] + inside for index, _, inside in split]

@@ -48,8 +48,6 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
 def output_of(backend: Backend, name: str, pair: Any) -> Any:
     """Returns the output of a function that returned `pair`, where nothing is differentiated."""
     output, _ = _checked_pair(name, pair)
-    if backend.is_tensor(output):
-        return backend.asarray(output)
     tree = pytree.flatten(output, backend.is_tensor, backend.children)
     return tree.combine(pytree.partition(backend, name, tree, _output_label))
 
@@ -104,7 +102,7 @@ class FlatFunction(Arguments):
         return results[0] if output is SINGLE else output.combine(results[: len(output.places)])
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
-        """Returns what the user's function can reach apart from its arguments, of the wanted kind."""
+        """Returns what the user's function can reach without its arguments, of the wanted kind."""
         if self.is_ordinary and not rules.refers(self.user):
             return ()
         return rules.reached([self.user, *self.static.leaves], is_wanted)
@@ -130,11 +128,7 @@ class Call(FlatFunction):
     ) -> tuple[tuple[Any, ...], Pullback]:
         """Returns the result of a run on `tensors`, in which the user's function returned `pair`.
 
-        Args:
-            tensors: The tensors of the arguments.
-            pair: The output and the rule.
-            args: The arguments by position; None if these are the tensors.
-            changed: The values of the variables that the run changed.
+        The run had the positional arguments `args`, by default the tensors, and it `changed` variables of Keras.
         """
         backend, (output, rule) = self.backend, _checked_pair(self.name, pair)
         if not backend.is_compiling():
@@ -165,7 +159,7 @@ class Pullback:
 
     @property
     def specs(self) -> list[Spec]:
-        """What the gradient of each tensor must look like."""
+        """The dtype and the shape that the gradient of each tensor must have."""
         backend = self.function.backend
         return self._specs or [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
 
@@ -226,7 +220,7 @@ class Pullback:
         return conventions.takes_variables(self.rule)
 
     def capture(self, names: Sequence[str]) -> None:
-        """Raises if the function read trainable values apart from its arguments, and the rule takes no `variables`."""
+        """Raises if the function read trainable values that are no arguments, and the rule takes no `variables`."""
         if names and not self.takes_variables():
             raise errors.captured_variable(self.function.name, names)
 

@@ -1,4 +1,4 @@
-"""On the way in: the arguments with which a rule is called."""
+"""How a rule is called: with which arguments, by its signature."""
 
 from __future__ import annotations
 
@@ -28,12 +28,7 @@ def gets_arguments(rule: Rule) -> bool:
 class Convention:
     """How the rule of one call is called.
 
-    Args:
-        rule: The rule that the function returned.
-        arguments: The arguments of the call.
-        values: The positional arguments of this run of the function; () if the rule gets none.
-        count: How many positional arguments the run had.
-        output: The static part of the output.
+    `count` is the number of positional arguments of the run, and `values` are these if the rule gets them, else ().
     """
 
     def __init__(self, rule: Rule, arguments: Arguments, values: tuple[Any, ...], count: int, output: Tree):

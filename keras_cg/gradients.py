@@ -1,4 +1,4 @@
-"""On the way out: the result of a rule, read in any of the accepted structures, and checked.
+"""The result of a rule: read in any of the accepted structures, and checked.
 
 A result may be one gradient for each tensor, a nest like the arguments, or a flat list over all leaves. Most results
 plainly are one of these. For any other, `_Reader` tries all readings, and takes the one that is possible.
@@ -23,13 +23,12 @@ Part = tuple[Any, list[bool]]
 
 
 class Reading(NamedTuple):
-    """One meaning of a result: a gradient for each tensor argument, and what then stands at the other leaves.
+    """One meaning of a result."""
 
-    `is_flat` says that it was read as a flat sequence, which has an order and no keys.
-    """
-
-    gradients: Sequence[Any]
-    others: Sequence[Any]
+    # A gradient for each tensor argument, and what then stands at the static leaves.
+    gradients: list[Any]
+    others: list[Any]
+    # Whether it was read as a flat sequence, which has an order and no keys.
     is_flat: bool
 
 
@@ -38,14 +37,7 @@ def collect(
 ) -> tuple[Any, ...]:
     """Returns one checked gradient for each tensor argument, from whatever structure the rule chose.
 
-    Args:
-        arguments: The arguments of the call.
-        specs: What the gradient of each tensor among them must look like.
-        result: The result of the rule.
-        needs_grad: Which gradients to check; the others are None. None for all.
-
-    Raises:
-        GradientError: The result is not the gradient of the arguments.
+    Gradients that are not needed are not checked; they are None. Raises GradientError if the result does not fit.
     """
 
     def label() -> str:
@@ -84,28 +76,28 @@ class _Reader:
         """Returns the gradients of the one reading that a result allows.
 
         A reading that gives a static argument a gradient is dropped, if there is another. None may stand for a whole
-        nest as for a leaf, so that one result can still mean two things: then both must come to the same.
+        nest as for a leaf, so one result can mean two things: both must give the same gradients.
         """
-        ordered = [reading for reading in readings if not reading.is_flat or self._is_in_order(reading)]
+        ordered = [*filter(self._is_in_order, readings)]
         if not ordered:
             raise self._error(errors.unsorted_result, value) if readings else self._misfit(value)
-        clean = [reading for reading in ordered if self._is_clean(reading)] or ordered
-        chosen = clean[0]
-        if not all(self._is_same(chosen.gradients, other.gradients) for other in clean):
+        first, *others = [*filter(self._is_clean, ordered)] or ordered
+        if not all(self._is_same(first.gradients, other.gradients) for other in others):
             raise self._error(errors.ambiguous, value)
-        return chosen.gradients
+        return first.gradients
 
     def _is_clean(self, reading: Reading) -> bool:
-        """Whether a reading gives gradients where they belong, and nothing where they do not."""
-        is_tensor = self.arguments.backend.is_tensor
-        return all(map(_is_nothing, reading.others)) and all(
-            gradient is None or isinstance(gradient, (int, float, complex)) or is_tensor(gradient)
-            for gradient in reading.gradients
-        )
+        """Whether a reading has gradients for tensors, and nothing at static leaves."""
+
+        def is_gradient(value: Any) -> bool:
+            return isinstance(value, (type(None), int, float, complex)) or self.arguments.backend.is_tensor(value)
+
+        return all(map(_is_nothing, reading.others)) and all(map(is_gradient, reading.gradients))
 
     def _is_in_order(self, reading: Reading) -> bool:
-        """Whether the leaves that a flat result runs over come as the user wrote them down."""
-        return self.static.is_in_order(range(len(self.static.leaves)) if reading.others else self.static.places)
+        """Whether a reading by keys, or over leaves in the order in which the user wrote them down."""
+        static = self.static
+        return not reading.is_flat or static.is_in_order(range(len(static.leaves)) if reading.others else static.places)
 
     def _is_same(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
         """Whether two readings of a result give every argument the same gradient."""
@@ -119,13 +111,9 @@ class _Reader:
         for parts in self._structures():
             leaves = _align_all([spec for spec, _ in parts], value)
             if leaves is not None:
-                marks = [mark for _, marks in parts for mark in marks]
-                pairs = list(zip(leaves, marks, strict=True))
-                yield Reading(
-                    [leaf for leaf, mark in pairs if mark],
-                    [leaf for leaf, mark in pairs if not mark],
-                    all(spec is None for spec, _ in parts),
-                )
+                pairs = list(zip(leaves, [mark for _, marks in parts for mark in marks], strict=True))
+                gradients, others = [leaf for leaf, mark in pairs if mark], [leaf for leaf, mark in pairs if not mark]
+                yield Reading(gradients, others, all(spec is None for spec, _ in parts))
 
     def _structures(self) -> Iterator[list[Part]]:
         """Yields the structures that a rule may return.
@@ -134,12 +122,9 @@ class _Reader:
         all parameters, with those left at their defaults, and a flat list over their leaves.
         """
         tensors = set(self.static.places)
-        explicit: list[Part] = []
-        start = 0
-        for spec in self.static.treespec.children():
-            leaves = range(start, start + spec.num_leaves)
-            explicit.append((spec, [leaf in tensors for leaf in leaves]))
-            start = leaves.stop
+        marks = iter([place in tensors for place in range(len(self.static.leaves))])
+        children = self.static.treespec.children()
+        explicit: list[Part] = [(spec, [next(marks) for _ in range(spec.num_leaves)]) for spec in children]
         complete = self._with_defaults(explicit)
         yield [(None, [True]) for _ in tensors]
         yield _flat(explicit)
@@ -162,7 +147,7 @@ class _Reader:
         unbound = signature.unbound(arguments.user, count, named, with_keyword_only=True)
         return [*explicit[:count], *(part(name, default) for name, default in unbound), *named.values()]
 
-    def _error(self, error: Callable[[str, str, str], errors.GradientError], value: Any) -> errors.GradientError:
+    def _error(self, error: Callable[..., errors.GradientError], value: Any) -> errors.GradientError:
         """Returns an error that shows the structure of the result, and the expected one."""
         return error(self.arguments.name, pytree.show(value), f"({', '.join(self.arguments.labels())})")
 
@@ -181,11 +166,9 @@ class _Reader:
 def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], str]) -> Any:
     """Returns a gradient as a tensor that fits `spec`, or None if it is nothing.
 
-    Raises:
-        GradientError: It is no tensor, boolean, complex where real is due, or of another shape.
+    Raises GradientError if it is no tensor, boolean, complex where real is due, or of another shape.
     """
-    backend, name = arguments.backend, arguments.name
-    dtype, shape = spec
+    backend, name, (dtype, shape) = arguments.backend, arguments.name, spec
     if gradient is None or not is_differentiable(dtype):
         return None
     number = None

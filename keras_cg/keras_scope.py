@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_cg import backends, errors
@@ -17,12 +17,8 @@ class State:
 
     Inside a `keras.StatelessScope`, in which Keras trains on JAX, new values are written into the scope. The values
     that a function writes while a framework traces it must come out as its outputs do: a run inside
-    `with state.begin()` returns them as its `changes`, and `settle` writes them into the scope again.
-
-    Args:
-        function: The name of the function in messages.
-        backend: The backend of the call.
-        is_first: Whether the first run begins. If not, it is over, and there was no scope.
+    `with state.begin()` returns them as its `changes`, and `settle` writes them into the scope again. If `is_first` is
+    False, the first run is over, and there was no scope.
     """
 
     def __init__(self, function: str, backend: Backend, is_first: bool = True):
@@ -36,7 +32,7 @@ class State:
     def begin(self) -> Run | None:
         """Returns the context that the next run needs; None if it needs none, as a first run outside of a scope."""
         self.runs += 1
-        return Run(self, self.runs > 1) if self.runs > 1 or self.scope is not None else None
+        return Run(self) if self.runs > 1 or self.scope is not None else None
 
     def settle(self, values: Sequence[Any]) -> None:
         """Writes the new values into the scope."""
@@ -47,17 +43,17 @@ class State:
 class Run:
     """A run of a function inside a scope, the first one or another."""
 
-    def __init__(self, state: State, is_again: bool):
-        self.state, self.is_again = state, is_again
+    def __init__(self, state: State):
+        self.state = state
 
     def __enter__(self) -> None:
-        self.open = contextlib.ExitStack()
-        self.scope = self.state.scope
-        if self.is_again:
-            # When it runs again, the scopes of the first run may be over.
+        self.open, self.scope, before = contextlib.ExitStack(), self.state.scope, self.state.before
+        if self.state.runs > 1:
+            # The scopes of the first run may be over.
             self.scope = self.open.enter_context(keras().StatelessScope(initialize_variables=False))
             self.open.enter_context(keras().src.backend.AutocastScope(self.state.half))
-        self.open.enter_context(_with_values(self.scope, self.state.before))
+        self.open.callback(setattr, self.scope, "state_mapping", self.scope.state_mapping)
+        self.scope.state_mapping = dict(before)
 
     def __exit__(self, *error: object) -> None:
         before = self.state.before
@@ -65,14 +61,8 @@ class Run:
         self.open.close()
 
     def changes(self) -> tuple[Any, ...]:
-        """Returns the new values of the variables that the run changed.
-
-        Raises:
-            RuntimeError: The first run was outside of a scope, and has changed some for good.
-        """
-        if not self.values:
-            return ()
-        if self.state.scope is None:
+        """Returns the new values of the variables that the run changed; raises if the first run had no scope."""
+        if self.values and self.state.scope is None:
             raise errors.changes_variables(self.state.function)
         self.state.keys = list(self.values)
         return tuple(map(keras().ops.stop_gradient, self.values.values()))
@@ -105,17 +95,6 @@ def _autocast_dtype() -> Any:
     # There is no public way to ask (Keras 3.15); if it is gone, this raises.
     scope = keras().src.backend.get_autocast_scope() if hasattr(keras(), "StatelessScope") else None
     return scope and scope.dtype
-
-
-@contextlib.contextmanager
-def _with_values(scope: Any, values: dict[int, Any]) -> Iterator[None]:
-    """Gives a scope other values inside a `with` block."""
-    before = scope.state_mapping
-    scope.state_mapping = dict(values)
-    try:
-        yield
-    finally:
-        scope.state_mapping = before
 
 
 def stop_gradients(backend: Backend) -> None:

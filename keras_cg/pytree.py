@@ -25,7 +25,7 @@ _NAMESPACE = "keras_cg"
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type, numpy.generic, numpy.ndarray)
 
 # Structures that need no optree: a single tensor, and a tuple of leaves.
-_LEAF, _ROW = "leaf", "row"
+_LEAF, _TUPLE = "leaf", "tuple"
 
 # Opens a container of the active framework's own tree utility: its children, and how to build it again.
 Children = Callable[[Any], tuple[list[Any], Callable[[list[Any]], Any]] | None]
@@ -44,7 +44,9 @@ class Tree:
         places: Where the tensors are among the leaves, in ascending order; set by `partition`.
     """
 
-    def __init__(self, leaves: list[Any], structure: Any = _ROW, is_wrapped: bool = False, places: Sequence[int] = ()):
+    def __init__(
+        self, leaves: list[Any], structure: Any = _TUPLE, is_wrapped: bool = False, places: Sequence[int] = ()
+    ):
         self.leaves, self.structure, self.is_wrapped, self.places = leaves, structure, is_wrapped, places
 
     @property
@@ -55,7 +57,7 @@ class Tree:
         """
         if self.structure is _LEAF:
             return optree.treespec_leaf(none_is_leaf=True, namespace=_NAMESPACE)
-        if self.structure is _ROW:
+        if self.structure is _TUPLE:
             leaves: Any = tuple(self.leaves)
             return optree.tree_structure(leaves, none_is_leaf=True, namespace=_NAMESPACE)
         return self.structure
@@ -64,7 +66,7 @@ class Tree:
         """Builds a value of this structure with other leaves."""
         if self.structure is _LEAF:
             return leaves[0]
-        if self.structure is _ROW:
+        if self.structure is _TUPLE:
             return tuple(leaves)
         value = optree.tree_unflatten(self.structure, leaves)
         return _unwrap(value) if self.is_wrapped else value
@@ -91,7 +93,7 @@ class Tree:
 
         Where this is a tuple of leaves, `value` may be a tuple of tensors alone.
         """
-        if self.structure is not _ROW:
+        if self.structure is not _TUPLE:
             leaves, treespec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
             return [leaves[place] for place in self.places] if treespec == self.structure else ()
         if len(value) == len(self.places):
@@ -103,7 +105,7 @@ class Tree:
 
         optree lists the leaves of a dict by sorted keys. It builds a dict with the keys in their order of insertion.
         """
-        if self.structure is _LEAF or self.structure is _ROW:
+        if self.structure is _LEAF or self.structure is _TUPLE:
             return True
         # Objects and not numbers: torch.compile (2.13) cannot make a dict of constants from what optree knows.
         marks = [_Mark(place) for place in range(len(self.leaves))]
@@ -259,7 +261,7 @@ def _as_written(wrapped: Any) -> list[Any]:
 
 
 class _Kind:
-    """What optree compares of a `_Node`: the type of its container. How to rebuild one is not compared."""
+    """The type of a container, which optree compares, and how to rebuild one, which it does not compare."""
 
     def __init__(self, kind: type, rebuild: Callable[[list[Any]], Any], entries: tuple[str, ...]):
         self.kind, self.rebuild, self.entries = kind, rebuild, entries
@@ -326,11 +328,8 @@ def _steps(container: Any, values: Sequence[Any]) -> tuple[str, ...]:
     """Returns the steps into the children of a container: the name of a dataclass's field, or a number."""
     fields = dataclasses.fields(container) if dataclasses.is_dataclass(container) else ()
     named = [(field.name, getattr(container, field.name, None)) for field in fields]
-    steps = []
-    for index, value in enumerate(values):
-        names = [name for name, part in named if part is value]
-        steps.append(f".{names[0]}" if len(names) == 1 else f"[{index}]")
-    return tuple(steps)
+    found = [[name for name, part in named if part is value] for value in values]
+    return tuple(f".{names[0]}" if len(names) == 1 else f"[{index}]" for index, names in enumerate(found))
 
 
 def _unwrap(value: Any) -> Any:
@@ -347,7 +346,7 @@ def _unwrap(value: Any) -> Any:
 def _fields(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Returns the fields of a dataclass, and a function that makes a copy with other fields.
 
-    The copy is made without the constructor, which may convert or refuse what a framework passes while it traces.
+    The copy skips the constructor, which may convert or refuse what a framework passes while it traces.
     """
     names = [field.name for field in dataclasses.fields(value)]
     kind = type(value)
