@@ -150,7 +150,8 @@ class Pullback:
         self, function: Call, rule: Callable[..., Any], tensors: Sequence[Any], args: tuple[Any, ...], output: Tree
     ):
         self.function, self.rule, self.output, self.count = function, rule, output, len(args)
-        self.values = args if conventions.gets_arguments(rule) else ()
+        self.takes_one = signature.takes_one(rule)
+        self.values = args if not self.takes_one and conventions.gets_arguments(rule) else ()
         backend = function.backend
         # Plain tensors are saved as they are; of all others only what is checked: JAX finds a leak in a saved tracer.
         is_plain = function.is_ordinary or all(map(backend.is_plain, tensors))
@@ -168,7 +169,7 @@ class Pullback:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
         backend, rule = self.function.backend, self.rule
-        if variables or not signature.takes_one(rule):
+        if variables or not self.takes_one:
             return self._by_convention(cotangents, variables, needs_grad)
         upstream = cotangents[0] if self.output is SINGLE else self.output.unflatten(self._upstreams(cotangents))
         result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})

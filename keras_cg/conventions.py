@@ -21,7 +21,7 @@ def takes_variables(rule: Rule) -> bool:
 
 def gets_arguments(rule: Rule) -> bool:
     """Whether a rule is called with the function's arguments."""
-    parameters = None if signature.takes_one(rule) else signature.parameters(rule)
+    parameters = signature.parameters(rule)
     return parameters is not None and _gets_arguments(parameters)
 
 
