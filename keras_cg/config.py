@@ -141,9 +141,8 @@ class _Config(ModuleType):
     def active(self) -> Any:
         """The module of the active backend.
 
-        It is an attribute because `torch.compile` can trace neither a context variable nor an import. A module's
-        attributes it evaluates for real, and again at every call. A `__getattr__` would be slower than this property:
-        Python calls it after it has raised an AttributeError.
+        It is an attribute because `torch.compile` can trace neither a context variable nor an import. It evaluates a
+        module's attributes for real, and again at every call. A `__getattr__` of the module would be slower.
         """
         # Only the name, in few frames, because every call of a decorated function asks.
         name = _in_context.get() or _in_process

@@ -58,23 +58,17 @@ class CustomGradient(Generic[P, Output]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
         backend = config.active
-        is_ordinary = bool(args) and not kwargs
-        for arg in args:
-            if not backend.is_plain(arg):
-                is_ordinary = False
-                break
-        if not is_ordinary:
-            return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
-        if not backend.is_recording():
+        is_ordinary = bool(args) and not kwargs and all(map(backend.is_plain, args))
+        if is_ordinary and not backend.is_recording():
             # Nothing is differentiated, so there is nothing to attach the rule to.
             pair: Any = self.__wrapped__(*args, **kwargs)
             if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
                 return pair[0]  # type: ignore[no-any-return]
             return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
-        if not keras_scope.is_unscoped():
-            return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
-        function = call.Call(backend, self._name, self.__wrapped__, len(args))
-        return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
+        if is_ordinary and keras_scope.is_unscoped():
+            function = call.Call(backend, self._name, self.__wrapped__, len(args))
+            return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
+        return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
 
     def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
         """Copies the function and what it reads now: `engine.freezing` calls this for one in a rule's closure."""

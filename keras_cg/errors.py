@@ -110,10 +110,9 @@ def report(
     remedy: str | None = None,
     remedies: str | None = None,
 ) -> E:
-    """Returns an error of that kind: its message is the headline, a line for each fact, and the lines `more`.
+    """Returns an error whose message is the headline, a line for each fact, and the lines `more`.
 
-    The facts are attributes of the error, too; the headline states `function` and `argument`. `remedies` are three
-    to choose from, in the place of `remedy`.
+    The facts are attributes of the error, too; the headline states `function` and `argument`. `remedies` are three.
     """
     texts = (got, expected, cause, consequence, remedy, remedies)
     told = [f"    {label}: {text}" for label, text in zip(_LABELS, texts, strict=True) if text is not None]

@@ -127,11 +127,6 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
 
     optree flattens the containers that it knows. If there are others among the leaves, each is wrapped in a node, and
     the value is flattened once more. A single tensor, and a tuple of tensors and atoms, need no optree.
-
-    Args:
-        value: Any value.
-        is_tensor: Whether a leaf is a tensor, and so no container.
-        children: Opens the containers of the active framework's own tree utility.
     """
     if type(value) is tuple:
         for part in value:
@@ -153,12 +148,9 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
 
 
 def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[Any]:
-    """Takes the tensors out of a flattened value, as the backend's own, and leaves the static part behind.
+    """Moves the tensors out of a flattened value, as the backend's own, and leaves the static part behind.
 
-    Keras variables are unwrapped.
-
-    Raises:
-        TypeError: A leaf is a tensor of another framework, or a placeholder of Keras.
+    Keras variables are unwrapped. A tensor of another framework, or a placeholder of Keras, raises a TypeError.
     """
     leaves = tree.leaves
     if all(map(backend.is_plain, leaves)):

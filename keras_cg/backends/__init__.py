@@ -72,13 +72,8 @@ def installed() -> tuple[str, ...]:
 def load(name: str, source: str) -> Backend:
     """Returns the module of the backend `name`, and imports it at its first use.
 
-    Args:
-        name: The backend's name.
-        source: Where the choice came from, for the error messages.
-
-    Raises:
-        ValueError: No backend has that name.
-        ImportError: Its framework is not installed, does not start, or the module is incomplete.
+    `source` tells in errors where the choice came from: a ValueError if there is no such backend, an ImportError if
+    its framework is not installed or does not start, or if the module is incomplete.
     """
     if name in loaded:
         return loaded[name]
