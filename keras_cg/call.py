@@ -184,6 +184,9 @@ class Pullback:
                     is_plain = backend.is_plain(gradient)
                     if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
                         break
+                    # TensorFlow's tape (2.21) fails on a gradient of an integer tensor.
+                    if not is_differentiable(backend.dtype(tensor)):
+                        break
                 else:
                     return tuple(gradients), ()
         return collect(self.function, self.specs, result, needs_grad), ()
