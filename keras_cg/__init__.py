@@ -28,8 +28,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Imports Keras, which `import keras_cg` must not.
-    if name == "keras":
+    if name == "keras":  # It imports Keras, which `import keras_cg` must not.
         import importlib
 
         return importlib.import_module("keras_cg.keras")

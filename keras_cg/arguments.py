@@ -1,8 +1,8 @@
-"""The bound arguments of one call, and what the user would call them."""
+"""The bound arguments of one call, and the names that the user has for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from keras_cg import signature
@@ -11,15 +11,10 @@ from keras_cg.pytree import Tree
 
 
 class Arguments:
-    """The bound arguments of one call, without their tensors.
+    """The bound arguments of one call of the function `user`, without their tensors.
 
-    Attributes:
-        backend: The backend of the call.
-        name: What messages call the function.
-        user: The user's function.
-        positionals: How many arguments were given by position.
-        keywords: The names of the others, in the order of the signature.
-        static: The static part of `(*args, *kwargs.values())`.
+    `positionals` is the number of arguments by position; `keywords` are the names of the others, in the order of the
+    signature. Ordinary arguments are plain tensors by position, and have no tree.
     """
 
     def __init__(
@@ -28,42 +23,37 @@ class Arguments:
         name: str,
         user: Callable[..., Any],
         positionals: int,
-        keywords: tuple[str, ...],
-        static: Tree,
+        keywords: tuple[str, ...] = (),
+        static: Tree | None = None,
     ):
         self.backend, self.name, self.user = backend, name, user
-        self.positionals, self.keywords, self.static = positionals, keywords, static
+        self.positionals, self.keywords, self._static = positionals, keywords, static
+        self.is_ordinary = static is None
 
-    def bind(self, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call the function with, so that its tensors are `tensors`."""
-        values = self.static.combine(tensors)
-        if not self.keywords:
-            return values, {}
-        count = self.positionals
+    @property
+    def static(self) -> Tree:
+        """The static part of `(*args, *kwargs.values())`."""
+        return self._static or Tree([None] * self.positionals, places=range(self.positionals))
+
+    def bind(self, tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the positional and the keyword arguments that have `tensors` as their tensors."""
+        if self._static is None:
+            return tensors, {}
+        values, count = self._static.combine(tensors), self.positionals
         return values[:count], dict(zip(self.keywords, values[count:], strict=True))
 
-    def by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The positional arguments of such a call, those that were given by keyword included."""
-        return (*args, *signature.by_position(self.user, len(args), kwargs)) if kwargs else args
-
     def labels(self) -> list[str]:
-        """Every leaf as the user would name it: `x`, `params["w"][0]`."""
+        """Returns the user's name for each leaf: `x`, `params["w"][0]`."""
         return labels(self.user, self.positionals, self.keywords, self.static)
 
 
 def labels(fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...], tree: Tree) -> list[str]:
-    """What the user would call each leaf of the arguments of a call.
+    """Returns the user's name for each leaf of the arguments of a call.
 
-    In a path such as `[2]["w"]`, the first step is the number of the argument; its name is put in the place of that.
+    In a path such as `[2]["w"]`, the name of the argument replaces the first step, which is its number.
     """
     parameters = signature.parameters(fun)
-    named = []
-    for path in tree.paths():
-        index, _, inside = path[1:].partition("]")
-        position = int(index)
-        if position >= positionals:
-            label = keywords[position - positionals]
-        else:
-            label = parameters.label(position) if parameters else f"argument {position}"
-        named.append(label + inside)
-    return named
+    names = [parameters.label(place) if parameters else f"argument {place}" for place in range(positionals)]
+    names += keywords
+    split = [path[1:].partition("]") for path in tree.paths()]
+    return [names[int(index)] + inside for index, _, inside in split]

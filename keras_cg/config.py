@@ -22,7 +22,7 @@ _in_process: str | None = None
 
 
 def resolve() -> tuple[str, str]:
-    """The name of the active backend and where that choice came from."""
+    """Returns the name of the active backend and where that choice came from."""
     if name := _in_context.get():
         return name, "keras_cg.use_backend()"
     if _in_process:
@@ -37,7 +37,7 @@ def resolve() -> tuple[str, str]:
 
 
 def backend() -> str:
-    """The name of the active backend.
+    """Returns the name of the active backend.
 
     It is the first of: the innermost `use_backend`, `set_backend`, the environment variable
     `KERAS_CG_BACKEND`, Keras's own choice (if Keras is imported, else the variable `KERAS_BACKEND`),
@@ -103,7 +103,7 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def available_backends() -> tuple[str, ...]:
-    """The backends whose framework is installed here; finding out imports none of them.
+    """Returns the backends whose framework is installed here, and imports none of them.
 
     Returns:
         Their names, the built-in ones first, each group in alphabetical order.
@@ -116,18 +116,8 @@ def available_backends() -> tuple[str, ...]:
     return backends.installed()
 
 
-@contextlib.contextmanager
-def running(backend: Backend) -> Iterator[None]:
-    """Makes a loaded backend the active one: what belongs to a call runs under the backend of that call."""
-    token = _in_context.set(backends.name_of(backend))
-    try:
-        yield
-    finally:
-        _in_context.reset(token)
-
-
 def is_active(backend: Backend) -> bool:
-    """Whether a loaded backend is the active one; no error, if what was chosen meanwhile is none."""
+    """Whether a loaded backend is the active one; False, too, if the active choice is no backend."""
     try:
         return this.active is backend
     except (ImportError, ValueError):
@@ -140,8 +130,8 @@ def _known(name: str, source: str) -> str:
     return name
 
 
-# What is behind `os.environ`, whose `get` enters five frames of Python. It is not documented: where it is something
-# else (on Windows, or in a later Python), the documented way serves.
+# The dict behind `os.environ`, whose `get` enters five frames of Python. It is not documented: where it is anything
+# else (on Windows, or in a later Python), `os.environ` is read.
 _variables: Any = getattr(os.environ, "_data", None)
 _variables = _variables if isinstance(_variables, dict) and b"PATH" in _variables else None
 
@@ -151,11 +141,10 @@ class _Config(ModuleType):
     def active(self) -> Any:
         """The module of the active backend.
 
-        An attribute and not a function because `torch.compile` can trace neither a context variable nor an import,
-        while it evaluates a module's attributes for real, and again at every call. A property and not a `__getattr__`,
-        which Python asks only after it has made the error that there is no such attribute.
+        It is an attribute because `torch.compile` can trace neither a context variable nor an import. It evaluates a
+        module's attributes for real, and again at every call. A `__getattr__` of the module would be slower.
         """
-        # First the name alone, in few frames, because every call of a decorated function asks.
+        # Only the name, in few frames, because every call of a decorated function asks.
         name = _in_context.get() or _in_process
         if not name:
             raw = os.environ.get("KERAS_CG_BACKEND") if _variables is None else _variables.get(b"KERAS_CG_BACKEND")
@@ -165,6 +154,6 @@ class _Config(ModuleType):
 
 
 active: Any
-# Of the module itself, so that torch.compile asks for its attribute as it does elsewhere.
+# The module itself, so that torch.compile reads `active` as an attribute in this file, too.
 this: Any = sys.modules[__name__]
 this.__class__ = _Config

@@ -1,13 +1,14 @@
-"""`custom_gradient`: makes a function into one with a gradient of its own, and gives it the manners of a function."""
+"""`custom_gradient`: gives a function a gradient of its own, in an object that behaves as the function does."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import call, config, errors, keras_scope
+from keras_cg import call, config, errors, keras_interop, keras_scope
 
 __all__ = ["CustomGradient", "custom_gradient"]
 
@@ -18,36 +19,36 @@ Owner = TypeVar("Owner")
 
 
 class _Signature:
-    """The signature of the function, for `inspect.getfullargspec`, which does not look at `__wrapped__`."""
+    """The signature of the function, because `inspect.getfullargspec` does not look at `__wrapped__`."""
 
     def __get__(self, instance: CustomGradient[Any, Any] | None, owner: type) -> inspect.Signature | None:
         if instance is None:
             return None
-        # Kept, since JAX asks whenever it differentiates the function.
+        # Saved, because JAX asks whenever it differentiates the function.
         if instance._signature is None:
             instance._signature = inspect.signature(instance.__wrapped__)
         return instance._signature
 
 
 class CustomGradient(Generic[P, Output]):
-    """A function with a gradient of its own: what `custom_gradient` makes of one.
+    """A function with a gradient of its own, which `custom_gradient` returns.
 
-    It is called as the function is and returns the function's `output`. It keeps the function's name,
-    docstring and signature, has it as `__wrapped__`, and binds as a method.
+    It takes the function's arguments and returns its `output`. It has the function's name, docstring and signature,
+    has the function as `__wrapped__`, and binds as a method.
     """
 
     __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
     __signature__ = _Signature()
-    # AutoGraph of TensorFlow (2.21) calls what has this attribute as it is. Else it would rewrite each function of this
-    # package on the way to the user's, and tracing would take ten times as long; the user's is `converted` by itself.
-    # The name is not public, so a test sees that it has this effect.
+    # AutoGraph of TensorFlow (2.21) does not rewrite an object with this attribute. Without it, AutoGraph would rewrite
+    # each function of this package on the way to the user's, and tracing would take ten times as long. The user's
+    # function is `converted` by itself. The name is not public, so a test sees that it has this effect.
     autograph_info__ = None
-    # What `keras-cg check` tries it on, and what its gradient is meant to be, if somebody says so.
+    # The user may set these: arguments on which `keras-cg check` tries the function, and its expected gradient.
     example_args: Any
     expected: Any
 
     def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
-        # What has no attributes of its own has none to update: Dynamo of torch 2.11 could not trace that.
+        # Dynamo of torch 2.11 could not trace the update of an empty `__dict__`.
         updated = functools.WRAPPER_UPDATES if getattr(fun, "__dict__", None) else ()
         functools.update_wrapper(self, fun, updated=updated)
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
@@ -57,26 +58,20 @@ class CustomGradient(Generic[P, Output]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
         backend = config.active
-        is_ordinary = bool(args) and not kwargs
-        for arg in args:
-            if not backend.is_plain(arg):
-                is_ordinary = False
-                break
-        if not is_ordinary:
-            return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
-        if not backend.is_recording():
+        is_ordinary = bool(args) and not kwargs and all(map(backend.is_plain, args))
+        if is_ordinary and not backend.is_recording():
             # Nothing is differentiated, so there is nothing to attach the rule to.
             pair: Any = self.__wrapped__(*args, **kwargs)
             if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
                 return pair[0]  # type: ignore[no-any-return]
             return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
-        if not keras_scope.is_unscoped():
-            return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
-        function = call.PlainCall(backend, self._name, self.__wrapped__, len(args))
-        return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
+        if is_ordinary and keras_scope.is_unscoped():
+            function = call.Call(backend, self._name, self.__wrapped__, len(args))
+            return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
+        return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
 
     def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
-        """A copy around what the function reads now: `engine.freezing` calls this for one in a rule's closure."""
+        """Copies the function and what it reads now: `engine.freezing` calls this for one in a rule's closure."""
         fun = freeze(self.__wrapped__)
         if fun is self.__wrapped__:
             return self
@@ -94,7 +89,7 @@ class CustomGradient(Generic[P, Output]):
         if instance is None:
             return self
         bound = CustomGradient(self.__wrapped__.__get__(instance, owner))
-        # That of the function: where this is traced, `bound` has read what is no name.
+        # The name of the function: where torch.compile traces this, `bound` has misread it.
         bound._name = self._name
         return bound
 
@@ -102,30 +97,25 @@ class CustomGradient(Generic[P, Output]):
         return f"<custom_gradient {self._name}>"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # As a function: by name if it is to be found there, so that pickling works for what a module defines.
+        # By name, as Python pickles functions: what a module defines can be pickled.
         owner = getattr(self.__wrapped__, "__self__", None)
         if owner is not None:
             return getattr, (owner, self.__wrapped__.__name__)
         return self.__wrapped__.__qualname__
 
     def get_config(self) -> dict[str, Any]:
-        """What Keras saves of the function, in a model or a layer that uses it."""
-        from keras_cg.keras import operation
-
-        return operation.to_config(self)
+        """Returns what Keras saves of the function, in a model or a layer that uses it."""
+        return keras_interop.operation().to_config(self)  # type: ignore[no-any-return]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> CustomGradient[..., Any]:
-        """The function that `get_config` described."""
-        from keras_cg.keras import operation
-
-        return operation.of_config(config)
+        """Returns the function that `get_config` described."""
+        return keras_interop.operation().of_config(config)  # type: ignore[no-any-return]
 
     def __tf_tracing_type__(self, context: Any) -> Any:
-        """What TensorFlow takes it for where it is an argument of a `tf.function`: itself, and not what it wraps."""
-        from keras_cg.backends.tensorflow import tracing
-
-        return tracing.Itself(self)
+        """Returns the type of an argument of a `tf.function`: this object itself, and not the function it wraps."""
+        # By its name, because no backend is imported before it is asked for, and here TensorFlow itself asks.
+        return importlib.import_module("keras_cg.backends.tensorflow.tracing").Itself(self)
 
     def __copy__(self) -> CustomGradient[P, Output]:
         return self
@@ -143,8 +133,8 @@ def custom_gradient(
 def custom_gradient(fun: Any = None) -> Any:
     """Gives a function a gradient of its own, the same on every backend.
 
-    As `keras.ops.custom_gradient`, but it means one thing: the rule that the function returns is the
-    gradient on JAX, PyTorch, TensorFlow and NumPy, or an error says what is wrong.
+    It is called as `keras.ops.custom_gradient` is, but it means one thing: the rule that the function returns
+    is the gradient on JAX, PyTorch, TensorFlow and NumPy, or an error says what is wrong.
 
     ```python
     @custom_gradient

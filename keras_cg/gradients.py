@@ -1,4 +1,8 @@
-"""On the way out: what a rule returned, read in any of the accepted structures, and checked."""
+"""The result of a rule: read in any of the accepted structures, and checked.
+
+A result may be one gradient for each tensor, a nest like the arguments, or a flat list over all leaves. Most results
+plainly are one of these. For any other, `_Reader` tries all readings, and takes the one that is possible.
+"""
 
 from __future__ import annotations
 
@@ -9,118 +13,91 @@ from typing import Any, NamedTuple, TypeGuard
 from keras_cg import errors, pytree, signature
 from keras_cg.arguments import Arguments
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.pytree import ROW, compatible, describe, flatten
+from keras_cg.pytree import compatible, describe, flatten
 
 # What the gradient of a tensor must look like: its dtype and its shape.
 Spec = tuple[str, tuple[int | None, ...] | None]
 
-# One argument of the call: its structure, and for each of its leaves whether it is a tensor.
+# One argument: its treespec, or None for a leaf in a flat list; and for each of its leaves whether it is a tensor.
 Part = tuple[Any, list[bool]]
 
 
 class Reading(NamedTuple):
-    """What a result may mean: a gradient for each tensor argument, and what then stands at the other leaves.
+    """One meaning of a result."""
 
-    `is_flat` says that it was read as a flat sequence, which has an order and no keys.
-    """
-
-    gradients: Sequence[Any]
-    others: Sequence[Any]
+    # A gradient for each tensor argument, and what then stands at the static leaves.
+    gradients: list[Any]
+    others: list[Any]
+    # Whether it was read as a flat sequence, which has an order and no keys.
     is_flat: bool
 
 
 def collect(
     arguments: Arguments, specs: Sequence[Spec], result: Any, needs_grad: Sequence[bool] | None
 ) -> tuple[Any, ...]:
-    """One checked gradient for each tensor argument, from whatever structure the rule chose.
+    """Returns one checked gradient for each tensor argument, from whatever structure the rule chose.
 
-    Args:
-        arguments: The arguments of the call.
-        specs: What the gradient of each tensor among them must look like.
-        result: What the rule returned.
-        needs_grad: Which gradients to look at; None for all.
-
-    Raises:
-        GradientError: The result is not the gradient of the arguments.
+    Gradients that are not needed are not checked; they are None. Raises GradientError if the result does not fit.
     """
-    backend = arguments.backend
-    if len(specs) == 1 and (needs_grad is None or needs_grad[0]) and backend.is_plain(result):
-        dtype, shape = specs[0]
-        if backend.dtype(result) == dtype and backend.shape(result) == shape and is_differentiable(dtype):
-            return (result,)
-    gradients, places = _Reader(arguments, specs).pick(result), arguments.static.places
+
+    def label() -> str:
+        return arguments.labels()[arguments.static.places[index]]
+
     checked: list[Any] = []
-    for index, (gradient, spec) in enumerate(zip(gradients, specs, strict=True)):
-        if needs_grad is not None and not needs_grad[index]:
-            checked.append(None)
-            continue
-        checked.append(check(arguments, gradient, spec, functools.partial(_label, arguments, places[index])))
+    for index, (gradient, spec) in enumerate(zip(_Reader(arguments, specs).pick(result), specs, strict=True)):
+        is_needed = needs_grad is None or needs_grad[index]
+        checked.append(check(arguments, gradient, spec, label) if is_needed else None)
     return tuple(checked)
 
 
-def _label(arguments: Arguments, place: int) -> str:
-    """What the user would call the leaf at a place."""
-    return arguments.labels()[place]
-
-
 class _Reader:
-    """Reads what a rule returned as one gradient for each tensor argument."""
+    """Reads the result of a rule as one gradient for each tensor argument."""
 
     def __init__(self, arguments: Arguments, specs: Sequence[Spec]):
-        self.arguments, self.specs = arguments, specs
+        self.arguments, self.specs, self.static = arguments, specs, arguments.static
 
     def pick(self, result: Any) -> Sequence[Any]:
-        """What the rule returned for each tensor argument, in order.
-
-        The usual results are read at once: a bare tensor, a tensor for each argument, a nest like the arguments with
-        something at every leaf. Of any other all readings are tried, and one is chosen.
-        """
-        backend, static = self.arguments.backend, self.arguments.static
-        places = static.places
-        if len(places) == 1 and backend.is_tensor(result):
+        """Returns what the rule returned for each tensor argument, in order."""
+        backend, static = self.arguments.backend, self.static
+        if len(static.places) == 1 and backend.is_tensor(result):
             return [result]
-        is_row = static.structure is ROW and type(result) in (tuple, list) and len(result) == len(places)
-        if is_row and all(map(backend.is_tensor, result)):
-            return result  # type: ignore[no-any-return]
-        # With something at every leaf, a nest like the arguments is nothing else.
         value = tuple(result) if type(result) in (tuple, list) else (result,)
+        gradients: Sequence[Any] = static.tensors_of(value)
+        if gradients and all(map(backend.is_tensor, gradients)):
+            return gradients
+        # With something at every leaf, a nest like the arguments is nothing else.
         whole = flatten(value, backend.is_tensor, backend.children)
         if whole.treespec == static.treespec and not any(map(_is_nothing, whole.leaves)):
-            return [whole.leaves[place] for place in places]
+            return [whole.leaves[place] for place in static.places]
         value = pytree.wrap(result, backend.is_tensor, backend.children)
         return self._choose(value, list(self._readings(value)))
 
     def _choose(self, value: Any, readings: list[Reading]) -> Sequence[Any]:
-        """The gradients of the one reading that a result allows.
+        """Returns the gradients of the one reading that a result allows.
 
-        A reading that gives a static argument a gradient is none, if there is another. None may stand for a whole nest
-        as for a leaf, so that one result can still mean two things: then both must come to the same.
+        A reading that gives a static argument a gradient is dropped, if there is another. None may stand for a whole
+        nest as for a leaf, so one result can mean two things: both must give the same gradients.
         """
-        treespec = self.arguments.static.treespec
-        name, expected = self.arguments.name, f"({', '.join(self.arguments.labels())})"
-        sorted_ones = [reading for reading in readings if not reading.is_flat or self._is_in_order(reading)]
-        if not sorted_ones:
-            raise errors.unsorted_result(name, pytree.show(value), expected) if readings else self._misfit(value)
-        clean = [reading for reading in sorted_ones if self._is_clean(reading)] or sorted_ones
-        has_containers = treespec.num_nodes > treespec.num_leaves + 1
-        is_blank = has_containers and any(map(_is_nothing, pytree.leaves(value)))
-        chosen = clean[0].gradients
-        if is_blank and not all(self._is_same(chosen, other.gradients) for other in clean):
-            raise errors.ambiguous(name, pytree.show(value), expected)
-        return chosen
+        ordered = [*filter(self._is_in_order, readings)]
+        if not ordered:
+            raise self._error(errors.unsorted_result, value) if readings else self._misfit(value)
+        first, *others = [*filter(self._is_clean, ordered)] or ordered
+        if not all(self._is_same(first.gradients, other.gradients) for other in others):
+            raise self._error(errors.ambiguous, value)
+        return first.gradients
 
     def _is_clean(self, reading: Reading) -> bool:
-        """Whether a reading gives gradients where they belong, and nothing where they do not."""
-        is_tensor = self.arguments.backend.is_tensor
-        return all(map(_is_nothing, reading.others)) and all(
-            gradient is None or isinstance(gradient, (int, float, complex)) or is_tensor(gradient)
-            for gradient in reading.gradients
-        )
+        """Whether a reading has gradients for tensors, and nothing at static leaves."""
+
+        def is_gradient(value: Any) -> bool:
+            return isinstance(value, (type(None), int, float, complex)) or self.arguments.backend.is_tensor(value)
+
+        return all(map(_is_nothing, reading.others)) and all(map(is_gradient, reading.gradients))
 
     def _is_in_order(self, reading: Reading) -> bool:
-        """Whether the leaves that a flat result runs over come as the user wrote them down."""
-        static = self.arguments.static
-        return static.is_in_order(range(len(static.leaves)) if reading.others else static.places)
+        """Whether a reading by keys, or over leaves in the order in which the user wrote them down."""
+        static = self.static
+        return not reading.is_flat or static.is_in_order(range(len(static.leaves)) if reading.others else static.places)
 
     def _is_same(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
         """Whether two readings of a result give every argument the same gradient."""
@@ -130,94 +107,75 @@ class _Reader:
         )
 
     def _readings(self, value: Any) -> Iterator[Reading]:
-        """Every structure that a result may be."""
-        places = self.arguments.static.places
-        count, tensors = len(self.arguments.static.leaves), set(places)
-        others = [place for place in range(count) if place not in tensors]
-        if _is_flat(value):
-            if len(value) == len(places):
-                yield Reading(value, (), True)
-            if len(value) == count:
-                yield Reading([value[place] for place in places], [value[place] for place in others], True)
-        elif pytree.is_leaf(value) and len(places) == 1:
-            yield Reading([value], (), False)
-        for parts in self._forms():
+        """Yields every meaning of a result."""
+        for parts in self._structures():
             leaves = _align_all([spec for spec, _ in parts], value)
             if leaves is not None:
-                marks = [mark for _, marks in parts for mark in marks]
-                pairs = list(zip(leaves, marks, strict=True))
-                yield Reading(
-                    [leaf for leaf, mark in pairs if mark],
-                    [leaf for leaf, mark in pairs if not mark],
-                    all(spec is None for spec, _ in parts),
-                )
+                pairs = list(zip(leaves, [mark for _, marks in parts for mark in marks], strict=True))
+                gradients, others = [leaf for leaf, mark in pairs if mark], [leaf for leaf, mark in pairs if not mark]
+                yield Reading(gradients, others, all(spec is None for spec, _ in parts))
 
-    def _forms(self) -> Iterator[list[Part]]:
-        """The structures a rule may return.
+    def _structures(self) -> Iterator[list[Part]]:
+        """Yields the structures that a rule may return.
 
-        The arguments of the call; those of them with tensors; all parameters, with those left at their defaults; the
-        leaves of all these in a row.
+        A flat list over the tensors, and over all leaves; the arguments of the call, and those of them with tensors;
+        all parameters, with those left at their defaults, and a flat list over their leaves.
         """
-        static = self.arguments.static
-        tensors = set(static.places)
-        explicit: list[Part] = []
-        start = 0
-        for spec in static.treespec.children():
-            leaves = range(start, start + spec.num_leaves)
-            explicit.append((spec, [leaf in tensors for leaf in leaves]))
-            start = leaves.stop
+        tensors = set(self.static.places)
+        marks = iter([place in tensors for place in range(len(self.static.leaves))])
+        children = self.static.treespec.children()
+        explicit: list[Part] = [(spec, [next(marks) for _ in range(spec.num_leaves)]) for spec in children]
+        complete = self._with_defaults(explicit)
+        yield [(None, [True]) for _ in tensors]
+        yield _flat(explicit)
         yield explicit
         yield [(spec, marks) for spec, marks in explicit if any(marks)]
-        complete = self._with_every_default(explicit)
         yield complete
-        yield [(None, [mark]) for _, marks in complete for mark in marks]
+        yield _flat(complete)
 
-    def _with_every_default(self, explicit: list[Part]) -> list[Part]:
-        """The arguments of the call, those left at their defaults put in where the signature has them."""
+    def _with_defaults(self, explicit: list[Part]) -> list[Part]:
+        """Returns the arguments of the call, with those left at their defaults where the signature has them."""
         arguments, count = self.arguments, self.arguments.positionals
         named = dict(zip(arguments.keywords, explicit[count:], strict=True))
 
-        def take(name: str, default: Any) -> Part:
+        def part(name: str, default: Any) -> Part:
             if name in named:
                 return named.pop(name)
             spec = flatten(default, arguments.backend.is_tensor, arguments.backend.children).treespec
             return spec, [False] * spec.num_leaves
 
-        positional = signature.left_positional(arguments.user, count, named)
-        keyword_only = signature.left_keyword_only(arguments.user, named)
-        own = [*explicit[:count], *(take(name, default) for name, default in positional)]
-        own += [take(name, default) for name, default in keyword_only]
-        return [*own, *named.values()]
+        unbound = signature.unbound(arguments.user, count, named, with_keyword_only=True)
+        return [*explicit[:count], *(part(name, default) for name, default in unbound), *named.values()]
+
+    def _error(self, error: Callable[..., errors.GradientError], value: Any) -> errors.GradientError:
+        """Returns an error that shows the structure of the result, and the expected one."""
+        return error(self.arguments.name, pytree.show(value), f"({', '.join(self.arguments.labels())})")
 
     def _misfit(self, value: Any) -> errors.GradientError:
-        """The error for a result that fits no structure: its count is wrong, or else its nest."""
+        """Returns the error for a result that fits no structure: its count is wrong, or else its nest."""
         name, labels = self.arguments.name, self.arguments.labels()
-        expected = f"({', '.join(labels)})"
-        if pytree.is_leaf(value):
-            if value is not None and not self.arguments.backend.is_tensor(value):
-                return errors.not_a_gradient(name, ", ".join(labels), value, expected)
-            came = 1
-        elif _is_flat(value):
-            came = len(value)
-        else:
-            return errors.wrong_structure(name, pytree.show(value), expected)
-        return errors.wrong_count(name, came, [labels[place] for place in self.arguments.static.places], len(labels))
+        if not pytree.is_leaf(value) and not _is_flat(value):
+            return self._error(errors.wrong_structure, value)
+        if pytree.is_leaf(value) and value is not None and not self.arguments.backend.is_tensor(value):
+            came = errors.article(errors.type_name(value))
+            return errors.not_a_gradient(name, came, f"({', '.join(labels)})", ", ".join(labels))
+        count = len(value) if _is_flat(value) else 1
+        return errors.wrong_count(name, count, [labels[place] for place in self.static.places], len(labels))
 
 
 def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], str]) -> Any:
-    """A gradient as a tensor like the one it belongs to, or None.
+    """Returns a gradient as a tensor that fits `spec`, or None if it is nothing.
 
-    Raises:
-        GradientError: It is no tensor, boolean, complex where real is due, or of another shape.
+    Raises GradientError if it is no tensor, boolean, complex where real is due, or of another shape.
     """
-    backend, name = arguments.backend, arguments.name
-    dtype, shape = spec
+    backend, name, (dtype, shape) = arguments.backend, arguments.name, spec
     if gradient is None or not is_differentiable(dtype):
         return None
     number = None
     if not backend.is_tensor(gradient):
         if not isinstance(gradient, (int, float, complex)):
-            raise errors.not_a_gradient(name, label(), gradient, describe(dtype, shape))
+            came = errors.article(errors.type_name(gradient))
+            raise errors.not_a_gradient(name, came, describe(dtype, shape), label())
         if gradient == 0 and not isinstance(gradient, bool):
             return None
         # Which dtype a number gets differs from framework to framework.
@@ -228,16 +186,16 @@ def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], s
         return gradient
     shown, expected = describe(number or came, size), describe(dtype, shape)
     if came == "bool":
-        raise errors.boolean_gradient(name, label(), shown, expected)
+        raise errors.boolean_gradient(name, shown, expected, label())
     if came.startswith("complex") and not dtype.startswith("complex"):
-        raise errors.wrong_kind(name, label(), shown, expected)
+        raise errors.wrong_kind(name, shown, expected, label())
     if not compatible(size, shape):
-        raise errors.wrong_shape(name, label(), shown, expected, _broadcast_axes(size, shape))
+        raise errors.wrong_shape(name, shown, expected, label(), _broadcast_axes(size, shape))
     return gradient if came == dtype else backend.cast(gradient, dtype)
 
 
 def check_variables(arguments: Arguments, result: Any, variables: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
-    """The two parts of what a rule with `variables` returned: those of the arguments, and the checked others."""
+    """Splits the result of a rule with `variables`: the gradients of the arguments, and the checked others."""
     backend = arguments.backend
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         came = errors.article(errors.type_name(result))
@@ -246,19 +204,15 @@ def check_variables(arguments: Arguments, result: Any, variables: Sequence[Any])
     if not isinstance(others, (tuple, list)) or len(others) != len(variables):
         came = f"{len(others)} of them" if isinstance(others, (tuple, list)) else errors.type_name(others)
         raise errors.wrong_variable_count(arguments.name, came, len(variables))
-    return gradients, tuple(
-        check(
-            arguments,
-            other,
-            (backend.dtype(variable), backend.shape(variable)),
-            functools.partial("variables[{}]".format, index),
-        )
-        for index, (other, variable) in enumerate(zip(others, variables, strict=True))
-    )
+    checked = []
+    for index, (other, variable) in enumerate(zip(others, variables, strict=True)):
+        spec = backend.dtype(variable), backend.shape(variable)
+        checked.append(check(arguments, other, spec, functools.partial("variables[{}]".format, index)))
+    return gradients, tuple(checked)
 
 
 def _broadcast_axes(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> list[int]:
-    """The axes of the shape `came` along which a tensor of the other shape may have been broadcast to it."""
+    """Returns the axes of the shape `came` along which a tensor of the other shape may have been broadcast to it."""
     if came is None or expected is None or len(came) < len(expected):
         return []
     added = len(came) - len(expected)
@@ -268,9 +222,14 @@ def _broadcast_axes(came: tuple[int | None, ...] | None, expected: tuple[int | N
     return [axis for axis, size in enumerate(came) if axis < added or (aligned[axis] == 1 and size != 1)]
 
 
+def _flat(parts: list[Part]) -> list[Part]:
+    """Returns the leaves of some arguments in a row."""
+    return [(None, [mark]) for _, marks in parts for mark in marks]
+
+
 def _is_nothing(value: Any) -> bool:
-    """Whether a rule says by `value` that there is no gradient."""
-    # The exact types: a number of NumPy is a float, too, and a gradient.
+    """Whether `value` says that there is no gradient."""
+    # The exact types: NumPy's float64 is a float, too, and a gradient.
     return value is None or (type(value) in (int, float) and value == 0)
 
 
@@ -280,7 +239,7 @@ def _is_flat(value: Any) -> TypeGuard[Sequence[Any]]:
 
 
 def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
-    """The leaves of `value`, a sequence with one part for each of `specs`; a single part may stand bare."""
+    """Returns the leaves of `value`, a sequence with one part for each of `specs`; a single part may stand bare."""
     if isinstance(value, (tuple, list)) and len(value) == len(specs):
         aligned = _align_each(specs, value)
         if aligned is not None:
@@ -289,7 +248,7 @@ def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
 
 
 def align(spec: Any, value: Any) -> list[Any] | None:
-    """The leaves of `value` in the order of `spec`, or None if it is another structure.
+    """Returns the leaves of `value` in the order of `spec`, or None if it has another structure.
 
     A `spec` of None is a leaf. None or the number 0 may stand for a whole part; a list may stand for a tuple.
     """
@@ -314,7 +273,7 @@ def align(spec: Any, value: Any) -> list[Any] | None:
 
 
 def _align_each(specs: Sequence[Any], values: Sequence[Any]) -> list[Any] | None:
-    """The leaves of all `values`, each in the order of its spec, or None if one is another structure."""
+    """Returns the leaves of all `values`, each in the order of its spec, or None if one has another structure."""
     leaves: list[Any] = []
     for spec, value in zip(specs, values, strict=True):
         part = align(spec, value)

@@ -1,7 +1,8 @@
-"""All that is asked of Keras without importing it: its variables, its placeholders, its backend."""
+"""Questions about Keras that do not import it: its variables, its placeholders, its backend."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -9,18 +10,18 @@ from typing import Any
 
 
 def keras() -> Any:
-    """Keras if it is imported, else None. While it is being imported, it lacks some of its names."""
+    """Returns Keras if it is imported, else None. While it is being imported, it lacks some of its names."""
     return sys.modules.get("keras")
 
 
 def chosen() -> str | None:
-    """The name of the backend that Keras runs on, if Keras is imported."""
+    """Returns the name of the backend that Keras runs on, if Keras is imported."""
     module: Any = getattr(sys.modules.get("keras"), "backend", None)
     return module.backend() if hasattr(module, "backend") else None
 
 
 def choice() -> tuple[str, str] | None:
-    """The name of the backend that Keras runs on and where that choice came from, if Keras is imported."""
+    """Returns the name of the backend that Keras runs on, and where that choice came from, if Keras is imported."""
     name = chosen()
     if name is None:
         return None
@@ -30,23 +31,31 @@ def choice() -> tuple[str, str] | None:
 
 
 def variables() -> tuple[Any, ...]:
-    """The class of Keras's variables, for `isinstance`; () without Keras."""
+    """Returns the class of Keras's variables, for `isinstance`; () without Keras."""
     kind = getattr(sys.modules.get("keras"), "Variable", None)
     return () if kind is None else (kind,)
 
 
 def holders() -> tuple[Any, ...]:
-    """The classes of what holds state in Keras: its variables and layers; () without Keras."""
+    """Returns the classes of Keras with a state, its variables and layers; () without Keras."""
     layer = getattr(getattr(keras(), "layers", None), "Layer", None)
     return variables() if layer is None else (*variables(), layer)
 
 
 def unwrap(leaf: Any) -> Any:
-    """The value of a Keras variable; any other leaf as it is."""
+    """Returns the value of a Keras variable; any other leaf unchanged."""
     return leaf.value if isinstance(leaf, variables()) else leaf
 
 
+def operation() -> Any:
+    """Imports and returns `keras_cg.keras.operation`, which imports Keras: where Keras calls, or a placeholder comes.
+
+    By its name, because that file builds on the decorator, and so on this one.
+    """
+    return importlib.import_module("keras_cg.keras.operation")
+
+
 def is_symbolic(leaves: Sequence[Any]) -> bool:
-    """Whether there is a placeholder among them, as Keras's functional API passes around."""
+    """Whether there is a placeholder of Keras's functional API among some leaves."""
     symbolic = getattr(sys.modules.get("keras"), "KerasTensor", None)
     return symbolic is not None and any(isinstance(leaf, symbolic) for leaf in leaves)

@@ -1,10 +1,10 @@
-"""What Keras keeps while a function runs, and shows it in every run: the values of variables, and its scopes."""
+"""The state that Keras has while a function runs, which every run must see: values of variables, and its scopes."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_cg import backends, errors
@@ -13,36 +13,29 @@ from keras_cg.keras_interop import choice, keras
 
 
 class State:
-    """What a function may change in Keras's variables, seeds and averages and counters; every run starts from the same.
+    """The values of Keras's variables (weights, seeds, averages, counters) from which every run of a function starts.
 
-    Inside a `keras.StatelessScope`, in which Keras trains on JAX, new values are put aside in the scope. What a
-    function puts there while a framework traces it must come out as its outputs do: a run inside `with state.begin()`
-    gives it as its `changes`, and `settle` takes it.
+    Inside a `keras.StatelessScope`, in which Keras trains on JAX, new values are written into the scope. The values
+    that a function writes while a framework traces it must come out as its outputs do: a run inside
+    `with state.begin()` returns them as its `changes`, and `settle` writes them into the scope again. If `is_first` is
+    False, the first run is over, and there was no scope.
     """
 
-    def __init__(self, function: str, backend: Backend):
-        self.function = function
-        self.scope = _active_scope(backend)
-        self.half = _autocast_dtype()
+    def __init__(self, function: str, backend: Backend, is_first: bool = True):
+        self.function, self.runs = function, 0 if is_first else 1
+        self.scope: Any = _active_scope(backend) if is_first else None
+        self.half = _autocast_dtype() if is_first else None
         self.before = dict(self.scope.state_mapping) if self.scope is not None else {}
-        self.runs = 0
         # Of the variables that changed, as the scope knows them.
         self.keys: list[int] = []
 
-    @classmethod
-    def unscoped(cls, function: str, backend: Backend) -> State:
-        """That of a function whose first run is over, and was where `is_unscoped`; wherever this is asked."""
-        state = cls(function, backend)
-        state.scope, state.half, state.before, state.runs = None, None, {}, 1
-        return state
-
     def begin(self) -> Run | None:
-        """What the run that begins must be inside of; None if that is nothing, as for a first outside a scope."""
+        """Returns the context that the next run needs; None if it needs none, as a first run outside of a scope."""
         self.runs += 1
-        return Run(self, self.runs > 1) if self.runs > 1 or self.scope is not None else None
+        return Run(self) if self.runs > 1 or self.scope is not None else None
 
     def settle(self, values: Sequence[Any]) -> None:
-        """Puts the new values into the scope."""
+        """Writes the new values into the scope."""
         if values:
             self.scope.state_mapping.update(zip(self.keys, values, strict=True))
 
@@ -50,17 +43,17 @@ class State:
 class Run:
     """A run of a function inside a scope, the first one or another."""
 
-    def __init__(self, state: State, is_again: bool):
-        self.state, self.is_again = state, is_again
+    def __init__(self, state: State):
+        self.state = state
 
     def __enter__(self) -> None:
-        self.open = contextlib.ExitStack()
-        self.scope = self.state.scope
-        if self.is_again:
-            # When it runs again, the scopes of the first run may be over.
+        self.open, self.scope, before = contextlib.ExitStack(), self.state.scope, self.state.before
+        if self.state.runs > 1:
+            # The scopes of the first run may be over.
             self.scope = self.open.enter_context(keras().StatelessScope(initialize_variables=False))
             self.open.enter_context(keras().src.backend.AutocastScope(self.state.half))
-        self.open.enter_context(_holding(self.scope, self.state.before))
+        self.open.callback(setattr, self.scope, "state_mapping", self.scope.state_mapping)
+        self.scope.state_mapping = dict(before)
 
     def __exit__(self, *error: object) -> None:
         before = self.state.before
@@ -68,14 +61,8 @@ class Run:
         self.open.close()
 
     def changes(self) -> tuple[Any, ...]:
-        """The new values of the variables that the run changed.
-
-        Raises:
-            RuntimeError: It was not the first run, and changed some for good the first time.
-        """
-        if not self.values:
-            return ()
-        if self.state.scope is None:
+        """Returns the new values of the variables that the run changed; raises if the first run had no scope."""
+        if self.values and self.state.scope is None:
             raise errors.changes_variables(self.state.function)
         self.state.keys = list(self.values)
         return tuple(map(keras().ops.stop_gradient, self.values.values()))
@@ -86,46 +73,32 @@ def is_unscoped() -> bool:
     # Not public (Keras 3.15). In one frame, because every call of a function asks.
     module: Any = sys.modules.get("keras.src.backend.common.global_state")
     if module is None:
-        # Keras is not there, or is being imported; or its module has moved, and then this raises.
+        # Keras is not imported, or is being imported; or its module has moved, and then this raises.
         return not hasattr(keras(), "StatelessScope") or keras().src.backend.common.global_state is None
-    kept = module.GLOBAL_STATE_TRACKER
-    return getattr(kept, "stateless_scope", None) is None and getattr(kept, "autocast_scope", None) is None
-
-
-def _active_scope(backend: Backend) -> Any:
-    if not hasattr(keras(), "StatelessScope"):
-        return None
-    scope = stateless_scope()
-    return scope if scope is not None and keras().backend.backend() == backends.name_of(backend) else None
+    tracker = module.GLOBAL_STATE_TRACKER
+    return getattr(tracker, "stateless_scope", None) is None and getattr(tracker, "autocast_scope", None) is None
 
 
 def stateless_scope() -> Any:
-    """The scope of Keras that is open in this thread, or None."""
+    """Returns the scope of Keras that is open in this thread, or None."""
     # There is no public way to ask (Keras 3.15); if it is gone, this raises.
     return keras().src.backend.get_stateless_scope()
 
 
+def _active_scope(backend: Backend) -> Any:
+    scope = stateless_scope() if hasattr(keras(), "StatelessScope") else None
+    return scope if scope is not None and keras().backend.backend() == backends.name_of(backend) else None
+
+
 def _autocast_dtype() -> Any:
-    """What Keras casts variables to when they are read, in a layer with mixed precision."""
-    if not hasattr(keras(), "StatelessScope"):
-        return None
-    scope = keras().src.backend.get_autocast_scope()  # not public either
+    """Returns the dtype to which Keras casts variables when they are read, in a layer with mixed precision."""
+    # There is no public way to ask (Keras 3.15); if it is gone, this raises.
+    scope = keras().src.backend.get_autocast_scope() if hasattr(keras(), "StatelessScope") else None
     return scope and scope.dtype
 
 
-@contextlib.contextmanager
-def _holding(scope: Any, values: dict[int, Any]) -> Iterator[None]:
-    """A scope that holds `values`, and is afterwards what it was."""
-    before = scope.state_mapping
-    scope.state_mapping = dict(values)
-    try:
-        yield
-    finally:
-        scope.state_mapping = before
-
-
 def stop_gradients(backend: Backend) -> None:
-    """Lets `keras.ops.stop_gradient` stop those of the NumPy backend, on which Keras has none and stops nothing."""
+    """Makes `keras.ops.stop_gradient` stop gradients of the NumPy backend, where Keras's own returns its argument."""
     if backends.name_of(backend) != "numpy":
         return
     running = choice()
@@ -137,7 +110,7 @@ def stop_gradients(backend: Backend) -> None:
 
 
 class _StopGradient:
-    """Keras's own on NumPy, which returns what it is given: what autograd differentiates leaves it as a plain array."""
+    """Keras's own function on NumPy, after which a tensor that autograd differentiates is a plain array."""
 
     def __init__(self, original: Callable[[Any], Any], backend: Backend):
         self.original, self.backend = original, backend

@@ -1,12 +1,13 @@
-"""Pytrees: a nest of containers is flattened once, partitioned into tensors and static leaves, and built again.
+"""Pytrees: a nested value is flattened, partitioned into tensors and static leaves, and built again.
 
-optree knows tuples, lists, dicts, namedtuples and the like. Dataclasses, and the types that are registered with the
-active framework's own tree utility, are put into a `_Node`, which optree knows as well.
+optree opens tuples, lists, dicts, namedtuples and the like. It does not open dataclasses, nor the types that are
+registered with the active framework's own tree utility: these are wrapped in a `_Node`, which optree opens.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType
@@ -20,55 +21,58 @@ from keras_cg.engine.contract import Backend
 
 _NAMESPACE = "keras_cg"
 
-# Leaves that are no containers for certain. Asking further would only cost time.
+# Leaves that are no containers for certain. Asking the framework's tree utility about them would only cost time.
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type, numpy.generic, numpy.ndarray)
 
-# Structures that need no optree: a single leaf, and a tuple of leaves.
-LEAF, ROW = "leaf", "row"
+# Structures that need no optree: a single tensor, and a tuple of leaves.
+_LEAF, _TUPLE = "leaf", "tuple"
 
+# Opens a container of the active framework's own tree utility: its children, and how to build it again.
 Children = Callable[[Any], tuple[list[Any], Callable[[list[Any]], Any]] | None]
 
-# Says where a leaf stands, for a message.
+# Names the leaf at a place, for a message.
 Label = Callable[["Tree", int], str]
 
 
 class Tree:
-    """A flattened value; after `partition`, its static part.
+    """A flattened value; after `partition`, its static part. By default a tuple of leaves.
 
     Attributes:
         leaves: The leaves. `partition` puts None in the place of each tensor.
-        structure: `LEAF`, `ROW`, or what optree calls a treespec.
-        places: Where the tensors are among the leaves, in ascending order; set by `partition`.
+        structure: The treespec of optree, or the mark of a structure that needs none.
         is_wrapped: Whether some containers are wrapped in a `_Node`.
+        places: Where the tensors are among the leaves, in ascending order; set by `partition`.
     """
 
-    def __init__(self, leaves: list[Any], structure: Any, is_wrapped: bool = False, places: Sequence[int] = ()):
+    def __init__(
+        self, leaves: list[Any], structure: Any = _TUPLE, is_wrapped: bool = False, places: Sequence[int] = ()
+    ):
         self.leaves, self.structure, self.is_wrapped, self.places = leaves, structure, is_wrapped, places
 
     @property
     def treespec(self) -> Any:
         """The structure as optree describes it.
 
-        It is made when it is needed: most calls need none, and torch.compile (2.13) cannot use one from elsewhere.
+        Most calls need none, and torch.compile (2.13) cannot use one that was built before it traced.
         """
-        if self.structure is LEAF:
+        if self.structure is _LEAF:
             return optree.treespec_leaf(none_is_leaf=True, namespace=_NAMESPACE)
-        if self.structure is ROW:
+        if self.structure is _TUPLE:
             leaves: Any = tuple(self.leaves)
             return optree.tree_structure(leaves, none_is_leaf=True, namespace=_NAMESPACE)
         return self.structure
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """A value of the same structure with other leaves."""
-        if self.structure is LEAF:
+        """Builds a value of this structure with other leaves."""
+        if self.structure is _LEAF:
             return leaves[0]
-        if self.structure is ROW:
+        if self.structure is _TUPLE:
             return tuple(leaves)
         value = optree.tree_unflatten(self.structure, leaves)
         return _unwrap(value) if self.is_wrapped else value
 
     def fill(self, places: Sequence[int], values: Sequence[Any]) -> Any:
-        """The value again, with `values` at `places`, which ascend, and its own leaves elsewhere."""
+        """Builds the value with `values` at `places`, which ascend, and its own leaves elsewhere."""
         if len(places) == len(self.leaves):
             return self.unflatten(values)
         leaves = list(self.leaves)
@@ -77,20 +81,31 @@ class Tree:
         return self.unflatten(leaves)
 
     def combine(self, tensors: Sequence[Any]) -> Any:
-        """The value again, with other tensors."""
+        """Builds the value with other tensors."""
         return self.fill(self.places, tensors)
 
     def blank(self, tensors: Sequence[Any]) -> Any:
-        """The value with other tensors, and None in the place of every static leaf."""
+        """Builds the value with other tensors, and None in the place of every static leaf."""
         return Tree([None] * len(self.leaves), self.structure, self.is_wrapped).fill(self.places, tensors)
+
+    def tensors_of(self, value: Any) -> Any:
+        """Returns what a tuple of this structure has in the place of each tensor; () for another structure.
+
+        Where this is a tuple of leaves, `value` may be a tuple of tensors alone.
+        """
+        if self.structure is not _TUPLE:
+            leaves, treespec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
+            return [leaves[place] for place in self.places] if treespec == self.structure else ()
+        if len(value) == len(self.places):
+            return value
+        return tuple(value[place] for place in self.places) if len(value) == len(self.leaves) else ()
 
     def is_in_order(self, places: Sequence[int]) -> bool:
         """Whether the leaves at `places`, which ascend, come in the order in which the user wrote them down.
 
-        optree lists the leaves of a dict by sorted keys. Built again, a dict has its keys in the order in which they
-        were inserted.
+        optree lists the leaves of a dict by sorted keys. It builds a dict with the keys in their order of insertion.
         """
-        if self.structure is LEAF or self.structure is ROW:
+        if self.structure is _LEAF or self.structure is _TUPLE:
             return True
         # Objects and not numbers: torch.compile (2.13) cannot make a dict of constants from what optree knows.
         marks = [_Mark(place) for place in range(len(self.leaves))]
@@ -99,59 +114,58 @@ class Tree:
         return ranks == sorted(ranks)
 
     def paths(self) -> list[str]:
-        """Where each leaf stands, as an index expression: `["w"][0]`."""
+        """Returns the path to each leaf, as an index expression: `["w"][0]`."""
         return [accessor.codify("") for accessor in optree.treespec_accessors(self.treespec)]
 
 
 # The static part of a single tensor. It is shared, because nothing in it changes.
-SINGLE = Tree([None], LEAF, False, (0,))
+SINGLE = Tree([None], _LEAF, False, (0,))
 
 
 def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Tree:
-    """Flattens any nest; None and everything else that is no container is a leaf.
+    """Flattens any nested value; None and everything else that is no container is a leaf.
 
-    optree flattens the containers that it knows. If there are others among the leaves, a node is put in the place of
-    each, and all is flattened once more. A single tensor, and a tuple of tensors and atoms, need no optree.
-
-    Args:
-        value: Any nest.
-        is_tensor: Says which leaves are tensors, and so no containers.
-        children: Opens the containers of the active framework's own tree utility.
+    optree flattens the containers that it knows. If there are others among the leaves, each is wrapped in a node, and
+    the value is flattened once more. A single tensor, and a tuple of tensors and atoms, need no optree.
     """
-    if type(value) is tuple and all([is_tensor(part) or isinstance(part, ATOMS) for part in value]):
-        return Tree(list(value), ROW)
-    if is_tensor(value):
-        return Tree([value], LEAF)
+    if type(value) is tuple:
+        for part in value:
+            if not is_tensor(part) and not isinstance(part, ATOMS):
+                break
+        else:
+            return Tree(list(value))
+    elif is_tensor(value):
+        return Tree([value], _LEAF)
     leaves, treespec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
     nodes = [leaf if is_tensor(leaf) else _wrap(leaf, is_tensor, children) for leaf in leaves]
     if all(map(operator.is_, nodes, leaves)):
         return Tree(leaves, treespec)
     value = optree.tree_unflatten(treespec, nodes)
-    leaves, treespec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
-    return Tree(leaves, treespec, True)
+    return Tree(*optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE), True)
 
 
 # --- tensors and static leaves ---------------------------------------------------------------------------------------
 
 
 def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[Any]:
-    """Takes the tensors out of a flattened value, as the backend's own, and leaves the static part behind.
+    """Moves the tensors out of a flattened value, as the backend's own, and leaves the static part behind.
 
-    Keras variables are unwrapped.
-
-    Raises:
-        TypeError: A leaf is a tensor of another framework, or a placeholder of Keras.
+    Keras variables are unwrapped. A tensor of another framework, or a placeholder of Keras, raises a TypeError.
     """
-    tensors, places, leaves = [], [], tree.leaves
+    leaves = tree.leaves
+    if all(map(backend.is_plain, leaves)):
+        tree.leaves, tree.places = [None] * len(leaves), range(len(leaves))
+        return leaves
+    tensors, places = [], []
     is_tensor, variables = backend.is_tensor, keras_interop.variables()
-    for place, given in enumerate(leaves):
-        leaf = given
-        if not is_tensor(given) or isinstance(given, variables):
-            if isinstance(given, (type(None), bool, int, float, str, FunctionType)):
+    for place, value in enumerate(leaves):
+        leaf = value
+        if not is_tensor(value) or isinstance(value, variables):
+            if isinstance(value, (type(None), bool, int, float, str, FunctionType)):
                 continue
-            leaf = leaves[place] = keras_interop.unwrap(given)
-            if leaf is given or not is_tensor(leaf) or not isinstance(leaf, backend.tensors):
-                _refuse_stranger(where, leaf, given, tree, place, label)
+            leaf = leaves[place] = keras_interop.unwrap(value)
+            if leaf is value or not is_tensor(leaf) or not isinstance(leaf, backend.tensors):
+                _refuse_foreign(where, leaf, value, functools.partial(label, tree, place))
                 continue
         places.append(place)
         tensors.append(backend.asarray(leaf))
@@ -160,25 +174,25 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
     return tensors
 
 
-def _refuse_stranger(where: str, leaf: Any, given: Any, tree: Tree, place: int, label: Label) -> None:
-    """Raises if a leaf is a tensor that the active backend does not take as its own."""
+def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str]) -> None:
+    """Raises if a leaf, the content of `value`, is a tensor that the active backend does not take as its own."""
     # To torch.compile (2.13) a scalar of NumPy is an array without dimensions.
     is_scalar = isinstance(leaf, numpy.generic) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0)
     if isinstance(leaf, complex) or is_scalar:
         return
     if keras_interop.is_symbolic([leaf]):
-        raise errors.symbolic_tensor(where, label(tree, place))
+        raise errors.symbolic_tensor(where, label())
     owner = backends.owner(type(leaf))
     if owner is None or not backends.load(owner, owner).is_tensor(leaf):
         return
     keras = keras_interop.choice()
     if keras and keras[0] == owner:
-        raise errors.keras_elsewhere(where, label(tree, place), given, *config.resolve(), *keras)
-    raise errors.foreign_tensor(where, label(tree, place), given, *config.resolve(), owner)
+        raise errors.keras_elsewhere(where, label(), value, *config.resolve(), *keras)
+    raise errors.foreign_tensor(where, label(), value, *config.resolve(), owner)
 
 
 def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:
-    """A tensor in a message: `float32[3, ?]`."""
+    """Describes a tensor for a message: `float32[3, ?]`."""
     if shape is None:
         return f"{dtype}[...]"
     return f"{dtype}[{', '.join('?' if size is None else str(size) for size in shape)}]"
@@ -188,23 +202,17 @@ def compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, 
     """Whether two shapes are equal, as far as they are known."""
     if came is None or expected is None:
         return True
-    if len(came) != len(expected):
-        return False
-    return all(a is None or b is None or a == b for a, b in zip(came, expected, strict=True))
+    pairs = zip(came, expected, strict=False)
+    return len(came) == len(expected) and all(a is None or b is None or a == b for a, b in pairs)
 
 
 # --- containers one by one -------------------------------------------------------------------------------------------
 
 
 def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
-    """`value` with a node in the place of every container that optree does not know."""
+    """Returns `value` with a node in the place of every container that optree does not know."""
     tree = flatten(value, is_tensor, children)
     return optree.tree_unflatten(tree.treespec, tree.leaves)
-
-
-def leaves(value: Any) -> list[Any]:
-    """The leaves of a nest of Python's own containers."""
-    return optree.tree_leaves(value, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def is_leaf(wrapped: Any) -> bool:
@@ -213,13 +221,13 @@ def is_leaf(wrapped: Any) -> bool:
 
 
 def flatten_one_level(wrapped: Any) -> tuple[Sequence[Any], list[Any]]:
-    """The keys and the children of a container that `wrap` gave."""
+    """Returns the keys and the children of a container that `wrap` gave."""
     level = optree.tree_flatten_one_level(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
     return level.entries, list(level.children)
 
 
 def show(wrapped: Any) -> str:
-    """The structure of something that `wrap` gave, for a message."""
+    """Describes the structure of something that `wrap` gave, for a message."""
     if is_leaf(wrapped):
         return "*"
     entries, children = flatten_one_level(wrapped)
@@ -230,37 +238,25 @@ def show(wrapped: Any) -> str:
 
 
 class _Mark:
-    """A leaf that knows its place."""
+    """A leaf that knows its place among the leaves."""
 
     def __init__(self, place: int):
         self.place = place
 
 
 def _as_written(wrapped: Any) -> list[Any]:
-    """The leaves of something that `wrap` gave, those of a dict in the order of insertion."""
+    """Returns the leaves of something that `wrap` gave, those of a dict in the order of insertion."""
     if is_leaf(wrapped):
         return [wrapped]
     children = wrapped.values() if isinstance(wrapped, Mapping) else flatten_one_level(wrapped)[1]
     return [leaf for child in children for leaf in _as_written(child)]
 
 
-class _Node:
-    """A container that optree does not know, as one that it does."""
-
-    def __init__(self, children: list[Any], rebuild: Callable[[list[Any]], Any], kind: type, entries: tuple[str, ...]):
-        self.children = children
-        self.rebuild = rebuild
-        self.kind = kind
-        self.entries = entries
-
-
 class _Kind:
-    """What distinguishes two nodes: the type they stand for. How to rebuild one rides along."""
+    """The type of a container, which optree compares, and how to rebuild one, which it does not compare."""
 
-    def __init__(self, node: _Node):
-        self.rebuild = node.rebuild
-        self.kind = node.kind
-        self.entries = node.entries
+    def __init__(self, kind: type, rebuild: Callable[[list[Any]], Any], entries: tuple[str, ...]):
+        self.kind, self.rebuild, self.entries = kind, rebuild, entries
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Kind) and self.kind is other.kind
@@ -268,8 +264,12 @@ class _Kind:
     def __hash__(self) -> int:
         return hash(self.kind)
 
-    def __repr__(self) -> str:
-        return self.kind.__qualname__
+
+class _Node:
+    """A container that optree does not know, as one that it does."""
+
+    def __init__(self, children: Iterable[Any], kind: _Kind):
+        self.children, self.kind = list(children), kind
 
 
 class _Entry(optree.PyTreeEntry):
@@ -280,13 +280,13 @@ class _Entry(optree.PyTreeEntry):
 
 
 def _flatten_node(node: Any) -> tuple[list[Any], _Kind, tuple[str, ...]]:
-    """A node as optree wants it: its children, what else there is to it, and the steps into the children."""
-    return node.children, _Kind(node), node.entries
+    """Returns the children of a node, its kind, and the steps into the children, for optree."""
+    return node.children, node.kind, node.kind.entries
 
 
 def _unflatten_node(kind: Any, children: Iterable[Any]) -> Any:
-    """A node again, and not the container: `_unwrap` makes that, when all of its children are there."""
-    return _Node(list(children), kind.rebuild, kind.kind, kind.entries)
+    """Builds the node, and not the container: `_unwrap` builds that, when all of its children are there."""
+    return _Node(children, kind)
 
 
 _node_type: Any = _Node  # optree types custom nodes as collections, which this need not be
@@ -294,9 +294,9 @@ optree.register_pytree_node(_node_type, _flatten_node, _unflatten_node, path_ent
 
 
 def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
-    """What optree takes for a leaf, as a node if it is a container all the same; so are its parts, however deep.
+    """Returns a node for a container that optree takes for a leaf, and any other leaf unchanged.
 
-    The framework's own tree utility is asked first, then whether it is a dataclass.
+    The framework's own tree utility is asked first, then whether it is a dataclass. The children are wrapped as well.
     """
     if isinstance(leaf, ATOMS) or is_tensor(leaf):
         return leaf
@@ -313,42 +313,36 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
         entries = tuple(f".{field.name}" for field in dataclasses.fields(leaf))
     else:
         return leaf
-    parts = [wrap(value, is_tensor, children) for value in values]
-    return _Node(parts, rebuild, type(leaf), entries)
+    return _Node([wrap(value, is_tensor, children) for value in values], _Kind(type(leaf), rebuild, entries))
 
 
 def _steps(container: Any, values: Sequence[Any]) -> tuple[str, ...]:
-    """The steps into the parts of a container: the name of the field, if it is a dataclass, or a number."""
+    """Returns the steps into the children of a container: the name of a dataclass's field, or a number."""
     fields = dataclasses.fields(container) if dataclasses.is_dataclass(container) else ()
     named = [(field.name, getattr(container, field.name, None)) for field in fields]
-    steps = []
-    for index, value in enumerate(values):
-        names = [name for name, part in named if part is value]
-        steps.append(f".{names[0]}" if len(names) == 1 else f"[{index}]")
-    return tuple(steps)
+    found = [[name for name, part in named if part is value] for value in values]
+    return tuple(f".{names[0]}" if len(names) == 1 else f"[{index}]" for index, names in enumerate(found))
 
 
 def _unwrap(value: Any) -> Any:
-    """A structure with every node made the container that it stands for, from the inside out."""
+    """Builds the container of every node, from the inside out."""
 
     def rebuild(node: Any) -> Any:
-        return node.rebuild([_unwrap(child) for child in node.children]) if isinstance(node, _Node) else node
+        return node.kind.rebuild([*map(_unwrap, node.children)]) if isinstance(node, _Node) else node
 
-    def is_node(value: Any) -> bool:
-        return isinstance(value, _Node)
-
-    return optree.tree_map(rebuild, value, is_leaf=is_node, none_is_leaf=True, namespace=_NAMESPACE)
+    return optree.tree_map(
+        rebuild, value, is_leaf=lambda part: isinstance(part, _Node), none_is_leaf=True, namespace=_NAMESPACE
+    )
 
 
 def _fields(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The fields of a dataclass, and how to make a copy with others.
+    """Returns the fields of a dataclass, and a function that makes a copy with other fields.
 
-    The copy is made without its constructor, which may convert or refuse what a framework passes through while it
-    traces.
+    The copy skips the constructor, which may convert or refuse what a framework passes while it traces.
     """
     names = [field.name for field in dataclasses.fields(value)]
     kind = type(value)
-    # Without the fields: a structure that is kept must not keep the leaves.
+    # Without the fields: a structure that is saved must not save the leaves.
     others = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in names}
 
     def rebuild(children: list[Any]) -> Any:

@@ -250,6 +250,15 @@ def test_a_tensor_at_an_integer_tensor_is_ignored(frame):
     np.testing.assert_allclose(gradients[0], SEVEN)
 
 
+@pytest.mark.parametrize("is_nest", [False, True])
+def test_an_integer_gradient_of_an_integer_tensor_is_ignored(frame, is_nest):
+    n = frame.tensor(np.array([1, 2, 3], np.int32))
+    flat = custom_gradient(lambda x, n: (x * 2, lambda upstream: (7 * upstream, n)))
+    nest = custom_gradient(lambda parts: (parts["x"] * 2, lambda upstream: {"x": 7 * upstream, "n": n}))
+    gradients = frame.gradients(lambda x: nest({"x": x, "n": n}) if is_nest else flat(x, n), X)
+    np.testing.assert_allclose(gradients[0], SEVEN)
+
+
 @pytest.mark.inductor
 def test_a_number_for_a_scalar(frame):
     decorated = custom_gradient(lambda x: (x * 2, lambda upstream: 7.0))

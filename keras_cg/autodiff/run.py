@@ -11,7 +11,7 @@ from keras_cg.autodiff import messages
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.errors import article, type_name
 from keras_cg.gradients import align
-from keras_cg.pytree import ROW, Tree, compatible, describe
+from keras_cg.pytree import Tree, compatible, describe
 
 
 def _is_number(value: Any) -> bool:
@@ -98,7 +98,7 @@ class Run:
         def label(_: Tree, index: int) -> str:
             return name + tree.paths()[places[index]]
 
-        given = Tree([aligned[place] for place in places], ROW)
+        given = Tree([aligned[place] for place in places])
         came = pytree.partition(backend, self.where, given, label)
         parts = dict(zip(given.places, came, strict=True))
         return [

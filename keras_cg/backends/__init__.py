@@ -1,9 +1,8 @@
-"""The registry: how a backend is found, loaded, verified and filled in.
+"""The registry: finds, loads and checks backends, and adds the defaults of `keras_cg.engine.defaults`.
 
-The modules of this folder are the built-in backends, under their own names; a backend that lives elsewhere registers an
-entry point of the group `keras_cg.backends` whose name is the backend's and whose value is the module. Nothing is
-imported before it is asked for: the folder is listed, never loaded. `keras_cg.engine.contract` says what a backend
-defines.
+The modules of this folder are the built-in backends, under their own names. A backend of another package registers an
+entry point of the group `keras_cg.backends`, whose name is the backend's and whose value is the module. No backend is
+imported before it is asked for. `keras_cg.engine.contract` says what a backend defines.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 GROUP = "keras_cg.backends"
 
-# Those that were asked for already, by name.
+# The backends that were asked for already, by name.
 loaded: dict[str | None, Backend] = {}
 
 
@@ -43,23 +42,22 @@ def _built_in() -> list[str]:
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """Every backend's name: the modules of this folder, then the entry points."""
-    built_in = _built_in()
-    return (*built_in, *sorted(set(_entry_points()) - set(built_in)))
+    """Returns every backend's name: the modules of this folder, then the entry points."""
+    return (*_built_in(), *sorted(set(_entry_points()) - set(_built_in())))
 
 
 def name_of(backend: Backend) -> str:
-    """The name under which a backend was loaded."""
+    """Returns the name under which a backend was loaded."""
     return next(name for name, module in loaded.items() if module is backend and name is not None)
 
 
 def _framework(name: str) -> str:
-    """The module whose presence says that a backend can run: a built-in one is called as its framework."""
+    """Returns the module of a backend's framework: a built-in backend has its name."""
     return name if name in _built_in() else _entry_points()[name].module.partition(".")[0]
 
 
 def requirement(name: str) -> str:
-    """What pip is told to install for a backend: an extra of this package, or the package that names the backend."""
+    """Returns what pip must install for a backend: an extra of this package, or the package of the entry point."""
     if name in _built_in():
         return f"keras-cg[{name}]"
     distribution = _entry_points()[name].dist
@@ -67,20 +65,15 @@ def requirement(name: str) -> str:
 
 
 def installed() -> tuple[str, ...]:
-    """The backends whose framework can be found here, without importing any."""
+    """Returns the backends whose framework is installed here, and imports none."""
     return tuple(name for name in names() if importlib.util.find_spec(_framework(name)) is not None)
 
 
 def load(name: str, source: str) -> Backend:
-    """The module of the backend `name`, imported if this is its first use.
+    """Returns the module of the backend `name`, and imports it at its first use.
 
-    Args:
-        name: The backend's name.
-        source: Where the choice came from, for the error messages.
-
-    Raises:
-        ValueError: No backend has that name.
-        ImportError: Its framework is not installed, does not start, or the module is incomplete.
+    `source` tells in errors where the choice came from: a ValueError if there is no such backend, an ImportError if
+    its framework is not installed or does not start, or if the module is incomplete.
     """
     if name in loaded:
         return loaded[name]
@@ -97,23 +90,22 @@ def load(name: str, source: str) -> Backend:
     missing = [attribute for attribute in REQUIRED if not hasattr(backend, attribute)]
     if missing:
         raise messages.incomplete_backend(name, missing)
-    left = [attribute for attribute in OPTIONAL if not hasattr(backend, attribute)]
-    for attribute in left:
-        setattr(backend, attribute, functools.partial(getattr(defaults, attribute), backend))
-    loaded[name] = backend
-    return loaded[name]
+    for attribute in OPTIONAL:
+        if not hasattr(backend, attribute):
+            setattr(backend, attribute, functools.partial(getattr(defaults, attribute), backend))
+    return loaded.setdefault(name, backend)
 
 
 def _is_part(module: str | None) -> bool:
-    """Whether a module that is missing is part of a package that is there, in another release."""
+    """Whether a missing module belongs to a package that is installed, in another release."""
     package = (module or "").partition(".")[0]
     return package != module and importlib.util.find_spec(package) is not None
 
 
 def owner(kind: type) -> str | None:
-    """The backend whose tensors are of the class `kind`, among those whose framework is imported already.
+    """Returns the backend whose tensors are of the class `kind`, if its framework is imported already.
 
-    It takes the class and not the value, so that torch.compile can take the answer for a constant.
+    It takes the class and not the value, because torch.compile can then use the result as a constant.
     """
     for name in names():
         if _framework(name) in sys.modules and issubclass(kind, load(name, "sys.modules").tensors):
