@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy
+from numpy.lib.array_utils import normalize_axis_tuple
+
 from keras_cg.namespaces import messages
 
 
@@ -13,6 +16,46 @@ def axis_of(axis: int | None, rank: int) -> int:
     if axis is None and rank != 1:
         raise messages.no_axis()
     return 0 if axis is None else axis
+
+
+def axes_of(axis: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """The axes that `axis` means, none of them negative: all, one, or several.
+
+    TensorFlow (2.21) and autograd (1.9) treat some negative axes wrongly.
+    """
+    axes = range(rank) if axis is None else axis
+    return tuple(map(int, normalize_axis_tuple(axes, rank)))
+
+
+def can_cast(start: numpy.dtype[Any], end: numpy.dtype[Any]) -> bool:
+    """Whether one dtype promotes to the other; the standard promotes within one kind alone."""
+    # NumPy has no letter of bfloat16, which is "V" to it.
+    is_of_one_kind = any(start.kind in kind and end.kind in kind for kind in ("b", "iu", "fcV"))
+    return is_of_one_kind and numpy.can_cast(start, end)
+
+
+def pinv_pullback(x: Any, inverse: Any, upstream: Any, adjoint: Callable[[Any], Any]) -> Any:
+    """The gradient of a pseudoinverse by the formula of Golub and Pereyra (1973), for the rank of the matrix.
+
+    Args:
+        x: The matrix.
+        inverse: Its pseudoinverse.
+        upstream: The gradient of that.
+        adjoint: Transposes and conjugates.
+    """
+    g, h = adjoint(upstream), adjoint(inverse)
+    left, right = g @ inverse @ h, h @ inverse @ g
+    return left - x @ (inverse @ left) + right - (right @ inverse) @ x - h @ upstream @ h
+
+
+def product(rows: Any, count: int, concat: Callable[[list[Any]], Any]) -> Any:
+    """The product of all rows, of pairs of them in turn; see `products`."""
+    while count > 1:
+        half = count // 2
+        pairs = rows[:half] * rows[half : 2 * half]
+        rows = concat([pairs, rows[2 * half :]]) if count % 2 else pairs
+        count -= half
+    return rows[0]
 
 
 def products(rows: Any, count: int, concat: Callable[[list[Any]], Any]) -> Any:

@@ -7,6 +7,7 @@ right; `linalg` and `fft` do the same for theirs.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -32,8 +33,8 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
 
 def copysign(x1: Any, x2: Any, /) -> Any:
     if not isinstance(x1, Box):
-        return anp.copysign(x1, x2)
-    return where(anp.signbit(_constant(x2)), -anp.abs(x1), anp.abs(x1))
+        return numpy.copysign(x1, linalg.constant(x2))
+    return where(anp.signbit(linalg.constant(x2)), -anp.abs(x1), anp.abs(x1))
 
 
 def nextafter(x1: Any, x2: Any, /) -> Any:
@@ -47,7 +48,7 @@ def positive(x: Any, /) -> Any:
 
 
 def signbit(x: Any, /) -> Any:
-    return numpy.signbit(_constant(x))
+    return numpy.signbit(linalg.constant(x))
 
 
 def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
@@ -56,21 +57,16 @@ def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
     # autograd takes x1 and x2 for as large as the result. A number of Python stays one, which has no dtype of its own.
     shape = numpy.broadcast_shapes(*map(anp.shape, (condition, x1, x2)))
     parts = [broadcast_to(each, shape) if isinstance(each, Box) else each for each in (x1, x2)]
-    return anp.where(_constant(condition), *parts)
-
-
-def _constant(x: Any) -> Any:
-    while isinstance(x, Box):
-        x = x._value
-    return x
+    return anp.where(linalg.constant(condition), *parts)
 
 
 # --- creation and data types ---------------------------------------------------------------------
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
-    if not isinstance(x, Box):
-        return numpy.astype(numpy.asarray(x), numpy.dtype(dtype), copy=copy, device=device)
+    # The gradient that autograd (1.9) sends through a cast to integers is that of the identity.
+    if not isinstance(x, Box) or numpy.dtype(dtype).kind in "biu":
+        return numpy.astype(numpy.asarray(linalg.constant(x)), numpy.dtype(dtype), copy=copy, device=device)
     if numpy.dtype(dtype).kind == "c" and not anp.iscomplexobj(x):
         # The sum has a real gradient for `x`, where that of a cast is complex.
         x = anp.add(x, numpy.zeros((), dtype))
@@ -110,12 +106,21 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
     return list(broadcast_arrays(*apart))
 
 
+def can_cast(from_: Any, to: Any, /) -> bool:
+    return composed.can_cast(_dtype(from_), _dtype(to))
+
+
 def finfo(type: Any, /) -> Any:
-    return numpy.finfo(_constant(type).dtype if hasattr(type, "shape") else type)
+    return numpy.finfo(_dtype(type))
 
 
 def iinfo(type: Any, /) -> Any:
-    return numpy.iinfo(_constant(type).dtype if hasattr(type, "shape") else type)
+    return numpy.iinfo(_dtype(type))
+
+
+def _dtype(value: Any) -> numpy.dtype[Any]:
+    """The dtype of an array, or the dtype that a name or a type of NumPy stands for."""
+    return numpy.dtype(value if isinstance(value, type) else getattr(value, "dtype", value))
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
@@ -151,20 +156,19 @@ def expand_dims(x: Any, /, axis: Any = 0) -> Any:
 
 
 def flip(x: Any, /, axis: Any = None) -> Any:
-    count = anp.ndim(x)
-    flipped = _axes(axis, count)
-    return x[tuple(slice(None, None, -1 if each in flipped else None) for each in range(count))]
+    flipped = composed.axes_of(axis, anp.ndim(x))
+    return x[tuple(slice(None, None, -1 if each in flipped else None) for each in range(anp.ndim(x)))]
 
 
-def _axes(axis: Any, count: int) -> set[int]:
-    """The axes that are meant, of `count`: all, one, or those of a tuple."""
-    axes = range(count) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    return {each % count for each in axes}
+def permute_dims(x: Any, /, axes: Any) -> Any:
+    # autograd (1.9) sorts the axes to find the inverse, which is wrong for negative ones.
+    return anp.transpose(x, composed.axes_of(tuple(axes), anp.ndim(x)))
 
 
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
-    if isinstance(repeats, int):
-        return anp.repeat(x, repeats, axis)
+    # autograd's gradient (1.9) is wrong along a negative axis, and it has none of an array of repeats.
+    if not isinstance(x, Box):
+        return numpy.repeat(x, repeats, axis)
     x, axis = (anp.reshape(x, (-1,)), 0) if axis is None else (x, axis)
     return take(x, numpy.repeat(numpy.arange(x.shape[axis]), repeats), axis=axis)
 
@@ -204,18 +208,19 @@ def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
 def take(x: Any, indices: Any, /, axis: int | None = None) -> Any:
     if axis is None:
         return anp.reshape(x, (-1,))[indices]
-    return x[(slice(None),) * (axis % anp.ndim(x)) + (indices,)]
+    (axis,) = composed.axes_of(axis, anp.ndim(x))
+    return x[(slice(None),) * axis + (indices,)]
 
 
 def take_along_axis(x: Any, indices: Any, /, axis: int = -1) -> Any:
-    count = anp.ndim(x)
+    (axis,) = composed.axes_of(axis, anp.ndim(x))
     places: list[Any] = list(numpy.ix_(*map(numpy.arange, anp.shape(x))))
-    places[axis % count] = indices
+    places[axis] = indices
     return x[tuple(places)]
 
 
 def argsort(x: Any, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Any:
-    x = _constant(x)
+    x = linalg.constant(x)
     if not descending:
         return numpy.argsort(x, axis=axis, stable=stable)
     # Turned around before and after, so that what is equal keeps its order.
@@ -227,8 +232,23 @@ def sort(x: Any, /, axis: int = -1, *, descending: bool = False, stable: bool = 
     return take_along_axis(x, argsort(x, axis, descending=descending, stable=stable), axis)
 
 
+def unique_all(x: Any, /) -> standard.UniqueAllResult:
+    found = numpy.unique_all(linalg.constant(x))
+    return standard.UniqueAllResult(take(x, found.indices), *found[1:])
+
+
+def unique_counts(x: Any, /) -> standard.UniqueCountsResult:
+    found = unique_all(x)
+    return standard.UniqueCountsResult(found.values, found.counts)
+
+
+def unique_inverse(x: Any, /) -> standard.UniqueInverseResult:
+    found = unique_all(x)
+    return standard.UniqueInverseResult(found.values, found.inverse_indices)
+
+
 def unique_values(x: Any, /) -> Any:
-    return numpy.unique(_constant(x), equal_nan=False)  # in order, which the standard leaves open
+    return unique_all(x).values
 
 
 # --- statistics and utilities --------------------------------------------------------------------
@@ -236,13 +256,14 @@ def unique_values(x: Any, /) -> Any:
 
 def cumulative_sum(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
     x, axis = _along(x, axis, dtype)
-    return _begun(anp.cumsum(x, axis), axis, 0 if include_initial else None)
+    total = anp.cumsum(x, axis) if isinstance(x, Box) else numpy.cumsum(x, axis, dtype)
+    return _begun(total, axis, 0 if include_initial else None)
 
 
 def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
     x, axis = _along(x, axis, dtype)
     if not isinstance(x, Box):
-        return _begun(numpy.cumprod(x, axis), axis, 1 if include_initial else None)
+        return _begun(numpy.cumprod(x, axis, dtype), axis, 1 if include_initial else None)
     total = composed.products(anp.moveaxis(x, axis, 0), x.shape[axis], anp.concatenate)
     return _begun(anp.moveaxis(total, 0, axis), axis, 1 if include_initial else None)
 
@@ -276,27 +297,31 @@ def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = Fal
     # autograd divides by what it differentiates, so that its gradient is NaN where that is zero.
     x = x if dtype is None else astype(x, dtype)
     count = anp.ndim(x)
-    gone = _axes(axis, count)
+    gone = composed.axes_of(axis, count)
     left = [each for each in range(count) if each not in gone]
     rows = anp.reshape(anp.transpose(x, [*gone, *left]), (-1, *[x.shape[each] for each in left]))
-    total = composed.products(rows, len(rows), anp.concatenate)[-1] if len(rows) else anp.ones_like(anp.sum(rows, 0))
+    total = composed.product(rows, len(rows), anp.concatenate) if len(rows) else anp.ones_like(anp.sum(rows, 0))
     return anp.reshape(total, [1 if each in gone else x.shape[each] for each in range(count)]) if keepdims else total
 
 
 def std(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
-    return anp.std(x, axis=axis, **_corrected(correction), **others)
+    return anp.std(x, axis=axis, **_corrected(x, axis, correction), **others)
 
 
 def var(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
-    return anp.var(x, axis=axis, **_corrected(correction), **others)
+    return anp.var(x, axis=axis, **_corrected(x, axis, correction), **others)
 
 
-def _corrected(correction: float | None) -> dict[str, float]:
-    # By the older name, which autograd's gradient knows.
-    return {} if correction is None else {"ddof": correction}
+def _corrected(x: Any, axis: Any, correction: float | None) -> dict[str, float]:
+    """The correction by NumPy's older name, which autograd's gradient knows."""
+    if correction is None:
+        return {}
+    # For more than the count, NumPy's value is infinite, but autograd's gradient (1.9) would be finite.
+    shape = anp.shape(x)
+    return {"ddof": min(correction, math.prod(shape[each] for each in composed.axes_of(axis, len(shape))))}
 
 
-vecdot, matrix_transpose = linalg.vecdot, linalg.matrix_transpose
+vecdot, matrix_transpose, sign = linalg.vecdot, linalg.matrix_transpose, linalg.sign
 
 namespace = standard.Namespace(
     anp,
