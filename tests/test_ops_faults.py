@@ -42,7 +42,7 @@ GRADIENTS = {
     "repeat of a number": (lambda t: ops.repeat(t, 3), 1.0, 3),
     "astype": (lambda t: ops.astype(ops.astype(t, "int32"), "float64") * t, [1.5, 2.5, 3.5], [1, 2, 3]),
     "astype to bool": (lambda t: ops.astype(ops.astype(t, "bool"), "float64") * t, [1.5, 0.0], [1, 0]),
-    "sign": (lambda t: ops.imag(ops.sign(t + 1j)), [1.0, 2.0], [-(2**-1.5), -2 * 5**-1.5]),
+    "sign": (lambda t: ops.imag(ops.sign(ops.add(t, 1j))), [1.0, 2.0], [-(2**-1.5), -2 * 5**-1.5]),
     "permute_dims": (lambda t: ops.permute_dims(t, (-1, 0)) * tensor(W[:, :2]), np.ones((2, 2)), [[0, 4], [1, 5]]),
     "copysign": (lambda t: ops.copysign(2.0, t) * t, [1.0, -3.0], [2, -2]),
     "matrix_power": (lambda t: ops.linalg.matrix_power(t, 0) * t, 3 * np.eye(2), np.eye(2)),

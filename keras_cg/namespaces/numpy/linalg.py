@@ -111,16 +111,12 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Any:
     return _pinv(x, rtol)
 
 
-@primitive
-def _pinv(x: Any, rtol: Any) -> Any:
-    return numpy.linalg.pinv(x, rtol=rtol)
-
-
 def _pinv_vjp(inverse: Any, x: Any, rtol: Any) -> Any:
     # autograd's own (1.9) is that of real matrices, and its gradients are the conjugates of those in the formula.
     return lambda g: anp.conj(composed.pinv_pullback(x, inverse, anp.conj(g), _adjoint))
 
 
+_pinv = primitive(lambda x, rtol: numpy.linalg.pinv(x, rtol=rtol))
 defvjp(_pinv, _pinv_vjp, argnums=(0,))
 
 
@@ -138,7 +134,7 @@ def qr(x: Any, /, *, mode: Any = "reduced") -> standard.QRResult:
 def slogdet(x: Any, /) -> standard.SlogdetResult:
     unit, logarithm = anp.linalg.slogdet(x)
     if isinstance(x, Box) and anp.iscomplexobj(x):
-        # autograd (1.9) has no gradient of the sign. Of a matrix whose determinant is of size one, it has that of `det`.
+        # autograd (1.9) has that of the sign not, but that of `det`. Here the determinant is of size one.
         size = numpy.exp(numpy.asarray(constant(logarithm)) / x.shape[-1])[..., None, None]
         unit = sign(anp.linalg.det(x / numpy.where(size == 0, 1.0, size)))
     return standard.SlogdetResult(unit, logarithm)
