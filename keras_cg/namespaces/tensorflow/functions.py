@@ -172,7 +172,7 @@ def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
     x = tensor(x)
     x, axis = (tf.reshape(x, (-1,)), 0) if axis is None else (x, axis)
     # tnp.repeat (2.21) wants to see the values of repeats, in a graph too; and tf.tile has no uint16.
-    return take(x, tf.repeat(tf.range(size(x, axis)), tf.cast(repeats, tf.int32)), axis)
+    return searching.take(x, tf.repeat(tf.range(size(x, axis)), tf.cast(repeats, tf.int32)), axis)
 
 
 def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
