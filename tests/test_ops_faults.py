@@ -176,7 +176,10 @@ VALUES = {
     ),
     "take": (lambda: [ops.take(tensor([1, 2]), tensor([1, 0], kind)) for kind in ("uint8", "int8")], ([2, 1], [2, 1])),
     "take_along_axis": (lambda: ops.take_along_axis(tensor([1, 2]), tensor([1, -1], "int8")), [2, 2]),
-    "roll": (lambda: ops.roll(tensor([[1, 2], [3, 4]]), 1, axis=(0, -1)), [[4, 3], [2, 1]]),
+    "roll": (
+        lambda: [ops.roll(tensor([[1, 2], [3, 4]]), 1, axis=axis) for axis in ((0, -1), ())],
+        ([[4, 3], [2, 1]], [[1, 2], [3, 4]]),
+    ),
     "can_cast": (
         lambda: (
             [ops.can_cast(*pair) for pair in (("bool", "int8"), ("int8", "float64"), ("int8", "int16"))]
@@ -187,6 +190,10 @@ VALUES = {
             ]
         ),
         (False, False, True, True, False, False),
+    ),
+    "isdtype": (
+        lambda: [ops.isdtype(ops.int64, kind) for kind in (ops.int64, (ops.bool, "integral"), ops.int8)],
+        (True, True, False),
     ),
     "finfo": (
         lambda: (

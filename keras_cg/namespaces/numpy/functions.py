@@ -129,8 +129,9 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def _kind(kind: Any) -> Any:
-    is_dtype = kind in standard.DTYPES and kind != "bool"
-    return numpy.dtype(kind) if is_dtype else kind
+    # autograd (1.9) has types of its own for integers, which NumPy's function does not know.
+    is_kind = isinstance(kind, str) and (kind == "bool" or kind not in standard.DTYPES)
+    return kind if is_kind else numpy.dtype(kind)
 
 
 # --- manipulation --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy
 import tensorflow as tf
 
 from keras_cg.namespaces import composed
-from keras_cg.namespaces.tensorflow.promoted import as_dtype, cast, size, tensor
+from keras_cg.namespaces.tensorflow.promoted import as_dtype, cast, rolled, size, tensor
 
 # The power of the size by which a result is multiplied. TensorFlow has divided those of inverse transforms already.
 _POWERS = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}
@@ -74,14 +74,10 @@ def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None
 
 
 def fftshift(x: Any, /, *, axes: Any = None) -> Any:
-    return _shifted(tensor(x), axes, 1)
+    x = tensor(x)
+    return rolled(x, lambda axes: [size(x, axis) // 2 for axis in axes], axes)
 
 
 def ifftshift(x: Any, /, *, axes: Any = None) -> Any:
-    return _shifted(tensor(x), axes, -1)
-
-
-def _shifted(x: Any, axes: Any, way: int) -> Any:
-    # tf.roll (2.21) moves the wrong axis in tf.vectorized_map where it is negative.
-    axes = composed.axes_of(axes, x.shape.rank)
-    return tf.roll(x, [way * (size(x, axis) // 2) for axis in axes], axes)
+    x = tensor(x)
+    return rolled(x, lambda axes: [-(size(x, axis) // 2) for axis in axes], axes)

@@ -25,6 +25,7 @@ from keras_cg.namespaces.tensorflow.promoted import (
     in_64_bits,
     number,
     numpy_dtype,
+    rolled,
     same,
     size,
     summed,
@@ -183,8 +184,7 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
     x = tensor(x)
     if axis is None:
         return tf.reshape(tf.roll(tf.reshape(x, (-1,)), shift, 0), tf.shape(x))
-    axes = composed.axes_of(axis, x.shape.rank)
-    return tf.roll(x, shift if isinstance(shift, tuple) else [shift] * len(axes), axes)
+    return rolled(x, lambda axes: shift if isinstance(shift, tuple) else [shift] * len(axes), axis)
 
 
 def squeeze(x: Any, /, axis: Any = None) -> Any:

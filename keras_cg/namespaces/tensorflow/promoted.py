@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import tensorflow as tf
 
+from keras_cg.namespaces import composed
 from keras_cg.namespaces.standard import NUMBERS
 
 
@@ -134,6 +135,15 @@ def summed(x: Any, dtype: Any) -> Any:
     if x.dtype.is_bool or (x.dtype.is_integer and not x.dtype.is_unsigned):
         return tf.cast(x, tf.int64)
     return tf.cast(x, tf.uint64) if x.dtype.is_integer else x
+
+
+def rolled(x: Any, shifts: Any, axis: Any) -> Any:
+    """`x`, rolled by as many shifts as there are axes.
+
+    tf.roll (2.21) refuses no axes at all, and along a negative one it rolls the batch of tf.vectorized_map.
+    """
+    axes = composed.axes_of(axis, x.shape.rank)
+    return tf.roll(x, shifts(axes), axes) if axes else x
 
 
 def size(x: Any, axis: int) -> Any:
