@@ -1,8 +1,7 @@
-"""What `keras_cg.ops` is on NumPy: `autograd.numpy`, and in its place what autograd does not differentiate.
+"""`keras_cg.ops` on NumPy: `autograd.numpy`, and compositions where autograd has no right gradient.
 
-NumPy has the whole standard since 2.1. But of what was added for it, and of some older functions, autograd (1.9) knows
-no gradient, or that of some arguments only, or has a wrong one. Here they are made of functions whose gradient it has
-right; `linalg` and `fft` do the same for theirs.
+NumPy has the whole standard since 2.1. But for some functions autograd (1.9) has no gradient, or one for some arguments
+only, or a wrong one. This module composes them from functions whose gradient is right. `linalg` and `fft` do so, too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from keras_cg.namespaces.numpy import fft, linalg
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
-    # autograd's gradient is that of `x` alone, and only if both bounds are given by position.
+    # autograd (1.9) differentiates by `x` only, and only if both bounds are positional arguments.
     if not any(isinstance(each, Box) for each in (x, min, max)):
         return numpy.clip(x, min, max)
     if min is not None:
@@ -54,7 +53,7 @@ def signbit(x: Any, /) -> Any:
 def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
     if x1 is None and x2 is None:
         return anp.nonzero(condition)
-    # autograd takes x1 and x2 for as large as the result. A number of Python stays one, which has no dtype of its own.
+    # autograd (1.9) assumes that x1 and x2 have the shape of the result. A Python number has no say in the dtype.
     shape = numpy.broadcast_shapes(*map(anp.shape, (condition, x1, x2)))
     parts = [broadcast_to(each, shape) if isinstance(each, Box) else each for each in (x1, x2)]
     return anp.where(linalg.constant(condition), *parts)
@@ -64,7 +63,7 @@ def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
-    # The gradient that autograd (1.9) sends through a cast to integers is that of the identity.
+    # autograd (1.9) differentiates a cast to integers as if it were the identity.
     if not isinstance(x, Box) or numpy.dtype(dtype).kind in "biu":
         return numpy.astype(numpy.asarray(linalg.constant(x)), numpy.dtype(dtype), copy=copy, device=device)
     if numpy.dtype(dtype).kind == "c" and not anp.iscomplexobj(x):
@@ -99,11 +98,11 @@ def linspace(
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
     order = [1, 0] if indexing == "xy" and len(arrays) > 1 else [0, 1]
     places = [*order, *range(2, len(arrays))][: len(arrays)]
-    apart = [
+    columns = [
         anp.reshape(each, [-1 if axis == place else 1 for axis in range(len(arrays))])
         for place, each in zip(places, arrays, strict=True)
     ]
-    return list(broadcast_arrays(*apart))
+    return list(broadcast_arrays(*columns))
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
@@ -119,7 +118,7 @@ def iinfo(type: Any, /) -> Any:
 
 
 def _dtype(value: Any) -> numpy.dtype[Any]:
-    """The dtype of an array, or the dtype that a name or a type of NumPy stands for."""
+    """Returns the dtype of an array, or the dtype that a name or a type of NumPy stands for."""
     return numpy.dtype(value if isinstance(value, type) else getattr(value, "dtype", value))
 
 
@@ -162,12 +161,12 @@ def flip(x: Any, /, axis: Any = None) -> Any:
 
 
 def permute_dims(x: Any, /, axes: Any) -> Any:
-    # autograd (1.9) sorts the axes to find the inverse, which is wrong for negative ones.
+    # autograd (1.9) inverts the axes by sorting them, which is wrong for negative ones.
     return anp.transpose(x, composed.axes_of(tuple(axes), anp.ndim(x)))
 
 
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
-    # autograd's gradient (1.9) is wrong along a negative axis, and it has none of an array of repeats.
+    # autograd's gradient (1.9) is wrong along a negative axis, and missing for an array of repeats.
     if not isinstance(x, Box):
         return numpy.repeat(x, repeats, axis)
     x, axis = (anp.reshape(x, (-1,)), 0) if axis is None else (x, axis)
@@ -188,7 +187,7 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
 
 
 def tile(x: Any, repetitions: Any, /) -> Any:
-    # autograd's gradient is wrong where there are more axes than repetitions.
+    # autograd's gradient (1.9) is wrong where there are more axes than repetitions.
     times = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
     missing = len(times) - anp.ndim(x)
     times = (*(1,) * -missing, *times)
@@ -224,7 +223,7 @@ def argsort(x: Any, /, axis: int = -1, *, descending: bool = False, stable: bool
     x = linalg.constant(x)
     if not descending:
         return numpy.argsort(x, axis=axis, stable=stable)
-    # Turned around before and after, so that what is equal keeps its order.
+    # The array is reversed before and after sorting, so that equal elements keep their order.
     found = numpy.argsort(numpy.flip(x, axis), axis=axis, stable=stable)
     return numpy.flip(x.shape[axis] - 1 - found, axis)
 
@@ -295,7 +294,7 @@ def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: 
 def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Any:
     if not isinstance(x, Box):
         return numpy.prod(x, axis, dtype=dtype, keepdims=keepdims)
-    # autograd divides by what it differentiates, so that its gradient is NaN where that is zero.
+    # autograd (1.9) divides by each element, so its gradient is NaN where an element is zero.
     x = x if dtype is None else astype(x, dtype)
     count = anp.ndim(x)
     gone = composed.axes_of(axis, count)
@@ -314,10 +313,10 @@ def var(x: Any, /, axis: Any = None, *, correction: float | None = None, **other
 
 
 def _corrected(x: Any, axis: Any, correction: float | None) -> dict[str, float]:
-    """The correction by NumPy's older name, which autograd's gradient knows."""
+    """Returns the correction under NumPy's older name, which autograd's gradient reads."""
     if correction is None:
         return {}
-    # For more than the count, NumPy's value is infinite, but autograd's gradient (1.9) would be finite.
+    # Above the count, NumPy's value is infinite, but autograd's gradient (1.9) would be finite.
     shape = anp.shape(x)
     return {"ddof": min(correction, math.prod(shape[each] for each in composed.axes_of(axis, len(shape))))}
 

@@ -1,4 +1,4 @@
-"""The standard's `linalg` on NumPy: `autograd.numpy.linalg`, and in its place what autograd does not differentiate."""
+"""The standard's `linalg` on NumPy: `autograd.numpy.linalg`, and functions where autograd has no right gradient."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ matmul, outer, tensordot = anp.matmul, anp.outer, anp.tensordot
 
 
 def constant(x: Any) -> Any:
-    """The array inside of autograd's boxes, which is not differentiated."""
+    """Returns the array inside autograd's boxes, which has no gradient."""
     while isinstance(x, Box):
         x = x._value
     return x
 
 
 def broadcast_to(x: Any, shape: Any) -> Any:
-    """The function of the main namespace: autograd's gradient is that of as many axes alone."""
+    """Broadcasts after adding axes, because autograd's gradient (1.9) is wrong where the number of axes differs."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     return anp.broadcast_to(anp.reshape(x, (*(1,) * (len(shape) - anp.ndim(x)), *anp.shape(x))), shape)
 
 
 def sign(x: Any, /) -> Any:
-    """The function of the main namespace: autograd (1.9) has no gradient of complex ones."""
+    """Divides complex numbers by their size, because autograd (1.9) has no gradient of their sign."""
     if not isinstance(x, Box) or not anp.iscomplexobj(x):
         return anp.sign(x)
     size = anp.abs(x)
@@ -47,10 +47,10 @@ def _adjoint(x: Any) -> Any:
 
 
 def _cholesky_vjp(factor: Any, x: Any) -> Any:
-    """The formula of Murray (2016), of complex matrices, which autograd's own (1.9) is not."""
+    """Returns the gradient by the formula of Murray (2016) for complex matrices; autograd's (1.9) is wrong for them."""
 
     def vjp(g: Any) -> Any:
-        # autograd's gradients are the conjugates of those in the formula.
+        # autograd's gradients are conjugates of those in the formula.
         lower = anp.tril(anp.matmul(_adjoint(factor), anp.conj(g))) / (1 + numpy.eye(factor.shape[-1]))
         half = anp.linalg.solve(_adjoint(factor), lower + _adjoint(lower)) / 2
         return anp.conj(anp.linalg.solve(_adjoint(factor), _adjoint(half)))
@@ -63,7 +63,7 @@ defvjp(_cholesky, _cholesky_vjp)
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    # autograd's gradient (1.9) is that of equal shapes alone.
+    # autograd's gradient (1.9) fails where the shapes differ.
     shape = numpy.broadcast_shapes(anp.shape(x1), anp.shape(x2))
     return anp.cross(broadcast_to(x1, shape), broadcast_to(x2, shape), axis=axis)
 
@@ -112,7 +112,7 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Any:
 
 
 def _pinv_vjp(inverse: Any, x: Any, rtol: Any) -> Any:
-    # autograd's own (1.9) is that of real matrices, and its gradients are the conjugates of those in the formula.
+    # autograd's formula (1.9) is wrong for complex matrices. Its gradients are conjugates of those in this formula.
     return lambda g: anp.conj(composed.pinv_pullback(x, inverse, anp.conj(g), _adjoint))
 
 
@@ -134,7 +134,7 @@ def qr(x: Any, /, *, mode: Any = "reduced") -> standard.QRResult:
 def slogdet(x: Any, /) -> standard.SlogdetResult:
     unit, logarithm = anp.linalg.slogdet(x)
     if isinstance(x, Box) and anp.iscomplexobj(x):
-        # autograd (1.9) has that of the sign not, but that of `det`. Here the determinant is of size one.
+        # autograd (1.9) has no gradient of the sign, so it comes from `det`, scaled so that it cannot overflow.
         size = numpy.exp(numpy.asarray(constant(logarithm)) / x.shape[-1])[..., None, None]
         unit = sign(anp.linalg.det(x / numpy.where(size == 0, 1.0, size)))
     return standard.SlogdetResult(unit, logarithm)

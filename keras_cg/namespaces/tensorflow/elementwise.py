@@ -1,4 +1,4 @@
-"""The standard's elementwise functions on TensorFlow: those of `tf.experimental.numpy`, and what is missing there."""
+"""The standard's elementwise functions on TensorFlow, most of them of `tf.experimental.numpy`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ceil(x: Any, /) -> Any:
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
     x = tensor(x)
     if x.dtype.is_integer:
-        # A bound that no number of the dtype exceeds is none. Neither has it room for it.
+        # No number of the dtype exceeds such a bound, and the dtype cannot represent it.
         min = None if isinstance(min, int) and min <= x.dtype.min else min
         max = None if isinstance(max, int) and max >= x.dtype.max else max
     x = x if min is None else tf.maximum(*same(x, min))
@@ -74,10 +74,10 @@ def floor_divide(x1: Any, x2: Any, /) -> Any:
     x1, x2 = same(x1, x2)
     if not x1.dtype.is_floating:
         return tf.math.floordiv(x1, x2)
-    # Of the rest, because a quotient that is too small for the dtype has lost its sign.
+    # The quotient may be too small for the dtype and round to zero, so the remainder is subtracted first.
     whole = tf.round((x1 - tf.math.floormod(x1, x2)) / x2)
     whole = tf.where(x2 == 0, x1 / x2, whole)
-    # Nothing goes into what is infinite, but as if it did one step below zero; and into an infinity nothing goes whole.
+    # The floor of a finite number over an infinite one is 0 or -1. TensorFlow (2.21) makes it NaN.
     below = tf.where((x1 != 0) & (tf.sign(x1) != tf.sign(x2)), -tf.ones_like(whole), tf.zeros_like(whole))
     whole = tf.where(tf.math.is_inf(x2) & tf.math.is_finite(x1), below, whole)
     return tf.where(tf.math.is_inf(x1) & (x2 != 0), tf.constant(numpy.nan, whole.dtype), whole)
@@ -85,7 +85,7 @@ def floor_divide(x1: Any, x2: Any, /) -> Any:
 
 def hypot(x1: Any, x2: Any, /) -> Any:
     x1, x2 = map(tf.abs, same(x1, x2))
-    # Of squares of a quotient, which neither overflow nor vanish; and no zero and no infinity is divided by.
+    # The square of a quotient neither overflows nor vanishes, and the divisor is neither zero nor infinite.
     most, least = tf.maximum(x1, x2), tf.minimum(x1, x2)
     divisor = tf.where((most == 0) | tf.math.is_inf(most), tf.ones_like(most), most)
     length = most * tf.sqrt(1 + (least / divisor) ** 2)
@@ -106,7 +106,7 @@ def isnan(x: Any, /) -> Any:
 
 
 def _of_parts(asked: Callable[[Any], Any], x: Any, whole: bool, joined: Callable[[Any, Any], Any]) -> Any:
-    """What a function of floats says of `x`, which may be complex; `whole` if it has whole numbers."""
+    """Asks a function of floats about `x`, or about both parts of a complex `x`; the answer for integers is `whole`."""
     x = tensor(x)
     if x.dtype.is_complex:
         return joined(asked(tf.math.real(x)), asked(tf.math.imag(x)))
@@ -122,18 +122,18 @@ def pow(x1: Any, x2: Any, /) -> Any:
     x1, x2 = same(x1, x2)
     if x1.dtype.is_integer:
         return in_64_bits(tf.pow, x1, x2)
-    # The rule below is that of equal shapes.
+    # The rule of _power needs equal shapes.
     first = tf.where(tf.ones_like(x2, tf.bool), x1, x1)
     return _power(first, tf.where(tf.ones_like(first, tf.bool), x2, x2))
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]
 def _power(x: Any, y: Any) -> Any:
-    """A power whose derivative by `x` is 0 where `y` is 0; TensorFlow's (2.21) is NaN there if `x` is 0."""
+    """Computes a power whose derivative by `x` is 0 where `y` is 0; TensorFlow's (2.21) is NaN if both are 0."""
 
     def grad(upstream: Any) -> tuple[Any, Any]:
         slope = y * _power(x, tf.where(y == 0, tf.ones_like(y), y - 1))
-        # The derivative by the exponent is 0 where there is no logarithm, as TensorFlow's own.
+        # Where there is no logarithm, the derivative by the exponent is 0, as in TensorFlow.
         has_logarithm = x != 0 if x.dtype.is_complex else x > 0
         logarithm = tf.math.log(tf.where(has_logarithm, x, tf.ones_like(x)))
         return upstream * tf.math.conj(slope), upstream * tf.math.conj(_power(x, y) * logarithm)
@@ -154,7 +154,7 @@ def sign(x: Any, /) -> Any:
         return tf.cast(x != 0, x.dtype)
     if not x.dtype.is_complex:
         return tf.sign(x)
-    # TensorFlow's own (2.21) has no gradient.
+    # tf.sign (2.21) has no gradient for complex numbers.
     length = tf.abs(x)
     return x / tf.cast(tf.where(length == 0, tf.ones_like(length), length), x.dtype)
 

@@ -1,4 +1,4 @@
-"""The standard's `fft` on TensorFlow, of `tf.signal`, whose transforms are along the last axis and of its size."""
+"""The standard's `fft` on TensorFlow, composed from `tf.signal`, which transforms the whole last axis."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import tensorflow as tf
 from keras_cg.namespaces import composed
 from keras_cg.namespaces.tensorflow.promoted import as_dtype, cast, rolled, size, tensor
 
-# The power of the size by which a result is multiplied. TensorFlow has divided those of inverse transforms already.
+# A result is multiplied by this power of the size. TensorFlow has already divided that of an inverse transform.
 _POWERS = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}
 
 
 def _one(function: Callable[..., Any], x: Any, n: Any, axis: int, norm: str, is_inverse: bool) -> Any:
-    """A transform along an axis, whose size is made `n`; `function` divides by that if it is an inverse one."""
+    """Transforms `x`, fitted to the size `n`, along an axis; the `function` of an inverse transform divides by `n`."""
     x = tf.experimental.numpy.moveaxis(tensor(x), axis, -1)
     result = function(x, n)
     power = _POWERS[norm] if is_inverse else -_POWERS[norm]
@@ -26,7 +26,7 @@ def _one(function: Callable[..., Any], x: Any, n: Any, axis: int, norm: str, is_
 
 
 def _fitted(x: Any, n: Any) -> Any:
-    """The first `n` along the last axis, with zeros behind if there are fewer."""
+    """Returns the first `n` along the last axis, with zeros after them if there are fewer."""
     x = x[..., :n]
     missing = n - tf.shape(x)[-1]
     return tf.pad(x, [[0, 0]] * (x.shape.rank - 1) + [[0, missing]])

@@ -1,8 +1,7 @@
-"""What `keras_cg.ops` is on TensorFlow: `tf.experimental.numpy`, with what the standard has beside it.
+"""`keras_cg.ops` on TensorFlow: `tf.experimental.numpy`, and TensorFlow's functions where it differs from the standard.
 
-Much of that namespace (TensorFlow 2.21) takes whole numbers only after a switch for the whole process, and has other
-names than the standard: here are those functions, of TensorFlow's own operations. Numbers of Python have no say in a
-dtype, as there.
+Many functions of that namespace (TensorFlow 2.21) accept integers only after a switch for the whole process, or have
+other names than the standard. Python numbers have no say in a dtype.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ tnp = tf.experimental.numpy
 
 
 def _placed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which takes a device as well."""
+    """Adds the argument `device` to a function."""
 
     def call(*args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
         kwargs |= {} if dtype is None else {"dtype": dtype}
@@ -59,7 +58,7 @@ zeros, zeros_like = map(_placed, (tnp.zeros, tnp.zeros_like))
 def arange(start: Any, /, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
     bounds = (0, start, step) if stop is None else (start, stop, step)
     if not [True for each in bounds if tf.is_tensor(each)]:
-        # tnp.arange (2.21) computes in float32, also what is float64 in the end.
+        # tnp.arange (2.21) computes in float32, even if the dtype is float64.
         return tf.constant(numpy.arange(*bounds, dtype=None if dtype is None else numpy_dtype(dtype)))
     line = tf.range(*same(*bounds))
     return line if dtype is None else cast(line, as_dtype(dtype))
@@ -76,7 +75,7 @@ def asarray(obj: Any, /, dtype: Any = None, *, copy: bool | None = None) -> Any:
 
 @_placed
 def eye(n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: Any = "float64") -> Any:
-    # tnp.eye (2.21) takes no columns for as many as rows.
+    # tnp.eye (2.21) returns a square matrix where n_cols is 0.
     return zeros((n_rows, 0), dtype=dtype) if n_cols == 0 else tnp.eye(n_rows, n_cols, k, as_dtype(dtype))
 
 
@@ -120,7 +119,7 @@ def triu(x: Any, /, k: int = 0) -> Any:
 
 
 def _places_right(x: Any) -> Any:
-    """How far each place of a matrix is to the right of its diagonal."""
+    """Returns how far each place of a matrix is to the right of the diagonal."""
     return tf.range(size(x, -1)) - tf.range(size(x, -2))[:, None]
 
 
@@ -129,7 +128,7 @@ def can_cast(from_: Any, to: Any, /) -> bool:
 
 
 def finfo(type: Any, /) -> Any:
-    return ml_dtypes.finfo(numpy_dtype(type))  # type: ignore[no-untyped-call]  # NumPy has not that of bfloat16
+    return ml_dtypes.finfo(numpy_dtype(type))  # type: ignore[no-untyped-call]  # numpy.finfo fails at bfloat16
 
 
 def iinfo(type: Any, /) -> Any:
@@ -138,7 +137,7 @@ def iinfo(type: Any, /) -> Any:
 
 def isdtype(dtype: Any, kind: Any) -> bool:
     kinds = kind if isinstance(kind, tuple) else (kind,)
-    # bfloat16, which NumPy has not, is of no kind to it.
+    # numpy.isdtype finds no kind for bfloat16.
     own = numpy_dtype(dtype)
     own = numpy.dtype("float32") if own == tf.bfloat16.as_numpy_dtype else own
     is_kind = [each for each in kinds if isinstance(each, str) and (each == "bool" or each not in standard.DTYPES)]
@@ -172,7 +171,7 @@ def permute_dims(x: Any, /, axes: Any) -> Any:
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
     x = tensor(x)
     x, axis = (tf.reshape(x, (-1,)), 0) if axis is None else (x, axis)
-    # tnp.repeat (2.21) wants to see the values of repeats, in a graph too; and tf.tile has no uint16.
+    # tnp.repeat (2.21) needs the values of repeats while it traces a graph, and has no uint16.
     return searching.take(x, tf.repeat(tf.range(size(x, axis)), tf.cast(repeats, tf.int32)), axis)
 
 
@@ -190,7 +189,7 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
 def squeeze(x: Any, /, axis: Any = None) -> Any:
     x = tensor(x)
     axes = None if axis is None else composed.axes_of(axis, x.shape.rank)
-    return x if axes == () else tf.squeeze(x, axes)  # to tf.squeeze, no axes are all
+    return x if axes == () else tf.squeeze(x, axes)  # tf.squeeze (2.21) with no axes drops all of size one
 
 
 def stack(arrays: Sequence[Any], /, axis: int = 0) -> Any:
@@ -258,7 +257,7 @@ def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: 
 def mean(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Any:
     x = tensor(x)
     if x.dtype.is_complex:
-        # tf.reduce_mean (2.21) of no complex numbers is 0.
+        # tf.reduce_mean (2.21) of an empty complex tensor is 0, not NaN.
         return tf.complex(*[tf.reduce_mean(part, axis, keepdims) for part in (tf.math.real(x), tf.math.imag(x))])
     return tf.reduce_mean(x if x.dtype.is_floating else cast(x, tf.float64), axis, keepdims)
 
@@ -293,7 +292,7 @@ def var(x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool 
     square = tf.abs(x - mean(x, axis, keepdims=True)) ** 2
     total = tf.reduce_sum(square, axis, keepdims)
     count = tf.size(x, tf.int64) // tf.maximum(tf.size(total, tf.int64), 1)
-    # A correction above the count divides by zero, as NumPy's.
+    # A correction above the count divides by zero, as it does in NumPy.
     return total / tf.maximum(tf.cast(count, total.dtype) - tf.cast(correction, total.dtype), tf.zeros_like(total))
 
 

@@ -1,4 +1,4 @@
-"""The standard's `linalg` on TensorFlow, of `tf.linalg`, which has other names and other defaults."""
+"""The standard's `linalg` on TensorFlow, composed from `tf.linalg`, which has other names and other defaults."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def det(x: Any, /) -> Any:
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]
 def _complex_det(x: Any) -> Any:
-    """A determinant whose gradient has the conjugate that TensorFlow's (2.21) lacks."""
+    """Computes a determinant whose gradient has the conjugate that TensorFlow's (2.21) lacks."""
 
     def grad(upstream: Any) -> Any:
         return (upstream * tf.math.conj(_complex_det(x)))[..., None, None] * tf.linalg.inv(x, adjoint=True)
 
-    # Where TensorFlow drops this rule, its own would be wrong: it raises instead.
+    # Where TensorFlow drops this rule, its own gradient would be wrong, so it raises.
     message = "keras_cg.ops: `linalg.det` of complex numbers has no gradient here on the backend 'tensorflow'."
     return tf.raw_ops.PreventGradient(input=tf.linalg.det(x), message=message), grad
 
@@ -93,7 +93,7 @@ def matrix_rank(x: Any, /, *, rtol: Any = None) -> Any:
 
 
 def _tolerance(x: Any, rtol: Any, kind: Any) -> Any:
-    """The share of the largest singular value below which one counts as zero."""
+    """Returns the fraction of the largest singular value below which a singular value counts as zero."""
     if rtol is not None:
         return tf.cast(rtol, kind)
     return tf.cast(tf.reduce_max(tf.shape(x)[-2:]), kind) * numpy.finfo(kind.as_numpy_dtype).eps
@@ -134,7 +134,7 @@ def slogdet(x: Any, /) -> standard.SlogdetResult:
     unit, logarithm = tf.linalg.slogdet(x)
     logarithm = tf.math.real(logarithm)
     if x.dtype.is_complex:
-        # In TensorFlow (2.21) the sign has no gradient. Here the determinant is of size one.
+        # TensorFlow (2.21) has no gradient of the sign, so it comes from `det`, scaled so that it cannot overflow.
         length = tf.exp(tf.stop_gradient(logarithm) / tf.cast(size(x, -1), logarithm.dtype))[..., None, None]
         unit = sign(det(x / tf.cast(tf.where(length == 0, tf.ones_like(length), length), x.dtype)))
     return standard.SlogdetResult(unit, logarithm)
@@ -144,7 +144,7 @@ def solve(x1: Any, x2: Any, /) -> Any:
     x1, x2 = same(x1, x2)
     if x2.shape.rank == 1:
         return solve(x1, x2[:, None])[..., 0]
-    # tf.linalg.solve (TensorFlow 2.21) wants as many of the one as of the other.
+    # tf.linalg.solve (2.21) does not broadcast batches.
     batch = tf.broadcast_dynamic_shape(tf.shape(x1)[:-2], tf.shape(x2)[:-2])
     whole = [tf.broadcast_to(each, tf.concat([batch, tf.shape(each)[-2:]], 0)) for each in (x1, x2)]
     return tf.linalg.solve(*whole)

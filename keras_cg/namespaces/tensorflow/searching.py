@@ -1,4 +1,4 @@
-"""The standard's searching, sorting and sets on TensorFlow, where a NaN is the last of all numbers."""
+"""The standard's searching, sorting and sets on TensorFlow, which order NaN after all numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ tnp = tf.experimental.numpy
 
 def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Any:
     x = _ordered(tensor(x))
-    # Of integers, because TensorFlow's (2.21) passes over a NaN.
     found = tf.argmax(tf.reshape(x, (-1,)) if axis is None else x, 0 if axis is None else axis)
     if not keepdims:
         return found
@@ -29,10 +28,10 @@ def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Any
 
 
 def _ordered(x: Any) -> Any:
-    """Integers in the order of `x`, of which NaN is the last. TensorFlow (2.21) sorts a NaN to any place."""
+    """Returns integers in the order of `x`, with NaN last; TensorFlow (2.21) sorts NaN anywhere and tf.argmax skips it."""
     if not x.dtype.is_floating:
         return tf.cast(x, tf.uint8) if x.dtype.is_bool else x
-    # Zeros of both signs are equal, and NaN of both signs are last.
+    # The bits of a negative zero, or of a NaN with a sign, would come before those of all positive numbers.
     x = tf.where(x == 0, tf.zeros_like(x), tf.where(tf.math.is_nan(x), number(math.nan, x.dtype), x))
     bits = tf.bitcast(x, {2: tf.int16, 4: tf.int32, 8: tf.int64}[x.dtype.size])
     return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, bits.dtype.max), bits)
@@ -94,7 +93,7 @@ def unique_all(x: Any, /) -> standard.UniqueAllResult:
     else:
         order = argsort(flat)
     row = tf.gather(flat, order)
-    # The first of each run of equal ones; since the sort is stable, it is the first in `x`, too.
+    # The sort is stable, so the first of each run of equal elements is also the first of them in `x`.
     is_first = tf.concat([tf.ones_like(row[:1], tf.bool), row[1:] != row[:-1]], 0)
     run = tf.cumsum(tf.cast(is_first, tf.int64)) - 1
     counts = tf.math.unsorted_segment_sum(tf.ones_like(run), run, tf.reduce_sum(tf.cast(is_first, tf.int64)))
