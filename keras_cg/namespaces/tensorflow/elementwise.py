@@ -21,11 +21,39 @@ of_floats = {
         *("log", "log10", "log1p", "log2", "logaddexp", "logaddexp2", "sin", "sinc", "sinh", "sqrt", "tan", "tanh"),
     )
 }
-acos, acosh, asin = of_floats["arccos"], of_floats["arccosh"], of_floats["arcsin"]
-asinh, atan, atanh = of_floats["arcsinh"], of_floats["arctan"], of_floats["arctanh"]
-atan2 = floating(tnp.arctan2)
 
-conj, imag, real, reciprocal = map(unary, (tnp.conj, tnp.imag, tnp.real, tnp.reciprocal))
+
+def _holomorphic(name: str, slope: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Gives a function of floating-point numbers the derivative `slope` where these are complex.
+
+    XLA's gradients (2.21) of complex square roots and reciprocals lack a conjugate, and TensorFlow's gradients of
+    these functions compute with reciprocals, so the second derivative would be wrong. That of a quotient is right.
+    """
+    function = of_floats[name]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def of_complex(z: Any) -> Any:
+        return function(z), lambda upstream: upstream * tf.math.conj(slope(z))
+
+    def call(x: Any, /) -> Any:
+        x = tensor(x)
+        return of_complex(x) if x.dtype.is_complex else function(x)
+
+    of_floats[name] = call
+    return call
+
+
+sqrt: Callable[..., Any] = _holomorphic("sqrt", lambda z: 0.5 / sqrt(z))
+log, log1p = _holomorphic("log", lambda z: 1 / z), _holomorphic("log1p", lambda z: 1 / (1 + z))
+log2 = _holomorphic("log2", lambda z: 1 / (z * math.log(2)))
+log10 = _holomorphic("log10", lambda z: 1 / (z * math.log(10)))
+tan: Callable[..., Any] = _holomorphic("tan", lambda z: 1 + tan(z) ** 2)
+acos = _holomorphic("arccos", lambda z: -1 / sqrt(1 - z * z))
+asin = _holomorphic("arcsin", lambda z: 1 / sqrt(1 - z * z))
+atan, atanh = _holomorphic("arctan", lambda z: 1 / (1 + z * z)), _holomorphic("arctanh", lambda z: 1 / (1 - z * z))
+acosh, asinh, atan2 = of_floats["arccosh"], of_floats["arcsinh"], floating(tnp.arctan2)
+
+conj, imag, real = map(unary, (tnp.conj, tnp.imag, tnp.real))
 logical_not, positive, square = map(unary, (tnp.logical_not, tnp.positive, tnp.square))
 add, subtract, multiply, divide = map(binary, (tnp.add, tnp.subtract, tnp.multiply, tnp.true_divide))
 maximum, minimum, remainder = map(binary, (tnp.maximum, tnp.minimum, tnp.remainder))
@@ -135,10 +163,14 @@ def _power(x: Any, y: Any) -> Any:
         slope = y * _power(x, tf.where(y == 0, tf.ones_like(y), y - 1))
         # Where there is no logarithm, the derivative by the exponent is 0, as in TensorFlow.
         has_logarithm = x != 0 if x.dtype.is_complex else x > 0
-        logarithm = tf.math.log(tf.where(has_logarithm, x, tf.ones_like(x)))
+        logarithm = log(tf.where(has_logarithm, x, tf.ones_like(x)))
         return upstream * tf.math.conj(slope), upstream * tf.math.conj(_power(x, y) * logarithm)
 
     return tf.pow(x, y), grad
+
+
+def reciprocal(x: Any, /) -> Any:
+    return divide(1, x)
 
 
 def round(x: Any, /) -> Any:

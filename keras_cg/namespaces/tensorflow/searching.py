@@ -28,7 +28,7 @@ def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Any
 
 
 def _ordered(x: Any) -> Any:
-    """Returns integers in the order of `x`, with NaN last; TensorFlow (2.21) sorts NaN anywhere and tf.argmax skips it."""
+    """Returns integers in the order of `x`, with NaN last; TensorFlow (2.21) sorts NaN anywhere, tf.argmax skips it."""
     if not x.dtype.is_floating:
         return tf.cast(x, tf.uint8) if x.dtype.is_bool else x
     # The bits of a negative zero, or of a NaN with a sign, would come before those of all positive numbers.
