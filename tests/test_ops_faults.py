@@ -92,6 +92,12 @@ COMPLEX = {
     "slogdet": (lambda z: ops.linalg.slogdet(z).sign, lambda z: np.linalg.slogdet(z).sign, SQUARE, SQUARE * 1j),
     "pinv": (lambda z: ops.linalg.pinv(z), np.linalg.pinv, TALL, np.array([[1, 1j], [-1j, 2], [1, 1j]])),
     "wide pinv": (lambda z: ops.linalg.pinv(z), np.linalg.pinv, TALL.T, np.array([[1, 1j, 1], [-1j, 2, 1j]])),
+    "svdvals": (
+        lambda z: ops.linalg.svdvals(z),
+        lambda z: np.linalg.svd(z, compute_uv=False) + 0j,
+        TALL,
+        TALL * 1j + 1,
+    ),
     "prod": (lambda z: ops.prod(z), np.prod, SQUARE, np.array([[1, 1j], [-1j, 2j]])),
     "sign": (lambda z: ops.sign(z), np.sign, SQUARE, np.array([[1, 1j], [-1j, 2j]])),
     "inv": (lambda z: ops.linalg.inv(z), np.linalg.inv, SQUARE, np.array([[1, 1j], [-1j, 2j]])),
@@ -115,6 +121,36 @@ def test_a_complex_gradient(backend, name):
 
     check(grad(loss)(tensor(0.1)), (due(0.1 + 1e-6) - due(0.1 - 1e-6)) / 2e-6)
     check(grad(grad(loss))(tensor(0.1)), (due(0.101) - 2 * due(0.1) + due(0.099)) / 1e-6, rtol=1e-3)
+
+
+@TENSORFLOW
+def test_the_second_derivative_of_complex_singular_vectors_is_refused(backend):
+    """TensorFlow's own (2.21) is wrong."""
+
+    def loss(t):
+        u, _, vh = ops.linalg.svd(tensor(SQUARE) + ops.astype(t, "complex128") * tensor(1j * SQUARE**2))
+        return ops.sum(ops.real(u * ops.conj(u)) ** 2) + ops.sum(ops.real(ops.matmul(u, vh)))
+
+    def due(t):
+        u, _, vh = np.linalg.svd(SQUARE + t * 1j * SQUARE**2)
+        return np.sum(np.abs(u) ** 4) + np.sum((u @ vh).real)
+
+    check(grad(loss)(tensor(0.0)), (due(1e-6) - due(-1e-6)) / 2e-6)
+    with pytest.raises(LookupError, match=r"`linalg\.svd` of complex numbers has no second derivative"):
+        grad(grad(loss))(tensor(0.0))
+
+
+@TENSORFLOW
+@pytest.mark.filterwarnings("ignore")
+def test_a_complex_determinant_whose_rule_is_dropped_is_refused(backend):
+    """tf.vectorized_map drops the rule; TensorFlow's own gradient (2.21) lacks a conjugate."""
+    import tensorflow as tf
+
+    z = tf.constant(np.stack([SQUARE, SQUARE + 1]))
+    check(tf.vectorized_map(lambda t: ops.linalg.det(t), z), np.linalg.det(z.numpy()))
+    with pytest.raises(LookupError, match=r"`linalg\.det` of complex numbers"), tf.GradientTape() as tape:
+        tape.watch(z)
+        tape.gradient(tf.vectorized_map(lambda t: ops.linalg.det(t), z), z)
 
 
 # --- values --------------------------------------------------------------------------------------

@@ -151,12 +151,37 @@ def solve(x1: Any, x2: Any, /) -> Any:
 
 
 def svd(x: Any, /, *, full_matrices: bool = True) -> standard.SVDResult:
-    s, u, v = tf.linalg.svd(x, full_matrices=full_matrices)
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def of_complex(x: Any) -> Any:
+        def grad(*upstream: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                factors = tf.linalg.svd(x, full_matrices=full_matrices)
+            # The derivative of this gradient is wrong (TensorFlow 2.21) for complex singular vectors, so it raises.
+            slope = tape.gradient(factors, x, output_gradients=upstream)
+            message = (
+                "keras_cg.ops: `linalg.svd` of complex numbers has no second derivative on the backend 'tensorflow'."
+            )
+            return tf.raw_ops.PreventGradient(input=slope, message=message)
+
+        return tf.linalg.svd(x, full_matrices=full_matrices), grad
+
+    x = tensor(x)
+    s, u, v = of_complex(x) if x.dtype.is_complex else tf.linalg.svd(x, full_matrices=full_matrices)
     return standard.SVDResult(u, s, tf.linalg.adjoint(v))
 
 
 def svdvals(x: Any, /) -> Any:
-    return tf.linalg.svd(x, compute_uv=False)
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def of_complex(x: Any) -> Any:
+        def grad(upstream: Any) -> Any:
+            u, _, vh = svd(x, full_matrices=False)
+            return (u * tf.cast(upstream, u.dtype)[..., None, :]) @ vh
+
+        return tf.linalg.svd(x, compute_uv=False), grad
+
+    x = tensor(x)
+    return of_complex(x) if x.dtype.is_complex else tf.linalg.svd(x, compute_uv=False)
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
