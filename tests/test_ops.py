@@ -24,7 +24,7 @@ NAMESPACES = {
 OWN = {
     "jax": ("exp", "sum", "where", "einsum", "maximum"),
     "torch": ("einsum", "tanh_", "outer"),
-    "tensorflow": ("max", "einsum", "maximum"),
+    "tensorflow": ("max", "einsum", "isclose"),
     "numpy": ("exp", "sum", "matmul", "einsum", "maximum"),
 }
 
@@ -110,7 +110,7 @@ def test_xla_has_no_determinants(backend):
 def test_autograph_leaves_them_as_they_are(backend):
     import tensorflow as tf
 
-    from keras_cg.namespaces.tensorflow import functions
+    from keras_cg.namespaces.tensorflow import elementwise
 
     files = []
 
@@ -118,8 +118,8 @@ def test_autograph_leaves_them_as_they_are(backend):
         files.append(sys._getframe(1).f_code.co_filename)
         return x
 
-    tf.function(lambda x: functions._rounded(note, x))(tf.constant([1.5]))
-    assert files == [functions.__file__]
+    tf.function(lambda x: elementwise._rounded(note, x))(tf.constant([1.5]))
+    assert files == [elementwise.__file__]
 
 
 # --- what is taken, and what dtype comes ---------------------------------------------------------
@@ -232,8 +232,6 @@ def test_the_traps(backend):
     if backend == "tensorflow":
         with pytest.raises(Exception, match="expected to be a"):
             _ = x + i
-        with pytest.raises(AttributeError, match="astype"):
-            ops.sqrt(i)
     if backend == "torch":
         with pytest.raises(RuntimeError, match="mean"):
             ops.mean(i)

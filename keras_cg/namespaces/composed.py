@@ -1,24 +1,67 @@
-"""Functions of the standard that several backends make of their framework's others, in the same way."""
+"""Functions of the standard that several backends compose from other functions of their framework."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy
+from numpy.lib.array_utils import normalize_axis_tuple
+
 from keras_cg.namespaces import messages
 
 
 def axis_of(axis: int | None, rank: int) -> int:
-    """The axis of a cumulative function, which may be left out where there is one alone."""
+    """Finds the axis of a cumulative function, which is optional for a tensor with a single axis."""
     if axis is None and rank != 1:
         raise messages.no_axis()
     return 0 if axis is None else axis
 
 
-def products(rows: Any, count: int, concat: Callable[[list[Any]], Any]) -> Any:
-    """The products of each row and all before it, in a number of steps that is logarithmic.
+def axes_of(axis: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Finds the axes that `axis` means, as numbers from zero: all of them, one, or several.
 
-    The gradient of this is right where a row is zero, by which those of autograd (1.9) and of TensorFlow (2.21) divide.
+    Some functions of TensorFlow (2.21) and autograd (1.9) are wrong along negative axes.
+    """
+    axes = range(rank) if axis is None else axis
+    return tuple(map(int, normalize_axis_tuple(axes, rank)))
+
+
+def can_cast(start: numpy.dtype[Any], end: numpy.dtype[Any]) -> bool:
+    """Whether a dtype promotes to another one, which the standard defines within one kind only."""
+    # "V" is the kind of bfloat16, which NumPy does not know as a float.
+    is_of_one_kind = any(start.kind in kind and end.kind in kind for kind in ("b", "iu", "fcV"))
+    return is_of_one_kind and numpy.can_cast(start, end)
+
+
+def pinv_pullback(x: Any, inverse: Any, upstream: Any, adjoint: Callable[[Any], Any]) -> Any:
+    """Returns the gradient of a pseudoinverse, by the formula of Golub and Pereyra (1973) for a constant rank.
+
+    Args:
+        x: The matrix.
+        inverse: The pseudoinverse of `x`.
+        upstream: The gradient that arrives at the pseudoinverse.
+        adjoint: Transposes a matrix and conjugates it.
+    """
+    g, h = adjoint(upstream), adjoint(inverse)
+    left, right = g @ inverse @ h, h @ inverse @ g
+    return left - x @ (inverse @ left) + right - (right @ inverse) @ x - h @ upstream @ h
+
+
+def product(rows: Any, count: int, concat: Callable[[list[Any]], Any]) -> Any:
+    """Multiplies all rows in pairs, then the products in pairs, until one is left; see `products`."""
+    while count > 1:
+        half = count // 2
+        pairs = rows[:half] * rows[half : 2 * half]
+        rows = concat([pairs, rows[2 * half :]]) if count % 2 else pairs
+        count -= half
+    return rows[0]
+
+
+def products(rows: Any, count: int, concat: Callable[[list[Any]], Any]) -> Any:
+    """Multiplies each row with all rows before it, in a logarithmic number of steps.
+
+    Its gradient is right where a row is zero. Those of autograd (1.9) and TensorFlow (2.21) divide by each row.
 
     Args:
         rows: A tensor.
@@ -32,12 +75,12 @@ def products(rows: Any, count: int, concat: Callable[[list[Any]], Any]) -> Any:
     return rows
 
 
-# What a Hermitian transform divides by is what the real one that it is made of multiplies with.
+# A Hermitian transform is an inverse real one, or the other way round, so its normalisation is the opposite one.
 _INVERSE = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 class Transforms(NamedTuple):
-    """The functions of the standard's `fft` that are made of `fft`, `ifft`, `rfft` and `irfft`."""
+    """The functions of the standard's `fft` that `transforms` composes."""
 
     hfft: Callable[..., Any]
     ihfft: Callable[..., Any]
@@ -55,15 +98,15 @@ def transforms(
     conj: Callable[[Any], Any],
     rank: Callable[[Any], int],
 ) -> Transforms:
-    """Transforms along several axes, and those of Hermitian signals, of a framework's along one axis.
+    """Composes transforms along several axes, and those of Hermitian signals, from transforms along one axis.
 
     Args:
-        fft: As the standard has it; `ifft`, `rfft` and `irfft` likewise.
-        ifft: See `fft`.
-        rfft: See `fft`.
-        irfft: See `fft`.
-        conj: The complex conjugate.
-        rank: How many axes a tensor has.
+        fft: The standard's function of this name, along one axis.
+        ifft: The standard's function of this name.
+        rfft: The standard's function of this name.
+        irfft: The standard's function of this name.
+        conj: Returns the complex conjugate.
+        rank: Returns the number of axes of a tensor.
     """
 
     def hfft(x: Any, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Any:

@@ -11,7 +11,7 @@ PORTABLE = [name for name in FUNCTIONS if "." not in name]
 
 
 def no_such_op(name: str, backend: str, names: Sequence[str]) -> AttributeError:
-    """`keras_cg.ops` has no function of that name on the active backend."""
+    """Reports a name that `keras_cg.ops` does not have on the active backend."""
     # A function of the standard comes first, because every backend has it: `concat`, not torch's `concatenate`.
     near = did_you_mean(name, PORTABLE) or did_you_mean(name, names)
     headline = f"keras_cg.ops has no {name!r} while the backend is {backend!r}.{near}"
@@ -21,12 +21,12 @@ def no_such_op(name: str, backend: str, names: Sequence[str]) -> AttributeError:
 
 
 def no_op_here(name: str, backend: str, what: str, remedy: str) -> NotImplementedError:
-    """A function of `keras_cg.ops` that the framework has no means for, or not for these arguments."""
+    """Reports a function of `keras_cg.ops` that the framework cannot compute, or not for these arguments."""
     headline = f"keras_cg.ops: `{name}` {what} on the backend {backend!r}."
     cause = "the framework has no means for it; docs/ops.md has what each backend refuses."
     return report(NotImplementedError, headline, function=name, cause=cause, remedy=remedy)
 
 
 def no_axis() -> ValueError:
-    """A cumulative function of `keras_cg.ops`, of a tensor with several axes or none."""
+    """Reports a cumulative function that lacks its axis, which only a tensor with a single axis may omit."""
     return ValueError("the axis must be given, unless there is one alone.")

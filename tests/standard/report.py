@@ -57,8 +57,7 @@ assert float(grad(lambda x: x * ops.stop_gradient(x))(3.0)) == 3.0
   `ops.where(x > 0, x, 0)` or `ops.multiply(x, x > 0)`.
 - **Operators are the framework's own**: between two dtypes, `x + y` raises on TensorFlow, and `ops.add(x, y)` promotes.
 - **Mixed kinds** are not in the standard: an int32 added to a float32 is float32 on JAX and torch, float64 on NumPy
-  and, by `ops.add`, on TensorFlow; `ops.mean` of integers raises on torch,
-  `ops.sqrt` and its like on TensorFlow.
+  and, by `ops.add`, on TensorFlow; `ops.mean` of integers raises on torch.
 - **Methods** of tensors are the framework's own (`x.reshape`, `x.astype`): the functions are on every backend.
 - **Equal elements**: which of them has the gradient of `max`, `sort` or `maximum`, is the framework's choice.
 - **Sizes that follow the data** (`nonzero`, `unique_values`, `repeat` by a tensor) cannot be compiled by JAX.

@@ -1,7 +1,7 @@
-"""The standard's `fft` on NumPy: `autograd.numpy.fft`, and in its place what autograd does not differentiate.
+"""The standard's `fft` on NumPy: `autograd.numpy.fft`, and compositions where autograd has no right gradient.
 
-autograd (1.9) knows the gradient of complex transforms. That of real ones it has for even sizes alone, and wrong for a
-size that is given, or for the norm "forward"; so what is differentiated is made of complex transforms.
+autograd (1.9) has the gradient of complex transforms. Its gradient of real transforms needs an even size, and is wrong
+for an explicit size `n` and for the norm "forward". So what is differentiated is composed from complex transforms.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _cut(x: Any, axis: int, start: int, stop: int) -> Any:
 
 
 def _fitted(x: Any, n: int | None, axis: int) -> Any:
-    """The first `n` along an axis, with zeros behind if there are fewer."""
+    """Returns the first `n` along an axis, with zeros after them if there are fewer."""
     if n is None:
         return x
     x = _cut(x, axis, 0, n)

@@ -1,12 +1,12 @@
-"""What `keras_cg.ops` is on NumPy: `autograd.numpy`, and in its place what autograd does not differentiate.
+"""`keras_cg.ops` on NumPy: `autograd.numpy`, and compositions where autograd has no right gradient.
 
-NumPy has the whole standard since 2.1. But of what was added for it, and of some older functions, autograd (1.9) knows
-no gradient, or that of some arguments only, or has a wrong one. Here they are made of functions whose gradient it has
-right; `linalg` and `fft` do the same for theirs.
+NumPy has the whole standard since 2.1. But for some functions autograd (1.9) has no gradient, or one for some arguments
+only, or a wrong one. This module composes them from functions whose gradient is right. `linalg` and `fft` do so, too.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from keras_cg.namespaces.numpy import fft, linalg
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
-    # autograd's gradient is that of `x` alone, and only if both bounds are given by position.
+    # autograd (1.9) differentiates by `x` only, and only if both bounds are positional arguments.
     if not any(isinstance(each, Box) for each in (x, min, max)):
         return numpy.clip(x, min, max)
     if min is not None:
@@ -32,8 +32,8 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
 
 def copysign(x1: Any, x2: Any, /) -> Any:
     if not isinstance(x1, Box):
-        return anp.copysign(x1, x2)
-    return where(anp.signbit(_constant(x2)), -anp.abs(x1), anp.abs(x1))
+        return numpy.copysign(x1, linalg.constant(x2))
+    return where(anp.signbit(linalg.constant(x2)), -anp.abs(x1), anp.abs(x1))
 
 
 def nextafter(x1: Any, x2: Any, /) -> Any:
@@ -47,30 +47,25 @@ def positive(x: Any, /) -> Any:
 
 
 def signbit(x: Any, /) -> Any:
-    return numpy.signbit(_constant(x))
+    return numpy.signbit(linalg.constant(x))
 
 
 def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
     if x1 is None and x2 is None:
         return anp.nonzero(condition)
-    # autograd takes x1 and x2 for as large as the result. A number of Python stays one, which has no dtype of its own.
+    # autograd (1.9) assumes that x1 and x2 have the shape of the result. A Python number has no say in the dtype.
     shape = numpy.broadcast_shapes(*map(anp.shape, (condition, x1, x2)))
     parts = [broadcast_to(each, shape) if isinstance(each, Box) else each for each in (x1, x2)]
-    return anp.where(_constant(condition), *parts)
-
-
-def _constant(x: Any) -> Any:
-    while isinstance(x, Box):
-        x = x._value
-    return x
+    return anp.where(linalg.constant(condition), *parts)
 
 
 # --- creation and data types ---------------------------------------------------------------------
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
-    if not isinstance(x, Box):
-        return numpy.astype(numpy.asarray(x), numpy.dtype(dtype), copy=copy, device=device)
+    # autograd (1.9) differentiates a cast to integers as if it were the identity.
+    if not isinstance(x, Box) or numpy.dtype(dtype).kind in "biu":
+        return numpy.astype(numpy.asarray(linalg.constant(x)), numpy.dtype(dtype), copy=copy, device=device)
     if numpy.dtype(dtype).kind == "c" and not anp.iscomplexobj(x):
         # The sum has a real gradient for `x`, where that of a cast is complex.
         x = anp.add(x, numpy.zeros((), dtype))
@@ -103,19 +98,28 @@ def linspace(
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
     order = [1, 0] if indexing == "xy" and len(arrays) > 1 else [0, 1]
     places = [*order, *range(2, len(arrays))][: len(arrays)]
-    apart = [
+    columns = [
         anp.reshape(each, [-1 if axis == place else 1 for axis in range(len(arrays))])
         for place, each in zip(places, arrays, strict=True)
     ]
-    return list(broadcast_arrays(*apart))
+    return list(broadcast_arrays(*columns))
+
+
+def can_cast(from_: Any, to: Any, /) -> bool:
+    return composed.can_cast(_dtype(from_), _dtype(to))
 
 
 def finfo(type: Any, /) -> Any:
-    return numpy.finfo(_constant(type).dtype if hasattr(type, "shape") else type)
+    return numpy.finfo(_dtype(type))
 
 
 def iinfo(type: Any, /) -> Any:
-    return numpy.iinfo(_constant(type).dtype if hasattr(type, "shape") else type)
+    return numpy.iinfo(_dtype(type))
+
+
+def _dtype(value: Any) -> numpy.dtype[Any]:
+    """Returns the dtype of an array, or the dtype that a name or a type of NumPy stands for."""
+    return numpy.dtype(value if isinstance(value, type) else getattr(value, "dtype", value))
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
@@ -124,8 +128,9 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def _kind(kind: Any) -> Any:
-    is_dtype = kind in standard.DTYPES and kind != "bool"
-    return numpy.dtype(kind) if is_dtype else kind
+    # autograd (1.9) has types of its own for integers, which NumPy's function does not know.
+    is_kind = isinstance(kind, str) and (kind == "bool" or kind not in standard.DTYPES)
+    return kind if is_kind else numpy.dtype(kind)
 
 
 # --- manipulation --------------------------------------------------------------------------------
@@ -151,20 +156,19 @@ def expand_dims(x: Any, /, axis: Any = 0) -> Any:
 
 
 def flip(x: Any, /, axis: Any = None) -> Any:
-    count = anp.ndim(x)
-    flipped = _axes(axis, count)
-    return x[tuple(slice(None, None, -1 if each in flipped else None) for each in range(count))]
+    flipped = composed.axes_of(axis, anp.ndim(x))
+    return x[tuple(slice(None, None, -1 if each in flipped else None) for each in range(anp.ndim(x)))]
 
 
-def _axes(axis: Any, count: int) -> set[int]:
-    """The axes that are meant, of `count`: all, one, or those of a tuple."""
-    axes = range(count) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    return {each % count for each in axes}
+def permute_dims(x: Any, /, axes: Any) -> Any:
+    # autograd (1.9) inverts the axes by sorting them, which is wrong for negative ones.
+    return anp.transpose(x, composed.axes_of(tuple(axes), anp.ndim(x)))
 
 
 def repeat(x: Any, repeats: Any, /, axis: int | None = None) -> Any:
-    if isinstance(repeats, int):
-        return anp.repeat(x, repeats, axis)
+    # autograd's gradient (1.9) is wrong along a negative axis, and missing for an array of repeats.
+    if not isinstance(x, Box):
+        return numpy.repeat(x, repeats, axis)
     x, axis = (anp.reshape(x, (-1,)), 0) if axis is None else (x, axis)
     return take(x, numpy.repeat(numpy.arange(x.shape[axis]), repeats), axis=axis)
 
@@ -183,7 +187,7 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Any:
 
 
 def tile(x: Any, repetitions: Any, /) -> Any:
-    # autograd's gradient is wrong where there are more axes than repetitions.
+    # autograd's gradient (1.9) is wrong where there are more axes than repetitions.
     times = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
     missing = len(times) - anp.ndim(x)
     times = (*(1,) * -missing, *times)
@@ -204,21 +208,22 @@ def unstack(x: Any, /, axis: int = 0) -> tuple[Any, ...]:
 def take(x: Any, indices: Any, /, axis: int | None = None) -> Any:
     if axis is None:
         return anp.reshape(x, (-1,))[indices]
-    return x[(slice(None),) * (axis % anp.ndim(x)) + (indices,)]
+    (axis,) = composed.axes_of(axis, anp.ndim(x))
+    return x[(slice(None),) * axis + (indices,)]
 
 
 def take_along_axis(x: Any, indices: Any, /, axis: int = -1) -> Any:
-    count = anp.ndim(x)
+    (axis,) = composed.axes_of(axis, anp.ndim(x))
     places: list[Any] = list(numpy.ix_(*map(numpy.arange, anp.shape(x))))
-    places[axis % count] = indices
+    places[axis] = indices
     return x[tuple(places)]
 
 
 def argsort(x: Any, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Any:
-    x = _constant(x)
+    x = linalg.constant(x)
     if not descending:
         return numpy.argsort(x, axis=axis, stable=stable)
-    # Turned around before and after, so that what is equal keeps its order.
+    # The array is reversed before and after sorting, so that equal elements keep their order.
     found = numpy.argsort(numpy.flip(x, axis), axis=axis, stable=stable)
     return numpy.flip(x.shape[axis] - 1 - found, axis)
 
@@ -227,8 +232,23 @@ def sort(x: Any, /, axis: int = -1, *, descending: bool = False, stable: bool = 
     return take_along_axis(x, argsort(x, axis, descending=descending, stable=stable), axis)
 
 
+def unique_all(x: Any, /) -> standard.UniqueAllResult:
+    found = numpy.unique_all(linalg.constant(x))
+    return standard.UniqueAllResult(take(x, found.indices), *found[1:])
+
+
+def unique_counts(x: Any, /) -> standard.UniqueCountsResult:
+    found = unique_all(x)
+    return standard.UniqueCountsResult(found.values, found.counts)
+
+
+def unique_inverse(x: Any, /) -> standard.UniqueInverseResult:
+    found = unique_all(x)
+    return standard.UniqueInverseResult(found.values, found.inverse_indices)
+
+
 def unique_values(x: Any, /) -> Any:
-    return numpy.unique(_constant(x), equal_nan=False)  # in order, which the standard leaves open
+    return unique_all(x).values
 
 
 # --- statistics and utilities --------------------------------------------------------------------
@@ -236,13 +256,14 @@ def unique_values(x: Any, /) -> Any:
 
 def cumulative_sum(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
     x, axis = _along(x, axis, dtype)
-    return _begun(anp.cumsum(x, axis), axis, 0 if include_initial else None)
+    total = anp.cumsum(x, axis) if isinstance(x, Box) else numpy.cumsum(x, axis, dtype)
+    return _begun(total, axis, 0 if include_initial else None)
 
 
 def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
     x, axis = _along(x, axis, dtype)
     if not isinstance(x, Box):
-        return _begun(numpy.cumprod(x, axis), axis, 1 if include_initial else None)
+        return _begun(numpy.cumprod(x, axis, dtype), axis, 1 if include_initial else None)
     total = composed.products(anp.moveaxis(x, axis, 0), x.shape[axis], anp.concatenate)
     return _begun(anp.moveaxis(total, 0, axis), axis, 1 if include_initial else None)
 
@@ -273,30 +294,34 @@ def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: 
 def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Any:
     if not isinstance(x, Box):
         return numpy.prod(x, axis, dtype=dtype, keepdims=keepdims)
-    # autograd divides by what it differentiates, so that its gradient is NaN where that is zero.
+    # autograd (1.9) divides by each element, so its gradient is NaN where an element is zero.
     x = x if dtype is None else astype(x, dtype)
     count = anp.ndim(x)
-    gone = _axes(axis, count)
+    gone = composed.axes_of(axis, count)
     left = [each for each in range(count) if each not in gone]
     rows = anp.reshape(anp.transpose(x, [*gone, *left]), (-1, *[x.shape[each] for each in left]))
-    total = composed.products(rows, len(rows), anp.concatenate)[-1] if len(rows) else anp.ones_like(anp.sum(rows, 0))
+    total = composed.product(rows, len(rows), anp.concatenate) if len(rows) else anp.ones_like(anp.sum(rows, 0))
     return anp.reshape(total, [1 if each in gone else x.shape[each] for each in range(count)]) if keepdims else total
 
 
 def std(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
-    return anp.std(x, axis=axis, **_corrected(correction), **others)
+    return anp.std(x, axis=axis, **_corrected(x, axis, correction), **others)
 
 
 def var(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
-    return anp.var(x, axis=axis, **_corrected(correction), **others)
+    return anp.var(x, axis=axis, **_corrected(x, axis, correction), **others)
 
 
-def _corrected(correction: float | None) -> dict[str, float]:
-    # By the older name, which autograd's gradient knows.
-    return {} if correction is None else {"ddof": correction}
+def _corrected(x: Any, axis: Any, correction: float | None) -> dict[str, float]:
+    """Returns the correction under NumPy's older name, which autograd's gradient reads."""
+    if correction is None:
+        return {}
+    # Above the count, NumPy's value is infinite, but autograd's gradient (1.9) would be finite.
+    shape = anp.shape(x)
+    return {"ddof": min(correction, math.prod(shape[each] for each in composed.axes_of(axis, len(shape))))}
 
 
-vecdot, matrix_transpose = linalg.vecdot, linalg.matrix_transpose
+vecdot, matrix_transpose, sign = linalg.vecdot, linalg.matrix_transpose, linalg.sign
 
 namespace = standard.Namespace(
     anp,

@@ -1,4 +1,4 @@
-"""The standard's `linalg` on NumPy: `autograd.numpy.linalg`, and in its place what autograd does not differentiate."""
+"""The standard's `linalg` on NumPy: `autograd.numpy.linalg`, and functions where autograd has no right gradient."""
 
 from __future__ import annotations
 
@@ -7,21 +7,65 @@ from typing import Any
 
 import autograd.numpy as anp
 import numpy
-from autograd.extend import Box
+from autograd.extend import Box, defvjp, primitive
 
-from keras_cg.namespaces import messages, standard
+from keras_cg.namespaces import composed, messages, standard
 
 matmul, outer, tensordot = anp.matmul, anp.outer, anp.tensordot
 
 
+def constant(x: Any) -> Any:
+    """Returns the array inside autograd's boxes, which has no gradient."""
+    while isinstance(x, Box):
+        x = x._value
+    return x
+
+
 def broadcast_to(x: Any, shape: Any) -> Any:
-    """The function of the main namespace: autograd's gradient is that of as many axes alone."""
+    """Broadcasts after adding axes, because autograd's gradient (1.9) is wrong where the number of axes differs."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     return anp.broadcast_to(anp.reshape(x, (*(1,) * (len(shape) - anp.ndim(x)), *anp.shape(x))), shape)
 
 
+def sign(x: Any, /) -> Any:
+    """Divides complex numbers by their size, because autograd (1.9) has no gradient of their sign."""
+    if not isinstance(x, Box) or not anp.iscomplexobj(x):
+        return anp.sign(x)
+    size = anp.abs(x)
+    return x / anp.where(size == 0, 1.0, size)
+
+
+def cholesky(x: Any, /, *, upper: bool = False) -> Any:
+    if not isinstance(x, Box):
+        return numpy.linalg.cholesky(x, upper=upper)
+    factor = _cholesky(x)
+    return _adjoint(factor) if upper else factor
+
+
+def _adjoint(x: Any) -> Any:
+    return anp.conj(anp.swapaxes(x, -1, -2))
+
+
+def _cholesky_vjp(factor: Any, x: Any) -> Any:
+    """Returns the gradient by the formula of Murray (2016) for complex matrices; autograd's (1.9) is wrong for them."""
+
+    def vjp(g: Any) -> Any:
+        # autograd's gradients are conjugates of those in the formula.
+        lower = anp.tril(anp.matmul(_adjoint(factor), anp.conj(g))) / (1 + numpy.eye(factor.shape[-1]))
+        half = anp.linalg.solve(_adjoint(factor), lower + _adjoint(lower)) / 2
+        return anp.conj(anp.linalg.solve(_adjoint(factor), _adjoint(half)))
+
+    return vjp
+
+
+_cholesky = primitive(numpy.linalg.cholesky)
+defvjp(_cholesky, _cholesky_vjp)
+
+
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    return anp.cross(x1, x2, axis=axis)
+    # autograd's gradient (1.9) fails where the shapes differ.
+    shape = numpy.broadcast_shapes(anp.shape(x1), anp.shape(x2))
+    return anp.cross(broadcast_to(x1, shape), broadcast_to(x2, shape), axis=axis)
 
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Any:
@@ -51,7 +95,7 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 
 def matrix_power(x: Any, n: int, /) -> Any:
     if n == 0 or not isinstance(x, Box):
-        return anp.linalg.matrix_power(x, n)
+        return numpy.linalg.matrix_power(constant(x), n)
     x = anp.linalg.inv(x) if n < 0 else x
     power = x
     for _ in range(abs(n) - 1):
@@ -64,7 +108,16 @@ def matrix_transpose(x: Any, /) -> Any:
 
 
 def pinv(x: Any, /, *, rtol: Any = None) -> Any:
-    return anp.linalg.pinv(x) if rtol is None else anp.linalg.pinv(x, rtol=rtol)
+    return _pinv(x, rtol)
+
+
+def _pinv_vjp(inverse: Any, x: Any, rtol: Any) -> Any:
+    # autograd's formula (1.9) is wrong for complex matrices. Its gradients are conjugates of those in this formula.
+    return lambda g: anp.conj(composed.pinv_pullback(x, inverse, anp.conj(g), _adjoint))
+
+
+_pinv = primitive(lambda x, rtol: numpy.linalg.pinv(x, rtol=rtol))
+defvjp(_pinv, _pinv_vjp, argnums=(0,))
 
 
 def qr(x: Any, /, *, mode: Any = "reduced") -> standard.QRResult:
@@ -79,7 +132,12 @@ def qr(x: Any, /, *, mode: Any = "reduced") -> standard.QRResult:
 
 
 def slogdet(x: Any, /) -> standard.SlogdetResult:
-    return standard.SlogdetResult(*anp.linalg.slogdet(x))
+    unit, logarithm = anp.linalg.slogdet(x)
+    if isinstance(x, Box) and anp.iscomplexobj(x):
+        # autograd (1.9) has no gradient of the sign, so it comes from `det`, scaled so that it cannot overflow.
+        size = numpy.exp(numpy.asarray(constant(logarithm)) / x.shape[-1])[..., None, None]
+        unit = sign(anp.linalg.det(x / numpy.where(size == 0, 1.0, size)))
+    return standard.SlogdetResult(unit, logarithm)
 
 
 def solve(x1: Any, x2: Any, /) -> Any:
@@ -102,7 +160,7 @@ def svd(x: Any, /, *, full_matrices: bool = True) -> standard.SVDResult:
 
 
 def svdvals(x: Any, /) -> Any:
-    return anp.linalg.svd(x, full_matrices=False)[1]
+    return anp.linalg.svd(x, compute_uv=False)
 
 
 def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:

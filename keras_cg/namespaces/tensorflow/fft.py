@@ -1,4 +1,4 @@
-"""The standard's `fft` on TensorFlow, of `tf.signal`, whose transforms are along the last axis and of its size."""
+"""The standard's `fft` on TensorFlow, composed from `tf.signal`, which transforms the whole last axis."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import numpy
 import tensorflow as tf
 
 from keras_cg.namespaces import composed
-from keras_cg.namespaces.tensorflow.promoted import as_dtype, cast, size, tensor
+from keras_cg.namespaces.tensorflow.promoted import as_dtype, cast, rolled, size, tensor
 
-fftshift, ifftshift = tf.signal.fftshift, tf.signal.ifftshift
-
-# The power of the size by which a result is multiplied. TensorFlow has divided those of inverse transforms already.
+# A result is multiplied by this power of the size. TensorFlow has already divided that of an inverse transform.
 _POWERS = {"backward": 0.0, "ortho": 0.5, "forward": 1.0}
 
 
 def _one(function: Callable[..., Any], x: Any, n: Any, axis: int, norm: str, is_inverse: bool) -> Any:
-    """A transform along an axis, whose size is made `n`; `function` divides by that if it is an inverse one."""
+    """Transforms `x`, fitted to the size `n`, along an axis; the `function` of an inverse transform divides by `n`."""
     x = tf.experimental.numpy.moveaxis(tensor(x), axis, -1)
     result = function(x, n)
     power = _POWERS[norm] if is_inverse else -_POWERS[norm]
@@ -28,7 +26,7 @@ def _one(function: Callable[..., Any], x: Any, n: Any, axis: int, norm: str, is_
 
 
 def _fitted(x: Any, n: Any) -> Any:
-    """The first `n` along the last axis, with zeros behind if there are fewer."""
+    """Returns the first `n` along the last axis, with zeros after them if there are fewer."""
     x = x[..., :n]
     missing = n - tf.shape(x)[-1]
     return tf.pad(x, [[0, 0]] * (x.shape.rank - 1) + [[0, missing]])
@@ -73,3 +71,13 @@ def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None)
 
 def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None) -> Any:
     return tf.constant(numpy.fft.rfftfreq(n, d), as_dtype(dtype or "float64"))
+
+
+def fftshift(x: Any, /, *, axes: Any = None) -> Any:
+    x = tensor(x)
+    return rolled(x, lambda axes: [size(x, axis) // 2 for axis in axes], axes)
+
+
+def ifftshift(x: Any, /, *, axes: Any = None) -> Any:
+    x = tensor(x)
+    return rolled(x, lambda axes: [-(size(x, axis) // 2) for axis in axes], axes)

@@ -1,18 +1,20 @@
-"""The standard's `linalg` on TensorFlow, of `tf.linalg`, which has other names and other defaults."""
+"""The standard's `linalg` on TensorFlow, composed from `tf.linalg`, which has other names and other defaults."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy
 import tensorflow as tf
 
-from keras_cg.namespaces import standard
-from keras_cg.namespaces.tensorflow.promoted import same, summed, tensor
+from keras_cg.namespaces import composed, standard
+from keras_cg.namespaces.tensorflow.elementwise import sign
+from keras_cg.namespaces.tensorflow.promoted import in_64_bits, same, size, summed, tensor
 
 tnp = tf.experimental.numpy
 
-det, inv = tf.linalg.det, tf.linalg.inv
+inv = tf.linalg.inv
 
 
 def cholesky(x: Any, /, *, upper: bool = False) -> Any:
@@ -27,7 +29,28 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return tf.stack(parts, axis)
 
 
+def det(x: Any, /) -> Any:
+    x = tensor(x)
+    return _complex_det(x) if x.dtype.is_complex else tf.linalg.det(x)
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def _complex_det(x: Any) -> Any:
+    """Computes a determinant whose gradient has the conjugate that TensorFlow's (2.21) lacks."""
+
+    def grad(upstream: Any) -> Any:
+        return (upstream * tf.math.conj(_complex_det(x)))[..., None, None] * tf.linalg.inv(x, adjoint=True)
+
+    # Where TensorFlow drops this rule, its own gradient would be wrong, so it raises.
+    message = "keras_cg.ops: `linalg.det` of complex numbers has no gradient here on the backend 'tensorflow'."
+    return tf.raw_ops.PreventGradient(input=tf.linalg.det(x), message=message), grad
+
+
 def diagonal(x: Any, /, *, offset: int = 0) -> Any:
+    x = tensor(x)
+    rows, columns = x.shape[-2:]
+    if None not in (rows, columns) and not -rows < offset < columns:
+        return tf.zeros(tf.concat([tf.shape(x)[:-2], [0]], 0), x.dtype)
     return tf.linalg.diag_part(x, k=offset)
 
 
@@ -41,7 +64,7 @@ def eigvalsh(x: Any, /) -> Any:
 
 
 def matmul(x1: Any, x2: Any, /) -> Any:
-    return tnp.matmul(*same(x1, x2))
+    return in_64_bits(tnp.matmul, *same(x1, x2))
 
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
@@ -57,7 +80,7 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 
 def matrix_power(x: Any, n: int, /) -> Any:
     x = tf.linalg.inv(x) if n < 0 else tensor(x)
-    power = tf.eye(x.shape[-1], batch_shape=tf.shape(x)[:-2], dtype=x.dtype)
+    power = tf.eye(size(x, -1), batch_shape=tf.shape(x)[:-2], dtype=x.dtype)
     for _ in range(abs(n)):
         power = tf.matmul(power, x)
     return power
@@ -65,10 +88,15 @@ def matrix_power(x: Any, n: int, /) -> Any:
 
 def matrix_rank(x: Any, /, *, rtol: Any = None) -> Any:
     values = svdvals(x)
-    if rtol is None:
-        rtol = max(x.shape[-2:]) * tnp.finfo(values.dtype.as_numpy_dtype).eps
-    least = tf.cast(rtol, values.dtype) * tf.reduce_max(values, axis=-1)
+    least = _tolerance(x, rtol, values.dtype) * tf.reduce_max(values, axis=-1)
     return tf.math.count_nonzero(values > least[..., None], axis=-1)
+
+
+def _tolerance(x: Any, rtol: Any, kind: Any) -> Any:
+    """Returns the fraction of the largest singular value below which a singular value counts as zero."""
+    if rtol is not None:
+        return tf.cast(rtol, kind)
+    return tf.cast(tf.reduce_max(tf.shape(x)[-2:]), kind) * numpy.finfo(kind.as_numpy_dtype).eps
 
 
 def matrix_transpose(x: Any, /) -> Any:
@@ -85,17 +113,12 @@ def pinv(x: Any, /, *, rtol: Any = None) -> Any:
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def inverted(x: Any) -> Any:
         u, s, vh = svd(x, full_matrices=False)
-        least = max(x.shape[-2:]) * tnp.finfo(s.dtype.as_numpy_dtype).eps if rtol is None else rtol
-        is_large = s > tf.cast(least, s.dtype) * tf.reduce_max(s, axis=-1, keepdims=True)
+        least = _tolerance(x, rtol, s.dtype)
+        is_large = s > least[..., None] * tf.reduce_max(s, axis=-1, keepdims=True)
         inverse = tf.math.divide_no_nan(tf.cast(is_large, s.dtype), s)
 
         def grad(upstream: Any) -> Any:
-            # The formula of Golub and Pereyra (1973), for the rank as it is.
-            inverse, g = pinv(x, rtol=rtol), tf.linalg.adjoint(upstream)
-            h = tf.linalg.adjoint(inverse)
-            rows, columns = (tf.eye(tf.shape(x)[axis], dtype=x.dtype) for axis in (-2, -1))
-            outside = (rows - x @ inverse) @ g @ inverse @ h + h @ inverse @ g @ (columns - inverse @ x)
-            return outside - h @ upstream @ h
+            return composed.pinv_pullback(x, pinv(x, rtol=rtol), upstream, tf.linalg.adjoint)
 
         return tf.linalg.adjoint(vh) @ (tf.cast(inverse, u.dtype)[..., None] * tf.linalg.adjoint(u)), grad
 
@@ -107,31 +130,62 @@ def qr(x: Any, /, *, mode: str = "reduced") -> standard.QRResult:
 
 
 def slogdet(x: Any, /) -> standard.SlogdetResult:
-    sign, logarithm = tf.linalg.slogdet(x)
-    return standard.SlogdetResult(sign, tf.math.real(logarithm))
+    x = tensor(x)
+    unit, logarithm = tf.linalg.slogdet(x)
+    logarithm = tf.math.real(logarithm)
+    if x.dtype.is_complex:
+        # TensorFlow (2.21) has no gradient of the sign, so it comes from `det`, scaled so that it cannot overflow.
+        length = tf.exp(tf.stop_gradient(logarithm) / tf.cast(size(x, -1), logarithm.dtype))[..., None, None]
+        unit = sign(det(x / tf.cast(tf.where(length == 0, tf.ones_like(length), length), x.dtype)))
+    return standard.SlogdetResult(unit, logarithm)
 
 
 def solve(x1: Any, x2: Any, /) -> Any:
     x1, x2 = same(x1, x2)
     if x2.shape.rank == 1:
         return solve(x1, x2[:, None])[..., 0]
-    # tf.linalg.solve (TensorFlow 2.21) wants as many of the one as of the other.
+    # tf.linalg.solve (2.21) does not broadcast batches.
     batch = tf.broadcast_dynamic_shape(tf.shape(x1)[:-2], tf.shape(x2)[:-2])
     whole = [tf.broadcast_to(each, tf.concat([batch, tf.shape(each)[-2:]], 0)) for each in (x1, x2)]
     return tf.linalg.solve(*whole)
 
 
 def svd(x: Any, /, *, full_matrices: bool = True) -> standard.SVDResult:
-    s, u, v = tf.linalg.svd(x, full_matrices=full_matrices)
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def of_complex(x: Any) -> Any:
+        def grad(*upstream: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                factors = tf.linalg.svd(x, full_matrices=full_matrices)
+            # The derivative of this gradient is wrong (TensorFlow 2.21) for complex singular vectors, so it raises.
+            slope = tape.gradient(factors, x, output_gradients=upstream)
+            message = (
+                "keras_cg.ops: `linalg.svd` of complex numbers has no second derivative on the backend 'tensorflow'."
+            )
+            return tf.raw_ops.PreventGradient(input=slope, message=message)
+
+        return tf.linalg.svd(x, full_matrices=full_matrices), grad
+
+    x = tensor(x)
+    s, u, v = of_complex(x) if x.dtype.is_complex else tf.linalg.svd(x, full_matrices=full_matrices)
     return standard.SVDResult(u, s, tf.linalg.adjoint(v))
 
 
 def svdvals(x: Any, /) -> Any:
-    return tf.linalg.svd(x, compute_uv=False)
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def of_complex(x: Any) -> Any:
+        def grad(upstream: Any) -> Any:
+            u, _, vh = svd(x, full_matrices=False)
+            return (u * tf.cast(upstream, u.dtype)[..., None, :]) @ vh
+
+        return tf.linalg.svd(x, compute_uv=False), grad
+
+    x = tensor(x)
+    return of_complex(x) if x.dtype.is_complex else tf.linalg.svd(x, compute_uv=False)
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
-    return tf.tensordot(*same(x1, x2), axes)
+    return in_64_bits(lambda x1, x2: tf.tensordot(x1, x2, axes), *same(x1, x2))
 
 
 def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
@@ -139,8 +193,7 @@ def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    x1, x2 = same(x1, x2)
-    return tf.reduce_sum(tf.math.conj(x1) * x2, axis=axis)
+    return in_64_bits(lambda x1, x2: tf.reduce_sum(tf.math.conj(x1) * x2, axis=axis), *same(x1, x2))
 
 
 def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:

@@ -1,4 +1,4 @@
-"""The dtypes of TensorFlow's functions as the standard has them: of numbers, of several tensors, of sums."""
+"""The dtypes of numbers, of several tensors and of sums on TensorFlow, as the standard defines them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy
 import tensorflow as tf
 
+from keras_cg.namespaces import composed
 from keras_cg.namespaces.standard import NUMBERS
-
-tnp = tf.experimental.numpy
 
 
 def unconverted(*modules: ModuleType) -> None:
-    """Has AutoGraph call the functions of a module as they are, for none has branches or loops over tensors."""
-    # As `autograph_info__` of decorator.py, whose comment says more: tracing would take three times as long.
+    """Keeps AutoGraph from converting the functions of modules, none of which branches or loops over tensors."""
+    # Converting them would make tracing three times as long; see `autograph_info__` in decorator.py.
     for module in modules:
         for function in vars(module).values():
             if isinstance(function, FunctionType) and function.__module__.startswith("keras_cg."):
@@ -24,52 +24,111 @@ def unconverted(*modules: ModuleType) -> None:
 
 
 def as_dtype(dtype: Any) -> Any:
-    """A dtype of TensorFlow, which may be given by its name or as one of NumPy."""
-    return tf.as_dtype(dtype)
+    """Returns the dtype of TensorFlow for a name, a type of Python, or a dtype of NumPy."""
+    # tf.as_dtype (2.21) makes `float` a float32, and refuses `int`.
+    return tf.as_dtype(numpy.dtype(dtype) if any(dtype is each for each in NUMBERS) else dtype)
 
 
-def tensor(x: Any, kind: Any = None) -> Any:
-    """`x` as a tensor: a number in the dtype `kind`, if there is one that has room for it, else in its default one."""
-    if not isinstance(x, NUMBERS):
-        return tf.convert_to_tensor(x)
-    return tnp.asarray(x) if kind is None else tf.constant(x, tnp.result_type(kind.as_numpy_dtype, x))
+def numpy_dtype(value: Any) -> numpy.dtype[Any]:
+    """Returns NumPy's dtype for that of a tensor, or for an argument of `as_dtype`."""
+    kind = as_dtype(value if isinstance(value, type) else getattr(value, "dtype", value))
+    return numpy.dtype(kind.as_numpy_dtype)  # type: ignore[no-any-return]
+
+
+def result_type(*arrays_and_dtypes: Any) -> Any:
+    """Returns the dtype of several tensors or dtypes; Python numbers decide only its kind."""
+    numbers = [each for each in arrays_and_dtypes if isinstance(each, NUMBERS)]
+    kinds = [numpy_dtype(each) for each in arrays_and_dtypes if not isinstance(each, NUMBERS)]
+    kind = numpy.result_type(*kinds) if kinds else None
+    if kind == tf.bfloat16.as_numpy_dtype:
+        # numpy.result_type makes bfloat16 beside a Python number a float64.
+        if not any(isinstance(each, complex) for each in numbers):
+            return tf.bfloat16
+        kind = numpy.dtype(numpy.float32)
+    return tf.as_dtype(numpy.result_type(*([] if kind is None else [kind]), *numbers))
+
+
+def number(value: Any, kind: Any = None) -> Any:
+    """Returns a Python number as a tensor of a dtype, or of its default dtype."""
+    # TensorFlow (2.21) caches tensors of Python numbers and confuses 0.0 with -0.0, so the number becomes an array.
+    return tf.constant(numpy.asarray(value, None if kind is None else kind.as_numpy_dtype))
+
+
+def tensor(x: Any) -> Any:
+    """Returns `x` as a tensor, a Python number in its default dtype."""
+    return number(x) if isinstance(x, NUMBERS) else tf.convert_to_tensor(x)
 
 
 def same(*values: Any) -> list[Any]:
-    """Tensors of one dtype, that of all; numbers of Python have no say in it."""
-    kinds = [value if isinstance(value, NUMBERS) else tf.convert_to_tensor(value) for value in values]
-    names = [each if isinstance(each, NUMBERS) else each.dtype.as_numpy_dtype for each in kinds]
-    kind = tf.as_dtype(tnp.result_type(*names))
-    return [tf.constant(each, kind) if isinstance(each, NUMBERS) else cast(each, kind) for each in kinds]
+    """Returns tensors of the dtype that all values promote to; Python numbers decide only its kind."""
+    parts = [each if isinstance(each, NUMBERS) else tf.convert_to_tensor(each) for each in values]
+    kind = result_type(*parts)
+    return [number(each, kind) if isinstance(each, NUMBERS) else cast(each, kind) for each in parts]
 
 
 def cast(x: Any, kind: Any) -> Any:
-    """`x` in another dtype; not by tf.cast between real and complex, whose gradient (2.21) logs warnings."""
+    """Casts `x`; the gradient of tf.cast (2.21) between real and complex would log warnings."""
+    if x.dtype.is_complex and kind.is_bool:
+        return x != 0
     if kind.is_complex and not x.dtype.is_complex:
         real = tf.cast(x, kind.real_dtype)
         return tf.complex(real, tf.zeros_like(real))
     return tf.cast(tf.math.real(x), kind) if x.dtype.is_complex and not kind.is_complex else tf.cast(x, kind)
 
 
-def with_bfloat16(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tnp, which (2.21) fails at bfloat16: it is computed in float32 then, and rounded once."""
+def as_truth(x: Any) -> Any:
+    """Whether each number is not zero."""
+    return cast(tensor(x), tf.bool)
+
+
+def binary(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Applies `same` to the arguments of a function."""
+
+    def call(x1: Any, x2: Any, /) -> Any:
+        return function(*same(x1, x2))
+
+    return call
+
+
+def unary(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Converts the argument of a function to a tensor."""
+
+    def call(x: Any, /) -> Any:
+        return function(tensor(x))
+
+    return call
+
+
+def floating(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a function of tnp, which fails (2.21) at integers and at bfloat16, compute both.
+
+    Integers are computed in float64, as in NumPy, and bfloat16 in float32, whose result is rounded once.
+    """
 
     @functools.wraps(function)
-    def computed(*args: Any, **kwargs: Any) -> Any:
-        # Numbers of Python have no say in the dtype, another tensor has.
-        are_halves = [getattr(x, "dtype", None) == tf.bfloat16 for x in args if not isinstance(x, NUMBERS)]
-        if not any(are_halves):
-            return function(*args, **kwargs)
-        wide = [tf.cast(x, tf.float32) if getattr(x, "dtype", None) == tf.bfloat16 else x for x in args]
-        result = function(*wide, **kwargs)
-        return tf.cast(result, tf.bfloat16) if all(are_halves) else result
+    def computed(*args: Any) -> Any:
+        values = same(*args)
+        kind = values[0].dtype
+        if kind == tf.bfloat16:
+            return tf.cast(function(*[tf.cast(each, tf.float32) for each in values]), kind)
+        return function(*(values if kind.is_floating or kind.is_complex else [tf.cast(x, tf.float64) for x in values]))
 
-    computed.autograph_info__ = None  # type: ignore[attr-defined]  # as above
+    computed.autograph_info__ = None  # type: ignore[attr-defined]  # see `unconverted`
     return computed
 
 
+def in_64_bits(function: Callable[..., Any], *values: Any) -> Any:
+    """Computes a function of small or unsigned integers, which TensorFlow (2.21) lacks, in int64 and casts back.
+
+    Sums and products have the same low bits in both dtypes.
+    """
+    if not values[0].dtype.is_integer or values[0].dtype in (tf.int32, tf.int64):
+        return function(*values)
+    return tf.cast(function(*[tf.cast(each, tf.int64) for each in values]), values[0].dtype)
+
+
 def summed(x: Any, dtype: Any) -> Any:
-    """`x` in the dtype of its sum: one that is given, or 64 bits for integers."""
+    """Casts `x` to the dtype of its sum: `dtype`, or 64 bits for integers."""
     x = tensor(x)
     if dtype is not None:
         return cast(x, as_dtype(dtype))
@@ -78,7 +137,16 @@ def summed(x: Any, dtype: Any) -> Any:
     return tf.cast(x, tf.uint64) if x.dtype.is_integer else x
 
 
+def rolled(x: Any, shifts: Any, axis: Any) -> Any:
+    """Rolls `x` along axes by the shifts that a function of these returns.
+
+    tf.roll (2.21) fails without axes, and along a negative axis it rolls the batch of tf.vectorized_map.
+    """
+    axes = composed.axes_of(axis, x.shape.rank)
+    return tf.roll(x, shifts(axes), axes) if axes else x
+
+
 def size(x: Any, axis: int) -> Any:
-    """The size of an axis: a number, or a tensor where it is not known yet."""
+    """Returns the size of an axis: a number, or a tensor where a graph does not know it."""
     known = x.shape[axis]
     return tf.shape(x)[axis] if known is None else known

@@ -1,0 +1,207 @@
+"""The standard's elementwise functions on TensorFlow, most of them of `tf.experimental.numpy`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import tensorflow as tf
+
+from keras_cg.namespaces.tensorflow.promoted import binary, floating, in_64_bits, same, tensor, unary
+
+tnp = tf.experimental.numpy
+
+# Every function of floating-point numbers in tnp, also those that the standard does not have.
+of_floats = {
+    name: floating(getattr(tnp, name))
+    for name in (
+        *("arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "cbrt", "cos", "cosh", "exp", "exp2", "expm1"),
+        *("log", "log10", "log1p", "log2", "logaddexp", "logaddexp2", "sin", "sinc", "sinh", "sqrt", "tan", "tanh"),
+    )
+}
+
+
+def _holomorphic(name: str, slope: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Gives a function of floating-point numbers the derivative `slope` where these are complex.
+
+    XLA's gradients (2.21) of complex square roots and reciprocals lack a conjugate, and TensorFlow's gradients of
+    these functions compute with reciprocals, so the second derivative would be wrong. That of a quotient is right.
+    """
+    function = of_floats[name]
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def of_complex(z: Any) -> Any:
+        return function(z), lambda upstream: upstream * tf.math.conj(slope(z))
+
+    def call(x: Any, /) -> Any:
+        x = tensor(x)
+        return of_complex(x) if x.dtype.is_complex else function(x)
+
+    of_floats[name] = call
+    return call
+
+
+sqrt: Callable[..., Any] = _holomorphic("sqrt", lambda z: 0.5 / sqrt(z))
+log, log1p = _holomorphic("log", lambda z: 1 / z), _holomorphic("log1p", lambda z: 1 / (1 + z))
+log2 = _holomorphic("log2", lambda z: 1 / (z * math.log(2)))
+log10 = _holomorphic("log10", lambda z: 1 / (z * math.log(10)))
+tan: Callable[..., Any] = _holomorphic("tan", lambda z: 1 + tan(z) ** 2)
+acos = _holomorphic("arccos", lambda z: -1 / sqrt(1 - z * z))
+asin = _holomorphic("arcsin", lambda z: 1 / sqrt(1 - z * z))
+atan, atanh = _holomorphic("arctan", lambda z: 1 / (1 + z * z)), _holomorphic("arctanh", lambda z: 1 / (1 - z * z))
+acosh, asinh, atan2 = of_floats["arccosh"], of_floats["arcsinh"], floating(tnp.arctan2)
+
+conj, imag, real = map(unary, (tnp.conj, tnp.imag, tnp.real))
+logical_not, positive, square = map(unary, (tnp.logical_not, tnp.positive, tnp.square))
+add, subtract, multiply, divide = map(binary, (tnp.add, tnp.subtract, tnp.multiply, tnp.true_divide))
+maximum, minimum, remainder = map(binary, (tnp.maximum, tnp.minimum, tnp.remainder))
+equal, not_equal = map(binary, (tnp.equal, tnp.not_equal))
+greater, greater_equal, less, less_equal = map(binary, (tnp.greater, tnp.greater_equal, tnp.less, tnp.less_equal))
+logical_and, logical_or, logical_xor = map(binary, (tnp.logical_and, tnp.logical_or, tnp.logical_xor))
+bitwise_and, bitwise_or, bitwise_xor = map(binary, (tnp.bitwise_and, tnp.bitwise_or, tnp.bitwise_xor))
+bitwise_left_shift, bitwise_right_shift = map(binary, (tf.bitwise.left_shift, tf.bitwise.right_shift))
+nextafter = binary(tf.math.nextafter)
+
+
+def abs(x: Any, /) -> Any:
+    x = tensor(x)
+    return x if x.dtype.is_unsigned else tnp.abs(x)
+
+
+def bitwise_invert(x: Any, /) -> Any:
+    x = tensor(x)
+    return tf.logical_not(x) if x.dtype.is_bool else tf.bitwise.invert(x)
+
+
+def ceil(x: Any, /) -> Any:
+    return _rounded(tf.math.ceil, x)
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
+    x = tensor(x)
+    if x.dtype.is_integer:
+        # No number of the dtype exceeds such a bound, and the dtype cannot represent it.
+        min = None if isinstance(min, int) and min <= x.dtype.min else min
+        max = None if isinstance(max, int) and max >= x.dtype.max else max
+    x = x if min is None else tf.maximum(*same(x, min))
+    return x if max is None else tf.minimum(*same(x, max))
+
+
+def copysign(x1: Any, x2: Any, /) -> Any:
+    x1, x2 = same(x1, x2)
+    return tf.where(signbit(x2), -tf.abs(x1), tf.abs(x1))
+
+
+def floor(x: Any, /) -> Any:
+    return _rounded(tf.math.floor, x)
+
+
+def floor_divide(x1: Any, x2: Any, /) -> Any:
+    x1, x2 = same(x1, x2)
+    if not x1.dtype.is_floating:
+        return tf.math.floordiv(x1, x2)
+    # The quotient may be too small for the dtype and round to zero, so the remainder is subtracted first.
+    whole = tf.round((x1 - tf.math.floormod(x1, x2)) / x2)
+    whole = tf.where(x2 == 0, x1 / x2, whole)
+    # The floor of a finite number over an infinite one is 0 or -1. TensorFlow (2.21) makes it NaN.
+    below = tf.where((x1 != 0) & (tf.sign(x1) != tf.sign(x2)), -tf.ones_like(whole), tf.zeros_like(whole))
+    whole = tf.where(tf.math.is_inf(x2) & tf.math.is_finite(x1), below, whole)
+    return tf.where(tf.math.is_inf(x1) & (x2 != 0), tf.constant(numpy.nan, whole.dtype), whole)
+
+
+def hypot(x1: Any, x2: Any, /) -> Any:
+    x1, x2 = map(tf.abs, same(x1, x2))
+    # The square of a quotient neither overflows nor vanishes, and the divisor is neither zero nor infinite.
+    most, least = tf.maximum(x1, x2), tf.minimum(x1, x2)
+    divisor = tf.where((most == 0) | tf.math.is_inf(most), tf.ones_like(most), most)
+    length = most * tf.sqrt(1 + (least / divisor) ** 2)
+    is_infinite = tf.math.is_inf(x1) | tf.math.is_inf(x2)
+    return tf.where(is_infinite, tf.constant(math.inf, length.dtype), length)
+
+
+def isfinite(x: Any, /) -> Any:
+    return _of_parts(tf.math.is_finite, x, True, tf.logical_and)
+
+
+def isinf(x: Any, /) -> Any:
+    return _of_parts(tf.math.is_inf, x, False, tf.logical_or)
+
+
+def isnan(x: Any, /) -> Any:
+    return _of_parts(tf.math.is_nan, x, False, tf.logical_or)
+
+
+def _of_parts(asked: Callable[[Any], Any], x: Any, whole: bool, joined: Callable[[Any, Any], Any]) -> Any:
+    """Asks a function of floats about `x`, or about both parts of a complex `x`; the answer for integers is `whole`."""
+    x = tensor(x)
+    if x.dtype.is_complex:
+        return joined(asked(tf.math.real(x)), asked(tf.math.imag(x)))
+    return asked(x) if x.dtype.is_floating else tf.fill(tf.shape(x), whole)
+
+
+def negative(x: Any, /) -> Any:
+    x = tensor(x)
+    return tf.zeros_like(x) - x if x.dtype.is_unsigned else tnp.negative(x)
+
+
+def pow(x1: Any, x2: Any, /) -> Any:
+    x1, x2 = same(x1, x2)
+    if x1.dtype.is_integer:
+        return in_64_bits(tf.pow, x1, x2)
+    # The rule of _power needs equal shapes.
+    first = tf.where(tf.ones_like(x2, tf.bool), x1, x1)
+    return _power(first, tf.where(tf.ones_like(first, tf.bool), x2, x2))
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def _power(x: Any, y: Any) -> Any:
+    """Computes a power whose derivative by `x` is 0 where `y` is 0; TensorFlow's (2.21) is NaN if both are 0."""
+
+    def grad(upstream: Any) -> tuple[Any, Any]:
+        slope = y * _power(x, tf.where(y == 0, tf.ones_like(y), y - 1))
+        # Where there is no logarithm, the derivative by the exponent is 0, as in TensorFlow.
+        has_logarithm = x != 0 if x.dtype.is_complex else x > 0
+        logarithm = log(tf.where(has_logarithm, x, tf.ones_like(x)))
+        return upstream * tf.math.conj(slope), upstream * tf.math.conj(_power(x, y) * logarithm)
+
+    return tf.pow(x, y), grad
+
+
+def reciprocal(x: Any, /) -> Any:
+    return divide(1, x)
+
+
+def round(x: Any, /) -> Any:
+    x = tensor(x)
+    if x.dtype.is_complex:
+        return tf.complex(tf.round(tf.math.real(x)), tf.round(tf.math.imag(x)))
+    return _rounded(tf.round, x)
+
+
+def sign(x: Any, /) -> Any:
+    x = tensor(x)
+    if x.dtype.is_unsigned:
+        return tf.cast(x != 0, x.dtype)
+    if not x.dtype.is_complex:
+        return tf.sign(x)
+    # tf.sign (2.21) has no gradient for complex numbers.
+    length = tf.abs(x)
+    return x / tf.cast(tf.where(length == 0, tf.ones_like(length), length), x.dtype)
+
+
+def signbit(x: Any, /) -> Any:
+    x = tensor(x)
+    # No comparison sees the sign of a zero or of a NaN.
+    whole = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+    return tf.bitcast(x, whole[x.dtype.size]) < 0 if x.dtype.is_floating else x < 0
+
+
+def trunc(x: Any, /) -> Any:
+    return _rounded(lambda x: tf.where(x < 0, tf.math.ceil(x), tf.math.floor(x)), x)
+
+
+def _rounded(function: Callable[[Any], Any], x: Any) -> Any:
+    x = tensor(x)
+    return function(x) if x.dtype.is_floating else x
