@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from keras_cg import backends, custom_gradient
-from keras_cg.engine import defaults, linear, precision, rule, settled
+from keras_cg.engine import defaults, linear, precision, rule
+from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.freezing import freeze
 from keras_cg.recipes.checkpoint.sample import Sample
 
@@ -561,10 +562,10 @@ def traced(monkeypatch):
 
 def test_what_holds_only_if_conditions_do():
     backend = backends.load("numpy", "a test")
-    assert settled.settled(backend, [X], [], ZeroDivisionError)[0] is X
-    assert settled.settled(backend, [X], [np.bool_(True)], ZeroDivisionError)[0] is X
+    assert check_or_nan(backend, [X], [], ZeroDivisionError)[0] is X
+    assert check_or_nan(backend, [X], [np.bool_(True)], ZeroDivisionError)[0] is X
     with pytest.raises(ZeroDivisionError):
-        settled.settled(backend, [X], [np.bool_(True), np.array([True, False])], ZeroDivisionError)
+        check_or_nan(backend, [X], [np.bool_(True), np.array([True, False])], ZeroDivisionError)
 
 
 def test_what_holds_only_if_conditions_do_in_a_program(traced):
@@ -573,7 +574,7 @@ def test_what_holds_only_if_conditions_do_in_a_program(traced):
         ([np.array([True, True])], X),
         ([np.bool_(True), np.array([True, False])], X * np.nan),
     ):
-        found = settled.settled(traced, [X, half], conditions, ZeroDivisionError)
+        found = check_or_nan(traced, [X, half], conditions, ZeroDivisionError)
         np.testing.assert_array_equal(found[0], expected)
         assert found[1].dtype == np.float16 and np.isnan(found[1]).all() == np.isnan(expected).all()
 
