@@ -50,7 +50,8 @@ def dtype(tensor: Any) -> str:
 
 @functools.cache
 def _dtype_name(dtype: numpy.dtype) -> str:
-    return str(dtype)
+    # The name has no byte order, unlike `str`: ">f8" is a float64.
+    return dtype.name
 
 
 def cast(value: Any, dtype: str) -> Any:
