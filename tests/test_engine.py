@@ -1,8 +1,13 @@
 """The engine by itself: a rule kept whole, is it linear, how exact is a dtype. No framework runs."""
 
 import collections
+import ctypes
+import decimal
 import functools
 import gc
+import hashlib
+import random
+import threading
 import types
 import weakref
 
@@ -333,6 +338,16 @@ SAME = {
     "weak references": (lambda one: (weakref.ref(one), weakref.ref(one)))(T),
     "builtin methods": ([1].append, [1].append),
     "bare objects": (object(), object()),
+    "objects without attributes": tuple(type("Made", (), {})() for _ in range(2)),
+    "locks": (threading.Lock(), threading.Lock()),
+    "random numbers": (random.Random(1), random.Random(1)),
+    "NumPy's random numbers": (np.random.default_rng(1), np.random.default_rng(1)),
+    "NumPy's old random numbers": (np.random.RandomState(1), np.random.RandomState(1)),
+    "decimals": (decimal.Decimal(2), decimal.Decimal(2)),
+    "sets of tuples": ({(1, "a"), (2, "b"), (3, "c")}, {(3, "c"), (2, "b"), (1, "a")}),
+    "sets of shared objects": ({T, Pair, Keeps}, {Keeps, T, Pair}),
+    "iterators": (iter([1, 2]), iter([1, 2])),
+    "NumPy's NaN": (np.float32("nan"), np.float32("nan")),
 }
 
 
@@ -340,6 +355,12 @@ SAME = {
 def test_what_is_the_same(name):
     one, two = SAME[name]
     assert differ(hold(k=one), hold(k=two)) is None
+
+
+def drawn(source):
+    """An iterator or a generator of random numbers, from which one was taken."""
+    next(source) if hasattr(source, "__next__") else source.random()
+    return source
 
 
 DIFFERENT = {
@@ -360,6 +381,16 @@ DIFFERENT = {
     "builtin method": ([1].append, [1].pop, "was list.append and is list.pop"),
     "bound to another": ([1].append, [2].append, "was 1 and is 2"),
     "partial": (functools.partial(max, 1), functools.partial(max, 2), "was 1 and is 2"),
+    "module": (types, functools, "is another module"),
+    # In memory of C, where the garbage collector sees nothing.
+    "random numbers": (random.Random(1), random.Random(2), ".__reduce__()[2][1]"),
+    "NumPy's random numbers": (np.random.default_rng(1), np.random.default_rng(2), ".__reduce__()"),
+    "random numbers that were drawn": (drawn(np.random.RandomState(1)), np.random.RandomState(1), ".__reduce__()"),
+    "decimal": (decimal.Decimal(2), decimal.Decimal(3), "was '2' and is '3'"),
+    "iterator": (drawn(iter([1, 2])), iter([1, 2]), ".__reduce__()"),
+    "view of memory": (memoryview(b"ab")[:1], memoryview(b"ab")[1:], "was <memory at"),
+    "C number": (ctypes.c_double(2.0), ctypes.c_double(3.0), ".__reduce__()"),
+    "unknown to pickle": (hashlib.sha256(b"a"), hashlib.sha256(b"b"), "is another HASH"),
 }
 
 
@@ -401,6 +432,43 @@ def test_an_outline_tells_what_a_kept_rule_would():
     assert tensors == [tensor]
     assert facts == of(2.0, T())[1]
     assert facts != of(3.0, T())[1]
+
+
+OUTLINES = {
+    "a number twice": ([1, 1, 2], [1, 2, 2]),
+    "nests": ([[1], [2, 3]], [[1, 2], [3]]),
+    "arrays": (X, X + 1),
+    "builtin methods": ([1].append, [1].pop),
+    "shared": ((lambda one: [one, one, [2]])([1]), (lambda one, two: [one, two, two])([1], [2])),
+    "decimals": (decimal.Decimal(2), decimal.Decimal(3)),
+    "random numbers": (random.Random(1), random.Random(2)),
+    "booleans": ([True], [1]),
+}
+
+
+@pytest.mark.parametrize("name", [*DIFFERENT, *OUTLINES])
+def test_another_outline(name):
+    one, two, *_ = OUTLINES.get(name) or DIFFERENT[name]
+    facts = [rule.outline(hold(k=kept), is_tensor, {})[1] for kept in (one, two)]
+    assert facts[0] != facts[1]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_an_equal_outline(name):
+    facts = [rule.outline(hold(k=kept), is_tensor, {})[1] for kept in SAME[name]]
+    assert facts[0] == facts[1]
+
+
+def test_an_outline_of_equal_numbers():
+    two = 2.0
+    assert rule.outline(hold(k=[two, two]), is_tensor, {})[1] == rule.outline(hold(k=[2.0, 4.0 / two]), is_tensor, {})[1]
+
+
+def test_an_outline_holds_no_tensor():
+    tensor = T()
+    dead, facts = weakref.ref(tensor), rule.outline(hold(k=[tensor, {"a": Keeps(tensor)}]), is_tensor, {})[1]
+    del tensor
+    assert dead() is None and facts
 
 
 def test_an_outline_does_not_enter_what_is_known():

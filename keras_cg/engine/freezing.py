@@ -1,4 +1,4 @@
-"""The rule of one run as it was at that run: Python binds names late, and a frozen rule does not see it."""
+"""Copies the rule of a run as it is then: Python looks a name up late, and a copy does not see it bound again."""
 
 from __future__ import annotations
 
@@ -9,126 +9,97 @@ from collections.abc import Callable
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
-# Python functions and the objects that call one: their cells are frozen with those of the rule.
-_FUNCTIONS = (FunctionType, MethodType, functools.partial)
-
 # Frameworks know functions of theirs by identity (autograd finds a derivative so), and a copy would be a stranger.
 _FRAMEWORKS = frozenset(["autograd", "jax", "keras", "numpy", "scipy", "tensorflow", "torch"])
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement defined the class
 
 
 def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Copies a rule around what it reads now.
+    """Copies a rule, which then keeps reading what it reads now.
 
     Copied are its cells, those of the functions in them, and the object whose bound method or callable it is. A cell
     stays shared if one of these functions assigns to it, and an object if its methods assign to its attributes.
     Everything else (globals, containers, other objects) is read when the rule runs, as in any Python function.
     """
-    if type(rule) is not FunctionType:
-        return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-    if rule.__closure__ is None:
+    if type(rule) is FunctionType and rule.__closure__ is None:
         return rule
-    if _assigned(rule.__code__) or not _is_function(rule):
-        return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-    cells = []
-    try:
-        for cell in rule.__closure__:
-            value = cell.cell_contents
-            if callable(value) and _is_function(value):
-                return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-            cells.append(CellType(value))
-    except ValueError:  # a name that is not bound yet
-        return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-    copy = FunctionType(rule.__code__, rule.__globals__, rule.__name__, rule.__defaults__, tuple(cells))
-    if rule.__kwdefaults__ or rule.__dict__:
-        return _with_attributes(copy, rule)
-    return copy
+    cells: dict[int, CellType] = {}
+    copies: dict[int, FunctionType] = {}
+    pairs = [(function, function.__closure__ or ()) for function in _functions(rule)]
+    for function, closure in pairs:
+        for name in _assigned(function.__code__):
+            cell = closure[function.__code__.co_freevars.index(name)]
+            cells[id(cell)] = cell
+    # All copies are there before their cells are filled: functions may call each other.
+    for function, closure in pairs:
+        new = tuple([cells.setdefault(id(cell), CellType()) for cell in closure])
+        copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, new)
+        if function.__kwdefaults__ or function.__dict__:
+            copy.__kwdefaults__ = function.__kwdefaults__
+            copy.__dict__.update(function.__dict__)
+        copies[id(function)] = copy
+    for _, closure in pairs:
+        for cell in closure:
+            if cells[id(cell)] is not cell and is_bound(cell):
+                cells[id(cell)].cell_contents = _frozen(cell.cell_contents, copies)
+    return _frozen_callable(rule, copies)  # type: ignore[no-any-return]
 
 
-def _is_function(value: Any) -> bool:
-    """Whether `freeze` follows a value that a rule calls."""
+def _functions(rule: Any) -> list[FunctionType]:
+    """Finds the functions with cells that a rule reaches through cells; the rule itself is one of them."""
+    found, seen, waiting = [], set(), [rule]
+    for value in waiting:
+        seen.add(id(value))
+        if not isinstance(value, FunctionType):
+            parts = [_wrapped(value), getattr(type(value), "__call__", None)]
+        elif value.__closure__ and value.__globals__.get("__name__", "").partition(".")[0] not in _FRAMEWORKS:
+            found.append(value)
+            parts = [cell.cell_contents for cell in value.__closure__ if is_bound(cell)]
+        else:
+            continue
+        waiting += [part for part in parts if callable(part) and id(part) not in seen]
+    return found
+
+
+def _wrapped(value: Any) -> Any:
+    """The function that a method, a partial or a decorated function calls; None for any other value."""
+    if isinstance(value, MethodType):
+        return value.__func__
+    if isinstance(value, functools.partial):
+        return value.func
+    return value.__wrapped__ if hasattr(type(value), "frozen_by") else None
+
+
+def _frozen(value: Any, copies: dict[int, FunctionType]) -> Any:
+    """The copy of a function, or of what calls one; any other value itself."""
     if isinstance(value, FunctionType):
-        return value.__globals__.get("__name__", "").partition(".")[0] not in _FRAMEWORKS
-    return isinstance(value, _FUNCTIONS) or hasattr(type(value), "frozen_by")
+        return copies.get(id(value), value)
+    if isinstance(value, MethodType):
+        return MethodType(_frozen(value.__func__, copies), _copied(value.__self__, value.__func__))
+    if isinstance(value, functools.partial):
+        return type(value)(_frozen_callable(value.func, copies), *value.args, **value.keywords)
+    if hasattr(type(value), "frozen_by"):
+        return value.frozen_by(lambda fun: _frozen(fun, copies))
+    return value
 
 
-class _Freezer:
-    """Freezes the functions that one rule reaches through cells. Functions that share a cell share its copy."""
-
-    def __init__(self, rule: Callable[..., Any]):
-        self.copies: dict[int, Any] = {}
-        self.cells: dict[int, CellType] = {}
-        self._share_assigned(rule)
-
-    def _share_assigned(self, rule: Any) -> None:
-        """Notes the cells that a function assigns to: they stay the same cells."""
-        waiting, seen = [rule], set()
-        while waiting:
-            value = waiting.pop()
-            if id(value) in seen or not _is_function(value):
-                continue
-            seen.add(id(value))
-            waiting.extend(_functions_in(value))
-            if isinstance(value, FunctionType):
-                names = _assigned(value.__code__)
-                for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-                    if name in names:
-                        self.cells[id(cell)] = cell
-
-    def value(self, value: Any) -> Any:
-        """A frozen function; a copy of the object behind a method or a callable; anything else unchanged."""
-        if id(value) in self.copies:
-            return self.copies[id(value)]
-        if isinstance(value, FunctionType):
-            return self.function(value) if _is_function(value) else value
-        if isinstance(value, MethodType):
-            return MethodType(self.value(value.__func__), _copied(value.__self__, value.__func__))
-        if isinstance(value, functools.partial):
-            return type(value)(self.value(value.func), *value.args, **value.keywords)
-        if hasattr(type(value), "frozen_by"):
-            return value.frozen_by(self.value)
-        call = type(value).__call__
-        return _copied(value, call) if isinstance(call, FunctionType) else value
-
-    def function(self, function: FunctionType) -> FunctionType:
-        """The function around copies of its cells."""
-        if function.__closure__ is None:
-            return function
-        cells = tuple([self.cells.setdefault(id(cell), CellType()) for cell in function.__closure__])
-        copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
-        self.copies[id(function)] = _with_attributes(copy, function)
-        for cell, original in zip(cells, function.__closure__, strict=True):
-            if cell is not original and not is_bound(cell) and is_bound(original):
-                inside = original.cell_contents
-                cell.cell_contents = self.value(inside) if _is_function(inside) else inside
-        return copy
-
-
-def _with_attributes(copy: FunctionType, function: FunctionType) -> FunctionType:
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__dict__.update(function.__dict__)
-    return copy
+def _frozen_callable(value: Any, copies: dict[int, FunctionType]) -> Any:
+    """`_frozen`, and a copy of an object whose class defines `__call__`."""
+    call = getattr(type(value), "__call__", None)
+    if not isinstance(call, FunctionType) or hasattr(type(value), "frozen_by"):
+        return _frozen(value, copies)
+    copy = _copied(value, call)
+    return MethodType(copies[id(call)], copy) if id(call) in copies else copy
 
 
 def is_bound(cell: CellType) -> bool:
-    """Whether a cell holds something already."""
+    """Whether a cell has a value already."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
         return False
     return True
-
-
-def _functions_in(value: Any) -> list[Any]:
-    """What a function calls through its cells, as far as `freeze` follows it."""
-    if isinstance(value, FunctionType):
-        return [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
-    if isinstance(value, MethodType):
-        return [value.__func__]
-    if isinstance(value, functools.partial):
-        return [value.func]
-    return [value.__wrapped__]
 
 
 def _copied(value: Any, method: Any) -> Any:
@@ -137,7 +108,7 @@ def _copied(value: Any, method: Any) -> Any:
     The copy is made without the constructor and without `copy.copy`: a class may have given these another meaning.
     """
     kind = type(value)
-    if not _is_plain(kind) or hasattr(kind, "__del__") or _assigns_attributes(method, kind, set()):
+    if not is_plain(kind) or hasattr(kind, "__del__") or _assigns_attributes(method, kind, set()):
         return value
     copy = object.__new__(kind)
     for _, member in slots(kind):
@@ -148,7 +119,7 @@ def _copied(value: Any, method: Any) -> Any:
     return copy
 
 
-def _is_plain(kind: type) -> bool:
+def is_plain(kind: type) -> bool:
     """Whether all that an object of a class holds is in its slots and its dict, and none of it in memory of C."""
     while kind is not object:
         own, base = vars(kind), kind.__base__ or object

@@ -1,14 +1,16 @@
-"""The rule of one run, kept whole: compared with the rule of another run, and searched for tensors.
+"""Compares the rule of one run with the rule of another, and searches a rule for tensors.
 
-A higher order runs the function again, and `difference` says whether the second rule is the first one. It walks what
-Python's garbage collector says that each object refers to: there is no list of places where a rule may keep a tensor.
+A higher order runs the function again, and `difference` says whether the second rule equals the first one. What a
+value refers to is read from Python's garbage collector, so there is no list of places where a rule may hold a tensor.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,18 +22,28 @@ from types import (
     MethodType,
     MethodWrapperType,
     ModuleType,
+    SimpleNamespace,
 )
 from typing import Any
 
 import numpy
 
-from keras_cg.engine.freezing import is_bound, slots
+from keras_cg.engine.freezing import is_bound, is_plain, slots
+
+# These refer to nothing that a rule could differentiate.
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, memoryview, CodeType, type(Ellipsis), range)
+_ENDS = (*_ATOMS, ModuleType)
+
+# Of one object or class there are several, such as `array.__mul__` and `array.__add__`.
+_NAMED = (BuiltinFunctionType, MethodWrapperType, GetSetDescriptorType)
+
+# Objects without a value, which pickle refuses.
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+# Of Python's own numbers: rounding of sums in another order, of what may have been float32.
+_TOLERANCE = 1e-6
 
 # --- searching -------------------------------------------------------------------------------------------------------
-
-# What refers to nothing that a rule could differentiate.
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, CodeType, type(Ellipsis), range)
-_OUTSIDE = (*_ATOMS, ModuleType)
 
 
 def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool], limit: int = 100_000) -> Iterator[Any]:
@@ -42,64 +54,34 @@ def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool], limit: int =
         is_wanted: Says what to yield; the search does not enter that.
         limit: How many objects it looks at before it gives up.
     """
-    walked = _walk(roots, lambda value: is_wanted(value) or isinstance(value, _OUTSIDE), limit)
-    return (value for value in walked if is_wanted(value))
-
-
-def outline(rule: Any, is_tensor: Callable[[Any], bool], known: Mapping[int, Any]) -> tuple[list[Any], list[Any]]:
-    """What a rule consists of: its tensors, and what has to be equal in the rule of another run.
-
-    It serves where the rule itself must not be kept.
-
-    Args:
-        rule: The rule.
-        is_tensor: Whether a value is a tensor of the backend.
-        known: What to note of objects that were there before the run, by their identity; they are not entered.
-    """
-    tensors, facts = [], []
-    for value in _walk([rule], lambda value: id(value) in known or is_tensor(value) or isinstance(value, _OUTSIDE)):
-        if isinstance(value, _OUTSIDE):
-            facts.append(value)
-        elif id(value) in known:
-            facts.append(known[id(value)])
-        elif is_tensor(value):
-            tensors.append(value)
-        else:
-            facts.append(getattr(value, "__code__", type(value).__qualname__))
-    return tensors, facts
+    # The objects stay alive while the search runs, so that no identity is used twice.
+    seen: dict[int, Any] = {}
+    waiting = deque(roots)
+    while waiting and len(seen) < limit:
+        value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if is_wanted(value):
+            yield value
+        elif not isinstance(value, _ENDS):
+            waiting.extend([part for _, part in _parts(value)])
 
 
 def refers(fun: Any) -> bool:
-    """Whether a function may refer to anything by itself, besides globals."""
+    """Whether a function may refer to anything by itself, apart from globals."""
     if type(fun) is not FunctionType:
         return True
     return bool(fun.__closure__ or fun.__defaults__ or fun.__kwdefaults__ or fun.__dict__)
 
 
 def referents(fun: Any) -> list[Any]:
-    """What a function refers to by itself: its cells, defaults, and the object whose method it is."""
+    """Lists what a function refers to by itself: its cells, defaults, and the object whose method it is."""
     parts = [part for _, part in _parts(fun)]
     return parts + (referents(fun.__func__) if isinstance(fun, MethodType) else [])
 
 
-def _walk(roots: Iterable[Any], is_end: Callable[[Any], bool], limit: int = 100_000) -> Iterator[Any]:
-    """Every object that is reached from some others, once, the nearest first."""
-    # The objects stay alive while the search runs, so that no identity is used twice.
-    seen: dict[int, Any] = {}
-    waiting = deque(roots)
-    while waiting and len(seen) < limit:
-        value = waiting.popleft()
-        if id(value) not in seen:
-            seen[id(value)] = value
-            yield value
-            if not is_end(value):
-                waiting.extend([part for _, part in _parts(value)])
-
-
 # --- comparing -------------------------------------------------------------------------------------------------------
-
-# Of Python's own numbers: rounding of sums in another order, of what may have been float32.
-_TOLERANCE = 1e-6
 
 
 def difference(
@@ -110,8 +92,8 @@ def difference(
 ) -> tuple[str | None, list[Any]]:
     """Says where a rule differs from the rule of the first run.
 
-    Two rules are the same if they are the same code around equal numbers and tensors, wherever these are held. What is
-    one object in both is not entered. Classes and functions that each run makes anew are compared by what they hold.
+    Two rules are equal if they are the same code with equal numbers and tensors, in whatever objects these are. An
+    object that both rules refer to is not entered. Classes and functions that each run defines are compared by parts.
 
     Args:
         first: The rule of the first run.
@@ -124,20 +106,6 @@ def difference(
         A description such as `k was 2.0 and is 5.0`, or None; and the boolean tensors that must all hold.
     """
     tensors: list[tuple[str, Any, Any]] = []
-    found = _walk_pairs(first, other, is_tensor, tensors)
-    if found is not None or not tensors:
-        return found, []
-    answers = agreement([(one, two) for _, one, two in tensors])
-    for (path, one, two), is_equal in zip(tensors, answers, strict=True):
-        if is_equal is False:
-            return _told(path, one, two), []
-    return None, [answer for answer in answers if answer is not True]
-
-
-def _walk_pairs(
-    first: Any, other: Any, is_tensor: Callable[[Any], bool], tensors: list[tuple[str, Any, Any]]
-) -> str | None:
-    """The first difference but for tensors, whose pairs are collected."""
     # The pairs stay alive while they are walked, so that no identity is used twice.
     seen: dict[tuple[int, int], Any] = {}
     waiting = deque([("", first, other)])
@@ -149,75 +117,112 @@ def _walk_pairs(
         if is_tensor(one) and is_tensor(two):
             tensors.append((path, one, two))
             continue
-        parts = _paired(one, two)
-        if parts is None:
-            return _told(path, one, two)
-        waiting.extend([(_joined(path, step), a, b) for step, a, b in parts])
-    return None
+        (head, parts), (other_head, others) = _opened(one), _opened(two)
+        if head != other_head:
+            return _told(path, one, two), []
+        pairs = zip(parts, others, strict=True)
+        waiting.extend([(_joined(path, step), part, another) for (step, part), (_, another) in pairs])
+    answers = agreement([(one, two) for _, one, two in tensors]) if tensors else ()
+    for pair, is_equal in zip(tensors, answers, strict=True):
+        if is_equal is False:
+            return _told(*pair), []
+    return None, [answer for answer in answers if answer is not True]
 
 
-def _paired(one: Any, two: Any) -> list[tuple[str, Any, Any]] | None:
-    """The parts of two values in pairs, or None if the values differ."""
-    if not _is_same_type(type(one), type(two)):
-        return None
-    if isinstance(one, _ATOMS):
-        return [] if _is_same_atom(one, two) else None
-    if isinstance(one, numpy.ndarray) and not one.dtype.hasobject:
-        return [] if is_repeated(two, one, _TOLERANCE) else None
-    if isinstance(one, (set, frozenset)):
-        return _paired_sets(one, two)
-    if isinstance(one, FunctionType):
-        if one.__code__ != two.__code__ or one.__globals__ is not two.__globals__:
-            return None
-    elif isinstance(one, type):
-        if not _is_same_type(one, two):
-            return None
-    elif isinstance(one, _BUILTINS) and one.__name__ != two.__name__:
-        return None
-    parts, others = _parts(one), _parts(two)
-    if not parts and not others:
-        return [] if _is_equal_leaf(one, two) else None
-    if [step for step, _ in parts] != [step for step, _ in others]:
-        return None
-    return [(step, a, b) for (step, a), (_, b) in zip(parts, others, strict=True)]
+def outline(rule: Any, is_tensor: Callable[[Any], bool], known: Mapping[int, Any]) -> tuple[list[Any], list[Any]]:
+    """Lists what a rule consists of, where the rule itself must not stay alive: its tensors, and everything else.
+
+    Two rules with equal tensors are equal if their second lists are.
+
+    Args:
+        rule: The rule.
+        is_tensor: Whether a value is a tensor of the backend.
+        known: What to note of objects that were there before the run, by their identity; they are not entered.
+    """
+    tensors, facts = [], []
+    # The place where an object was met first, and the object, so that no identity is used twice.
+    seen: dict[int, tuple[int, Any]] = {}
+    for value in (waiting := [rule]):
+        if id(value) in known:
+            facts.append(known[id(value)])
+        elif id(value) in seen:
+            facts.append(seen[id(value)][0])
+        elif is_tensor(value):
+            seen[id(value)] = len(facts), value
+            facts.append("tensor")
+            tensors.append(value)
+        else:
+            if not isinstance(value, _ATOMS):
+                seen[id(value)] = len(facts), value
+            head, parts = _opened(value)
+            facts.append(head)
+            waiting += [part for _, part in parts]
+    return tensors, facts
 
 
-# Of one object there are several, such as `array.__mul__` and `array.__add__`.
-_BUILTINS = (BuiltinFunctionType, MethodWrapperType)
+class _Head:
+    """A value without its parts: its class, the steps to the parts, and its code, name or number."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any, steps: list[str]):
+        kind = type(value)
+        self.names = kind.__module__, kind.__qualname__, steps
+        self.value: Any = None
+        if isinstance(value, FunctionType):
+            self.value = value.__code__, id(value.__globals__)
+        elif isinstance(value, type):
+            self.value = value.__module__, value.__qualname__
+        elif isinstance(value, _NAMED):
+            self.value = value.__name__
+        elif not steps and not (is_plain(kind) and kind.__eq__ is object.__eq__):
+            self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Head) or self.names != other.names:
+            return False
+        one, two = self.value, other.value
+        if isinstance(one, (float, complex)):
+            pairs = ((one.real, two.real), (one.imag, two.imag))
+            return all([math.isclose(a, b, rel_tol=_TOLERANCE) or (a != a and b != b) for a, b in pairs])
+        if isinstance(one, (numpy.ndarray, numpy.generic)):
+            return is_repeated(numpy.asarray(two), numpy.asarray(one), _TOLERANCE)
+        if type(one).__eq__ is object.__eq__:
+            # The value of other objects in memory of C is unknown.
+            return one is two or isinstance(one, _LOCKS)
+        try:
+            return bool(one == two)
+        except Exception:
+            return False
 
 
-def _is_same_type(one: type, two: type) -> bool:
-    return one is two or (one.__qualname__, one.__module__) == (two.__qualname__, two.__module__)
+def _opened(value: Any) -> tuple[_Head, list[tuple[str, Any]]]:
+    """Splits a value into its head and its parts."""
+    parts = [] if isinstance(value, _ENDS) else _saved(value) or _parts(value)
+    return _Head(value, [step for step, _ in parts]), parts
 
 
-def _is_same_atom(one: Any, two: Any) -> bool:
-    if isinstance(one, (float, complex)):
-        parts = ((one.real, two.real), (one.imag, two.imag))
-        return all([math.isclose(a, b, rel_tol=_TOLERANCE) or (a != a and b != b) for a, b in parts])
-    return bool(one == two)
+def _saved(value: Any) -> list[tuple[str, Any]]:
+    """An object as pickle would save it, if it is one of C: the garbage collector sees no number of it."""
+    if isinstance(value, _OPENED) or is_plain(type(value)):
+        return []
+    with contextlib.suppress(Exception):
+        saved = value.__reduce_ex__(4)
+        return [(".__reduce__()", saved)] if isinstance(saved, tuple) else []
+    return []
 
 
-def _is_equal_leaf(one: Any, two: Any) -> bool:
-    """Whether two objects that refer to nothing are equal; a type without `==` of its own has nothing to compare."""
-    equality: Any = type(one).__eq__
-    if equality is object.__eq__:
-        return True
-    try:
-        return bool(one == two)
-    except Exception:
-        return False
+# --- the parts of a value --------------------------------------------------------------------------------------------
 
-
-def _paired_sets(one: Any, two: Any) -> list[tuple[str, Any, Any]] | None:
-    """The members of two sets in pairs. Those that are no numbers or strings have no order: only one can be paired."""
-    if len(one) != len(two):
-        return None
-    left, right = [each for each in one if each not in two], [each for each in two if each not in one]
-    return [("[...]", left[0], right[0])] if len(left) == 1 else None if left else []
+# Classes all of whose parts `_parts` finds.
+_OPENED = (
+    *(FunctionType, MethodType, functools.partial, dict, list, tuple, deque, set, frozenset, SimpleNamespace),
+    *(weakref.ref, type, GetSetDescriptorType, numpy.ndarray, numpy.generic),
+)
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """What a value refers to, each with the step that leads there.
+    """Lists what a value refers to, each with the step that leads there.
 
     A function's module is left out, because both rules share it, and so is the class of an object.
     """
@@ -228,23 +233,30 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         parts += (value.__kwdefaults__ or {}).items()
         return parts + [(f".{name}", part) for name, part in value.__dict__.items()]
     if isinstance(value, dict):
-        items = [(f"[{_key(key)}]", part) for key, part in value.items()]
+        items = [(f"[{repr(key) if isinstance(key, _ATOMS) else '...'}]", part) for key, part in value.items()]
         return items + [("key", key) for key in value if not isinstance(key, _ATOMS)] + _attributes(value)
     if isinstance(value, (list, tuple, deque)):
         return [(f"[{index}]", part) for index, part in enumerate(value)] + _attributes(value)
+    if isinstance(value, (set, frozenset)):
+        return [("[...]", part) for part in sorted(value, key=_rank)] + _attributes(value)
     if isinstance(value, weakref.ref):
         return [("()", value())]
     if isinstance(value, numpy.ndarray):
         return [("[...]", part) for part in value.flat] if value.dtype.hasobject else []
     if isinstance(value, type):
-        kept = (FunctionType, property, staticmethod, classmethod)
+        wanted = (FunctionType, property, staticmethod, classmethod)
         members = [(f".{name}", part) for name, part in vars(value).items()]
-        return [(step, part) for step, part in members if isinstance(part, kept) or not callable(part)]
+        return [(step, part) for step, part in members if isinstance(part, wanted) or not callable(part)]
     if isinstance(value, GetSetDescriptorType):
         return []
     named_parts = _attributes(value)
     known = {id(part) for _, part in named_parts} | {id(type(value)), id(getattr(value, "__dict__", None))}
     return named_parts + [("", part) for part in gc.get_referents(value) if id(part) not in known]
+
+
+def _rank(member: Any) -> str:
+    """Orders a set in the same way in each run, if its members are values or objects that both runs share."""
+    return repr(member) if isinstance(member, (*_ATOMS, tuple)) else str(id(member))
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
@@ -256,8 +268,7 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
     return [(f".{name}", found[name]) for name in sorted(found)]
 
 
-def _key(key: Any) -> str:
-    return repr(key) if isinstance(key, _ATOMS) else "..."
+# --- telling ---------------------------------------------------------------------------------------------------------
 
 
 def _joined(path: str, step: str) -> str:
