@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from keras_cg import backends, custom_gradient
-from keras_cg.engine import defaults, linear, precision, rule
+from keras_cg.engine import linear, precision, rule
 from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.freezing import freeze
 from keras_cg.recipes.checkpoint.sample import Sample
@@ -461,7 +461,9 @@ def test_an_equal_outline(name):
 
 def test_an_outline_of_equal_numbers():
     two = 2.0
-    assert rule.outline(hold(k=[two, two]), is_tensor, {})[1] == rule.outline(hold(k=[2.0, 4.0 / two]), is_tensor, {})[1]
+    assert (
+        rule.outline(hold(k=[two, two]), is_tensor, {})[1] == rule.outline(hold(k=[2.0, 4.0 / two]), is_tensor, {})[1]
+    )
 
 
 def test_an_outline_holds_no_tensor():
@@ -652,24 +654,3 @@ def test_a_sample_in_a_program(traced):
     sample = Sample(traced, [long, X])
     (same, close), (other, _) = sample.compare("f", [long, X]), sample.compare("f", [long + 1, X])
     assert same.all() and close.all() and not other.all()
-
-
-def test_a_pullback_of_runs(monkeypatch):
-    """A framework that is told the cotangents beforehand: each pullback is another run, and is compared."""
-    backend = backends.load("numpy", "a test")
-    factor = [2.0]
-    runs = []
-
-    def fun(x):
-        runs.append("f")
-        return (x * factor[0],), ("aux",)
-
-    pulled = lambda fun, tensors, cotangents: (*[fun(*tensors)[0]], (7 * cotangents[0],), ())
-    monkeypatch.setattr(backend, "pulled", pulled)
-    outputs, pullback, aux = defaults.vjp_of_runs(backend, fun, [X])
-    assert outputs[0].tolist() == (2 * X).tolist() and aux == ("aux",)
-    assert pullback([X])[0].tolist() == (7 * X).tolist() == pullback([X])[0].tolist()
-    assert len(runs) == 3
-    factor[0] = 3.0
-    with pytest.raises(RuntimeError, match="ran again for its gradient"):
-        pullback([X])

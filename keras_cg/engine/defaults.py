@@ -16,37 +16,6 @@ from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.rule import is_repeated
 
 
-def pulled(
-    backend: Backend, fun: PlainFunction, tensors: Sequence[Any], cotangents: Sequence[Any]
-) -> tuple[Tensors, Tensors, Tensors]:
-    """The vjp, and its pullback at once."""
-    outputs, pullback, aux = backend.vjp(fun, tensors)
-    return outputs, pullback(cotangents), aux
-
-
-def vjp_of_runs(
-    backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
-) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
-    """`vjp`, made of the backend's own `pulled`: each pullback runs `fun` again, and compares.
-
-    The pullback raises RuntimeError where that run gave something else than the first.
-    """
-    outputs, aux = fun(*tensors)
-
-    def pullback(cotangents: Sequence[Any]) -> Tensors:
-        others, gradients, _ = backend.pulled(fun, tensors, cotangents)
-        return tuple(
-            check_or_nan(
-                backend,
-                gradients,
-                [is_repeated_later(backend, *pair) for pair in zip(others, outputs, strict=True)],
-                functools.partial(messages.recomputed_otherwise, "the function"),
-            )
-        )
-
-    return outputs, pullback, aux
-
-
 def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
     """The vjp of ones."""
     outputs, pullback, aux = backend.vjp(fun, tensors)

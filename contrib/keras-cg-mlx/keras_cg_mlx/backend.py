@@ -11,6 +11,7 @@ function, and mlx asks those that it needs in the backward pass:
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -40,7 +41,6 @@ __all__ = [
     "jacobian",
     "jvp",
     "namespace",
-    "pulled",
     "shape",
     "stop_gradient",
     "tensors",
@@ -142,7 +142,8 @@ compiled = mx.compile
 # --- derivatives by mlx's own transforms -----------------------------------------------------------------------------
 
 
-def pulled(fun: PlainFunction, tensors: Arrays, cotangents: Arrays | None) -> tuple[Tensors, Tensors, Tensors]:
+def _pulled(fun: PlainFunction, tensors: Arrays, cotangents: Arrays | None) -> tuple[Tensors, Tensors, Tensors]:
+    """`(outputs, gradients, aux)` of one run: mlx takes the cotangents together with the function."""
     ran: list[tuple[Tensors, Tensors]] = []
 
     def run(*tensors: Any) -> list[Any]:
@@ -156,13 +157,22 @@ def pulled(fun: PlainFunction, tensors: Arrays, cotangents: Arrays | None) -> tu
     return tuple(ran[0][0]), tuple(gradients), tuple(ran[0][1])
 
 
-def gradient(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Tensors, Tensors]:
-    return pulled(fun, tensors, None)
-
-
 def vjp(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Callable[[Arrays], Tensors], Tensors]:
-    # mlx has no pullback that outlives its call.
-    return defaults.vjp_of_runs(own, _repeatable(fun), tensors)
+    # mlx has no pullback that outlives its call: each one runs `fun` again, and compares its outputs.
+    fun = _repeatable(fun)
+    outputs, aux = fun(*tensors)
+
+    def pullback(cotangents: Arrays) -> Tensors:
+        others, gradients, _ = _pulled(fun, tensors, cotangents)
+        same = [defaults.is_repeated_later(own, *pair) for pair in zip(others, outputs, strict=True)]
+        error = functools.partial(messages.recomputed_otherwise, "the function")
+        return tuple(check_or_nan(own, gradients, same, error))
+
+    return outputs, pullback, aux
+
+
+def gradient(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Tensors, Tensors]:
+    return _pulled(fun, tensors, None)
 
 
 def jvp(fun: PlainFunction, tensors: Arrays, tangents: Arrays) -> tuple[Tensors, Tensors, Tensors]:
