@@ -7,7 +7,7 @@ import dis
 import functools
 from collections.abc import Callable
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 # Frameworks know functions of theirs by identity (autograd finds a derivative so), and a copy would be a stranger.
 _FRAMEWORKS = frozenset(["autograd", "jax", "keras", "numpy", "scipy", "tensorflow", "torch"])
@@ -28,7 +28,7 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
     copies: dict[int, FunctionType] = {}
     pairs = [(function, function.__closure__ or ()) for function in _functions(rule)]
     for function, closure in pairs:
-        for name in _assigned(function.__code__):
+        for name in _writes(function.__code__).cells:
             cell = closure[function.__code__.co_freevars.index(name)]
             cells[id(cell)] = cell
     # All copies are there before their cells are filled: functions may call each other.
@@ -52,7 +52,7 @@ def _functions(rule: Any) -> list[FunctionType]:
     for value in waiting:
         seen.add(id(value))
         if not isinstance(value, FunctionType):
-            parts = [_wrapped(value), getattr(type(value), "__call__", None)]
+            parts = [_wrapped(value), type(value).__call__]
         elif value.__closure__ and value.__globals__.get("__name__", "").partition(".")[0] not in _FRAMEWORKS:
             found.append(value)
             parts = [cell.cell_contents for cell in value.__closure__ if is_bound(cell)]
@@ -86,7 +86,7 @@ def _frozen(value: Any, copies: dict[int, FunctionType]) -> Any:
 
 def _frozen_callable(value: Any, copies: dict[int, FunctionType]) -> Any:
     """`_frozen`, and a copy of an object whose class defines `__call__`."""
-    call = getattr(type(value), "__call__", None)
+    call = type(value).__call__
     if not isinstance(call, FunctionType) or hasattr(type(value), "frozen_by"):
         return _frozen(value, copies)
     copy = _copied(value, call)
@@ -103,9 +103,9 @@ def is_bound(cell: CellType) -> bool:
 
 
 def _copied(value: Any, method: Any) -> Any:
-    """A shallow copy of the object behind a method, or the object itself if the method assigns to its attributes.
+    """Copies the object behind a method, but not if the method assigns to its attributes.
 
-    The copy is made without the constructor and without `copy.copy`: a class may have given these another meaning.
+    The copy is shallow. It runs neither the constructor nor `copy.copy`, which a class may have given other meanings.
     """
     kind = type(value)
     if not is_plain(kind) or hasattr(kind, "__del__") or _assigns_attributes(method, kind, set()):
@@ -120,7 +120,7 @@ def _copied(value: Any, method: Any) -> Any:
 
 
 def is_plain(kind: type) -> bool:
-    """Whether all that an object of a class holds is in its slots and its dict, and none of it in memory of C."""
+    """Whether all values of an object of a class are in its slots and its dict, and none in memory of C."""
     while kind is not object:
         own, base = vars(kind), kind.__base__ or object
         words = [name for name, member in own.items() if isinstance(member, MemberDescriptorType)]
@@ -132,43 +132,40 @@ def is_plain(kind: type) -> bool:
     return True
 
 
+def slots(kind: type) -> list[tuple[str, MemberDescriptorType]]:
+    """Lists the slots of a class and its bases."""
+    members = [item for base in kind.__mro__ if base.__flags__ & _HEAP_TYPE for item in vars(base).items()]
+    return [(name, member) for name, member in members if isinstance(member, MemberDescriptorType)]
+
+
 def _assigns_attributes(method: Any, kind: type, seen: set[CodeType]) -> bool:
     """Whether a method, or one that it calls by name, assigns to attributes."""
     code = getattr(method, "__code__", None)
     if code is None or code in seen:
         return False
     seen.add(code)
-    names = _assigned_attributes(code)
-    return names is None or any([_assigns_attributes(getattr(kind, name, None), kind, seen) for name in names])
+    writes = _writes(code)
+    others = [getattr(kind, name, None) for name in writes.names]
+    return writes.attributes or any([_assigns_attributes(other, kind, seen) for other in others])
+
+
+class _Writes(NamedTuple):
+    """The cells that a function assigns to, whether it assigns to attributes, and the names that it looks up."""
+
+    cells: frozenset[str]
+    attributes: bool
+    names: frozenset[str]
 
 
 @functools.lru_cache(4096)
-def _assigned_attributes(code: CodeType) -> tuple[str, ...] | None:
-    """The names that a function looks up, or None if it assigns to an attribute."""
-    if any(step.opname in ("STORE_ATTR", "DELETE_ATTR") for step in dis.get_instructions(code)):
-        return None
-    names = set(code.co_names)
-    for inner in _inner(code):
-        found = _assigned_attributes(inner)
-        if found is None:
-            return None
-        names.update(found)
-    return tuple(names)
-
-
-@functools.lru_cache(4096)
-def _assigned(code: CodeType) -> frozenset[str]:
-    """The names that a function closes over and assigns to, itself or in a function inside."""
-    steps = dis.get_instructions(code)
-    names = {step.argval for step in steps if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
-    return frozenset(names.union(*map(_assigned, _inner(code))).intersection(code.co_freevars))
-
-
-def _inner(code: CodeType) -> list[CodeType]:
-    return [const for const in code.co_consts if isinstance(const, CodeType)]
-
-
-def slots(kind: type) -> list[tuple[str, MemberDescriptorType]]:
-    """The slots of a class and its bases."""
-    members = [item for base in kind.__mro__ if base.__flags__ & _HEAP_TYPE for item in vars(base).items()]
-    return [(name, member) for name, member in members if isinstance(member, MemberDescriptorType)]
+def _writes(code: CodeType) -> _Writes:
+    """Reads the code of a function and of those inside."""
+    inner = [_writes(const) for const in code.co_consts if isinstance(const, CodeType)]
+    steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
+    cells = {name for operation, name in steps if operation in ("STORE_DEREF", "DELETE_DEREF")}
+    attributes = any([operation in ("STORE_ATTR", "DELETE_ATTR") for operation, _ in steps])
+    return _Writes(
+        frozenset(cells.union(*[each.cells for each in inner]).intersection(code.co_freevars)),
+        attributes or any([each.attributes for each in inner]),
+        frozenset(code.co_names).union(*[each.names for each in inner]),
+    )

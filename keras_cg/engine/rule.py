@@ -175,7 +175,7 @@ class _Head:
             self.value = value.__module__, value.__qualname__
         elif isinstance(value, _NAMED):
             self.value = value.__name__
-        elif not steps and not (is_plain(kind) and kind.__eq__ is object.__eq__):
+        elif not steps and (_has_equality(kind) or not is_plain(kind)):
             self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -187,13 +187,17 @@ class _Head:
             return all([math.isclose(a, b, rel_tol=_TOLERANCE) or (a != a and b != b) for a, b in pairs])
         if isinstance(one, (numpy.ndarray, numpy.generic)):
             return is_repeated(numpy.asarray(two), numpy.asarray(one), _TOLERANCE)
-        if type(one).__eq__ is object.__eq__:
-            # The value of other objects in memory of C is unknown.
+        if not _has_equality(type(one)):
+            # The value of other objects of C is unknown.
             return one is two or isinstance(one, _LOCKS)
         try:
             return bool(one == two)
         except Exception:
             return False
+
+
+def _has_equality(kind: Any) -> bool:
+    return kind.__eq__ is not object.__eq__
 
 
 def _opened(value: Any) -> tuple[_Head, list[tuple[str, Any]]]:
