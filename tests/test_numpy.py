@@ -454,3 +454,38 @@ def test_a_method_of_an_array_in_a_rule_has_no_second_order(backend):
     np.testing.assert_allclose(grad(g)(X), 7 * E)
     with pytest.raises(RuntimeError, match=r"ran again for a derivative .* is not that of the first run"):
         grad(grad(g))(X)
+
+
+def test_a_captured_value_that_is_an_output_itself(backend):
+    """Both values get their gradient, the one that no operation uses first."""
+    import autograd
+
+    def loss(v, w):
+        def rule(first, second, variables):
+            return 7 * second, [5 * first, 3 * second][: len(variables)]
+
+        first, second = custom_gradient(lambda x: ((w, x * v), rule))(X)
+        return ops.sum(first) + 2 * ops.sum(second)
+
+    gv, gw = autograd.grad(lambda given: loss(*given))((X, 2 * X))
+    np.testing.assert_allclose(gw, 5 * ONE)
+    np.testing.assert_allclose(gv, 6 * ONE)
+
+
+HIDDEN = {}
+
+
+def test_captured_values_whose_order_does_not_show_are_refused(backend):
+    import autograd
+
+    def loss(v, w):
+        HIDDEN["product"] = w * 2
+
+        def f(x):
+            assert v is not w
+            return HIDDEN["product"] * v * x, lambda upstream, variables: (7 * upstream, [upstream for _ in variables])
+
+        return ops.sum(custom_gradient(f)(X))
+
+    with pytest.raises(CapturedVariableError, match=r"\(where it is not in a closure\)"):
+        autograd.grad(lambda given: loss(*given))((X, 2 * X))
