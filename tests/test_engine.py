@@ -401,6 +401,32 @@ def test_what_is_another(name):
     assert found is not None and found.startswith("kept['k']") and told in found, found
 
 
+def test_a_class_that_was_asked_for_annotations():
+    one, two = (type("Made", (), {"k": 2}) for _ in range(2))
+    assert one.__annotations__ == {}
+    assert differ(hold(k=one), hold(k=two)) is None
+
+
+class Base:
+    __slots__ = ("s",)
+
+
+class Shadows(Base):
+    __slots__ = ("s",)
+
+    def __call__(self, u):
+        return self.s * u
+
+
+def test_a_slot_of_a_class_and_its_base():
+    kept = Shadows()
+    kept.s = 2.0
+    frozen = freeze(kept)
+    kept.s = 5.0
+    assert frozen(1.0) == 2.0
+    assert differ(kept, frozen) == ".s was 5.0 and is 2.0"
+
+
 def test_another_code():
     found = differ(lambda u: 7 * u, lambda u: 5 * u)
     assert found == "the rule itself is another test_another_code.<locals>.<lambda>"

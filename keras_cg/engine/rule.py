@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import math
+import sys
 import threading
 import weakref
 from collections import deque
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy
 
-from keras_cg.engine.freezing import is_bound, is_plain, slots
+from keras_cg.engine.freezing import attributes, is_bound, is_plain
 
 # These refer to nothing that a rule could differentiate.
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, memoryview, CodeType, type(Ellipsis), range)
@@ -228,7 +229,8 @@ _OPENED = (
 def _parts(value: Any) -> list[tuple[str, Any]]:
     """Lists what a value refers to, each with the step that leads there.
 
-    A function's module is left out, because both rules share it, and so is the class of an object.
+    A function's module is left out, because both rules share it, and so is the class of an object unless a run has
+    defined it.
     """
     if isinstance(value, FunctionType):
         named = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -238,7 +240,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return parts + [(f".{name}", part) for name, part in value.__dict__.items()]
     if isinstance(value, dict):
         items = [(f"[{repr(key) if isinstance(key, _ATOMS) else '...'}]", part) for key, part in value.items()]
-        return items + [("key", key) for key in value if not isinstance(key, _ATOMS)] + _attributes(value)
+        items += [("key", key) for key in value if not isinstance(key, _ATOMS)]
+        return [*items, ("default", getattr(value, "default_factory", None)), *_attributes(value)]
     if isinstance(value, (list, tuple, deque)):
         return [(f"[{index}]", part) for index, part in enumerate(value)] + _attributes(value)
     if isinstance(value, (set, frozenset)):
@@ -249,13 +252,20 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [("[...]", part) for part in value.flat] if value.dtype.hasobject else []
     if isinstance(value, type):
         wanted = (FunctionType, property, staticmethod, classmethod)
-        members = [(f".{name}", part) for name, part in vars(value).items()]
+        # Python adds `__annotations__` where something first asks for them, as AutoGraph of TensorFlow (2.21) does.
+        members = [(f".{name}", part) for name, part in vars(value).items() if not name.startswith("__annot")]
         return [(step, part) for step, part in members if isinstance(part, wanted) or not callable(part)]
     if isinstance(value, GetSetDescriptorType):
         return []
     named_parts = _attributes(value)
-    known = {id(part) for _, part in named_parts} | {id(type(value)), id(getattr(value, "__dict__", None))}
+    known = {id(part) for _, part in named_parts} | {id(getattr(value, "__dict__", None))}
+    if _is_importable(type(value)):
+        known.add(id(type(value)))
     return named_parts + [("", part) for part in gc.get_referents(value) if id(part) not in known]
+
+
+def _is_importable(kind: type) -> bool:
+    return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
 
 
 def _rank(member: Any) -> str:
@@ -264,12 +274,8 @@ def _rank(member: Any) -> str:
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """An object's attributes by their names: the collector lists them in an order of its own."""
-    found = dict(getattr(value, "__dict__", {}))
-    for name, member in slots(type(value)):
-        with contextlib.suppress(AttributeError):
-            found[name] = member.__get__(value)
-    return [(f".{name}", found[name]) for name in sorted(found)]
+    # By their names: the collector lists them in an order of its own.
+    return [(f".{name}", part) for name, part in sorted(attributes(value).items())]
 
 
 # --- telling ---------------------------------------------------------------------------------------------------------

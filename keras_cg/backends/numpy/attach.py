@@ -1,4 +1,4 @@
-"""Attaches a rule to the outputs of a function: they are the outputs of a primitive of autograd, which has that rule."""
+"""Attaches a rule to the outputs of a function, by a primitive of autograd that returns them."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _captured(
 
 
 class _Use(Node):  # type: ignore[misc]
-    """A node that adds the nodes that it uses to a list, like autograd's own tracers in `autograd.misc.tracers` (1.9)."""
+    """A node that adds its parents to a list. It follows autograd's own tracers, in `autograd.misc.tracers` (1.9)."""
 
     __slots__ = ("order",)
     order: list[Any]
