@@ -13,7 +13,7 @@ import math
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import (
     BuiltinFunctionType,
@@ -241,7 +241,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         items = [(f"[{repr(key) if isinstance(key, _ATOMS) else '...'}]", part) for key, part in value.items()]
         items += [("key", key) for key in value if not isinstance(key, _ATOMS)]
-        return [*items, ("default", getattr(value, "default_factory", None)), *_attributes(value)]
+        items += [("default", value.default_factory)] if isinstance(value, defaultdict) else []
+        return items + _attributes(value)
     if isinstance(value, (list, tuple, deque)):
         return [(f"[{index}]", part) for index, part in enumerate(value)] + _attributes(value)
     if isinstance(value, (set, frozenset)):
