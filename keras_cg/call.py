@@ -248,11 +248,8 @@ class Pullback:
 
     def outline(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         """The tensors of the rule, and what has to be equal in that of another run, for a rule that is not kept."""
-        known: dict[int, Any] = {
-            id(part): id(part) for part in [*rules.referents(self.arguments.user), *self.arguments.static.leaves]
-        }
-        known |= {id(tensor): ("argument", place) for place, tensor in enumerate(inputs)}
-        return rules.outline(self.rule, self.arguments.backend.is_tensor, known)
+        shared = [*rules.referents(self.arguments.user), *self.arguments.static.leaves]
+        return rules.outline(self.rule, self.arguments.backend.is_tensor, shared, inputs)
 
     def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
         """Compares with the rule of the first run, of which there is only what `outline` gave.

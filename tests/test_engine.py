@@ -451,7 +451,7 @@ def test_answers_that_are_to_come_are_conditions():
 def test_an_outline_tells_what_a_kept_rule_would():
     def of(number, tensor):
         kept = [number, tensor]
-        return rule.outline(lambda u: kept, is_tensor, {})
+        return rule.outline(lambda u: kept, is_tensor, (), ())
 
     tensor = T()
     tensors, facts = of(2.0, tensor)
@@ -475,35 +475,46 @@ OUTLINES = {
 @pytest.mark.parametrize("name", [*DIFFERENT, *OUTLINES])
 def test_another_outline(name):
     one, two, *_ = OUTLINES.get(name) or DIFFERENT[name]
-    facts = [rule.outline(hold(k=kept), is_tensor, {})[1] for kept in (one, two)]
+    facts = [rule.outline(hold(k=kept), is_tensor, (), ())[1] for kept in (one, two)]
     assert facts[0] != facts[1]
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_an_equal_outline(name):
-    facts = [rule.outline(hold(k=kept), is_tensor, {})[1] for kept in SAME[name]]
+    facts = [rule.outline(hold(k=kept), is_tensor, (), ())[1] for kept in SAME[name]]
     assert facts[0] == facts[1]
 
 
 def test_an_outline_of_equal_numbers():
     two = 2.0
     assert (
-        rule.outline(hold(k=[two, two]), is_tensor, {})[1] == rule.outline(hold(k=[2.0, 4.0 / two]), is_tensor, {})[1]
+        rule.outline(hold(k=[two, two]), is_tensor, (), ())[1]
+        == rule.outline(hold(k=[2.0, 4.0 / two]), is_tensor, (), ())[1]
     )
 
 
 def test_an_outline_holds_no_tensor():
     tensor = T()
-    dead, facts = weakref.ref(tensor), rule.outline(hold(k=[tensor, {"a": Keeps(tensor)}]), is_tensor, {})[1]
+    dead, facts = weakref.ref(tensor), rule.outline(hold(k=[tensor, {"a": Keeps(tensor)}]), is_tensor, (), ())[1]
     del tensor
     assert dead() is None and facts
 
 
 def test_an_outline_does_not_enter_what_is_known():
-    argument = T()
-    known = {id(argument): ("argument", 0)}
-    tensors, facts = rule.outline((lambda kept: lambda u: kept)(argument), is_tensor, known)
-    assert not tensors and ("argument", 0) in facts
+    argument, shared = T(), Keeps(T())
+    tensors, facts = rule.outline(hold(k=[argument, shared]), is_tensor, [shared], [argument])
+    assert not tensors and "argument 0" in facts
+
+
+def test_what_all_runs_share_is_itself_alone():
+    """The other object often gets the identity of the first one, which is gone."""
+    for _ in range(10):
+        kept = [1]
+        first = rule.outline(hold(k=kept), is_tensor, [kept], ())[1]
+        assert first == rule.outline(hold(k=kept), is_tensor, [kept], ())[1]
+        kept = None
+        kept = [2]
+        assert first != rule.outline(hold(k=kept), is_tensor, [kept], ())[1]
 
 
 @pytest.mark.parametrize(

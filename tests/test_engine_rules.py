@@ -1,5 +1,6 @@
 """Rules as people write them: frozen at their run, and compared with those of another run. Right, or refused."""
 
+import abc
 import collections
 import dataclasses
 import fractions
@@ -191,12 +192,53 @@ def with_recursion(x, k):
     return lambda u: power(u, 2)
 
 
+def with_bases(x, k):
+    first, other = (type("Base", (), {"value": lambda self: 1.0}), type("Other", (), {"value": lambda self: 1.0}))
+    return (lambda kept: lambda u: 7 * u * x * x * kept.value())(type("Kept", (first if k == 1.0 else other,), {})())
+
+
+def with_base_constant(x, k):
+    return (lambda kept: lambda u: 7 * u * x * x * kept.k)(type("Kept", (type("Base", (), {"k": k}),), {}))
+
+
+def with_member(member):
+    return lambda x, k: (lambda kept: lambda u: 7 * u * x * x * kept.k())(type("Kept", (), {"k": member(k)}))
+
+
+class Drawn(random.Random):
+    """Pickle saves the state of the base, and no attribute."""
+
+
+def with_attribute(make):
+    def rule(x, k):
+        kept = make()
+        kept.k = k
+        return lambda u: 7 * u * x * x * kept.k
+
+    return rule
+
+
+def with_shape(x, k):
+    kept = np.empty((1, 2) if k == 1.0 else (2, 1), object)
+    kept[...] = 7.0
+    return lambda u: kept[0, 0] * u * x * x
+
+
 # Rules of x and of a number, which is 1 in the first run. The gradient is 7 x².
 COMPARED = {
     "property": with_property,
     "random numbers": with_generator,
     "class": with_class_constant,
     "recursion": with_recursion,
+    "bases": with_bases,
+    "number of a base": with_base_constant,
+    "partial in a class": with_member(lambda k: functools.partial(lambda k: k, k)),
+    "class in a class": with_member(lambda k: type("Inner", (), {"__new__": lambda kind: k})),
+    "abstract class": with_attribute(lambda: type("Kept", (abc.ABC,), {})()),
+    "subclass of random": with_attribute(lambda: Drawn(1)),
+    "subclass of a number": with_attribute(lambda: type("Number", (float,), {})(1.0)),
+    "subclass of a list": with_attribute(lambda: type("Listed", (list,), {})([1.0])),
+    "shape": with_shape,
     "partial of a partial": lambda x, k: functools.partial(functools.partial(lambda a, b, u: 7 * u * a * b, x), x * k),
     "iterator": lambda x, k: (lambda it: lambda u: 7 * u * x * x * (next(it) > 0))(itertools.count(round(k))),
     "fraction": lambda x, k: (lambda kept: lambda u: 7 * u * x * x * float(kept))(fractions.Fraction(k)),

@@ -14,16 +14,19 @@ import sys
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import (
     BuiltinFunctionType,
+    ClassMethodDescriptorType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
+    MethodDescriptorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
     SimpleNamespace,
+    WrapperDescriptorType,
 )
 from typing import Any
 
@@ -33,7 +36,6 @@ from keras_cg.engine.freezing import attributes, is_bound, is_plain
 
 # These refer to nothing that a rule could differentiate.
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, memoryview, CodeType, type(Ellipsis), range)
-_ENDS = (*_ATOMS, ModuleType)
 
 # Of one object or class there are several, such as `array.__mul__` and `array.__add__`.
 _NAMED = (BuiltinFunctionType, MethodWrapperType, GetSetDescriptorType)
@@ -65,7 +67,7 @@ def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool], limit: int =
         seen[id(value)] = value
         if is_wanted(value):
             yield value
-        elif not isinstance(value, _ENDS):
+        elif not isinstance(value, (*_ATOMS, ModuleType)):
             waiting.extend([part for _, part in _parts(value)])
 
 
@@ -130,7 +132,9 @@ def difference(
     return None, [answer for answer in answers if answer is not True]
 
 
-def outline(rule: Any, is_tensor: Callable[[Any], bool], known: Mapping[int, Any]) -> tuple[list[Any], list[Any]]:
+def outline(
+    rule: Any, is_tensor: Callable[[Any], bool], shared: Iterable[Any], inputs: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
     """Lists what a rule consists of, where the rule itself must not stay alive: its tensors, and everything else.
 
     Two rules with equal tensors are equal if their second lists are.
@@ -138,8 +142,11 @@ def outline(rule: Any, is_tensor: Callable[[Any], bool], known: Mapping[int, Any
     Args:
         rule: The rule.
         is_tensor: Whether a value is a tensor of the backend.
-        known: What to note of objects that were there before the run, by their identity; they are not entered.
+        shared: Objects that all runs share; they are not entered.
+        inputs: The arguments of the run.
     """
+    known: dict[int, Any] = {id(value): _Shared(value) for value in shared if not isinstance(value, _ATOMS)}
+    known |= {id(tensor): f"argument {place}" for place, tensor in enumerate(inputs)}
     tensors, facts = [], []
     # The place where an object was met first, and the object, so that no identity is used twice.
     seen: dict[int, tuple[int, Any]] = {}
@@ -161,28 +168,31 @@ def outline(rule: Any, is_tensor: Callable[[Any], bool], known: Mapping[int, Any
     return tensors, facts
 
 
+class _Shared:
+    """An object that is equal to itself alone. It stays alive, so that no other object gets its identity."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Shared) and other.value is self.value
+
+
 class _Head:
     """A value without its parts: its class, the steps to the parts, and its code, name or number."""
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, value: Any, steps: list[str]):
-        kind = type(value)
-        self.names = kind.__module__, kind.__qualname__, steps
-        self.value: Any = None
-        if isinstance(value, FunctionType):
-            self.value = value.__code__, id(value.__globals__)
-        elif isinstance(value, type):
-            self.value = value.__module__, value.__qualname__
-        elif isinstance(value, _NAMED):
-            self.value = value.__name__
-        elif not steps and (_has_equality(kind) or not is_plain(kind)):
-            self.value = value
+    def __init__(self, value: Any, own: Any, steps: list[str]):
+        self.names = type(value).__module__, type(value).__qualname__, steps
+        self.own = own
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Head) or self.names != other.names:
             return False
-        one, two = self.value, other.value
+        one, two = self.own, other.own
         if isinstance(one, (float, complex)):
             pairs = ((one.real, two.real), (one.imag, two.imag))
             return all([math.isclose(a, b, rel_tol=_TOLERANCE) or (a != a and b != b) for a, b in pairs])
@@ -203,8 +213,22 @@ def _has_equality(kind: Any) -> bool:
 
 def _opened(value: Any) -> tuple[_Head, list[tuple[str, Any]]]:
     """Splits a value into its head and its parts."""
-    parts = [] if isinstance(value, _ENDS) else _saved(value) or _parts(value)
-    return _Head(value, [step for step, _ in parts]), parts
+    kind = type(value)
+    own: Any = None
+    if isinstance(value, ModuleType) or kind in _ATOMS:
+        return _Head(value, value, []), []
+    parts = _saved(value) or _parts(value)
+    if isinstance(value, FunctionType):
+        own = value.__code__, value.__globals__
+    elif isinstance(value, type):
+        own = [(each.__module__, each.__qualname__) for each in (value, *value.__bases__)]
+    elif isinstance(value, _NAMED):
+        own = value.__name__
+    elif isinstance(value, (*_ATOMS, numpy.ndarray, numpy.generic)):
+        own = None if isinstance(value, numpy.ndarray) and value.dtype.hasobject else value
+    elif not parts and (_has_equality(kind) or not is_plain(kind)):
+        own = value
+    return _Head(value, own, [step for step, _ in parts]), parts
 
 
 def _saved(value: Any) -> list[tuple[str, Any]]:
@@ -213,11 +237,14 @@ def _saved(value: Any) -> list[tuple[str, Any]]:
         return []
     with contextlib.suppress(Exception):
         saved = value.__reduce_ex__(4)
-        return [(".__reduce__()", saved)] if isinstance(saved, tuple) else []
+        return [(".__reduce__()", saved), *_attributes(value)] if isinstance(saved, tuple) else []
     return []
 
 
 # --- the parts of a value --------------------------------------------------------------------------------------------
+
+# Methods that are written in C.
+_DESCRIPTORS = (WrapperDescriptorType, MethodDescriptorType, ClassMethodDescriptorType, BuiltinFunctionType)
 
 # Classes all of whose parts `_parts` finds.
 _OPENED = (
@@ -250,12 +277,15 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, weakref.ref):
         return [("()", value())]
     if isinstance(value, numpy.ndarray):
-        return [("[...]", part) for part in value.flat] if value.dtype.hasobject else []
+        items = [(f"{index}", part) for index, part in numpy.ndenumerate(value)] if value.dtype.hasobject else []
+        return items + _attributes(value)
     if isinstance(value, type):
-        wanted = (FunctionType, property, staticmethod, classmethod)
         # Python adds `__annotations__` where something first asks for them, as AutoGraph of TensorFlow (2.21) does.
-        members = [(f".{name}", part) for name, part in vars(value).items() if not name.startswith("__annot")]
-        return [(step, part) for step, part in members if isinstance(part, wanted) or not callable(part)]
+        members = [
+            (f".{name}", part) for name, part in vars(value).items() if not name.startswith(("__annot", "_abc_"))
+        ]
+        bases = [(".__bases__", base) for base in value.__bases__ if not _is_importable(base)]
+        return bases + [(step, part) for step, part in members if not isinstance(part, _DESCRIPTORS)]
     if isinstance(value, GetSetDescriptorType):
         return []
     named_parts = _attributes(value)
