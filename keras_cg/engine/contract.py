@@ -128,7 +128,7 @@ class Function(Protocol):
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
-        """Finds the wanted values that the user's function can reach apart from its arguments."""
+        """Finds the wanted values that the user's function can reach, without its arguments."""
 
 
 class OrdinaryFunction(Function, Protocol):

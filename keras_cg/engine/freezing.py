@@ -62,6 +62,8 @@ def _functions(rule: Any) -> list[FunctionType]:
     """Finds the functions with cells or defaults that a rule reaches; the rule itself may be one of them."""
     found, seen, waiting = [], set(), [rule]
     for value in waiting:
+        if id(value) in seen or not callable(value):
+            continue
         seen.add(id(value))
         if isinstance(value, FunctionType):
             is_copied = value.__globals__.get("__name__", "").partition(".")[0] not in _FRAMEWORKS
@@ -76,7 +78,7 @@ def _functions(rule: Any) -> list[FunctionType]:
             parts = [value.__wrapped__]
         else:
             parts = [type(value).__call__, *attributes(value).values()] if value is rule else []
-        waiting += [part for part in parts if callable(part) and id(part) not in seen]
+        waiting += parts
     return found
 
 
@@ -121,7 +123,7 @@ def is_bound(cell: CellType) -> bool:
 def _copied(value: Any, method: Any, copies: dict[int, Any]) -> Any:
     """Copies the object behind a method, but not if the method assigns to its attributes.
 
-    The copy is shallow. It runs neither the constructor nor `copy.copy`, which a class may have given other meanings.
+    The copy is shallow. It runs neither the constructor nor `copy.copy`, which a class may define in its own way.
     """
     kind = type(value)
     if not is_plain(kind) or hasattr(kind, "__del__") or _assigns_attributes(method, kind, set()):

@@ -72,7 +72,7 @@ def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool], limit: int =
 
 
 def refers(fun: Any) -> bool:
-    """Whether a function may refer to anything by itself, apart from globals."""
+    """Whether a function may refer to anything but globals."""
     if type(fun) is not FunctionType:
         return True
     return bool(fun.__closure__ or fun.__defaults__ or fun.__kwdefaults__ or fun.__dict__)

@@ -44,7 +44,7 @@ class Call:
         outputs: The outputs of that run.
         parents: The arguments, and then the captured values.
         count: How many arguments there are.
-        closed_over: The boxes that the function can read apart from its arguments.
+        closed_over: The boxes that the function can read and that are no arguments.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the tensors of NumPy are, and the boxes that autograd puts them in."""
+"""The tensors of NumPy, and the boxes that autograd puts them in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from autograd.extend import Box
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import trace_stack
 
-# This backend, as the engine takes it.
+# This backend, for the functions of the engine.
 own: Any = sys.modules[__package__]
 
-# What is read of autograd and it does not document: if one is gone, importing this file fails, and with it the backend.
+# Names that autograd does not document: if one is gone, importing this file fails, and with it the backend.
 _NEEDED = (Box._value, Box._trace, Box._node, VJPNode.new_root, VJPNode.parents, trace_stack.top, trace_stack.new_trace)
 
 tensors = (numpy.ndarray, Box)
@@ -69,8 +69,8 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def is_recording() -> bool:
-    # autograd (1.9) does not count back where an exception ended a trace: then the answer is yes from there on, which
-    # costs time and nothing else.
+    # autograd (1.9) does not count back where an exception ended a trace. From then on the answer is yes, which costs
+    # time alone.
     return trace_stack.top >= 0  # type: ignore[no-any-return]
 
 
