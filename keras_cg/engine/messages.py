@@ -87,7 +87,7 @@ def recomputed_otherwise(function: str) -> RuntimeError:
 
 
 def not_linear(obstacle: str | None = None) -> ValueError:
-    """Forward mode needs the transpose of a rule that is not linear; `obstacle` is the reason, if a program shows it."""
+    """Forward mode needs the transpose of a rule that is not linear; a program may show the `obstacle`."""
     headline = "forward mode needs a rule that is linear in upstream, and this one is not."
     cause = "a rule that clips or normalises upstream"
     got = None

@@ -12,22 +12,10 @@ import gc
 import math
 import sys
 import threading
+import types
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import (
-    BuiltinFunctionType,
-    ClassMethodDescriptorType,
-    CodeType,
-    FunctionType,
-    GetSetDescriptorType,
-    MethodDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-    SimpleNamespace,
-    WrapperDescriptorType,
-)
 from typing import Any
 
 import numpy
@@ -35,10 +23,10 @@ import numpy
 from keras_cg.engine.freezing import attributes, is_bound, is_plain
 
 # These refer to nothing that a rule could differentiate.
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, memoryview, CodeType, type(Ellipsis), range)
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, memoryview, types.CodeType, type(Ellipsis), range)
 
 # Of one object or class there are several, such as `array.__mul__` and `array.__add__`.
-_NAMED = (BuiltinFunctionType, MethodWrapperType, GetSetDescriptorType)
+_NAMED = (types.BuiltinFunctionType, types.MethodWrapperType, types.GetSetDescriptorType)
 
 # Objects without a value, which pickle refuses.
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -67,13 +55,13 @@ def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool], limit: int =
         seen[id(value)] = value
         if is_wanted(value):
             yield value
-        elif not isinstance(value, (*_ATOMS, ModuleType)):
+        elif not isinstance(value, (*_ATOMS, types.ModuleType)):
             waiting.extend([part for _, part in _parts(value)])
 
 
 def refers(fun: Any) -> bool:
     """Whether a function may refer to anything but globals."""
-    if type(fun) is not FunctionType:
+    if type(fun) is not types.FunctionType:
         return True
     return bool(fun.__closure__ or fun.__defaults__ or fun.__kwdefaults__ or fun.__dict__)
 
@@ -81,7 +69,7 @@ def refers(fun: Any) -> bool:
 def referents(fun: Any) -> list[Any]:
     """Lists what a function refers to by itself: its cells, defaults, and the object whose method it is."""
     parts = [part for _, part in _parts(fun)]
-    return parts + (referents(fun.__func__) if isinstance(fun, MethodType) else [])
+    return parts + (referents(fun.__func__) if isinstance(fun, types.MethodType) else [])
 
 
 # --- comparing -------------------------------------------------------------------------------------------------------
@@ -145,7 +133,8 @@ def outline(
         shared: Objects that all runs share; they are not entered.
         inputs: The arguments of the run.
     """
-    known: dict[int, Any] = {id(value): _Shared(value) for value in shared if not isinstance(value, _ATOMS)}
+    # With the objects themselves, which stay alive, so that no other object gets the identity of one.
+    known: dict[int, Any] = {id(value): (id(value), value) for value in shared if not isinstance(value, _ATOMS)}
     known |= {id(tensor): f"argument {place}" for place, tensor in enumerate(inputs)}
     tensors, facts = [], []
     # The place where an object was met first, and the object, so that no identity is used twice.
@@ -166,18 +155,6 @@ def outline(
             facts.append(head)
             waiting += [part for _, part in parts]
     return tensors, facts
-
-
-class _Shared:
-    """An object that is equal to itself alone. It stays alive, so that no other object gets its identity."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Shared) and other.value is self.value
 
 
 class _Head:
@@ -215,10 +192,10 @@ def _opened(value: Any) -> tuple[_Head, list[tuple[str, Any]]]:
     """Splits a value into its head and its parts."""
     kind = type(value)
     own: Any = None
-    if isinstance(value, ModuleType) or kind in _ATOMS:
+    if isinstance(value, types.ModuleType) or kind in _ATOMS:
         return _Head(value, value, []), []
     parts = _saved(value) or _parts(value)
-    if isinstance(value, FunctionType):
+    if isinstance(value, types.FunctionType):
         own = value.__code__, value.__globals__
     elif isinstance(value, type):
         own = [(each.__module__, each.__qualname__) for each in (value, *value.__bases__)]
@@ -244,12 +221,28 @@ def _saved(value: Any) -> list[tuple[str, Any]]:
 # --- the parts of a value --------------------------------------------------------------------------------------------
 
 # Methods that are written in C.
-_DESCRIPTORS = (WrapperDescriptorType, MethodDescriptorType, ClassMethodDescriptorType, BuiltinFunctionType)
+_DESCRIPTORS = (
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.BuiltinFunctionType,
+)
 
 # Classes all of whose parts `_parts` finds.
 _OPENED = (
-    *(FunctionType, MethodType, functools.partial, dict, list, tuple, deque, set, frozenset, SimpleNamespace),
-    *(weakref.ref, type, GetSetDescriptorType, numpy.ndarray, numpy.generic),
+    *(
+        types.FunctionType,
+        types.MethodType,
+        functools.partial,
+        dict,
+        list,
+        tuple,
+        deque,
+        set,
+        frozenset,
+        types.SimpleNamespace,
+    ),
+    *(weakref.ref, type, types.GetSetDescriptorType, numpy.ndarray, numpy.generic),
 )
 
 
@@ -259,7 +252,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     A function's module is left out, because both rules share it, and so is the class of an object unless a run has
     defined it.
     """
-    if isinstance(value, FunctionType):
+    if isinstance(value, types.FunctionType):
         named = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         parts = [(name, cell.cell_contents) for name, cell in named if is_bound(cell)]
         parts += [("default", default) for default in value.__defaults__ or ()]
@@ -286,7 +279,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         ]
         bases = [(".__bases__", base) for base in value.__bases__ if not _is_importable(base)]
         return bases + [(step, part) for step, part in members if not isinstance(part, _DESCRIPTORS)]
-    if isinstance(value, GetSetDescriptorType):
+    if isinstance(value, types.GetSetDescriptorType):
         return []
     named_parts = _attributes(value)
     known = {id(part) for _, part in named_parts} | {id(getattr(value, "__dict__", None))}

@@ -209,8 +209,8 @@ def node(
     """A function of a list of arrays that gives one, with its rules, which hold in batches, too.
 
     `pull(inputs, cotangents)` gives the gradients of all inputs, `push(inputs, tangents)` the tangents of the outputs;
-    a tangent is None for an input that is not differentiated. Arrays that they need must be inputs: in a batch these are
-    others.
+    a tangent is None for an input that is not differentiated. Arrays that they need must be inputs, which are others in
+    a batch.
     """
     function = mx.custom_function(run)
     function.vjp(lambda inputs, cotangents, outputs: pull(inputs, cotangents))
