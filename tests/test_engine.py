@@ -7,6 +7,7 @@ import functools
 import gc
 import hashlib
 import random
+import sys
 import threading
 import types
 import weakref
@@ -292,7 +293,23 @@ def test_a_tensor_is_reached_wherever_it_is(kind):
 
 def test_globals_and_modules_are_not_entered(monkeypatch):
     monkeypatch.setitem(globals(), "kept_by_a_test", T())
-    assert not [*rule.reached([lambda u: kept_by_a_test, types], is_tensor)]  # noqa: F821
+    assert not [*rule.reached([lambda u: kept_by_a_test, sys.modules[__name__]], is_tensor)]  # noqa: F821
+
+
+def test_whether_a_function_refers_to_anything():
+    k, with_attribute = 1, eval("lambda: 0")
+    with_attribute.kept = 1
+    for fun in (lambda: k, eval("lambda k=1: k"), eval("lambda *, k=1: k"), with_attribute, Keeps(1).method):
+        assert rule.refers(fun)
+    assert not rule.refers(eval("lambda: 0"))
+
+
+def test_what_a_function_refers_to():
+    k, kept = T(), Keeps(2.0)
+    kept.method = types.MethodType(lambda self, u: k, kept)
+    found = rule.referents(kept.method)
+    assert kept in found and k in found
+    assert rule.referents(lambda u, default=kept: k) == [k, kept]
 
 
 # --- comparing -------------------------------------------------------------------------------------------------------
@@ -364,6 +381,15 @@ def drawn(source):
 
 
 DIFFERENT = {
+    "one object and two": ((lambda one: [one, one])([1]), [[1], [2]], "[1][0] was 1 and is 2"),
+    "tensor and number": (T(), 1.0, "was T and is 1.0"),
+    "complex": (1 + 2j, 1 + 3j, "was (1+2j) and is (1+3j)"),
+    "globals": (eval("lambda: k", {"k": 1}), eval("lambda: k", {"k": 2}), "is another <lambda>"),
+    "array of objects": (
+        np.array([[1, 2]], object),
+        np.array([[1], [2]], object),
+        "was object[1, 2] and is object[2, 1]",
+    ),
     "float": (2.0, 2.001, "was 2.0 and is 2.001"),
     "integer": (2, 3, "was 2 and is 3"),
     "kind of number": (2, 2.0, "was 2 and is 2.0"),
@@ -399,6 +425,24 @@ def test_what_is_another(name):
     one, two, told = DIFFERENT[name]
     found = differ(hold(k=one), hold(k=two))
     assert found is not None and found.startswith("kept['k']") and told in found, found
+
+
+def test_one_object_is_not_entered():
+    class Unequal:
+        def __eq__(self, other):
+            return False
+
+        __hash__ = None
+
+    one = Unequal()
+    assert differ(hold(k=one), hold(k=one)) is None
+    assert differ(hold(k=one), hold(k=Unequal())) is not None
+
+
+def test_names_in_a_difference():
+    keyword = [eval(f"lambda *, k={k}: k") for k in (1, 2)]
+    assert differ(*keyword) == "k was 1 and is 2"
+    assert differ(hold(**{"a": {Pair(1, 2): 0}}), hold(**{"a": {Pair(1, 3): 0}})) == "key[1] was 2 and is 3"
 
 
 def test_a_class_that_was_asked_for_annotations():
@@ -454,13 +498,17 @@ def test_an_outline_tells_what_a_kept_rule_would():
         return rule.outline(lambda u: kept, is_tensor, (), ())
 
     tensor = T()
+    assert rule.outline(hold(k=[*TENSORS, TENSORS[0]]), is_tensor, (), ())[0] == [*TENSORS]
     tensors, facts = of(2.0, tensor)
     assert tensors == [tensor]
     assert facts == of(2.0, T())[1]
     assert facts != of(3.0, T())[1]
 
 
+TENSORS = T(1.0), T(2.0)
+
 OUTLINES = {
+    "a tensor twice": ([*TENSORS, TENSORS[0]], [*TENSORS, TENSORS[1]]),
     "a number twice": ([1, 1, 2], [1, 2, 2]),
     "nests": ([[1], [2, 3]], [[1, 2], [3]]),
     "arrays": (X, X + 1),
