@@ -13,17 +13,17 @@ from autograd.tracer import Node, trace_stack
 
 from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating, is_tensor
 from keras_cg.engine import messages
-from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.contract import Function, Pullback, Tensors
 
 
-def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, on plain arrays; an output that is in a box all the same depends on a captured value."""
     inputs = [asarray(innermost(tensor)) for tensor in tensors]
     outputs, pullback = fun(*inputs)
-    closed_over = list(fun.captures(_is_box))
-    parents = [*tensors]
+    closed_over = tuple(fun.captures(_is_box))
+    parents = tuple(tensors)
     if any([isinstance(output, Box) for output in outputs]):
-        parents += _captured(fun, outputs, pullback, inputs, closed_over)
+        parents += tuple(_captured(fun, outputs, pullback, inputs, closed_over))
         outputs = tuple(map(innermost, outputs))
     elif not any([isinstance(tensor, Box) for tensor in tensors]):
         return outputs
@@ -38,23 +38,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
 class Call:
     """One call: its rule, and whatever else the backward pass needs.
 
-    Args:
-        fun: The function, which runs again if its gradient is differentiated.
-        pullback: The rule of the first run.
-        outputs: The outputs of that run.
-        parents: The arguments, and then the captured values.
-        count: How many arguments there are.
-        closed_over: The boxes that the function can read and that are no arguments.
+    The parents are the `count` arguments, and then the captured values. `closed_over` are the boxes that the function
+    can read and that are no arguments. The function runs again if its gradient is differentiated.
     """
 
     def __init__(
-        self,
-        fun: Function,
-        pullback: Pullback,
-        outputs: Sequence[Any],
-        parents: Sequence[Any],
-        count: int,
-        closed_over: Sequence[Any],
+        self, fun: Function, pullback: Pullback, outputs: Tensors, parents: Tensors, count: int, closed_over: Tensors
     ):
         self.fun, self.pullback, self.count, self.closed_over = fun, pullback, count, closed_over
         self.levels = {box._trace for parent in parents for box in boxes(parent)} if closed_over else set()

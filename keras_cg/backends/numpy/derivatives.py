@@ -11,13 +11,11 @@ from autograd import make_vjp
 from autograd.builtins import tuple as boxed_tuple
 
 from keras_cg.backends.numpy.tensors import conjugate
-from keras_cg.engine.contract import PlainFunction
+from keras_cg.engine.contract import PlainFunction, Tensors
 
 
-def vjp(
-    fun: PlainFunction, tensors: Sequence[Any]
-) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
-    aux: list[tuple[Any, ...]] = []
+def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
+    aux: list[Tensors] = []
 
     def run(tensors: Any) -> Any:
         outputs, others = fun(*tensors)
@@ -30,7 +28,7 @@ def vjp(
         warnings.filterwarnings("ignore", "Output seems independent of input")
         back, outputs = make_vjp(run)(tuple(map(_own, tensors)))
 
-    def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def pullback(cotangents: Sequence[Any]) -> Tensors:
         gradients = back(boxed_tuple(tuple(conjugate(each) for each in cotangents)))
         return tuple(conjugate(each) for each in gradients)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,9 +13,6 @@ from autograd.core import VJPNode
 from autograd.extend import Box
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import trace_stack
-
-# This backend, for the functions of the engine.
-own: Any = sys.modules[__package__]
 
 # Names that autograd does not document: if one is gone, importing this file fails, and with it the backend.
 _NEEDED = (Box._value, Box._trace, Box._node, VJPNode.new_root, VJPNode.parents, trace_stack.top, trace_stack.new_trace)
