@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 import weakref
+import zlib
 
 import numpy as np
 import pytest
@@ -176,12 +177,40 @@ def test_an_object_that_counts_is_not_copied():
     assert kept.calls == 1
 
 
+def test_a_decorated_function_as_a_rule():
+    k = 2.0
+    frozen = freeze(custom_gradient(lambda x: (x * k, lambda u: u)))
+    k = 5.0
+    assert float(frozen(np.array(1.0))) == 2.0
+
+
+def test_a_name_that_the_rule_deletes_stays_shared():
+    k = 2.0
+
+    def grad(u):
+        nonlocal k
+        del k
+        return u
+
+    freeze(grad)(1.0)
+    with pytest.raises(NameError):
+        k  # noqa: B018
+
+
 def test_objects_that_no_shallow_copy_serves():
     """Those whose state is in memory of C, that are told when they go, and classes."""
 
     class Listed(list):
         def __call__(self, u):
             return u * len(self)
+
+    class Named(types.SimpleNamespace):
+        def __call__(self, u):
+            return u
+
+    class Draws(random.Random):
+        def __call__(self, u):
+            return u
 
     class Freed:
         def __del__(self):
@@ -191,7 +220,7 @@ def test_objects_that_no_shallow_copy_serves():
             return u
 
     gone, listed, freed = [], Listed([1]), Freed()
-    for kept in (listed, freed, listed.__len__, X.__mul__, float, Keeps):
+    for kept in (listed, freed, Named(a=1), Draws(1), listed.__len__, X.__mul__, float, Keeps):
         assert freeze(kept) is kept
     listed.append(2)
     assert freeze(listed)(1.0) == 2.0
@@ -355,13 +384,15 @@ SAME = {
     "weak references": (lambda one: (weakref.ref(one), weakref.ref(one)))(T),
     "builtin methods": ([1].append, [1].append),
     "bare objects": (object(), object()),
+    "attributes in another order": (types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(b=2, a=1)),
     "objects without attributes": tuple(type("Made", (), {})() for _ in range(2)),
     "locks": (threading.Lock(), threading.Lock()),
+    "reentrant locks": (threading.RLock(), threading.RLock()),
     "random numbers": (random.Random(1), random.Random(1)),
     "NumPy's random numbers": (np.random.default_rng(1), np.random.default_rng(1)),
     "NumPy's old random numbers": (np.random.RandomState(1), np.random.RandomState(1)),
     "decimals": (decimal.Decimal(2), decimal.Decimal(2)),
-    "sets of tuples": ({(1, "a"), (2, "b"), (3, "c")}, {(3, "c"), (2, "b"), (1, "a")}),
+    "sets of tuples": ({(k, str(k)) for k in range(9)}, {(k, str(k)) for k in reversed(range(9))}),
     "sets of shared objects": ({T, Pair, Keeps}, {Keeps, T, Pair}),
     "iterators": (iter([1, 2]), iter([1, 2])),
     "NumPy's NaN": (np.float32("nan"), np.float32("nan")),
@@ -374,6 +405,11 @@ def test_what_is_the_same(name):
     assert differ(hold(k=one), hold(k=two)) is None
 
 
+def compressor(level):
+    """An object of C whose class no module has by its name."""
+    return zlib.compressobj(level)
+
+
 def drawn(source):
     """An iterator or a generator of random numbers, from which one was taken."""
     next(source) if hasattr(source, "__next__") else source.random()
@@ -381,6 +417,9 @@ def drawn(source):
 
 
 DIFFERENT = {
+    "base": (type("Made", (Keeps,), {}), type("Made", (Slotted,), {}), "is another Made"),
+    "long string": ("a" * 50, "b" * 50, f"was '{'a' * 36}... and is '{'b' * 36}..."),
+    "unknown to pickle and of no module": (compressor(1), compressor(9), "is another Compress"),
     "one object and two": ((lambda one: [one, one])([1]), [[1], [2]], "[1][0] was 1 and is 2"),
     "tensor and number": (T(), 1.0, "was T and is 1.0"),
     "complex": (1 + 2j, 1 + 3j, "was (1+2j) and is (1+3j)"),
@@ -431,6 +470,13 @@ def test_one_object_is_not_entered():
     one, entered = [1], []
     assert rule.difference(hold(k=one), hold(k=one), lambda value: entered.append(value), agreement)[0] is None
     assert all(each is not one for each in entered)
+
+
+def test_a_tensor_in_a_difference():
+    class Shaped(T):
+        shape, dtype = (2, 3), "torch.float32"
+
+    assert differ(hold(k=Shaped(1.0)), hold(k=Shaped(2.0))) == "kept['k'] is another float32[2, 3]"
 
 
 def test_names_in_a_difference():

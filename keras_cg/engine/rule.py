@@ -175,17 +175,14 @@ class _Head:
             return all([math.isclose(a, b, rel_tol=_TOLERANCE) or (a != a and b != b) for a, b in pairs])
         if isinstance(one, (numpy.ndarray, numpy.generic)):
             return is_repeated(numpy.asarray(two), numpy.asarray(one), _TOLERANCE)
-        if not _has_equality(type(one)):
+        kind: Any = type(one)
+        if kind.__eq__ is object.__eq__:
             # The value of other objects of C is unknown.
             return one is two or isinstance(one, _LOCKS)
         try:
             return bool(one == two)
         except Exception:
             return False
-
-
-def _has_equality(kind: Any) -> bool:
-    return kind.__eq__ is not object.__eq__
 
 
 def _opened(value: Any) -> tuple[_Head, list[tuple[str, Any]]]:
@@ -203,7 +200,7 @@ def _opened(value: Any) -> tuple[_Head, list[tuple[str, Any]]]:
         own = value.__name__
     elif isinstance(value, (*_ATOMS, numpy.ndarray, numpy.generic)):
         own = None if isinstance(value, numpy.ndarray) and value.dtype.hasobject else value
-    elif not parts and (_has_equality(kind) or not is_plain(kind)):
+    elif not is_plain(kind) and all([part is kind for _, part in parts]):
         own = value
     return _Head(value, own, [step for step, _ in parts]), parts
 
