@@ -197,6 +197,50 @@ def test_a_name_that_the_rule_deletes_stays_shared():
         k  # noqa: B018
 
 
+def test_a_name_that_a_function_inside_assigns_stays_shared():
+    count = 0
+
+    def grad(u):
+        def note():
+            nonlocal count
+            count += 1
+
+        note()
+        return u
+
+    freeze(grad)(1.0)
+    assert count == 1
+
+
+class Notes:
+    def note(self):
+        self.calls = 1
+
+
+class Deletes(Notes):
+    def __call__(self, u):
+        del self.calls
+
+
+class AssignsInside(Notes):
+    def __call__(self, u):
+        def note():
+            self.calls = 2
+
+        note()
+
+
+class CallsInside(Notes):
+    def __call__(self, u):
+        return [self.note() for _ in range(2)], (lambda: self.note())()
+
+
+@pytest.mark.parametrize("kind", [Deletes, AssignsInside, CallsInside])
+def test_an_object_whose_methods_assign_stays_shared(kind):
+    kept = kind()
+    assert freeze(kept) is kept
+
+
 def test_objects_that_no_shallow_copy_serves():
     """Those whose state is in memory of C, that are told when they go, and classes."""
 
@@ -696,6 +740,7 @@ CURVED = {
     "5% of curvature": (lambda u: [u + 0.05 * abs(u)], ones()),
     "third element only": (lambda u: [np.stack([u[0], u[1], abs(u[2])])], ones()),
     "matrix": (lambda u: [u * np.sign(u[:, :1])], ones(shape=(2, 3))),
+    "antisymmetric part": (lambda u: [u + abs(u - u.T)], ones(shape=(3, 3))),
     **{f"clip at {limit:g}": (clip(limit), ones()) for limit in 10.0 ** np.arange(-9, 13)},
     "clip a small float32": (clip(1e-9), ones("float32", ())),
     "clip a large float32": (clip(1e11), ones("float32", ())),
@@ -722,6 +767,27 @@ def test_what_is_tried():
     np.testing.assert_allclose(tried[2], one - 2 * two)
     scales = [float(given[0] / one[0]) for given in tried[3:]]
     assert scales == [0.0, *(sign * 2.0**power for power in (80, 40, -40, -80) for sign in (1, -1))]
+
+
+def is_transpose(pull, push, cotangent, tangent):
+    numpy = backends.load("numpy", "a test")
+    with np.errstate(all="ignore"):
+        return [bool(each) for each in linear.transposes(numpy, pull, push, [cotangent], [tangent])]
+
+
+def test_a_transpose():
+    forth, back = lambda given: [MATRIX @ given[0]], lambda given: [MATRIX.T @ given[0]]
+    assert is_transpose(forth, back, X, X) == [True]
+    assert is_transpose(forth, forth, X, X) == [False]
+    assert is_transpose(lambda given: [7 * given[0]], lambda given: [5 * given[0]], X, X) == [False]
+    # Both overflow.
+    large = lambda given: [np.float32(1e30) * given[0] * np.float32(1e30)]
+    assert is_transpose(large, large, ones("float32"), ones("float32")) == [True]
+    # Terms that cancel: rounding is that of the terms.
+    many = ones("float32", (1000,))
+    differ = lambda given: [np.float32(1e4) * (given[0] - np.mean(given[0], dtype=np.float32))]
+    assert is_transpose(differ, lambda given: [differ(given)[0] + np.float32(1e-3)], many, many) == [True]
+    assert is_transpose(lambda given: [1j * given[0]], forth, ones("complex64"), X) == []
 
 
 # --- precision --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from complex_rules import COMPLEX, C, D, Z, differences
 from seven_exp import f, square, total
 
-from keras_cg import CapturedVariableError, custom_gradient, grad, ops, vjp
+from keras_cg import CapturedVariableError, custom_gradient, grad, jvp, ops, vjp
 
 pytestmark = pytest.mark.only("numpy")
 
@@ -470,6 +470,18 @@ def test_a_captured_value_that_is_an_output_itself(backend):
     gv, gw = autograd.grad(lambda given: loss(*given))((X, 2 * X))
     np.testing.assert_allclose(gw, 5 * ONE)
     np.testing.assert_allclose(gv, 6 * ONE)
+
+
+def test_forward_mode_of_a_rule_that_cuts_upstream_is_refused(backend):
+    """The rule is linear in upstream; autograd's derivative of it is another map."""
+    from autograd.tracer import getval
+
+    cut = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * getval(upstream)))
+    np.testing.assert_allclose(grad(cut)(X), 7 * ONE)
+    turned = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream + np.roll(getval(upstream), 1)))
+    for f in (cut, turned):
+        with pytest.raises(ValueError, match="linear in upstream"):
+            jvp(f, (X,), (ONE,))
 
 
 HIDDEN = {}

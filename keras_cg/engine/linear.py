@@ -60,7 +60,9 @@ def transposes(
     """
     if any(backend.dtype(tensor).startswith("complex") for tensor in (*cotangents, *tangents)):
         return []
-    along, across = ([_uneven(backend, each, 1.0, 0.5) for each in tensors] for tensors in (cotangents, tangents))
+    # Two directions: along a single one, a map and its transpose are the same.
+    along = [_uneven(backend, tensor, 1.0, 0.5) for tensor in cotangents]
+    across = [_uneven(backend, tensor, 0.3, 0.5) for tensor in tangents]
     product, size = _inner(backend, pull(along), across)
     other, other_size = _inner(backend, along, push(across))
     tolerance = max(precision.of(backend.dtype(tensor)).linear for tensor in (*cotangents, *tangents))
