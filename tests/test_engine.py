@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from keras_cg import backends, custom_gradient
-from keras_cg.engine import linear, precision, rule
+from keras_cg.engine import defaults, linear, precision, rule
 from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.freezing import freeze
 from keras_cg.recipes.checkpoint.sample import Sample
@@ -831,6 +831,7 @@ def test_what_holds_only_if_conditions_do():
 
 def test_what_holds_only_if_conditions_do_in_a_program(traced):
     half = X.astype(np.float16)
+    assert check_or_nan(traced, [X], [], ZeroDivisionError)[0] is X
     for conditions, expected in (
         ([np.array([True, True])], X),
         ([np.bool_(True), np.array([True, False])], X * np.nan),
@@ -838,6 +839,34 @@ def test_what_holds_only_if_conditions_do_in_a_program(traced):
         found = check_or_nan(traced, [X, half], conditions, ZeroDivisionError)
         np.testing.assert_array_equal(found[0], expected)
         assert found[1].dtype == np.float16 and np.isnan(found[1]).all() == np.isnan(expected).all()
+
+
+# --- defaults ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_stops_gradients_is_a_copy():
+    x = X.copy()
+    copy = defaults.stop_gradient(backends.load("numpy", "a test"), x)
+    x[0] = 100.0
+    np.testing.assert_array_equal(copy, X)
+
+
+def test_tensors_of_two_dtypes_never_agree():
+    """bfloat16 has no NumPy array of its own."""
+    backend = types.SimpleNamespace(dtype=lambda tensor: tensor[0], to_numpy=lambda tensor: tensor[1])
+    one, two = ("bfloat16", X), ("float32", X)
+    assert defaults.agreement(backend, [(one, one), (one, two)]) == [True, False]
+
+
+def test_arrays_but_for_rounding_in_a_program():
+    repeated = functools.partial(defaults.is_repeated_later, backends.load("numpy", "a test"))
+    odd = np.array([np.nan, np.inf, 1.0])
+    assert repeated(odd, odd) and repeated(X * (1 + 1e-15), X) and repeated(np.arange(3), np.arange(3))
+    assert repeated(X[:0], X[:0])
+    for other in (X + 1e-3, np.array([np.nan, 2.0, 3.0]), np.array([np.inf, 2.0, 3.0])):
+        assert not repeated(other, X)
+    with pytest.raises(RuntimeError, match="ran again for its gradient"):
+        repeated(X[:2], X)
 
 
 def test_a_sample_in_a_program(traced):

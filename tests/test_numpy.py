@@ -479,9 +479,9 @@ def test_forward_mode_of_a_rule_that_cuts_upstream_is_refused(backend):
     cut = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * getval(upstream)))
     np.testing.assert_allclose(grad(cut)(X), 7 * ONE)
     turned = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream + np.roll(getval(upstream), 1)))
-    for f in (cut, turned):
+    for function in (cut, turned):
         with pytest.raises(ValueError, match="linear in upstream"):
-            jvp(f, (X,), (ONE,))
+            jvp(function, (X,), (ONE,))
 
 
 HIDDEN = {}
