@@ -461,7 +461,7 @@ def drawn(source):
 
 
 DIFFERENT = {
-    "base": (type("Made", (Keeps,), {}), type("Made", (Slotted,), {}), "is another Made"),
+    "base": (type("Made", (Keeps,), {}), type("Made", (Notes,), {}), "is another Made"),
     "long string": ("a" * 50, "b" * 50, f"was '{'a' * 36}... and is '{'b' * 36}..."),
     "unknown to pickle and of no module": (compressor(1), compressor(9), "is another Compress"),
     "one object and two": ((lambda one: [one, one])([1]), [[1], [2]], "[1][0] was 1 and is 2"),
@@ -783,10 +783,11 @@ def test_a_transpose():
     # Both overflow.
     large = lambda given: [np.float32(1e30) * given[0] * np.float32(1e30)]
     assert is_transpose(large, large, ones("float32"), ones("float32")) == [True]
-    # Terms that cancel: rounding is that of the terms.
-    many = ones("float32", (1000,))
-    differ = lambda given: [np.float32(1e4) * (given[0] - np.mean(given[0], dtype=np.float32))]
-    assert is_transpose(differ, lambda given: [differ(given)[0] + np.float32(1e-3)], many, many) == [True]
+    # Terms that cancel: the inner products are 0 and 1e-7, the sums of absolute values 1,000.
+    along, across = (linear._uneven(backends.load("numpy", "a test"), np.ones(1000), step, 0.5) for step in (1.0, 0.3))
+    weights = np.where(np.arange(1000) % 2, 1, -1) / (along * across)
+    push = lambda given: [weights * given[0] + 1e-7 * along / np.sum(along**2)]
+    assert is_transpose(lambda given: [weights * given[0]], push, np.ones(1000), np.ones(1000)) == [True]
     assert is_transpose(lambda given: [1j * given[0]], forth, ones("complex64"), X) == []
 
 
@@ -803,6 +804,8 @@ def test_the_table_is_that_of_the_dtypes(dtype):
 
 
 def test_the_precision_of_other_dtypes():
+    assert [*map(precision.is_differentiable, ("float16", "bfloat16", "float8_e4m3fn", "complex64"))] == [True] * 4
+    assert not any(map(precision.is_differentiable, ("int32", "bool", "uint8")))
     assert precision.of("complex64") == precision.of("float32")
     assert precision.of("complex128") == precision.of("float64") == precision.of("int32")
     half = precision.of("bfloat16")
