@@ -105,7 +105,7 @@ def _frozen(value: Any, copies: dict[int, Any]) -> Any:
 def _frozen_callable(value: Any, copies: dict[int, Any]) -> Any:
     """`_frozen`, and a copy of an object whose class defines `__call__`."""
     call = type(value).__call__
-    if not isinstance(call, FunctionType) or hasattr(type(value), "frozen_by"):
+    if not isinstance(call, FunctionType):
         return _frozen(value, copies)
     copy = _copied(value, call, copies)
     return MethodType(copies[id(call)], copy) if id(call) in copies else copy
