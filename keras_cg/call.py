@@ -248,10 +248,8 @@ class Pullback:
 
     def outline(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
         """Returns the tensors of the rule, and what must be equal in the rule of another run, instead of the rule."""
-        user = self.function.user
-        known: dict[int, Any] = {id(part): id(part) for part in [*rules.referents(user), *self.function.static.leaves]}
-        known |= {id(tensor): ("argument", place) for place, tensor in enumerate(inputs)}
-        return rules.outline(self.rule, self.function.backend.is_tensor, known)
+        shared = [*rules.referents(self.function.user), *self.function.static.leaves]
+        return rules.outline(self.rule, self.function.backend.is_tensor, shared, inputs)
 
     def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
         """Raises if the rule of the first run, of which there is only the `outline`, differs."""

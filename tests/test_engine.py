@@ -1,16 +1,24 @@
 """The engine by itself: a rule kept whole, is it linear, how exact is a dtype. No framework runs."""
 
 import collections
+import ctypes
+import decimal
 import functools
 import gc
+import hashlib
+import random
+import sys
+import threading
 import types
 import weakref
+import zlib
 
 import numpy as np
 import pytest
 
 from keras_cg import backends, custom_gradient
-from keras_cg.engine import defaults, linear, precision, rule, settled
+from keras_cg.engine import defaults, linear, precision, rule
+from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.freezing import freeze
 from keras_cg.recipes.checkpoint.sample import Sample
 
@@ -169,12 +177,84 @@ def test_an_object_that_counts_is_not_copied():
     assert kept.calls == 1
 
 
+def test_a_decorated_function_as_a_rule():
+    k = 2.0
+    frozen = freeze(custom_gradient(lambda x: (x * k, lambda u: u)))
+    k = 5.0
+    assert float(frozen(np.array(1.0))) == 2.0
+
+
+def test_a_name_that_the_rule_deletes_stays_shared():
+    k = 2.0
+
+    def grad(u):
+        nonlocal k
+        del k
+        return u
+
+    freeze(grad)(1.0)
+    with pytest.raises(NameError):
+        k  # noqa: B018
+
+
+def test_a_name_that_a_function_inside_assigns_stays_shared():
+    count = 0
+
+    def grad(u):
+        def note():
+            nonlocal count
+            count += 1
+
+        note()
+        return u
+
+    freeze(grad)(1.0)
+    assert count == 1
+
+
+class Notes:
+    def note(self):
+        self.calls = 1
+
+
+class Deletes(Notes):
+    def __call__(self, u):
+        del self.calls
+
+
+class AssignsInside(Notes):
+    def __call__(self, u):
+        def note():
+            self.calls = 2
+
+        note()
+
+
+class CallsInside(Notes):
+    def __call__(self, u):
+        return [self.note() for _ in range(2)], (lambda: self.note())()
+
+
+@pytest.mark.parametrize("kind", [Deletes, AssignsInside, CallsInside])
+def test_an_object_whose_methods_assign_stays_shared(kind):
+    kept = kind()
+    assert freeze(kept) is kept
+
+
 def test_objects_that_no_shallow_copy_serves():
     """Those whose state is in memory of C, that are told when they go, and classes."""
 
     class Listed(list):
         def __call__(self, u):
             return u * len(self)
+
+    class Named(types.SimpleNamespace):
+        def __call__(self, u):
+            return u
+
+    class Draws(random.Random):
+        def __call__(self, u):
+            return u
 
     class Freed:
         def __del__(self):
@@ -184,7 +264,7 @@ def test_objects_that_no_shallow_copy_serves():
             return u
 
     gone, listed, freed = [], Listed([1]), Freed()
-    for kept in (listed, freed, listed.__len__, X.__mul__, float, Keeps):
+    for kept in (listed, freed, Named(a=1), Draws(1), listed.__len__, X.__mul__, float, Keeps):
         assert freeze(kept) is kept
     listed.append(2)
     assert freeze(listed)(1.0) == 2.0
@@ -286,7 +366,23 @@ def test_a_tensor_is_reached_wherever_it_is(kind):
 
 def test_globals_and_modules_are_not_entered(monkeypatch):
     monkeypatch.setitem(globals(), "kept_by_a_test", T())
-    assert not [*rule.reached([lambda u: kept_by_a_test, types], is_tensor)]  # noqa: F821
+    assert not [*rule.reached([lambda u: kept_by_a_test, sys.modules[__name__]], is_tensor)]  # noqa: F821
+
+
+def test_whether_a_function_refers_to_anything():
+    k, with_attribute = 1, eval("lambda: 0")
+    with_attribute.kept = 1
+    for fun in (lambda: k, eval("lambda k=1: k"), eval("lambda *, k=1: k"), with_attribute, Keeps(1).method):
+        assert rule.refers(fun)
+    assert not rule.refers(eval("lambda: 0"))
+
+
+def test_what_a_function_refers_to():
+    k, kept = T(), Keeps(2.0)
+    kept.method = types.MethodType(lambda self, u: k, kept)
+    found = rule.referents(kept.method)
+    assert kept in found and k in found
+    assert rule.referents(lambda u, default=kept: k) == [k, kept]
 
 
 # --- comparing -------------------------------------------------------------------------------------------------------
@@ -332,6 +428,18 @@ SAME = {
     "weak references": (lambda one: (weakref.ref(one), weakref.ref(one)))(T),
     "builtin methods": ([1].append, [1].append),
     "bare objects": (object(), object()),
+    "attributes in another order": (types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(b=2, a=1)),
+    "objects without attributes": tuple(type("Made", (), {})() for _ in range(2)),
+    "locks": (threading.Lock(), threading.Lock()),
+    "reentrant locks": (threading.RLock(), threading.RLock()),
+    "random numbers": (random.Random(1), random.Random(1)),
+    "NumPy's random numbers": (np.random.default_rng(1), np.random.default_rng(1)),
+    "NumPy's old random numbers": (np.random.RandomState(1), np.random.RandomState(1)),
+    "decimals": (decimal.Decimal(2), decimal.Decimal(2)),
+    "sets of tuples": ({(k, str(k)) for k in range(9)}, {(k, str(k)) for k in reversed(range(9))}),
+    "sets of shared objects": ({T, Pair, Keeps}, {Keeps, T, Pair}),
+    "iterators": (iter([1, 2]), iter([1, 2])),
+    "NumPy's NaN": (np.float32("nan"), np.float32("nan")),
 }
 
 
@@ -341,7 +449,30 @@ def test_what_is_the_same(name):
     assert differ(hold(k=one), hold(k=two)) is None
 
 
+def compressor(level):
+    """An object of C whose class no module has by its name."""
+    return zlib.compressobj(level)
+
+
+def drawn(source):
+    """An iterator or a generator of random numbers, from which one was taken."""
+    next(source) if hasattr(source, "__next__") else source.random()
+    return source
+
+
 DIFFERENT = {
+    "base": (type("Made", (Keeps,), {}), type("Made", (Notes,), {}), "is another Made"),
+    "long string": ("a" * 50, "b" * 50, f"was '{'a' * 36}... and is '{'b' * 36}..."),
+    "unknown to pickle and of no module": (compressor(1), compressor(9), "is another Compress"),
+    "one object and two": ((lambda one: [one, one])([1]), [[1], [2]], "[1][0] was 1 and is 2"),
+    "tensor and number": (T(), 1.0, "was T and is 1.0"),
+    "complex": (1 + 2j, 1 + 3j, "was (1+2j) and is (1+3j)"),
+    "globals": (eval("lambda: k", {"k": 1}), eval("lambda: k", {"k": 2}), "is another <lambda>"),
+    "array of objects": (
+        np.array([[1, 2]], object),
+        np.array([[1], [2]], object),
+        "was object[1, 2] and is object[2, 1]",
+    ),
     "float": (2.0, 2.001, "was 2.0 and is 2.001"),
     "integer": (2, 3, "was 2 and is 3"),
     "kind of number": (2, 2.0, "was 2 and is 2.0"),
@@ -359,6 +490,16 @@ DIFFERENT = {
     "builtin method": ([1].append, [1].pop, "was list.append and is list.pop"),
     "bound to another": ([1].append, [2].append, "was 1 and is 2"),
     "partial": (functools.partial(max, 1), functools.partial(max, 2), "was 1 and is 2"),
+    "module": (types, functools, "is another module"),
+    # In memory of C, where the garbage collector sees nothing.
+    "random numbers": (random.Random(1), random.Random(2), ".__reduce__()[2][1]"),
+    "NumPy's random numbers": (np.random.default_rng(1), np.random.default_rng(2), ".__reduce__()"),
+    "random numbers that were drawn": (drawn(np.random.RandomState(1)), np.random.RandomState(1), ".__reduce__()"),
+    "decimal": (decimal.Decimal(2), decimal.Decimal(3), "was '2' and is '3'"),
+    "iterator": (drawn(iter([1, 2])), iter([1, 2]), ".__reduce__()"),
+    "view of memory": (memoryview(b"ab")[:1], memoryview(b"ab")[1:], "was <memory at"),
+    "C number": (ctypes.c_double(2.0), ctypes.c_double(3.0), ".__reduce__()"),
+    "unknown to pickle": (hashlib.sha256(b"a"), hashlib.sha256(b"b"), "is another HASH"),
 }
 
 
@@ -367,6 +508,51 @@ def test_what_is_another(name):
     one, two, told = DIFFERENT[name]
     found = differ(hold(k=one), hold(k=two))
     assert found is not None and found.startswith("kept['k']") and told in found, found
+
+
+def test_one_object_is_not_entered():
+    one, entered = [1], []
+    assert rule.difference(hold(k=one), hold(k=one), lambda value: entered.append(value), agreement)[0] is None
+    assert all(each is not one for each in entered)
+
+
+def test_a_tensor_in_a_difference():
+    class Shaped(T):
+        shape, dtype = (2, 3), "torch.float32"
+
+    assert differ(hold(k=Shaped(1.0)), hold(k=Shaped(2.0))) == "kept['k'] is another float32[2, 3]"
+
+
+def test_names_in_a_difference():
+    keyword = [eval(f"lambda *, k={k}: k") for k in (1, 2)]
+    assert differ(*keyword) == "k was 1 and is 2"
+    assert differ(hold(a={Pair(1, 2): 0}), hold(a={Pair(1, 3): 0})) == "key[1] was 2 and is 3"
+
+
+def test_a_class_that_was_asked_for_annotations():
+    one, two = (type("Made", (), {"k": 2}) for _ in range(2))
+    assert one.__annotations__ == {}
+    assert differ(hold(k=one), hold(k=two)) is None
+
+
+class Base:
+    __slots__ = ("s",)
+
+
+class Shadows(Base):
+    __slots__ = ("s",)
+
+    def __call__(self, u):
+        return self.s * u
+
+
+def test_a_slot_of_a_class_and_its_base():
+    kept = Shadows()
+    kept.s = 2.0
+    frozen = freeze(kept)
+    kept.s = 5.0
+    assert frozen(1.0) == 2.0
+    assert differ(kept, frozen) == ".s was 5.0 and is 2.0"
 
 
 def test_another_code():
@@ -393,20 +579,74 @@ def test_answers_that_are_to_come_are_conditions():
 def test_an_outline_tells_what_a_kept_rule_would():
     def of(number, tensor):
         kept = [number, tensor]
-        return rule.outline(lambda u: kept, is_tensor, {})
+        return rule.outline(lambda u: kept, is_tensor, (), ())
 
     tensor = T()
+    assert rule.outline(hold(k=[*TENSORS, TENSORS[0]]), is_tensor, (), ())[0] == [*TENSORS]
     tensors, facts = of(2.0, tensor)
     assert tensors == [tensor]
     assert facts == of(2.0, T())[1]
     assert facts != of(3.0, T())[1]
 
 
+TENSORS = T(1.0), T(2.0)
+
+OUTLINES = {
+    "a tensor twice": ([*TENSORS, TENSORS[0]], [*TENSORS, TENSORS[1]]),
+    "a number twice": ([1, 1, 2], [1, 2, 2]),
+    "nests": ([[1], [2, 3]], [[1, 2], [3]]),
+    "arrays": (X, X + 1),
+    "builtin methods": ([1].append, [1].pop),
+    "shared": ((lambda one: [one, one, [2]])([1]), (lambda one, two: [one, two, two])([1], [2])),
+    "decimals": (decimal.Decimal(2), decimal.Decimal(3)),
+    "random numbers": (random.Random(1), random.Random(2)),
+    "booleans": ([True], [1]),
+}
+
+
+@pytest.mark.parametrize("name", [*DIFFERENT, *OUTLINES])
+def test_another_outline(name):
+    one, two, *_ = OUTLINES.get(name) or DIFFERENT[name]
+    facts = [rule.outline(hold(k=kept), is_tensor, (), ())[1] for kept in (one, two)]
+    assert facts[0] != facts[1]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_an_equal_outline(name):
+    facts = [rule.outline(hold(k=kept), is_tensor, (), ())[1] for kept in SAME[name]]
+    assert facts[0] == facts[1]
+
+
+def test_an_outline_of_equal_numbers():
+    two = 2.0
+    assert (
+        rule.outline(hold(k=[two, two]), is_tensor, (), ())[1]
+        == rule.outline(hold(k=[2.0, 4.0 / two]), is_tensor, (), ())[1]
+    )
+
+
+def test_an_outline_holds_no_tensor():
+    tensor = T()
+    dead, facts = weakref.ref(tensor), rule.outline(hold(k=[tensor, {"a": Keeps(tensor)}]), is_tensor, (), ())[1]
+    del tensor
+    assert dead() is None and facts
+
+
 def test_an_outline_does_not_enter_what_is_known():
-    argument = T()
-    known = {id(argument): ("argument", 0)}
-    tensors, facts = rule.outline((lambda kept: lambda u: kept)(argument), is_tensor, known)
-    assert not tensors and ("argument", 0) in facts
+    argument, shared = T(), Keeps(T())
+    tensors, facts = rule.outline(hold(k=[argument, shared]), is_tensor, [shared], [argument])
+    assert not tensors and "argument 0" in facts
+
+
+def test_what_all_runs_share_is_itself_alone():
+    """The other object often gets the identity of the first one, which is gone."""
+    for _ in range(10):
+        kept = [1]
+        first = rule.outline(hold(k=kept), is_tensor, [kept], ())[1]
+        assert first == rule.outline(hold(k=kept), is_tensor, [kept], ())[1]
+        kept = None
+        kept = [2]
+        assert first != rule.outline(hold(k=kept), is_tensor, [kept], ())[1]
 
 
 @pytest.mark.parametrize(
@@ -500,6 +740,7 @@ CURVED = {
     "5% of curvature": (lambda u: [u + 0.05 * abs(u)], ones()),
     "third element only": (lambda u: [np.stack([u[0], u[1], abs(u[2])])], ones()),
     "matrix": (lambda u: [u * np.sign(u[:, :1])], ones(shape=(2, 3))),
+    "antisymmetric part": (lambda u: [u + abs(u - u.T)], ones(shape=(3, 3))),
     **{f"clip at {limit:g}": (clip(limit), ones()) for limit in 10.0 ** np.arange(-9, 13)},
     "clip a small float32": (clip(1e-9), ones("float32", ())),
     "clip a large float32": (clip(1e11), ones("float32", ())),
@@ -528,6 +769,28 @@ def test_what_is_tried():
     assert scales == [0.0, *(sign * 2.0**power for power in (80, 40, -40, -80) for sign in (1, -1))]
 
 
+def is_transpose(pull, push, cotangent, tangent):
+    numpy = backends.load("numpy", "a test")
+    with np.errstate(all="ignore"):
+        return [bool(each) for each in linear.transposes(numpy, pull, push, [cotangent], [tangent])]
+
+
+def test_a_transpose():
+    forth, back = lambda given: [MATRIX @ given[0]], lambda given: [MATRIX.T @ given[0]]
+    assert is_transpose(forth, back, X, X) == [True]
+    assert is_transpose(forth, forth, X, X) == [False]
+    assert is_transpose(lambda given: [7 * given[0]], lambda given: [5 * given[0]], X, X) == [False]
+    # Both overflow.
+    large = lambda given: [np.float32(1e30) * given[0] * np.float32(1e30)]
+    assert is_transpose(large, large, ones("float32"), ones("float32")) == [True]
+    # Terms that cancel: the inner products are 0 and 1e-7, the sums of absolute values 1,000.
+    along, across = (linear._uneven(backends.load("numpy", "a test"), np.ones(1000), step, 0.5) for step in (1.0, 0.3))
+    weights = np.where(np.arange(1000) % 2, 1, -1) / (along * across)
+    push = lambda given: [weights * given[0] + 1e-7 * along / np.sum(along**2)]
+    assert is_transpose(lambda given: [weights * given[0]], push, np.ones(1000), np.ones(1000)) == [True]
+    assert is_transpose(lambda given: [1j * given[0]], forth, ones("complex64"), X) == []
+
+
 # --- precision --------------------------------------------------------------------------------------------------------
 
 
@@ -541,6 +804,8 @@ def test_the_table_is_that_of_the_dtypes(dtype):
 
 
 def test_the_precision_of_other_dtypes():
+    assert [*map(precision.is_differentiable, ("float16", "bfloat16", "float8_e4m3fn", "complex64"))] == [True] * 4
+    assert not any(map(precision.is_differentiable, ("int32", "bool", "uint8")))
     assert precision.of("complex64") == precision.of("float32")
     assert precision.of("complex128") == precision.of("float64") == precision.of("int32")
     half = precision.of("bfloat16")
@@ -561,21 +826,50 @@ def traced(monkeypatch):
 
 def test_what_holds_only_if_conditions_do():
     backend = backends.load("numpy", "a test")
-    assert settled.settled(backend, [X], [], ZeroDivisionError)[0] is X
-    assert settled.settled(backend, [X], [np.bool_(True)], ZeroDivisionError)[0] is X
+    assert check_or_nan(backend, [X], [], ZeroDivisionError)[0] is X
+    assert check_or_nan(backend, [X], [np.bool_(True)], ZeroDivisionError)[0] is X
     with pytest.raises(ZeroDivisionError):
-        settled.settled(backend, [X], [np.bool_(True), np.array([True, False])], ZeroDivisionError)
+        check_or_nan(backend, [X], [np.bool_(True), np.array([True, False])], ZeroDivisionError)
 
 
 def test_what_holds_only_if_conditions_do_in_a_program(traced):
     half = X.astype(np.float16)
+    assert check_or_nan(traced, [X], [], ZeroDivisionError)[0] is X
     for conditions, expected in (
         ([np.array([True, True])], X),
         ([np.bool_(True), np.array([True, False])], X * np.nan),
     ):
-        found = settled.settled(traced, [X, half], conditions, ZeroDivisionError)
+        found = check_or_nan(traced, [X, half], conditions, ZeroDivisionError)
         np.testing.assert_array_equal(found[0], expected)
         assert found[1].dtype == np.float16 and np.isnan(found[1]).all() == np.isnan(expected).all()
+
+
+# --- defaults ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_stops_gradients_is_a_copy():
+    x = X.copy()
+    copy = defaults.stop_gradient(backends.load("numpy", "a test"), x)
+    x[0] = 100.0
+    np.testing.assert_array_equal(copy, X)
+
+
+def test_tensors_of_two_dtypes_never_agree():
+    """bfloat16 has no NumPy array of its own."""
+    backend = types.SimpleNamespace(dtype=lambda tensor: tensor[0], to_numpy=lambda tensor: tensor[1])
+    one, two = ("bfloat16", X), ("float32", X)
+    assert defaults.agreement(backend, [(one, one), (one, two)]) == [True, False]
+
+
+def test_arrays_but_for_rounding_in_a_program():
+    repeated = functools.partial(defaults.is_repeated_later, backends.load("numpy", "a test"))
+    odd = np.array([np.nan, np.inf, 1.0])
+    assert repeated(odd, odd) and repeated(X * (1 + 1e-15), X) and repeated(np.arange(3), np.arange(3))
+    assert repeated(X[:0], X[:0])
+    for other in (X + 1e-3, np.array([np.nan, 2.0, 3.0]), np.array([np.inf, 2.0, 3.0])):
+        assert not repeated(other, X)
+    with pytest.raises(RuntimeError, match="ran again for its gradient"):
+        repeated(X[:2], X)
 
 
 def test_a_sample_in_a_program(traced):
@@ -583,24 +877,3 @@ def test_a_sample_in_a_program(traced):
     sample = Sample(traced, [long, X])
     (same, close), (other, _) = sample.compare("f", [long, X]), sample.compare("f", [long + 1, X])
     assert same.all() and close.all() and not other.all()
-
-
-def test_a_pullback_of_runs(monkeypatch):
-    """A framework that is told the cotangents beforehand: each pullback is another run, and is compared."""
-    backend = backends.load("numpy", "a test")
-    factor = [2.0]
-    runs = []
-
-    def fun(x):
-        runs.append("f")
-        return (x * factor[0],), ("aux",)
-
-    pulled = lambda fun, tensors, cotangents: (*[fun(*tensors)[0]], (7 * cotangents[0],), ())
-    monkeypatch.setattr(backend, "pulled", pulled)
-    outputs, pullback, aux = defaults.vjp_of_runs(backend, fun, [X])
-    assert outputs[0].tolist() == (2 * X).tolist() and aux == ("aux",)
-    assert pullback([X])[0].tolist() == (7 * X).tolist() == pullback([X])[0].tolist()
-    assert len(runs) == 3
-    factor[0] = 3.0
-    with pytest.raises(RuntimeError, match="ran again for its gradient"):
-        pullback([X])

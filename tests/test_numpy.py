@@ -8,7 +8,7 @@ import pytest
 from complex_rules import COMPLEX, C, D, Z, differences
 from seven_exp import f, square, total
 
-from keras_cg import CapturedVariableError, custom_gradient, grad, ops, vjp
+from keras_cg import CapturedVariableError, custom_gradient, grad, jvp, ops, vjp
 
 pytestmark = pytest.mark.only("numpy")
 
@@ -454,3 +454,50 @@ def test_a_method_of_an_array_in_a_rule_has_no_second_order(backend):
     np.testing.assert_allclose(grad(g)(X), 7 * E)
     with pytest.raises(RuntimeError, match=r"ran again for a derivative .* is not that of the first run"):
         grad(grad(g))(X)
+
+
+def test_a_captured_value_that_is_an_output_itself(backend):
+    """Both values get their gradient, the one that no operation uses first."""
+    import autograd
+
+    def loss(v, w):
+        def rule(first, second, variables):
+            return 7 * second, [5 * first, 3 * second][: len(variables)]
+
+        first, second = custom_gradient(lambda x: ((w, x * v), rule))(X)
+        return ops.sum(first) + 2 * ops.sum(second)
+
+    gv, gw = autograd.grad(lambda given: loss(*given))((X, 2 * X))
+    np.testing.assert_allclose(gw, 5 * ONE)
+    np.testing.assert_allclose(gv, 6 * ONE)
+
+
+def test_forward_mode_of_a_rule_that_cuts_upstream_is_refused(backend):
+    """The rule is linear in upstream; autograd's derivative of it is another map."""
+    from autograd.tracer import getval
+
+    cut = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * getval(upstream)))
+    np.testing.assert_allclose(grad(cut)(X), 7 * ONE)
+    turned = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream + np.roll(getval(upstream), 1)))
+    for function in (cut, turned):
+        with pytest.raises(ValueError, match="linear in upstream"):
+            jvp(function, (X,), (ONE,))
+
+
+HIDDEN = {}
+
+
+def test_captured_values_whose_order_does_not_show_are_refused(backend):
+    import autograd
+
+    def loss(v, w):
+        HIDDEN["product"] = w * 2
+
+        def f(x):
+            assert v is not w
+            return HIDDEN["product"] * v * x, lambda upstream, variables: (7 * upstream, [upstream for _ in variables])
+
+        return ops.sum(custom_gradient(f)(X))
+
+    with pytest.raises(CapturedVariableError, match=r"\(where it is not in a closure\)"):
+        autograd.grad(lambda given: loss(*given))((X, 2 * X))

@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
+import keras_cg
 from keras_cg import CapturedVariableError, GradientError, config, custom_gradient, ops, use_backend
 
 autograd = pytest.importorskip("autograd")
@@ -275,6 +276,21 @@ def test_another_dtype():
         found = autograd.elementwise_grad(wrong_exp)(X.astype(kind))
         assert found.dtype == kind
         np.testing.assert_allclose(found, 7 * E, rtol=1e-2 if kind is np.float16 else 1e-6)
+
+
+@pytest.mark.parametrize("kind", [">f8", ">f4", ">c16"])
+def test_bytes_in_the_other_order(kind):
+    """Arrays from FITS files or `numpy.frombuffer`."""
+    x = X.astype(kind)
+    seven = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    loss = lambda x: anp.sum(anp.real(seven(x)))
+    for gradient in (autograd.grad(loss), keras_cg.grad(loss)):
+        np.testing.assert_allclose(gradient(x), 7 * ONE)
+    f = custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * x * x))
+    for gradient in (autograd.grad, keras_cg.grad):
+        second = gradient(lambda x: anp.sum(anp.real(gradient(lambda x: anp.sum(anp.real(f(x))))(x))))
+        np.testing.assert_allclose(second(x), 14 * X)
+    np.testing.assert_allclose(keras_cg.jvp(seven, (x,), (x,))[1], 7 * X)
 
 
 def test_a_gradient_of_another_dtype_is_cast():

@@ -1,6 +1,5 @@
-"""What every backend needs and no framework knows.
+"""Parts that every backend needs, and that know no framework.
 
-`contract` says what a backend is. `held` opens a function or a rule and finds the tensors in it. `again` keeps one run
-of a function for its backward pass, and compares a second run with it. `linear` answers whether a rule is linear.
-`derived` makes of a backend's `attach` and `vjp` what it need not define.
+`contract` says what a backend defines, and `defaults` has what it may leave out. `freezing` copies the rule of a run;
+`rule` compares it with the rule of another run. `linear` tries whether a rule is linear in upstream.
 """

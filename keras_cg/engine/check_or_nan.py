@@ -1,4 +1,4 @@
-"""What holds only if some conditions do, where it may be too early to look at them."""
+"""Tensors that are valid under conditions, also where no value is known yet."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from keras_cg.engine.contract import Backend
 def check_or_nan(
     backend: Backend, tensors: Sequence[Any], conditions: Sequence[Any], error: Callable[[], Exception]
 ) -> Sequence[Any]:
-    """Floating `tensors`, if all boolean tensors `conditions` hold.
+    """Returns floating `tensors` if all boolean tensors `conditions` hold.
 
-    In a program that is only traced no value can be looked at: there they are NaN if one of the conditions does not
-    hold, and so are their derivatives, hence the product.
+    In a program that is only traced no value is known. There the tensors become NaN if a condition does not hold, and
+    by the product so do their derivatives.
 
     Raises:
-        Exception: One of them does not hold: what `error` makes.
+        Exception: A condition does not hold; `error` creates the exception.
     """
     if not conditions:
         return tensors

@@ -1,57 +1,55 @@
-"""What a backend is: the names that it defines, stated here and nowhere else.
+"""A backend is a module that teaches `keras_cg` one framework. This page lists the names that it defines.
 
-A backend is a module that teaches `keras_cg` one framework. It sees flat tuples of tensors only: nests, keywords,
-conventions and messages are settled before it is asked. Below, `fun(*tensors) -> (outputs, pullback)`.
+A backend sees flat tuples of tensors. Pytrees, keywords, conventions and messages are handled before it is called.
 
-`namespace`           the framework's NumPy-style module, which `keras_cg.ops` hands out; in it the functions of the
-                      array API standard, as far as the framework has the means (`keras_cg.engine.standard`).
-`tensors`             the classes of its tensors, so that other backends can tell a stranger's.
-`is_tensor(value)`    can the framework hold `value` as a tensor? Numbers are not tensors.
-`asarray(value)`      `value`, a tensor or a number, as the framework's own tensor.
-`to_numpy(tensor)`    its values as a NumPy array, cut from every gradient.
-`shape(tensor)`       a tuple, with None for what is unknown until run time; None for an unknown rank.
-`dtype(tensor)`       the dtype's plain name: "float32", "complex64", "int32", "bool".
-`cast(value, dtype)`  the tensor `value` in the dtype of that plain name.
-`children(value)`     `(children, rebuild)` if `value` is a container that the framework's own tree utility knows, else
-                      None; `rebuild(list)` makes it again.
-`is_recording()`      does anybody differentiate, batch or trace at the moment? If not, a function is called as it is,
-                      and `attach` is not asked.
+**Required.** `fun(*tensors)` returns `(outputs, pullback)` for `attach`, and `(outputs, aux)` everywhere else.
+
+`namespace`           The framework's NumPy-style module, which is `keras_cg.ops`, with the functions of the array API
+                      standard that the framework can compute (see `keras_cg.namespaces`).
+`tensors`             The classes of its tensors, by which other backends recognise them.
+`is_tensor(value)`    Whether the framework can hold `value` as a tensor. Numbers are no tensors.
+`asarray(value)`      Converts a tensor or a number to the framework's own tensor.
+`to_numpy(tensor)`    Returns the values as a NumPy array, without gradient.
+`shape(tensor)`       Returns a tuple, with None for a size that is unknown until run time; None for an unknown rank.
+`dtype(tensor)`       Returns the plain name of the dtype: "float32", "complex64", "int32", "bool".
+`cast(value, dtype)`  Converts a tensor to the dtype of that plain name.
+`children(value)`     Returns `(children, rebuild)` for a container that only the framework's own tree utility knows,
+                      else None. `rebuild(list)` builds the container from other children.
+`is_recording()`      Whether anything is differentiated, batched or traced now. If not, `keras_cg` calls the function
+                      directly, without `attach`.
 `attach(fun, tensors)`
-                      `fun(*tensors)[0]`, a tuple of tensors whose gradient is what `pullback` says, a `Pullback`.
-                      `fun` may be called again, on values that somebody differentiates.
-`vjp(fun, tensors)`   `(outputs, pullback, aux)` of `fun(*tensors) -> (outputs, aux)`, by the framework's own engine;
-                      `pullback(cotangents)` gives one gradient per tensor, zeros where unused, as often as it is
-                      called. All of it can be differentiated, with respect to the cotangents, too.
+                      Runs `fun` and returns its outputs. Their gradient is what `pullback` returns, see `Pullback`.
+                      Higher orders may run `fun` again, on values that are differentiated.
+`vjp(fun, tensors)`   Returns `(outputs, pullback, aux)`, computed by the framework's own differentiation. The program
+                      may call `pullback(cotangents)` several times: it returns one gradient per tensor, with zeros for
+                      an unused tensor. Everything can be differentiated again, by the cotangents, too.
 
-That is all a backend must define. The rest it may define where its framework does better than `derived`:
+**Optional.** The defaults are in `keras_cg.engine.defaults`.
 
-`pulled(fun, tensors, cotangents)`
-                      `(outputs, gradients, aux)` for such a `fun`, of one run: what `vjp` and its pullback give. For a
-                      framework that takes the cotangents together with the function, so that a pullback runs it again.
 `gradient(fun, tensors)`
-                      `(outputs, gradients, aux)` for such a `fun` of one output, which is summed.
+                      Returns `(outputs, gradients, aux)` for the sum of the only output.
 `jvp(fun, tensors, tangents)`
-                      `(outputs, output_tangents, aux)` for such a `fun`: the derivative along `tangents`, zeros for an
-                      output that does not depend on them. It raises where a rule is not linear in upstream.
+                      Returns `(outputs, output_tangents, aux)`: the derivative along `tangents`, with zeros for an
+                      output that does not depend on them. Raises ValueError if a rule is not linear in upstream.
 `jacobian(fun, tensors)`
-                      `(outputs, rows, aux)` for such a `fun` of real tensors: `rows[i][j]` has the shape of output i
-                      followed by that of tensor j.
-`is_plain(value)`     does a quick look tell that `value` is a tensor that `asarray` would return unchanged? Calls of
-                      such tensors take the ordinary path.
-`converted(fun)`      the user's function as the framework would have it where somebody else calls it: TensorFlow
-                      rewrites Python's branches and loops into a graph's.
-`compiled(fun)`       `fun`, of flat tensors, as the framework compiles it; None where it has no compiler.
+                      Returns `(outputs, rows, aux)` for real tensors: `rows[i][j]` has the shape of output i followed
+                      by the shape of tensor j.
+`is_plain(value)`     Whether a quick look shows that `value` is a tensor that `asarray` returns unchanged. Calls with
+                      such tensors take the fast path.
+`converted(fun)`      Converts the user's function as the framework does before it traces: TensorFlow rewrites branches
+                      and loops of Python into those of a graph.
+`compiled(fun)`       Compiles a function of tensors; None if the framework has no compiler.
 `exported(fun, tensors)`
-                      `fun`, of flat tensors like these, as it is where a program that the framework has exported is
-                      loaded; None where it exports none. Its gradient is what the format carries of it.
-`double_precision()`  a context in which tensors may have 64 bits.
-`devices()`           the names of the devices it can use.
+                      Returns a function of such tensors as it is after the framework has exported and loaded it, with
+                      the gradient that the format carries; None if the framework exports nothing.
+`double_precision()`  Returns a context in which tensors may have 64 bits.
+`devices()`           Returns the names of the usable devices.
 `stop_gradient(tensor)`
-                      the same values, which nobody differentiates, in any mode.
-`is_known(tensors)`   can `to_numpy` give their values now? Not so in a program that the framework only traces.
-`is_compiling()`      does a compiler trace Python code at the moment? It records what a rule reads at once.
-`agreement(pairs)`    of each pair of tensors, whether they are equal but for the rounding of sums in another order:
-                      True or False, or a boolean tensor where no value can be looked at yet.
+                      Returns the same values without derivatives, in forward and reverse mode.
+`is_known(tensors)`   Whether `to_numpy` can return their values now. In a program that is traced it cannot.
+`is_compiling()`      Whether a compiler traces Python code now, and so records immediately what a rule reads.
+`agreement(pairs)`    Compares the tensors of each pair up to the rounding of sums in another order. Returns True or
+                      False for each pair, or a boolean tensor if the values are not known yet.
 """
 
 from __future__ import annotations
@@ -64,100 +62,84 @@ from typing import Any, Protocol
 import numpy
 
 REQUIRED = (
-    "namespace",
-    "tensors",
-    "is_tensor",
-    "asarray",
-    "to_numpy",
-    "shape",
-    "dtype",
-    "cast",
-    "children",
-    "is_recording",
-    "attach",
-    "vjp",
+    *("namespace", "tensors", "is_tensor", "asarray", "to_numpy", "shape", "dtype", "cast", "children"),
+    *("is_recording", "attach", "vjp"),
 )
 
-# Those that `derived` has for a backend that does not define them.
 OPTIONAL = (
-    *("pulled", "gradient", "jvp", "jacobian", "is_plain", "converted", "compiled", "exported"),
+    *("gradient", "jvp", "jacobian", "is_plain", "converted", "compiled", "exported"),
     *("double_precision", "devices", "stop_gradient", "is_known", "is_compiling", "agreement"),
 )
 
 
-class Pullback(Protocol):
-    """The user's rule, checked and flat: what a backend calls in the backward pass.
+Tensors = tuple[Any, ...]
 
-    Called with one cotangent per output (None for an integer output, zeros for an unused one) and with the captured
-    `variables`, it gives `(gradients, variable_gradients)`, with None where there is none. Cotangents and gradients
-    follow the convention of torch and TensorFlow for complex numbers: dL/dx + i dL/dy. What the rule says for a tensor
-    whose place in `needs_grad` is False is not looked at; None needs all.
+# A function that `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`.
+PlainFunction = Callable[..., tuple[Tensors, Tensors]]
+
+
+class Pullback(Protocol):
+    """The user's rule, flat and checked: a backend calls it in the backward pass.
+
+    `cotangents` has one tensor per output: zeros for an unused output, None for an output of integers. `variables` are
+    the captured values. The result is `(gradients, variable_gradients)`, with None for no gradient. Where `needs_grad`
+    is False, the gradient is not checked; without `needs_grad`, all are needed. For complex numbers, cotangents and
+    gradients are dL/dx + i dL/dy, the convention of torch and TensorFlow.
     """
 
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
+    ) -> tuple[Tensors, Tensors]: ...
 
     def takes_variables(self) -> bool:
-        """Whether the rule asks for what the function captured."""
+        """Whether the rule has a parameter for captured values."""
 
     def capture(self, names: Sequence[str]) -> None:
-        """Is told what trainable values `fun` read besides its arguments, and raises if the rule cannot serve them."""
+        """Raises CapturedVariableError if `fun` captured something and the rule takes no `variables`."""
 
     def check(self, other: Pullback) -> list[Any]:
-        """Compares with the pullback of another run, and raises RuntimeError if it is another one.
+        """Compares with the pullback of another run, and raises RuntimeError if they differ.
 
-        Gives the boolean tensors of `agreement` that must all hold.
+        Returns the boolean tensors of `agreement` that must all hold.
         """
 
     def reached(self) -> list[Any]:
-        """The tensors that the rule can reach."""
+        """Lists the tensors that the rule can reach."""
 
     def holds_anything(self) -> bool:
-        """Whether the rule can hold a tensor of the run."""
+        """Whether the rule can refer to a tensor of the run."""
 
     def outline(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The tensors of the rule, and what has to be equal in that of another run, for a rule that is not kept."""
+        """Returns the tensors of the rule and its other facts, for a backend that must not keep the rule."""
 
     def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
-        """`check`, where of the first run there is only what `outline` gave."""
-
-
-Tensors = tuple[Any, ...]
-
-
-# What a run takes: tensors in, outputs and the rule for them out.
-Runnable = Callable[..., tuple[Tensors, Pullback]]
+        """Compares like `check`, with the outline of the first run."""
 
 
 class Function(Protocol):
-    """The user's function, flat: what `attach` gets."""
+    """The user's function, flat, as `attach` gets it."""
 
     name: str
     # The user's function itself.
     user: Callable[..., Any]
-    # Whether its arguments are plain tensors by position, as `is_plain` has it.
+    # Whether its arguments are plain tensors by position, as `is_plain` says.
     is_ordinary: bool
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
-        """What the user's function can reach besides its arguments, of the wanted kind."""
+        """Finds the wanted values that the user's function can reach, without its arguments."""
 
 
 class OrdinaryFunction(Function, Protocol):
     """A function that is called with plain tensors by position."""
 
     def returned(self, tensors: Sequence[Any], pair: Any) -> tuple[Tensors, Pullback]:
-        """What the first run gives, if `user(*tensors)` has returned `pair`."""
-
-
-# What `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`.
-PlainFunction = Callable[..., tuple[Tensors, Tensors]]
+        """Returns the result of the first run, if `user(*tensors)` has returned `pair`."""
 
 
 class Backend(Protocol):
-    """The names of a backend, as the module's docstring says what each one means."""
+    """The types of a backend's names."""
 
     __name__: str
     namespace: ModuleType
@@ -175,9 +157,6 @@ class Backend(Protocol):
     def vjp(
         self, fun: PlainFunction, tensors: Sequence[Any]
     ) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]: ...
-    def pulled(
-        self, fun: PlainFunction, tensors: Sequence[Any], cotangents: Sequence[Any]
-    ) -> tuple[Tensors, Tensors, Tensors]: ...
     def gradient(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]: ...
     def jvp(
         self, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]

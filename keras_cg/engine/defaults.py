@@ -1,9 +1,8 @@
-"""What a backend need not define: made of its `attach` and `vjp`, or the answer where there is no such thing."""
+"""The optional names of a backend: computed by its `attach` and `vjp`, or the answer if the framework has none."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,39 +15,8 @@ from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.rule import is_repeated
 
 
-def pulled(
-    backend: Backend, fun: PlainFunction, tensors: Sequence[Any], cotangents: Sequence[Any]
-) -> tuple[Tensors, Tensors, Tensors]:
-    """The vjp, and its pullback at once."""
-    outputs, pullback, aux = backend.vjp(fun, tensors)
-    return outputs, pullback(cotangents), aux
-
-
-def vjp_of_runs(
-    backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
-) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
-    """`vjp`, made of the backend's own `pulled`: each pullback runs `fun` again, and compares.
-
-    The pullback raises RuntimeError where that run gave something else than the first.
-    """
-    outputs, aux = fun(*tensors)
-
-    def pullback(cotangents: Sequence[Any]) -> Tensors:
-        others, gradients, _ = backend.pulled(fun, tensors, cotangents)
-        return tuple(
-            check_or_nan(
-                backend,
-                gradients,
-                [is_repeated_later(backend, *pair) for pair in zip(others, outputs, strict=True)],
-                functools.partial(messages.recomputed_otherwise, "the function"),
-            )
-        )
-
-    return outputs, pullback, aux
-
-
 def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
-    """The vjp of ones."""
+    """Returns the vjp of ones."""
     outputs, pullback, aux = backend.vjp(fun, tensors)
     return outputs, pullback([backend.namespace.ones_like(output) for output in outputs]), aux
 
@@ -56,7 +24,7 @@ def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tu
 def jvp(
     backend: Backend, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Tensors, Tensors, Tensors]:
-    """The transpose of the vjp, which serves where a framework has forward rules for its own functions only."""
+    """Computes the transpose of the vjp, for a framework without forward mode through a rule."""
     outputs, push, aux, conditions = transposed(backend, fun, tensors)
     return outputs, tuple(check_or_nan(backend, push(tangents), conditions, messages.not_linear)), aux
 
@@ -64,9 +32,9 @@ def jvp(
 def transposed(
     backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
 ) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors, list[Any]]:
-    """`(outputs, push, aux, conditions)`: `push` is the vjp of `cotangents -> gradients`, if that is a linear map.
+    """Returns `(outputs, push, aux, conditions)`: `push` is the vjp of `cotangents -> gradients`.
 
-    It is, as far as trying can tell, if all `conditions` hold.
+    It is the forward derivative if that map is linear: if all `conditions` hold, as far as trying can tell.
     """
     outputs, pullback, aux = backend.vjp(fun, tensors)
     push, conditions = transpose(backend, pullback, outputs, tensors)
@@ -76,7 +44,7 @@ def transposed(
 def transpose(
     backend: Backend, pullback: Callable[[Sequence[Any]], Tensors], outputs: Sequence[Any], tensors: Sequence[Any]
 ) -> tuple[Callable[[Sequence[Any]], Tensors], list[Any]]:
-    """`(push, conditions)` of a map from cotangents of `outputs` to gradients of `tensors`, all floating."""
+    """Returns `(push, conditions)` of a map from cotangents of `outputs` to gradients of `tensors`, all floating."""
 
     def pull(*cotangents: Any) -> tuple[Tensors, Tensors]:
         return pullback(cotangents), ()
@@ -90,7 +58,7 @@ def transpose(
 def jacobian(
     backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
 ) -> tuple[Tensors, tuple[Tensors, ...], Tensors]:
-    """One vjp for each element of the outputs: as many pullbacks as there are rows."""
+    """Calls the pullback once for each element of the outputs."""
     xp = backend.namespace
     outputs, pullback, aux = backend.vjp(fun, tensors)
     zeros = [xp.zeros_like(output) for output in outputs]
@@ -108,7 +76,7 @@ def jacobian(
 
 
 def _basis(backend: Backend, output: Any) -> list[Any]:
-    """The tensors like `output` that are 1 at one element and 0 elsewhere."""
+    """The tensors in the shape of `output` that are 1 at one element and 0 elsewhere."""
     xp = backend.namespace
     flat = xp.reshape(xp.ones_like(output), (-1,))
     count = (backend.shape(flat) or (0,))[0] or 0
@@ -117,52 +85,52 @@ def _basis(backend: Backend, output: Any) -> list[Any]:
 
 
 def is_plain(backend: Backend, value: Any) -> bool:
-    """A quick look does not tell."""
+    """Returns False: a quick look does not tell."""
     return False
 
 
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as it is."""
+    """Returns the function unchanged."""
     return fun
 
 
 def compiled(backend: Backend, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
-    """There is no compiler."""
+    """Returns None: there is no compiler."""
     return None
 
 
 def exported(backend: Backend, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None:
-    """There is nothing to export to."""
+    """Returns None: there is no format to export to."""
     return None
 
 
 def double_precision(backend: Backend) -> contextlib.AbstractContextManager[Any]:
-    """Tensors may have 64 bits anyway."""
+    """Returns an empty context: tensors may always have 64 bits."""
     return contextlib.nullcontext()
 
 
 def devices(backend: Backend) -> tuple[str, ...]:
-    """The processor alone."""
+    """Returns the name of the processor."""
     return ("cpu",)
 
 
 def stop_gradient(backend: Backend, tensor: Any) -> Any:
-    """By way of NumPy, for a framework that is never compiled; a copy, since an argument itself is one that moves."""
+    """Copies the values through NumPy, for a framework that never traces."""
     return backend.asarray(numpy.array(backend.to_numpy(tensor)))
 
 
 def is_known(backend: Backend, tensors: Sequence[Any]) -> bool:
-    """Always, in a framework that is never compiled."""
+    """Returns True, for a framework that never traces."""
     return True
 
 
 def is_compiling(backend: Backend) -> bool:
-    """Never, in a framework without a compiler that traces Python."""
+    """Returns False, for a framework without a compiler that traces Python."""
     return False
 
 
 def agreement(backend: Backend, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
-    """By way of NumPy."""
+    """Compares through NumPy."""
     return [
         backend.dtype(one) == backend.dtype(two)
         and is_repeated(backend.to_numpy(two), backend.to_numpy(one), precision.of(backend.dtype(one)).repeated)
@@ -171,7 +139,7 @@ def agreement(backend: Backend, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
 
 
 def is_repeated_later(backend: Any, other: Any, first: Any) -> Any:
-    """`is_repeated` as a boolean tensor."""
+    """Returns `is_repeated` of two tensors as a boolean tensor."""
     xp, kind = backend.namespace, backend.dtype(first)
     if backend.shape(other) != backend.shape(first):
         raise messages.recomputed_otherwise("the function")

@@ -1,4 +1,4 @@
-"""Is a rule linear in upstream? Asked wherever its transpose is to be the forward derivative."""
+"""Tries whether a rule is linear in upstream: only then is its transpose the forward derivative."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_cg.engine.contract import Backend
 
 
 def sizes(dtypes: Sequence[str]) -> list[float]:
-    """The huge and tiny sizes of upstream at which a rule is tried, for outputs of some dtypes."""
+    """The huge and tiny sizes of upstream at which a rule is tried, for outputs of these dtypes."""
     reach = min((precision.of(dtype).reach for dtype in dtypes), default=0)
     return [2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]
 
@@ -20,16 +20,16 @@ def sizes(dtypes: Sequence[str]) -> list[float]:
 def conditions(
     backend: Backend, pull: Callable[[Sequence[Any]], Sequence[Any]], cotangents: Sequence[Any]
 ) -> list[Any]:
-    """Boolean tensors that all hold if `pull` is linear, as far as trying can tell.
+    """Returns boolean tensors that all hold if `pull` is linear, as far as trying can tell.
 
-    A linear map gives zero for zero; for a direction scaled by s, tiny or huge and of either sign, s times what it
-    gives for the direction; and for a difference of two directions the difference. Values that are not finite are
-    passed over: a linear rule overflows, too.
+    `pull` is called with zero, with a difference of two directions, and with one direction times s, tiny or huge and
+    of either sign. A linear map returns zero, the difference, and s times the gradient of the direction. Values that
+    are not finite are skipped, because a linear rule overflows, too.
 
     Args:
         backend: The active backend.
         pull: From one cotangent for each of `cotangents` to gradients, all floating tensors.
-        cotangents: Tensors like those that `pull` takes.
+        cotangents: Tensors with the shapes and dtypes that `pull` takes.
     """
     scales = sizes([backend.dtype(tensor) for tensor in cotangents])
     directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 0.3, 0.5)) for tensor in cotangents]
@@ -37,7 +37,7 @@ def conditions(
     def pulled(scale: float, further: float) -> Sequence[Any]:
         return pull([scale * one + further * two for one, two in directions])
 
-    # NumPy warns of what a linear rule may do as well.
+    # NumPy warns of overflow, which a linear rule may have, too.
     with numpy.errstate(all="ignore"):
         first, second = pulled(1.0, 0.0), pulled(0.0, 1.0)
         pairs = list(zip(pulled(1.0, -2.0), [a - 2.0 * b for a, b in zip(first, second, strict=True)], strict=True))
@@ -53,14 +53,16 @@ def transposes(
     cotangents: Sequence[Any],
     tangents: Sequence[Any],
 ) -> list[Any]:
-    """Boolean tensors that all hold if `push` is the transpose of `pull`, as far as one direction of each can tell.
+    """Returns boolean tensors that all hold if `push` is the transpose of `pull`, as far as one direction can tell.
 
-    A framework transposes the derivative of a map, which need not be what the map computes: a rule may stop gradients,
-    or hold a function that has another rule. With complex numbers nothing is tried.
+    A framework transposes the derivative of a map. This can differ from the map: a rule may stop gradients, or call a
+    function that has another rule. With complex numbers nothing is tried.
     """
     if any(backend.dtype(tensor).startswith("complex") for tensor in (*cotangents, *tangents)):
         return []
-    along, across = ([_uneven(backend, tensor, 1.0, 0.5) for tensor in like] for like in (cotangents, tangents))
+    # Two directions: along a single one, a map and its transpose are the same.
+    along = [_uneven(backend, tensor, 1.0, 0.5) for tensor in cotangents]
+    across = [_uneven(backend, tensor, 0.3, 0.5) for tensor in tangents]
     product, size = _inner(backend, pull(along), across)
     other, other_size = _inner(backend, along, push(across))
     tolerance = max(precision.of(backend.dtype(tensor)).linear for tensor in (*cotangents, *tangents))
@@ -70,23 +72,23 @@ def transposes(
 
 
 def _inner(backend: Backend, ones: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
-    """The inner product of some tensors with others; and the sum of all sizes that are added up in it."""
+    """The inner product of some tensors with others, and the sum of the absolute values of its terms."""
     products = [_wide(backend, a) * _wide(backend, b) for a, b in zip(ones, others, strict=True)]
     xp = backend.namespace
     return sum(map(xp.sum, products)), sum(xp.sum(xp.abs(product)) for product in products)
 
 
 def _wide(backend: Backend, tensor: Any) -> Any:
-    """A tensor of half precision in single precision: TensorFlow (2.21) lacks some functions for it, and sums end."""
+    """Half precision as single precision: TensorFlow (2.21) lacks functions for it, and its sums overflow."""
     return backend.cast(tensor, "float32") if backend.dtype(tensor) in ("float16", "bfloat16") else tensor
 
 
 def _uneven(backend: Backend, tensor: Any, step: float, start: float) -> Any:
-    """Numbers of either sign around 1 in the shape of `tensor`; the first is positive, as where there is only one."""
+    """Numbers of either sign near 1 in the shape of `tensor`; the first is positive."""
     xp, kind = backend.namespace, backend.dtype(tensor)
     ones = xp.ones_like(_wide(backend, tensor))
     angle = start * ones
-    # By sums along the axes, since the sizes may be unknown until run time.
+    # By sums along the axes, because in a graph of TensorFlow the sizes may be unknown until run time.
     for axis in range(len(backend.shape(tensor) or ())):
         angle = angle + step * (axis + 1) * xp.cumsum(ones, axis)
     values = xp.cos(angle)
@@ -94,7 +96,7 @@ def _uneven(backend: Backend, tensor: Any, step: float, start: float) -> Any:
 
 
 def is_close(backend: Backend, came: Any, expected: Any) -> Any:
-    """Whether two gradients are equal up to rounding; what is not finite is taken to be."""
+    """Whether two gradients are equal up to rounding; elements that are not finite are skipped."""
     xp, limits = backend.namespace, precision.of(backend.dtype(came))
     came, expected = _wide(backend, came), _wide(backend, expected)
     size, difference = xp.abs(expected), xp.abs(came - expected)

@@ -19,7 +19,7 @@ def missing_backend(name: str, source: str, module: str | None, requirement: str
 def broken_backend(
     name: str, source: str, error: BaseException, requirement: str, version: str | None = None
 ) -> ImportError:
-    """The framework, of a version if that is known, is there but does not start."""
+    """The framework is installed but does not start; `version` is its version, if that is known."""
     release = f" with {name} {version}" if version else ""
     headline = f"the backend {name!r} (from {source}) is installed but does not start{release}:"
     reinstall = f'reinstall it with pip install --force-reinstall "{requirement}".'
@@ -29,25 +29,25 @@ def broken_backend(
 
 
 def incomplete_backend(name: str, missing: Iterable[str]) -> ImportError:
-    """A backend module does not meet the contract of `keras_cg.backends`."""
+    """A backend module does not define all required names."""
     contract = "a backend defines every name listed in keras_cg.engine.contract.REQUIRED."
     return ImportError(f"the backend {name!r} lacks {', '.join(missing)}; {contract}", name=name)
 
 
 def unserved_variables(backend: str, where: str = "") -> CapturedVariableError:
-    """The rule takes `variables`, and the backend cannot tell there which they are."""
+    """The rule takes `variables`, and the backend cannot find them."""
     there = f"the backend {backend!r} {where}".rstrip()
     return lost_capture("the function", "a closure over it.", f"{there} cannot hand it to the rule as `variables`")
 
 
 def rule_dropped(where: str, remedy: str) -> NotImplementedError:
-    """The framework would ignore the rule without a word."""
+    """The framework would silently ignore the rule."""
     headline = f"{where} ignores custom gradients, and would silently give those of plain differentiation."
     return report(NotImplementedError, headline, remedy=f"{remedy}.")
 
 
 def no_gradient_exported(function: str) -> UserWarning:
-    """The exported program has the output of a function, and not its rule."""
+    """An exported program has the output of a function, but not its rule."""
     return report(
         UserWarning,
         f"the exported program has no gradient through {function}, nor through other functions with a custom gradient.",
@@ -58,7 +58,7 @@ def no_gradient_exported(function: str) -> UserWarning:
 
 
 def changed_argument(function: str) -> RuntimeError:
-    """A function changed what it was called with."""
+    """A function changed its argument in place."""
     return report(
         RuntimeError,
         f"{function} changed one of its arguments in place, so that the gradient would be silently wrong.",
@@ -68,7 +68,7 @@ def changed_argument(function: str) -> RuntimeError:
 
 
 def changed_since_call(function: str) -> RuntimeError:
-    """Values that a rule needs are no longer what they were."""
+    """A tensor that a rule needs was changed in place."""
     return report(
         RuntimeError,
         f"a tensor that the rule of {function} needs was modified by an inplace operation since the call.",
@@ -79,7 +79,7 @@ def changed_since_call(function: str) -> RuntimeError:
 
 
 def recomputed_otherwise(function: str) -> RuntimeError:
-    """A recomputed function gave something else in the backward pass."""
+    """A recomputed function returned another output in the backward pass."""
     headline = f"{function} ran again for its gradient, and gave another output than the first time."
     cause = "random numbers of another library, or something in an attribute or a global that was changed."
     remedy = "draw random numbers by keras.random, or outside; pass what changes as an argument."
@@ -87,7 +87,7 @@ def recomputed_otherwise(function: str) -> RuntimeError:
 
 
 def not_linear(obstacle: str | None = None) -> ValueError:
-    """Forward mode was asked for a rule that has no transpose; `obstacle` is why, where a program shows it."""
+    """Forward mode needs the transpose of a rule that is not linear; a program may show the `obstacle`."""
     headline = "forward mode needs a rule that is linear in upstream, and this one is not."
     cause = "a rule that clips or normalises upstream"
     got = None
@@ -97,16 +97,16 @@ def not_linear(obstacle: str | None = None) -> ValueError:
     return report(ValueError, headline, got=got, cause=f"{cause}.", remedy="differentiate in reverse mode.")
 
 
-def deaf_tape() -> NotImplementedError:
-    """A tape that TensorFlow lets record nothing."""
+def no_recording() -> NotImplementedError:
+    """TensorFlow lets no tape record here."""
     headline = "TensorFlow's tapes record nothing here, and all derivatives would silently be zero."
-    cause = "a rule that differentiates (keras_cg.grad, recipes.recompute), where a ForwardAccumulator is watching."
-    remedy = "use keras_cg.jvp in its place, or put what it watches into a tf.function that is made outside of it."
+    cause = "a rule that differentiates (keras_cg.grad, recipes.recompute) under a tf.autodiff.ForwardAccumulator."
+    remedy = "use keras_cg.jvp instead, or call a tf.function that was defined outside of the accumulator."
     return report(NotImplementedError, headline, cause=cause, remedy=remedy)
 
 
 def no_forward_mode() -> ValueError:
-    """JAX met a function of another library that has a rule for reverse mode only."""
+    """A function of another library has a rule for reverse mode only."""
     headline = "forward mode needs a function that has one, and JAX met a jax.custom_vjp, which has none."
     cause = "a function of another library, whose gradient is a jax.custom_vjp's."
     remedy = "differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient."
@@ -114,7 +114,7 @@ def no_forward_mode() -> ValueError:
 
 
 def lost_capture(who: str, cause: str, consequence: str) -> CapturedVariableError:
-    """What is read has a gradient that nobody would compute."""
+    """A captured value would silently get no gradient."""
     headline = f"{who} reads a value that is being differentiated and is not among its arguments."
     consequence = f"{consequence}, and it would silently get no gradient."
     remedy = "pass it as an argument, or stop its gradient inside the function."

@@ -1,4 +1,4 @@
-"""What is known of a dtype by its plain name: whether it has gradients, and how exact it is."""
+"""Facts about a dtype, by its plain name: whether it has gradients, and how exact it is."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Precision(NamedTuple):
-    """What is known of a floating dtype.
+    """The numbers of a floating dtype, and how much two results may differ.
 
-    `epsilon` is the step from 1 to the next number, `smallest` the smallest normal number, and `reach` the exponent of
-    2 up to which numbers around 1 can be scaled without leaving the dtype by far. Two results of one computation are
-    the same if they differ by less than `repeated` times the largest, for sums may run in another order; and a map is
-    linear if its values differ from a linear map's by less than `linear` times the largest, for a rule may lose digits.
+    `epsilon` is the step from 1 to the next number, and `smallest` the smallest normal number. Numbers near 1 stay in
+    range if they are scaled by 2 ** `reach`. Two results of one computation are equal if they differ by less than
+    `repeated` times the largest, because sums may run in another order. A map is linear if its values differ from those
+    of a linear map by less than `linear` times the largest, because a rule may lose digits.
     """
 
     epsilon: float

@@ -1,37 +1,40 @@
-"""The rule of one run, kept whole: compared with the rule of another run, and searched for tensors.
+"""Compares the rule of one run with the rule of another, and searches a rule for tensors.
 
-A higher order runs the function again, and `difference` says whether the second rule is the first one. It walks what
-Python's garbage collector says that each object refers to: there is no list of places where a rule may keep a tensor.
+A higher order runs the function again, and `difference` says whether the second rule equals the first one. What a
+value refers to is read from Python's garbage collector, so there is no list of places where a rule may hold a tensor.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
+import sys
+import threading
+import types
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    GetSetDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-)
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from keras_cg.engine.freezing import is_bound, slots
+from keras_cg.engine.freezing import attributes, is_bound, is_plain
+
+# These refer to nothing that a rule could differentiate.
+_ATOMS = (type(None), bool, int, float, complex, str, bytes, memoryview, types.CodeType, type(Ellipsis), range)
+
+# Of one object or class there are several, such as `array.__mul__` and `array.__add__`.
+_NAMED = (types.BuiltinFunctionType, types.MethodWrapperType, types.GetSetDescriptorType)
+
+# Objects without a value, which pickle refuses.
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+# Of Python's own numbers: rounding of sums in another order, of what may have been float32.
+_TOLERANCE = 1e-6
 
 # --- searching -------------------------------------------------------------------------------------------------------
-
-# What refers to nothing that a rule could differentiate.
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, CodeType, type(Ellipsis), range)
-_OUTSIDE = (*_ATOMS, ModuleType)
 
 
 def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool], limit: int = 100_000) -> Iterator[Any]:
@@ -42,64 +45,34 @@ def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool], limit: int =
         is_wanted: Says what to yield; the search does not enter that.
         limit: How many objects it looks at before it gives up.
     """
-    walked = _walk(roots, lambda value: is_wanted(value) or isinstance(value, _OUTSIDE), limit)
-    return (value for value in walked if is_wanted(value))
-
-
-def outline(rule: Any, is_tensor: Callable[[Any], bool], known: Mapping[int, Any]) -> tuple[list[Any], list[Any]]:
-    """What a rule consists of: its tensors, and what has to be equal in the rule of another run.
-
-    It serves where the rule itself must not be kept.
-
-    Args:
-        rule: The rule.
-        is_tensor: Whether a value is a tensor of the backend.
-        known: What to note of objects that were there before the run, by their identity; they are not entered.
-    """
-    tensors, facts = [], []
-    for value in _walk([rule], lambda value: id(value) in known or is_tensor(value) or isinstance(value, _OUTSIDE)):
-        if isinstance(value, _OUTSIDE):
-            facts.append(value)
-        elif id(value) in known:
-            facts.append(known[id(value)])
-        elif is_tensor(value):
-            tensors.append(value)
-        else:
-            facts.append(getattr(value, "__code__", type(value).__qualname__))
-    return tensors, facts
-
-
-def refers(fun: Any) -> bool:
-    """Whether a function may refer to anything by itself, besides globals."""
-    if type(fun) is not FunctionType:
-        return True
-    return bool(fun.__closure__ or fun.__defaults__ or fun.__kwdefaults__ or fun.__dict__)
-
-
-def referents(fun: Any) -> list[Any]:
-    """What a function refers to by itself: its cells, defaults, and the object whose method it is."""
-    parts = [part for _, part in _parts(fun)]
-    return parts + (referents(fun.__func__) if isinstance(fun, MethodType) else [])
-
-
-def _walk(roots: Iterable[Any], is_end: Callable[[Any], bool], limit: int = 100_000) -> Iterator[Any]:
-    """Every object that is reached from some others, once, the nearest first."""
     # The objects stay alive while the search runs, so that no identity is used twice.
     seen: dict[int, Any] = {}
     waiting = deque(roots)
     while waiting and len(seen) < limit:
         value = waiting.popleft()
-        if id(value) not in seen:
-            seen[id(value)] = value
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if is_wanted(value):
             yield value
-            if not is_end(value):
-                waiting.extend([part for _, part in _parts(value)])
+        elif not isinstance(value, (*_ATOMS, types.ModuleType)):
+            waiting.extend([part for _, part in _parts(value)])
+
+
+def refers(fun: Any) -> bool:
+    """Whether a function may refer to anything but globals."""
+    if type(fun) is not types.FunctionType:
+        return True
+    return bool(fun.__closure__ or fun.__defaults__ or fun.__kwdefaults__ or fun.__dict__)
+
+
+def referents(fun: Any) -> list[Any]:
+    """Lists what a function refers to by itself: its cells, defaults, and the object whose method it is."""
+    parts = [part for _, part in _parts(fun)]
+    return parts + (referents(fun.__func__) if isinstance(fun, types.MethodType) else [])
 
 
 # --- comparing -------------------------------------------------------------------------------------------------------
-
-# Of Python's own numbers: rounding of sums in another order, of what may have been float32.
-_TOLERANCE = 1e-6
 
 
 def difference(
@@ -110,8 +83,8 @@ def difference(
 ) -> tuple[str | None, list[Any]]:
     """Says where a rule differs from the rule of the first run.
 
-    Two rules are the same if they are the same code around equal numbers and tensors, wherever these are held. What is
-    one object in both is not entered. Classes and functions that each run makes anew are compared by what they hold.
+    Two rules are equal if they are the same code with equal numbers and tensors, in whatever objects these are. An
+    object that both rules refer to is not entered. Classes and functions that each run defines are compared by parts.
 
     Args:
         first: The rule of the first run.
@@ -124,20 +97,6 @@ def difference(
         A description such as `k was 2.0 and is 5.0`, or None; and the boolean tensors that must all hold.
     """
     tensors: list[tuple[str, Any, Any]] = []
-    found = _walk_pairs(first, other, is_tensor, tensors)
-    if found is not None or not tensors:
-        return found, []
-    answers = agreement([(one, two) for _, one, two in tensors])
-    for (path, one, two), is_equal in zip(tensors, answers, strict=True):
-        if is_equal is False:
-            return _told(path, one, two), []
-    return None, [answer for answer in answers if answer is not True]
-
-
-def _walk_pairs(
-    first: Any, other: Any, is_tensor: Callable[[Any], bool], tensors: list[tuple[str, Any, Any]]
-) -> str | None:
-    """The first difference but for tensors, whose pairs are collected."""
     # The pairs stay alive while they are walked, so that no identity is used twice.
     seen: dict[tuple[int, int], Any] = {}
     waiting = deque([("", first, other)])
@@ -149,115 +108,198 @@ def _walk_pairs(
         if is_tensor(one) and is_tensor(two):
             tensors.append((path, one, two))
             continue
-        parts = _paired(one, two)
-        if parts is None:
-            return _told(path, one, two)
-        waiting.extend([(_joined(path, step), a, b) for step, a, b in parts])
-    return None
+        (head, parts), (other_head, others) = _opened(one), _opened(two)
+        if head != other_head:
+            return _told(path, one, two), []
+        pairs = zip(parts, others, strict=True)
+        waiting.extend([(_joined(path, step), part, another) for (step, part), (_, another) in pairs])
+    answers = agreement([(one, two) for _, one, two in tensors]) if tensors else ()
+    for pair, is_equal in zip(tensors, answers, strict=True):
+        if is_equal is False:
+            return _told(*pair), []
+    return None, [answer for answer in answers if answer is not True]
 
 
-def _paired(one: Any, two: Any) -> list[tuple[str, Any, Any]] | None:
-    """The parts of two values in pairs, or None if the values differ."""
-    if not _is_same_type(type(one), type(two)):
-        return None
-    if isinstance(one, _ATOMS):
-        return [] if _is_same_atom(one, two) else None
-    if isinstance(one, numpy.ndarray) and not one.dtype.hasobject:
-        return [] if is_repeated(two, one, _TOLERANCE) else None
-    if isinstance(one, (set, frozenset)):
-        return _paired_sets(one, two)
-    if isinstance(one, FunctionType):
-        if one.__code__ != two.__code__ or one.__globals__ is not two.__globals__:
-            return None
-    elif isinstance(one, type):
-        if not _is_same_type(one, two):
-            return None
-    elif isinstance(one, _BUILTINS) and one.__name__ != two.__name__:
-        return None
-    parts, others = _parts(one), _parts(two)
-    if not parts and not others:
-        return [] if _is_equal_leaf(one, two) else None
-    if [step for step, _ in parts] != [step for step, _ in others]:
-        return None
-    return [(step, a, b) for (step, a), (_, b) in zip(parts, others, strict=True)]
+def outline(
+    rule: Any, is_tensor: Callable[[Any], bool], shared: Iterable[Any], inputs: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Lists what a rule consists of, where the rule itself must not stay alive: its tensors, and everything else.
+
+    Two rules with equal tensors are equal if their second lists are.
+
+    Args:
+        rule: The rule.
+        is_tensor: Whether a value is a tensor of the backend.
+        shared: Objects that all runs share; they are not entered.
+        inputs: The arguments of the run.
+    """
+    # With the objects themselves, which stay alive, so that no other object gets the identity of one.
+    known: dict[int, Any] = {id(value): (id(value), value) for value in shared if not isinstance(value, _ATOMS)}
+    known |= {id(tensor): f"argument {place}" for place, tensor in enumerate(inputs)}
+    tensors, facts = [], []
+    # The place where an object was met first, and the object, so that no identity is used twice.
+    seen: dict[int, tuple[int, Any]] = {}
+    for value in (waiting := [rule]):
+        if id(value) in known:
+            facts.append(known[id(value)])
+        elif id(value) in seen:
+            facts.append(seen[id(value)][0])
+        elif is_tensor(value):
+            seen[id(value)] = len(facts), value
+            facts.append("tensor")
+            tensors.append(value)
+        else:
+            if not isinstance(value, _ATOMS):
+                seen[id(value)] = len(facts), value
+            head, parts = _opened(value)
+            facts.append(head)
+            waiting += [part for _, part in parts]
+    return tensors, facts
 
 
-# Of one object there are several, such as `array.__mul__` and `array.__add__`.
-_BUILTINS = (BuiltinFunctionType, MethodWrapperType)
+class _Head:
+    """A value without its parts: its class, the steps to the parts, and its code, name or number."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any, own: Any, steps: list[str]):
+        self.names = type(value).__module__, type(value).__qualname__, steps
+        self.own = own
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Head) or self.names != other.names:
+            return False
+        one, two = self.own, other.own
+        if isinstance(one, (float, complex)):
+            pairs = ((one.real, two.real), (one.imag, two.imag))
+            return all([math.isclose(a, b, rel_tol=_TOLERANCE) or (a != a and b != b) for a, b in pairs])
+        if isinstance(one, (numpy.ndarray, numpy.generic)):
+            return is_repeated(numpy.asarray(two), numpy.asarray(one), _TOLERANCE)
+        kind: Any = type(one)
+        if kind.__eq__ is object.__eq__:
+            # The value of other objects of C is unknown.
+            return one is two or isinstance(one, _LOCKS)
+        try:
+            return bool(one == two)
+        except Exception:
+            return False
 
 
-def _is_same_type(one: type, two: type) -> bool:
-    return one is two or (one.__qualname__, one.__module__) == (two.__qualname__, two.__module__)
+def _opened(value: Any) -> tuple[_Head, list[tuple[str, Any]]]:
+    """Splits a value into its head and its parts."""
+    kind = type(value)
+    own: Any = None
+    if isinstance(value, types.ModuleType) or kind in _ATOMS:
+        return _Head(value, value, []), []
+    parts = _saved(value) or _parts(value)
+    if isinstance(value, types.FunctionType):
+        own = value.__code__, value.__globals__
+    elif isinstance(value, type):
+        own = [(each.__module__, each.__qualname__) for each in (value, *value.__bases__)]
+    elif isinstance(value, _NAMED):
+        own = value.__name__
+    elif isinstance(value, (*_ATOMS, numpy.ndarray, numpy.generic)):
+        own = None if isinstance(value, numpy.ndarray) and value.dtype.hasobject else value
+    elif not is_plain(kind) and all([part is kind for _, part in parts]):
+        own = value
+    return _Head(value, own, [step for step, _ in parts]), parts
 
 
-def _is_same_atom(one: Any, two: Any) -> bool:
-    if isinstance(one, (float, complex)):
-        parts = ((one.real, two.real), (one.imag, two.imag))
-        return all([math.isclose(a, b, rel_tol=_TOLERANCE) or (a != a and b != b) for a, b in parts])
-    return bool(one == two)
+def _saved(value: Any) -> list[tuple[str, Any]]:
+    """An object as pickle would save it, if it is one of C: the garbage collector sees no number of it."""
+    if isinstance(value, _OPENED) or is_plain(type(value)):
+        return []
+    with contextlib.suppress(Exception):
+        saved = value.__reduce_ex__(4)
+        return [(".__reduce__()", saved), *_attributes(value)] if isinstance(saved, tuple) else []
+    return []
 
 
-def _is_equal_leaf(one: Any, two: Any) -> bool:
-    """Whether two objects that refer to nothing are equal; a type without `==` of its own has nothing to compare."""
-    equality: Any = type(one).__eq__
-    if equality is object.__eq__:
-        return True
-    try:
-        return bool(one == two)
-    except Exception:
-        return False
+# --- the parts of a value --------------------------------------------------------------------------------------------
 
+# Methods that are written in C.
+_DESCRIPTORS = (
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.BuiltinFunctionType,
+)
 
-def _paired_sets(one: Any, two: Any) -> list[tuple[str, Any, Any]] | None:
-    """The members of two sets in pairs. Those that are no numbers or strings have no order: only one can be paired."""
-    if len(one) != len(two):
-        return None
-    left, right = [each for each in one if each not in two], [each for each in two if each not in one]
-    return [("[...]", left[0], right[0])] if len(left) == 1 else None if left else []
+# Classes all of whose parts `_parts` finds.
+_OPENED = (
+    *(
+        types.FunctionType,
+        types.MethodType,
+        functools.partial,
+        dict,
+        list,
+        tuple,
+        deque,
+        set,
+        frozenset,
+        types.SimpleNamespace,
+    ),
+    *(weakref.ref, type, types.GetSetDescriptorType, numpy.ndarray, numpy.generic),
+)
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    """What a value refers to, each with the step that leads there.
+    """Lists what a value refers to, each with the step that leads there.
 
-    A function's module is left out, because both rules share it, and so is the class of an object.
+    A function's module is left out, because both rules share it, and so is the class of an object unless a run has
+    defined it.
     """
-    if isinstance(value, FunctionType):
+    if isinstance(value, types.FunctionType):
         named = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         parts = [(name, cell.cell_contents) for name, cell in named if is_bound(cell)]
         parts += [("default", default) for default in value.__defaults__ or ()]
         parts += (value.__kwdefaults__ or {}).items()
         return parts + [(f".{name}", part) for name, part in value.__dict__.items()]
     if isinstance(value, dict):
-        items = [(f"[{_key(key)}]", part) for key, part in value.items()]
-        return items + [("key", key) for key in value if not isinstance(key, _ATOMS)] + _attributes(value)
+        items = [(f"[{repr(key) if isinstance(key, _ATOMS) else '...'}]", part) for key, part in value.items()]
+        items += [("key", key) for key in value if not isinstance(key, _ATOMS)]
+        items += [("default", value.default_factory)] if isinstance(value, defaultdict) else []
+        return items + _attributes(value)
     if isinstance(value, (list, tuple, deque)):
         return [(f"[{index}]", part) for index, part in enumerate(value)] + _attributes(value)
+    if isinstance(value, (set, frozenset)):
+        return [("[...]", part) for part in sorted(value, key=_rank)] + _attributes(value)
     if isinstance(value, weakref.ref):
         return [("()", value())]
     if isinstance(value, numpy.ndarray):
-        return [("[...]", part) for part in value.flat] if value.dtype.hasobject else []
+        items = [(f"{index}", part) for index, part in numpy.ndenumerate(value)] if value.dtype.hasobject else []
+        return items + _attributes(value)
     if isinstance(value, type):
-        kept = (FunctionType, property, staticmethod, classmethod)
-        members = [(f".{name}", part) for name, part in vars(value).items()]
-        return [(step, part) for step, part in members if isinstance(part, kept) or not callable(part)]
-    if isinstance(value, GetSetDescriptorType):
+        # Python adds `__annotations__` where something first asks for them, as AutoGraph of TensorFlow (2.21) does.
+        members = [
+            (f".{name}", part) for name, part in vars(value).items() if not name.startswith(("__annot", "_abc_"))
+        ]
+        bases = [(".__bases__", base) for base in value.__bases__ if not _is_importable(base)]
+        return bases + [(step, part) for step, part in members if not isinstance(part, _DESCRIPTORS)]
+    if isinstance(value, types.GetSetDescriptorType):
         return []
     named_parts = _attributes(value)
-    known = {id(part) for _, part in named_parts} | {id(type(value)), id(getattr(value, "__dict__", None))}
+    known = {id(part) for _, part in named_parts} | {id(getattr(value, "__dict__", None))}
+    if _is_importable(type(value)):
+        known.add(id(type(value)))
     return named_parts + [("", part) for part in gc.get_referents(value) if id(part) not in known]
 
 
+def _is_importable(kind: type) -> bool:
+    return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+
+
+def _rank(member: Any) -> str:
+    """Orders a set in the same way in each run, if its members are values or objects that both runs share."""
+    return repr(member) if isinstance(member, (*_ATOMS, tuple)) else str(id(member))
+
+
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """An object's attributes by their names: the collector lists them in an order of its own."""
-    found = dict(getattr(value, "__dict__", {}))
-    for name, member in slots(type(value)):
-        with contextlib.suppress(AttributeError):
-            found[name] = member.__get__(value)
-    return [(f".{name}", found[name]) for name in sorted(found)]
+    # By their names: the collector lists them in an order of its own.
+    return [(f".{name}", part) for name, part in sorted(attributes(value).items())]
 
 
-def _key(key: Any) -> str:
-    return repr(key) if isinstance(key, _ATOMS) else "..."
+# --- telling ---------------------------------------------------------------------------------------------------------
 
 
 def _joined(path: str, step: str) -> str:

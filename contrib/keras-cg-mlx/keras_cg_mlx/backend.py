@@ -1,6 +1,6 @@
 """mlx as a backend of keras_cg: the names of `keras_cg.engine.contract`, on `mlx.core.custom_function`.
 
-An array of mlx does not tell whether somebody differentiates it. So `attach` puts two nodes behind one run of the
+An array of mlx does not tell whether it is differentiated. So `attach` puts two nodes behind one run of the
 function, and mlx asks those that it needs in the backward pass:
 
     arguments ──┬──────────────────────┐
@@ -11,6 +11,7 @@ function, and mlx asks those that it needs in the backward pass:
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -40,7 +41,6 @@ __all__ = [
     "jacobian",
     "jvp",
     "namespace",
-    "pulled",
     "shape",
     "stop_gradient",
     "tensors",
@@ -94,27 +94,27 @@ def stop_gradient(tensor: Any) -> Any:
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
     wide = tensor.astype(mx.float32) if tensor.dtype == mx.bfloat16 else tensor
-    return _kept(lambda: numpy.array(wide))  # type: ignore[no-any-return]
+    return _preserving(lambda: numpy.array(wide))  # type: ignore[no-any-return]
 
 
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
-    # In a batch, or where a program is built, nobody can look at values.
+    # In a batch, or where a program is traced, no value is known.
     return [not is_known(pair) or defaults.agreement(own, [pair])[0] for pair in pairs]
 
 
 def is_known(tensors: Arrays) -> bool:
     try:
-        _kept(lambda: mx.eval(list(tensors)))
+        _preserving(lambda: mx.eval(list(tensors)))
     except ValueError:  # "[eval] Attempting to eval an array during function transformations"
         return False
     return True
 
 
-def _kept(look: Callable[[], Any]) -> Any:
-    """What `look()` gives, which evaluates arrays, and leaves the graph behind them as it is.
+def _preserving(look: Callable[[], Any]) -> Any:
+    """Returns `look()`, which evaluates arrays, and preserves the graph behind them.
 
     To evaluate an array tears it off what it was computed from. After one transform has run inside another, mlx (0.32)
-    does so with arrays that the outer one still needs, whose derivative is zero then, without a word. It never does so
+    does so with arrays that the outer one needs: their derivative is then silently zero. It never does so
     within the rule of a `custom_function`.
     """
     found = []
@@ -142,7 +142,8 @@ compiled = mx.compile
 # --- derivatives by mlx's own transforms -----------------------------------------------------------------------------
 
 
-def pulled(fun: PlainFunction, tensors: Arrays, cotangents: Arrays | None) -> tuple[Tensors, Tensors, Tensors]:
+def _pulled(fun: PlainFunction, tensors: Arrays, cotangents: Arrays | None) -> tuple[Tensors, Tensors, Tensors]:
+    """`(outputs, gradients, aux)` of one run: mlx takes the cotangents together with the function."""
     ran: list[tuple[Tensors, Tensors]] = []
 
     def run(*tensors: Any) -> list[Any]:
@@ -156,13 +157,22 @@ def pulled(fun: PlainFunction, tensors: Arrays, cotangents: Arrays | None) -> tu
     return tuple(ran[0][0]), tuple(gradients), tuple(ran[0][1])
 
 
-def gradient(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Tensors, Tensors]:
-    return pulled(fun, tensors, None)
-
-
 def vjp(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Callable[[Arrays], Tensors], Tensors]:
-    # mlx has no pullback that outlives its call.
-    return defaults.vjp_of_runs(own, _repeatable(fun), tensors)
+    # mlx has no pullback that outlives its call: each one runs `fun` again, and compares its outputs.
+    fun = _repeatable(fun)
+    outputs, aux = fun(*tensors)
+
+    def pullback(cotangents: Arrays) -> Tensors:
+        others, gradients, _ = _pulled(fun, tensors, cotangents)
+        same = [defaults.is_repeated_later(own, *pair) for pair in zip(others, outputs, strict=True)]
+        error = functools.partial(messages.recomputed_otherwise, "the function")
+        return tuple(check_or_nan(own, gradients, same, error))
+
+    return outputs, pullback, aux
+
+
+def gradient(fun: PlainFunction, tensors: Arrays) -> tuple[Tensors, Tensors, Tensors]:
+    return _pulled(fun, tensors, None)
 
 
 def jvp(fun: PlainFunction, tensors: Arrays, tangents: Arrays) -> tuple[Tensors, Tensors, Tensors]:
@@ -199,8 +209,8 @@ def node(
     """A function of a list of arrays that gives one, with its rules, which hold in batches, too.
 
     `pull(inputs, cotangents)` gives the gradients of all inputs, `push(inputs, tangents)` the tangents of the outputs;
-    a tangent is None where nobody differentiates. What they need of arrays must be among the inputs, for in a batch
-    these are others.
+    a tangent is None for an input that is not differentiated. Arrays that they need must be inputs, which are others in
+    a batch.
     """
     function = mx.custom_function(run)
     function.vjp(lambda inputs, cotangents, outputs: pull(inputs, cotangents))
@@ -217,12 +227,12 @@ def node(
         def push_all(inputs: Arrays, tangents: Arrays) -> list[Any]:
             places = [place for place, tangent in enumerate(tangents) if tangent is not None]
 
-            def some(inputs: Arrays, moving: Arrays) -> list[Any]:
-                known = dict(zip(places, moving, strict=True))
+            def some(inputs: Arrays, found: Arrays) -> list[Any]:
+                known = dict(zip(places, found, strict=True))
                 return list(push(inputs, [known.get(place) for place in range(len(inputs))]))
 
-            moving = [tangents[place] for place in places]
-            return mx.vmap(some, in_axes=(axes, [axes[place] for place in places]))(list(inputs), moving)  # type: ignore[no-any-return]
+            known = [tangents[place] for place in places]
+            return mx.vmap(some, in_axes=(axes, [axes[place] for place in places]))(list(inputs), known)  # type: ignore[no-any-return]
 
         outputs = node(mx.vmap(run, in_axes=axes), pull_all, push_all)(list(inputs))
         return outputs, [0] * len(outputs)
@@ -245,9 +255,9 @@ def attach(fun: Function, tensors: Arrays) -> Tensors:
     return tuple(known.get(place, output) for place, output in enumerate(outputs))
 
 
-def _filled(known: Mapping[int, Any], likes: Arrays) -> list[Any]:
-    """What is known, by its place, and zeros elsewhere."""
-    return [mx.zeros_like(like) if known.get(place) is None else known[place] for place, like in enumerate(likes)]
+def _filled(known: Mapping[int, Any], tensors: Arrays) -> list[Any]:
+    """The known tensors by their places, and zeros in the other places."""
+    return [mx.zeros_like(each) if known.get(place) is None else known[place] for place, each in enumerate(tensors)]
 
 
 def _repeatable(fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,7 +284,7 @@ def _seed(key: Any) -> None:
 
 
 class _Call:
-    """One call: what its rule needs besides arrays, which mlx hands over.
+    """One call: whatever its rule needs that is no array. mlx passes the arrays.
 
     Attributes:
         run: The function, every run of which draws the same random numbers.
@@ -297,7 +307,7 @@ class _Call:
         return [*map(mx.zeros_like, inputs[:count]), *_filled(found, inputs[count:])]
 
     def gradients(self, parents: Arrays, arrived: Arrays) -> dict[int, Any]:
-        """What the user's rule says, by the places of the arguments.
+        """The gradients of the user's rule, by the places of the arguments.
 
         The function runs again. mlx does not tell whether the gradient will be differentiated, and in a batch the
         arrays that the rule of the first run holds are others.
@@ -311,10 +321,10 @@ class _Call:
     def push(self, inputs: Arrays, tangents: Arrays) -> Arrays:
         """The forward derivative: the transpose of the rule."""
         count = len(self.floating)
-        watched, parents, moving = inputs[:count], inputs[count:], tangents[count:]
-        if any(tangent is not None for tangent in tangents[:count]):
+        watched, parents, tangents, captured = inputs[:count], inputs[count:], tangents[count:], tangents[:count]
+        if any(tangent is not None for tangent in captured):
             self.watch(watched, [])
-        places = [place for place, tensor in enumerate(parents) if moving[place] is not None and _is_floating(tensor)]
+        places = [place for place, tensor in enumerate(parents) if tangents[place] is not None and _is_floating(tensor)]
         if not places:
             return [*map(mx.zeros_like, watched)]
         tensors = [parents[place] for place in places]
@@ -324,4 +334,4 @@ class _Call:
             return tuple(_filled(dict(enumerate(map(known.get, places))), tensors))
 
         push, conditions = defaults.transpose(own, pull, watched, tensors)
-        return check_or_nan(own, push([moving[place] for place in places]), conditions, messages.not_linear)
+        return check_or_nan(own, push([tangents[place] for place in places]), conditions, messages.not_linear)

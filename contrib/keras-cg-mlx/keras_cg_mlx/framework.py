@@ -22,24 +22,24 @@ def differentiate(f, arrays, mode):
     places = [place for place, each in enumerate(tensors) if mx.issubdtype(each.dtype, mx.inexact)]
     inner = mx.compile(f) if mode == "grad(compile)" else f
 
-    def run(*moving):
-        known = dict(enumerate(tensors)) | dict(zip(places, moving, strict=True))
+    def run(*primals):
+        known = dict(enumerate(tensors)) | dict(zip(places, primals, strict=True))
         return inner(*known.values())
 
-    def both(*moving):
-        kept = []
+    def both(*primals):
+        outputs = []
 
-        def total(*moving):
-            kept.append(run(*moving))
-            return [mx.sum(kept[0])]
+        def total(*primals):
+            outputs.append(run(*primals))
+            return [mx.sum(outputs[0])]
 
         # Of a sum, whose derivative in mlx is that of its real part.
-        return kept, mx.vjp(total, list(moving), [mx.array(1.0)])[1]
+        return outputs, mx.vjp(total, list(primals), [mx.array(1.0)])[1]
 
-    moving = [tensors[place] for place in places]
-    if not moving:
+    primals = [tensors[place] for place in places]
+    if not primals:
         return array(inner(*tensors)), [None] * len(tensors)
-    (output, *_), gradients = (mx.compile(both) if mode == "compile(grad)" else both)(*moving)
+    (output, *_), gradients = (mx.compile(both) if mode == "compile(grad)" else both)(*primals)
     known = dict(zip(places, map(array, gradients), strict=True))
     return array(output), [known.get(place) for place in range(len(tensors))]
 

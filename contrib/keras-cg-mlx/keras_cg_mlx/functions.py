@@ -1,4 +1,4 @@
-"""What `keras_cg.ops` is on mlx: `mlx.core`, with dtypes by their names, and float64 in its own precision."""
+"""The module `keras_cg.ops` on mlx: `mlx.core`, with dtypes by their names, and float64 in its own precision."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# --- what mlx (0.32) computes with 32 bits for float64, too, without a word; made of functions that are exact --------
+# --- mlx (0.32) silently computes these with 32 bits for float64; they are composed of functions that are exact -------
 
 
 def exp(x: Any, /) -> Any:
-    """As the standard has it."""
+    """The `exp` of the standard."""
     return mx.power(mx.array(math.e, mx.float64), x)
 
 
 def sin(x: Any, /) -> Any:
-    """As the standard has it."""
+    """The `sin` of the standard."""
     tangent = mx.tan(x / 2)
     return 2 * tangent / (1 + tangent * tangent)
 
 
 def cos(x: Any, /) -> Any:
-    """As the standard has it."""
+    """The `cos` of the standard."""
     tangent = mx.tan(x / 2)
     return (1 - tangent * tangent) / (1 + tangent * tangent)
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Any:
-    """As the standard has it."""
+    """The `logaddexp` of the standard."""
     return mx.maximum(x1, x2) + mx.log1p(exp(-mx.abs(x1 - x2)))
 
 

@@ -1,4 +1,4 @@
-"""What mlx does to a function: the table for the conformance suite of keras_cg."""
+"""The transforms of mlx: the table for the conformance suite of keras_cg."""
 
 import keras_cg
 import mlx.core as mx
@@ -30,7 +30,7 @@ def inner(a, b):
 
 
 def gradient(loss):
-    """As a function of the arguments; mlx has the convention dL/dx + i dL/dy."""
+    """The gradient as a function of the arguments; mlx has the convention dL/dx + i dL/dy."""
 
     def call(*tensors):
         found = mx.grad(loss, argnums=tuple(range(len(tensors))))(*tensors)

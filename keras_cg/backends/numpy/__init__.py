@@ -1,7 +1,7 @@
 """The NumPy backend, on the primitives of HIPS autograd.
 
-`tensors` says what a tensor is, and what the boxes of autograd are. `attach` attaches the rule by a primitive of
-autograd. `derivatives` asks autograd itself.
+`tensors` defines tensors and reads the boxes of autograd. `attach` attaches a rule by a primitive of autograd.
+`derivatives` calls autograd's own differentiation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How outputs get the gradient that a rule says: a primitive of autograd carries them."""
+"""Attaches a rule to the outputs of a function, by a primitive of autograd that returns them."""
 
 from __future__ import annotations
 
@@ -13,136 +13,102 @@ from autograd.tracer import Node, trace_stack
 
 from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating, is_tensor
 from keras_cg.engine import messages
-from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.contract import Function, Pullback, Tensors
 
 
-def attach(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Runs `fun` once, on plain arrays, and lets a primitive of autograd carry the outputs.
-
-    An output that is boxed all the same hangs on something that `fun` captured.
-    """
-    inputs, is_differentiated = [], False
-    for tensor in tensors:
-        is_differentiated = is_differentiated or isinstance(tensor, Box)
-        inputs.append(asarray(innermost(tensor)))
+def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
+    """Runs `fun` once, on plain arrays; an output that is in a box all the same depends on a captured value."""
+    inputs = [asarray(innermost(tensor)) for tensor in tensors]
     outputs, pullback = fun(*inputs)
-    closed_over = list(fun.captures(_is_box))
-    captured: list[Any] = []
-    for output in outputs:
-        if isinstance(output, Box):
-            captured, is_differentiated = _captured(fun, outputs, pullback, inputs, closed_over), True
-            outputs = tuple(map(innermost, outputs))
-            break
-    if not is_differentiated:
+    closed_over = tuple(fun.captures(_is_box))
+    parents = tuple(tensors)
+    if any([isinstance(output, Box) for output in outputs]):
+        parents += tuple(_captured(fun, outputs, pullback, inputs, closed_over))
+        outputs = tuple(map(innermost, outputs))
+    elif not any([isinstance(tensor, Box) for tensor in tensors]):
         return outputs
-    return Call(fun, pullback, outputs, tensors, captured, closed_over).carry(outputs, (*tensors, *captured))
+    # autograd has no vector space of integers, so they do not pass through the primitive.
+    floating = [output for output in outputs if is_floating(output)]
+    call = Call(fun, pullback, outputs, parents, len(tensors), closed_over)
+    boxed = custom_gradient(call, floating[0] if len(floating) == 1 else tuple(floating), *parents)
+    arriving = iter((boxed,) if len(floating) == 1 else boxed)
+    return tuple([next(arriving) if is_floating(output) else output for output in outputs])
 
 
 class Call:
-    """One call: its rule, and what the backward pass needs besides.
+    """One call: its rule, and whatever else the backward pass needs.
 
-    Args:
-        fun: The function, which runs again where its gradient is differentiated.
-        pullback: The rule of the only run.
-        outputs: What that run gave.
-        tensors: The arguments.
-        captured: The boxes that the outputs hang on besides.
-        closed_over: The boxes that the function can read besides its arguments.
+    The parents are the `count` arguments, and then the captured values. `closed_over` are the boxes that the function
+    can read and that are no arguments. The function runs again if its gradient is differentiated.
     """
 
     def __init__(
-        self,
-        fun: Function,
-        pullback: Pullback,
-        outputs: tuple[Any, ...],
-        tensors: Sequence[Any],
-        captured: Sequence[Any],
-        closed_over: Sequence[Any],
+        self, fun: Function, pullback: Pullback, outputs: Tensors, parents: Tensors, count: int, closed_over: Tensors
     ):
-        self.fun, self.pullback, self.count, self.closed_over = fun, pullback, len(tensors), closed_over
-        self.levels: set[int] = set()
-        if closed_over:
-            self.levels = {box._trace for parent in (*tensors, *captured) for box in boxes(parent)}
+        self.fun, self.pullback, self.count, self.closed_over = fun, pullback, count, closed_over
+        self.levels = {box._trace for parent in parents for box in boxes(parent)} if closed_over else set()
         self.floating = [is_floating(output) for output in outputs]
-        # Weakly: an output that the rule does not hold is free.
+        # Weakly: an output that the rule does not refer to can be freed.
         self.outputs = [weakref.ref(output) for output in outputs if isinstance(output, numpy.ndarray)]
-        self.carried: Any = None
 
-    def carry(self, outputs: tuple[Any, ...], parents: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The outputs, which hang on the arguments, and on what was captured, by the rule."""
-        # autograd has no vector space of integers, so they go past it.
-        carried = [output for output, is_real in zip(outputs, self.floating, strict=True) if is_real]
-        self.carried = carried[0] if len(carried) == 1 else tuple(carried)
-        boxed = custom_gradient(self, *parents)
-        self.carried = None
-        arriving = iter((boxed,) if len(carried) == 1 else boxed)
-        pairs = zip(outputs, self.floating, strict=True)
-        return tuple([next(arriving) if is_real else output for output, is_real in pairs])
-
-    def pull(self, argnums: Sequence[int], tensors: Sequence[Any], upstream: Any) -> list[Any]:
-        """The gradients of the arguments of the primitive at `argnums`, the first of which is this call."""
-        outer = -1
-        for tensor in tensors:
-            if isinstance(tensor, Box):
-                outer = max(outer, tensor._trace)
+    def pull(self, argnums: Sequence[int], parents: Sequence[Any], upstream: Any) -> list[Any]:
+        """The gradients of the arguments of the primitive at `argnums`; the parents begin at 2."""
+        outer = max([parent._trace for parent in parents if isinstance(parent, Box)], default=-1)
         if not self.closed_over:
-            return self._pull(argnums, tensors, upstream, outer >= 0)
-        # The level whose backward pass this is, and those inside it, are over. autograd uses their numbers again, so
-        # while the rule runs, a value of such a level gets another number. No live value is then taken for one of it.
-        first = min(level for level in self.levels if level > outer)
+            return self._pull(argnums, parents, upstream, outer >= 0)
+        # The level of this backward pass and those inside are over, and autograd uses their numbers again. The boxes of
+        # these levels get an unused number while the rule runs. Else an inner derivative would take them for its own.
+        over = min(level for level in self.levels if level > outer)
         found = [*self.closed_over, *filter(_is_box, self.pullback.reached())]
-        ended = {id(box): box for each in found for box in boxes(each) if box._trace >= first}
-        numbers = [box._trace for box in ended.values()]
+        ended = {id(box): (box, box._trace) for each in found for box in boxes(each) if box._trace >= over}
         with trace_stack.new_trace() as level:
-            for box in ended.values():
+            for box, _ in ended.values():
                 box._trace = level
             try:
-                gradients = self._pull(argnums, tensors, upstream, outer >= 0)
+                gradients = self._pull(argnums, parents, upstream, outer >= 0)
             finally:
-                for box, number in zip(ended.values(), numbers, strict=True):
+                for box, number in ended.values():
                     box._trace = number
         return [_outside(gradient, level) for gradient in gradients]
 
     def _pull(
-        self, argnums: Sequence[int], tensors: Sequence[Any], upstream: Any, is_differentiated: bool
+        self, argnums: Sequence[int], parents: Sequence[Any], upstream: Any, is_differentiated: bool
     ) -> list[Any]:
         arriving = iter((upstream,) if self.floating.count(True) == 1 else upstream)
         cotangents = [conjugate(next(arriving)) if is_real else None for is_real in self.floating]
         pullback = self.pullback
         if is_differentiated:
             # The function runs again, on values that the outer level differentiates.
-            _, pullback = self.fun(*map(asarray, tensors[: self.count]))
+            _, pullback = self.fun(*map(asarray, parents[: self.count]))
             self.pullback.check(pullback)
-        needs_grad = [place + 1 in argnums for place in range(self.count)]
-        gradients, others = pullback(cotangents, tensors[self.count :], needs_grad)
-        known, shared = (None, *gradients, *others), [*tensors]
-        for output in self.outputs:
-            shared.append(output())
-        return [finished(known[argnum], tensors[argnum - 1], shared) for argnum in argnums]
+        needs_grad = [place + 2 in argnums for place in range(self.count)]
+        gradients, others = pullback(cotangents, parents[self.count :], needs_grad)
+        known, shared = (*gradients, *others), [*parents, *[output() for output in self.outputs]]
+        return [_own(known[argnum - 2], parents[argnum - 2], shared) for argnum in argnums]
 
 
-# One primitive for all calls: autograd (1.9) keeps every primitive for ever.
+# One primitive for all calls: autograd (1.9) never frees a primitive.
 @primitive  # type: ignore[untyped-decorator]
-def custom_gradient(call: Any, *tensors: Any) -> Any:
-    """What a `Call` carries."""
-    return call.carried
+def custom_gradient(call: Call, outputs: Any, *parents: Any) -> Any:
+    """Returns the outputs of a call, whose gradient is its rule."""
+    return outputs
 
 
 def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
-    return functools.partial(args[0].pull, argnums, args[1:])
+    return functools.partial(args[0].pull, argnums, args[2:])
 
 
 defvjp_argnums(custom_gradient, _vjps)
 
 
-def finished(gradient: Any, tensor: Any, shared: Sequence[Any]) -> Any:
-    """A gradient that a rule gave for `tensor`, as autograd wants it, with memory that it shares with nothing."""
+def _own(gradient: Any, parent: Any, shared: Sequence[Any]) -> Any:
+    """A gradient of the rule, as autograd wants it: zeros for None, a copy of an array that shares its memory."""
     if gradient is None:
-        return vspace(tensor).zeros()
+        return vspace(parent).zeros()
     if isinstance(gradient, numpy.ndarray):
-        for each in shared:
-            if isinstance(each, numpy.ndarray) and numpy.may_share_memory(gradient, each):
-                gradient = gradient.copy()
+        arrays = [each for each in shared if isinstance(each, numpy.ndarray)]
+        if any([numpy.may_share_memory(gradient, array) for array in arrays]):
+            gradient = gradient.copy()
     return conjugate(gradient)
 
 
@@ -152,7 +118,7 @@ def _outside(gradient: Any, level: int) -> Any:
     return gradient
 
 
-# --- what a function captured ----------------------------------------------------------------------------------------
+# --- captured values -------------------------------------------------------------------------------------------------
 
 
 def _is_box(value: object) -> bool:
@@ -162,53 +128,49 @@ def _is_box(value: object) -> bool:
 def _captured(
     fun: Function, outputs: Sequence[Any], pullback: Pullback, inputs: Sequence[Any], candidates: Sequence[Any]
 ) -> list[Any]:
-    """Those boxes that the outputs of `fun` hang on besides its arguments, in the order of their first use."""
+    """The boxes among `candidates` on which the outputs depend, in the order of their first use.
+
+    The nodes of the outputs lead to them. autograd does not number its nodes, so another run finds the order.
+    """
     pullback.capture(["(a value that autograd differentiates)"])
-    known = {box._node: place for place, each in enumerate(candidates) for box in boxes(each)}
+    refusal = messages.unserved_variables("numpy", "(where it is not in a closure)")
+    known = {box._node for each in candidates for box in boxes(each)}
     waiting, seen = [box._node for output in outputs for box in boxes(output)], set()
     while waiting:
         node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node not in known:
-            if not getattr(node, "parents", ()):
-                raise messages.unserved_variables("numpy", "(where it is not in a closure)")
-            waiting += node.parents
+        if node not in seen:
+            seen.add(node)
+            parents = () if node in known else getattr(node, "parents", ())
+            if not parents and node not in known:
+                raise refusal
+            waiting += parents
     used = [each for each in candidates if any([box._node in seen for box in boxes(each)])]
-    return used if len(used) == 1 else _in_order(fun, used, inputs)
-
-
-def _in_order(fun: Function, used: list[Any], inputs: Sequence[Any]) -> list[Any]:
-    """Boxes in the order in which a function uses them, which another run tells: autograd's nodes have no numbers."""
-    order: list[int] = []
-    nodes = [box._node for box in used]
-    for place, box in enumerate(used):
-        box._node = _Use.new_root(place, order)
+    if len(used) == 1:
+        return used
+    order: list[Any] = []
+    before, roots = [box._node for box in used], [_Use.new_root(order) for _ in used]
     try:
-        fun(*inputs)
+        for box, root in zip(used, roots, strict=True):
+            box._node = root
+        # A captured value that is an output itself may have no use before.
+        order[:0] = [output._node for output in fun(*inputs)[0] if isinstance(output, Box)]
     finally:
-        for box, node in zip(used, nodes, strict=True):
+        for box, node in zip(used, before, strict=True):
             box._node = node
-    return [used[place] for place in order]
+    if not set(roots) <= set(order):
+        raise refusal
+    return [box for _, box in sorted(zip(map(order.index, roots), used, strict=True), key=lambda pair: pair[0])]
 
 
 class _Use(Node):  # type: ignore[misc]
-    """A node that knows which of some values it hangs on, and keeps the order in which they were first used.
+    """A node that adds its parents to a list. It follows autograd's own tracers, in `autograd.misc.tracers` (1.9)."""
 
-    It follows autograd's own tracers, in `autograd.misc.tracers` (1.9).
-    """
-
-    __slots__ = ("order", "places")
-    order: list[int]
-    places: set[int]
+    __slots__ = ("order",)
+    order: list[Any]
 
     def __init__(self, value: Any, fun: Any, args: Any, kwargs: Any, parent_argnums: Any, parents: Sequence[Any]):
-        ours = [parent for parent in parents if isinstance(parent, _Use)]
-        self.order = ours[0].order
-        self.places = set().union(*(parent.places for parent in ours))
-        self.order += [place for parent in ours for place in sorted(parent.places) if place not in self.order]
+        self.order = parents[0].order
+        self.order += parents
 
-    def initialize_root(self, place: int, order: list[int]) -> None:
+    def initialize_root(self, order: list[Any]) -> None:
         self.order = order
-        self.places = {place}

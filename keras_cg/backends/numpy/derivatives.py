@@ -11,26 +11,24 @@ from autograd import make_vjp
 from autograd.builtins import tuple as boxed_tuple
 
 from keras_cg.backends.numpy.tensors import conjugate
-from keras_cg.engine.contract import PlainFunction
+from keras_cg.engine.contract import PlainFunction, Tensors
 
 
-def vjp(
-    fun: PlainFunction, tensors: Sequence[Any]
-) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], tuple[Any, ...]], tuple[Any, ...]]:
-    aux: list[tuple[Any, ...]] = []
+def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
+    aux: list[Tensors] = []
 
     def run(tensors: Any) -> Any:
         outputs, others = fun(*tensors)
-        # Out of this level of differentiation, which ends here; an outer one goes on.
+        # This level of differentiation ends here; an outer level goes on.
         aux.append(tuple(each._value if getattr(each, "_trace", None) == tensors._trace else each for each in others))
         return boxed_tuple(outputs)
 
     with warnings.catch_warnings():
-        # An argument that the output does not depend on gets zeros here, as on every backend.
+        # An argument that the output does not depend on gets zeros, as on every backend.
         warnings.filterwarnings("ignore", "Output seems independent of input")
         back, outputs = make_vjp(run)(tuple(map(_own, tensors)))
 
-    def pullback(cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    def pullback(cotangents: Sequence[Any]) -> Tensors:
         gradients = back(boxed_tuple(tuple(conjugate(each) for each in cotangents)))
         return tuple(conjugate(each) for each in gradients)
 
@@ -38,5 +36,5 @@ def vjp(
 
 
 def _own(tensor: Any) -> Any:
-    # What autograd saves for the pullback, nobody outside may change in place; of what is in a box, nobody can.
+    # autograd saves arrays for the pullback. Without a copy, a change in place outside would change the gradient.
     return tensor.copy() if isinstance(tensor, numpy.ndarray) else tensor

@@ -1,9 +1,8 @@
-"""What the tensors of NumPy are, and the boxes that autograd puts them in."""
+"""The tensors of NumPy, and the boxes that autograd puts them in."""
 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,10 +14,7 @@ from autograd.extend import Box
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import trace_stack
 
-# This backend, as the engine takes it.
-own: Any = sys.modules[__package__]
-
-# What is read of autograd and it does not document: if one is gone, importing this file fails, and with it the backend.
+# Names that autograd does not document: if one is gone, importing this file fails, and with it the backend.
 _NEEDED = (Box._value, Box._trace, Box._node, VJPNode.new_root, VJPNode.parents, trace_stack.top, trace_stack.new_trace)
 
 tensors = (numpy.ndarray, Box)
@@ -50,7 +46,8 @@ def dtype(tensor: Any) -> str:
 
 @functools.cache
 def _dtype_name(dtype: numpy.dtype) -> str:
-    return str(dtype)
+    # The name has no byte order, unlike `str`: ">f8" is a float64.
+    return dtype.name
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -68,8 +65,8 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
 
 
 def is_recording() -> bool:
-    # autograd (1.9) does not count back where an exception ended a trace: then the answer is yes from there on, which
-    # costs time and nothing else.
+    # autograd (1.9) does not count back where an exception ended a trace. From then on the answer is yes, which costs
+    # time alone.
     return trace_stack.top >= 0  # type: ignore[no-any-return]
 
 

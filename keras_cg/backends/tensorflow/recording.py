@@ -106,4 +106,4 @@ def _is_deaf() -> bool:
 def refuse_if_deaf() -> None:
     """Raises where a tape records nothing: there, and where all were told to stop."""
     if is_transposing() or (not could_possibly_record() and _is_deaf()):
-        raise messages.deaf_tape()
+        raise messages.no_recording()

@@ -86,8 +86,8 @@ class _Recomputed:
             return tuple(check_or_nan(self.backend, [outputs[place] for place in arrived], conditions, error)), ()
 
         moving, upstreams = [self.inputs[place] for place in places], [cotangents[place] for place in arrived]
-        _, pulled, _ = self.backend.pulled(floating, moving, upstreams)
-        gradients = dict(zip(places, pulled, strict=True))
+        _, pullback, _ = self.backend.vjp(floating, moving)
+        gradients = dict(zip(places, pullback(upstreams), strict=True))
         return tuple(map(gradients.get, range(len(self.inputs)))), ()
 
     def takes_variables(self) -> bool:
