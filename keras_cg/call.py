@@ -130,17 +130,60 @@ class Call(FlatFunction):
 
         The run had the positional arguments `args`, by default the tensors, and it `changed` variables of Keras.
         """
-        backend, (output, rule) = self.backend, _checked_pair(self.name, pair)
-        if not backend.is_compiling():
-            # The names that the rule reads may be bound to something else later.
-            rule = freeze(rule)
-        results: Sequence[Any] = (output,)
-        tree = SINGLE
-        if not backend.is_plain(output):
+        rule = self.rule_of(pair)
+        if rule is not None:
+            results, tree = pair[:1], SINGLE
+        else:
+            output, rule = _checked_pair(self.name, pair)
             results, tree = self.flatten(output)
         if self.output is None:
             self.output = tree
-        return (*results, *changed), Pullback(self, rule, tensors, tensors if args is None else args, tree)
+        pullback = Pullback(self, self.frozen(rule), tensors, tensors if args is None else args, tree)
+        return (*results, *changed), pullback
+
+    def rule_of(self, pair: Any) -> Callable[..., Any] | None:
+        """Returns the rule if the user's function returned one plain tensor with a rule of one upstream, else None."""
+        is_usual = type(pair) is tuple and len(pair) == 2 and self.backend.is_plain(pair[0])
+        if not is_usual or not signature.takes_one(pair[1]):
+            return None
+        if self.output is None:
+            self.output = SINGLE
+        return pair[1]  # type: ignore[no-any-return]
+
+    def frozen(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Copies a rule, because the names that it reads may be bound to something else later."""
+        return rule if self.backend.is_compiling() else freeze(rule)
+
+    def gradients(
+        self,
+        tensors: Sequence[Any],
+        rule: Callable[..., Any],
+        upstream: Any,
+        needs_grad: Sequence[bool] | None,
+        specs: list[Spec] | None = None,
+    ) -> tuple[Any, ...]:
+        """Returns what a rule of one upstream gives for each tensor, None where there is none, or none is needed.
+
+        Where `tensors` are not all plain, they are empty, and `specs` are the dtypes and shapes.
+        """
+        backend = self.backend
+        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
+        gradients: Any = result if type(result) is tuple else (result,)
+        if tensors and not self.is_ordinary:
+            gradients = self.static.tensors_of(gradients)
+        if tensors and len(gradients) == len(tensors):
+            # Most rules return a plain gradient for each tensor, and nothing has to be converted.
+            for gradient, tensor in zip(gradients, tensors, strict=True):
+                is_plain = backend.is_plain(gradient)
+                if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+                    break
+                # TensorFlow's tape (2.21) fails on a gradient of an integer tensor.
+                if not is_differentiable(backend.dtype(tensor)):
+                    break
+            else:
+                return tuple(gradients)
+        specs = specs or [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
+        return collect(self, specs, result, needs_grad)
 
 
 class Pullback:
@@ -168,28 +211,10 @@ class Pullback:
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
-        backend, rule = self.function.backend, self.rule
         if variables or not self.takes_one:
             return self._by_convention(cotangents, variables, needs_grad)
         upstream = cotangents[0] if self.output is SINGLE else self.output.unflatten(self._upstreams(cotangents))
-        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
-        tensors = self.tensors
-        if tensors:
-            gradients: Any = result if type(result) is tuple else (result,)
-            if not self.function.is_ordinary:
-                gradients = self.function.static.tensors_of(gradients)
-            if len(gradients) == len(tensors):
-                # Most rules return a plain gradient for each tensor, and nothing has to be converted.
-                for gradient, tensor in zip(gradients, tensors, strict=True):
-                    is_plain = backend.is_plain(gradient)
-                    if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
-                        break
-                    # TensorFlow's tape (2.21) fails on a gradient of an integer tensor.
-                    if not is_differentiable(backend.dtype(tensor)):
-                        break
-                else:
-                    return tuple(gradients), ()
-        return collect(self.function, self.specs, result, needs_grad), ()
+        return self.function.gradients(self.tensors, self.rule, upstream, needs_grad, self._specs), ()
 
     def _by_convention(
         self, cotangents: Sequence[Any], variables: Sequence[Any], needs_grad: Sequence[bool] | None
