@@ -140,6 +140,7 @@ class PlainCall(Call):
     """
 
     is_ordinary = True
+    is_single = False
     keywords = ()
     state = converted = None
     output: Tree | None = None
@@ -163,15 +164,39 @@ class PlainCall(Call):
         self.converted = self.backend.converted(self.user)
         return self.returned(tensors, self.converted(*tensors))
 
-    def returned(self, tensors: tuple[Any, ...], pair: Any) -> tuple[tuple[Any, ...], Pullback]:
+    def returned(self, tensors: Sequence[Any], pair: Any) -> tuple[tuple[Any, ...], Pullback]:
         """The tensor of the output and the rule for it, of what the user's function returned in the first run."""
+        rule = self.rule_of(pair)
+        if rule is None:
+            return self.accept(tensors, tuple(tensors), {}, pair, ())
+        return pair[:1], self.pullback(tensors, rule if self.backend.is_compiling() else freeze(rule))
+
+    def rule_of(self, pair: Any) -> Callable[..., Any] | None:
+        """The rule, if the user's function returned one plain tensor, and a rule that takes its upstream."""
+        is_usual = type(pair) is tuple and len(pair) == 2 and self.backend.is_plain(pair[0])
+        if not is_usual or not signature.takes_one(pair[1]):
+            return None
+        self.output, self.is_single = SINGLE, True
+        return pair[1]  # type: ignore[no-any-return]
+
+    def pullback(self, tensors: Sequence[Any], rule: Callable[..., Any]) -> PlainPullback:
+        """The pullback of such a rule, of the run on some tensors."""
+        return PlainPullback(self, rule, tensors)
+
+    def gradients(
+        self, tensors: Sequence[Any], rule: Callable[..., Any], upstream: Any, needs_grad: Sequence[bool] | None
+    ) -> tuple[Any, ...]:
+        """The gradients that such a rule gives, None where there is none, or none is needed."""
         backend = self.backend
-        if type(pair) is tuple and len(pair) == 2 and type(pair[1]) is FunctionType and backend.is_plain(pair[0]):
-            output, rule = pair
-            if signature.takes_one(rule):
-                self.output = SINGLE
-                return (output,), PlainPullback(self, rule if backend.is_compiling() else freeze(rule), tensors)
-        return self.accept(tensors, tensors, {}, pair, ())
+        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
+        gradients = result if type(result) is tuple else (result,)
+        if len(gradients) == len(tensors):
+            for gradient, tensor in zip(gradients, tensors):  # noqa: B905
+                if type(gradient) is not type(tensor) or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+                    break
+            else:
+                return gradients
+        return collect(self, PlainPullback(self, rule, tensors).specs, result, needs_grad)
 
     def finish(self, results: Sequence[Any]) -> Any:
         """The output, of what the backend made of the tensors in it."""
@@ -278,7 +303,9 @@ class PlainPullback(Pullback):
 
     output = SINGLE
 
-    def __init__(self, call: PlainCall, rule: Callable[..., Any], tensors: tuple[Any, ...]):
+    arguments: PlainCall
+
+    def __init__(self, call: PlainCall, rule: Callable[..., Any], tensors: Sequence[Any]):
         self.arguments, self.rule, self.tensors = call, rule, tensors
 
     @property
@@ -290,25 +317,15 @@ class PlainPullback(Pullback):
     @property
     def convention(self) -> Convention:  # type: ignore[override]  # likewise
         """How the rule is called."""
-        return Convention(self.rule, self.arguments, self.tensors, SINGLE)
+        return Convention(self.rule, self.arguments, tuple(self.tensors), SINGLE)
 
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """The gradients of the arguments, None where there is none, or none is needed."""
-        upstream, backend, tensors = cotangents[0], self.arguments.backend, self.tensors
-        if variables or upstream is None:
+        if variables or cotangents[0] is None:
             return super().__call__(cotangents, variables, needs_grad)
-        rule = self.rule
-        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
-        gradients = result if type(result) is tuple else (result,)
-        if len(gradients) == len(tensors):
-            for gradient, tensor in zip(gradients, tensors, strict=True):
-                if not backend.is_plain(gradient) or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
-                    break
-            else:
-                return gradients, ()
-        return collect(self.arguments, self.specs, result, needs_grad), ()
+        return self.arguments.gradients(self.tensors, self.rule, cotangents[0], needs_grad), ()
 
 
 def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -73,7 +73,8 @@ class CustomGradient(Generic[P, Output]):
         if not keras_scope.is_unscoped():
             return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
         function = call.PlainCall(backend, self._name, self.__wrapped__, len(args))
-        return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
+        results = backend.attach(function, args)
+        return results[0] if function.is_single else function.finish(results)  # type: ignore[no-any-return]
 
     def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
         """A copy around what the function reads now: `engine.freezing` calls this for one in a rule's closure."""

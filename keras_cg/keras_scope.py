@@ -88,8 +88,9 @@ def is_unscoped() -> bool:
     if module is None:
         # Keras is not there, or is being imported; or its module has moved, and then this raises.
         return not hasattr(keras(), "StatelessScope") or keras().src.backend.common.global_state is None
-    kept = module.GLOBAL_STATE_TRACKER
-    return getattr(kept, "stateless_scope", None) is None and getattr(kept, "autocast_scope", None) is None
+    # Not by `getattr`, which makes an error first where a thread has no such attribute, as most have not.
+    scopes = module.GLOBAL_STATE_TRACKER.__dict__
+    return scopes.get("stateless_scope") is None and scopes.get("autocast_scope") is None
 
 
 def _active_scope(backend: Backend) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import dis
 import functools
 from collections.abc import Callable
+from sys import getrefcount
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
@@ -25,25 +26,17 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
     stays shared if one of these functions assigns to it, and an object if its methods assign to its attributes.
     Everything else (globals, containers, other objects) is read when the rule runs, as in any Python function.
     """
-    if type(rule) is not FunctionType:
-        return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-    if rule.__closure__ is None:
-        return rule
-    if _assigned(rule.__code__) or not _is_function(rule):
-        return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-    cells = []
-    try:
-        for cell in rule.__closure__:
-            value = cell.cell_contents
-            if callable(value) and _is_function(value):
-                return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-            cells.append(CellType(value))
-    except ValueError:  # a name that is not bound yet
-        return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
-    copy = FunctionType(rule.__code__, rule.__globals__, rule.__name__, rule.__defaults__, tuple(cells))
-    if rule.__kwdefaults__ or rule.__dict__:
-        return _with_attributes(copy, rule)
-    return copy
+    if type(rule) is FunctionType:
+        try:
+            for cell in rule.__closure__ or ():
+                # Where no other function has the cell, no other code can bind it again.
+                if getrefcount(cell) > _ALONE or callable(cell.cell_contents):
+                    break
+            else:
+                return rule
+        except ValueError:  # a name that is not bound yet
+            pass
+    return _Freezer(rule).value(rule)  # type: ignore[no-any-return]
 
 
 def _is_function(value: Any) -> bool:
@@ -201,3 +194,14 @@ def slots(kind: type) -> list[tuple[str, MemberDescriptorType]]:
     """The slots of a class and its bases."""
     members = [item for base in kind.__mro__ if base.__flags__ & _HEAP_TYPE for item in vars(base).items()]
     return [(name, member) for name, member in members if isinstance(member, MemberDescriptorType)]
+
+
+def _probe() -> FunctionType:
+    value = None
+    return lambda: value  # type: ignore[return-value]
+
+
+# How many references `freeze` counts of a cell that one function has; each release of Python counts in its own way.
+_ALONE = 0
+while freeze(probe := _probe()) is not probe:
+    _ALONE += 1

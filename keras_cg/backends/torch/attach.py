@@ -7,6 +7,7 @@ no rule.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     outputs, pullback = fun(*inputs)
     if before != versions(tensors):
         raise messages.changed_argument(fun.name)
-    return record(fun, tensors, inputs, before, start, outputs, pullback)
+    return record(fun, tensors, inputs, start, outputs, pullback)
 
 
 _undisturbed: Callable[..., Any] = torch.compiler.disable(attach_any)  # type: ignore[no-untyped-call]
@@ -81,20 +82,18 @@ def record(
     fun: Function,
     tensors: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
-    before: list[int],
     start: int,
     outputs: tuple[torch.Tensor, ...],
     pullback: Pullback,
 ) -> tuple[torch.Tensor, ...]:
-    """The outputs of a run, with the rule as their gradient if anything is differentiated.
+    """Returns the outputs of a run, with the rule as their gradient if anything is differentiated.
 
     Args:
         fun: The function, which runs again for higher orders.
         tensors: Its arguments.
-        inputs: The arguments cut from the graph, if one of them is differentiated.
-        before: How often each argument was changed in place.
-        start: The number of the first node of the graph that the run may have made.
-        outputs: What the run gave.
+        inputs: The detached arguments, if one of them is differentiated.
+        start: The number of the first node of the graph that the run may have added.
+        outputs: The outputs of the run.
         pullback: Its rule.
     """
     if forward_ad._current_level >= 0:
@@ -117,38 +116,46 @@ def record(
         # Hooks move or drop what is saved. So the rule is not kept: its tensors are saved, to compare another run with.
         call.pullback, (residuals, call.facts) = None, pullback.outline(inputs)
     elif pullback.holds_anything():
-        call.watched, call.before = [*inputs, *outputs], before + versions(outputs)
+        watched = [*inputs, *outputs]
+        call.watched = [*zip(watched, versions(watched), strict=True)]
     saved = [unwrap_if_dead(tensor) for tensor in saveable((*tensors, *variables))]
-    results: tuple[torch.Tensor, ...] = _apply(call, outputs, saveable(residuals), *saved)
+    results: tuple[torch.Tensor, ...] = _apply((call, outputs, saveable(residuals)), *saved)
     return results
 
 
 class Call:
-    """What the backward pass of one call needs besides tensors.
+    """The state of one call that the backward pass needs, without the saved tensors.
 
     Attributes:
         fun: The function, which runs again for higher orders.
         count: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
+        rule: On the fast path, the user's rule in the place of `pullback`; with `inputs`, the arguments of the first run.
         facts: What must be equal in the rule of another run, where the first one is not kept.
-        watched: The inputs and outputs, whose memory the rule may hold; with `before`, how often each was changed.
+        watched: The inputs and outputs, whose memory the rule may hold, each with its version.
         storages: Where the memory of the arguments and outputs begins.
-        reads: A list that gets whether the rule reads a tensor that is differentiated; None if that is not asked.
-        autocast: What autocast did in the first run.
+        autocast: The autocast of the first run.
+        reads: Gets for each gradient whether it hangs on what only the rule reads; None if nothing asks.
     """
 
     fun: Function
     count: int
-    pullback: Pullback | None
+    pullback: Pullback | None = None
+    rule: Callable[..., Any] | None = None
+    inputs: Sequence[torch.Tensor] = ()
     facts: Any = None
-    watched: Sequence[torch.Tensor] = ()
-    before: Sequence[int] = ()
+    watched: Sequence[tuple[torch.Tensor, int]] = ()
     storages: Sequence[int] = ()
-    reads: list[bool] | None = None
     autocast: Autocast = ()
+    reads: list[bool] | None = None
+
+    def leave_fast_path(self) -> None:
+        """Puts `pullback` in the place of the bare rule."""
+        if self.rule is not None:
+            self.pullback, self.rule = self.fun.pullback(self.inputs, self.rule), None  # type: ignore[attr-defined]
 
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
-        """The pullback of another run, which must be that of the first."""
+        """Returns the pullback of another run, which must be that of the first."""
         if self.autocast or is_autocast():
             with under_autocast(self.autocast, inputs):
                 _, pullback = self.fun(*inputs)
@@ -162,12 +169,9 @@ class Call:
 
     def refuse_changes(self) -> None:
         """Raises if an input or an output was changed in place since, and the rule holds its memory."""
-        now = versions(self.watched)
-        if now == self.before or self.pullback is None:
-            return
-        pairs = zip(self.watched, now, self.before, strict=True)
-        changed = {storage_of(tensor) for tensor, version, before in pairs if version != before} - {0}
-        if not changed.isdisjoint(map(storage_of, self.pullback.reached())):
+        now = versions([tensor for tensor, _ in self.watched])
+        changed = {storage_of(each[0]) for each, version in zip(self.watched, now, strict=True) if each[1] != version}
+        if self.pullback is not None and not (changed - {0}).isdisjoint(map(storage_of, self.pullback.reached())):
             raise messages.changed_since_call(self.fun.name)
 
 
@@ -175,7 +179,8 @@ class Attached(torch.autograd.Function):
     """Outputs that were computed already, with the rule as their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, outputs: Any, residuals: Any, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, computed: tuple[Call, Any, Any], *tensors: torch.Tensor) -> Any:
+        call, outputs, residuals = computed
         ctx.call = call
         ctx.save_for_backward(*tensors, *residuals)
         call.storages = [storage_of(tensor) for tensor in (*tensors[: call.count], *outputs)]
@@ -186,7 +191,7 @@ class Attached(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        call, needs_grad = ctx.call, ctx.needs_input_grad[3:]
+        call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
         count, stop, pullback = call.count, len(needs_grad), call.pullback
         is_recorded = torch.is_grad_enabled()
         # Asked for once: a checkpoint recomputes them only once.
@@ -197,15 +202,14 @@ class Attached(torch.autograd.Function):
             pullback = call.again([tensor.detach() for tensor in saved[:count]], saved[stop:])
         else:
             call.refuse_changes()
-        if is_recorded or call.reads is None:
-            gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count])
-        else:
-            gradients, others = _read(call.reads, pullback, cotangents, saved[count:stop], needs_grad[:count])
+        if not is_recorded and call.reads is not None:
+            pullback = functools.partial(_read, call.reads, pullback)
+        gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count])
         if not is_recorded:
-            gradients = _copied(gradients, call.storages)
+            gradients = copied(gradients, call.storages)
             if not keeps_graph():
-                call.pullback, call.watched, call.before = None, (), ()
-        return (None, None, None, *gradients, *others)
+                call.pullback, call.watched = None, ()
+        return (None, *gradients, *others)
 
 
 # What `apply` of a Function comes down to. Before that, torch's own looks for a running transform, as `attach` does,
@@ -216,25 +220,15 @@ _apply: Callable[..., Any] = super(torch.autograd.Function, Attached).apply
 # --- what the backward pass asks -------------------------------------------------------------------------------------
 
 
-def _read(
-    reads: list[bool],
-    pullback: Pullback,
-    cotangents: Sequence[Any],
-    variables: Sequence[Any],
-    needs_grad: Sequence[bool],
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The gradients; and notes whether they hang on something that is differentiated, which the rule alone reads."""
+def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
+    """Calls a pullback, and notes for each gradient whether it hangs on what only the rule reads."""
     with torch.enable_grad():
-        parts = pullback(cotangents, variables, needs_grad)
+        parts = pullback(*args)
     reads += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
-    gradients, others = (
-        tuple([tensor.detach() if tensor is not None and tensor.requires_grad else tensor for tensor in part])
-        for part in parts
-    )
-    return gradients, others
+    return [[tensor if tensor is None else tensor.detach() for tensor in part] for part in parts]
 
 
-def _copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:
+def copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:
     """Gradients, and a copy of each that has its memory from an argument or an output.
 
     autograd keeps a gradient that nothing else holds as it is: clearing it would clear the argument.

@@ -37,8 +37,10 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
     if outer and not further:
         # A rule of ours may read what is differentiated outside and no output hangs on: it says so when it runs.
         for node in _nodes(outputs):
-            if isinstance(getattr(node, "call", None), Call):
-                node.call.reads = reads
+            call = getattr(node, "call", None)
+            if isinstance(call, Call):
+                call.leave_fast_path()
+                call.reads = reads
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
