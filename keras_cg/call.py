@@ -191,8 +191,9 @@ class PlainCall(Call):
         result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
         gradients = result if type(result) is tuple else (result,)
         if len(gradients) == len(tensors):
-            for gradient, tensor in zip(gradients, tensors):  # noqa: B905
-                if type(gradient) is not type(tensor) or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+            for gradient, tensor in zip(gradients, tensors, strict=True):
+                is_plain = type(gradient) is type(tensor)
+                if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
                     break
             else:
                 return gradients

@@ -7,6 +7,7 @@ no rule.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +17,7 @@ from torch.autograd import forward_ad
 
 from keras_cg.backends.torch import compiled, exported, transforms
 from keras_cg.backends.torch.tensors import (
-    Autocast,
-    autocast,
+    autocasts,
     describe,
     dynamo_callback,
     hooks,
@@ -31,7 +31,6 @@ from keras_cg.backends.torch.tensors import (
     saveable,
     sequence_number,
     transforms_active,
-    under_autocast,
     unwrap_if_dead,
     versions,
 )
@@ -110,7 +109,7 @@ def record(
     call = Call()
     call.fun, call.count, call.pullback = fun, len(tensors), pullback
     if is_autocast():
-        call.autocast = autocast(tensors)
+        call.autocasts = autocasts(tensors)
     residuals: Sequence[torch.Tensor] = ()
     if hooks(False) is not None:
         # Hooks move or drop what is saved. So the rule is not kept: its tensors are saved, to compare another run with.
@@ -130,11 +129,12 @@ class Call:
         fun: The function, which runs again for higher orders.
         count: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
-        rule: On the fast path, the user's rule in the place of `pullback`; with `inputs`, the arguments of the first run.
+        rule: The user's rule of the first run, in the place of `pullback` on the fast path.
+        inputs: The arguments of the first run, on the fast path.
         facts: What must be equal in the rule of another run, where the first one is not kept.
         watched: The inputs and outputs, whose memory the rule may hold, each with its version.
         storages: Where the memory of the arguments and outputs begins.
-        autocast: The autocast of the first run.
+        autocasts: The autocast of the first run, if there was one.
         reads: Gets for each gradient whether it hangs on what only the rule reads; None if nothing asks.
     """
 
@@ -146,7 +146,7 @@ class Call:
     facts: Any = None
     watched: Sequence[tuple[torch.Tensor, int]] = ()
     storages: Sequence[int] = ()
-    autocast: Autocast = ()
+    autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
     reads: list[bool] | None = None
 
     def leave_fast_path(self) -> None:
@@ -156,10 +156,11 @@ class Call:
 
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
         """Returns the pullback of another run, which must be that of the first."""
-        if self.autocast or is_autocast():
-            with under_autocast(self.autocast, inputs):
-                _, pullback = self.fun(*inputs)
-        else:
+        with contextlib.ExitStack() as stack:
+            if self.autocasts or is_autocast():
+                # torch runs a backward pass outside of the autocast of the forward pass.
+                for each in self.autocasts or autocasts(inputs, is_kept=False):
+                    stack.enter_context(torch.autocast(*each))
             _, pullback = self.fun(*inputs)
         if self.pullback is not None:
             self.pullback.check(pullback)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -19,20 +18,6 @@ from torch.autograd import forward_ad
 from keras_cg.backends import owner
 from keras_cg.engine import messages, precision
 from keras_cg.engine.rule import is_repeated
-
-__all__ = [
-    "agreement",
-    "asarray",
-    "cast",
-    "children",
-    "dtype",
-    "is_plain",
-    "is_recording",
-    "is_tensor",
-    "shape",
-    "tensors",
-    "to_numpy",
-]
 
 tensors = (torch.Tensor,)
 
@@ -66,7 +51,6 @@ unwrap_if_dead: Callable[[torch.Tensor], torch.Tensor] = functorch.unwrap_if_dea
 # Likewise, for looking through the wrappers that the transforms put around tensors, for types registered with torch's
 # tree utility, for tensors, and for the graph that autograd records.
 NEEDED = (
-    functorch.TransformType.Grad,
     functorch.TransformType.Jvp,
     functorch.get_unwrapped,
     functorch.is_batchedtensor,
@@ -139,11 +123,6 @@ _dtypes = {kind: str(kind).removeprefix("torch.") for kind in vars(torch).values
 
 def dtype(tensor: Any) -> str:
     return _dtypes[tensor.dtype]
-
-
-def dtype_name(kind: torch.dtype) -> str:
-    """The plain name of a dtype."""
-    return _dtypes[kind]
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -222,29 +201,10 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return counts
 
 
-# For kinds of devices, the dtype of autocast there; it is off on all others.
-Autocast = Sequence[tuple[str, torch.dtype]]
-
-
-def autocast(tensors: Sequence[torch.Tensor]) -> Autocast:
-    """What autocast does for a function of some tensors."""
-    kinds = {"cpu", *[tensor.device.type for tensor in tensors]}
-    available = filter(torch.amp.is_autocast_available, kinds)
-    return [(kind, torch.get_autocast_dtype(kind)) for kind in available if torch.is_autocast_enabled(kind)]
-
-
-@contextlib.contextmanager
-def under_autocast(before: Autocast, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Lets a function run under the autocast of its first run: torch calls a backward pass outside of it."""
-    now = autocast(tensors)
-    with contextlib.ExitStack() as stack:
-        for kind, dtype in now:
-            if (kind, dtype) not in before:
-                stack.enter_context(torch.autocast(kind, dtype, enabled=False))
-        for kind, dtype in before:
-            if (kind, dtype) not in now:
-                stack.enter_context(torch.autocast(kind, dtype))
-        yield
+def autocasts(tensors: Sequence[torch.Tensor], is_kept: bool = True) -> list[tuple[str, torch.dtype, bool]]:
+    """Returns the arguments of `torch.autocast` that bring the present state back, or that switch autocast off."""
+    kinds = filter(torch.amp.is_autocast_available, {"cpu", *[tensor.device.type for tensor in tensors]})
+    return [(kind, torch.get_autocast_dtype(kind), is_kept and torch.is_autocast_enabled(kind)) for kind in kinds]
 
 
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
