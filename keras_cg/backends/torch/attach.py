@@ -1,8 +1,11 @@
-"""How outputs get the gradient that a rule says: a Function of torch carries what was computed already.
+"""The rule in eager mode: a Function returns outputs that were computed before, and calls the rule in its backward.
 
-torch has several engines, and no one form of Function serves in two of them. `attach` chooses: this file is for eager
-mode, `transforms` for torch.func and forward mode, `compiled` for torch.compile, and `exported` for programs that carry
-no rule.
+- Forward: the function runs once, on detached arguments; `Attached` gives its outputs a node of autograd.
+- Backward without `create_graph`: the rule of that run is called, and dropped unless the graph is kept.
+- Backward with `create_graph`: the function runs again, on the saved arguments, which are on the graph. Its rule must
+  be the first one; it is called, and autograd records what it computes.
+
+`attach_any` also chooses the file for torch's other engines: no Function works in two of them.
 """
 
 from __future__ import annotations
@@ -39,19 +42,19 @@ from keras_cg.engine.contract import Function, Pullback
 
 
 def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Runs `fun` once, on tensors cut from the graph; an output that requires a gradient all the same captured one.
+    """Runs `fun` once, on detached tensors; an output that requires a gradient then depends on a captured tensor.
 
-    All of it is one function: where torch.compile (2.13) gives up, it begins again with an inner one, which would not
+    This is one function, because torch.compile (2.13) resumes after a graph break at an inner function, which would not
     know that it is compiled.
     """
     if torch.compiler.is_compiling():
         if not compiled.is_exporting():
             return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
-        # torch says of every thread that it exports, while one of them does.
+        # While one thread exports, `is_compiling` of torch (2.13) is true in all threads.
         if torch.compiler.is_dynamo_compiling() or is_captured():
             return exported.attach(fun, tensors)
     if dynamo_callback() is not None:
-        # Where torch.compile (2.13) gave up, it compiles each new frame by itself, and would fail in these.
+        # After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in these.
         return _undisturbed(fun, tensors)  # type: ignore[no-any-return]
     if is_tracing():
         return exported.attach(fun, tensors)
@@ -112,7 +115,7 @@ def record(
         call.autocasts = autocasts(tensors)
     residuals: Sequence[torch.Tensor] = ()
     if hooks(False) is not None:
-        # Hooks move or drop what is saved. So the rule is not kept: its tensors are saved, to compare another run with.
+        # Hooks move or drop what is saved. So the rule is dropped, too, and its tensors are saved for the comparison.
         call.pullback, (residuals, call.facts) = None, pullback.outline(inputs)
     elif pullback.holds_anything():
         watched = [*inputs, *outputs]
@@ -131,7 +134,7 @@ class Call:
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
         rule: The user's rule of the first run, in the place of `pullback` on the fast path.
         inputs: The arguments of the first run, on the fast path.
-        facts: What must be equal in the rule of another run, where the first one is not kept.
+        facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         watched: The inputs and outputs, whose memory the rule may hold, each with its version.
         storages: Where the memory of the arguments and outputs begins.
         autocasts: The autocast of the first run, if there was one.
@@ -159,7 +162,7 @@ class Call:
         with contextlib.ExitStack() as stack:
             if self.autocasts or is_autocast():
                 # torch runs a backward pass outside of the autocast of the forward pass.
-                for each in self.autocasts or autocasts(inputs, is_kept=False):
+                for each in self.autocasts or autocasts(inputs, is_on=False):
                     stack.enter_context(torch.autocast(*each))
             _, pullback = self.fun(*inputs)
         if self.pullback is not None:
@@ -177,7 +180,7 @@ class Call:
 
 
 class Attached(torch.autograd.Function):
-    """Outputs that were computed already, with the rule as their gradient."""
+    """Returns outputs that were computed before, with the rule as their gradient."""
 
     @staticmethod
     def forward(ctx: Any, computed: tuple[Call, Any, Any], *tensors: torch.Tensor) -> Any:
@@ -195,7 +198,7 @@ class Attached(torch.autograd.Function):
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
         count, stop, pullback = call.count, len(needs_grad), call.pullback
         is_recorded = torch.is_grad_enabled()
-        # Asked for once: a checkpoint recomputes them only once.
+        # Read once: a checkpoint recomputes saved tensors only once.
         saved = ctx.saved_tensors if is_recorded or pullback is None or stop > count else ()
         if is_recorded:
             pullback = call.again(saved[:count], saved[stop:])
@@ -213,8 +216,8 @@ class Attached(torch.autograd.Function):
         return (None, *gradients, *others)
 
 
-# What `apply` of a Function comes down to. Before that, torch's own looks for a running transform, as `attach` does,
-# for a Function in two parts, and for what a transform wrapped that is over: 3 of 37 us (torch 2.13).
+# The C part of `Function.apply`. The Python part (torch 2.13) looks for transforms, as `attach_any` did, for a
+# `setup_context`, which is not here, and for dead wrappers, as `record` did: 3 of 37 us.
 _apply: Callable[..., Any] = super(torch.autograd.Function, Attached).apply
 
 
@@ -230,16 +233,16 @@ def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
 
 
 def copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:
-    """Gradients, and a copy of each that has its memory from an argument or an output.
+    """Copies each gradient that shares its memory with an argument or an output.
 
-    autograd keeps a gradient that nothing else holds as it is: clearing it would clear the argument.
+    autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
     """
     known = {*storages} - {0}
     return [each.clone() if each is not None and storage_of(each) in known else each for each in gradients]
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Where the memory of a tensor begins; 0 if it has none of its own, as a fake one or one that wraps others."""
+    """Returns the address of a tensor's storage, or 0 if it has none, as a fake tensor or a wrapper of others."""
     if tensor.layout is not torch.strided or is_fake(tensor):
         return 0
     try:
@@ -251,10 +254,10 @@ def storage_of(tensor: torch.Tensor) -> int:
 def _aliases(
     outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], storages: Sequence[int]
 ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
-    """`outputs` as other objects, and those of them that have no gradient.
+    """Returns aliases of `outputs`, and those that can have no gradient.
 
-    A rule that holds an output would hold itself through the output's node. One that shares its memory with an input
-    becomes a view of it for autograd as well, so that changing either in place is noticed.
+    Without an alias, a rule that captures an output would be in a reference cycle through the output's node. An output
+    that shares memory with an input becomes a view of it for autograd, which then notices a change in place of either.
     """
     sharing = {storage: tensor for storage, tensor in zip(storages, inputs, strict=False) if storage}
     results, integers = [], []
@@ -271,9 +274,10 @@ def _aliases(
 
 
 def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
-    """The tensors that `fun` captured and `outputs` hang on, in the order in which they were first used.
+    """Returns the tensors that `fun` captured and `outputs` depend on, in the order of their first use.
 
-    torch numbers the nodes of its graph; `fun` made those from `start` on.
+    This walks autograd's graph from the outputs to leaves and to tensors in closures. torch numbers the nodes, and a
+    node from before `start` was not added by this run.
     """
     computed = fun.captures(lambda value: isinstance(value, torch.Tensor) and value.grad_fn is not None)
     known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
@@ -286,8 +290,7 @@ def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullba
         if tensor is not None:
             used[tensor] = min(user, used.get(tensor, user))
         elif node._sequence_nr() < start or not any([before is not None for before, _ in node.next_functions]):
-            # A tensor that was computed before from what is trainable, and is nowhere that `captures` looks; or, under
-            # aot_module, what stands for something trainable.
+            # The run captured a computed tensor that `captures` does not find. Or the node is a leaf of aot_module.
             pullback.capture(["(a tensor computed from trainable ones)"])
             raise messages.unserved_variables("torch", "(where it is not in a closure)")
         elif node not in seen:
