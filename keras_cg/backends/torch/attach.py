@@ -211,8 +211,8 @@ class Attached(torch.autograd.Function):
         gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count])
         if not is_recorded:
             gradients = copied(gradients, call.storages)
-            if not keeps_graph():
-                call.pullback, call.watched = None, ()
+        if not keeps_graph():
+            call.pullback, call.watched = None, ()
         return (None, *gradients, *others)
 
 

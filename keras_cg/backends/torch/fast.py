@@ -51,7 +51,7 @@ def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
         for tensor in tensors:
             detached = tensor.detach()
             inputs.append(detached)
-            watched.append((detached, detached._version))
+            watched.append((detached, tensor._version))
             storages.append(detached.untyped_storage().data_ptr())
     except RuntimeError:  # an inference tensor has no version, a sparse one no storage
         return attach_any(fun, tensors)
