@@ -229,7 +229,8 @@ def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
     with torch.enable_grad():
         parts = pullback(*args)
     reads += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
-    return [[tensor if tensor is None else tensor.detach() for tensor in part] for part in parts]
+    # Not all of them: `detach` would also drop the tangents of forward mode.
+    return [[each.detach() if each is not None and each.requires_grad else each for each in part] for part in parts]
 
 
 def copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:

@@ -128,7 +128,8 @@ def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
 
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
-    return torch.func.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)  # type: ignore[return-value]
+    outputs, pushed, aux = torch.func.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)  # type: ignore[misc]
+    return outputs, pushed, aux
 
 
 def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
