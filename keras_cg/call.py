@@ -160,7 +160,8 @@ class PlainCall(Call):
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """One run, as that of a `Call`."""
         if self.output is not None:
-            return super().__call__(*tensors)
+            pair, changed = self.run(tensors, {})
+            return self.accept(tensors, tensors, {}, pair, changed) if changed else self.returned(tensors, pair)
         self.converted = self.backend.converted(self.user)
         return self.returned(tensors, self.converted(*tensors))
 
@@ -176,7 +177,8 @@ class PlainCall(Call):
         is_usual = type(pair) is tuple and len(pair) == 2 and self.backend.is_plain(pair[0])
         if not is_usual or not signature.takes_one(pair[1]):
             return None
-        self.output, self.is_single = SINGLE, True
+        if self.output is None:
+            self.output, self.is_single = SINGLE, True
         return pair[1]  # type: ignore[no-any-return]
 
     def pullback(self, tensors: Sequence[Any], rule: Callable[..., Any]) -> PlainPullback:

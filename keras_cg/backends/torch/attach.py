@@ -159,11 +159,13 @@ class Call:
 
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
         """Returns the pullback of another run, which must be that of the first."""
-        with contextlib.ExitStack() as stack:
-            if self.autocasts or is_autocast():
+        if self.autocasts or is_autocast():
+            with contextlib.ExitStack() as stack:
                 # torch runs a backward pass outside of the autocast of the forward pass.
                 for each in self.autocasts or autocasts(inputs, is_on=False):
                     stack.enter_context(torch.autocast(*each))
+                _, pullback = self.fun(*inputs)
+        else:
             _, pullback = self.fun(*inputs)
         if self.pullback is not None:
             self.pullback.check(pullback)
