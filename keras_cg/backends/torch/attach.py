@@ -29,6 +29,7 @@ from keras_cg.backends.torch.tensors import (
     is_fake,
     is_floating,
     is_forward_open,
+    is_plain,
     is_tracing,
     keeps_graph,
     saveable,
@@ -125,6 +126,17 @@ def record(
     return results
 
 
+def attach_constant(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The fast path where no argument is differentiated: only a captured tensor can have a gradient."""
+    before, start = versions(tensors), sequence_number()
+    pair = fun.user(*tensors)
+    if versions(tensors) != before:
+        raise messages.changed_argument(fun.name)
+    if type(pair) is tuple and len(pair) == 2 and is_plain(pair[0]) and not pair[0].requires_grad and callable(pair[1]):
+        return pair[:1]
+    return record(fun, tensors, tensors, start, *fun.returned(tensors, pair))
+
+
 class Call:
     """The state of one call that the backward pass needs, without the saved tensors.
 
@@ -154,8 +166,9 @@ class Call:
 
     def leave_fast_path(self) -> None:
         """Puts `pullback` in the place of the bare rule."""
-        if self.rule is not None:
-            self.pullback, self.rule = self.fun.pullback(self.inputs, self.rule), None  # type: ignore[attr-defined]
+        rule = self.rule  # read once, because another thread may do this at the same time
+        if rule is not None:
+            self.pullback, self.rule = self.fun.pullback(self.inputs, rule), None  # type: ignore[attr-defined]
 
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
         """Returns the pullback of another run, which must be that of the first."""
@@ -198,6 +211,7 @@ class Attached(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
+        call.leave_fast_path()
         count, stop, pullback = call.count, len(needs_grad), call.pullback
         is_recorded = torch.is_grad_enabled()
         # Read once: a checkpoint recomputes saved tensors only once.
@@ -240,6 +254,14 @@ def copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:
 
     autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
     """
+    try:
+        for gradient in gradients:
+            if gradient.untyped_storage().data_ptr() in storages:
+                break
+        else:
+            return gradients
+    except (AttributeError, RuntimeError):  # None has no storage, nor has a sparse tensor
+        pass
     known = {*storages} - {0}
     return [each.clone() if each is not None and storage_of(each) in known else each for each in gradients]
 

@@ -1,7 +1,6 @@
 """The fast path: plain tensors in, one plain floating-point tensor out, and no special state of torch.
 
-`attach` does here what `attach_any` does for every call. Any other call goes to `attach_any`, `record` or
-`Attached.backward`, from the line where the difference shows.
+Any other call continues in `attach_any`, `record` or `Attached.backward`, from the line where the difference shows.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from keras_cg.backends.torch.attach import Attached, Call, attach_any, copied, record
+from keras_cg.backends.torch.attach import Attached, Call, attach_any, attach_constant, copied, record
 from keras_cg.backends.torch.tensors import (
     PRE_DISPATCH,
     dispatch_modes,
@@ -22,12 +20,10 @@ from keras_cg.backends.torch.tensors import (
     hooks,
     is_autocast,
     is_included,
-    is_plain,
     is_tracing,
     keeps_graph,
     sequence_number,
     transforms_active,
-    versions,
 )
 from keras_cg.engine import messages
 from keras_cg.engine.freezing import freeze
@@ -37,7 +33,7 @@ def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the outputs of `fun`, with the rule as their gradient."""
     if not fun.is_ordinary or is_dynamo_compiling() or is_tracing() or transforms_active() or dispatch_modes():
         return attach_any(fun, tensors)
-    if not is_grad_enabled() or forward_ad._current_level >= 0 or is_included(PRE_DISPATCH) or is_autocast():
+    if not torch.is_grad_enabled() or forward_ad._current_level >= 0 or is_included(PRE_DISPATCH) or is_autocast():
         return attach_any(fun, tensors)
     if hooks(False) is not None or dynamo_callback() is not None:
         return attach_any(fun, tensors)
@@ -45,7 +41,7 @@ def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if tensor.requires_grad:
             break
     else:
-        return _constant(fun, tensors)
+        return attach_constant(fun, tensors)
     inputs, watched, storages = [], [], []
     try:
         for tensor in tensors:
@@ -61,11 +57,10 @@ def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
         if detached._version != version:
             raise messages.changed_argument(fun.name)
     rule = fun.rule_of(pair)
-    output = None if rule is None else pair[0]
-    if output is None or output.requires_grad or output.layout is not torch.strided or not output.is_floating_point():
-        return record(fun, tensors, inputs, start, *fun.returned(inputs, pair))
-    storage = output.untyped_storage().data_ptr()
-    if storage in storages:
+    output: Any = None if rule is None else pair[0]
+    is_usual = output is not None and not output.requires_grad and output.layout is torch.strided
+    storage = output.untyped_storage().data_ptr() if is_usual and output.is_floating_point() else None
+    if storage is None or storage in storages:
         return record(fun, tensors, inputs, start, *fun.returned(inputs, pair))
     storages.append(storage)
     call = Call()
@@ -76,18 +71,7 @@ def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
     return (_apply((call, output), *tensors),)
 
 
-def _constant(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Calls `fun` where no argument is differentiated: only a captured tensor can have a gradient."""
-    before, start = versions(tensors), sequence_number()
-    pair = fun.user(*tensors)
-    if versions(tensors) != before:
-        raise messages.changed_argument(fun.name)
-    if type(pair) is tuple and len(pair) == 2 and is_plain(pair[0]) and not pair[0].requires_grad and callable(pair[1]):
-        return pair[:1]
-    return record(fun, tensors, tensors, start, *fun.returned(tensors, pair))
-
-
-class _FastAttached(Attached):
+class _Ordinary(Attached):
     """`Attached` for one output."""
 
     @staticmethod
@@ -100,24 +84,16 @@ class _FastAttached(Attached):
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call = ctx.call
         rule = call.rule
-        if rule is None or cotangents[0] is None or is_grad_enabled():
-            call.leave_fast_path()
+        if rule is None or cotangents[0] is None or torch.is_grad_enabled():
             return Attached.backward(ctx, *cotangents)
         for tensor, version in call.watched:
             if tensor._version != version:
-                call.leave_fast_path()
                 return Attached.backward(ctx, *cotangents)
         gradients = call.fun.gradients(call.inputs, rule, cotangents[0], ctx.needs_input_grad[1:])
-        try:
-            for gradient in gradients:
-                if gradient.untyped_storage().data_ptr() in call.storages:
-                    gradients = copied(gradients, call.storages)
-                    break
-        except (AttributeError, RuntimeError):  # None has no storage, and a sparse tensor has none either
-            gradients = copied(gradients, call.storages)
+        gradients = copied(gradients, call.storages)
         if not keeps_graph():
             call.rule, call.watched, call.inputs = None, (), ()
         return None, *gradients
 
 
-_apply: Callable[..., Any] = super(torch.autograd.Function, _FastAttached).apply
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Ordinary).apply
