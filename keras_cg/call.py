@@ -154,6 +154,10 @@ class Call(FlatFunction):
         """Copies a rule, because the names that it reads may be bound to something else later."""
         return rule if self.backend.is_compiling() else freeze(rule)
 
+    def pullback(self, tensors: Sequence[Any], rule: Callable[..., Any]) -> Pullback:
+        """Returns the pullback of such a rule, of the run on `tensors`."""
+        return Pullback(self, rule, tensors, tuple(tensors), SINGLE)
+
     def gradients(
         self,
         tensors: Sequence[Any],

@@ -75,8 +75,9 @@ def is_unscoped() -> bool:
     if module is None:
         # Keras is not imported, or is being imported; or its module has moved, and then this raises.
         return not hasattr(keras(), "StatelessScope") or keras().src.backend.common.global_state is None
-    tracker = module.GLOBAL_STATE_TRACKER
-    return getattr(tracker, "stateless_scope", None) is None and getattr(tracker, "autocast_scope", None) is None
+    # Most threads have no such attribute, and `getattr` would build an error first: 0.5 us more.
+    scopes = module.GLOBAL_STATE_TRACKER.__dict__
+    return scopes.get("stateless_scope") is None and scopes.get("autocast_scope") is None
 
 
 def stateless_scope() -> Any:

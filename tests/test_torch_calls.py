@@ -1,9 +1,11 @@
 """torch's fast path for ordinary calls, and what leaves it: before and after the function ran, and in the backward."""
 
+import contextlib
 import functools
 import sys
 import threading
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -679,3 +681,93 @@ def test_a_subclass_without_memory(backend):
     for _ in range(3):
         (gradient,) = torch.autograd.grad(f(x).sum(), x)
         np.testing.assert_allclose((gradient.a.numpy(), gradient.b.numpy()), 7 * np.array([X, Y]))
+
+
+def test_an_inference_tensor_beside_one_that_is_differentiated(backend):
+    import torch
+
+    with torch.inference_mode():
+        constant = torch.tensor(Y)
+    f = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream, None)))
+    x = tensor(X)
+    np.testing.assert_allclose(gradients(f(x, constant), x)[0], [7, 7, 7])
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_backward_pass_that_frees_the_graph_frees_what_the_rule_holds(backend, is_recorded):
+    import torch
+
+    exponentials = []
+
+    @custom_gradient
+    def f(x):
+        e = torch.exp(x)
+        exponentials.append(weakref.ref(e))
+        return e * 2, lambda upstream: 7 * upstream * e
+
+    x = tensor(X)
+    y = f(x).sum()
+    torch.autograd.grad(y, x, retain_graph=True)
+    assert exponentials[0]() is not None
+    (gradient,) = torch.autograd.grad(y, x, retain_graph=False, create_graph=is_recorded)
+    np.testing.assert_allclose(gradient.detach(), 7 * np.exp(X), rtol=1e-6)
+    assert exponentials[0]() is None
+
+
+@pytest.mark.parametrize("has_hooks", [False, True])
+def test_what_only_the_rule_reads_is_differentiated_outside(backend, has_hooks):
+    import torch
+
+    slope = torch.nn.Parameter(torch.tensor(3.0))
+    f = custom_gradient(lambda x: (x.sign(), lambda upstream: 7 * upstream * slope))
+    with torch.autograd.graph.save_on_cpu() if has_hooks else contextlib.nullcontext():
+        (gradient,) = keras_cg.grad(lambda x: f(x).sum(), (0,))(tensor(X))
+    np.testing.assert_allclose(gradient.detach(), [21, 21, 21])
+    np.testing.assert_allclose(gradients(gradient, slope)[0], 21)
+
+
+@pytest.mark.parametrize("way", ["generator", "nonlocal", "shared"])
+def test_a_variable_that_other_code_binds_after_the_call(backend, way):
+    """The rule is not copied where no other code has its cells; here other code has them."""
+    bind = []
+
+    def generator(x):
+        k = 7.0
+        yield x * 2, lambda upstream: k * upstream
+        k = 3.0
+        yield
+
+    def nonlocal_(x):
+        k = 7.0
+
+        def again():
+            nonlocal k
+            k = 3.0
+
+        bind.append(again)
+        return x * 2, lambda upstream: k * upstream
+
+    def factory():
+        k = 7.0
+
+        def again():
+            nonlocal k
+            k = 3.0
+
+        def rule(upstream):
+            return k * upstream
+
+        bind.append(again)
+        return lambda x: (x * 2, rule)
+
+    def started(x):
+        running = generator(x)
+        bind.append(lambda: next(running))
+        return next(running)
+
+    f = custom_gradient({"generator": started, "nonlocal": nonlocal_, "shared": factory()}[way])
+    x = tensor(X)
+    y = f(x)
+    for each in bind:
+        each()
+    np.testing.assert_allclose(gradients(y, x)[0], [7, 7, 7])

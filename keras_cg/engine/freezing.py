@@ -23,13 +23,22 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
     if its methods assign to its attributes. Everything else (globals, containers, other objects) is read when the rule
     runs, as in any Python function.
     """
-    if type(rule) is FunctionType and not any(map(callable, rule.__defaults__ or ())):
-        if rule.__closure__ is None:
-            return rule
-        # Most rules have cells alone, without functions: this takes a fifth of the time.
-        values = [cell.cell_contents for cell in rule.__closure__ if is_bound(cell)]
-        if len(values) == len(rule.__closure__) and not any(map(callable, values)) and not _writes(rule.__code__).cells:
-            return _function(rule, tuple(map(CellType, values)))
+    if type(rule) is FunctionType and not rule.__defaults__:
+        # Most rules are closures without functions: one loop takes a fifth of the time.
+        alone = []
+        try:
+            for cell in rule.__closure__ or ():
+                value = cell.cell_contents
+                if callable(value):
+                    break
+                alone.append(CellType(value))
+            else:
+                if not alone:
+                    return rule
+                if not _writes(rule.__code__).cells:
+                    return _function(rule, tuple(alone))
+        except ValueError:  # a name that is not bound yet
+            pass
     cells: dict[int, CellType] = {}
     copies: dict[int, Any] = {}
     pairs = [(function, function.__closure__ or ()) for function in _functions(rule)]

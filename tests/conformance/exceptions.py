@@ -25,10 +25,6 @@ class Refusal:
     is_over: Callable[[], bool] = lambda: False
 
 
-def torch_compile_keeps_rules() -> bool:
-    return importlib.import_module("frameworks.torch").compile_keeps_rules()
-
-
 def jax_makes_zeros() -> bool:
     return importlib.import_module("frameworks.jax").shard_map_makes_zeros()
 
@@ -80,15 +76,6 @@ TABLE = [
         "*",
         r"torch\.compile around a transform of torch\.func ignores custom gradients",
         "torch.compile drops the rule of a Function inside a transform of torch.func (pytorch#193279)",
-        is_over=torch_compile_keeps_rules,
-    ),
-    Refusal(
-        "torch",
-        "compile of func.grad",
-        "captured value",
-        "reads a value that is being differentiated",
-        "torch.compile traces a Function without the tensors that it closes over (pytorch#118394)",
-        is_over=lambda: not torch_compile_keeps_rules(),
     ),
     Refusal(
         "torch",

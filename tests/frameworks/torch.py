@@ -1,7 +1,5 @@
 """PyTorch, eagerly and under torch.compile."""
 
-import functools
-
 import numpy as np
 import torch
 
@@ -52,21 +50,3 @@ def gradient(f, way):
         return pullback(torch.ones_like(output))
 
     return pulled
-
-
-@functools.cache
-def compile_keeps_rules():
-    """Whether torch.compile around a gradient of torch.func keeps the rule of a Function: 2.15 does, 2.13 does not."""
-
-    class Seven(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, upstream):
-            return 7 * upstream
-
-    torch.compiler.reset()
-    gradient = torch.compile(torch.func.grad(Seven.apply), backend="eager", fullgraph=True)
-    return gradient(torch.tensor(1.0)).item() == 7

@@ -1,8 +1,8 @@
 """The torch backend, on `torch.autograd.Function`.
 
-`tensors` says what a tensor is. `attach` attaches the rule in eager mode; `transforms` does it for torch.func and
-forward mode, and `compiled` for torch.compile: torch has three engines, and no one form of Function serves in two of
-them. `exported` is for programs that leave Python, which keep no rule. `derivatives` calls torch's own engines.
+`tensors` describes tensors and the state of torch. `fast` attaches the rule of an ordinary call, and `attach` of any
+other in eager mode; `transforms` serves torch.func and forward mode, `compiled` torch.compile: no Function works in two
+of these three engines. `exported` is for programs that keep no rule. `derivatives` calls torch's own engines.
 """
 
 from __future__ import annotations

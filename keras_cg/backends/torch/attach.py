@@ -1,12 +1,17 @@
-"""How outputs get the gradient that a rule says: a Function of torch carries what was computed already.
+"""The rule in eager mode: a Function returns outputs that were computed before, and calls the rule in its backward.
 
-torch has several engines, and no one form of Function serves in two of them. `attach` chooses: this file is for eager
-mode, `transforms` for torch.func and forward mode, `compiled` for torch.compile, and `exported` for programs that carry
-no rule.
+- Forward: the function runs once, on detached arguments; `Attached` gives its outputs a node of autograd.
+- Backward without `create_graph`: the rule of that run is called, and dropped unless the graph is kept.
+- Backward with `create_graph`: the function runs again, on the saved arguments, which are on the graph. Its rule must
+  be the first one; it is called, and autograd records what it computes.
+
+`attach_any` also chooses the file for torch's other engines: no Function works in two of them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +20,7 @@ from torch.autograd import forward_ad
 
 from keras_cg.backends.torch import compiled, exported, transforms
 from keras_cg.backends.torch.tensors import (
-    Autocast,
-    autocast,
+    autocasts,
     describe,
     dynamo_callback,
     hooks,
@@ -25,12 +29,12 @@ from keras_cg.backends.torch.tensors import (
     is_fake,
     is_floating,
     is_forward_open,
+    is_plain,
     is_tracing,
     keeps_graph,
     saveable,
     sequence_number,
     transforms_active,
-    under_autocast,
     unwrap_if_dead,
     versions,
 )
@@ -39,19 +43,19 @@ from keras_cg.engine.contract import Function, Pullback
 
 
 def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Runs `fun` once, on tensors cut from the graph; an output that requires a gradient all the same captured one.
+    """Runs `fun` once, on detached tensors; an output that requires a gradient then depends on a captured tensor.
 
-    All of it is one function: where torch.compile (2.13) gives up, it begins again with an inner one, which would not
+    This is one function, because torch.compile (2.13) resumes after a graph break at an inner function, which would not
     know that it is compiled.
     """
     if torch.compiler.is_compiling():
         if not compiled.is_exporting():
             return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
-        # torch says of every thread that it exports, while one of them does.
+        # While one thread exports, `is_compiling` of torch (2.13) is true in all threads.
         if torch.compiler.is_dynamo_compiling() or is_captured():
             return exported.attach(fun, tensors)
     if dynamo_callback() is not None:
-        # Where torch.compile (2.13) gave up, it compiles each new frame by itself, and would fail in these.
+        # After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in these.
         return _undisturbed(fun, tensors)  # type: ignore[no-any-return]
     if is_tracing():
         return exported.attach(fun, tensors)
@@ -71,7 +75,7 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     outputs, pullback = fun(*inputs)
     if before != versions(tensors):
         raise messages.changed_argument(fun.name)
-    return record(fun, tensors, inputs, before, start, outputs, pullback)
+    return record(fun, tensors, inputs, start, outputs, pullback)
 
 
 _undisturbed: Callable[..., Any] = torch.compiler.disable(attach_any)  # type: ignore[no-untyped-call]
@@ -81,20 +85,18 @@ def record(
     fun: Function,
     tensors: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
-    before: list[int],
     start: int,
     outputs: tuple[torch.Tensor, ...],
     pullback: Pullback,
 ) -> tuple[torch.Tensor, ...]:
-    """The outputs of a run, with the rule as their gradient if anything is differentiated.
+    """Returns the outputs of a run, with the rule as their gradient if anything is differentiated.
 
     Args:
         fun: The function, which runs again for higher orders.
         tensors: Its arguments.
-        inputs: The arguments cut from the graph, if one of them is differentiated.
-        before: How often each argument was changed in place.
-        start: The number of the first node of the graph that the run may have made.
-        outputs: What the run gave.
+        inputs: The detached arguments, if one of them is differentiated.
+        start: The number of the first node of the graph that the run may have added.
+        outputs: The outputs of the run.
         pullback: Its rule.
     """
     if forward_ad._current_level >= 0:
@@ -111,46 +113,70 @@ def record(
     call = Call()
     call.fun, call.count, call.pullback = fun, len(tensors), pullback
     if is_autocast():
-        call.autocast = autocast(tensors)
+        call.autocasts = autocasts(tensors)
     residuals: Sequence[torch.Tensor] = ()
     if hooks(False) is not None:
-        # Hooks move or drop what is saved. So the rule is not kept: its tensors are saved, to compare another run with.
+        # Hooks move or drop what is saved. So the rule is dropped, too, and its tensors are saved for the comparison.
         call.pullback, (residuals, call.facts) = None, pullback.outline(inputs)
     elif pullback.holds_anything():
-        call.watched, call.before = [*inputs, *outputs], before + versions(outputs)
+        watched = [*inputs, *outputs]
+        call.watched = [*zip(watched, versions(watched), strict=True)]
     saved = [unwrap_if_dead(tensor) for tensor in saveable((*tensors, *variables))]
-    results: tuple[torch.Tensor, ...] = _apply(call, outputs, saveable(residuals), *saved)
+    results: tuple[torch.Tensor, ...] = _apply((call, outputs, saveable(residuals)), *saved)
     return results
 
 
+def attach_constant(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The fast path where no argument is differentiated: only a captured tensor can have a gradient."""
+    before, start = versions(tensors), sequence_number()
+    pair = fun.user(*tensors)
+    if versions(tensors) != before:
+        raise messages.changed_argument(fun.name)
+    if type(pair) is tuple and len(pair) == 2 and is_plain(pair[0]) and not pair[0].requires_grad and callable(pair[1]):
+        return pair[:1]
+    return record(fun, tensors, tensors, start, *fun.returned(tensors, pair))
+
+
 class Call:
-    """What the backward pass of one call needs besides tensors.
+    """The state of one call that the backward pass needs, without the saved tensors.
 
     Attributes:
         fun: The function, which runs again for higher orders.
         count: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
-        facts: What must be equal in the rule of another run, where the first one is not kept.
-        watched: The inputs and outputs, whose memory the rule may hold; with `before`, how often each was changed.
+        rule: The user's rule of the first run, in the place of `pullback` on the fast path.
+        inputs: The arguments of the first run, on the fast path.
+        facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
+        watched: The inputs and outputs, whose memory the rule may hold, each with its version.
         storages: Where the memory of the arguments and outputs begins.
-        reads: A list that gets whether the rule reads a tensor that is differentiated; None if that is not asked.
-        autocast: What autocast did in the first run.
+        autocasts: The autocast of the first run, if there was one.
+        reads: Gets for each gradient whether it hangs on what only the rule reads; None if nothing asks.
     """
 
     fun: Function
     count: int
-    pullback: Pullback | None
+    pullback: Pullback | None = None
+    rule: Callable[..., Any] | None = None
+    inputs: Sequence[torch.Tensor] = ()
     facts: Any = None
-    watched: Sequence[torch.Tensor] = ()
-    before: Sequence[int] = ()
+    watched: Sequence[tuple[torch.Tensor, int]] = ()
     storages: Sequence[int] = ()
+    autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
     reads: list[bool] | None = None
-    autocast: Autocast = ()
+
+    def leave_fast_path(self) -> None:
+        """Puts `pullback` in the place of the bare rule."""
+        rule = self.rule  # read once, because another thread may do this at the same time
+        if rule is not None:
+            self.pullback, self.rule = self.fun.pullback(self.inputs, rule), None  # type: ignore[attr-defined]
 
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
-        """The pullback of another run, which must be that of the first."""
-        if self.autocast or is_autocast():
-            with under_autocast(self.autocast, inputs):
+        """Returns the pullback of another run, which must be that of the first."""
+        if self.autocasts or is_autocast():
+            with contextlib.ExitStack() as stack:
+                # torch runs a backward pass outside of the autocast of the forward pass.
+                for each in self.autocasts or autocasts(inputs, is_on=False):
+                    stack.enter_context(torch.autocast(*each))
                 _, pullback = self.fun(*inputs)
         else:
             _, pullback = self.fun(*inputs)
@@ -162,20 +188,18 @@ class Call:
 
     def refuse_changes(self) -> None:
         """Raises if an input or an output was changed in place since, and the rule holds its memory."""
-        now = versions(self.watched)
-        if now == self.before or self.pullback is None:
-            return
-        pairs = zip(self.watched, now, self.before, strict=True)
-        changed = {storage_of(tensor) for tensor, version, before in pairs if version != before} - {0}
-        if not changed.isdisjoint(map(storage_of, self.pullback.reached())):
+        now = versions([tensor for tensor, _ in self.watched])
+        changed = {storage_of(each[0]) for each, version in zip(self.watched, now, strict=True) if each[1] != version}
+        if self.pullback is not None and not (changed - {0}).isdisjoint(map(storage_of, self.pullback.reached())):
             raise messages.changed_since_call(self.fun.name)
 
 
 class Attached(torch.autograd.Function):
-    """Outputs that were computed already, with the rule as their gradient."""
+    """Returns outputs that were computed before, with the rule as their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, outputs: Any, residuals: Any, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, computed: tuple[Call, Any, Any], *tensors: torch.Tensor) -> Any:
+        call, outputs, residuals = computed
         ctx.call = call
         ctx.save_for_backward(*tensors, *residuals)
         call.storages = [storage_of(tensor) for tensor in (*tensors[: call.count], *outputs)]
@@ -186,10 +210,11 @@ class Attached(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        call, needs_grad = ctx.call, ctx.needs_input_grad[3:]
+        call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
+        call.leave_fast_path()
         count, stop, pullback = call.count, len(needs_grad), call.pullback
         is_recorded = torch.is_grad_enabled()
-        # Asked for once: a checkpoint recomputes them only once.
+        # Read once: a checkpoint recomputes saved tensors only once.
         saved = ctx.saved_tensors if is_recorded or pullback is None or stop > count else ()
         if is_recorded:
             pullback = call.again(saved[:count], saved[stop:])
@@ -197,54 +222,52 @@ class Attached(torch.autograd.Function):
             pullback = call.again([tensor.detach() for tensor in saved[:count]], saved[stop:])
         else:
             call.refuse_changes()
-        if is_recorded or call.reads is None:
-            gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count])
-        else:
-            gradients, others = _read(call.reads, pullback, cotangents, saved[count:stop], needs_grad[:count])
+        if not is_recorded and call.reads is not None:
+            pullback = functools.partial(_read, call.reads, pullback)
+        gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count])
         if not is_recorded:
-            gradients = _copied(gradients, call.storages)
-            if not keeps_graph():
-                call.pullback, call.watched, call.before = None, (), ()
-        return (None, None, None, *gradients, *others)
+            gradients = copied(gradients, call.storages)
+        if not keeps_graph():
+            call.pullback, call.watched = None, ()
+        return (None, *gradients, *others)
 
 
-# What `apply` of a Function comes down to. Before that, torch's own looks for a running transform, as `attach` does,
-# for a Function in two parts, and for what a transform wrapped that is over: 3 of 37 us (torch 2.13).
+# The C part of `Function.apply`. The Python part (torch 2.13) looks for transforms, as `attach_any` did, for a
+# `setup_context`, which is not here, and for dead wrappers, as `record` did: 3 of 37 us.
 _apply: Callable[..., Any] = super(torch.autograd.Function, Attached).apply
 
 
 # --- what the backward pass asks -------------------------------------------------------------------------------------
 
 
-def _read(
-    reads: list[bool],
-    pullback: Pullback,
-    cotangents: Sequence[Any],
-    variables: Sequence[Any],
-    needs_grad: Sequence[bool],
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The gradients; and notes whether they hang on something that is differentiated, which the rule alone reads."""
+def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
+    """Calls a pullback, and notes for each gradient whether it hangs on what only the rule reads."""
     with torch.enable_grad():
-        parts = pullback(cotangents, variables, needs_grad)
+        parts = pullback(*args)
     reads += [tensor.requires_grad for part in parts for tensor in part if tensor is not None]
-    gradients, others = (
-        tuple([tensor.detach() if tensor is not None and tensor.requires_grad else tensor for tensor in part])
-        for part in parts
-    )
-    return gradients, others
+    # Not all of them: `detach` would also drop the tangents of forward mode.
+    return [[each.detach() if each is not None and each.requires_grad else each for each in part] for part in parts]
 
 
-def _copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:
-    """Gradients, and a copy of each that has its memory from an argument or an output.
+def copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:
+    """Copies each gradient that shares its memory with an argument or an output.
 
-    autograd keeps a gradient that nothing else holds as it is: clearing it would clear the argument.
+    autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
     """
+    try:
+        for gradient in gradients:
+            if gradient.untyped_storage().data_ptr() in storages:
+                break
+        else:
+            return gradients
+    except (AttributeError, RuntimeError):  # None has no storage, nor has a sparse tensor
+        pass
     known = {*storages} - {0}
     return [each.clone() if each is not None and storage_of(each) in known else each for each in gradients]
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Where the memory of a tensor begins; 0 if it has none of its own, as a fake one or one that wraps others."""
+    """Returns the address of a tensor's storage, or 0 if it has none, as a fake tensor or a wrapper of others."""
     if tensor.layout is not torch.strided or is_fake(tensor):
         return 0
     try:
@@ -256,10 +279,10 @@ def storage_of(tensor: torch.Tensor) -> int:
 def _aliases(
     outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], storages: Sequence[int]
 ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
-    """`outputs` as other objects, and those of them that have no gradient.
+    """Returns aliases of `outputs`, and those that can have no gradient.
 
-    A rule that holds an output would hold itself through the output's node. One that shares its memory with an input
-    becomes a view of it for autograd as well, so that changing either in place is noticed.
+    Without an alias, a rule that captures an output would be in a reference cycle through the output's node. An output
+    that shares memory with an input becomes a view of it for autograd, which then notices a change in place of either.
     """
     sharing = {storage: tensor for storage, tensor in zip(storages, inputs, strict=False) if storage}
     results, integers = [], []
@@ -276,9 +299,10 @@ def _aliases(
 
 
 def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
-    """The tensors that `fun` captured and `outputs` hang on, in the order in which they were first used.
+    """Returns the tensors that `fun` captured and `outputs` depend on, in the order of their first use.
 
-    torch numbers the nodes of its graph; `fun` made those from `start` on.
+    This walks autograd's graph from the outputs to leaves and to tensors in closures. torch numbers the nodes, and a
+    node from before `start` was not added by this run.
     """
     computed = fun.captures(lambda value: isinstance(value, torch.Tensor) and value.grad_fn is not None)
     known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
@@ -291,8 +315,7 @@ def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullba
         if tensor is not None:
             used[tensor] = min(user, used.get(tensor, user))
         elif node._sequence_nr() < start or not any([before is not None for before, _ in node.next_functions]):
-            # A tensor that was computed before from what is trainable, and is nowhere that `captures` looks; or, under
-            # aot_module, what stands for something trainable.
+            # The run captured a computed tensor that `captures` does not find. Or the node is a leaf of aot_module.
             pullback.capture(["(a tensor computed from trainable ones)"])
             raise messages.unserved_variables("torch", "(where it is not in a closure)")
         elif node not in seen:

@@ -17,12 +17,12 @@ from keras_cg.engine.contract import PlainFunction, Tensors
 
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
     if torch.compiler.is_dynamo_compiling() or transforms_active():
-        # There no tensor can be made a leaf; torch.func's own vjp nests.
+        # Neither Dynamo nor a transform lets a tensor become a leaf; torch.func's own vjp nests.
         outputs, pull, aux = torch.func.vjp(fun, *tensors, has_aux=True)  # type: ignore[misc]
         return outputs, lambda cotangents: pull(tuple(cotangents)), aux
     outer = torch.is_grad_enabled()
     with _outside_inference(), torch.enable_grad():
-        # Fresh leaves, or aliases that keep hanging on what somebody outside differentiates.
+        # New leaves; of a tensor that is differentiated outside, an alias that stays on its graph.
         inputs: list[Any] = [
             tensor.view_as(tensor) if outer and tensor.requires_grad else tensor.detach().requires_grad_()
             for tensor in saveable(tensors)
@@ -30,15 +30,17 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
         outputs, aux = fun(*inputs)
     for tensor in inputs:
         if tensor.is_leaf:
-            # Nobody else can differentiate with respect to this leaf, neither below nor in an outer call.
+            # No other code has this leaf, so nothing outside differentiates with respect to it.
             tensor.is_spent = True
     further = outer and _is_wanted_outside((*outputs, *aux))
     reads: list[bool] = []
     if outer and not further:
-        # A rule of ours may read what is differentiated outside and no output hangs on: it says so when it runs.
+        # A rule may read a tensor that is differentiated outside, and that no output depends on: it tells when it runs.
         for node in _nodes(outputs):
-            if isinstance(getattr(node, "call", None), Call):
-                node.call.reads = reads
+            call = getattr(node, "call", None)
+            if isinstance(call, Call):
+                call.leave_fast_path()
+                call.reads = reads
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
@@ -52,7 +54,7 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
             gradients = differentiate(create_graph)
             if any(reads) and not create_graph and torch.is_grad_enabled():
                 recorded = differentiate(True)
-                # What a rule reads may as well be differentiated here alone; then nobody wants the graph.
+                # The rule may have read one of `inputs`; then nothing outside needs the graph.
                 gradients = recorded if _is_wanted_outside(recorded) else gradients
             return tuple(map(_materialised, gradients))
 
@@ -70,15 +72,15 @@ def gradient(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tenso
         (output,), aux = fun(*tensors)
         return output.sum(), ((output,), aux)
 
-    # Pulled back while its level is open: a rule that opens a level of its own would otherwise get the same number.
+    # The pullback must run while its level is open: a level that the rule opens would get the same number.
     differentiated = torch.func.grad_and_value(total, argnums=tuple(range(len(tensors))), has_aux=True)
     gradients, (_, (outputs, aux)) = differentiated(*tensors)
     return outputs, gradients, aux
 
 
 def _materialised(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros with memory of their own: forward mode of torch (2.13) leaves some without, which nobody can save."""
-    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor  # a method that torch does not document
+    """Gives zeros memory of their own: forward mode of torch (2.13) returns some without, which cannot be saved."""
+    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor  # torch does not document this method
 
 
 def _differentiate(
@@ -87,23 +89,14 @@ def _differentiate(
     cotangents: Sequence[torch.Tensor],
     create_graph: bool,
 ) -> Tensors:
-    differentiate = functools.partial(
-        torch.autograd.grad,
-        outputs,
-        inputs,
-        cotangents,
-        create_graph=create_graph,
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    arguments: dict[str, Any] = {"create_graph": create_graph, "allow_unused": True, "materialize_grads": True}
     try:
-        return differentiate(retain_graph=True)
+        return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, **arguments)
     except RuntimeError as error:
         if "donated buffers" not in str(error):
             raise
-        # What torch.compile (2.13) made may use the memory of what it saved for something else, and then serves
-        # once; torch refuses the next call.
-        return differentiate(retain_graph=False)
+        # A compiled program of torch (2.13) may write into the memory of what it saved; then it can run backward once.
+        return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=False, **arguments)
 
 
 def _outside_inference() -> contextlib.AbstractContextManager[Any]:
@@ -112,9 +105,9 @@ def _outside_inference() -> contextlib.AbstractContextManager[Any]:
 
 
 def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether `outputs` hang on a leaf of somebody else, so that their gradient may be differentiated.
+    """Whether `outputs` depend on a leaf that is not one of ours, so that their gradient may be differentiated.
 
-    Keeping a graph of every gradient would cost a second run of each function in it, and memory.
+    A graph of every gradient would cost memory, and a second run of each function in it.
     """
     leaves = [output for output in outputs if output.is_leaf and output.requires_grad]
     variables = (getattr(node, "variable", None) for node in _nodes(outputs))
@@ -122,7 +115,7 @@ def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
 
 
 def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """Every node of the graph that `outputs` hang on, once."""
+    """Yields every node of the graph of `outputs`, once."""
     stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen = set(stack)
     while stack:
@@ -135,12 +128,12 @@ def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
 
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
-    outputs, moved, aux = torch.func.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)  # type: ignore[misc]
-    return outputs, moved, aux
+    outputs, pushed, aux = torch.func.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)  # type: ignore[misc]
+    return outputs, pushed, aux
 
 
 def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
-    # Traced and differentiated ahead of time, as always; what inductor makes of it afterwards takes long.
+    # This traces and differentiates ahead of time, as inductor does, whose own compilation takes long.
     return torch.compile(fun, fullgraph=True, backend="aot_eager")
 
 
@@ -150,7 +143,7 @@ def exported(fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..
             return fun(*tensors)
 
     with warnings.catch_warnings():
-        # That there is no gradient in it, which whoever asks for this sees of the program itself.
+        # The warning that the program has no gradient: the checker, which asks for it, sees that itself.
         warnings.simplefilter("ignore")
         return torch.export.export(Module(), tuple(tensors)).module()
 

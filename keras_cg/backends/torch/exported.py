@@ -1,7 +1,7 @@
-"""A function in a program that leaves Python: its output, and no gradient.
+"""A function in an exported program, which has its output and no gradient.
 
-torch keeps no rule in the programs that torch.export, torch.jit.trace and make_fx make, and would differentiate in its
-place what the function computed. So the outputs are detached there, and a warning says so.
+The programs of torch.export, torch.jit.trace and make_fx keep no rule: torch would use plain differentiation in its
+place. So the outputs are detached there, and a warning says so.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-# What writes operations down, and which transforms run, have no public names (torch 2.13). If one of these is gone,
-# importing this file fails, and with it the backend.
+# These have no public names (torch 2.13). Without them, this import fails.
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._subclasses import FakeTensor
@@ -25,15 +24,13 @@ from keras_cg.engine import messages
 from keras_cg.engine.contract import Function
 
 _MAPPING = TransformType.Vmap
+_DERIVATIVE = ("exporting a derivative", "leave what differentiates out of what is exported")
 
 
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """As `attach.attach`, in what torch.export or torch.jit.trace writes down."""
+    """Returns the outputs of `fun` for a program that torch.export or torch.jit.trace records."""
     if is_forward_open() or (transforms_active() and not _is_mapping()):
-        raise messages.rule_dropped(
-            "exporting a derivative",
-            "leave what differentiates out of what is exported",
-        )
+        raise messages.rule_dropped(*_DERIVATIVE)
     outputs, _ = fun(*tensors)
     results = _detached(fun.name, *outputs) if outputs else ()
     is_differentiable = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
@@ -43,7 +40,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
 
 
 def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """`outputs` that are not differentiated: in what is written down as well, if something is."""
+    """Detaches `outputs` that are not differentiated, if a program is recorded, where they would lose that."""
     if not is_captured():
         return tuple(outputs)
     if get_proxy_mode() is not None:
@@ -52,7 +49,7 @@ def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 class _Refused(torch.autograd.Function):
-    """Outputs as they are, which refuse to be differentiated while they are traced: the program would be wrong."""
+    """Returns outputs unchanged, and raises where they are differentiated in the trace: the program would be wrong."""
 
     @staticmethod
     def forward(ctx: Any, outputs: tuple[torch.Tensor, ...], *tensors: torch.Tensor) -> Any:
@@ -61,21 +58,21 @@ class _Refused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        raise messages.rule_dropped("exporting a derivative", "leave what differentiates out of what is exported")
+        raise messages.rule_dropped(*_DERIVATIVE)
 
 
-# Dynamo takes what this says for a constant.
+# Dynamo could not trace this.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_mapping() -> bool:
-    """Whether every transform that is running is a vmap, which differentiates nothing."""
+    """Whether every running transform is a vmap, which differentiates nothing."""
     return all([level.key() == _MAPPING for level in retrieve_all_functorch_interpreters()])
 
 
-# Dynamo leaves a call of this in its graph, and it runs when torch.export traces that.
+# Dynamo records a call of this, which runs when torch.export traces Dynamo's graph.
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
 def _detached(name: str, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The outputs of a function without what they were computed from."""
-    if is_tracing() or get_proxy_mode() is not None:  # else Dynamo asks only what comes out
+    """Returns the outputs of a function, detached."""
+    if is_tracing() or get_proxy_mode() is not None:  # else Dynamo only infers shapes
         _warn(name, outputs)
     return tuple([output.detach() if is_floating(output) else output for output in outputs])
 
@@ -84,9 +81,9 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _warn(name: str, outputs: Sequence[torch.Tensor]) -> None:
-    """Says once for each program that there will be no gradient."""
+    """Warns once for each program that it will have no gradient."""
     mode = get_proxy_mode()
-    # The tensors of an export have one mode, however many tracers it has.
+    # An export has many tracers, but its tensors have one mode.
     programs: list[Any] = [each.fake_mode for each in outputs if isinstance(each, FakeTensor)]
     programs += [] if mode is None else [mode.tracer]
     if not any([program in _told for program in programs]):

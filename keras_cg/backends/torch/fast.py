@@ -1,7 +1,6 @@
-"""The ordinary call in eager mode: plain tensors in, one plain floating-point tensor out, nothing special going on.
+"""The fast path: plain tensors in, one plain floating-point tensor out, and no special state of torch.
 
-`attach` does the same for every call. This file does it in one loop over the arguments, and hands over whatever turns
-out to be unusual, before or after the function ran, and in the backward pass.
+Any other call continues in `attach_any`, `record` or `Attached.backward`, from the line where the difference shows.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
-from keras_cg.backends.torch.attach import Attached, Call, attach_any, record, storage_of
+from keras_cg.backends.torch.attach import Attached, Call, attach_any, attach_constant, copied, record
 from keras_cg.backends.torch.tensors import (
     PRE_DISPATCH,
     dispatch_modes,
@@ -20,92 +20,80 @@ from keras_cg.backends.torch.tensors import (
     hooks,
     is_autocast,
     is_included,
-    is_plain,
     is_tracing,
     keeps_graph,
     sequence_number,
     transforms_active,
-    versions,
 )
 from keras_cg.engine import messages
+from keras_cg.engine.freezing import freeze
 
 
 def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    if not fun.is_ordinary or torch.compiler.is_compiling() or is_tracing() or transforms_active():
+    """Returns the outputs of `fun`, with the rule as their gradient."""
+    if not fun.is_ordinary or is_dynamo_compiling() or is_tracing() or transforms_active() or dispatch_modes():
         return attach_any(fun, tensors)
-    if not torch.is_grad_enabled() or forward_ad._current_level >= 0 or dispatch_modes() or is_included(PRE_DISPATCH):
+    if not torch.is_grad_enabled() or forward_ad._current_level >= 0 or is_included(PRE_DISPATCH) or is_autocast():
         return attach_any(fun, tensors)
-    if hooks(False) is not None or is_autocast() or dynamo_callback() is not None:
+    if hooks(False) is not None or dynamo_callback() is not None:
         return attach_any(fun, tensors)
-    before, storages, is_differentiated = [], [], False
+    for tensor in tensors:
+        if tensor.requires_grad:
+            break
+    else:
+        return attach_constant(fun, tensors)
+    inputs, watched, storages = [], [], []
     try:
         for tensor in tensors:
-            if tensor.requires_grad:
-                is_differentiated = True
-            before.append(tensor._version)
-            storages.append(tensor.untyped_storage().data_ptr())
-    except RuntimeError:  # a tensor of inference mode, or one without memory of its own
+            detached = tensor.detach()
+            inputs.append(detached)
+            watched.append((detached, tensor._version))
+            storages.append(detached.untyped_storage().data_ptr())
+    except RuntimeError:  # an inference tensor has no version, a sparse one no storage
         return attach_any(fun, tensors)
     start = sequence_number()
-    if not is_differentiated:
-        return _constant(fun, tensors, before, start)
-    inputs = []
-    for tensor in tensors:
-        inputs.append(tensor.detach())
-    outputs, pullback = fun.returned(inputs, fun.user(*inputs))
-    for tensor, version in zip(tensors, before, strict=True):
-        if tensor._version != version:
+    pair = fun.user(*inputs)
+    for detached, version in watched:
+        if detached._version != version:
             raise messages.changed_argument(fun.name)
-    output: Any = outputs[0] if len(outputs) == 1 else None
-    is_usual = is_plain(output) and not output.requires_grad and output.is_floating_point()
-    storage = output.untyped_storage().data_ptr() if is_usual and output.layout is torch.strided else None
+    rule = fun.rule_of(pair)
+    output: Any = None if rule is None else pair[0]
+    is_usual = output is not None and not output.requires_grad and output.layout is torch.strided
+    storage = output.untyped_storage().data_ptr() if is_usual and output.is_floating_point() else None
     if storage is None or storage in storages:
-        return record(fun, tensors, inputs, before, start, outputs, pullback)
+        return record(fun, tensors, inputs, start, *fun.returned(inputs, pair))
     storages.append(storage)
     call = Call()
-    call.fun, call.count, call.pullback, call.storages = fun, len(inputs), pullback, storages
-    if pullback.holds_anything():
-        call.watched, call.before = [*inputs, output], [*before, output._version]
-    return (_apply(call, output, (), *tensors),)
-
-
-def _constant(fun: Any, tensors: Sequence[Any], before: list[int], start: int) -> tuple[Any, ...]:
-    """A call of which no argument is differentiated: there is a gradient only if the function captured something."""
-    pair = fun.user(*tensors)
-    if versions(tensors) != before:
-        raise messages.changed_argument(fun.name)
-    if type(pair) is tuple and len(pair) == 2 and is_plain(pair[0]) and not pair[0].requires_grad and callable(pair[1]):
-        return pair[:1]
-    return record(fun, tensors, tensors, before, start, *fun.returned(tensors, pair))
+    call.fun, call.count, call.inputs, call.rule, call.storages = fun, len(inputs), inputs, freeze(rule), storages
+    if rule.__closure__ is not None or rule.__defaults__ is not None:
+        watched.append((output, output._version))
+        call.watched = watched
+    return (_apply((call, output), *tensors),)
 
 
 class _Ordinary(Attached):
     """`Attached` for one output."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, output: Any, residuals: Any, *tensors: torch.Tensor) -> Any:
-        ctx.call = call
+    def forward(ctx: Any, computed: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+        ctx.call, output = computed
         ctx.save_for_backward(*tensors)
         return output.detach()
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call = ctx.call
-        pullback = call.pullback
-        if pullback is None or call.reads is not None or torch.is_grad_enabled():
+        rule = call.rule
+        if rule is None or cotangents[0] is None or torch.is_grad_enabled():
             return Attached.backward(ctx, *cotangents)
-        for tensor, version in zip(call.watched, call.before, strict=True):
+        for tensor, version in call.watched:
             if tensor._version != version:
-                call.refuse_changes()
-        gradients, _ = pullback(cotangents, (), ctx.needs_input_grad[3:])
-        storages, results = call.storages, [None, None, None]
-        for gradient in gradients:
-            if gradient is not None and storage_of(gradient) in storages:
-                gradient = gradient.clone()
-            results.append(gradient)
+                return Attached.backward(ctx, *cotangents)
+        gradients = call.fun.gradients(call.inputs, rule, cotangents[0], ctx.needs_input_grad[1:])
+        gradients = copied(gradients, call.storages)
         if not keeps_graph():
-            call.pullback, call.watched, call.before = None, (), ()
-        return tuple(results)
+            call.rule, call.watched, call.inputs = None, (), ()
+        return None, *gradients
 
 
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Ordinary).apply

@@ -1,9 +1,8 @@
-"""What a tensor is to torch."""
+"""Tensors of torch, and the state that torch is in."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -20,53 +19,35 @@ from keras_cg.backends import owner
 from keras_cg.engine import messages, precision
 from keras_cg.engine.rule import is_repeated
 
-__all__ = [
-    "agreement",
-    "asarray",
-    "cast",
-    "children",
-    "dtype",
-    "is_plain",
-    "is_recording",
-    "is_tensor",
-    "shape",
-    "tensors",
-    "to_numpy",
-]
-
 tensors = (torch.Tensor,)
 
-# What torch.compile need not trace, and could not: it asks every framework that is imported.
+# torch.compile could not trace this, which asks every framework that is imported.
 torch.compiler.assume_constant_result(owner)  # type: ignore[no-untyped-call]
 
-# Whether a transform of torch.func is running; torch (2.13) has no public name for it, and uses this one itself to
-# choose between the two ways to apply a Function. If it is gone, importing this file fails, and with it the backend.
+# None of these names is public (torch 2.13). Without one of them, this import fails, and with it the backend.
+# Does a transform of torch.func run? torch itself chooses by this how a Function is applied.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-# Likewise, for what Dynamo looks at new frames with, None outside of torch.compile. Where it gave up, and what follows
-# runs as it is, it would compile one function of this package after the other.
+# What Dynamo compiles new frames with; None outside of torch.compile. After a graph break, it would compile each
+# function of this package by itself.
 dynamo_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
-# Likewise, for the level of forward mode that is open, -1 outside of any; torch's own unpack_dual begins with it.
-# Read through the module, since it is a number that changes.
+# The open level of forward mode, or -1. A number that changes, so it is read through the module.
 forward_ad._current_level  # noqa: B018
-# Likewise, for whether torch.jit.trace runs, and how many modes see every operation, as those of make_fx do; but one
-# that make_fx has for operations before they are dispatched shows in a key only.
+# Does torch.jit.trace run? How many modes see every operation, as those of make_fx do? The mode that make_fx has before
+# dispatch shows in a key only.
 is_tracing: Callable[[], bool] = torch._C._is_tracing
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 is_included: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_included
 PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
-# Likewise, for the number that the next node of the graph will get, whether hooks for saved tensors are set, and
-# whether the backward pass that runs keeps the graph.
+# The number of the next node of the graph; the hooks for saved tensors; does the running backward pass keep the graph?
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-# Likewise, for whether autocast is on for any kind of device.
+# Is autocast on for any kind of device?
 is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
-# Likewise, for what a transform wrapped and is over; `apply` of a Function begins with it.
+# Removes the wrapper of a transform that is over; `apply` of a Function begins with it.
 unwrap_if_dead: Callable[[torch.Tensor], torch.Tensor] = functorch.unwrap_if_dead
-# Likewise, for looking through the wrappers that the transforms put around tensors, for types registered with torch's
-# tree utility, for tensors, and for the graph that autograd records.
+# The other files of this folder use these.
 NEEDED = (
-    functorch.TransformType.Grad,
     functorch.TransformType.Jvp,
     functorch.get_unwrapped,
     functorch.is_batchedtensor,
@@ -104,12 +85,11 @@ def asarray(value: Any) -> Any:
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
     if functorch.is_functorch_wrapped_tensor(tensor):
-        # Under a transform every operation gives a wrapped tensor again, which has no memory for NumPy to look at.
+        # Under a transform every operation returns a wrapped tensor, which has no memory that NumPy could read.
         with temporarily_clear_interpreter_stack():
             return to_numpy(_unwrapped(tensor))
     if hasattr(tensor, "to_local"):
-        # A DTensor: each process has a part, and compares that, because the whole would have to be sent. A function of
-        # NumPy arrays never comes here: torch refuses to run an operator on a DTensor that it knows no sharding of.
+        # Of a DTensor each process compares its own part, because the whole would have to be sent.
         tensor = tensor.to_local()
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().to_dense()
     # NumPy has no bfloat16.
@@ -117,13 +97,13 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """What the transforms wrapped, with the axes of batches in front, the outermost first."""
+    """Removes the wrappers of all transforms; the axes of batches come first, the outermost in front."""
     axes = []
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_batchedtensor(tensor):
             axes.append(functorch.maybe_get_bdim(tensor))
         tensor = functorch.get_unwrapped(tensor)
-    # Not on the way, because a tensor that is still wrapped belongs to a level that does not run here.
+    # After the loop, because a wrapped tensor belongs to a level that does not run here.
     for place, axis in enumerate(reversed(axes)):
         tensor = tensor.movedim(place + axis, place)
     return tensor
@@ -133,7 +113,7 @@ def shape(tensor: Any) -> tuple[int | None, ...]:
     return tensor.shape  # type: ignore[no-any-return]
 
 
-# Looked up, because every call asks for some.
+# A table, because every call asks for some.
 _dtypes = {kind: str(kind).removeprefix("torch.") for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
@@ -141,21 +121,16 @@ def dtype(tensor: Any) -> str:
     return _dtypes[tensor.dtype]
 
 
-def dtype_name(kind: torch.dtype) -> str:
-    """The plain name of a dtype."""
-    return _dtypes[kind]
-
-
 def cast(value: Any, dtype: str) -> Any:
     return value.to(getattr(torch, dtype))
 
 
 def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
-    # One level of a type registered with torch's own tree utility, which has no public name (torch 2.13).
+    # torch's own tree utility has no public name (2.13).
     if pytree.tree_is_leaf(value):
         return None
-    # tree_flatten asks of `value` first and then of its parts, so that all but the first answer are yes. A comparison
-    # with `value` instead would keep it alive: tree_flatten makes a cycle of what it is given (torch 2.13).
+    # tree_flatten asks `is_leaf` of `value` first and then of its parts: no, and then always yes. A comparison with
+    # `value` would keep `value` alive, because tree_flatten (2.13) has a reference cycle around `is_leaf`.
     answers = iter((False,))
     parts, spec = pytree.tree_flatten(value, is_leaf=lambda part: next(answers, True))
     return parts, lambda parts: pytree.tree_unflatten(parts, spec)
@@ -165,7 +140,6 @@ is_compiling = torch.compiler.is_compiling
 
 
 def is_recording() -> bool:
-    # In one expression, because every call asks.
     return (
         torch.is_grad_enabled()
         or torch.compiler.is_compiling()
@@ -182,69 +156,50 @@ def is_plain(value: object) -> bool:
 
 
 def is_captured() -> bool:
-    """Whether somebody may be writing down what is computed, as make_fx does and what is made of it."""
+    """Whether operations may be recorded, as make_fx does and all that builds on it."""
     return dispatch_modes() > 0 or is_included(PRE_DISPATCH)
 
 
 def is_forward_open() -> bool:
-    """Whether a level of forward mode is open, whatever moves in it."""
+    """Whether a level of forward mode is open."""
     return forward_ad._current_level >= 0
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for one in a trace, and has no numbers."""
+    """Whether a tensor is a placeholder in a trace, without values."""
     return isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
 def is_floating(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a gradient, if somebody asks for it."""
+    """Whether a tensor can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def integers(tensors: Any) -> list[torch.Tensor]:
-    """Those that have none."""
+    """Returns the tensors that can have no gradient."""
     return [tensor for tensor in tensors if not is_floating(tensor)]
 
 
 def saveable(tensors: Any) -> list[torch.Tensor]:
-    """Tensors that autograd saves: no inference tensors, of which a copy made outside of inference mode is none."""
+    """Copies inference tensors, which autograd cannot save; outside of inference mode, the copy is no such tensor."""
     return [tensor.clone() if tensor.is_inference() else tensor for tensor in tensors]
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How often tensors were changed in place; the name is torch's own, and its documentation uses it."""
+    """Counts how often each tensor was changed in place."""
     counts = []
     for tensor in tensors:
         try:
             counts.append(tensor._version)
-        except RuntimeError:  # a tensor of inference mode does not count
+        except RuntimeError:  # an inference tensor has no version
             counts.append(0)
     return counts
 
 
-# For kinds of devices, the dtype of autocast there; it is off on all others.
-Autocast = Sequence[tuple[str, torch.dtype]]
-
-
-def autocast(tensors: Sequence[torch.Tensor]) -> Autocast:
-    """What autocast does for a function of some tensors."""
-    kinds = {"cpu", *[tensor.device.type for tensor in tensors]}
-    available = filter(torch.amp.is_autocast_available, kinds)
-    return [(kind, torch.get_autocast_dtype(kind)) for kind in available if torch.is_autocast_enabled(kind)]
-
-
-@contextlib.contextmanager
-def under_autocast(before: Autocast, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Lets a function run under the autocast of its first run: torch calls a backward pass outside of it."""
-    now = autocast(tensors)
-    with contextlib.ExitStack() as stack:
-        for kind, dtype in now:
-            if (kind, dtype) not in before:
-                stack.enter_context(torch.autocast(kind, dtype, enabled=False))
-        for kind, dtype in before:
-            if (kind, dtype) not in now:
-                stack.enter_context(torch.autocast(kind, dtype))
-        yield
+def autocasts(tensors: Sequence[torch.Tensor], is_on: bool = True) -> list[tuple[str, torch.dtype, bool]]:
+    """Returns the arguments of `torch.autocast` that bring the present state back, or that switch autocast off."""
+    kinds = filter(torch.amp.is_autocast_available, {"cpu", *[tensor.device.type for tensor in tensors]})
+    return [(kind, torch.get_autocast_dtype(kind), is_on and torch.is_autocast_enabled(kind)) for kind in kinds]
 
 
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
@@ -254,22 +209,22 @@ def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
 
 
 def _is_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two ordinary tensors have the same values; what is not so simple is left to `_agree`."""
+    """Whether two ordinary tensors have the same values: a fast path of `_agree`."""
     if not (is_plain(one) and is_plain(two) and one.is_cpu and two.is_cpu and one.dtype == two.dtype):
         return False
     return one.layout is two.layout is torch.strided and torch.equal(one, two)
 
 
-# Where torch.compile (2.13) gave up, it compiles each new frame by itself, and fails in this one.
+# After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in this one.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
     if is_captured():
-        # Whatever is computed here would be written down. A tensor without values stands for what it will be.
+        # An operation of torch would be recorded. A placeholder has no values to compare.
         return [is_fake(one) or _is_repeated(one, two) for one, two in pairs]
-    # Outside of every transform, where values can be looked at.
+    # Values can only be read outside of every transform.
     with torch.no_grad(), temporarily_clear_interpreter_stack():
         answers = [_agree(_whole(one), _whole(two)) for one, two in pairs]
-        # Those of other devices arrive together.
+        # One synchronisation for all answers of other devices.
         waiting = [answer for answer in answers if isinstance(answer, torch.Tensor)]
         arrived = iter(torch.stack([answer.cpu() for answer in waiting]).tolist() if len(waiting) > 1 else waiting)
         return [bool(next(arrived)) if isinstance(answer, torch.Tensor) else answer for answer in answers]
@@ -280,14 +235,14 @@ def _is_repeated(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor out of all transforms; of a DTensor the part that this process has."""
+    """Takes a tensor out of all transforms; of a DTensor, returns the part of this process."""
     tensor = _unwrapped(tensor).detach()
     local: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if local is None else local()
 
 
 def _agree(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor:
-    """Whether two tensors are equal but for rounding; on other devices than the processor an answer that is to come."""
+    """Whether two tensors are equal but for rounding; on an accelerator, a boolean tensor there."""
     if one.shape != two.shape or one.dtype != two.dtype or one.device != two.device:
         return False
     if one is two or is_fake(one) or one.is_meta:
@@ -307,5 +262,5 @@ def _agree(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor:
 
 
 def describe(tensor: torch.Tensor) -> str:
-    """What a message calls a captured tensor."""
+    """Returns the name of a captured tensor in a message."""
     return f"{type(tensor).__name__} of {dtype(tensor)}{list(tensor.shape)}"

@@ -1,19 +1,18 @@
 """The rule under the transforms of torch.func and in forward mode, where a tensor belongs to a level.
 
-Every level runs the function again, on its own tensors, and compares the rule with that of the first run.
+Each level runs the function again, on its own tensors, and compares its rule with the rule of the first run.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
-# The stack of the running transforms has no public name (torch 2.13). If one of these is gone, importing this file
-# fails, and with it the backend.
+# The stack of the running transforms has no public name (torch 2.13). Without these names, this import fails.
 from torch._C import _functorch as functorch
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_pop_interpreter_stack
@@ -29,7 +28,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
-    """Runs `fun` on tensors cut from every level, and notes which tensors of a level it captures."""
+    """Runs `fun` on detached tensors, notes which tensors of a level it captures, and attaches the rule."""
     if _forward_levels() > 1:
         raise messages.rule_dropped(
             "forward mode inside forward mode", "take one of the two derivatives in reverse, as torch.func.hessian does"
@@ -50,11 +49,11 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
 
 
 class _Call:
-    """What a call under a transform needs besides tensors.
+    """The state of a call under a transform, without its saved tensors.
 
     Attributes:
-        captured: The tensors of a level that the function read besides its arguments.
-        variables: Which of these its outputs hang on.
+        captured: The tensors of a level that the function read and that are no arguments.
+        variables: The places among these of the tensors that its outputs depend on.
         specs: Shape, dtype and device of each output.
     """
 
@@ -67,10 +66,10 @@ class _Call:
     def gradients(
         self, saved: Tensors, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None = None
     ) -> list[Any]:
-        """One gradient for each argument, then for each captured tensor, by another run on the tensors of a level."""
+        """Runs the function again, on the tensors of a level; returns a gradient for each argument and capture."""
         count = len(saved) - len(self.captured)
         captured = saved[count:]
-        with _instead(self.captured, captured):
+        with _Instead(self.captured, captured) if captured else contextlib.nullcontext():
             _, pullback = self.fun(*saved[:count])
             self.first.check(pullback)
             gradients, others = pullback(cotangents, [captured[place] for place in self.variables], needs_grad)
@@ -79,7 +78,7 @@ class _Call:
 
 
 class _Transformed(torch.autograd.Function):
-    """Outputs that were computed already, with the rule as their gradient in both modes."""
+    """Returns outputs that were computed before, with the rule as their derivative in both modes."""
 
     generate_vmap_rule = True
 
@@ -108,23 +107,22 @@ class _Transformed(torch.autograd.Function):
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor) -> Any:
         """The transpose of the rule, which is a linear map."""
         call: _Call = ctx.call
-        # Without their own tangents, which no rule passes on: one that calls its own function would run without end.
-        return _pushed(call, _unmoved(_alive(ctx.saved_tensors)), tangents[len(call.specs) :])
+        # With their own tangents, a rule that calls its own function would run without end.
+        return _pushforward(call, _primals(_alive(ctx.saved_tensors)), tangents[len(call.specs) :])
 
 
 def _alive(tensors: Tensors) -> list[torch.Tensor]:
-    """Tensors without the wrappers of a level that is over.
+    """Removes the wrappers of a level that is over.
 
-    A rule that opens a level of its own gives it the same number, and torch (2.13) would take a dead wrapper for one of
-    it.
+    A rule may open a level, which gets the same number; torch (2.13) would take a dead wrapper for one of that level.
     """
     return list(map(unwrap_if_dead, tensors))
 
 
 def _below(tensors: list[torch.Tensor], level: int) -> list[torch.Tensor]:
-    """Tensors out of the level whose backward pass runs: only outer levels differentiate the gradient.
+    """Takes tensors out of the level whose backward pass runs: only outer levels differentiate the gradient.
 
-    A function need not be differentiable by itself, so it runs on what is differentiated only where it has to.
+    The code of a function need not be differentiable, so it runs on tracked tensors only where an outer level asks.
     """
     others = []
     for tensor in tensors:
@@ -134,60 +132,62 @@ def _below(tensors: list[torch.Tensor], level: int) -> list[torch.Tensor]:
     return others
 
 
-def _unmoved(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors without their tangents at the innermost level. A vmap (torch 2.13) has none that could be looked at."""
+def _primals(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Removes the tangents of the innermost level. In a vmap, torch (2.13) cannot unpack any."""
     levels = retrieve_all_functorch_interpreters() if transforms_active() else []
     if levels and levels[-1].key() == TransformType.Vmap:
         return tensors
     return [forward_ad.unpack_dual(tensor).primal for tensor in tensors]  # type: ignore[no-untyped-call]
 
 
-def _pushed(call: _Call, saved: Tensors, tangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
-    """The tangents of the outputs: the vjp of `cotangents -> gradients`, if that is linear."""
+def _pushforward(
+    call: _Call, saved: Tensors, tangents: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor | None, ...]:
+    """Returns the tangents of the outputs: the vjp of `cotangents -> gradients`, if that map is linear."""
     is_real = [dtype.is_floating_point or dtype.is_complex for _, dtype, _ in call.specs]
-    pairs = zip(call.specs, is_real, strict=True)
-    zeros = [torch.zeros(shape, dtype=dtype, device=device) for (shape, dtype, device), is_kept in pairs if is_kept]
+    specs = [spec for spec, is_needed in zip(call.specs, is_real, strict=True) if is_needed]
+    zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in specs]
     places = [place for place, tensor in enumerate(saved) if is_floating(tensor)]
+    primals = [saved[place] for place in places]
 
-    def pull(*cotangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        arriving = iter(cotangents)
-        gradients = call.gradients(saved, [next(arriving) if is_kept else None for is_kept in is_real])
-        chosen = [(saved[place], gradients[place]) for place in places]
-        return tuple([torch.zeros_like(tensor) if each is None else each for tensor, each in chosen])
+    def pull(cotangents: Tensors) -> tuple[torch.Tensor, ...]:
+        remaining = iter(cotangents)
+        gradients = call.gradients(saved, [next(remaining) if is_needed else None for is_needed in is_real])
+        chosen = [gradients[place] for place in places]
+        pairs = zip(primals, chosen, strict=True)
+        return tuple([torch.zeros_like(primal) if each is None else each for primal, each in pairs])
 
-    def pulled(cotangents: Tensors) -> tuple[torch.Tensor, ...]:
-        return pull(*cotangents)
+    def push(tangents: Tensors) -> tuple[torch.Tensor, ...]:
+        return transpose(tuple(tangents))  # type: ignore[no-any-return]
 
-    def pushed(tangents: Tensors) -> tuple[torch.Tensor, ...]:
-        return push(tuple(tangents))  # type: ignore[no-any-return]
-
-    push = torch.func.vjp(pull, *zeros)[1]
+    transpose = torch.func.vjp(lambda *cotangents: pull(cotangents), *zeros)[1]
     backend: Any = own
-    conditions = linear.conditions(backend, pulled, zeros)
-    conditions += linear.transposes(backend, pulled, pushed, zeros, [saved[place] for place in places])
+    conditions = linear.conditions(backend, pull, zeros)
+    conditions += linear.transposes(backend, pull, push, zeros, primals)
     # Through NumPy, because no transform lets Python look at a value.
     if not all([own.to_numpy(condition).all() for condition in conditions]):
         raise messages.not_linear()
-    given = [torch.zeros_like(saved[place]) if tangents[place] is None else tangents[place] for place in places]
-    moved = iter(pushed(given))  # type: ignore[arg-type]
-    return tuple([next(moved) if is_kept else None for is_kept in is_real])
+    known = [tangents[place] for place in places]
+    pairs = zip(primals, known, strict=True)
+    pushed = iter(push([torch.zeros_like(primal) if each is None else each for primal, each in pairs]))
+    return tuple([next(pushed) if is_needed else None for is_needed in is_real])
 
 
 # --- captured tensors ------------------------------------------------------------------------------------------------
 
 
 class _Operands(TorchFunctionMode):
-    """Notes the tensors of a level that a function reads and neither got nor made: it captured them.
+    """Notes the tensors of a level that a function captured: they are no arguments, and no operation returned them.
 
     Attributes:
-        captured: All of them, by identity.
-        used: The identities of those that the derivative of something hangs on, in the order of their first use.
+        captured: These tensors, by identity.
+        used: The identities of those that some derivative depends on, in the order of their first use.
     """
 
-    def __init__(self, given: Tensors):
+    def __init__(self, arguments: Tensors):
         super().__init__()
-        # The tensors stay alive, so that no identity is used twice.
-        self.known = {id(tensor): tensor for tensor in given}
+        # The dict keeps the tensors alive, so that no identity is used twice.
+        self.known = {id(tensor): tensor for tensor in arguments}
         self.captured: dict[int, torch.Tensor] = {}
         self.used: dict[int, None] = {}
 
@@ -195,19 +195,19 @@ class _Operands(TorchFunctionMode):
         strangers = [each for each in _tensors((args, kwargs)) if id(each) not in self.known and _is_transformed(each)]
         self.captured.update((id(each), each) for each in strangers)
         result = func(*args, **(kwargs or {}))
-        made = _tensors(result)
-        self.known.update((id(each), each) for each in made if id(each) not in self.captured)
-        if strangers and any(map(is_differentiated, made)):
+        results = _tensors(result)
+        self.known.update((id(each), each) for each in results if id(each) not in self.captured)
+        if strangers and any(map(is_differentiated, results)):
             self.used.update((id(each), None) for each in strangers if is_differentiated(each))
         return result
 
 
 class _Instead(TorchFunctionMode):
-    """Lets operations use other tensors in the place of some."""
+    """Replaces captured tensors by others, of another level, wherever an operation gets them."""
 
-    def __init__(self, others: dict[int, torch.Tensor]):
+    def __init__(self, captured: Tensors, others: Tensors):
         super().__init__()
-        self.others = others
+        self.others = {id(one): two for one, two in zip(captured, others, strict=True)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def other(value: Any) -> Any:
@@ -215,16 +215,6 @@ class _Instead(TorchFunctionMode):
 
         args, kwargs = pytree.tree_map(other, (args, kwargs or {}))
         return func(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _instead(captured: Tensors, others: Tensors) -> Iterator[None]:
-    """Lets a function that captured some tensors of one level read those of another."""
-    if not captured:
-        yield
-        return
-    with _Instead({id(one): two for one, two in zip(captured, others, strict=True)}):
-        yield
 
 
 def _tensors(nest: Any) -> list[torch.Tensor]:
@@ -235,7 +225,7 @@ def _tensors(nest: Any) -> list[torch.Tensor]:
 
 
 def not_dual(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
-    """`outputs` of a run on what forward mode does not move."""
+    """Returns `outputs`, of a run on tensors without tangents, or raises if one has a tangent."""
     if any(map(is_dual, outputs)):
         pullback.capture(["(a value that forward mode differentiates)"])
         raise messages.unserved_variables("torch", "in forward mode")
@@ -243,28 +233,28 @@ def not_dual(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
 
 
 def is_forward(tensors: Tensors) -> bool:
-    """Whether forward mode is at work, which no_grad does not stop."""
+    """Whether forward mode differentiates, which no_grad does not stop."""
     return any(map(is_dual, tensors)) or (transforms_active() and _forward_levels() > 0)
 
 
 def _forward_levels() -> int:
-    """How many forward-mode transforms are running, one inside the other."""
+    """Counts the forward-mode transforms that are running."""
     return sum(level.key() == TransformType.Jvp for level in retrieve_all_functorch_interpreters())
 
 
 def is_dual(tensor: torch.Tensor) -> bool:
-    """Whether forward mode moves a tensor at the innermost level."""
+    """Whether a tensor has a tangent at the innermost level."""
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _is_pushed(tensor: torch.Tensor) -> bool:
-    """Whether forward mode moves `tensor`, at the innermost of the running transforms or at an outer one."""
+    """Whether a tensor has a tangent at the innermost of the running transforms or at an outer one."""
     if is_dual(tensor):
         return True
     levels = [level.level() for level in retrieve_all_functorch_interpreters()] if transforms_active() else []
     if not levels or functorch.maybe_get_level(tensor) >= levels[-1]:
         return False
-    # A tensor is asked at the level where forward mode runs; inside of it the answer is always no (torch 2.13).
+    # torch (2.13) finds a tangent only at its own level, and inside of that says that there is none.
     with temporarily_pop_interpreter_stack():
         return _is_pushed(tensor)
 
