@@ -2,6 +2,7 @@
 
 import gc
 import math
+import pickle
 import re
 import weakref
 from types import SimpleNamespace
@@ -1547,3 +1548,32 @@ def test_recompute_changes_buffers_of_torch_twice(backend):
     assert int(norm.num_batches_tracked) == 1
     output.sum().backward()
     assert int(norm.num_batches_tracked) == 2
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("name", [name for name in recipes.__all__ if name not in ("gumbel_noise", "from_numpy")])
+def test_messages_name_the_recipe_that_was_called(backend, name):
+    """Here for an array of another framework, which the recipe's inner function refuses."""
+    x = np.ones(2)
+    recipe = getattr(recipes, name)
+    calls = {
+        "clip_gradient": lambda: recipe(x, value=1.0),
+        "custom_root": lambda: recipe(np.cos, lambda g, x0: x0)(x),
+        "fixed_point": lambda: recipe(np.cos)(x),
+        "gumbel_softmax": lambda: recipe(x, x),
+        "invertible": lambda: recipe(np.add, np.subtract)(x, 1.0),
+        "quantize": lambda: recipe(x, 1.0),
+        "recompute": lambda: recipe(np.cos)(x),
+        "scale_gradient": lambda: recipe(x, 1.0),
+        "soft_round": lambda: recipe(x, 1.0),
+        "straight_through": lambda: recipe(np.cos)(x),
+    }
+    with pytest.raises(TypeError, match="but the active backend is 'torch'") as caught:
+        calls.get(name, lambda: recipe(x))()
+    expected = {"straight_through": "cos"}.get(name, name)
+    assert re.match(rf"{expected}(\(\w+\))?: the argument \w+ is", str(caught.value)), str(caught.value)
+
+
+def test_a_recipe_is_found_by_pickle(backend):
+    for f in (recipes.log1pexp, recipes.annealed._soft_round):
+        assert pickle.loads(pickle.dumps(f)) is f

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from keras_cg import config, ops
-from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.safe import shares
@@ -56,7 +55,7 @@ def soft_round(x: Any, alpha: Any) -> Any:
     return _soft_round(x, tensors.plain(alpha))
 
 
-@custom_gradient
+@tensors.recipe("soft_round")
 def _soft_round(x: Any, alpha: Any) -> Pair:
     x = tensors.real("soft_round", "x", x)
     sharp = tensors.number("soft_round", "alpha", alpha)
@@ -181,7 +180,7 @@ def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int
     return _gumbel_softmax(logits, noise, *map(tensors.plain, (temperature, axis, hard)))
 
 
-@custom_gradient
+@tensors.recipe("gumbel_softmax")
 def _gumbel_softmax(logits: Any, noise: Any, temperature: Any, axis: Any, hard: bool) -> Pair:
     recipe = "gumbel_softmax"
     logits, noise = (tensors.real(recipe, name, each) for name, each in (("logits", logits), ("noise", noise)))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_cg import config, ops
-from keras_cg.decorator import custom_gradient
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
@@ -85,7 +84,7 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
     return _surrogate_spike(x, kind, tensors.plain(slope))
 
 
-@custom_gradient
+@tensors.recipe("surrogate_spike")
 def _surrogate_spike(x: Any, kind: str, slope: float | None) -> Pair:
     if kind not in _SURROGATES:
         raise messages.unknown_surrogate(kind, tuple(_SURROGATES))
@@ -149,7 +148,7 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
     return _quantize(x, tensors.plain(step), bits, signed, scale)
 
 
-@custom_gradient
+@tensors.recipe("quantize")
 def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -> Pair:
     low, high = _levels(bits, signed)
     x = tensors.real("quantize", "x", x)

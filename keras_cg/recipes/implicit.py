@@ -10,7 +10,6 @@ from typing import Any
 from keras_cg import config, ops
 from keras_cg.autodiff import jacobian
 from keras_cg.call import function_name
-from keras_cg.decorator import custom_gradient
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
@@ -82,7 +81,7 @@ def custom_root(
     name = f"custom_root({function_name(f)})"
     rules = _Rules(name, f, linear_solve)
 
-    @custom_gradient
+    @tensors.recipe(name)
     def root(x0: Any, *args: Any) -> Pair:
         tensors.check_start(name, "x0", x0)
         found = solve(lambda x: f(x, *args), x0)
@@ -107,7 +106,7 @@ class _Rules:
     def _known(self, order: int) -> Callable[..., Any]:
         """A root that was found, as a function of the arguments: it can be differentiated so many times."""
 
-        @custom_gradient
+        @tensors.recipe(self.name)
         def known(x: Any, *args: Any) -> Pair:
             return self.pair(order, x, args)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keras_cg.errors import GradientError, article, did_you_mean, report, type_name
+from keras_cg.errors import GradientError, article, count, did_you_mean, report, type_name
 
 
 def not_a_function(recipe: str, value: object) -> TypeError:
@@ -150,6 +150,15 @@ def no_derivative(function: str) -> GradientError:
     cause = "a second derivative, or forward mode, which is the derivative of the vjp by upstream."
     remedy = "give the vjp a rule, too: from_numpy(function, from_numpy(vjp, vjp_of_vjp))."
     return report(GradientError, headline, function=function, cause=cause, remedy=remedy)
+
+
+def vjp_of_other_arguments(function: str, shown: str, arguments: int, upstreams: int) -> TypeError:
+    """The vjp of a function of NumPy arrays has another count of parameters than it gets arguments."""
+    called = f"{count(arguments, 'argument')} of the function, then {count(upstreams, 'upstream')}"
+    headline = f"{function}: its vjp must take {called}."
+    cause = "a rule that is written as that of custom_gradient, which gets upstream alone."
+    remedy = "write it as vjp(x, upstream): it gets each argument of the function, then upstream."
+    return report(TypeError, headline, function=function, got=shown, cause=cause, remedy=remedy)
 
 
 def not_one_gradient_each(function: str, came: int, expected: int) -> GradientError:

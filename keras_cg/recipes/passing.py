@@ -132,7 +132,7 @@ def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
     return _reverse_gradient(x, tensors.plain(scale))
 
 
-@custom_gradient
+@tensors.recipe("reverse_gradient")
 def _reverse_gradient(x: Any, scale: Any) -> Pair:
     scale = tensors.number("reverse_gradient", "scale", scale)
     return x, lambda upstream: (_scaled("reverse_gradient", upstream, -scale), None)
@@ -168,7 +168,7 @@ def scale_gradient(x: Any, scale: Any) -> Any:
     return _scale_gradient(x, tensors.plain(scale))
 
 
-@custom_gradient
+@tensors.recipe("scale_gradient")
 def _scale_gradient(x: Any, scale: Any) -> Pair:
     scale = tensors.number("scale_gradient", "scale", scale)
     return x, lambda upstream: (_scaled("scale_gradient", upstream, scale), None)
@@ -224,7 +224,7 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
     return _clip_gradient(x, value=tensors.plain(value), norm=tensors.plain(norm))
 
 
-@custom_gradient
+@tensors.recipe("clip_gradient")
 def _clip_gradient(x: Any, *, value: Any, norm: Any) -> Pair:
     if (value is None) == (norm is None):
         raise messages.not_one_limit()

@@ -9,7 +9,6 @@ from typing import Any
 from keras_cg import config, ops
 from keras_cg.autodiff import vjp
 from keras_cg.call import function_name
-from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
@@ -69,7 +68,7 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
         tolerance = tensors.positive("fixed_point", "tolerance", tolerance)
     name = f"fixed_point({function_name(f)})"
 
-    @custom_gradient
+    @tensors.recipe(name)
     def solve(z0: Any, *args: Any) -> Pair:
         tensors.check_start(name, "z0", z0)
         z = _iterate(name, lambda z: f(z, *args), z0, steps, tolerance)

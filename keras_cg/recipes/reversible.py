@@ -8,7 +8,6 @@ from typing import Any
 
 from keras_cg import config, ops
 from keras_cg.call import function_name
-from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
@@ -77,7 +76,7 @@ def invertible(
         tolerance = tensors.positive("invertible", "tolerance", tolerance)
     name = f"invertible({function_name(f)})"
 
-    @custom_gradient
+    @tensors.recipe(name)
     def chain(x: Any, *params: Any) -> Pair:
         if not params:
             raise messages.no_blocks(name)

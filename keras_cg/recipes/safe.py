@@ -92,7 +92,7 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
     return _safe_norm(_ranked("safe_norm", x, axis, keepdims), _places(axis), tensors.plain(keepdims))
 
 
-@custom_gradient
+@tensors.recipe("safe_norm")
 def _safe_norm(x: Any, axis: Any, keepdims: bool) -> Pair:
     x = tensors.real("safe_norm", "x", x)
     wide, axes = tensors.wide(x), tensors.axes("safe_norm", "x", x, axis)
@@ -218,7 +218,7 @@ def safe_log(x: Any, floor: float | None = None) -> Any:
     return _safe_log(x, tensors.plain(floor))
 
 
-@custom_gradient
+@tensors.recipe("safe_log")
 def _safe_log(x: Any, floor: float | None) -> Pair:
     x = tensors.real("safe_log", "x", x)
     least = precision.of(config.active.dtype(x)).smallest
@@ -307,7 +307,7 @@ def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: boo
     return _log_sum_exp(_ranked("log_sum_exp", x, axis, keepdims), _places(axis), tensors.plain(keepdims), where)
 
 
-@custom_gradient
+@tensors.recipe("log_sum_exp")
 def _log_sum_exp(x: Any, axis: Any, keepdims: bool, where: Any) -> Pair:
     x = tensors.real("log_sum_exp", "x", x)
     wide, axes = tensors.wide(x), tensors.axes("log_sum_exp", "x", x, axis)
