@@ -101,5 +101,7 @@ def unknown_loss_scale(layer: str) -> RuntimeError:
 def unknown_operation(name: str, known: Iterable[str]) -> ValueError:
     """`keras.ops` has no function of that name."""
     near = difflib.get_close_matches(name, list(known), 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"keras.ops has no function {name!r}; {hint}A function of your own is given itself, not its name")
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(
+        f"StraightThrough: keras.ops has no function {name!r}.{hint} Pass a function of your own itself, not its name."
+    )

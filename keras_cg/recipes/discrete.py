@@ -86,18 +86,27 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
 
 @tensors.recipe("surrogate_spike")
 def _surrogate_spike(x: Any, kind: str, slope: float | None) -> Pair:
-    if kind not in _SURROGATES:
-        raise messages.unknown_surrogate(kind, tuple(_SURROGATES))
-    surrogate, default = _SURROGATES[kind]
+    derivative, default = surrogate("surrogate_spike", kind)
     x = tensors.real("surrogate_spike", "x", x)
     steep = tensors.finite("surrogate_spike", "slope", default if slope is None else slope, x)
     wide = tensors.wide(x)
 
     def grad(upstream: Any) -> Any:
-        return tensors.as_like(upstream, wide) * surrogate(wide, steep), None, None
+        return tensors.as_like(upstream, wide) * derivative(wide, steep), None, None
 
     # What is no number is neither.
     return ops.where(x >= 0, ops.ones_like(x), ops.where(x < 0, ops.zeros_like(x), x)), grad
+
+
+def surrogate(recipe: str, kind: Any) -> tuple[Callable[[Any, float], Any], float]:
+    """Returns the surrogate derivative of that name, and the slope of its source.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if not isinstance(kind, str) or kind not in _SURROGATES:
+        raise messages.unknown_surrogate(recipe, kind, tuple(_SURROGATES))
+    return _SURROGATES[kind]
 
 
 def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_scale: Any = None) -> Any:
@@ -150,7 +159,7 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
 
 @tensors.recipe("quantize")
 def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -> Pair:
-    low, high = _levels(bits, signed)
+    low, high = levels("quantize", bits, signed)
     x = tensors.real("quantize", "x", x)
     size = tensors.number("quantize", "step", step)
     if tensors.is_number(size):
@@ -178,10 +187,14 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
     return tensors.as_like(level * stride, x), grad
 
 
-def _levels(bits: Any, signed: bool) -> tuple[float, float]:
-    """-Qn and Qp."""
+def levels(recipe: str, bits: Any, signed: bool) -> tuple[float, float]:
+    """Returns the lowest and the highest level, -Qn and Qp.
+
+    Raises:
+        ValueError: There is no such number of bits.
+    """
     if not isinstance(bits, int) or not (2 if signed else 1) <= bits <= 24:
-        raise messages.bad_parameter("quantize", "bits", bits, "a whole number from 1 (if signed, from 2) to 24")
+        raise messages.bad_parameter(recipe, "bits", bits, "a whole number from 1 (if signed, from 2) to 24")
     return (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
 
 

@@ -100,10 +100,10 @@ def unknown_size(recipe: str) -> ValueError:
     )
 
 
-def not_one_limit() -> TypeError:
-    """`clip_gradient` with no limit, or with two."""
+def not_one_limit(recipe: str) -> TypeError:
+    """A recipe that clips has no limit, or two."""
     return TypeError(
-        "clip_gradient takes exactly one of value=... (clips each element) and norm=... (clips the norm of all)."
+        f"{recipe} takes exactly one of value=... (clips each element) and norm=... (clips the norm of all)."
     )
 
 
@@ -190,9 +190,9 @@ def not_a_kind(function: str, said: object) -> TypeError:
     return report(TypeError, headline, function=function, got=repr(said))
 
 
-def unknown_surrogate(kind: object, kinds: Sequence[str]) -> ValueError:
+def unknown_surrogate(recipe: str, kind: object, kinds: Sequence[str]) -> ValueError:
     """`surrogate_spike` has no derivative of that name."""
-    message = f"surrogate_spike: there is no kind {kind!r}. The kinds are: {', '.join(kinds)}."
+    message = f"{recipe}: there is no kind {kind!r}. The kinds are: {', '.join(kinds)}."
     return ValueError(message + did_you_mean(str(kind).lower(), kinds))
 
 

@@ -227,7 +227,7 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
 @tensors.recipe("clip_gradient")
 def _clip_gradient(x: Any, *, value: Any, norm: Any) -> Pair:
     if (value is None) == (norm is None):
-        raise messages.not_one_limit()
+        raise messages.not_one_limit("clip_gradient")
     name = "value" if norm is None else "norm"
     limit = tensors.number("clip_gradient", name, value if norm is None else norm)
     if tensors.is_number(limit):
