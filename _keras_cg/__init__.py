@@ -1,1 +1,1 @@
-"""What starts before keras_cg does: importing that imports NumPy, and takes a while."""
+"""Entry points that start without importing keras_cg, because that imports NumPy, and takes a while."""

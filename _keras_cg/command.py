@@ -6,10 +6,10 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Runs the command line, which Ctrl-C ends without a traceback from its first import on.
+    """Runs the command line; Ctrl-C ends it without a traceback, even during the imports.
 
     Returns:
-        The exit status, as `keras_cg.command.main` has it.
+        The exit status of `keras_cg.command.main`, or 130 after Ctrl-C.
     """
     try:
         from keras_cg import command
