@@ -377,6 +377,15 @@ def test_what_was_not_promised(backend):
     assert lines(lambda: gradient(lambda x: few(x, x))(x), keras_cg.GradientError) == expected
 
 
+def test_numbers_of_numpy(backend):
+    """They are numbers where they are no tensors, on torch, and have the dtype of the first tensor."""
+    product = recipes.from_numpy(lambda x, y: x * y, lambda x, y, upstream: (7 * y * upstream, None))
+    for number in (np.float32(3), np.float64(3)):
+        x = tensor(X.astype(number.dtype))
+        np.testing.assert_array_equal(found(product(x, number)), 3 * X)
+        np.testing.assert_array_equal(found(gradient(lambda x, number=number: product(x, number))(x)), [21, 21, 21])
+
+
 def test_a_vjp_that_is_written_as_a_rule_of_custom_gradient(backend):
     """It would get upstream alone; an error of its own, such as of a wrong call in it, passes through."""
     x = tensor(X)

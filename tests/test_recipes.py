@@ -1577,3 +1577,27 @@ def test_messages_name_the_recipe_that_was_called(backend, name):
 def test_a_recipe_is_found_by_pickle(backend):
     for f in (recipes.log1pexp, recipes.annealed._soft_round):
         assert pickle.loads(pickle.dumps(f)) is f
+
+
+def test_flags_are_true_or_false(backend):
+    """A string such as "no" would count as true."""
+    x = config.active.asarray(np.array([3.0, 4.0], np.float32))
+    calls = {
+        "quantize: signed": lambda flag: recipes.quantize(x, 1.0, signed=flag),
+        "gumbel_softmax: hard": lambda flag: recipes.gumbel_softmax(x, 0 * x, hard=flag),
+        "safe_norm: keepdims": lambda flag: recipes.safe_norm(x, keepdims=flag),
+        "log_sum_exp: keepdims": lambda flag: recipes.log_sum_exp(x, keepdims=flag),
+    }
+    for told, call in calls.items():
+        for flag in ("no", None, 2, [True]):
+            with pytest.raises(ValueError, match=re.escape(f"{told}={flag!r} is not True or False.")):
+                call(flag)
+        for flag in (np.bool_(True), 1):
+            np.testing.assert_array_equal(
+                config.active.to_numpy(call(flag)), config.active.to_numpy(call(True)), strict=True
+            )
+
+
+def test_straight_through_needs_an_argument(backend):
+    with pytest.raises(TypeError, match=r"straight_through\(.*\) was called without arguments. Give it a tensor"):
+        recipes.straight_through(lambda: 1.0)()

@@ -24,7 +24,7 @@ from keras_cg.keras import messages
 from keras_cg.keras.base import SameShape, check_is_settable
 from keras_cg.recipes.discrete import levels, surrogate
 from keras_cg.recipes.messages import bad_parameter, not_a_function, not_one_limit
-from keras_cg.recipes.tensors import as_float, plain, positive
+from keras_cg.recipes.tensors import as_float, flag, plain, positive
 
 __all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
 
@@ -307,9 +307,7 @@ class Quantize(SameShape):
     ):
         super().__init__(**kwargs)
         name = type(self).__name__
-        if plain(signed) not in (True, False):
-            raise bad_parameter(name, "signed", signed, "True or False")
-        self.bits, self.signed = plain(bits), bool(signed)
+        self.bits, self.signed = plain(bits), flag(name, "signed", signed)
         levels(name, self.bits, self.signed)
         self.initial_step = None if initial_step is None else self._positive("initial_step", initial_step)
         if gradient_scale is not None and gradient_scale != "lsq":

@@ -161,7 +161,7 @@ def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int
     Raises:
         TypeError: `logits` or `noise` is no real floating tensor, or `temperature` neither a number nor such a tensor.
         ValueError: `noise` has another shape, `temperature` is a number that is not positive and finite or does not
-            broadcast to `logits`, or there is no such axis.
+            broadcast to `logits`, there is no such axis, or `hard` is neither true nor false.
 
     Example:
         >>> import numpy as np
@@ -177,7 +177,8 @@ def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int
         >>> keras_cg.grad(lambda logits: prices * recipes.gumbel_softmax(logits, noise, 2.0))(logits).round(3)
         array([-0.226, -0.056,  0.282])
     """
-    return _gumbel_softmax(logits, noise, *map(tensors.plain, (temperature, axis, hard)))
+    hard = tensors.flag("gumbel_softmax", "hard", hard)
+    return _gumbel_softmax(logits, noise, tensors.plain(temperature), tensors.plain(axis), hard)
 
 
 @tensors.recipe("gumbel_softmax")

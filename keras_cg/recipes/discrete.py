@@ -139,7 +139,7 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
     Raises:
         TypeError: `x` or `step` is no real floating tensor.
         ValueError: `step` is a number that is not positive and finite, or a tensor that does not broadcast to `x`, or
-            `bits` or `gradient_scale` is none of the above.
+            `bits`, `signed` or `gradient_scale` is none of the above.
 
     Example:
         >>> import numpy as np
@@ -153,8 +153,8 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
         [0. 1. 1. 0.]
         -0.4
     """
-    bits, signed, scale = (tensors.plain(value) for value in (bits, signed, gradient_scale))
-    return _quantize(x, tensors.plain(step), bits, signed, scale)
+    step, bits, scale = map(tensors.plain, (step, bits, gradient_scale))
+    return _quantize(x, step, bits, tensors.flag("quantize", "signed", signed), scale)
 
 
 @tensors.recipe("quantize")

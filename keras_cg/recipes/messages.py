@@ -132,8 +132,8 @@ def not_an_array(function: str, place: int, value: object) -> TypeError:
     return report(TypeError, headline, function=function, remedy=remedy)
 
 
-def no_arrays(function: str) -> TypeError:
-    """A function of NumPy arrays was called without arguments."""
+def no_arguments(function: str) -> TypeError:
+    """A recipe's function was called without arguments."""
     return TypeError(f"{function} was called without arguments. Give it a tensor.")
 
 

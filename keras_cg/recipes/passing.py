@@ -71,6 +71,8 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
     @custom_gradient
     @tensors.named_like(fn)
     def estimate(*args: Any, **kwargs: Any) -> Pair:
+        if not (args or kwargs):
+            raise messages.no_arguments(name)
         output = fn(*args, **kwargs)
         first, *others = (*args, *kwargs.values())
         tensors.check_alike(name, tensors.leaves(first), tensors.leaves(output))

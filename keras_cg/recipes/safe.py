@@ -76,7 +76,7 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
 
     Raises:
         TypeError: `x` is no real floating tensor.
-        ValueError: There is no such axis, or the rank of `x` is unknown.
+        ValueError: There is no such axis, the rank of `x` is unknown, or `keepdims` is neither true nor false.
 
     Example:
         >>> import numpy as np
@@ -89,7 +89,9 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
         array([[0.6, 0.8],
                [0. , 0. ]])
     """
-    return _safe_norm(_ranked("safe_norm", x, axis, keepdims), _places(axis), tensors.plain(keepdims))
+    return _safe_norm(
+        _ranked("safe_norm", x, axis, keepdims), _places(axis), tensors.flag("safe_norm", "keepdims", keepdims)
+    )
 
 
 @tensors.recipe("safe_norm")
@@ -288,7 +290,8 @@ def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: boo
 
     Raises:
         TypeError: `x` is no real floating tensor, or `where` no boolean one.
-        ValueError: There is no such axis, the rank of `x` is unknown, or `where` does not broadcast to `x`.
+        ValueError: There is no such axis, the rank of `x` is unknown, `where` does not broadcast to `x`, or `keepdims`
+            is neither true nor false.
 
     Example:
         >>> import numpy as np
@@ -302,9 +305,10 @@ def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: boo
         array([[0.5, 0.5, 0. ],
                [0. , 0. , 0. ]])
     """
+    keepdims = tensors.flag("log_sum_exp", "keepdims", keepdims)
     if where is not None and not (config.active.is_tensor(where) and config.active.dtype(where) == "bool"):
         raise messages.not_a_mask("log_sum_exp", "where", tensors.described(where))
-    return _log_sum_exp(_ranked("log_sum_exp", x, axis, keepdims), _places(axis), tensors.plain(keepdims), where)
+    return _log_sum_exp(_ranked("log_sum_exp", x, axis, keepdims), _places(axis), keepdims, where)
 
 
 @tensors.recipe("log_sum_exp")

@@ -189,6 +189,18 @@ def finite(recipe: str, argument: str, value: Any, like: Any) -> float:
     return float(value)
 
 
+def flag(recipe: str, argument: str, value: Any) -> bool:
+    """Returns a flag of Python or NumPy as a bool.
+
+    Raises:
+        ValueError: It is neither true nor false; a string such as "no" would count as true.
+    """
+    value = plain(value)
+    if not isinstance(value, int) or value not in (0, 1):
+        raise messages.bad_parameter(recipe, argument, value, "True or False")
+    return bool(value)
+
+
 def cast(x: Any, dtype: str) -> Any:
     """Returns a tensor in another dtype."""
     return x if config.active.dtype(x) == dtype else config.active.cast(x, dtype)

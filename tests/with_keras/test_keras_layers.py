@@ -198,7 +198,7 @@ def test_on_jax_the_scale_is_not_lost_in_the_middle_of_an_epoch(keras, layers):
         fit(trainee(keras, layer), steps=2, callbacks=[Schedule()])
     assert str(caught.value).splitlines() == [
         "the scale of the layer mine cannot be set here.",
-        "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
+        "In the middle of an epoch Keras on JAX has moved the weights out of the model, and would overwrite it.",
         'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
         "set the scale at the beginning of an epoch.",
     ]
@@ -540,7 +540,7 @@ def test_on_jax_the_step_from_data_is_not_lost_in_the_middle_of_an_epoch(keras, 
         fit(trainee(keras, layer), steps=2, callbacks=[Adapt()])
     assert str(caught.value).splitlines() == [
         "the step of the layer mine cannot be set here.",
-        "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
+        "In the middle of an epoch Keras on JAX has moved the weights out of the model, and would overwrite it.",
         'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
         "set the step at the beginning of an epoch.",
     ]

@@ -143,16 +143,19 @@ def _once_differentiable(function: _Gradient, count: int, *values: Any) -> Pair:
 def _tensors(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the arguments as tensors; a float has the dtype of the first floating tensor."""
     if not args:
-        raise messages.no_arrays(name)
+        raise messages.no_arguments(name)
     backend = config.active
     dtypes = [backend.dtype(arg) for arg in args if tensors.is_floating(arg)]
     values = []
     for place, arg in enumerate(args):
-        if not backend.is_tensor(arg) and type(arg) not in (int, float, complex):
+        if backend.is_tensor(arg):
+            values.append(backend.asarray(arg))
+            continue
+        number = tensors.plain(arg)
+        if type(number) not in (int, float, complex):
             raise messages.not_an_array(name, place, arg)
-        value = backend.asarray(arg)
-        is_cast = dtypes and type(arg) is float and not backend.is_tensor(arg)
-        values.append(backend.cast(value, dtypes[0]) if is_cast else value)
+        value = backend.asarray(number)
+        values.append(backend.cast(value, dtypes[0]) if dtypes and isinstance(number, float) else value)
     return tuple(values)
 
 
