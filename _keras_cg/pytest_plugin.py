@@ -1,6 +1,6 @@
-"""The pytest plugin, of which every run of pytest loads this file, and a run whose tests ask for it the rest.
+"""The part of the pytest plugin that every run of pytest loads; `keras_cg.pytest_plugin` documents the whole.
 
-The rest is `keras_cg.pytest_plugin`, whose docstring says what there is.
+It imports `keras_cg.pytest_plugin` when a test uses the plugin.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the marker; starts the backends that were asked for, so that one that does not start fails the run."""
+    """Registers the marker, and starts the backends of the option, because the run must fail if one does not start."""
     config.addinivalue_line("markers", "cg_backends(*names): run the test, which uses cg_backend, on these backends")
     if config.getoption("--cg-backends"):
         _names(config)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Says which backends were asked for."""
+    """Shows the backends of the option."""
     return f"keras_cg backends: {', '.join(_names(config))}" if config.getoption("--cg-backends") else None
 
 
@@ -46,7 +46,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     allowed = pytest_plugin.allowed(marker, metafunc.definition.nodeid)
     if is_used:
         selected = [name for name in _names(metafunc.config) if name in allowed]
-        # Of no parameters at all, pytest would make a skipped test; those of the marker are deselected below.
+        # Never without parameters, because pytest would skip the test; those of the marker are deselected below.
         metafunc.parametrize("cg_backend", selected or allowed, indirect=True)
 
 
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuses a marker that restricts nothing: the test would run, but not where its author thinks."""
+    """Refuses a marker that restricts nothing, because the test would run on other backends than it says."""
     marker = item.get_closest_marker("cg_backends")
     if marker is not None:
         from keras_cg import pytest_plugin
@@ -74,7 +74,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def cg_backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a backend, which is active: the test runs once on each."""
+    """Runs the test once on each backend; the value is the name of the active one."""
     from keras_cg import pytest_plugin
 
     with pytest_plugin.active(request):
@@ -83,14 +83,14 @@ def cg_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def assert_gradients() -> Callable[..., Any]:
-    """`keras_cg.testing.assert_gradients`: checks a custom gradient, and fails with the report."""
+    """Returns `keras_cg.testing.assert_gradients`, which checks a custom gradient, and fails with the report."""
     from keras_cg import testing
 
     return testing.assert_gradients
 
 
 def _names(config: pytest.Config) -> tuple[str, ...]:
-    """The backends under test."""
+    """Returns the backends under test."""
     if NAMES not in config.stash:
         from keras_cg import pytest_plugin
 
@@ -99,6 +99,6 @@ def _names(config: pytest.Config) -> tuple[str, ...]:
 
 
 def _parameter(item: pytest.Item) -> str | None:
-    """The backend that a test runs on; None if it does not use the fixture."""
+    """Returns the backend that a test runs on; None if it does not use the fixture."""
     call = getattr(item, "callspec", None)
     return call.params.get("cg_backend") if call else None

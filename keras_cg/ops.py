@@ -1,9 +1,9 @@
-"""The functions of the Python array API standard on the active backend, and what its own namespace has beside them.
+"""The functions of the Python array API standard on the active backend, and further ones of its own namespace.
 
-`keras_cg.ops.exp` is that of `jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy` or `autograd.numpy`, or one
-of the backend's where those lack it or differ from the standard: docs/ops.md has the table. It is looked up whenever it
-is read. Write `from keras_cg import ops` and `ops.exp(x)`; `from keras_cg.ops import exp` would fix the backend of that
-moment.
+`keras_cg.ops.exp` is the function of `jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy` or
+`autograd.numpy`. Where those lack a function or differ from the standard, it is one of `keras_cg.namespaces`:
+docs/ops.md has the table. Every access looks the function up. Write `from keras_cg import ops` and `ops.exp(x)`,
+because `from keras_cg.ops import exp` would fix the backend of that moment.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ __all__ = ["custom_gradient", "stop_gradient"]
 
 
 def stop_gradient(x: Any, /) -> Any:
-    """The same values, of which nobody gets a gradient through here, inside of a rule or outside, in any order.
+    """Returns the values of a tensor without a gradient, inside a rule or outside, in any order of differentiation.
 
     Args:
         x: A tensor, or a number.
 
     Returns:
-        A tensor: by `jax.lax.stop_gradient`, `tf.stop_gradient`, torch's `detach`; on NumPy a copy.
+        A tensor of the shape and dtype of `x`: by `jax.lax.stop_gradient`, `tf.stop_gradient`, torch's `detach`; on
+        NumPy a copy.
 
     Example:
         >>> from keras_cg import grad, ops

@@ -1,15 +1,14 @@
 """The pytest plugin: your tests run on every backend, and check gradients there.
 
-It is there as soon as keras_cg and pytest are installed. What pytest loads at its start is `_keras_cg.pytest_plugin`,
-which imports neither this file nor NumPy before a test asks for one of these. No framework is imported before a test
-runs on it.
+It works as soon as keras_cg and pytest are installed. pytest loads `_keras_cg.pytest_plugin` at its start, which
+imports neither this file nor NumPy before a test uses one of these. No framework is imported before a test runs on it.
 
 - `cg_backend`, a fixture: the test runs once on each backend, which is active; the value is its name.
 - `assert_gradients`, a fixture: `keras_cg.testing.assert_gradients`, which fails with the checker's report.
-- `--cg-backends=jax,torch`: the backends to test, with commas between; without it, all that are installed. One that was
-  asked for and does not start fails the run; one that is only found here fails its tests.
-- `@pytest.mark.cg_backends("jax", "torch")`: the test, the class or, as `pytestmark`, the module is about these
-  backends; the closest marker counts. A test that none of the backends under test is left to is deselected.
+- `--cg-backends=jax,torch`: the backends to test, with commas between; without it, all installed ones. If a backend of
+  the option does not start, the run fails; if another installed one does not, its tests fail.
+- `@pytest.mark.cg_backends("jax", "torch")`: restricts the test, the class or, as `pytestmark`, the module to these
+  backends; the closest marker counts. A test is deselected if no backend under test is among its backends.
 
 A file of tests:
 
@@ -40,10 +39,10 @@ __all__ = ["active", "allowed", "require_restriction", "under_test"]
 
 
 def under_test(option: str) -> tuple[str, ...]:
-    """The backends of `--cg-backends`, each once and loaded; without it, all that are installed.
+    """Returns the backends of `--cg-backends`, each once and loaded; without it, all installed ones.
 
     Raises:
-        pytest.UsageError: One of them is unknown or does not start, or the option names none.
+        pytest.UsageError: A backend is unknown or does not start, or the option names none.
     """
     if not option:
         return backends.installed()
@@ -59,10 +58,10 @@ def under_test(option: str) -> tuple[str, ...]:
 
 
 def allowed(marker: pytest.Mark | None, test: str) -> tuple[str, ...]:
-    """The backends that a marker names; all, if there is no marker.
+    """Returns the backends that a marker names; all, if there is no marker.
 
     Raises:
-        pytest.Collector.CollectError: The marker names none, or an unknown one.
+        pytest.Collector.CollectError: The marker names no backend, or an unknown one.
     """
     if marker is None:
         return backends.names()
@@ -76,7 +75,7 @@ def allowed(marker: pytest.Mark | None, test: str) -> tuple[str, ...]:
 
 
 def require_restriction(item: pytest.Item, marker: pytest.Mark, backend: str | None) -> None:
-    """Fails a test that its marker does not restrict."""
+    """Fails a test if its marker restricts nothing."""
     if "cg_backend" not in getattr(item, "fixturenames", ()):
         _fail(_marker_without_fixture(item.nodeid))
     if backend is not None and backend not in marker.args:
@@ -85,10 +84,10 @@ def require_restriction(item: pytest.Item, marker: pytest.Mark, backend: str | N
 
 @contextlib.contextmanager
 def active(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Makes the backend active that the fixture `cg_backend` was asked for; fails the test if it does not start."""
+    """Activates the backend of the fixture `cg_backend`; fails the test if it does not start."""
     if not hasattr(request, "param"):
         _fail(_fixture_without_parameter(request.node.nodeid))
-    # Outside of `except`: pytest would show the exception once more, as that during which this one came.
+    # Outside of `except`, because pytest would show the exception a second time, as the context of this one.
     problem = _problem(request.param)
     if problem is not None:
         _fail(problem)
@@ -97,7 +96,7 @@ def active(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _problem(name: str) -> ImportError | None:
-    """What keeps a backend from starting; None if it has started."""
+    """Returns the error by which a backend does not start; None if it starts."""
     try:
         backends.load(name, "the fixture cg_backend")
     except ImportError as error:
@@ -106,20 +105,20 @@ def _problem(name: str) -> ImportError | None:
 
 
 def _fail(error: Exception) -> NoReturn:
-    """Fails the test with the message alone: the traceback would show the plugin."""
+    """Fails the test with the message alone, because the traceback would show the plugin."""
     pytest.fail(str(error), pytrace=False)
 
 
-# --- what it says --------------------------------------------------------------------------------
+# --- messages -----------------------------------------------------------------------------------
 
 
 def _option_without_names(option: str) -> str:
-    """The option names no backend at all."""
+    """The option names no backend."""
     return f"--cg-backends={option} names no backend. The backends are: {', '.join(backends.names())}."
 
 
 def _marker_without_names(test: str) -> TypeError:
-    """The marker names no backend, or names them in another way."""
+    """The marker names no backend, or has keywords."""
     return TypeError(
         f"{test}: the marker cg_backends takes the names of backends, one argument each:"
         ' @pytest.mark.cg_backends("jax", "torch").'
@@ -127,7 +126,7 @@ def _marker_without_names(test: str) -> TypeError:
 
 
 def _marker_without_fixture(test: str) -> TypeError:
-    """The marker is on a test that does not run on the backends."""
+    """The marker is on a test without the fixture."""
     headline = f"{test}: the marker cg_backends needs the fixture `cg_backend`, which this test does not use."
     consequence = "the test would run once, on whichever backend is active."
     remedy = "take `cg_backend` as an argument of the test, or mark only the tests that do."
@@ -135,14 +134,14 @@ def _marker_without_fixture(test: str) -> TypeError:
 
 
 def _marker_on_a_parameter(test: str) -> TypeError:
-    """The marker came too late to restrict anything."""
+    """The marker is on a parameter, or was added too late."""
     headline = f"{test}: the marker cg_backends does not name the backend that this test runs on."
     cause = "it stands on one parameter, pytest.param(..., marks=...), or was added after collection."
     return report(TypeError, headline, cause=cause, remedy="put it on a test, a class or a module.")
 
 
 def _fixture_without_parameter(test: str) -> TypeError:
-    """The fixture was asked for where pytest cannot run the test several times."""
+    """The fixture is used where pytest cannot run the test several times."""
     headline = f"{test}: the fixture `cg_backend` was asked for where a test cannot run once on each backend."
     cause = "request.getfixturevalue(), or a method of a unittest.TestCase."
     remedy = "take `cg_backend` as an argument of a test function or of a fixture that it uses."

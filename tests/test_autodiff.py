@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_cg
-from keras_cg import custom_gradient, grad, hessian, jacobian, jvp, ops, vjp
+from keras_cg import config, custom_gradient, grad, hessian, jacobian, jvp, ops, vjp
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
 V = np.array([1.0, 10.0, 100.0], np.float32)
@@ -623,10 +623,9 @@ def test_tensorflow_slices_and_ragged_tensors(backend):
     assert jvp(doubled, (rows,), (rows,))[1].to_list() == [[2.0, 4.0], [6.0]]
 
 
-@pytest.mark.only("jax", "tensorflow", "numpy")
 @pytest.mark.parametrize("kind", [np.float32, np.float64, float])
-def test_arrays_of_numpy_where_they_are_tensors(backend, tensor, array, kind):
-    """As upstreams and tangents, beside numbers and in nests; to torch they are another framework's."""
+def test_arrays_of_numpy_as_upstreams_and_tangents(backend, tensor, array, kind):
+    """Beside numbers, and in pytrees."""
     v, two = V.astype(kind), kind(2)
 
     def f(x):
@@ -639,7 +638,7 @@ def test_arrays_of_numpy_where_they_are_tensors(backend, tensor, array, kind):
         return jvp(f, (x,), (v,))[1]["cube"], jvp(lambda x, s: s * seven(x), (x, 3.0), (v, two))[1]
 
     runs = [lambda g: g(tensor(X))]
-    if backend != "numpy":
+    if backend in ("jax", "tensorflow"):
         runs.append(lambda g: compiler(backend)(g)(tensor(X)))
     for run in runs:
         np.testing.assert_allclose(array(run(pulled)), 5 * V * X**2 + 14)
@@ -653,6 +652,75 @@ def test_arrays_of_numpy_where_they_are_tensors(backend, tensor, array, kind):
         with pytest.raises(ValueError, match=r"jvp\(.*f\): tangents\[0\] does not fit primals") as caught:
             jvp(f, (tensor(X),), (bad,))
         assert kind is float or shown in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        np.array,
+        np.float64,
+        lambda x: x.astype(x.dtype.newbyteorder()),
+        lambda x: np.array(x[::-1])[::-1],
+        lambda x: np.broadcast_to(x[:, None], (3, 2))[:, 0],  # read-only, and with steps
+    ],
+    ids=["array", "float64", "byte order", "negative strides", "read-only"],
+)
+def test_arrays_of_numpy_as_arguments(backend, array, change):
+    """In every place and keyword, in pytrees, and in memory as it is: the function gets tensors."""
+    x = change(X)
+
+    def f(x, p, *, shift):
+        return ops.sum(seven(x) * p["w"] + shift)
+
+    np.testing.assert_allclose(array(grad(f)(x, {"w": x}, shift=x)), 7 * X)
+    value, gradients = keras_cg.value_and_grad(f, (0, 1))(x, {"w": x}, shift=x)
+    np.testing.assert_allclose(array(value), np.sum(2 * X * X + X))
+    np.testing.assert_allclose(array(gradients[0]), 7 * X)
+    np.testing.assert_allclose(array(gradients[1]["w"]), 2 * X)
+    np.testing.assert_allclose(array(vjp(cube, x)[1](x)[0]), 5 * X**3)
+    np.testing.assert_allclose(array(jvp(cube, (x,), (x,))[1]), 5 * X**3)
+    np.testing.assert_allclose(array(jacobian(cube)(x)), np.diag(5 * X**2))
+    np.testing.assert_allclose(array(hessian(cube)(x)), np.diag(10 * X))
+    np.testing.assert_array_equal(x, X)
+
+
+def test_arrays_of_numpy_that_have_no_gradient(backend, array):
+    places, mask = np.array([2, 0]), np.array([True, False])
+
+    def f(x, places, mask, name):
+        assert name.dtype.kind == "U"
+        return ops.where(mask, ops.take(cube(x), places), ops.zeros_like(ops.take(x, places)))
+
+    names = np.array(["a", "b"])
+    np.testing.assert_allclose(array(grad(f)(X, places, mask, names)), [0, 0, 45])
+    assert vjp(f, X, places, mask, names)[1](None)[1:] == (None, None, None)
+    with pytest.raises(TypeError, match=r"argument 1 is int(32|64)\[2\], and only floating"):
+        grad(f, argnums=1)(X, places, mask, names)
+
+
+def test_a_number_of_numpy(array):
+    for kind in (np.float32, np.float64, np.float16):
+        gradient = grad(cube)(kind(3))
+        assert float(gradient) == 45
+        assert config.active.dtype(gradient) in {np.dtype(kind).name, *(["float32"] if kind is np.float64 else [])}
+
+
+def test_a_number_has_the_dtype_of_the_first_tensor_or_that_of_ops(backend, array):
+    alone = array(grad(lambda t: t * ops.asarray(2.0))(3.0))
+    assert float(alone) == 2 and alone.dtype == array(ops.asarray(2.0)).dtype
+    for kind in (np.float32, np.float64):
+        x = ops.asarray(X.astype(kind))
+        for gradient in (
+            grad(lambda t, x: ops.sum(t * x))(3.0, x),
+            grad(lambda t, p: ops.sum(t * p["x"]))(3.0, {"n": 2, "x": x}),
+            grad(lambda t, *, x: ops.sum(t * x))(3.0, x=x),
+            vjp(lambda x, t: ops.sum(t * x), x, 3.0)[1](1.0)[1],
+            jvp(lambda x, t: t * x, (x, 3.0), (None, 2.0))[1][2],
+        ):
+            assert array(gradient).dtype == array(x).dtype and float(gradient) == 6
+    z = ops.asarray(Z)
+    assert array(grad(lambda t, z: ops.sum(ops.real(z) * t))(3.0, z)).dtype == np.float32
+    assert array(grad(lambda c, x: ops.sum(ops.real(c) * x))(3j, ops.asarray(X))).dtype == np.complex64
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
@@ -700,7 +768,7 @@ def test_an_upstream_of_another_structure(tensor):
         assert first.startswith("vjp(") and first.endswith("upstream has another structure than the output.")
         assert came == f"    got: {shown}"
         assert expected == "    expected: {'n': *, 'y': *}"
-        assert "usual cause: keys or levels that differ, or a bare tensor where a tuple of one is due" in cause
+        assert "usual cause: keys or levels that differ, a list of numbers for an array, or a bare tensor" in cause
         assert "remedy: give the same nest, with None for zeros and at every leaf that is no floating tensor" in remedy
 
 

@@ -377,6 +377,41 @@ def test_what_was_not_promised(backend):
     assert lines(lambda: gradient(lambda x: few(x, x))(x), keras_cg.GradientError) == expected
 
 
+def test_numbers_of_numpy(backend):
+    """They are numbers where they are no tensors, on torch, and have the dtype of the first tensor."""
+    product = recipes.from_numpy(lambda x, y: x * y, lambda x, y, upstream: (7 * y * upstream, None))
+    for number in (np.float32(3), np.float64(3)):
+        x = tensor(X.astype(number.dtype))
+        np.testing.assert_array_equal(found(product(x, number)), 3 * X)
+        np.testing.assert_array_equal(found(gradient(lambda x, number=number: product(x, number))(x)), [21, 21, 21])
+
+
+def test_a_vjp_that_is_written_as_a_rule_of_custom_gradient(backend):
+    """It would get upstream alone; an error of its own, such as of a wrong call in it, passes through."""
+    x = tensor(X)
+    for vjp, shown in (
+        (lambda upstream: 7 * upstream, "vjp(upstream)"),
+        (lambda x, y, upstream, more: 7 * upstream, "vjp(x, y, upstream, more)"),
+        (functools.partial(lambda x, upstream: 7 * upstream, None), "vjp(upstream)"),
+        (recipes.from_numpy(lambda upstream: 7 * upstream, None), "vjp(upstream)"),
+    ):
+        assert lines(lambda vjp=vjp: gradient(recipes.from_numpy(square, vjp))(x), TypeError) == [
+            "from_numpy(square): its vjp must take 1 argument of the function, then 1 upstream.",
+            f"    got: {shown}",
+            "    usual cause: a rule that is written as that of custom_gradient, which gets upstream alone.",
+            "    remedy: write it as vjp(x, upstream): it gets each argument of the function, then upstream.",
+        ], shown
+    product = recipes.from_numpy(lambda x, y: (x * y, x + y), lambda x, y, u: u, result=lambda x, y: [x, x])
+    assert lines(lambda: gradient(lambda x: product(x, x)[0])(x), TypeError)[:2] == [
+        "from_numpy(test_a_vjp_that_is_written_as_a_rule_of_custom_gradient.<locals>.<lambda>): its vjp must take 2"
+        " arguments of the function, then 2 upstreams.",
+        "    got: vjp(x, y, u)",
+    ]
+    inside = recipes.from_numpy(square, lambda *args: seven())
+    with pytest.raises(Exception, match="missing 2 required positional arguments"):
+        gradient(inside)(x)
+
+
 def test_what_it_does_not_take(backend):
     x = tensor(X)
     assert lines(lambda: recipes.from_numpy("sum", None), TypeError) == [

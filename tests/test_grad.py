@@ -238,25 +238,28 @@ def test_integers_are_refused(tensor):
         grad(lambda x, p: x, argnums=1)(1.0, {"w": [1]})
 
 
-def test_a_list_of_numbers_is_a_nest(backend):
+def test_a_list_of_numbers_is_a_pytree(backend):
     """Said where the function fails at it, and nowhere else."""
-    hint = (
-        r"grad(f): argument 0 is a list, which is a nest of 2 numbers and no tensor."
-        " If one tensor is meant, pass an array."
-    )
+    hint = "f): argument 0 is a list, which is a pytree of {} scalars and no tensor. For one tensor, pass an array."
 
     def f(x, *more):
         return x.missing + 1
 
-    f.__qualname__ = "f"
-    with pytest.raises(AttributeError) as caught:
-        grad(f)([1.0, 2.0])
-    assert hint in caught.value.__notes__
+    for numbers, count in (([1.0, 2.0, 4.0], 3), ([[1.0, 2.0], (3.0, 4.0)], 4)):
+        with pytest.raises(AttributeError) as caught:
+            grad(f)(numbers)
+        assert hint.format(count) in caught.value.__notes__[0]
     for args in ((1.0,), (1.0, [1.0, 2.0]), ([1.0, {"w": 2.0}],)):
         with pytest.raises(AttributeError) as caught:
             grad(f)(*args)
-        assert "nest" not in "".join(getattr(caught.value, "__notes__", ())), args
+        assert "pytree" not in "".join(getattr(caught.value, "__notes__", ())), args
     assert [float(part) for part in grad(lambda x: x[0] * x[1])([2.0, 5.0])] == [5.0, 2.0]
+
+
+def test_a_list_of_whole_numbers_is_a_pytree(backend):
+    with pytest.raises(TypeError, match=r"argument 0\[0\] is an int, and only floating") as caught:
+        grad(lambda x: x)([1, 2, 4])
+    assert "argument 0 is a list, which is a pytree of 3 scalars and no tensor" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("argnums", [2, -3, (0, 2), "x", (), 1.5, None], ids=str)

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import pickle
 import re
 import weakref
 from types import SimpleNamespace
@@ -758,9 +759,7 @@ def test_what_a_solution_and_a_chain_close_over(backend):
     """What is differentiated must be an argument, and an error says so."""
     x = config.active.asarray(X)
     for of in (
-        lambda w: recipes.custom_root(lambda x, a: x - w * a, lambda g, x0: config.active.stop_gradient(x0 - g(x0)))(
-            x, x
-        ),
+        lambda w: recipes.custom_root(lambda x, a: x - w * a, lambda g, x0: ops.stop_gradient(x0 - g(x0)))(x, x),
         lambda w: recipes.invertible(lambda x, p: x * w, lambda y, p: y / w)(x, None),
     ):
         with pytest.raises(keras_cg.CapturedVariableError):
@@ -1549,3 +1548,56 @@ def test_recompute_changes_buffers_of_torch_twice(backend):
     assert int(norm.num_batches_tracked) == 1
     output.sum().backward()
     assert int(norm.num_batches_tracked) == 2
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("name", [name for name in recipes.__all__ if name not in ("gumbel_noise", "from_numpy")])
+def test_messages_name_the_recipe_that_was_called(backend, name):
+    """Here for an array of another framework, which the recipe's inner function refuses."""
+    x = np.ones(2)
+    recipe = getattr(recipes, name)
+    calls = {
+        "clip_gradient": lambda: recipe(x, value=1.0),
+        "custom_root": lambda: recipe(np.cos, lambda g, x0: x0)(x),
+        "fixed_point": lambda: recipe(np.cos)(x),
+        "gumbel_softmax": lambda: recipe(x, x),
+        "invertible": lambda: recipe(np.add, np.subtract)(x, 1.0),
+        "quantize": lambda: recipe(x, 1.0),
+        "recompute": lambda: recipe(np.cos)(x),
+        "scale_gradient": lambda: recipe(x, 1.0),
+        "soft_round": lambda: recipe(x, 1.0),
+        "straight_through": lambda: recipe(np.cos)(x),
+    }
+    with pytest.raises(TypeError, match="but the active backend is 'torch'") as caught:
+        calls.get(name, lambda: recipe(x))()
+    expected = {"straight_through": "cos"}.get(name, name)
+    assert re.match(rf"{expected}(\(\w+\))?: the argument \w+ is", str(caught.value)), str(caught.value)
+
+
+def test_a_recipe_is_found_by_pickle(backend):
+    for f in (recipes.log1pexp, recipes.annealed._soft_round):
+        assert pickle.loads(pickle.dumps(f)) is f
+
+
+def test_flags_are_true_or_false(backend):
+    """A string such as "no" would count as true."""
+    x = config.active.asarray(np.array([3.0, 4.0], np.float32))
+    calls = {
+        "quantize: signed": lambda flag: recipes.quantize(x, 1.0, signed=flag),
+        "gumbel_softmax: hard": lambda flag: recipes.gumbel_softmax(x, 0 * x, hard=flag),
+        "safe_norm: keepdims": lambda flag: recipes.safe_norm(x, keepdims=flag),
+        "log_sum_exp: keepdims": lambda flag: recipes.log_sum_exp(x, keepdims=flag),
+    }
+    for told, call in calls.items():
+        for flag in ("no", None, 2, [True]):
+            with pytest.raises(ValueError, match=re.escape(f"{told}={flag!r} is not True or False.")):
+                call(flag)
+        for flag in (np.bool_(True), 1):
+            np.testing.assert_array_equal(
+                config.active.to_numpy(call(flag)), config.active.to_numpy(call(True)), strict=True
+            )
+
+
+def test_straight_through_needs_an_argument(backend):
+    with pytest.raises(TypeError, match=r"straight_through\(.*\) was called without arguments. Give it a tensor"):
+        recipes.straight_through(lambda: 1.0)()

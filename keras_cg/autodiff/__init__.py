@@ -1,4 +1,4 @@
-"""`grad`, `vjp`, `jvp` and their like: derivatives of any function on any backend, by the framework's own engine."""
+"""`grad`, `vjp`, `jvp`, `jacobian` and `hessian`: derivatives of any function, by each framework's own engine."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ __all__ = ["grad", "hessian", "jacobian", "jvp", "value_and_grad", "vjp"]
 
 
 def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
-    """The gradient of a function, as a function of the same arguments.
+    """Returns the gradient of a function, as a function of the same arguments.
 
-    As `jax.grad`, on every backend: JAX's own engine, torch's, a `tf.GradientTape`, HIPS autograd. It can be
-    nested (`grad(grad(f))`), and what it returns can be differentiated by the framework's own means.
+    It is `jax.grad` on every backend: by JAX's own engine, torch's, a `tf.GradientTape`, or HIPS autograd. It can be
+    nested (`grad(grad(f))`), and the framework's own means can differentiate the gradient.
 
-    - The output is summed if it is not a scalar.
+    - If the output is not a scalar, its sum is differentiated.
     - An argument that the output does not depend on gets zeros.
-    - A Python float counts as a tensor of the framework's default dtype.
+    - Arguments may be NumPy arrays on every backend. On torch `f` gets tensors in their place.
+    - A Python float is a tensor, of the dtype of the first floating tensor among the arguments. If there is none, it
+      has the dtype that `keras_cg.ops.asarray` gives it.
+    - A list of numbers is a pytree of scalars. For one tensor pass an array.
     - For complex arguments the gradient is dL/dx + i dL/dy on every backend.
 
     Args:
-        f: A function that returns one real floating tensor, of any shape; with `has_aux`, a pair of
-            that and any nest.
-        argnums: Which positional arguments to differentiate: an index or a tuple of indices. Each may be any
-            nest of floating or complex tensors.
+        f: A function that returns one real floating tensor of any shape; with `has_aux`, a pair of that and any
+            pytree.
+        argnums: The index of the positional argument to differentiate, or a tuple of indices. Each argument may be any
+            pytree of floating or complex tensors.
         has_aux: Whether `f` returns `(output, aux)`.
 
     Returns:
-        A function that returns the gradient: the nest, shapes and dtypes of the argument, or a tuple of such if
-        `argnums` is a tuple. With `has_aux`, the pair `(gradient, aux)`.
+        A function that returns the gradient: a pytree with the shapes and dtypes of the argument, or a tuple of
+        pytrees if `argnums` is a tuple. With `has_aux`, it returns the pair `(gradient, aux)`.
 
     Raises:
-        TypeError: When the result is called: an integer or boolean argument is to be differentiated, `argnums`
-            names no argument, or `f` returned something other than one real floating tensor.
+        TypeError: When the result is called: a differentiated argument is an integer or a boolean, `argnums`
+            names no argument, or `f` did not return one real floating tensor.
 
     Example:
         >>> import numpy as np
@@ -55,21 +58,23 @@ def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: boo
 def value_and_grad(
     f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """The output of a function and its gradient, as a function of the same arguments.
+    """Returns the output of a function and its gradient, as a function of the same arguments.
 
-    As `grad`, but the output comes with it, and `f` runs once for both.
+    It runs `f` once for both. The gradient is that of `keras_cg.grad`.
 
     Args:
-        f: As for `grad`.
-        argnums: As for `grad`.
-        has_aux: As for `grad`.
+        f: A function that returns one real floating tensor of any shape; with `has_aux`, a pair of that and any
+            pytree.
+        argnums: The index of the positional argument to differentiate, or a tuple of indices.
+        has_aux: Whether `f` returns `(output, aux)`.
 
     Returns:
-        A function that returns `(output, gradient)`, the output as `f` returned it (not summed). With `has_aux`,
-        `((output, aux), gradient)`.
+        A function that returns `(output, gradient)`, the output as `f` returned it (not summed). With `has_aux`, it
+        returns `((output, aux), gradient)`.
 
     Raises:
-        TypeError: As for `grad`.
+        TypeError: When the result is called: a differentiated argument is an integer or a boolean, `argnums`
+            names no argument, or `f` did not return one real floating tensor.
 
     Example:
         >>> import keras_cg
@@ -81,26 +86,26 @@ def value_and_grad(
 
 
 def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """The output of a function, and its pullback: from an upstream to the gradients of all arguments.
+    """Returns the output of a function, and its pullback: from an upstream to the gradients of all arguments.
 
-    As `jax.vjp`, on every backend. With J the Jacobian of `f` at `args`, the pullback gives upstream times J, at the
-    cost of a backward pass; `grad` is the pullback of ones.
+    It is `jax.vjp` on every backend. With J the Jacobian of `f` at `args`, the pullback returns upstream times J, at
+    the cost of a backward pass; `grad` is the pullback of ones.
 
-    - The pullback can be called any number of times, and what it gives can be differentiated again, with respect to
-      the arguments and to upstream.
+    - The pullback can be called any number of times. Its gradients can be differentiated again, with respect to the
+      arguments and to upstream.
     - An argument that the output does not depend on gets zeros.
-    - A Python float among the arguments counts as a tensor of the framework's default dtype. Integers, booleans,
-      strings, None and the like ride along.
+    - NumPy arrays, Python floats and lists of numbers are what they are to `keras_cg.grad`. Integers, booleans,
+      strings and None have no gradient.
     - For complex numbers, upstream and gradients are dL/dx + i dL/dy on every backend.
 
     Args:
-        f: A function of `args` that returns any nest with at least one floating or complex tensor in it.
-        *args: The positional arguments, each any nest.
+        f: A function of `args` that returns any pytree with at least one floating or complex tensor in it.
+        *args: The positional arguments, each any pytree.
 
     Returns:
-        The pair `(output, pullback)`. `pullback(upstream)` takes a nest like the output: at each floating leaf a
+        The pair `(output, pullback)`. `pullback(upstream)` takes a pytree like the output: at each floating leaf a
         tensor of its shape, a number if that is a scalar, or None for zeros; anything at the others. It returns a
-        tuple with one nest for each argument: at each floating leaf the gradient, of its shape and dtype, and None
+        tuple with one pytree for each argument: at each floating leaf the gradient, of its shape and dtype, and None
         at the others.
 
     Raises:
@@ -127,26 +132,28 @@ def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[A
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """The output of a function, and its derivative along a direction: forward mode.
+    """Returns the output of a function, and its derivative along a direction: forward mode.
 
-    As `jax.jvp`, on every backend. With J the Jacobian of `f` at `primals`, the second part is J times `tangents`.
-    For a function with a `custom_gradient` it comes from the rule: a rule is linear in upstream, and the transpose of
-    that linear map is the forward derivative. For complex numbers it is the plain directional derivative.
+    It is `jax.jvp` on every backend. With J the Jacobian of `f` at `primals`, the second part is J times `tangents`.
+    The derivative of a function with a `custom_gradient` comes from the rule: a rule is linear in upstream, and the
+    transpose of that linear map is the forward derivative. For complex numbers it is the plain directional derivative.
 
     Args:
-        f: A function that returns any nest with at least one floating or complex tensor in it.
-        primals: A tuple or list of the positional arguments, each any nest, as for `vjp`.
-        tangents: The direction, the same structure: at each floating leaf a tensor of its shape, a number if that is
-            a scalar, or None for zeros; anything at the others.
+        f: A function that returns any pytree with at least one floating or complex tensor in it.
+        primals: A tuple or list of the positional arguments, each any pytree. NumPy arrays, Python floats and lists
+            of numbers are what they are to `keras_cg.grad`.
+        tangents: The direction, of the structure of `primals`: at each floating leaf a tensor of its shape, a number
+            if that is a scalar, or None for zeros; anything at the others.
 
     Returns:
         The pair `(output, output_tangent)`, the second with the output's structure: at each floating leaf the
         derivative, of its shape and dtype, and None at the others.
 
     Raises:
-        TypeError: `primals` or `tangents` is no tuple or list, or as for `vjp`.
-        ValueError: `tangents` has another structure, shape or kind than `primals`; or a rule is not linear in
-            upstream, as one that clips it. Inside a `tf.function` such a rule gives NaN, and inside `jax.jit` JAX
+        TypeError: `primals` or `tangents` is no tuple or list, or there is no floating tensor among the arguments or
+            in the output.
+        ValueError: `tangents` has another structure, shape or kind than `primals`, or a rule is not linear in
+            upstream, such as one that clips it. Inside a `tf.function` such a rule gives NaN, and inside `jax.jit` JAX
             raises a TypeError of its own.
 
     Example:
@@ -160,29 +167,30 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         if not isinstance(value, (tuple, list)):
             raise messages.not_arguments(where, name, value)
     run = Run(where, f, primals, {}, range(len(primals)))
-    given = run.fit("tangents", tuple(tangents), run.arguments, run.tensors, "primals")
-    outputs, moved, aux = run.backend.jvp(run, run.tensors, given)
-    return run.result(outputs, aux), run.output.blank(moved)
+    directions = run.fit("tangents", tuple(tangents), run.arguments, run.tensors, "primals")
+    outputs, derivatives, aux = run.backend.jvp(run, run.tensors, directions)
+    return run.result(outputs, aux), run.output.blank(derivatives)
 
 
 def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
-    """The Jacobian of a function, as a function of the same arguments.
+    """Returns the Jacobian of a function, as a function of the same arguments.
 
-    As `jax.jacrev`, on every backend: one backward pass for each number in the output. It can be nested, and what it
-    returns can be differentiated by the framework's own means.
+    It is `jax.jacrev` on every backend: one backward pass for each number in the output. It can be nested, and the
+    framework's own means can differentiate the Jacobian.
 
     Args:
-        f: A function that returns any nest with at least one real floating tensor in it.
-        argnums: Which positional arguments to differentiate: an index or a tuple of indices. Each may be any
-            nest of real floating tensors.
+        f: A function that returns any pytree with at least one real floating tensor in it.
+        argnums: The index of the positional argument to differentiate, or a tuple of indices. Each argument may be any
+            pytree of real floating tensors. NumPy arrays, Python floats and lists of numbers are what they are to
+            `keras_cg.grad`.
 
     Returns:
-        A function that returns a nest like the output of `f`. In the place of each floating leaf stands a nest like
-        the argument, or a tuple of such if `argnums` is a tuple; each of its tensors has the shape of that output
-        followed by the shape of that argument. Elsewhere stands None.
+        A function that returns a pytree like the output of `f`. Each floating leaf is replaced by a pytree like the
+        argument, or by a tuple of pytrees if `argnums` is a tuple. Each tensor in it has the shape of that output
+        followed by the shape of that argument. Every other leaf is replaced by None.
 
     Raises:
-        TypeError: When the result is called: an argument to be differentiated is an integer, a boolean or complex,
+        TypeError: When the result is called: a differentiated argument is an integer, a boolean or complex,
             `argnums` names no argument, or an output is complex (use `vjp` or `jvp` there).
 
     Example:
@@ -196,21 +204,23 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Calla
 
 
 def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
-    """The matrix of second derivatives of a function, as a function of the same arguments.
+    """Returns the matrix of second derivatives of a function, as a function of the same arguments.
 
     It is `jacobian(grad(f))`: reverse mode twice, which serves every rule on every backend.
 
     Args:
-        f: A function that returns one real floating tensor. It is summed if it is not a scalar.
-        argnums: As for `jacobian`.
+        f: A function that returns one real floating tensor. If it is not a scalar, its sum is differentiated.
+        argnums: The index of the positional argument to differentiate, or a tuple of indices. Each argument may be any
+            pytree of real floating tensors.
 
     Returns:
-        A function that returns a nest like the argument; at each floating leaf stands a nest like the argument
-        again, whose tensors have the shape of the one followed by the shape of the other. If `argnums` is a tuple,
-        both nests are tuples, so that `hessian(f, (0, 1))(x, y)[0][1]` is that of x and y.
+        A function that returns a pytree like the argument. Each floating leaf is replaced by a pytree like the
+        argument again, whose tensors have the shape of that leaf followed by their own. If `argnums` is a tuple,
+        both pytrees are tuples, so that `hessian(f, (0, 1))(x, y)[0][1]` is the derivative by x and y.
 
     Raises:
-        TypeError: As for `jacobian`, and as for `grad`.
+        TypeError: When the result is called: a differentiated argument is an integer, a boolean or complex,
+            `argnums` names no argument, or `f` did not return one real floating tensor.
 
     Example:
         >>> import numpy as np
@@ -227,8 +237,8 @@ def _gradient(caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...]
 
     @_named(f)
     def gradient(*args: Any, **kwargs: Any) -> Any:
-        value, found = both(*args, **kwargs)
-        return (found, value[1]) if has_aux else found
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
 
     return gradient
 
@@ -243,7 +253,7 @@ def _value_and_gradient(
         run = LossRun(where, f, args, kwargs, _indices(where, argnums, len(args)), has_aux)
         outputs, gradients, aux = run.backend.gradient(run, run.tensors)
         value = run.result(outputs, aux)
-        return (value if has_aux else value[0]), _chosen(run.like_arguments(gradients), argnums)
+        return (value if has_aux else value[0]), _unpack(run.like_arguments(gradients), argnums)
 
     return both
 
@@ -254,33 +264,31 @@ def _jacobian(
     where = f"{caller}({function_name(f)})"
 
     @_named(f)
-    def found(*args: Any, **kwargs: Any) -> Any:
+    def matrix(*args: Any, **kwargs: Any) -> Any:
         run = RealRun(where, differentiated, args, kwargs, _indices(where, argnums, len(args)))
         _, rows, _ = run.backend.jacobian(run, run.tensors)
-        return run.output.blank([_chosen(run.like_arguments(row), argnums) for row in rows])
+        return run.output.blank([_unpack(run.like_arguments(row), argnums) for row in rows])
 
-    return found
+    return matrix
 
 
 def _named(f: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    # Not `__wrapped__`: what the function returns is another.
+    # Without `__wrapped__`, because the signature of the result has another return value.
     return functools.wraps(f, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
 
 
-def _chosen(found: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:
-    """One part for each index of `argnums`, bare if that is a number."""
-    return found[0] if isinstance(argnums, int) else found
+def _unpack(parts: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:
+    """Returns one part for each index of `argnums`, bare if that is a number."""
+    return parts[0] if isinstance(argnums, int) else parts
 
 
 def _indices(where: str, argnums: Any, count: int) -> list[int]:
-    """`argnums` as indices into the positional arguments."""
-    wanted = (argnums,) if isinstance(argnums, int) else argnums
-    if not isinstance(wanted, (tuple, list)) or not wanted:
+    """Returns `argnums` as indices from 0 on into the positional arguments."""
+    indices = (argnums,) if isinstance(argnums, int) else argnums
+    is_sequence = isinstance(indices, (tuple, list)) and bool(indices)
+    if not is_sequence or not all(isinstance(index, int) and -count <= index < count for index in indices):
         raise messages.bad_argnums(where, argnums, count)
-    for index in wanted:
-        if not isinstance(index, int) or not -count <= index < count:
-            raise messages.bad_argnums(where, argnums, count)
-    found = [index % count for index in wanted]
-    if len(set(found)) < len(found):
+    positive = [index % count for index in indices]
+    if len(set(positive)) < len(positive):
         raise messages.bad_argnums(where, argnums, count)
-    return found
+    return positive

@@ -1,4 +1,4 @@
-"""The messages of `keras_cg.grad` and its siblings. `where` is the call as the user would write it: `jvp(f)`."""
+"""The messages of `keras_cg.grad` and the other derivatives; `where` is the call as the user writes it: `jvp(f)`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from keras_cg.errors import article, count, report, type_name
 
 
 def not_differentiable(where: str, argument: str, came: str) -> TypeError:
-    """`grad` was asked for the gradient of something that has none."""
+    """An argument that `grad` differentiates has no gradient."""
     remedy = "Convert it to a floating dtype, or leave it out of `argnums`."
     return TypeError(f"{where}: {argument} is {came}, and only floating or complex tensors have a gradient. {remedy}")
 
@@ -34,7 +34,7 @@ def not_a_scalar_output(where: str, came: str) -> TypeError:
 
 
 def no_aux(where: str, value: object) -> TypeError:
-    """`has_aux=True` and the function returned no pair."""
+    """With `has_aux=True` the function returned no pair."""
     came = article(type_name(value))
     return TypeError(f"{where}: with has_aux=True the function must return a pair (output, aux), got {came}.")
 
@@ -46,7 +46,7 @@ def no_floating_output(where: str, came: str) -> TypeError:
 
 
 def complex_jacobian(where: str, what: str, came: str) -> TypeError:
-    """There is no one Jacobian of complex numbers."""
+    """A Jacobian of complex numbers is not one matrix."""
     return TypeError(
         f"{where}: {what} is {came}, and one complex matrix cannot hold the derivative of a complex function that is"
         " not holomorphic. Use keras_cg.vjp or keras_cg.jvp, or give real and imaginary parts as tensors of their own."
@@ -60,23 +60,23 @@ def not_arguments(where: str, name: str, value: object) -> TypeError:
     return TypeError(f"{where}: {due}, got {article(type_name(value))}. {remedy}")
 
 
-def not_the_nest(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
-    """Upstream or tangents with another structure than what they belong to."""
+def not_the_pytree(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
+    """Upstream or tangents have another structure than the output or the primals."""
     headline = f"{where}: {name} has another structure than {model}."
-    cause = "keys or levels that differ, or a bare tensor where a tuple of one is due."
+    cause = "keys or levels that differ, a list of numbers for an array, or a bare tensor where a tuple of one is due."
     remedy = "give the same nest, with None for zeros and at every leaf that is no floating tensor."
     return report(ValueError, headline, got=came, expected=expected, cause=cause, remedy=remedy)
 
 
 def not_alike(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
-    """One leaf of upstream or tangents that does not fit the tensor it belongs to."""
+    """One leaf of upstream or tangents does not fit its tensor."""
     headline = f"{where}: {name} does not fit {model}."
     cause = "a value that was to be broadcast, an integer tensor, or complex numbers for real ones."
     remedy = "give a floating tensor of exactly that shape; None stands for zeros. Nothing is broadcast."
     return report(ValueError, headline, got=came, expected=expected, cause=cause, remedy=remedy)
 
 
-def nest_of_numbers(where: str, argument: str, came: Sequence[Any]) -> str:
-    """What is added to an error of the function itself: it may have taken numbers in a list for one tensor."""
-    what = f"{argument} is {article(type_name(came))}, which is a nest of {count(len(came), 'number')} and no tensor"
-    return f"{where}: {what}. If one tensor is meant, pass an array."
+def list_of_numbers(where: str, argument: str, value: Sequence[Any], scalars: int) -> str:
+    """Added to an error of the function itself, because a list of numbers may have been meant as one tensor."""
+    what = f"{argument} is {article(type_name(value))}, which is a pytree of {count(scalars, 'scalar')} and no tensor"
+    return f"{where}: {what}. For one tensor, pass an array."

@@ -1,7 +1,7 @@
-"""At home in Keras: our `custom_gradient` in place of Keras's own, layers, and saving.
+"""`keras_cg` in Keras: `custom_gradient` in place of Keras's own, layers, and saving.
 
-`import keras_cg` alone imports no Keras; `keras_cg.keras` does when it is first used. A program that loads a saved
-model imports it beforehand, as it does with every module that defines layers.
+`import keras_cg` alone imports no Keras; `keras_cg.keras` does when it is first used. A program must import it
+before it loads a saved model, like every module that defines layers.
 """
 
 from keras_cg.keras import layers

@@ -1,4 +1,4 @@
-"""`install`: our decorator in place of `keras.ops.custom_gradient`, wherever Keras looks it up."""
+"""`install`: `keras_cg.custom_gradient` in place of `keras.ops.custom_gradient`, in all modules of Keras."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ __all__ = ["install", "installed", "uninstall"]
 
 NAME = "custom_gradient"
 
-# Where Keras (3.15) keeps its decorator. `keras.ops` is public; the others are private, but there is no public way to
-# reach Keras's own layers, which read `keras.src.ops`, and what imported the function before, which asks the backend's
-# module. `_places` raises if one of them is gone.
+# The modules of Keras (3.15) that have its decorator. `keras.ops` is public. The others are private: there is no public
+# way to reach Keras's own layers, which read `keras.src.ops`, and functions that were imported before, which ask
+# the backend's module. `_places` raises if one of them is gone.
 PLACES = ("keras.ops", "keras._tf_keras.keras.ops", "keras.src.ops", "keras.src.ops.core", "keras.src.backend.core")
 
 _replaced: list[tuple[ModuleType, Any]] = []
-# Who wants it installed: `install`, and every block of `installed`, in whichever thread.
-_holders: list[object] = []
+# The requests: `install`, and every block of `installed`, in all threads.
+_requests: list[object] = []
 _lock = threading.Lock()
 _INSTALL = object()
 
 
 def install() -> None:
-    """Puts `keras_cg.custom_gradient` in the place of `keras.ops.custom_gradient`, everywhere in this process.
+    """Replaces `keras.ops.custom_gradient` by `keras_cg.custom_gradient`, everywhere in this process.
 
-    Keras's own quantised layers and libraries that use `keras.ops.custom_gradient` have our gradients from then on,
-    without an edit, also if they imported the function before. What was decorated already stays as it is. Doing it
-    twice is harmless.
+    From then on, Keras's own quantised layers and libraries that use `keras.ops.custom_gradient` use the decorator of
+    `keras_cg`, even if they imported the function before. Functions that are already decorated do not change. A second
+    call changes nothing.
 
     Raises:
-        ImportError: This version of Keras keeps its decorator somewhere else.
+        ImportError: This version of Keras lacks one of the modules that have its decorator.
 
     Example:
         >>> import keras, keras_cg
@@ -47,13 +47,13 @@ def install() -> None:
         True
         >>> keras_cg.keras.uninstall()
     """
-    _hold(_INSTALL)
+    _request(_INSTALL)
 
 
 def uninstall() -> None:
-    """Takes `install` back: Keras's own decorator is in its place again. Without `install`, nothing happens.
+    """Restores Keras's own decorator after `install`. Without `install`, nothing happens.
 
-    A block of `installed` that is not over keeps ours until it is.
+    Inside a block of `installed`, it is restored when the block ends.
 
     Example:
         >>> import keras, keras_cg
@@ -67,10 +67,10 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Installs for the length of a `with` block, in all threads; what `install` installed stays after it.
+    """Installs for the length of a `with` block, in all threads; a call of `install` lasts longer.
 
     Raises:
-        ImportError: This version of Keras keeps its decorator somewhere else.
+        ImportError: This version of Keras lacks one of the modules that have its decorator.
 
     Example:
         >>> import keras, keras_cg
@@ -81,28 +81,28 @@ def installed() -> Iterator[None]:
         False
     """
     block = object()
-    _hold(block)
+    _request(block)
     try:
         yield
     finally:
         _release(block)
 
 
-def _hold(holder: object) -> None:
+def _request(request: object) -> None:
     with _lock:
-        if not _holders:
+        if not _requests:
             for module in _places():
                 _replaced.append((module, getattr(module, NAME)))
                 setattr(module, NAME, custom_gradient)
-        if holder not in _holders:
-            _holders.append(holder)
+        if request not in _requests:
+            _requests.append(request)
 
 
-def _release(holder: object) -> None:
+def _release(request: object) -> None:
     with _lock:
-        if holder in _holders:
-            _holders.remove(holder)
-        while _replaced and not _holders:
+        if request in _requests:
+            _requests.remove(request)
+        while _replaced and not _requests:
             module, original = _replaced.pop()
             setattr(module, NAME, original)
 
@@ -111,7 +111,7 @@ def _places() -> list[ModuleType]:
     modules = []
     for place in PLACES:
         try:
-            # The backend's module is an attribute only: it is called as the backend is.
+            # By getattr, because the backend's module is an attribute, and has another name on each backend.
             parent, _, name = place.rpartition(".")
             module = getattr(importlib.import_module(parent), name)
         except (ImportError, AttributeError):

@@ -1,4 +1,4 @@
-"""What is said where Keras cannot do as it was asked."""
+"""The messages about Keras's models, layers and versions."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def symbolic_variable(function: str, role: str, variable: str) -> TypeError:
 
 
 def not_saveable(function: str) -> TypeError:
-    """Keras is to save a decorated lambda, or a partial."""
+    """Keras saves a decorated lambda, or a partial."""
     headline = f"{function} cannot be saved: Keras finds a function again by its name, and this one has none."
     cause = "a lambda, a functools.partial, a method or a callable object that was decorated."
     remedy = f"write it with `def`, and register it: {_REGISTER}."
     return report(TypeError, headline, function=function, cause=cause, remedy=remedy)
 
 
-def name_is_taken(function: str, name: str) -> TypeError:
-    """Keras is to save a decorated function, and would load another one in its place."""
+def name_is_in_use(function: str, name: str) -> TypeError:
+    """Keras saves a decorated function, and would load another one in its place."""
     headline = f"{function} cannot be saved: Keras knows another object as {name!r}, and would load that in its place."
     cause = "a function that is made and registered several times, with different values in it."
     remedy = (
@@ -42,7 +42,7 @@ def name_is_taken(function: str, name: str) -> TypeError:
 
 
 def not_registered(name: str) -> TypeError:
-    """Keras loads a decorated function that it does not know."""
+    """Keras loads a decorated function that is not registered."""
     headline = f"could not find the decorated function {name!r} that a saved model uses."
     cause = "the module that defines it was not imported, or it was not registered."
     remedy = (
@@ -53,7 +53,7 @@ def not_registered(name: str) -> TypeError:
 
 
 def keras_has_moved(place: str, version: str) -> ImportError:
-    """Keras keeps its decorator somewhere else than we know."""
+    """A module of Keras that should have its decorator is gone."""
     headline = (
         f"Keras {version} has no {place}: `keras_cg.keras.install` would leave some of its layers without our"
         " gradients, and so changes nothing."
@@ -66,7 +66,7 @@ def keras_has_moved(place: str, version: str) -> ImportError:
 
 
 def keras_lacks(name: str, version: str) -> ImportError:
-    """Keras has no longer, or not yet, a private name that we use."""
+    """Keras lacks a private name that the layers use."""
     headline = f"Keras {version} has no {name}, which the layers of keras_cg need and nothing public replaces."
     remedy = "use a version of Keras that this version of keras_cg was tested with: `keras-cg info` says which."
     return report(functools.partial(ImportError, name="keras"), headline, remedy=remedy)
@@ -77,7 +77,7 @@ def weights_are_away(what: str, layer: str) -> RuntimeError:
     return RuntimeError(
         lines(
             f"the {what} of the layer {layer} cannot be set here.",
-            "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
+            "In the middle of an epoch Keras on JAX has moved the weights out of the model, and would overwrite it.",
             f'In a callback reach the layer through the model, which fetches them: self.model.get_layer("{layer}"), or',
             f"set the {what} at the beginning of an epoch.",
         )
@@ -85,7 +85,7 @@ def weights_are_away(what: str, layer: str) -> RuntimeError:
 
 
 def unknown_loss_scale(layer: str) -> RuntimeError:
-    """A layer is to clip the gradient of a loss that may have been multiplied by a number."""
+    """A layer would clip the gradient of a loss that may have been multiplied by a number."""
     headline = f"the layer {layer} does not know the loss scale, and would clip a gradient that is multiplied by it."
     cause = (
         "a training step of one's own that leaves model.losses, by which the layer finds the loss scale, out of the"
@@ -101,5 +101,7 @@ def unknown_loss_scale(layer: str) -> RuntimeError:
 def unknown_operation(name: str, known: Iterable[str]) -> ValueError:
     """`keras.ops` has no function of that name."""
     near = difflib.get_close_matches(name, list(known), 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return ValueError(f"keras.ops has no function {name!r}; {hint}A function of your own is given itself, not its name")
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(
+        f"StraightThrough: keras.ops has no function {name!r}.{hint} Pass a function of your own itself, not its name."
+    )

@@ -1,10 +1,10 @@
-"""What people write custom gradients for, done once, for every backend.
+"""Recipes: the usual custom gradients, written once for every backend.
 
-Each recipe is a plain function. It runs on whichever backend is active, keeps the dtype of what it is given, and can be
+Each recipe is a plain function. It runs on the active backend, returns the dtype of its argument, and can be
 differentiated, compiled and batched by the framework's own means. Where a parameter may be a number or a tensor (a
 schedule, a variable), it gets no gradient unless the recipe says so; NumPy's scalars are numbers. Half precision is
 computed in float32, parameters included, and rounded once, at the end. docs/recipes.md says what each recipe does at
-infinity and of NaN.
+infinity and with NaN.
 """
 
 from keras_cg.recipes.annealed import gumbel_noise, gumbel_softmax, soft_round

@@ -1,4 +1,4 @@
-"""Jumps that are made smooth, as far as a temperature says, which a schedule may change while it trains."""
+"""Smooth versions of jumps, with a temperature that a schedule may change during training."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import math
 from typing import Any
 
 from keras_cg import config, ops
-from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.safe import shares
 from keras_cg.recipes.tensors import Pair
 
-# From here on soft rounding is rounding, and the square of it is still a number of float32.
+# An alpha from here on gives plain rounding, and its square is still finite in float32.
 _HARD = 2.0**60
 
 
 def soft_round(x: Any, alpha: Any) -> Any:
-    """Rounding that is smooth: the identity for alpha = 0, and nearly a staircase for a large alpha.
+    """Rounds smoothly: the identity for alpha = 0, and nearly a staircase for a large alpha.
 
         y = floor(x) + 1/2 + tanh(alpha r) / (2 tanh(alpha / 2))  with r = x - floor(x) - 1/2
         dL/dx = dL/dy alpha / 2 (1 - tanh(alpha r)^2) / tanh(alpha / 2)
 
-    Whole numbers and those half-way between them stay as they are. With `straight_through` the output is rounded, and
-    only the gradient smooth: `straight_through(lambda x, alpha: ops.round(x), soft_round)`.
+    Whole numbers and those half-way between them do not change. With `straight_through` the output is rounded, and
+    only the gradient is smooth: `straight_through(lambda x, alpha: ops.round(x), soft_round)`.
 
     Source: Agustsson & Theis 2020, Universally quantized neural compression, equation 12,
     https://arxiv.org/abs/2006.09952
 
     Args:
         x: A real floating tensor.
-        alpha: How steep it is half-way: a number from 0 on, or a tensor that broadcasts to `x`, such as a schedule,
-            which gets no gradient. No compiled program can raise, so that a tensor that is negative makes NaN.
+        alpha: The steepness half-way: a number from 0 on, or a tensor that broadcasts to `x`, such as a schedule,
+            which gets no gradient. A negative tensor gives NaN, because no compiled program can raise.
 
     Returns:
         A tensor of the shape and dtype of `x`.
@@ -56,7 +55,7 @@ def soft_round(x: Any, alpha: Any) -> Any:
     return _soft_round(x, tensors.plain(alpha))
 
 
-@custom_gradient
+@tensors.recipe("soft_round")
 def _soft_round(x: Any, alpha: Any) -> Pair:
     x = tensors.real("soft_round", "x", x)
     sharp = tensors.number("soft_round", "alpha", alpha)
@@ -72,9 +71,9 @@ def _soft_round(x: Any, alpha: Any) -> Pair:
     finite = ops.where(is_infinite, none, wide)
     whole = ops.round(ops.stop_gradient(finite))
     off = finite - whole
-    # tanh(a) - tanh(b) loses digits next to a whole number. The same in exponentials that do not: with d = |off|,
+    # tanh(a) - tanh(b) loses digits next to a whole number. These exponentials do not: with d = |off|,
     # y - whole = sinh(alpha d) / (2 sinh(alpha / 2) cosh(alpha (1/2 - d))), with the sign of off.
-    # Not abs, whose derivative at 0 differs; nor 0 * off, which inductor takes for 0 where it is NaN.
+    # Not abs, because frameworks differ in its derivative at 0; nor 0 * off, which inductor replaces by 0 for NaN.
     distance = ops.where(off > 0, off, ops.where(off < 0, -off, ops.where(off == 0, none, off)))
     fall = ops.exp(-sharp * (1 - 2 * distance))
     epsilon = precision.of(config.active.dtype(wide)).epsilon
@@ -83,8 +82,8 @@ def _soft_round(x: Any, alpha: Any) -> Pair:
     part = 2 * sharp * ops.stop_gradient(distance)
     is_near = part <= epsilon
     inside = ops.where(is_near, one, part)
-    moved = 2 * off * ops.where(is_near, one, -ops.expm1(-inside) / inside) * slope * (fall / (1 + fall))
-    value = ops.where(is_infinite, wide, whole + moved)
+    shift = 2 * off * ops.where(is_near, one, -ops.expm1(-inside) / inside) * slope * (fall / (1 + fall))
+    value = ops.where(is_infinite, wide, whole + shift)
 
     def grad(upstream: Any) -> Any:
         bell = fall / (1 + fall) / (1 + fall)
@@ -94,12 +93,12 @@ def _soft_round(x: Any, alpha: Any) -> Pair:
 
 
 def gumbel_noise(uniform: Any) -> Any:
-    """Noise of the standard Gumbel distribution, made of uniform numbers: for `gumbel_softmax`.
+    """Returns noise of the standard Gumbel distribution, computed from uniform numbers: for `gumbel_softmax`.
 
         y = -log(-log(u))
 
-    Each framework has means of its own to draw, with keys, seeds or generators, and so that compiled programs and
-    batches draw anew: draw uniform numbers by these. The same numbers are the same noise on every backend.
+    Draw the uniform numbers by the framework's own means, with its keys, seeds or generators: so compiled programs and
+    batches draw new ones in each run. Equal numbers are equal noise on every backend.
 
     Source: Gumbel 1954, Statistical theory of extreme values and some practical applications; as in Jang, Gu & Poole
     2017, https://arxiv.org/abs/1611.01144
@@ -107,11 +106,11 @@ def gumbel_noise(uniform: Any) -> Any:
     Args:
         uniform: A real floating tensor of numbers from 0 to 1, as by `jax.random.uniform(key, shape)`,
             `torch.rand(shape)`, `tf.random.stateless_uniform(shape, seed)`, `numpy.random.default_rng(0).random(shape)`
-            or `keras.random.uniform(shape, seed=seed)`. What is closer to 0 or 1 than the dtype's smallest normal
-            number, or half its epsilon (float32's for half precision), counts as that.
+            or `keras.random.uniform(shape, seed=seed)`. A number below the dtype's smallest normal one counts as that,
+            and one closer to 1 than half the dtype's epsilon as 1 less that (float32's for half precision).
 
     Returns:
-        A tensor of the shape and dtype of `uniform`, cut from every gradient; NaN of what is not between 0 and 1.
+        A tensor of the shape and dtype of `uniform`, without a gradient; NaN where `uniform` is not between 0 and 1.
 
     Raises:
         TypeError: `uniform` is no real floating tensor.
@@ -124,25 +123,25 @@ def gumbel_noise(uniform: Any) -> Any:
     """
     uniform = tensors.real("gumbel_noise", "uniform", uniform)
     wide = ops.stop_gradient(tensors.wide(uniform))
-    known = precision.of(config.active.dtype(wide))
+    limits = precision.of(config.active.dtype(wide))
     one = ops.ones_like(wide)
-    least, most = known.smallest * one, (1 - known.epsilon / 2) * one
+    least, most = limits.smallest * one, (1 - limits.epsilon / 2) * one
     inside = ops.where(wide < least, least, ops.where(wide > most, most, wide))
     noise = -ops.log(-ops.log(inside))
     return tensors.as_like(ops.where((wide >= 0) & (wide <= 1), noise, math.nan * one), uniform)
 
 
 def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int = -1, hard: bool = True) -> Any:
-    """A random choice of one category, one-hot, with the gradient of a softmax: the Gumbel-softmax estimator.
+    """Chooses one category at random, one-hot, with the gradient of a softmax: the Gumbel-softmax estimator.
 
         s = softmax((logits + noise) / temperature),    y = one-hot(argmax(logits + noise)), or s if not `hard`
         dL/dlogits = s (dL/dy - sum(s dL/dy)) / temperature
 
     With noise of the standard Gumbel distribution, category i is drawn with the probability softmax(logits)_i. The
-    noise is an argument, so that the same call gives the same choice on every backend, in each run, and compiled
-    programs draw nothing that is fixed: `gumbel_noise` makes it of uniform numbers. Zeros as noise give the most
-    likely category. A category with a logit of minus infinity is never drawn, and gets a gradient of exactly 0;
-    where all are such, the output is 0.
+    noise is an argument, because a compiled program must not draw once and for all, and because equal noise gives the
+    same choice on every backend. `gumbel_noise` computes it from uniform numbers. Zeros as noise give the most likely
+    category. A category with a logit of minus infinity is never drawn, and gets a gradient of exactly 0; if all have
+    it, the output is 0.
 
     Source: Jang, Gu & Poole 2017, Categorical reparameterization with Gumbel-softmax,
     https://arxiv.org/abs/1611.01144; Maddison, Mnih & Teh 2017, The Concrete distribution,
@@ -152,17 +151,17 @@ def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int
         logits: A real floating tensor of unnormalised logarithms of probabilities.
         noise: A real floating tensor of the shape of `logits`; it gets the gradient that `logits` gets.
         temperature: A positive number, or a tensor that broadcasts to `logits`, such as a schedule, which gets no
-            gradient. No compiled program can raise, so that a tensor that is not positive makes NaN.
-        axis: Along which the categories lie.
+            gradient. A tensor that is not positive gives NaN, because no compiled program can raise.
+        axis: The axis of the categories.
         hard: Whether the output is one-hot (straight-through), or the softmax itself.
 
     Returns:
         A tensor of the shape and dtype of `logits`.
 
     Raises:
-        TypeError: `logits` or `noise` is no real floating tensor, or `temperature` is neither a number nor such.
+        TypeError: `logits` or `noise` is no real floating tensor, or `temperature` neither a number nor such a tensor.
         ValueError: `noise` has another shape, `temperature` is a number that is not positive and finite or does not
-            broadcast to `logits`, or there is no such axis.
+            broadcast to `logits`, there is no such axis, or `hard` is neither true nor false.
 
     Example:
         >>> import numpy as np
@@ -178,10 +177,11 @@ def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int
         >>> keras_cg.grad(lambda logits: prices * recipes.gumbel_softmax(logits, noise, 2.0))(logits).round(3)
         array([-0.226, -0.056,  0.282])
     """
-    return _gumbel_softmax(logits, noise, *map(tensors.plain, (temperature, axis, hard)))
+    hard = tensors.flag("gumbel_softmax", "hard", hard)
+    return _gumbel_softmax(logits, noise, tensors.plain(temperature), tensors.plain(axis), hard)
 
 
-@custom_gradient
+@tensors.recipe("gumbel_softmax")
 def _gumbel_softmax(logits: Any, noise: Any, temperature: Any, axis: Any, hard: bool) -> Pair:
     recipe = "gumbel_softmax"
     logits, noise = (tensors.real(recipe, name, each) for name, each in (("logits", logits), ("noise", noise)))
@@ -202,19 +202,19 @@ def _gumbel_softmax(logits: Any, noise: Any, temperature: Any, axis: Any, hard: 
     output = _one_hot(share, score, place) if hard else share
 
     def grad(upstream: Any) -> Any:
-        arriving = tensors.as_like(upstream, share)
-        slope = share * (arriving - ops.sum(share * arriving, axis=place, keepdims=True)) / heat
+        upstream = tensors.as_like(upstream, share)
+        slope = share * (upstream - ops.sum(share * upstream, axis=place, keepdims=True)) / heat
 
-        def passed(like: Any) -> Any:
+        def masked(like: Any) -> Any:
             return tensors.as_like(ops.where(is_out, ops.zeros_like(slope), slope), like)
 
-        return passed(logits), passed(noise), None, None, None
+        return masked(logits), masked(noise), None, None, None
 
     return tensors.as_like(output, logits), grad
 
 
 def _one_hot(share: Any, score: Any, axis: int) -> Any:
-    """1 at the largest score along an axis, the first of several, and 0 elsewhere; NaN where there is none."""
+    """Returns 1 at the first of the largest scores along an axis, and 0 elsewhere; NaN where a share is NaN."""
     one, none = ops.ones_like(score), ops.zeros_like(score)
     chosen = ops.expand_dims(ops.argmax(score, axis=axis), axis=axis)
     places = ops.cumulative_sum(one, axis=axis) - 1

@@ -1,4 +1,4 @@
-"""Functions that are constant but for jumps, with a gradient all the same."""
+"""Piecewise constant functions with a surrogate gradient."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_cg import config, ops
-from keras_cg.decorator import custom_gradient
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 
 def _magnitude(x: Any) -> Any:
-    """|x|, whose derivative at 0 is 0: that of `abs` is 1 there on JAX, and NaN at infinity on NumPy."""
+    """Returns |x| with the derivative 0 at 0: `abs` has 1 there on JAX, and NaN at infinity on NumPy."""
     one, none = ops.ones_like(x), ops.zeros_like(x)
     return x * ops.where(x > 0, one, ops.where(x < 0, -one, none))
 
@@ -25,7 +24,7 @@ def _fast_sigmoid(x: Any, slope: float) -> Any:
 
 def _arctan(x: Any, slope: float) -> Any:
     scaled = math.pi / 2 * slope * x
-    # The square of a large number overflows, and that of its inverse does not.
+    # By the inverse, because the square of a large number overflows.
     is_large = ops.abs(scaled) > 1
     inverse = 1 / ops.where(is_large, scaled, ops.ones_like(scaled))
     small = ops.where(is_large, ops.zeros_like(scaled), scaled)
@@ -38,7 +37,7 @@ def _triangle(x: Any, slope: float) -> Any:
     return slope * ops.where(height <= 0, ops.zeros_like(height), height)
 
 
-# The surrogate derivative, and the slope of its source.
+# The surrogate derivative, and the slope in its source.
 _SURROGATES: dict[str, tuple[Callable[[Any, float], Any], float]] = {
     "fast_sigmoid": (_fast_sigmoid, 100.0),
     "arctan": (_arctan, 2.0),
@@ -47,7 +46,7 @@ _SURROGATES: dict[str, tuple[Callable[[Any, float], Any], float]] = {
 
 
 def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = None) -> Any:
-    """Whether a membrane potential has reached its threshold, with the gradient of something smooth.
+    """Returns 1 where a membrane potential has reached its threshold and 0 elsewhere, with a surrogate gradient.
 
         y = 1 where x >= 0, else 0,    dL/dx = dL/dy s(x)
 
@@ -64,10 +63,10 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
     Args:
         x: A real floating tensor: the potential less the threshold.
         kind: "fast_sigmoid", "arctan" or "triangle".
-        slope: A positive, finite number, or None for that of the source.
+        slope: A positive, finite number, or None for the slope of the surrogate's source.
 
     Returns:
-        A tensor of zeros and ones, of the shape and dtype of `x`; NaN of NaN.
+        A tensor of zeros and ones, of the shape and dtype of `x`; NaN where `x` is NaN.
 
     Raises:
         TypeError: `x` is no real floating tensor.
@@ -85,24 +84,33 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
     return _surrogate_spike(x, kind, tensors.plain(slope))
 
 
-@custom_gradient
+@tensors.recipe("surrogate_spike")
 def _surrogate_spike(x: Any, kind: str, slope: float | None) -> Pair:
-    if kind not in _SURROGATES:
-        raise messages.unknown_surrogate(kind, tuple(_SURROGATES))
-    surrogate, default = _SURROGATES[kind]
+    derivative, default = surrogate("surrogate_spike", kind)
     x = tensors.real("surrogate_spike", "x", x)
     steep = tensors.finite("surrogate_spike", "slope", default if slope is None else slope, x)
     wide = tensors.wide(x)
 
     def grad(upstream: Any) -> Any:
-        return tensors.as_like(upstream, wide) * surrogate(wide, steep), None, None
+        return tensors.as_like(upstream, wide) * derivative(wide, steep), None, None
 
-    # What is no number is neither.
+    # NaN is neither.
     return ops.where(x >= 0, ops.ones_like(x), ops.where(x < 0, ops.zeros_like(x), x)), grad
 
 
+def surrogate(recipe: str, kind: Any) -> tuple[Callable[[Any, float], Any], float]:
+    """Returns the surrogate derivative of that name, and the slope of its source.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    if not isinstance(kind, str) or kind not in _SURROGATES:
+        raise messages.unknown_surrogate(recipe, kind, tuple(_SURROGATES))
+    return _SURROGATES[kind]
+
+
 def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_scale: Any = None) -> Any:
-    """Uniform quantisation with a step size that is given, or learned as in LSQ.
+    """Quantises uniformly, with a fixed step size, or one that is learned as in LSQ.
 
         y = step round(min(max(x / step, -Qn), Qp)),
 
@@ -116,14 +124,14 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
 
     Args:
         x: A real floating tensor.
-        step: The distance of two levels. A positive number is taken as it is. A floating tensor is learned: a scalar,
-            or one that broadcasts to `x`, such as one step per channel; its gradient is summed to its shape.
+        step: The distance of two levels. A positive number is fixed. A floating tensor is learned: a scalar, or one
+            that broadcasts to `x`, such as one step per channel; its gradient is summed to its shape.
         bits: 1 to 24; at least 2 if `signed`.
         signed: Whether the levels lie on both sides of zero.
-        gradient_scale: What the gradient of `step` is multiplied by: None for 1, which is equation 3 as it stands;
-            "lsq" for the paper's 1 / sqrt(N Qp) with N the number of elements of `x` that share a step, as it is meant
-            for weights; or a number, or a tensor that broadcasts to `step` and gets no gradient. For activations the
-            paper's N does not count the batch: give the number.
+        gradient_scale: The factor of the gradient of `step`: None for 1, which is equation 3 itself; "lsq" for the
+            paper's 1 / sqrt(N Qp) for weights, with N the number of elements of `x` that share a step; or a number, or
+            a tensor that broadcasts to `step` and gets no gradient. For activations the paper's N does not count the
+            batch: pass the number.
 
     Returns:
         A tensor of the shape and dtype of `x`.
@@ -131,7 +139,7 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
     Raises:
         TypeError: `x` or `step` is no real floating tensor.
         ValueError: `step` is a number that is not positive and finite, or a tensor that does not broadcast to `x`, or
-            `bits` or `gradient_scale` is none of the above.
+            `bits`, `signed` or `gradient_scale` is none of the above.
 
     Example:
         >>> import numpy as np
@@ -145,13 +153,13 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
         [0. 1. 1. 0.]
         -0.4
     """
-    bits, signed, scale = (tensors.plain(value) for value in (bits, signed, gradient_scale))
-    return _quantize(x, tensors.plain(step), bits, signed, scale)
+    step, bits, scale = map(tensors.plain, (step, bits, gradient_scale))
+    return _quantize(x, step, bits, tensors.flag("quantize", "signed", signed), scale)
 
 
-@custom_gradient
+@tensors.recipe("quantize")
 def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -> Pair:
-    low, high = _levels(bits, signed)
+    low, high = levels("quantize", bits, signed)
     x = tensors.real("quantize", "x", x)
     size = tensors.number("quantize", "step", step)
     if tensors.is_number(size):
@@ -159,7 +167,7 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
     tensors.check_broadcasts("quantize", "step", size, x)
     _check_scale(gradient_scale, size)
     wide, stride = tensors.together(x, size)
-    # The levels have no derivative; that of the ratio, which is NaN where x is infinite, must not be multiplied by 0.
+    # Without a derivative, because that of the ratio is NaN where x is infinite, and 0 times NaN is NaN.
     ratio = ops.stop_gradient(wide) / (stride if tensors.is_number(stride) else ops.stop_gradient(stride))
     is_high, is_low = ratio >= high, ratio <= low
     level = ops.where(
@@ -167,27 +175,35 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
     )
 
     def grad(upstream: Any) -> Any:
-        arriving = tensors.as_like(upstream, ratio)
+        upstream = tensors.as_like(upstream, ratio)
         is_out = is_high | is_low
-        passed = ops.where(is_out, ops.zeros_like(arriving), arriving)
+        gradient = ops.where(is_out, ops.zeros_like(upstream), upstream)
         if tensors.is_number(size):
-            return passed, None, None, None, None
+            return gradient, None, None, None, None
         inside = ops.where(is_out, ops.zeros_like(wide), wide) / stride
-        total = _sum_to(arriving * (level - inside), size)
-        return passed, tensors.times(total, _step_scale(gradient_scale, x, size, high)), None, None, None
+        total = _sum_to(upstream * (level - inside), size)
+        return gradient, tensors.times(total, _step_scale(gradient_scale, x, size, high)), None, None, None
 
     return tensors.as_like(level * stride, x), grad
 
 
-def _levels(bits: Any, signed: bool) -> tuple[float, float]:
-    """-Qn and Qp."""
+def levels(recipe: str, bits: Any, signed: bool) -> tuple[float, float]:
+    """Returns the lowest and the highest level, -Qn and Qp.
+
+    Raises:
+        ValueError: There is no such number of bits.
+    """
     if not isinstance(bits, int) or not (2 if signed else 1) <= bits <= 24:
-        raise messages.bad_parameter("quantize", "bits", bits, "a whole number from 1 (if signed, from 2) to 24")
+        raise messages.bad_parameter(recipe, "bits", bits, "a whole number from 1 (if signed, from 2) to 24")
     return (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
 
 
 def _check_scale(scale: Any, step: Any) -> None:
-    """Whether the gradient of a step can be multiplied by that."""
+    """Checks the factor of a step's gradient.
+
+    Raises:
+        ValueError: It is none, or does not broadcast to the step.
+    """
     if scale is None or (isinstance(scale, str) and scale == "lsq"):
         return
     if tensors.is_number(scale):
@@ -200,7 +216,7 @@ def _check_scale(scale: Any, step: Any) -> None:
 
 
 def _step_scale(scale: Any, x: Any, step: Any, high: float) -> Any:
-    """What the gradient of a learned step is multiplied by."""
+    """Returns the factor of the gradient of a learned step."""
     if not isinstance(scale, str):
         return 1.0 if scale is None else scale
     sizes = config.active.shape(x), config.active.shape(step)
@@ -211,12 +227,12 @@ def _step_scale(scale: Any, x: Any, step: Any, high: float) -> Any:
 
 
 def _sum_to(x: Any, like: Any) -> Any:
-    """`x` summed to the shape of `like`, which broadcasts to it."""
+    """Sums `x` to the shape of `like`, which broadcasts to it."""
     size = config.active.shape(like)
     if size == ():
         return ops.sum(x)
     lead = len(config.active.shape(x)) - len(size)
-    kept = tuple(lead + place for place, length in enumerate(size) if length == 1)
-    if kept:
-        x = ops.sum(x, axis=kept, keepdims=True)
+    ones = tuple(lead + place for place, length in enumerate(size) if length == 1)
+    if ones:
+        x = ops.sum(x, axis=ones, keepdims=True)
     return ops.sum(x, axis=tuple(range(lead))) if lead else x

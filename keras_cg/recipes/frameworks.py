@@ -1,6 +1,6 @@
-"""The file of a recipe that knows the framework of the active backend; `generic` for a framework without one.
+"""The files of recipes that know a framework: that of the active backend, or `generic` if it has none.
 
-These are attributes of a module, as `config.active` is: torch.compile traces no import, and evaluates them for real.
+They are attributes of a module, because torch.compile traces no import, and evaluates such an attribute for real.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from keras_cg import backends, config
 class _Frameworks(ModuleType):
     @property
     def checkpoint(self) -> Any:
-        """It has `recompute(function, tensors)`."""
+        """The module with `recompute(function, tensors)`."""
         return _file("checkpoint", backends.name_of(config.active))
 
     @property
     def callback(self) -> Any:
-        """It has `call(host, tensors)`."""
+        """The module with `call(host, tensors)`."""
         return _file("callback", backends.name_of(config.active))
 
 

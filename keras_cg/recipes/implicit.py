@@ -1,4 +1,4 @@
-"""Solutions of equations, whose gradient does not ask how they were found."""
+"""Roots of equations, with the gradient of the implicit function theorem."""
 
 from __future__ import annotations
 
@@ -10,56 +10,55 @@ from typing import Any
 from keras_cg import config, ops
 from keras_cg.autodiff import jacobian
 from keras_cg.call import function_name
-from keras_cg.decorator import custom_gradient
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
-# The highest derivative of a root. A program that is traced has the rules of all orders in it, asked for or not.
+# The highest derivative of a root. It is bounded, because a traced program has the rules of all orders in it.
 _ORDERS = 3
 
 
 def custom_root(
     f: Callable[..., Any], solve: Callable[..., Any], *, linear_solve: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
-    """The solution x of f(x, ...) = 0, by any solver, with the gradient of the implicit function theorem.
+    """Returns a function that solves f(x, ...) = 0 by any solver, with the gradient of the implicit function theorem.
 
-    As `jax.lax.custom_root`, on every backend. `root(x0, *args)` returns what the solver finds from `x0`. The solver is
+    It is `jax.lax.custom_root` on every backend. `root(x0, *args)` returns the solver's result from `x0`. The solver is
     not differentiated: it may be a loop, a bisection, or a call of SciPy by `from_numpy(solver, None)`.
 
         f(x, args) = 0,    (df/dx)^T w = -dL/dx,    dL/dargs = (df/dargs)^T w,    none for x0
 
-    - The gradient is as good as the root: nobody looks whether f is 0 there, for only the solver knows what
-      counts as 0. A solver that fails should return NaN.
+    - The gradient is as good as the root: it is not checked that f is 0 there, because only the solver knows its
+      tolerance. A solver that fails should return NaN.
     - First, second and third derivatives are those of the root; a fourth one is NaN. Under `jit_compile=True` of
-      TensorFlow a second one raises, but with `linear_solve`.
-    - The Jacobian df/dx must be invertible. Where it is not, the framework's `linalg.solve` raises, or gives what is
+      TensorFlow a second one raises without `linear_solve`.
+    - The Jacobian df/dx must be invertible. If it is not, the framework's `linalg.solve` raises, or the gradient is
       infinite or NaN.
 
     Source: Krantz & Parks 2002, The implicit function theorem, https://doi.org/10.1007/978-1-4614-5981-1; Blondel et
     al. 2022, Efficient and modular implicit differentiation, equation 2, https://arxiv.org/abs/2105.15183
 
     Args:
-        f: A function `f(x, *args)` that returns a nest like `x`. What it is differentiated by must be in `args`.
-        solve: The solver: `solve(g, x0)` with `g(x) = f(x, *args)` returns a nest like `x0` at which g is zero.
-        linear_solve: `linear_solve(matvec, b)` returns a nest w like `b` with `matvec(w) == b`, where `matvec` is a
-            linear map: the product with the transposed Jacobian. None for all of the Jacobian, by one backward pass
-            for each number in x, and `ops.linalg.solve`. If f takes each element of x by itself, it is
+        f: A function `f(x, *args)` that returns a pytree like `x`. All values that have a gradient must be in `args`.
+        solve: The solver: `solve(g, x0)` with `g(x) = f(x, *args)` returns a pytree like `x0` at which g is zero.
+        linear_solve: `linear_solve(matvec, b)` returns a pytree w like `b` with `matvec(w) == b`, where `matvec` is a
+            linear map: the product with the transposed Jacobian. None for the whole Jacobian, by one backward pass
+            for each number in x, and `ops.linalg.solve`. If f is elementwise in x, it is
             `lambda matvec, b: b / matvec(ops.ones_like(b))`. Higher orders differentiate it: write it with `ops`.
 
     Returns:
-        A function `root(x0, *args)`, where `x0` is a real floating tensor or a nest of such and each of `args` is any
-        nest; it returns the solution, in the dtypes of `x0`.
+        A function `root(x0, *args)`, where `x0` is a pytree of real floating tensors and each of `args` is any
+        pytree. It returns the solution, in the dtypes of `x0`.
 
     Raises:
-        TypeError: One of the functions cannot be called. When the result is called: `x0` has something else than real
+        TypeError: One of the functions cannot be called. When the result is called: `x0` has anything but real
             floating tensors.
-        GradientError: When the result is called: `solve` returned something that is not like `x0`, or `f` something
-            that is not like `x`. In the backward pass: `linear_solve` did not return something like `b`.
-        ValueError: In the backward pass: how many numbers x has is unknown, and there is no `linear_solve`.
+        GradientError: When the result is called: structure or shapes of the result of `solve` differ from `x0`, or of
+            the result of `f` from `x`. In the backward pass: those of the result of `linear_solve` differ from `b`.
+        ValueError: In the backward pass: the size of x is unknown, and there is no `linear_solve`.
         CapturedVariableError: When the result is called: `f` closes over a value that is being differentiated.
 
     Example:
-        The cube root by bisection, of which plain differentiation knows nothing, and its derivative 1 / (3 x^2):
+        The cube root by bisection, which plain differentiation cannot see through, and its derivative 1 / (3 x^2):
 
         >>> import numpy as np
         >>> import keras_cg
@@ -76,18 +75,18 @@ def custom_root(
         >>> round(keras_cg.grad(cbrt, 1)(np.array(0.0), np.array(8.0)).item(), 9)
         0.083333333
     """
-    for given in (f, solve, *(() if linear_solve is None else (linear_solve,))):
-        if not callable(given):
-            raise messages.not_a_function("custom_root", given)
+    for fun in (f, solve, *(() if linear_solve is None else (linear_solve,))):
+        if not callable(fun):
+            raise messages.not_a_function("custom_root", fun)
     name = f"custom_root({function_name(f)})"
     rules = _Rules(name, f, linear_solve)
 
-    @custom_gradient
+    @tensors.recipe(name)
     def root(x0: Any, *args: Any) -> Pair:
         tensors.check_start(name, "x0", x0)
-        found = solve(lambda x: f(x, *args), x0)
-        tensors.check_alike(f"the solver of {name}", tensors.leaves(x0), tensors.leaves(found), "x0")
-        x = tensors.mapped(lambda like, each: ops.stop_gradient(tensors.as_like(each, like)), x0, found)
+        solved = solve(lambda x: f(x, *args), x0)
+        tensors.check_alike(f"the solver of {name}", tensors.leaves(x0), tensors.leaves(solved), "x0")
+        x = tensors.mapped(lambda like, each: ops.stop_gradient(tensors.as_like(each, like)), x0, solved)
         return rules.pair(_ORDERS, x, args)
 
     @functools.wraps(root)
@@ -98,39 +97,39 @@ def custom_root(
 
 
 class _Rules:
-    """The rules of a root: that of each order has the next one's in it."""
+    """The rules of a root: the rule of each order contains that of the next."""
 
     def __init__(self, name: str, f: Callable[..., Any], linear_solve: Callable[..., Any] | None):
         self.name, self.f, self.linear_solve = name, f, linear_solve
-        self.known = [self._known(order) for order in range(_ORDERS)]
+        self.solved = [self._solved(order) for order in range(_ORDERS)]
 
-    def _known(self, order: int) -> Callable[..., Any]:
-        """A root that was found, as a function of the arguments: it can be differentiated so many times."""
+    def _solved(self, order: int) -> Callable[..., Any]:
+        """Returns a known root as a function of the arguments, which can be differentiated `order` times."""
 
-        @custom_gradient
-        def known(x: Any, *args: Any) -> Pair:
+        @tensors.recipe(self.name)
+        def solved(x: Any, *args: Any) -> Pair:
             return self.pair(order, x, args)
 
-        return known
+        return solved
 
     def pair(self, order: int, x: Any, args: tuple[Any, ...]) -> Pair:
-        """A root and what f is there, with the rule."""
-        # What f closes over, and somebody differentiates, shows in this.
-        rest = self.f(x, *args)
-        tensors.check_alike(self.name, tensors.leaves(x), tensors.leaves(rest))
+        """Returns a root and the value of f there, with the rule."""
+        # An output, because a value that f closes over and that has a gradient is found in outputs alone.
+        residual = self.f(x, *args)
+        tensors.check_alike(self.name, tensors.leaves(x), tensors.leaves(residual))
 
         def grad(upstream: Any) -> Any:
             if order == 0:
                 return tensors.mapped(lambda each: None, x), *tensors.mapped(_unknown, args)
-            at, _ = self.known[order - 1](x, *args)
+            at, _ = self.solved[order - 1](x, *args)
             _, pullback = tensors.pulled(self.f, at, args)
             w = tensors.mapped(lambda each: -each, self._transposed(pullback, at, args, upstream[0]))
             return tensors.mapped(lambda each: None, x), *pullback(w)[1]
 
-        return (x, rest), grad
+        return (x, residual), grad
 
     def _transposed(self, pullback: Callable[..., Any], x: Any, args: tuple[Any, ...], b: Any) -> Any:
-        """The solution w of (df/dx)^T w = b."""
+        """Solves (df/dx)^T w = b for w."""
         if self.linear_solve is None:
             return _dense(self.name, lambda x: self.f(x, *args), x, b)
         w = self.linear_solve(lambda each: pullback(each)[0], b)
@@ -139,12 +138,12 @@ class _Rules:
 
 
 def _unknown(argument: Any) -> Any:
-    """A gradient that nobody knows."""
+    """Returns NaN as the gradient of an order that is not there."""
     return ops.full_like(argument, math.nan) if tensors.is_floating(argument) else None
 
 
 def _dense(name: str, f: Callable[..., Any], x: Any, b: Any) -> Any:
-    """The solution w of (df/dx)^T w = b, by the Jacobian as a matrix; in half precision of float32."""
+    """Solves (df/dx)^T w = b for w by the Jacobian as a matrix, in at least float32."""
     parts = tensors.leaves(x)
     sizes = [config.active.shape(part) for part in parts]
     if any(size is None or None in size for size in sizes):
@@ -154,10 +153,10 @@ def _dense(name: str, f: Callable[..., Any], x: Any, b: Any) -> Any:
         return b
     widest = max(config.active.dtype(tensors.wide(part)) for part in parts)
 
-    def laid(nest: Any) -> Any:
-        return ops.concat([tensors.cast(ops.reshape(part, (-1,)), widest) for part in tensors.leaves(nest)])
+    def ravel(tree: Any) -> Any:
+        return ops.concat([tensors.cast(ops.reshape(part, (-1,)), widest) for part in tensors.leaves(tree)])
 
-    def packed(flat: Any) -> Any:
+    def unravel(flat: Any) -> Any:
         starts = [sum(counts[:place]) for place in range(len(counts))]
         pieces = iter(
             ops.reshape(flat[start : start + count], size)
@@ -165,5 +164,5 @@ def _dense(name: str, f: Callable[..., Any], x: Any, b: Any) -> Any:
         )
         return tensors.mapped(lambda like: tensors.as_like(next(pieces), like), x)
 
-    matrix = jacobian(lambda flat: laid(f(packed(flat))))(laid(x))
-    return packed(ops.linalg.solve(ops.permute_dims(matrix, (1, 0)), laid(b)))
+    matrix = jacobian(lambda flat: ravel(f(unravel(flat))))(ravel(x))
+    return unravel(ops.linalg.solve(ops.permute_dims(matrix, (1, 0)), ravel(b)))

@@ -1,21 +1,21 @@
-"""What the recipes say of wrong arguments."""
+"""The messages of the recipes for wrong arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keras_cg.errors import GradientError, article, did_you_mean, report, type_name
+from keras_cg.errors import GradientError, article, count, did_you_mean, report, type_name
 
 
 def not_a_function(recipe: str, value: object) -> TypeError:
-    """A recipe for functions was given something else."""
+    """An argument of a recipe cannot be called."""
     return TypeError(
         f"{recipe} expects a function, got {article(type_name(value))}. Give the function itself, not what it returns."
     )
 
 
 def not_real(recipe: str, argument: str, came: str) -> TypeError:
-    """A recipe for real numbers was given something else."""
+    """An argument of a recipe is no real floating tensor."""
     return TypeError(
         f"{recipe}: {argument} is {came}, and this recipe takes real floating tensors. Convert it to a floating dtype;"
         " of complex numbers, give real and imaginary parts by themselves."
@@ -52,7 +52,7 @@ def not_broadcast(recipe: str, argument: str, came: str, name: str, expected: st
 
 
 def unknown_rank(recipe: str, argument: str, came: str) -> ValueError:
-    """A tensor of which nobody knows how many axes it has, where that matters."""
+    """The rank of a tensor is unknown, and the recipe needs it."""
     return ValueError(
         f"{recipe}: how many axes {argument} ({came}) has is unknown until run time. Set its shape, as by"
         " tf.ensure_shape(x, [None, None])."
@@ -83,32 +83,32 @@ def no_blocks(recipe: str) -> TypeError:
 
 
 def nothing_to_solve(recipe: str, argument: str) -> TypeError:
-    """What is iterated starts from a nest without a tensor."""
+    """An iteration starts from a pytree without a tensor."""
     return TypeError(f"{recipe}: there is no tensor in {argument}. Give a real floating tensor, or a nest of such.")
 
 
 def no_floating(recipe: str, argument: str) -> TypeError:
-    """A recipe for nests was given one without anything to differentiate."""
+    """An argument of a recipe has no floating tensor."""
     return TypeError(f"{recipe}: there is no floating tensor in {argument}. Give one, or a nest with one in it.")
 
 
 def unknown_size(recipe: str) -> ValueError:
-    """A matrix would have a size that is not known until run time."""
+    """A matrix would have a size that is unknown until run time."""
     return ValueError(
         f"{recipe}: how many numbers x0 has is unknown until run time, and the Jacobian as a matrix needs it. Set its"
         " shape, as by tf.ensure_shape(x, [3]), or give linear_solve."
     )
 
 
-def not_one_limit() -> TypeError:
-    """`clip_gradient` with no limit, or with two."""
+def not_one_limit(recipe: str) -> TypeError:
+    """A recipe that clips has no limit, or two."""
     return TypeError(
-        "clip_gradient takes exactly one of value=... (clips each element) and norm=... (clips the norm of all)."
+        f"{recipe} takes exactly one of value=... (clips each element) and norm=... (clips the norm of all)."
     )
 
 
 def not_alike_output(function: str, came: str, expected: str, of: str) -> GradientError:
-    """Upstream, of the output of a function, cannot be the gradient of what it should be like."""
+    """The output of a function differs in structure or shapes from the values that get its upstream as gradient."""
     headline = f"{function}: the output is not like {of}, so that upstream cannot be its gradient."
     cause = "a function that reduces or broadcasts, or one that returns a comparison or integers."
     remedy = f"return the structure and the shapes of {of}, in a floating dtype."
@@ -116,14 +116,14 @@ def not_alike_output(function: str, came: str, expected: str, of: str) -> Gradie
 
 
 def by_keyword(function: str, argument: str) -> TypeError:
-    """A function of NumPy arrays was given one by keyword."""
+    """A function of NumPy arrays was called with a keyword."""
     headline = f"{function}: {argument} was given by keyword, and arrays are given by position."
     remedy = f"give what is no array before: from_numpy(functools.partial(function, {argument}=...), ...)."
     return report(TypeError, headline, function=function, argument=argument, remedy=remedy)
 
 
 def not_an_array(function: str, place: int, value: object) -> TypeError:
-    """A function of NumPy arrays was given something that cannot be one."""
+    """An argument of a function of NumPy arrays is no tensor."""
     headline = f"{function}: argument {place} is {article(type_name(value))}, and not a tensor."
     remedy = (
         "give tensors and numbers, those of a nest one by one, and what is neither before:"
@@ -132,13 +132,13 @@ def not_an_array(function: str, place: int, value: object) -> TypeError:
     return report(TypeError, headline, function=function, remedy=remedy)
 
 
-def no_arrays(function: str) -> TypeError:
-    """A function of NumPy arrays was given none."""
+def no_arguments(function: str) -> TypeError:
+    """A recipe's function was called without arguments."""
     return TypeError(f"{function} was called without arguments. Give it a tensor.")
 
 
 def no_gradient(function: str) -> GradientError:
-    """A function of NumPy arrays was made without a rule, and is differentiated."""
+    """A function of NumPy arrays without a vjp is differentiated."""
     headline = f"{function} has no gradient: it was made with vjp=None."
     remedy = "give the rule, from_numpy(function, vjp), or stop the gradient before."
     return report(GradientError, headline, function=function, remedy=remedy)
@@ -152,14 +152,23 @@ def no_derivative(function: str) -> GradientError:
     return report(GradientError, headline, function=function, cause=cause, remedy=remedy)
 
 
+def vjp_of_other_arguments(function: str, shown: str, arguments: int, upstreams: int) -> TypeError:
+    """The vjp of a function of NumPy arrays has another count of parameters than it gets arguments."""
+    called = f"{count(arguments, 'argument')} of the function, then {count(upstreams, 'upstream')}"
+    headline = f"{function}: its vjp must take {called}."
+    cause = "a rule that is written as that of custom_gradient, which gets upstream alone."
+    remedy = "write it as vjp(x, upstream): it gets each argument of the function, then upstream."
+    return report(TypeError, headline, function=function, got=shown, cause=cause, remedy=remedy)
+
+
 def not_one_gradient_each(function: str, came: int, expected: int) -> GradientError:
-    """The rule of a function of NumPy arrays gave too few gradients, or too many."""
+    """The vjp of a function of NumPy arrays returned too few gradients, or too many."""
     headline = f"{function}: its vjp must return one gradient for each argument, or None for one that has none."
     return report(GradientError, headline, function=function, got=str(came), expected=str(expected))
 
 
 def not_so_many(function: str, value: object, expected: int) -> ValueError:
-    """A function of NumPy arrays gave another count of results than promised."""
+    """A function of NumPy arrays returned another count of results than promised."""
     came = f"{type_name(value)} of {len(value)}" if isinstance(value, (tuple, list)) else article(type_name(value))
     headline = f"{function} did not return what it promised."
     wanted = f"a tuple of {expected}"
@@ -168,7 +177,7 @@ def not_so_many(function: str, value: object, expected: int) -> ValueError:
 
 
 def not_as_promised(function: str, came: str, expected: str) -> ValueError:
-    """A function of NumPy arrays gave another shape or dtype than promised."""
+    """A function of NumPy arrays returned another shape or dtype than promised."""
     headline = f"{function} did not return what it promised."
     cause = "NumPy went over to float64; or the result is not like the first argument."
     remedy = "convert it, y.astype(x.dtype); of a result like no argument, say shape and dtype in `result`."
@@ -176,19 +185,19 @@ def not_as_promised(function: str, came: str, expected: str) -> ValueError:
 
 
 def not_a_kind(function: str, said: object) -> TypeError:
-    """What `result` returned says no shape and dtype."""
+    """The return value of `result` is no shape and dtype."""
     headline = f"{function}: `result` must return the kind of an argument, a pair (shape, dtype), or a list of these."
     return report(TypeError, headline, function=function, got=repr(said))
 
 
-def unknown_surrogate(kind: object, kinds: Sequence[str]) -> ValueError:
+def unknown_surrogate(recipe: str, kind: object, kinds: Sequence[str]) -> ValueError:
     """`surrogate_spike` has no derivative of that name."""
-    message = f"surrogate_spike: there is no kind {kind!r}. The kinds are: {', '.join(kinds)}."
+    message = f"{recipe}: there is no kind {kind!r}. The kinds are: {', '.join(kinds)}."
     return ValueError(message + did_you_mean(str(kind).lower(), kinds))
 
 
 def unknown_count(recipe: str) -> ValueError:
-    """The paper's scale needs a number that is not known until run time."""
+    """The paper's scale needs a number that is unknown until run time."""
     return ValueError(
         f"{recipe}: gradient_scale='lsq' needs the number of elements of x, which is unknown until run time."
         " Give gradient_scale as a number: 1 / sqrt(N Qp), with N the elements of one example."
@@ -196,7 +205,7 @@ def unknown_count(recipe: str) -> ValueError:
 
 
 def function_is_gone() -> RuntimeError:
-    """A program calls a function of NumPy arrays that is not there."""
+    """A program calls a function of NumPy arrays that is not in this process."""
     headline = "A program calls a function of NumPy arrays that is not in this process."
     cause = "the program was saved and is loaded elsewhere, or what recipes.from_numpy returned is gone."
     remedy = "keep what from_numpy returned as long as the program, and save models without such functions."

@@ -1,4 +1,4 @@
-"""What goes forward as it is, and comes back changed."""
+"""Functions whose output is that of another function, or their input, with another gradient."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from keras_cg.recipes.tensors import Pair
 
 
 def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A function with the gradient of the identity, or of another function: the straight-through estimator.
+    """Returns `fn` with the gradient of the identity, or of another function: the straight-through estimator.
 
-    As `fn`, but the gradient of its first argument is upstream itself, as if the output were that argument. What else
-    `fn` is given, by position or by keyword, gets no gradient.
+    The gradient of the first argument is upstream itself. All other arguments, by position or by keyword, get no
+    gradient.
 
         y = fn(x, ...),    dL/dx = dL/dy
 
-    With `soft`, a smooth function of the same arguments, the gradient is that of `soft`, for every argument and for
-    what `soft` closes over. If one of them is a temperature, this is an annealed estimator: a tensor that a schedule
-    changes, without compiling again. `ops.stop_gradient` inside `soft` keeps it from being learned.
+    With `soft`, a smooth function of the same arguments, the gradient is that of `soft`, for every argument and every
+    value that `soft` closes over. With a temperature among them it is an annealed estimator; as a tensor, a schedule
+    changes it without compiling again. With `ops.stop_gradient` inside `soft` it is not learned.
 
         y = fn(x, ...),    (dL/dx, ...) = (d soft/dx, ...)^T dL/dy
 
@@ -34,7 +34,7 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
 
     Args:
         fn: A function whose output has the structure and the shapes of its first argument (with `soft`, of the output
-            of that), and a floating dtype. A compiled one serves as well.
+            of `soft`), and a floating dtype. It may be compiled.
         soft: A function of the arguments of `fn`, or None for the first argument itself.
 
     Returns:
@@ -42,7 +42,8 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
 
     Raises:
         TypeError: `fn` or `soft` cannot be called.
-        GradientError: When the result is called: the output is not like the first argument, or that of `soft`.
+        GradientError: When the result is called: structure or shapes of the output differ from the first argument, or
+            from the output of `soft`.
         CapturedVariableError: When the result is called: `fn` closes over a value that is being differentiated.
 
     Example:
@@ -60,9 +61,9 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
         >>> keras_cg.grad(rounded)(np.array([0.4, 1.0]), 5.0).round(3)
         array([1.993, 0.067])
     """
-    for given in (fn,) if soft is None else (fn, soft):
-        if not callable(given):
-            raise messages.not_a_function("straight_through", given)
+    for fun in (fn,) if soft is None else (fn, soft):
+        if not callable(fun):
+            raise messages.not_a_function("straight_through", fun)
     name = f"straight_through({function_name(fn)})"
     if soft is not None:
         return _softened(name, fn, soft)
@@ -70,6 +71,8 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
     @custom_gradient
     @tensors.named_like(fn)
     def estimate(*args: Any, **kwargs: Any) -> Pair:
+        if not (args or kwargs):
+            raise messages.no_arguments(name)
         output = fn(*args, **kwargs)
         first, *others = (*args, *kwargs.values())
         tensors.check_alike(name, tensors.leaves(first), tensors.leaves(output))
@@ -84,17 +87,16 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
 
 
 def _softened(name: str, fn: Callable[..., Any], soft: Callable[..., Any]) -> Callable[..., Any]:
-    """The outputs of one function, with the gradient going to those of another."""
+    """Returns a function with the outputs of `fn`, whose upstream goes to the outputs of `soft`."""
 
-    # Not the keywords as a dict, for which torch.compile (2.13) has no place among the arguments.
+    # Keywords as two tuples, because torch.compile (2.13) refuses a dict among the arguments.
     def estimate(smooth: Any, args: Any, names: tuple[str, ...], values: Any) -> Pair:
         output = fn(*args, **dict(zip(names, values, strict=True)))
         tensors.check_alike(name, tensors.leaves(smooth), tensors.leaves(output), "the output of soft")
         count = len(tensors.leaves((args, names, values)))
         return output, lambda upstream: [*tensors.leaves(upstream), *[None] * count]
 
-    estimate.__qualname__ = name
-    attached = custom_gradient(estimate)
+    attached = tensors.recipe(name)(estimate)
 
     @tensors.named_like(fn)
     def softened(*args: Any, **kwargs: Any) -> Any:
@@ -104,7 +106,7 @@ def _softened(name: str, fn: Callable[..., Any], soft: Callable[..., Any]) -> Ca
 
 
 def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
-    """The identity, with the gradient reversed: what makes one part of a network work against another.
+    """Returns its argument, with the gradient reversed, so that one part of a network works against another.
 
         y = x,    dL/dx = -scale dL/dy
 
@@ -112,7 +114,7 @@ def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
     https://arxiv.org/abs/1409.7495
 
     Args:
-        x: A tensor or any nest of tensors.
+        x: Any pytree of tensors.
         scale: A number, or a tensor that broadcasts to every tensor of `x`, which gets no gradient.
 
     Returns:
@@ -132,23 +134,23 @@ def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
     return _reverse_gradient(x, tensors.plain(scale))
 
 
-@custom_gradient
+@tensors.recipe("reverse_gradient")
 def _reverse_gradient(x: Any, scale: Any) -> Pair:
     scale = tensors.number("reverse_gradient", "scale", scale)
     return x, lambda upstream: (_scaled("reverse_gradient", upstream, -scale), None)
 
 
 def scale_gradient(x: Any, scale: Any) -> Any:
-    """The identity, with the gradient multiplied by a number.
+    """Returns its argument, with the gradient multiplied by a number.
 
         y = x,    dL/dx = scale dL/dy
 
-    With 0 no gradient passes; between 0 and 1 a part of a network learns more slowly than the rest.
+    With 0 there is no gradient; between 0 and 1 a part of a network learns more slowly than the others.
 
-    Source: Ganin & Lempitsky 2015, as `reverse_gradient`, which is this with a negative number.
+    Source: Ganin & Lempitsky 2015, https://arxiv.org/abs/1409.7495: `reverse_gradient` has a negative number.
 
     Args:
-        x: A tensor or any nest of tensors.
+        x: Any pytree of tensors.
         scale: A number, or a tensor that broadcasts to every tensor of `x`, which gets no gradient.
 
     Returns:
@@ -168,14 +170,14 @@ def scale_gradient(x: Any, scale: Any) -> Any:
     return _scale_gradient(x, tensors.plain(scale))
 
 
-@custom_gradient
+@tensors.recipe("scale_gradient")
 def _scale_gradient(x: Any, scale: Any) -> Pair:
     scale = tensors.number("scale_gradient", "scale", scale)
     return x, lambda upstream: (_scaled("scale_gradient", upstream, scale), None)
 
 
 def _scaled(recipe: str, upstream: Any, scale: Any) -> Any:
-    """A nest of tensors times a number, or a tensor that broadcasts to each."""
+    """Multiplies each tensor of a pytree by a number, or by a tensor that broadcasts to it."""
 
     def scaled(each: Any) -> Any:
         tensors.check_broadcasts(recipe, "scale", scale, each)
@@ -185,31 +187,32 @@ def _scaled(recipe: str, upstream: Any, scale: Any) -> Any:
 
 
 def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
-    """The identity, with the gradient clipped: by value, or by its norm.
+    """Returns its argument, with the gradient clipped: by value, or by its norm.
 
         y = x,    dL/dx = min(max(dL/dy, -value), value)
         y = x,    dL/dx = dL/dy min(1, norm / |dL/dy|)
 
-    The norm is the 2-norm of the upstreams of the whole nest together, so that their direction stays; if one of them is
-    infinite or NaN, all are NaN. Neither is linear in upstream: forward mode refuses it. Of a scaled loss, as for mixed
-    precision in float16, the upstream is scaled, and the limit is not: multiply it by the scale.
+    The norm is the 2-norm of all upstreams of the pytree together, so their direction does not change. If one of them
+    is infinite or NaN, all are NaN. Clipping is not linear in upstream: forward mode refuses it. A loss scale, such as
+    for mixed precision in float16, multiplies upstream, but not the limit: multiply the limit by it.
 
     Source: Pascanu, Mikolov & Bengio 2013, On the difficulty of training recurrent neural networks,
     https://arxiv.org/abs/1211.5063
 
     Args:
-        x: A real floating tensor or any nest of such.
-        value: The largest element that passes: a positive number, or a tensor that broadcasts, which gets no gradient.
-        norm: The largest norm that passes: a positive number or a scalar tensor, which gets no gradient. An infinite
-            limit clips nothing. No compiled program can raise, so that a tensor that is negative makes NaN.
+        x: Any pytree of real floating tensors.
+        value: The largest magnitude of an element: a positive number, or a tensor that broadcasts to `x` and gets no
+            gradient.
+        norm: The largest norm: a positive number, or a scalar tensor, which gets no gradient. An infinite limit clips
+            nothing. A negative tensor gives NaN, because no compiled program can raise.
 
     Returns:
         `x`.
 
     Raises:
-        TypeError: Not exactly one of `value` and `norm` is given, it is no number and no real floating tensor, or `x`
-            is complex.
-        ValueError: It is a number that is not positive. In the backward pass: it does not broadcast to `x`.
+        TypeError: Not exactly one of `value` and `norm` is there, the limit is no number and no real floating tensor,
+            or `x` is complex.
+        ValueError: The limit is a number that is not positive. In the backward pass: it does not broadcast to `x`.
 
     Example:
         >>> import numpy as np
@@ -224,10 +227,10 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
     return _clip_gradient(x, value=tensors.plain(value), norm=tensors.plain(norm))
 
 
-@custom_gradient
+@tensors.recipe("clip_gradient")
 def _clip_gradient(x: Any, *, value: Any, norm: Any) -> Pair:
     if (value is None) == (norm is None):
-        raise messages.not_one_limit()
+        raise messages.not_one_limit("clip_gradient")
     name = "value" if norm is None else "norm"
     limit = tensors.number("clip_gradient", name, value if norm is None else norm)
     if tensors.is_number(limit):
@@ -235,7 +238,7 @@ def _clip_gradient(x: Any, *, value: Any, norm: Any) -> Pair:
     elif norm is not None and config.active.shape(limit) != ():
         raise messages.bad_parameter("clip_gradient", name, tensors.described(limit), "a number or a scalar tensor")
     else:
-        # No compiled program can raise, and a negative limit would turn the gradient around.
+        # NaN, because a negative limit would reverse the gradient, and no compiled program can raise.
         limit = ops.where(limit >= 0, limit, ops.full_like(limit, math.nan))
     for leaf in filter(config.active.is_tensor, tensors.leaves(x)):
         if config.active.dtype(leaf).startswith("complex"):
@@ -245,13 +248,13 @@ def _clip_gradient(x: Any, *, value: Any, norm: Any) -> Pair:
 
 
 def clipped_by_value(upstream: Any, limit: Any) -> Any:
-    """A nest of tensors, each element no larger than a limit: a number, or a tensor that broadcasts."""
+    """Clips each element of a pytree of tensors to a limit: a number, or a tensor that broadcasts."""
 
     def clipped(each: Any) -> Any:
         tensors.check_broadcasts("clip_gradient", "value", limit, each)
         wide, bound = tensors.together(each, limit)
         most = bound * ops.ones_like(wide)
-        # Not minimum and maximum, of which each framework has another derivative where the two are equal.
+        # Not minimum and maximum, because frameworks differ in their derivative where the two are equal.
         within = ops.where(wide > most, most, ops.where(wide < -most, -most, wide))
         return tensors.as_like(ops.where(most >= 0, within, most), each)
 
@@ -259,9 +262,9 @@ def clipped_by_value(upstream: Any, limit: Any) -> Any:
 
 
 def clipped_by_norm(upstream: Any, limit: Any) -> Any:
-    """A nest of tensors, shortened so that the norm of all is no larger than a limit: a number, or a scalar tensor."""
+    """Scales a pytree of tensors so that the norm of all does not exceed a limit: a number, or a scalar tensor."""
     parts = [tensors.wide(each) for each in tensors.leaves(upstream) if each is not None]
-    # Of nothing there is no largest number.
+    # Without empty tensors, because `max` refuses them.
     parts = [*filter(tensors.is_full, parts)]
     if not parts:
         return upstream
@@ -278,8 +281,8 @@ def clipped_by_norm(upstream: Any, limit: Any) -> Any:
         is_short = is_short & (bound >= 0)
     factor = bound / ops.where(is_short, ops.ones_like(length), length)
 
-    def shortened(each: Any) -> Any:
+    def scaled(each: Any) -> Any:
         wide = tensors.as_like(each, unit)
         return tensors.as_like(ops.where(is_short, wide, wide / unit * factor), each)
 
-    return tensors.mapped(shortened, upstream)
+    return tensors.mapped(scaled, upstream)

@@ -1,4 +1,4 @@
-"""Functions whose inputs are computed from their outputs, instead of being kept."""
+"""Reversible chains, whose inputs are recomputed from their outputs instead of being saved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from keras_cg import config, ops
 from keras_cg.call import function_name
-from keras_cg.decorator import custom_gradient
 from keras_cg.engine import precision
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
@@ -17,38 +16,39 @@ from keras_cg.recipes.tensors import Pair
 def invertible(
     f: Callable[..., Any], inverse: Callable[..., Any], *, tolerance: float | None = None
 ) -> Callable[..., Any]:
-    """A chain of reversible blocks, which keeps its last output for the backward pass, and none of those before.
+    """Returns a chain of reversible blocks, which saves its last output alone for the backward pass.
 
-    `chain(x, *params)` applies `f` once for each of `params`. The backward pass goes through the chain from behind:
+    `chain(x, *params)` applies `f` once for each of `params`. The backward pass runs through the chain in reverse:
     it computes the input of each block from its output, by `inverse`, and differentiates that block alone. So the
     memory for activations does not grow with the number of blocks.
 
         y = f(...f(f(x, p_1), p_2)..., p_n)
         x_k = inverse(x_(k+1), p_k),    (dL/dx_k, dL/dp_k) = (df/dx_k, df/dp_k)^T dL/dx_(k+1)
 
-    No compiled program can raise. If what comes out in front differs from `x` by more than `tolerance` times the
-    largest number in `x` and `y`, because of rounding or because `inverse` is none, **all gradients are NaN**. Up to
-    128 numbers of each tensor of `x` are kept to compare with. A second derivative runs the chain again, and needs
-    memory for each block, as without `invertible`.
+    **All gradients are NaN** if the recomputed `x` differs from `x` by more than `tolerance` times the largest number
+    in `x` and `y`, because of rounding or because `inverse` is wrong: no compiled program can raise.
+    Up to 128 numbers of each tensor of `x` are saved for the comparison. A second derivative runs the chain again, and
+    needs memory for each block, as without `invertible`.
 
     Source: Gomez, Ren, Urtasun & Grosse 2017, The reversible residual network, algorithm 1,
     https://arxiv.org/abs/1707.04585; Dinh, Krueger & Bengio 2015, NICE, https://arxiv.org/abs/1410.8516, for the blocks
 
     Args:
-        f: A function `f(x, p)` of two nests, which returns what the next block takes. It is one-to-one in `x`, and
-            draws no random numbers. What it is differentiated by must be in its arguments.
+        f: A function `f(x, p)` of two pytrees, which returns the input of the next block. It must be one-to-one in
+            `x`, and draw no random numbers. All values that have a gradient must be in its arguments.
         inverse: The function `inverse(y, p)` with `inverse(f(x, p), p) == x`, up to rounding.
         tolerance: A positive number; None for the square root of the dtype's epsilon.
 
     Returns:
-        A function `chain(x, *params)`, where `x` is a floating tensor or a nest with such in it, and each of `params`
-        any nest, or None: the parameters of one block.
+        A function `chain(x, *params)`, where `x` is a pytree with at least one floating tensor, and each of `params`
+        the parameters of one block: any pytree, or None.
 
     Raises:
         TypeError: `f` or `inverse` cannot be called. When the result is called: there are no `params`, or there is no
             floating tensor in `x`.
         ValueError: `tolerance` is no positive number.
-        GradientError: In the backward pass: `inverse` returned something that is not like the input of a block.
+        GradientError: In the backward pass: structure or shapes of the result of `inverse` differ from the input of
+            the block.
         CapturedVariableError: When the result is called: `f` closes over a value that is being differentiated.
 
     Example:
@@ -69,15 +69,15 @@ def invertible(
         >>> [gradient.round(3).item() for gradient in keras_cg.grad(loss, (1, 2))(x, np.array(0.5), np.array(0.7))]
         [2.011, 1.995]
     """
-    for given in (f, inverse):
-        if not callable(given):
-            raise messages.not_a_function("invertible", given)
+    for fun in (f, inverse):
+        if not callable(fun):
+            raise messages.not_a_function("invertible", fun)
     tolerance = tensors.plain(tolerance)
     if tolerance is not None:
         tolerance = tensors.positive("invertible", "tolerance", tolerance)
     name = f"invertible({function_name(f)})"
 
-    @custom_gradient
+    @tensors.recipe(name)
     def chain(x: Any, *params: Any) -> Pair:
         if not params:
             raise messages.no_blocks(name)
@@ -91,23 +91,23 @@ def invertible(
         def grad(upstream: Any) -> Any:
             z, gradients = y, []
             for each in reversed(params):
-                after, z = z, inverse(z, each)
+                block, z = z, inverse(z, each)
                 output, pullback = tensors.pulled(f, z, (each,))
                 tensors.check_alike(
-                    f"{name}, of what its inverse gave", tensors.leaves(after), tensors.leaves(output), "what that got"
+                    f"{name}, of what its inverse gave", tensors.leaves(block), tensors.leaves(output), "what that got"
                 )
                 upstream, (gradient,) = pullback(upstream)
                 gradients.append(gradient)
-            found = [*map(_some, _floating(z))]
-            tensors.check_alike(f"the inverse of {name}", before, found, "x")
-            is_back = _is_back(before, found, _floating(y), tolerance)
+            after = [*map(_some, _floating(z))]
+            tensors.check_alike(f"the inverse of {name}", before, after, "x")
+            is_same = _is_same(before, after, _floating(y), tolerance)
 
-            # Not NaN in the place of a gradient: so it stays linear in upstream, as forward mode wants it.
-            def kept(gradient: Any) -> Any:
+            # A factor, and not NaN itself, because forward mode needs a rule that is linear in upstream.
+            def checked(gradient: Any) -> Any:
                 one = ops.ones_like(gradient)
-                return gradient * ops.where(is_back, one, math.nan * one)
+                return gradient * ops.where(is_same, one, math.nan * one)
 
-            return tensors.mapped(kept, (upstream, *reversed(gradients)))
+            return tensors.mapped(checked, (upstream, *reversed(gradients)))
 
         return y, grad
 
@@ -115,31 +115,31 @@ def invertible(
 
 
 def _floating(value: Any) -> list[Any]:
-    """The floating tensors in a nest."""
+    """Returns the floating tensors in a pytree."""
     return [leaf for leaf in tensors.leaves(value) if tensors.is_floating(leaf)]
 
 
 def _some(x: Any) -> Any:
-    """Some numbers of a tensor, in memory of their own, which nobody differentiates."""
+    """Returns a copy of some elements of a tensor, without a gradient."""
     flat = ops.reshape(ops.stop_gradient(x), (-1,))
     (size,) = config.active.shape(flat) or (None,)
-    # An odd step does not take one channel alone.
+    # An odd step, because an even one could sample one channel alone.
     return 1 * (flat[:64] if size is None else flat[:: size // 64 | 1])
 
 
-def _is_back(before: list[Any], found: list[Any], outputs: list[Any], tolerance: float | None) -> Any:
-    """Whether some numbers are what they were, up to a part of the largest of these and of the outputs."""
+def _is_same(before: list[Any], after: list[Any], outputs: list[Any], tolerance: float | None) -> Any:
+    """Whether samples of two tensors are equal, up to a part of the largest element of these and of the outputs."""
     full = filter(tensors.is_full, (*before, *map(ops.stop_gradient, outputs)))
     sizes = [ops.max(ops.abs(tensors.wide(each))) for each in full]
     if not sizes:
         return ops.asarray(True)
     widest = max(map(config.active.dtype, sizes))
     size = ops.max(ops.stack([tensors.cast(each, widest) for each in sizes]))
-    still = [size < math.inf]
-    for first, other in filter(lambda pair: tensors.is_full(pair[0]), zip(before, found, strict=True)):
+    same = [size < math.inf]
+    for first, other in filter(lambda pair: tensors.is_full(pair[0]), zip(before, after, strict=True)):
         epsilon = precision.of(config.active.dtype(first)).epsilon
-        moved = ops.max(ops.abs(tensors.wide(other) - tensors.wide(first)))
-        # What is infinite in the dtype, times 0, would be NaN.
+        change = ops.max(ops.abs(tensors.wide(other) - tensors.wide(first)))
+        # Bounded, because an infinite factor times 0 would be NaN.
         allowed = size * (epsilon**0.5 if tolerance is None else min(tolerance, 1e30))
-        still.append(tensors.cast(moved, widest) <= allowed)
-    return ops.all(ops.stack(still))
+        same.append(tensors.cast(change, widest) <= allowed)
+    return ops.all(ops.stack(same))

@@ -1,4 +1,4 @@
-"""Functions whose plain derivative overflows, or is NaN."""
+"""Functions whose plain derivative overflows, or is NaN somewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_cg.recipes.tensors import Pair
 
 @custom_gradient
 def log1pexp(x: Any) -> Pair:
-    """log(1 + exp(x)), the softplus, right for numbers of any size and in every derivative.
+    """Computes log(1 + exp(x)), the softplus, right for numbers of any size and in every derivative.
 
         y = max(x, 0) + log1p(exp(-|x|)),    dL/dx = dL/dy / (1 + exp(-x))
 
@@ -45,7 +45,7 @@ def log1pexp(x: Any) -> Pair:
     x = tensors.real("log1pexp", "x", x)
     wide = tensors.wide(x)
     is_positive = wide >= 0
-    # Not abs, whose derivative at 0 is 0.
+    # Not abs, because its derivative at 0 is 0, and the second derivative would be wrong there.
     e = ops.exp(ops.where(is_positive, -wide, wide))
     value = ops.where(is_positive, wide, ops.zeros_like(wide)) + ops.log1p(e)
 
@@ -56,7 +56,7 @@ def log1pexp(x: Any) -> Pair:
 
 
 def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
-    """The 2-norm, whose gradient is 0 at 0, and which neither overflows nor underflows.
+    """Computes the 2-norm, with the gradient 0 at 0, without overflow or underflow.
 
         y = sqrt(sum x^2) = m sqrt(sum (x / m)^2)  with m = max |x|,    dL/dx = dL/dy x / y, and 0 where y = 0
 
@@ -69,14 +69,14 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
     Args:
         x: A real floating tensor.
         axis: The axis or the axes to sum over; None for all.
-        keepdims: Whether these stay, with size 1.
+        keepdims: Whether the result has these axes, with size 1.
 
     Returns:
         A tensor of the dtype of `x`.
 
     Raises:
         TypeError: `x` is no real floating tensor.
-        ValueError: There is no such axis, or nobody knows how many `x` has.
+        ValueError: There is no such axis, the rank of `x` is unknown, or `keepdims` is neither true nor false.
 
     Example:
         >>> import numpy as np
@@ -89,18 +89,20 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
         array([[0.6, 0.8],
                [0. , 0. ]])
     """
-    return _safe_norm(_ranked("safe_norm", x, axis, keepdims), _places(axis), tensors.plain(keepdims))
+    return _safe_norm(
+        _ranked("safe_norm", x, axis, keepdims), _places(axis), tensors.flag("safe_norm", "keepdims", keepdims)
+    )
 
 
-@custom_gradient
+@tensors.recipe("safe_norm")
 def _safe_norm(x: Any, axis: Any, keepdims: bool) -> Pair:
     x = tensors.real("safe_norm", "x", x)
     wide, axes = tensors.wide(x), tensors.axes("safe_norm", "x", x, axis)
-    # Of nothing there is no maximum; the sum of nothing is 0.
+    # `sum` for an empty tensor, because `max` refuses one.
     reduced = ops.max if tensors.is_full(x) else ops.sum
     size = ops.abs(ops.stop_gradient(wide))
     unit, is_infinite = unit_of(reduced(size, axis=axes, keepdims=True) if axes else size), size == math.inf
-    # What is infinite counts as equally large, and beside it the rest is nothing.
+    # Infinite elements count as equally large, and the finite ones beside them as 0.
     finite, one = ops.where(is_infinite, ops.zeros_like(wide), wide), ops.ones_like(wide)
     scaled = ops.where(is_infinite, ops.where(wide > 0, one, -one), finite / unit)
     total = ops.sum(scaled * scaled, axis=axes, keepdims=True) if axes else scaled * scaled
@@ -118,12 +120,12 @@ def _safe_norm(x: Any, axis: Any, keepdims: bool) -> Pair:
 
 
 def _places(axis: Any) -> Any:
-    """One axis, several or None, without NumPy's scalars."""
+    """Returns one axis, several or None, with Python's numbers in the place of NumPy's."""
     return tuple(map(tensors.plain, axis)) if isinstance(axis, (tuple, list)) else tensors.plain(axis)
 
 
 def _ranked(recipe: str, x: Any, axis: Any, keepdims: Any) -> Any:
-    """A tensor of known rank: one of an unknown one in a row, if all of it is summed."""
+    """Returns a tensor of known rank; flattens one of unknown rank if all axes are summed."""
     if not config.active.is_tensor(x) or config.active.shape(x) is not None:
         return x
     if axis is not None or keepdims:
@@ -132,9 +134,9 @@ def _ranked(recipe: str, x: Any, axis: Any, keepdims: Any) -> Any:
 
 
 def unit_of(largest: Any) -> Any:
-    """What numbers up to a constant are divided by, so that their squares neither overflow nor vanish."""
-    # XLA takes numbers below the smallest normal one for 0 in some operations, and in others not. It multiplies by the
-    # inverse, too, instead of dividing, so that this must be none of them either.
+    """Returns a divisor for numbers up to `largest`, so that their squares neither overflow nor underflow."""
+    # XLA flushes numbers below the smallest normal one to 0 in some operations and not in others. It also multiplies by
+    # the inverse instead of dividing, so the inverse must be a normal number as well.
     smallest = precision.of(config.active.dtype(largest)).smallest
     least, most = ops.full_like(largest, smallest), ops.full_like(largest, 1 / smallest)
     unit = ops.where(largest > least, ops.where((largest > most) & (largest < math.inf), most, largest), least)
@@ -143,7 +145,7 @@ def unit_of(largest: Any) -> Any:
 
 @custom_gradient
 def safe_sqrt(x: Any) -> Pair:
-    """The square root, 0 and with gradient 0 for x <= 0.
+    """Computes the square root of max(x, 0), with the gradient 0 for x <= 0.
 
         y = sqrt(max(x, 0)),    dL/dx = dL/dy / (2 sqrt(x)) where x > 0, else 0
 
@@ -174,7 +176,7 @@ def safe_sqrt(x: Any) -> Pair:
     wide = tensors.wide(x)
     is_negative = wide <= 0
     root = ops.sqrt(ops.where(is_negative, ops.ones_like(wide), wide))
-    # XLA has numbers that are positive, and whose root is 0: those below the smallest normal one.
+    # On XLA the root of a positive number below the smallest normal one is 0.
     is_out = is_negative | (root <= 0)
     root = ops.where(is_out, ops.ones_like(root), root)
     value = ops.where(is_out, ops.zeros_like(root), root)
@@ -186,11 +188,11 @@ def safe_sqrt(x: Any) -> Pair:
 
 
 def safe_log(x: Any, floor: float | None = None) -> Any:
-    """The logarithm of what is at least a floor, with gradient 0 below it.
+    """Computes the logarithm of max(x, floor), with the gradient 0 below the floor.
 
         y = log(max(x, floor)),    dL/dx = dL/dy / x where x >= floor, else 0
 
-    Plain differentiation gives infinity or NaN at 0, where a probability or a likelihood may well be.
+    Plain differentiation gives infinity or NaN at 0, a usual value of probabilities and likelihoods.
 
     Source: the derivative of the formula, written as in the JAX FAQ,
     https://docs.jax.dev/en/latest/faq.html#gradients-contain-nan-where-using-where
@@ -218,7 +220,7 @@ def safe_log(x: Any, floor: float | None = None) -> Any:
     return _safe_log(x, tensors.plain(floor))
 
 
-@custom_gradient
+@tensors.recipe("safe_log")
 def _safe_log(x: Any, floor: float | None) -> Pair:
     x = tensors.real("safe_log", "x", x)
     least = precision.of(config.active.dtype(x)).smallest
@@ -236,7 +238,7 @@ def _safe_log(x: Any, floor: float | None) -> Pair:
 
 
 class Shares(NamedTuple):
-    """What exp(x - peak) is of its sum along some axes; and that sum, 1 where there is nothing, and the peak."""
+    """A softmax along some axes: exp(x - peak) over its sum; that sum, 1 where nothing counts; and the peak."""
 
     share: Any
     total: Any
@@ -244,15 +246,15 @@ class Shares(NamedTuple):
 
 
 def shares(x: Any, axes: tuple[int, ...], is_out: Any, heat: Any = 1.0) -> Shares:
-    """The softmax of x / heat over some axes, 0 where `is_out`; what is infinite counts as equally large.
+    """Computes the softmax of x / heat over some axes, 0 where `is_out`; infinite elements count as equally large.
 
-    All of it can be differentiated by the framework: no infinity and no NaN is anywhere on the way, but for those of x.
+    The framework can differentiate it: no intermediate value is infinite or NaN where x is finite.
     """
     one, none = ops.ones_like(x), ops.zeros_like(x)
     level = ops.stop_gradient(ops.where(is_out, -math.inf * one, x))
     if axes and tensors.is_full(x):
         level = ops.max(level, axis=axes, keepdims=True)
-    elif axes:  # of nothing there is no maximum
+    elif axes:  # `max` refuses an empty tensor
         level = -math.inf * ops.ones_like(ops.sum(level, axis=axes, keepdims=True))
     is_infinite, is_nothing = level == math.inf, level == -math.inf
     peak = ops.where(is_infinite | is_nothing, ops.zeros_like(level), level)
@@ -265,13 +267,13 @@ def shares(x: Any, axes: tuple[int, ...], is_out: Any, heat: Any = 1.0) -> Share
 
 
 def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, where: Any = None) -> Any:
-    """The logarithm of a sum of exponentials, over what a mask lets through.
+    """Computes the logarithm of a sum of exponentials, over the elements that a mask selects.
 
         y = m + log(sum exp(x - m))  with m = max x,    dL/dx = dL/dy exp(x - y), and 0 where masked or -infinity
 
-    Of nothing, as where all is masked or minus infinity, it is minus infinity, with a gradient of 0. What is masked
-    has a gradient of exactly 0 in every order, even if it is NaN or infinite: plain differentiation gives NaN in all of
-    these cases. Of infinity it is infinity, and the gradient is shared by the infinite elements.
+    If all elements are masked or minus infinity, it is minus infinity, with the gradient 0. A masked element has a
+    gradient of exactly 0 in every order, even if it is NaN or infinite: plain differentiation gives NaN in all of these
+    cases. If an element is infinity, so is the result, and the infinite elements share the gradient.
 
     Source: Blanchard, Higham & Higham 2021, Accurately computing the log-sum-exp and softmax functions, algorithm 3.1,
     https://doi.org/10.1093/imanum/draa038; the mask as in the JAX FAQ,
@@ -280,15 +282,16 @@ def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: boo
     Args:
         x: A real floating tensor.
         axis: The axis or the axes to sum over; None for all.
-        keepdims: Whether these stay, with size 1.
-        where: What counts: a boolean tensor that broadcasts to `x`; None for everything.
+        keepdims: Whether the result has these axes, with size 1.
+        where: The mask, a boolean tensor that broadcasts to `x`: True where an element counts. None for all.
 
     Returns:
         A tensor of the dtype of `x`.
 
     Raises:
         TypeError: `x` is no real floating tensor, or `where` no boolean one.
-        ValueError: There is no such axis, nobody knows how many `x` has, or `where` does not broadcast to `x`.
+        ValueError: There is no such axis, the rank of `x` is unknown, `where` does not broadcast to `x`, or `keepdims`
+            is neither true nor false.
 
     Example:
         >>> import numpy as np
@@ -302,12 +305,13 @@ def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: boo
         array([[0.5, 0.5, 0. ],
                [0. , 0. , 0. ]])
     """
+    keepdims = tensors.flag("log_sum_exp", "keepdims", keepdims)
     if where is not None and not (config.active.is_tensor(where) and config.active.dtype(where) == "bool"):
         raise messages.not_a_mask("log_sum_exp", "where", tensors.described(where))
-    return _log_sum_exp(_ranked("log_sum_exp", x, axis, keepdims), _places(axis), tensors.plain(keepdims), where)
+    return _log_sum_exp(_ranked("log_sum_exp", x, axis, keepdims), _places(axis), keepdims, where)
 
 
-@custom_gradient
+@tensors.recipe("log_sum_exp")
 def _log_sum_exp(x: Any, axis: Any, keepdims: bool, where: Any) -> Pair:
     x = tensors.real("log_sum_exp", "x", x)
     wide, axes = tensors.wide(x), tensors.axes("log_sum_exp", "x", x, axis)

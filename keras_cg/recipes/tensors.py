@@ -1,4 +1,4 @@
-"""What the recipes share: numbers and tensors of the active backend, and nests of them."""
+"""Helpers of the recipes: checks and conversions of numbers, tensors of the active backend, and pytrees of these."""
 
 from __future__ import annotations
 
@@ -6,34 +6,52 @@ import functools
 import math
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy
 
 from keras_cg import config, pytree
 from keras_cg.autodiff import vjp
+from keras_cg.decorator import CustomGradient, custom_gradient
 from keras_cg.engine import precision
 from keras_cg.pytree import compatible, describe
 from keras_cg.recipes import messages
 
-# What a function with a custom gradient returns: its output and its rule.
+P = ParamSpec("P")
+Output = TypeVar("Output")
+
+# The return type of a function with a custom gradient: its output and its rule.
 Pair = tuple[Any, Callable[..., Any]]
 
 
 def named_like(fn: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `functools.wraps`; but of what is called a lambda, TensorFlow's AutoGraph (2.21) would look for the source."""
+    """Returns `functools.wraps(fn)`, without the name of a lambda: AutoGraph (2.21) would look for its source."""
     is_lambda = getattr(fn, "__name__", "") == "<lambda>"
-    kept = ("__module__", "__doc__") if is_lambda else functools.WRAPPER_ASSIGNMENTS
-    return functools.wraps(fn, kept, ())
+    assigned = ("__module__", "__doc__") if is_lambda else functools.WRAPPER_ASSIGNMENTS
+    return functools.wraps(fn, assigned, ())
+
+
+def recipe(name: str) -> Callable[[Callable[P, tuple[Output, Callable[..., Any]]]], CustomGradient[P, Output]]:
+    """Returns `custom_gradient` for the inner function of a recipe, which messages call by the recipe's name."""
+
+    def decorate(function: Callable[P, tuple[Output, Callable[..., Any]]]) -> CustomGradient[P, Output]:
+        own = function.__qualname__
+        function.__qualname__ = name
+        decorated = custom_gradient(function)
+        # pickle finds the function by its own name.
+        function.__qualname__ = own
+        return decorated
+
+    return decorate
 
 
 def leaves(value: Any) -> list[Any]:
-    """The leaves of a nest, those that are no tensors included."""
+    """Returns all leaves of a pytree, tensors and others."""
     return pytree.flatten(value, config.active.is_tensor, config.active.children).leaves
 
 
 def mapped(function: Callable[..., Any], *values: Any) -> Any:
-    """A nest of what `function` makes of the tensors of one nest, or of several that are alike."""
+    """Maps `function` over the tensors of a pytree, or of several with one structure; other leaves stay as they are."""
     is_tensor = config.active.is_tensor
     tree = pytree.flatten(values[0], is_tensor, config.active.children)
     places = [place for place, leaf in enumerate(tree.leaves) if is_tensor(leaf)]
@@ -42,17 +60,17 @@ def mapped(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
-    """The output of f(x, *args), and its pullback: from upstream to the gradients of x, and of the tensors in `args`.
+    """Returns the output of f(x, *args), and its pullback: from upstream to the gradients of x and of `args`.
 
-    Not `vjp` itself, for which a number is a tensor of the default dtype: half precision beside it would be none.
+    It is `vjp` for the tensors alone, because that makes tensors of numbers: half precision would be promoted.
     """
     tree = pytree.flatten(args, config.active.is_tensor, config.active.children)
     places = [place for place, leaf in enumerate(tree.leaves) if config.active.is_tensor(leaf)]
 
-    def moving(x: Any, *moved: Any) -> Any:
-        return f(x, *tree.fill(places, moved))
+    def of_tensors(x: Any, *values: Any) -> Any:
+        return f(x, *tree.fill(places, values))
 
-    output, pullback = vjp(moving, x, *(tree.leaves[place] for place in places))
+    output, pullback = vjp(of_tensors, x, *(tree.leaves[place] for place in places))
 
     def pull(upstream: Any) -> tuple[Any, Any]:
         gradient, *gradients = pullback(upstream)
@@ -62,7 +80,7 @@ def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> tuple[Any, C
 
 
 def described(value: Any) -> str:
-    """A value in a message."""
+    """Describes a value for a message."""
     backend = config.active
     return describe(backend.dtype(value), backend.shape(value)) if backend.is_tensor(value) else repr(value)
 
@@ -78,12 +96,16 @@ def is_real(value: Any) -> bool:
 
 
 def is_full(x: Any) -> bool:
-    """Whether a tensor has any elements, as far as is known."""
+    """Whether a tensor may have elements; an unknown size may be zero only at run time."""
     return 0 not in (config.active.shape(x) or ())
 
 
 def real(recipe: str, argument: str, value: Any) -> Any:
-    """A real floating tensor."""
+    """Returns an argument as a real floating tensor.
+
+    Raises:
+        TypeError: It is something else.
+    """
     if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
         return config.active.asarray(as_float(recipe, argument, value))
     if not is_real(value):
@@ -92,12 +114,16 @@ def real(recipe: str, argument: str, value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A parameter that is a scalar of NumPy as Python's number: a number, though each backend holds it as a tensor."""
+    """Returns a NumPy scalar as Python's number, because a backend may count it as a tensor."""
     return value.item() if isinstance(value, numpy.generic) else value
 
 
 def check_start(recipe: str, argument: str, value: Any) -> None:
-    """Whether something can start from a nest: real floating tensors, and at least one."""
+    """Checks the start of an iteration: a pytree of real floating tensors, at least one.
+
+    Raises:
+        TypeError: It has no tensor, or something else in it.
+    """
     if not leaves(value):
         raise messages.nothing_to_solve(recipe, argument)
     for leaf in leaves(value):
@@ -106,12 +132,16 @@ def check_start(recipe: str, argument: str, value: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number of Python's own, and not NumPy's float64, which is a float and a tensor as well."""
+    """Whether a value is a number of Python, and not NumPy's float64, which is a `float` and a tensor as well."""
     return isinstance(value, numbers.Real) and not isinstance(value, numpy.generic)
 
 
 def as_float(recipe: str, argument: str, value: Any) -> float:
-    """A number as a float, which integers and fractions may be too large for."""
+    """Returns a number as a float.
+
+    Raises:
+        ValueError: It is an integer or a fraction that is too large.
+    """
     try:
         return float(value)
     except OverflowError:
@@ -119,7 +149,11 @@ def as_float(recipe: str, argument: str, value: Any) -> float:
 
 
 def number(recipe: str, argument: str, value: Any) -> Any:
-    """A number as a float, or a real floating tensor."""
+    """Returns a number as a float, or a real floating tensor as it is.
+
+    Raises:
+        TypeError: It is neither.
+    """
     if is_number(value):
         return as_float(recipe, argument, value)
     if not is_real(value):
@@ -128,14 +162,22 @@ def number(recipe: str, argument: str, value: Any) -> Any:
 
 
 def positive(recipe: str, argument: str, value: Any) -> float:
-    """A positive number that is no tensor."""
+    """Returns a positive number as a float; a tensor is refused.
+
+    Raises:
+        ValueError: It is none.
+    """
     if not is_number(value) or not as_float(recipe, argument, value) > 0:
         raise messages.bad_parameter(recipe, argument, value, "a positive number")
     return float(value)
 
 
 def finite(recipe: str, argument: str, value: Any, like: Any) -> float:
-    """A positive number that is not infinite, and no tensor; nor that or 0 in the dtype in which is computed."""
+    """Returns a positive, finite number as a float; a tensor is refused.
+
+    Raises:
+        ValueError: It is none, or would be 0 or infinite in the dtype in which the recipe computes.
+    """
     if not is_number(value) or not 0 < as_float(recipe, argument, value) < math.inf:
         raise messages.bad_parameter(recipe, argument, value, "a positive, finite number")
     dtype = config.active.dtype(wide(like))
@@ -147,27 +189,39 @@ def finite(recipe: str, argument: str, value: Any, like: Any) -> float:
     return float(value)
 
 
+def flag(recipe: str, argument: str, value: Any) -> bool:
+    """Returns a flag of Python or NumPy as a bool.
+
+    Raises:
+        ValueError: It is neither true nor false; a string such as "no" would count as true.
+    """
+    value = plain(value)
+    if not isinstance(value, int) or value not in (0, 1):
+        raise messages.bad_parameter(recipe, argument, value, "True or False")
+    return bool(value)
+
+
 def cast(x: Any, dtype: str) -> Any:
-    """A tensor in a dtype."""
+    """Returns a tensor in another dtype."""
     return x if config.active.dtype(x) == dtype else config.active.cast(x, dtype)
 
 
 def as_like(x: Any, like: Any) -> Any:
-    """`x` in the dtype of another tensor."""
+    """Returns `x` in the dtype of `like`."""
     return cast(x, config.active.dtype(like))
 
 
 def wide(x: Any) -> Any:
-    """`x` in at least float32: half precision is too narrow, and TensorFlow (2.21) lacks much of it."""
+    """Returns `x` in at least float32, because half precision is inexact, and TensorFlow (2.21) lacks much of it."""
     return config.active.cast(x, "float32") if config.active.dtype(x) in ("float16", "bfloat16") else x
 
 
 def together(x: Any, parameter: Any) -> tuple[Any, Any]:
-    """A tensor in at least float32, and a parameter to compute with it: a number, or a tensor of the same dtype."""
+    """Returns a tensor and a parameter in one dtype, at least float32; a number stays a number."""
     x = wide(x)
     if is_number(parameter):
         is_double = config.active.dtype(x) in ("float64", "complex128")
-        # Frameworks warn of a number that float32 does not hold, before they make it infinite.
+        # Infinite here, because frameworks warn when they make a number infinite that float32 cannot represent.
         return x, parameter if is_double or abs(parameter) < 2.0**128 else math.copysign(math.inf, parameter)
     dtypes = {config.active.dtype(x), config.active.dtype(wide(parameter))}
     is_complex = any(dtype.startswith("complex") for dtype in dtypes)
@@ -179,13 +233,17 @@ def together(x: Any, parameter: Any) -> tuple[Any, Any]:
 
 
 def times(x: Any, factor: Any) -> Any:
-    """A tensor times a number, or a tensor that broadcasts to it: rounded once, at the end, to the dtype of `x`."""
+    """Multiplies a tensor by a number or a tensor that broadcasts to it, and rounds once, to the dtype of `x`."""
     left, right = together(x, factor)
     return as_like(left * right, x)
 
 
 def check_broadcasts(recipe: str, argument: str, parameter: Any, x: Any, name: str = "x") -> None:
-    """Whether a parameter broadcasts to the tensor of that name, and the tensor not to the parameter."""
+    """Checks that a parameter broadcasts to the shape of a tensor, called `name` in messages.
+
+    Raises:
+        ValueError: It does not, or the product would have a larger shape, or the rank of one is unknown.
+    """
     if is_number(parameter):
         return
     size, whole = config.active.shape(parameter), config.active.shape(x)
@@ -201,27 +259,39 @@ def check_broadcasts(recipe: str, argument: str, parameter: Any, x: Any, name: s
 
 
 def check_shape(recipe: str, argument: str, value: Any, name: str, like: Any) -> None:
-    """Whether a tensor has the shape of another one."""
+    """Checks that a tensor has the shape of `like`, called `name` in messages.
+
+    Raises:
+        ValueError: It has another one.
+    """
     if not compatible(config.active.shape(value), config.active.shape(like)):
         raise messages.not_of_shape(recipe, argument, described(value), name, described(like))
 
 
 def axes(recipe: str, argument: str, x: Any, axis: Any) -> tuple[int, ...]:
-    """One axis of a tensor, several or None for all, as numbers from 0 on."""
+    """Returns one axis of a tensor, several, or None for all, as a tuple of numbers from 0 on.
+
+    Raises:
+        ValueError: There is no such axis, or the rank is unknown.
+    """
     size = config.active.shape(x)
     if size is None:
         raise messages.unknown_rank(recipe, argument, described(x))
     rank = len(size)
     if axis is None:
         return tuple(range(rank))
-    given = axis if isinstance(axis, (tuple, list)) else (axis,)
-    if not all(isinstance(each, int) and -rank <= each < rank for each in given):
+    several = axis if isinstance(axis, (tuple, list)) else (axis,)
+    if not all(isinstance(each, int) and -rank <= each < rank for each in several):
         raise messages.bad_parameter(recipe, "axis", axis, f"an axis of a tensor with {rank}, or a tuple of such")
-    return tuple(sorted({each % rank for each in given}))
+    return tuple(sorted({each % rank for each in several}))
 
 
 def check_alike(name: str, inputs: list[Any], outputs: list[Any], of: str = "the first argument") -> None:
-    """Whether upstream, of some outputs, can be the gradient of some inputs: those of what messages call `of`."""
+    """Checks that upstream of `outputs` can be the gradient of `inputs`, called `of` in messages.
+
+    Raises:
+        GradientError: Their counts or shapes differ, or an output is not floating.
+    """
     backend = config.active
     pairs = list(zip(inputs, outputs, strict=False))
     if len(inputs) != len(outputs) or any(

@@ -1,5 +1,7 @@
 """The recipes as Keras layers: gradients against closed forms, schedules, and what a layer must do besides."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -196,7 +198,7 @@ def test_on_jax_the_scale_is_not_lost_in_the_middle_of_an_epoch(keras, layers):
         fit(trainee(keras, layer), steps=2, callbacks=[Schedule()])
     assert str(caught.value).splitlines() == [
         "the scale of the layer mine cannot be set here.",
-        "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
+        "In the middle of an epoch Keras on JAX has moved the weights out of the model, and would overwrite it.",
         'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
         "set the scale at the beginning of an epoch.",
     ]
@@ -342,12 +344,13 @@ def test_a_name_that_keras_does_not_have(layers):
     with pytest.raises(ValueError) as caught:
         layers.StraightThrough("rund")
     assert str(caught.value) == (
-        "keras.ops has no function 'rund'; did you mean 'round'? A function of your own is given itself, not its name"
+        "StraightThrough: keras.ops has no function 'rund'. Did you mean 'round'?"
+        " Pass a function of your own itself, not its name."
     )
     with pytest.raises(ValueError) as caught:
         layers.StraightThrough("qqqq")
     assert str(caught.value) == (
-        "keras.ops has no function 'qqqq'; A function of your own is given itself, not its name"
+        "StraightThrough: keras.ops has no function 'qqqq'. Pass a function of your own itself, not its name."
     )
 
 
@@ -404,23 +407,69 @@ def test_the_step_from_data(keras, layers):
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "error"),
+    ("name", "config", "error", "told"),
     [
-        ("GradientClipping", {}, TypeError),
-        ("GradientClipping", {"value": 1.0, "norm": 1.0}, TypeError),
-        ("GradientClipping", {"norm": -1.0}, ValueError),
-        ("GradientClipping", {"norm": 1.0, "loss_scale": 10**400}, ValueError),
-        ("GradientScaling", {"scale": 10**400}, ValueError),
-        ("Quantize", {"bits": 1}, ValueError),
-        ("Quantize", {"bits": 0, "signed": False}, ValueError),
-        ("Quantize", {"initial_step": 0.0}, ValueError),
-        ("SurrogateSpike", {"kind": "step"}, ValueError),
-        ("StraightThrough", {"function": None}, TypeError),
+        ("GradientClipping", {}, TypeError, "takes exactly one of value"),
+        ("GradientClipping", {"value": 1.0, "norm": 1.0}, TypeError, "takes exactly one of value"),
+        ("GradientClipping", {"norm": -1.0}, ValueError, "norm=-1.0 is not a positive number"),
+        ("GradientClipping", {"value": float("nan")}, ValueError, "value=nan is not a positive number"),
+        ("GradientClipping", {"value": "a"}, ValueError, "value='a' is not a positive number"),
+        ("GradientClipping", {"value": np.ones(2)}, ValueError, "value=array([1., 1.]) is not a positive number"),
+        ("GradientClipping", {"norm": 1.0, "loss_scale": 10**400}, ValueError, "loss_scale is a number that is too"),
+        ("GradientClipping", {"norm": 1.0, "loss_scale": "on"}, ValueError, "loss_scale='on' is not \"dynamic\""),
+        ("GradientReversal", {"scale": "a"}, ValueError, "scale='a' is not a finite number of float32"),
+        ("GradientReversal", {"scale": None}, ValueError, "scale=None is not a finite number of float32"),
+        ("GradientScaling", {"scale": float("nan")}, ValueError, "scale=nan is not a finite number of float32"),
+        ("GradientScaling", {"scale": -float("inf")}, ValueError, "scale=-inf is not a finite number of float32"),
+        ("GradientScaling", {"scale": 1e300}, ValueError, "scale=1e+300 is not a finite number of float32"),
+        ("GradientScaling", {"scale": np.ones(2)}, ValueError, "scale=array([1., 1.]) is not a finite number"),
+        ("GradientScaling", {"scale": 10**400}, ValueError, "scale is a number that is too large for a float"),
+        ("Quantize", {"bits": 1}, ValueError, "bits=1 is not a whole number"),
+        ("Quantize", {"bits": 0, "signed": False}, ValueError, "bits=0 is not a whole number"),
+        ("Quantize", {"bits": "8"}, ValueError, "bits='8' is not a whole number"),
+        ("Quantize", {"signed": "no"}, ValueError, "signed='no' is not True or False"),
+        ("Quantize", {"initial_step": 0.0}, ValueError, "initial_step=0.0 is not a positive, finite number"),
+        ("Quantize", {"initial_step": "a"}, ValueError, "initial_step='a' is not a positive, finite number"),
+        ("Quantize", {"initial_step": 1e300}, ValueError, "initial_step=1e+300 is not between"),
+        ("Quantize", {"gradient_scale": "LSQ"}, ValueError, "gradient_scale='LSQ' is not None, \"lsq\" or a finite"),
+        ("Quantize", {"gradient_scale": float("nan")}, ValueError, 'gradient_scale=nan is not None, "lsq" or a'),
+        ("SurrogateSpike", {"kind": "step"}, ValueError, "there is no kind 'step'"),
+        ("SurrogateSpike", {"kind": ["step"]}, ValueError, "there is no kind ['step']"),
+        ("SurrogateSpike", {"slope": 0}, ValueError, "slope=0 is not a positive, finite number"),
+        ("SurrogateSpike", {"slope": "a"}, ValueError, "slope='a' is not a positive, finite number"),
+        ("StraightThrough", {"function": None}, TypeError, "expects a function, got a NoneType"),
+        ("StraightThrough", {"function": "__name__"}, ValueError, "keras.ops has no function '__name__'"),
     ],
 )
-def test_a_mistake_is_told_when_the_layer_is_made(layers, name, config, error):
-    with pytest.raises(error):
+def test_a_mistake_is_told_when_the_layer_is_made(layers, name, config, error, told):
+    with pytest.raises(error) as caught:
         getattr(layers, name)(**config)
+    text = str(caught.value)
+    assert text.startswith(name) and told in text, text
+
+
+def test_numbers_of_numpy_are_numbers(keras, layers):
+    """They are saved as Python's."""
+    for layer in (
+        layers.GradientScaling(np.float32(2)),
+        layers.GradientReversal(np.array(2)),
+        layers.GradientClipping(value=np.float64(2), loss_scale=np.float32(1)),
+        layers.Quantize(np.int64(8), np.bool_(True), np.float32(2), np.float64(2)),
+        layers.SurrogateSpike(slope=np.float32(2)),
+    ):
+        config = json.loads(json.dumps(layer.get_config()))
+        assert type(layer).from_config(config).get_config() == layer.get_config()
+
+
+def test_a_scale_that_is_set_is_checked(keras, layers):
+    layer = layers.GradientScaling(1.0)
+    for bad in ("a", None, float("nan"), 1e300):
+        with pytest.raises(ValueError, match=r"GradientScaling: scale=.* is not a finite number of float32"):
+            layer.scale = bad
+        assert float(array(keras, layer.scale)) == 1
+    for value in (np.float32(2), np.array(3), keras.Variable(4.0), keras.ops.convert_to_tensor(5.0)):
+        layer.scale = value
+    assert float(array(keras, layer.scale)) == 5
 
 
 def test_the_docstrings_run(layers):
@@ -491,7 +540,7 @@ def test_on_jax_the_step_from_data_is_not_lost_in_the_middle_of_an_epoch(keras, 
         fit(trainee(keras, layer), steps=2, callbacks=[Adapt()])
     assert str(caught.value).splitlines() == [
         "the step of the layer mine cannot be set here.",
-        "In the middle of an epoch Keras on JAX has taken the weights out of the model, and would overwrite it.",
+        "In the middle of an epoch Keras on JAX has moved the weights out of the model, and would overwrite it.",
         'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
         "set the step at the beginning of an epoch.",
     ]

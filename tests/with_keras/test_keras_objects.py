@@ -310,6 +310,32 @@ def test_a_frozen_captured_variable_is_a_constant(keras, mode):
     close(layer.c, [1, 1])
 
 
+@pytest.mark.limit
+def test_a_variable_that_is_assigned_before_the_backward_pass(backend, keras):
+    """A rule reads what the variable holds when it runs; a copy that the function made, it reads as it was."""
+    temperature = keras.Variable(2.0, trainable=False)
+
+    @keras_cg.custom_gradient
+    def reads(x):
+        return x * temperature.value, lambda upstream: 7 * upstream * temperature.value
+
+    @keras_cg.custom_gradient
+    def copies(x):
+        value = temperature + 0
+        return x * value, lambda upstream: 7 * upstream * value
+
+    for f, expected in ((reads, 7 * 100), (copies, 7 * 2)):
+
+        def loss(x, f=f):
+            temperature.assign(2.0)
+            y = f(x)
+            temperature.assign(100.0)
+            return y
+
+        value, gradient = keras_cg.value_and_grad(loss)(np.float32(3))
+        assert (float(value), float(gradient)) == (6, expected)
+
+
 @trains
 @pytest.mark.parametrize("rule", [serving, lambda x: lambda upstream: 7 * upstream], ids=["serving", "not serving"])
 @pytest.mark.limit

@@ -1,4 +1,4 @@
-"""A function of NumPy arrays in a framework that runs everything at once."""
+"""Functions of NumPy arrays in a framework without compiled programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from keras_cg.recipes.callback.host import Host
 
 
 def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of a function of NumPy arrays, without a gradient."""
+    """Calls a function of NumPy arrays, without a gradient."""
     backend = config.active
-    arrays = host.function().run([backend.to_numpy(tensor) for tensor in tensors], host.given)
+    arrays = host.function().run([backend.to_numpy(tensor) for tensor in tensors], host.arguments)
     return tuple(map(backend.asarray, arrays))

@@ -1,4 +1,4 @@
-"""A function of NumPy arrays, called where a framework computes: by a key, which a compiled program can hold."""
+"""Functions of NumPy arrays, registered under a key that a compiled program can contain."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from keras_cg.recipes import messages
 
 
 class Kind(NamedTuple):
-    """What is known of an array before it is there.
+    """The shape and dtype of an array that a program will compute.
 
     Attributes:
-        shape: Its lengths, with None for one that is unknown until run time; None if even their count is.
+        shape: Its lengths, with None for one that is unknown until run time; None if the rank is unknown.
         dtype: The dtype's plain name: "float32".
     """
 
@@ -24,48 +24,52 @@ class Kind(NamedTuple):
     dtype: str
 
 
-class Owned(Protocol):
-    """A function of NumPy arrays, with what it promises of its results."""
+class HostFunction(Protocol):
+    """A function of NumPy arrays that tells the kinds of its results before it runs."""
 
     name: str
 
     def results(self, kinds: Sequence[Kind], count: int) -> list[Kind]:
-        """What it gives of arrays of these kinds, of which `count` are arguments and the others upstreams."""
+        """Returns the kinds of the results for arrays of these kinds: `count` arguments, then upstreams."""
 
     def run(self, arrays: Sequence[numpy.ndarray], count: int) -> list[numpy.ndarray]:
-        """Runs, and raises if the results are not what it promised."""
+        """Runs the function.
+
+        Raises:
+            ValueError: A result has another kind than promised.
+        """
 
 
-# Weakly, so that a function may go.
-_known: weakref.WeakValueDictionary[str, Owned] = weakref.WeakValueDictionary()
+# Weak references, because a program must not keep a function alive that the user has dropped.
+_registered: weakref.WeakValueDictionary[str, HostFunction] = weakref.WeakValueDictionary()
 
 
-def register(function: Owned) -> str:
-    """The key under which a function is found again, as long as somebody holds it."""
-    # At random, so that a program which is loaded in another process does not find another function there.
-    # No number, of which torch.compile (2.13) would make a variable of the program as soon as there are two.
+def register(function: HostFunction) -> str:
+    """Returns a key for a function, which `Host.function` looks up as long as the function exists."""
+    # Random, because a program that is loaded in another process must not find another function there. A string,
+    # because torch.compile (2.13) would make a number a variable of the program as soon as there are two.
     key = os.urandom(8).hex()
-    _known[key] = function
+    _registered[key] = function
     return key
 
 
 class Host(NamedTuple):
-    """One call of such a function: what `host` of a backend gets.
+    """One call of a registered function.
 
     Attributes:
-        key: Which function.
-        given: How many of the tensors are arguments; those behind them are upstreams.
+        key: The key of the function.
+        arguments: The number of arguments among the tensors; the tensors behind them are upstreams.
     """
 
     key: str
-    given: int
+    arguments: int
 
-    def function(self) -> Owned:
-        """The function itself.
+    def function(self) -> HostFunction:
+        """Returns the function.
 
         Raises:
-            RuntimeError: It is not in this process, or not any more.
+            RuntimeError: It is not in this process, or no longer exists.
         """
-        if self.key not in _known:
+        if self.key not in _registered:
             raise messages.function_is_gone()
-        return _known[self.key]
+        return _registered[self.key]

@@ -1,4 +1,4 @@
-"""Functions of NumPy arrays: called at once, or by an operation of the graph."""
+"""Functions of NumPy arrays on TensorFlow: called at once, or by an operation of the graph."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from keras_cg.recipes.callback.host import Host, Kind
 
 
 def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of a function of NumPy arrays: at once, or by an operation of the graph."""
-    function, count = host.function(), host.given
+    """Calls a function of NumPy arrays at once, or adds an operation to the graph."""
+    function, count = host.function(), host.arguments
     values = [tf.convert_to_tensor(dense(tensor)) for tensor in tensors]
     if tf.executing_eagerly():
-        # Called by an operation, an exception would lose its type.
+        # Not by an operation, because an exception would lose its type there.
         return tuple(map(tf.convert_to_tensor, function.run([value.numpy() for value in values], count)))
     promised = function.results([Kind(shape(value), dtype(value)) for value in values], count)
 
@@ -25,7 +25,7 @@ def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
     def run(*arrays: Any) -> list[Any]:
         return function.run(arrays, count)
 
-    # It has no state, so that what nobody uses is not run.
+    # Stateless, because TensorFlow runs a stateful operation even if its results are unused.
     results = tf.numpy_function(run, values, [tf.as_dtype(kind.dtype) for kind in promised], stateful=False)
     for result, kind in zip(results, promised, strict=True):
         result.set_shape(kind.shape)  # which the operation does not know

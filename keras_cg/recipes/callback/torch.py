@@ -1,4 +1,4 @@
-"""Functions of NumPy arrays, by an operator that torch.compile and torch.func take as it is."""
+"""Functions of NumPy arrays on torch: an operator that torch.compile and torch.func do not look into."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from keras_cg.recipes.callback.host import Host, Kind
 
 
 def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The results of a function of NumPy arrays, by an operator of torch."""
-    # Inside of a transform torch (2.13) would ask its operator for a derivative at once, which it has not.
-    given = [tensor.detach() for tensor in tensors] if transforms_active() else list(tensors)
-    return tuple(_run(given, host.key, host.given))
+    """Calls a function of NumPy arrays by an operator of torch."""
+    # Detached, because inside a transform torch (2.13) asks an operator for its derivative at once, and it has none.
+    inputs = [tensor.detach() for tensor in tensors] if transforms_active() else list(tensors)
+    return tuple(_run(inputs, host.key, host.arguments))
 
 
-# torch's operators take tensors, numbers and strings, so the function is there by its key. It has no gradient: autograd
-# raises where somebody differentiates it past the rule.
+# By its key, because torch's operators take tensors, numbers and strings alone. The operator has no gradient: autograd
+# raises if it is differentiated past the rule.
 @torch.library.custom_op("keras_cg::host", mutates_args=())
 def _run(tensors: Sequence[torch.Tensor], key: str, count: int) -> list[torch.Tensor]:
     arrays = Host(key, count).function().run([*map(to_numpy, tensors)], count)
@@ -27,13 +27,13 @@ def _run(tensors: Sequence[torch.Tensor], key: str, count: int) -> list[torch.Te
 
 
 def _empty(tensors: Sequence[torch.Tensor], key: str, count: int) -> list[torch.Tensor]:
-    """Tensors like the results, without their values."""
+    """Returns empty tensors of the kinds of the results."""
     promised = Host(key, count).function().results([Kind(tensor.shape, dtype(tensor)) for tensor in tensors], count)
     return [_like(tensors[0], kind) for kind in promised]
 
 
 def _like(tensor: torch.Tensor, kind: Kind) -> torch.Tensor:
-    """A tensor of that kind on the device of another one."""
+    """Returns an empty tensor of a kind on the device of another tensor."""
     shape: Any = kind.shape
     return tensor.new_empty(shape, dtype=getattr(torch, kind.dtype))
 
@@ -41,9 +41,9 @@ def _like(tensor: torch.Tensor, kind: Kind) -> torch.Tensor:
 def _over_batch(
     info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], key: str, count: int
 ) -> tuple[list[torch.Tensor], list[int]]:
-    """One element after the other: nobody knows what the function does along axes that it does not expect."""
+    """Calls the function once for each element, because it need not know an additional axis."""
     if not info.batch_size:
-        # Of no element nothing is known but what is promised.
+        # Without an element there is no call: the results have the promised kinds.
         shapes = [
             tensor.shape if axis is None else (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
             for tensor, axis in zip(tensors, in_dims[0], strict=True)

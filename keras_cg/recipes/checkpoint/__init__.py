@@ -1,4 +1,4 @@
-"""Rematerialisation: a function that keeps only its arguments, and runs again in the backward pass."""
+"""Rematerialisation: a function that saves only its arguments, and runs again in the backward pass."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from keras_cg.recipes.checkpoint.function import OutputFunction
 
 
 def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that keeps only its arguments for the backward pass, and runs again there: rematerialisation.
+    """Returns a function that saves only its arguments, and runs again in the backward pass: rematerialisation.
 
-    The output, the gradients and all higher derivatives are those of `f`; memory is traded for time. What `f` closes
-    over is trained as ever, and a `custom_gradient` inside keeps its rule. JAX and torch do it by themselves
+    The output, the gradients and all higher derivatives are those of `f`; it trades time for memory. Weights that `f`
+    closes over are trained, and a `custom_gradient` inside has its own rule. JAX and torch have it built in
     (`jax.checkpoint`, `torch.utils.checkpoint`). Under a transform of torch.func no memory is saved, and under
     `torch.compile` its own partitioner decides.
 
-    - Keras's variables are in every other run what they were in the first one, and are changed once: seeds, averages,
-      counters. So are whether a layer trains, and mixed precision.
-    - Random numbers of `keras.random` are the same again, on torch those of torch, too. On TensorFlow draw others with
-      `tf.random.stateless_*` functions.
-    - What `f` reads must not be assigned, nor changed in place, before the backward pass.
+    - In the second run Keras's variables have the values of the first run, and they are changed once: seeds, averages,
+      counters. It also sees the same training flag and the same dtype policy.
+    - Random numbers of `keras.random` are the same in both runs, on torch those of torch as well. On TensorFlow draw
+      others with `tf.random.stateless_*` functions.
+    - Values that `f` reads must not be assigned, nor changed in place, before the backward pass.
 
     Source: Griewank & Walther 2000, Algorithm 799: revolve, https://doi.org/10.1145/347837.347846; Chen et al. 2016,
     Training deep nets with sublinear memory cost, https://arxiv.org/abs/1604.06174
 
     Args:
-        f: A function of any arguments, by position or keyword: nests of tensors, and whatever else. It returns a nest.
+        f: A function of any arguments, by position or keyword, and any output: pytrees of tensors and other objects.
 
     Returns:
         A function with the arguments and the output of `f`.
@@ -39,11 +39,11 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework, or is a
             KerasTensor.
-        CapturedVariableError: When the result is called: `f` reads a value that is being differentiated and that is
-            neither an argument nor in a closure, on NumPy. TensorFlow does not notice a tensor in an attribute.
-        RuntimeError: In the backward pass: what `f` reads was changed since it ran (in a graph of TensorFlow the
-            gradient is NaN; JAX keeps the old values), `f` gave another output, or it assigns to a trainable variable
-            of Keras. When the result is called: a layer inside adds a loss, or is built where JAX traces it.
+        CapturedVariableError: When the result is called, on NumPy: `f` reads a value that is being differentiated and
+            that is neither an argument nor in a closure. TensorFlow does not notice a tensor in an attribute.
+        RuntimeError: In the backward pass: a value that `f` reads was changed since it ran (in a graph of TensorFlow
+            the gradient is NaN; JAX uses the old values), `f` returned another output, or it assigns to a trainable
+            variable of Keras. When the result is called: a layer inside adds a loss, or is built while JAX traces it.
 
     Example:
         >>> import numpy as np

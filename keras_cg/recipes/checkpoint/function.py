@@ -13,21 +13,21 @@ from keras_cg.recipes.checkpoint.keras_state import Repeated
 
 
 class OutputFunction(FlatFunction):
-    """A function that gives the tensors of its output alone. Every run sees the same state of Keras."""
+    """A function that returns the tensors of its output, without a rule. Every run sees the same state of Keras."""
 
     def begin(self, is_first: bool) -> Any:
-        """What Keras keeps for all runs."""
+        """Returns the state of Keras for all runs."""
         return self.repeated
 
     @property
     def repeated(self) -> Repeated:
-        """The state of Keras, as the first run found it."""
+        """The state of Keras at the first run."""
         if self.state is None:
             self.state = Repeated(self.name, self.backend)
         return self.state  # type: ignore[no-any-return]
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
-        """One run: the tensors of the output, then those of the variables that it changed."""
+        """Returns the tensors of the output, then the new values of the variables that the run changed."""
         output, changed = self.run(*self.bind(tensors))
         results, tree = self.flatten(output)
         if self.output is None:
@@ -35,39 +35,39 @@ class OutputFunction(FlatFunction):
         return (*results, *changed)
 
     def once(self, *tensors: Any) -> tuple[Any, ...]:
-        """The only run, where there will be no other."""
+        """Runs the function where there is no second run."""
         self.state = FlatFunction.begin(self, True)
         output, changed = self.run(*self.bind(tensors))
         results, self.output = self.flatten(output)
         return (*results, *changed)
 
     def traced(self, *tensors: Any) -> tuple[Any, ...]:
-        """A run that a framework traces; then there may be more results, behind those of the output."""
+        """Runs the function while a framework traces it; values of variables may follow the output."""
         self.repeated.is_traced = True
         return self(*tensors)
 
     def late(self, *tensors: Any) -> tuple[Any, ...]:
-        """A run whose derivative reads the variables of Keras later."""
+        """Runs the function where its derivative reads the variables of Keras later."""
         self.repeated.is_late = True
         return self(*tensors)
 
     def reads(self) -> list[Any]:
-        """What the first run read of Keras, and left as it was."""
+        """Returns the values of the Keras variables that the first run read and did not change."""
         return self.repeated.reads()
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
-        """What the function can reach besides its arguments, the globals that it names included.
+        """Finds values that the function can reach without its arguments, the globals that it names included.
 
-        Keras's variables and layers are not entered: Keras itself tells which of them a run reads.
+        It does not look into Keras's variables and layers, because Keras itself tells which of them a run reads.
         """
         holders = keras_interop.holders()
         roots = [self.user, *self.static.leaves, *_globals(self.user)]
-        found = rule.reached(roots, lambda value: is_wanted(value) or isinstance(value, holders))
-        return [value for value in found if not isinstance(value, holders)]
+        values = rule.reached(roots, lambda value: is_wanted(value) or isinstance(value, holders))
+        return [value for value in values if not isinstance(value, holders)]
 
 
 def _globals(fun: Any) -> list[Any]:
-    """The values of the globals that a function names, but for modules and functions."""
+    """Returns the values of the globals that a function names, without modules, functions and classes."""
     if not isinstance(fun, FunctionType):
         return []
     names: set[str] = set()
@@ -76,5 +76,5 @@ def _globals(fun: Any) -> list[Any]:
         code = waiting.pop()
         names.update(code.co_names)
         waiting += [const for const in code.co_consts if isinstance(const, CodeType)]
-    found = [fun.__globals__[name] for name in names if name in fun.__globals__]
-    return [value for value in found if not isinstance(value, (ModuleType, FunctionType, type))]
+    values = [fun.__globals__[name] for name in names if name in fun.__globals__]
+    return [value for value in values if not isinstance(value, (ModuleType, FunctionType, type))]

@@ -20,26 +20,26 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
 
 
 def attach(fun: OutputFunction, run: Callable[..., Tensors], tensors: Sequence[Any]) -> Tensors:
-    """The same of a function `run(*tensors)`, which is `fun` with what it captures among its arguments."""
+    """Attaches the rule to `run(*tensors)`, which is `fun` with its captures as further arguments."""
     backend = fun.backend
     unchanged = _Unchanged(backend, fun.name, [*tensors, *fun.captures(backend.is_tensor)])
     return backend.attach(_Recompute(fun, run, unchanged), tensors)
 
 
 class _Unchanged:
-    """Some tensors whose values nobody must change in place until another run has read them."""
+    """Checksums of tensors that must not be changed in place before the second run has read them."""
 
     def __init__(self, backend: Backend, name: str, tensors: Sequence[Any]):
-        # Nobody changes what is traced.
+        # A traced tensor has no memory that could be changed.
         self.backend, self.name, self.tensors = backend, name, tensors if backend.is_known(tensors) else ()
-        # No copies, which would take as much memory again: a number that other values have only by chance.
+        # Checksums, because copies would need the memory that recomputation saves.
         self.numbers = [hash(backend.to_numpy(tensor).tobytes()) for tensor in self.tensors]
 
     def check(self) -> None:
-        """Compares.
+        """Compares the checksums.
 
         Raises:
-            RuntimeError: Somebody did.
+            RuntimeError: A tensor was changed.
         """
         for tensor, number in zip(self.tensors, self.numbers, strict=True):
             values = self.backend.to_numpy(tensor)
@@ -61,12 +61,12 @@ class _Recompute:
         return outputs, _Recomputed(self, tensors, Sample(self.backend, outputs))
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
-        """Nothing: what the function captures is refused, or is among the arguments."""
+        """Returns nothing, because captures are refused, or are among the arguments."""
         return ()
 
 
 class _Recomputed:
-    """The pullback of a function that keeps its inputs alone, and a sample of its outputs."""
+    """The pullback of a function that saves its inputs, and a sample of its outputs."""
 
     def __init__(self, function: _Recompute, inputs: Sequence[Any], sample: Sample):
         self.function, self.backend, self.inputs, self.sample = function, function.backend, inputs, sample
@@ -76,17 +76,17 @@ class _Recomputed:
     ) -> tuple[Tensors, Tensors]:
         self.function.unchanged.check()
         places = [place for place, tensor in enumerate(self.inputs) if is_differentiable(self.backend.dtype(tensor))]
-        arrived = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
+        used = [place for place, cotangent in enumerate(cotangents) if cotangent is not None]
 
-        def floating(*moving: Any) -> tuple[Tensors, Tensors]:
-            values = dict(enumerate(self.inputs)) | dict(zip(places, moving, strict=True))
+        def floating(*active: Any) -> tuple[Tensors, Tensors]:
+            values = dict(enumerate(self.inputs)) | dict(zip(places, active, strict=True))
             outputs = self.function.fun(*values.values())
             conditions = self.sample.compare(self.function.name, outputs)
             error = functools.partial(messages.recomputed_otherwise, self.function.name)
-            return tuple(check_or_nan(self.backend, [outputs[place] for place in arrived], conditions, error)), ()
+            return tuple(check_or_nan(self.backend, [outputs[place] for place in used], conditions, error)), ()
 
-        moving, upstreams = [self.inputs[place] for place in places], [cotangents[place] for place in arrived]
-        _, pullback, _ = self.backend.vjp(floating, moving)
+        active, upstreams = [self.inputs[place] for place in places], [cotangents[place] for place in used]
+        _, pullback, _ = self.backend.vjp(floating, active)
         gradients = dict(zip(places, pullback(upstreams), strict=True))
         return tuple(map(gradients.get, range(len(self.inputs)))), ()
 
@@ -110,4 +110,4 @@ class _Recomputed:
         return [], ()
 
     def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
-        """Compares nothing: another run compares its outputs with those of the first in its backward pass."""
+        """Compares nothing, because the second run compares its outputs with those of the first one."""

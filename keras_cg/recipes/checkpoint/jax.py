@@ -12,5 +12,5 @@ from keras_cg.recipes.checkpoint.function import OutputFunction
 
 
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
-    """By `jax.checkpoint`, which differentiates what a function closes over, too."""
+    """Calls `jax.checkpoint`, which also differentiates the values that a function closes over."""
     return jax.checkpoint(fun.traced)(*tensors)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What a recomputed function says of what it cannot do."""
+"""The messages of recomputed functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def lost_to_recompute(backend: str) -> CapturedVariableError:
-    """A recomputed function reads what the backend cannot hand it again."""
+    """A recomputed function reads a value that the backend cannot find."""
     consequence = f"the backend {backend!r} does not find it"
     return lost_capture(
         "recompute: the function", "a tensor in a global, or in what a function in a global reads.", consequence
@@ -31,7 +31,7 @@ def lost_to_recompute(backend: str) -> CapturedVariableError:
 
 
 def changed_since(function: str, what: str) -> RuntimeError:
-    """What a function reads, that must run again, is no longer what it was."""
+    """A value that a recomputed function reads was changed before its second run."""
     headline = (
         f"{function} reads {what} that was assigned or changed in place since it ran; its gradient needs to run it"
         " again, with the values that it read."
@@ -42,7 +42,7 @@ def changed_since(function: str, what: str) -> RuntimeError:
 
 
 def assigns_trainable(function: str, names: Sequence[str]) -> RuntimeError:
-    """A function that must run again assigned to what it is differentiated by."""
+    """A recomputed function assigned to a trainable variable."""
     headline = (
         f"{function} assigns to a trainable variable of Keras: {', '.join(names)}. Its gradient needs to run it again,"
         " with the value from before, which could not be trained."
@@ -53,7 +53,7 @@ def assigns_trainable(function: str, names: Sequence[str]) -> RuntimeError:
 
 
 def builds_while_traced(function: str) -> RuntimeError:
-    """A layer is built where its variables would be a framework's placeholders."""
+    """A layer is built while its variables would be a framework's placeholders."""
     headline = f"{function} builds a layer while it is traced: its variables would have no values afterwards."
     cause = "the first call of a layer inside keras_cg.recipes.recompute, on JAX."
     remedy = "build the layer before, by `layer.build(shape)` or by a call outside."
@@ -61,7 +61,7 @@ def builds_while_traced(function: str) -> RuntimeError:
 
 
 def adds_loss(function: str) -> RuntimeError:
-    """A layer inside a function that will run again adds a loss, which would not hang on anything."""
+    """A layer inside a recomputed function adds a loss, which would not be connected to the model."""
     headline = f"{function} adds a loss to a layer, which would not be differentiated outside of it."
     cause = "`add_loss`, or a layer with an activity_regularizer, inside keras_cg.recipes.recompute."
     remedy = "return the loss as an output, and call `add_loss` with it outside."
@@ -77,7 +77,7 @@ def draws_others(function: str, operation: str) -> RuntimeError:
 
 
 def symbolic(function: str, argument: str) -> TypeError:
-    """A recomputed function was given a placeholder of Keras's functional API."""
+    """A recomputed function was called on a placeholder of Keras's functional API."""
     headline = (
         f"{function}: the argument {argument} is a KerasTensor, which holds no numbers: a functional model would not"
         " own the weights that the function uses, and so not train them."

@@ -15,14 +15,14 @@ from keras_cg.recipes.checkpoint.function import OutputFunction
 
 
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
-    """A custom gradient whose rule is the vjp of another run; boxes that `fun` captures are made arguments of it."""
+    """A custom gradient whose rule is the vjp of another run, with the boxes that `fun` captures as arguments."""
     boxes = list(fun.captures(lambda value: isinstance(value, Box) and fun.backend.is_tensor(value)))
     if not boxes:
         return generic.recompute(fun, tensors)
     count = len(tensors)
 
     def run(*values: Any) -> Tensors:
-        # A box is filled with another value for the time of a run: wherever the function reads it, it reads that.
+        # Each box gets another value for the length of a run, because the function may read it anywhere.
         before = [(box._value, box._trace, box._node) for box in boxes]
         with trace_stack.new_trace() as level:
             for box, value in zip(boxes, values[count:], strict=True):
@@ -33,7 +33,7 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
             finally:
                 for box, (value, trace, node) in zip(boxes, before, strict=True):
                     box._value, box._trace, box._node = value, trace, node
-        # A plain array is boxed at `level` only for the time of the run.
+        # Without boxes of `level`, which ends with this run.
         return tuple([each._value if getattr(each, "_trace", None) == level else each for each in outputs])
 
     return generic.attach(fun, run, [*tensors, *boxes])

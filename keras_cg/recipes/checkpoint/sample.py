@@ -1,4 +1,4 @@
-"""Some numbers of the outputs of a run, by which another run is compared with it."""
+"""A sample of the outputs of a run, to compare another run with it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from keras_cg.recipes.checkpoint import messages
 
 
 class Sample:
-    """Some numbers of the outputs of a run, by which another one is compared with it."""
+    """A sample of the outputs of a run, to compare another run with it."""
 
-    # Of each output at most twice as many; a run that differs at all differs in one of these, but by chance.
+    # At most twice as many elements of each output: a run that differs at all nearly always differs in one of them.
     SIZE = 64
 
     def __init__(self, backend: Any, outputs: Sequence[Any]):
         self.backend = backend
         self.is_known = backend.is_known(outputs)
-        # Arrays, or tensors of what is only traced.
+        # Arrays, or tensors where a framework traces the function.
         self.values = [self._of(output) if self.is_known else self._later(output) for output in outputs]
 
     def _of(self, output: Any) -> numpy.ndarray:
@@ -34,10 +34,10 @@ class Sample:
         return row[:: max(1, self.backend.shape(row)[0] // self.SIZE)]
 
     def compare(self, function: str, outputs: Sequence[Any]) -> list[Any]:
-        """Compares another run with it; gives the conditions that must hold, where it is too early to look at them.
+        """Compares another run; returns the conditions that must hold where a framework traces the function.
 
         Raises:
-            RuntimeError: It gave something else.
+            RuntimeError: The outputs differ.
         """
         if not self.is_known or not self.backend.is_known(outputs):
             firsts = map(self.backend.asarray, self.values)

@@ -1,4 +1,4 @@
-"""A function of which TensorFlow keeps the arguments alone, and that runs again in the backward pass."""
+"""A function that runs again in the backward pass, on TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from keras_cg.recipes.checkpoint.sample import Sample
 
 
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
-    """By a custom gradient that runs the function again, and checks that it finds what the first run read."""
-    # `generic` would lose the variables that `fun` reads, and a graph would merge its second run with the first. Not
-    # tf.recompute_grad, which has no second derivative (2.21), and none for the tensors that `fun` closes over.
+    """Attaches a rule that runs the function again, and checks that it reads the same values."""
+    # Not `generic`, because it would lose the variables that `fun` reads, and a graph would merge the second run with
+    # the first. Not tf.recompute_grad (2.21), because it has no second derivative, nor one for captured tensors.
     closed_over = list(fun.captures(is_part))
     count = len(tensors)
 
@@ -29,20 +29,20 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
         with VariableWatcher() as watcher:
             outputs = list(fun(*apart(inputs[:count])))
         captured.note(fun, watcher.watched_variables())
-        # Of those of a graph nothing can be compared yet.
+        # No sample in a graph, which has no values yet.
         drawn = [operation.type for operation in _operations()[before:] if operation.type.startswith(_DRAWING)]
         sample = Sample(own, parts(outputs)) if tf.executing_eagerly() else None
 
         def rule(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
             if drawn:
                 raise messages.draws_others(fun.name, drawn[0])
-            # A graph must not begin the second run before the cotangents are there.
+            # Else a graph may begin the second run before the cotangents are there, and save no memory.
             with tf.control_dependencies(cotangents):
                 again = [tf.identity(tensor) for tensor in inputs[:count]]
                 unknown = captured.check()
             refuse_if_deaf()
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                # What it closes over is read as it is. So a tape watches the tensors themselves.
+                # The function reads its captured tensors themselves, so the tape watches these.
                 again += closed_over
                 tape.watch([*parts(again), *variables])
                 results = fun(*again[:count])
@@ -60,43 +60,43 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     return tuple(tf.custom_gradient(run)(*tensors, *closed_over))
 
 
-# How the types of operations begin that draw from a state: those of `tf.random`, and of a `tf.random.Generator` (2.21).
+# The types of operations that draw from a state begin so: those of `tf.random`, and of a `tf.random.Generator` (2.21).
 _DRAWING = ("Random", "Parameterized", "TruncatedNormal", "Multinomial", "Stateful", "RngReadAndSkip")
-# A call of another graph, and XLA's cluster, whose types begin like that, too.
+# A call of another graph, and XLA's cluster, have a type that begins like these.
 _CALLS = ("StatefulPartitionedCall",)
 
 
 def _operations() -> Sequence[Any]:
-    """Those of the graph that is being built."""
+    """Returns the operations of the graph that is being built."""
     if tf.executing_eagerly():
         return ()
     return [each for each in tf.compat.v1.get_default_graph().get_operations() if each.type not in _CALLS]
 
 
 def _poisoned(gradient: Any, unknown: Any) -> Any:
-    """A gradient, NaN if `unknown` is, and so are its derivatives."""
+    """Returns a gradient that is NaN if `unknown` is, and has NaN as its derivatives."""
     if gradient is None or unknown is None:
         return gradient if gradient is None else dense(gradient)
     return dense(gradient) * tf.cast(1 + unknown, gradient.dtype)
 
 
 class _Captured:
-    """The variables that a function reads; another run must find in them what the first one found.
+    """Checksums of the variables that a function reads, which must not change before its second run.
 
-    Found are those that are trained and read, those in closures and in modules there, and those of Keras; and NumPy's
-    arrays in closures. No value is kept, which in a loop would be one for every turn, but a number that it gives.
+    They are the trained variables that it reads, those in closures and in modules there, those of Keras, and NumPy's
+    arrays in closures. Values are not saved, because a loop would save one for each iteration.
     """
 
     def __init__(self, fun: OutputFunction):
         self.name = fun.name
-        self.found = _inside(fun.captures(_is_wanted))
-        # By identity. An integer may count the runs; what else changes in the first run is not the same in another.
+        self.captures = _inside(fun.captures(_is_wanted))
+        # By identity. Without integers, because one may count the runs.
         self.numbers: dict[int, tuple[Any, Any]] = {}
-        self._add([each for each in self.found if not tf.as_dtype(each.dtype).is_integer])
+        self._add([each for each in self.captures if not tf.as_dtype(each.dtype).is_integer])
 
     def note(self, fun: OutputFunction, watched: Sequence[Any]) -> None:
-        """What there is after the first run."""
-        self._add([*watched, *fun.reads(), *self.found])
+        """Adds the variables that are known only after the first run."""
+        self._add([*watched, *fun.reads(), *self.captures])
 
     def _add(self, read: Sequence[Any]) -> None:
         for each in read:
@@ -104,10 +104,10 @@ class _Captured:
                 self.numbers[id(each)] = each, _number(each)
 
     def check(self) -> Any:
-        """NaN in a graph if one is not what it was, else 0; None where Python has looked.
+        """Compares the checksums; in a graph returns NaN if one differs, else 0, and in eager mode None.
 
         Raises:
-            RuntimeError: One is not.
+            RuntimeError: One differs, in eager mode.
         """
         conditions = [(each, tf.reduce_all(_number(each) == number)) for each, number in self.numbers.values()]
         if not conditions:
@@ -125,20 +125,20 @@ def _is_wanted(value: object) -> bool:
     return isinstance(value, (tf.Variable, tf.Module, numpy.ndarray))
 
 
-def _inside(found: Iterable[Any]) -> list[Any]:
-    """What was found, and of a module what is not trained: it has other variables that the function may not read."""
+def _inside(captures: Iterable[Any]) -> list[Any]:
+    """Replaces each module by its variables that are not trained: the tape tells which of the others are read."""
     inside: list[Any] = []
-    for each in found:
+    for each in captures:
         inside += each.non_trainable_variables if isinstance(each, tf.Module) else [each]
     return [each for each in inside if tf.as_dtype(each.dtype) not in (tf.string, tf.resource, tf.variant)]
 
 
-# Integers with as many bits.
+# The integers of each size in bytes.
 _BITS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
 def _number(variable: Any) -> Any:
-    """In a graph a number that two values share only by chance; else the bits, for which nothing is copied."""
+    """Returns a checksum in a graph, and in eager mode the bits, which need no copy."""
     with stop_recording():
         value = tf.convert_to_tensor(variable)
         if value.dtype.is_complex:
@@ -147,5 +147,5 @@ def _number(variable: Any) -> Any:
         if tf.executing_eagerly():
             return bits
         numbers = tf.cast(tf.reshape(bits, [-1]), tf.int64)
-        # Odd factors, so that no change of one element is lost, nor that of two that change places.
+        # Odd factors that differ, because equal ones would miss two elements that change places.
         return tf.reduce_sum(numbers * (2 * tf.range(tf.size(numbers, tf.int64), dtype=tf.int64) + 1))

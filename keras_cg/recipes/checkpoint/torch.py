@@ -1,4 +1,4 @@
-"""A function of which torch keeps the arguments alone, and that runs again in the backward pass."""
+"""A function that runs again in the backward pass, on torch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from keras_cg.recipes.checkpoint.sample import Sample
 
 
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
-    """By `torch.utils.checkpoint`, and checks that another run finds what the first one read."""
-    # torch.func has no hooks for saved tensors (2.13), and so it keeps them. Under torch.compile `fun` would have to be
-    # without side effects, and the partitioner decides by itself what to keep.
+    """Calls `torch.utils.checkpoint`, and checks that the second run reads the same values."""
+    # Once, because torch.func (2.13) has no hooks for saved tensors. torch.compile allows no side effects in a
+    # checkpoint, and its partitioner decides what to save.
     if torch.compiler.is_compiling() or transforms_active() or is_forward_open():
         return fun.once(*tensors)
     captured = _Captured(fun)
@@ -39,23 +39,22 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
         captured.compare(outputs)
         return outputs
 
-    # To its end, for what it leaves undone may stay in the attributes of a layer: a cell of Keras keeps its mask there.
+    # Without early_stop, because a run that stops early may leave a mask in the attributes of a cell of Keras.
     return checkpoint(run, *tensors, use_reentrant=False, early_stop=False)  # type: ignore[no-any-return]
 
 
 class _Captured:
-    """What a function reads besides its arguments, which torch saves; another run must find it as it was.
+    """The versions of the captured tensors of a function, which must not change before its second run.
 
-    Found is what is in closures and in modules there, what Keras tells of its variables, and every leaf that the
-    outputs hang on. A change in place shows in the version of a tensor, as it does where torch saves one.
+    They are the tensors in closures and in modules there, the values of Keras's variables, and all leaves of the
+    outputs' graph. torch counts a tensor's version up when it is changed in place.
     """
 
     def __init__(self, fun: OutputFunction):
         self.name = fun.name
-        self.is_noted = False
+        self.is_complete = False
         self.sample: Sample | None = None
-        # Of an integer the version is noted later: it may count the runs. What else changes in the first run is not the
-        # same in another.
+        # The version of an integer is recorded after the first run, because an integer may count the runs.
         self.tensors = _inside(fun.captures(_is_wanted))
         self.versions = [
             version if is_floating(tensor) else None
@@ -63,22 +62,22 @@ class _Captured:
         ]
 
     def note(self, fun: OutputFunction, outputs: Tensors, inputs: Tensors, start: int) -> None:
-        """What there is after the first run."""
-        if self.is_noted:
+        """Adds the tensors that are known only after the first run."""
+        if self.is_complete:
             return
-        self.is_noted = True
+        self.is_complete = True
         arguments = {id(tensor) for tensor in inputs}
         more = [*filter(torch.is_tensor, fun.reads()), *_leaves(outputs, start)]
         self.tensors = [*self.tensors, *(tensor for tensor in more if id(tensor) not in arguments)]
-        known, now = self.versions, versions(self.tensors)
-        before = [*known, *[None] * (len(now) - len(known))]
+        now = versions(self.tensors)
+        before = [*self.versions, *[None] * (len(now) - len(self.versions))]
         self.versions = [now[place] if version is None else version for place, version in enumerate(before)]
 
     def compare(self, outputs: Tensors) -> None:
-        """Compares the outputs of another run, but for what is on an accelerator, which all would have to wait for.
+        """Compares the outputs of two runs, without those on an accelerator, which the program would have to wait for.
 
         Raises:
-            RuntimeError: They are others.
+            RuntimeError: They differ.
         """
         here = [output for output in outputs if output.is_cpu and not output.is_sparse]
         if self.sample is None:
@@ -87,12 +86,12 @@ class _Captured:
             self.sample.compare(self.name, here)
 
     def check(self) -> None:
-        """Compares with what there was.
+        """Compares the versions.
 
         Raises:
-            RuntimeError: Something was changed.
+            RuntimeError: A tensor was changed in place.
         """
-        if not self.is_noted:
+        if not self.is_complete:
             return
         for tensor, version, now in zip(self.tensors, self.versions, versions(self.tensors), strict=True):
             if version != now:
@@ -103,20 +102,20 @@ def _is_wanted(value: object) -> bool:
     return isinstance(value, (torch.Tensor, torch.nn.Module))
 
 
-def _inside(found: Iterable[Any]) -> list[torch.Tensor]:
-    """Tensors, and of a module those that are not trained: it has others that the function may not read."""
+def _inside(captures: Iterable[Any]) -> list[torch.Tensor]:
+    """Replaces each module by its tensors that are not trained: the outputs' graph shows which others are read."""
     tensors: list[torch.Tensor] = []
-    for each in found:
+    for each in captures:
         if isinstance(each, torch.Tensor):
             tensors.append(each)
         else:
-            kept = (*each.parameters(), *each.buffers())
-            tensors += [tensor for tensor in kept if is_floating(tensor) and not tensor.requires_grad]
+            own_tensors = (*each.parameters(), *each.buffers())
+            tensors += [tensor for tensor in own_tensors if is_floating(tensor) and not tensor.requires_grad]
     return tensors
 
 
 def _leaves(outputs: Tensors, start: int) -> list[torch.Tensor]:
-    """The leaves that `outputs` hang on by the nodes from `start` on."""
+    """Returns the leaves of the graph of `outputs`, by the nodes from `start` on."""
     stack = [output.grad_fn for output in outputs if isinstance(output, torch.Tensor) and output.grad_fn is not None]
     leaves, seen = [], set(stack)
     while stack:
