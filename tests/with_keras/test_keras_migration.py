@@ -1,4 +1,4 @@
-"""docs/keras.md and migration.md: their code runs on every backend, the code before a migration where the page says so."""
+"""docs/keras.md and migration.md: the code runs on every backend, that before a migration where the page says so."""
 
 import os
 import pathlib
