@@ -327,6 +327,20 @@ def test_a_captured_variable_that_is_frozen_later(keras, backend, rule):
     close(layer.w, W)
 
 
+@pytest.mark.limit
+def test_a_rule_reads_a_variable_when_it_runs(keras, backend):
+    """A limit: the variable is an object that calls share, and the rule keeps the object, not its value."""
+    factor = keras.Variable(2.0, trainable=False)
+
+    @keras_cg.custom_gradient
+    def f(x):
+        return x * factor, lambda upstream: 7 * upstream * factor
+
+    output, pullback = keras_cg.vjp(f, keras.ops.convert_to_tensor(3.0))
+    factor.assign(5.0)
+    assert (float(output), float(pullback(keras.ops.ones_like(output))[0])) == (6.0, 35.0)
+
+
 # --- inside Keras's own wrappers -----------------------------------------------------------------
 
 
