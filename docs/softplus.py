@@ -1,4 +1,4 @@
-"""The worked example of checking.md: a custom gradient with a bug in it, and the same without."""
+"""The worked example of checking.md: a custom gradient with a bug in it, and one without."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def softplus(x: Any, beta: float) -> tuple[Any, Callable[[Any], Any]]:
 
 
 @keras_cg.custom_gradient
-def mended(x: Any, beta: float) -> tuple[Any, Callable[[Any], Any]]:
-    """The same without the bug: the factor of the chain rule cancels the division."""
+def fixed(x: Any, beta: float) -> tuple[Any, Callable[[Any], Any]]:
+    """Like `softplus`, without the bug: the factor of the chain rule cancels the division."""
     e = ops.exp(beta * x)
 
     def grad(upstream: Any) -> Any:
@@ -31,4 +31,4 @@ def mended(x: Any, beta: float) -> tuple[Any, Callable[[Any], Any]]:
     return ops.log(1 + e) / beta, grad
 
 
-softplus.example_args = mended.example_args = {"x": "normal:4,3", "beta": 3.0}
+softplus.example_args = fixed.example_args = {"x": "normal:4,3", "beta": 3.0}

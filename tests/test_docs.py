@@ -19,7 +19,19 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", ["checking", "how-it-works", "index", "ops", "recipes", "usage", "wrapping"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "checking",
+        "how-it-works",
+        "index",
+        "ops",
+        "recipes",
+        "usage",
+        "why-frameworks-differ",
+        "wrapping",
+    ],
+)
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_python_blocks(backend, page, tmp_path):
     pages.run(PAGE.with_stem(page), tmp_path)
@@ -30,13 +42,13 @@ def test_the_bug_is_found_as_the_page_says(backend):
     found = run("check", "docs/softplus.py:softplus", f"--backends={backend}")
     assert found.returncode == 1
     # Not the table, in which rounding shows.
-    told = shown[shown.index("✗ first order") :].replace("jax, numpy, tensorflow, torch", backend)
-    assert told.strip() in found.stdout
+    findings = shown[shown.index("✗ first order") :].replace("jax, numpy, tensorflow, torch", backend)
+    assert findings.strip() in found.stdout
 
 
-def test_the_mended_one_passes(backend):
-    found = run("check", "docs/softplus.py:mended", f"--backends={backend}")
-    assert (found.returncode, found.stdout.splitlines()[-1]) == (0, f"✓ passed: mended on {backend}")
+def test_the_fixed_one_passes(backend):
+    found = run("check", "docs/softplus.py:fixed", f"--backends={backend}")
+    assert (found.returncode, found.stdout.splitlines()[-1]) == (0, f"✓ passed: fixed on {backend}")
 
 
 @pytest.mark.only("torch")  # on the others the page says the same, in a block

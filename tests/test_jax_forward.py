@@ -516,7 +516,6 @@ def test_what_custom_linear_solve_is_given_is_believed(eager, backend):
     check(jax.jvp(g, (x,), (100 * x,))[1], 50 * W)
 
 
-@pytest.mark.limit
 def test_a_forward_derivative_that_nobody_uses_raises_nothing_in_a_program(eager, backend):
     import jax
 

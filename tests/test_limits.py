@@ -1,4 +1,4 @@
-"""docs/limits.md: every row names the tests that pin it, and every test that pins a limit is named by a row."""
+"""docs/limits.md: every entry names the tests that pin it, and every test that pins a limit is named by an entry."""
 
 import ast
 import functools
@@ -9,29 +9,25 @@ import pytest
 
 TESTS = pathlib.Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "limits.md"
-COLUMNS = ["what you do", "what happens", "why", "what to do instead"]
-FRAMEWORKS = ["On every framework", "JAX", "PyTorch", "TensorFlow", "NumPy", "Keras"]
+SILENT = "Silent cases"
+SECTIONS = [SILENT, "On every framework", "JAX", "PyTorch", "TensorFlow", "NumPy", "Keras"]
 
 pytestmark = pytest.mark.once
 
 
-def sections(page):
-    """The lines of each section, by its title."""
-    _, *parts = re.split(r"^## (.*)$", page, flags=re.MULTILINE)
-    return dict(zip(parts[::2], map(str.splitlines, parts[1::2]), strict=True))
+def split(page, marks):
+    """The text under each heading of one level, by its title."""
+    _, *parts = re.split(rf"^{marks} (.*)$", page, flags=re.MULTILINE)
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
-def cells(line):
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def rows(page):
-    """`(title, cells, names of tests)` for each row of a table."""
-    for title, lines in sections(page).items():
-        for line in [line for line in lines if line.startswith("|")][2:]:
-            *others, last = cells(line)
-            instead, _, comment = last.partition("<!--")
-            yield title, [*others, instead.strip()], comment.removesuffix("-->").split()
+def entries(page):
+    """`(section, title, bullets, names of tests)` for each entry."""
+    for section, text in split(page, "##"):
+        for title, body in split(text, "###"):
+            comments = re.findall(r"^<!-- (.*) -->$", body, re.MULTILINE)
+            bullets = [" ".join(bullet.split()) for bullet in re.split(r"^- ", body, flags=re.MULTILINE)[1:]]
+            yield section, title, bullets, " ".join(comments).split()
 
 
 def pinning(body, inside=""):
@@ -53,30 +49,39 @@ def marked():
     ]
 
 
-def test_every_row_has_its_tests_and_every_such_test_its_row():
-    named = {name for _, _, names in rows(PAGE.read_text()) for name in names}
+def test_every_entry_has_its_tests_and_every_such_test_its_entry():
+    named = {name for *_, names in entries(PAGE.read_text()) for name in names}
     assert sorted(named) == sorted(set(marked()))
     assert len(marked()) == len(set(marked())), "two tests of one name, of which pytest runs one"
 
 
-def test_every_row_is_whole():
-    for title, row, names in rows(PAGE.read_text()):
-        assert len(row) == len(COLUMNS) and all(row) and names, (title, row)
+def test_every_entry_ends_with_what_to_do_instead():
+    for _, title, bullets, names in entries(PAGE.read_text()):
+        assert len(bullets) > 1 and all(bullets) and names, title
+        last = [place for place, bullet in enumerate(bullets, 1) if bullet.startswith("**Instead:** ")]
+        assert last == [len(bullets)], title
 
 
-def test_there_is_a_table_for_each_framework_sorted_by_what_one_is_doing():
+def test_the_silent_cases_come_first_and_say_where():
     page = PAGE.read_text()
-    assert list(sections(page)) == FRAMEWORKS
-    for title, lines in sections(page).items():
-        assert next(cells(line) for line in lines if line.startswith("|")) == COLUMNS, title
-        doing = [re.match(r"\*\*([A-Z][a-z ]*)\*\*", row[0])[1] for where, row, _ in rows(page) if where == title]
-        together = [name for place, name in enumerate(doing) if doing[place - 1 : place] != [name]]
-        assert len(together) == len(set(together)), f"{title}: {together} has one word at two places"
+    assert [title for title, _ in split(page, "##")] == SECTIONS
+    for section, title, bullets, _ in entries(page):
+        assert bullets[0].startswith("**Where:** ") == (section == SILENT), title
+        assert section == SILENT or "silent" not in " ".join([title, *bullets]).lower(), title
+
+
+def test_every_entry_has_an_anchor_of_its_own():
+    """Two headings of one title would get anchors that depend on their order."""
+    titles = [title.lower() for _, title, *_ in entries(PAGE.read_text())]
+    assert sorted(set(titles)) == sorted(titles)
 
 
 def test_what_is_not_on_the_page_would_be_seen():
-    page = "## JAX\n| a | b |\n|---|---|\n| x | y <!-- test_a.py::test_b test_c.py::test_d --> |\n| z | |\n"
-    assert list(rows(page)) == [("JAX", ["x", "y"], ["test_a.py::test_b", "test_c.py::test_d"]), ("JAX", ["z", ""], [])]
+    page = "## JAX\n### A\n<!-- test_a.py::test_b test_c.py::test_d -->\n\n- x\n  y\n- **Instead:** z\n\n### B\n- w\n"
+    assert list(entries(page)) == [
+        ("JAX", "A", ["x y", "**Instead:** z"], ["test_a.py::test_b", "test_c.py::test_d"]),
+        ("JAX", "B", ["w"], []),
+    ]
     code = (
         "@pytest.mark.limit\ndef test_a(): pass\ndef test_b(): pass\nclass C:\n @pytest.mark.limit\n def test_c(): pass"
     )

@@ -175,7 +175,7 @@ def test_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule):
 
 @pytest.mark.parametrize("inside", [False, True], ids=["eager", "function"])
 @pytest.mark.limit
-def test_a_rule_that_differentiates_where_tapes_are_deaf(eager, backend, inside):
+def test_a_rule_that_differentiates_where_tapes_do_not_record(eager, backend, inside):
     import tensorflow as tf
 
     def rule(x):

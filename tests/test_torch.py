@@ -761,7 +761,7 @@ def test_the_first_call_of_all_in_every_mode_of_torch(backend, name):
 
 
 @pytest.mark.limit
-def test_an_argument_loses_the_attributes_that_somebody_set(eager, backend):
+def test_an_argument_loses_the_attributes_that_were_set(eager, backend):
     """A limit: the function gets the argument cut from the graph, which is another object of Python."""
     x = eager.tensor(X).requires_grad_()
     x.name_of_mine = "x"

@@ -184,7 +184,6 @@ def test_an_exported_program(backend, strict, is_on):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
-@pytest.mark.limit
 def test_what_functions_return(backend, name, is_on):
     function = FUNCTIONS[name]
     program = export(model(function), tensor(X), is_on=is_on)
@@ -312,7 +311,6 @@ def test_one_warning_for_each_export(backend):
         ]
 
 
-@pytest.mark.limit
 def test_a_branch(backend):
     """torch traces the two sides by themselves, more than once; the same warning may come again."""
     import torch

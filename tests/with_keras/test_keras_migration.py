@@ -1,10 +1,12 @@
-"""docs/migration.md: the code after runs on every backend, the code before where the page says so."""
+"""docs/keras.md and migration.md: the code runs on every backend, that before a migration where the page says so."""
 
 import os
 import pathlib
 import re
 import subprocess
 import sys
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 MIGRATION = ROOT / "docs" / "migration.md"
@@ -23,10 +25,12 @@ def run_with_keras(backend, source, folder):
     return done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_code_after_a_migration(backend, tmp_path):
-    page = f"import pages, pathlib; pages.run(pathlib.Path({str(MIGRATION)!r}), pathlib.Path({str(tmp_path)!r}))"
-    ran, told = run_with_keras(backend, page, tmp_path)
-    assert ran, told
+@pytest.mark.parametrize("page", ["keras", "migration"])
+def test_the_code_of_a_page(backend, page, tmp_path):
+    path = str(MIGRATION.with_stem(page))
+    source = f"import pages, pathlib; pages.run(pathlib.Path({path!r}), pathlib.Path({str(tmp_path)!r}))"
+    ran, printed = run_with_keras(backend, source, tmp_path)
+    assert ran, printed
 
 
 def test_the_code_before_a_migration(backend, tmp_path):
