@@ -1,4 +1,4 @@
-"""Tables on the screen, and docs/performance.md with its plot, of the figures: the same page of the same JSON."""
+"""Tables on the screen, and docs/reports/performance.md with its plot, of the figures: the same page of the same JSON."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich.table import Table
 from benchmarks import reasons
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN
 
-DOCS = Path(__file__).parents[1] / "docs"
-FIGURES = DOCS / "performance.json"
-PAGE = DOCS / "performance.md"
-PLOT = DOCS / "performance.png"
+REPORTS = Path(__file__).parents[1] / "docs" / "reports"
+FIGURES = REPORTS / "performance.json"
+PAGE = REPORTS / "performance.md"
+PLOT = REPORTS / "performance.png"
 COLUMNS = (OURS, BY_HAND, KERAS, NATIVE, PLAIN, ALONE)
 
 Results = dict[str, Any]
@@ -317,9 +317,10 @@ def draw(results: Results) -> None:
             ratios = [one / other for one, other in zip(ours, by_hand, strict=True)]
             below.plot(curve["sizes"], ratios, "o-", color=colours[backend])
         below.axhline(1, color="0.4", linewidth=1)
+        above.set_yscale("log")
+        below.set_ylim(0, None)
         for axes in (above, below):
             axes.set_xscale("log")
-            axes.set_yscale("log")
             axes.set_xlabel(f"number of {what}")
             axes.grid(which="major", color="0.9")
             axes.set_axisbelow(True)

@@ -1,4 +1,4 @@
-"""Measures what the checker finds, and writes docs/checker.md with its figures: `python -m power.report`.
+"""Measures what the checker finds, and writes docs/reports/checker.md with its figures: `python -m power.report`.
 
 Each backend runs in processes of its own, two at a time, which write a line for each case; started again with the same
 `--work`, they go on where they stopped. `--report` makes the page of the figures that are there.
@@ -20,8 +20,9 @@ from importlib import metadata
 from power import faults, rules
 from power.measure import FAST, OURS, PARTS, pairs
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
-FIGURES, PAGE, PICTURE = DOCS / "checker.json", DOCS / "checker.md", DOCS / "checker.png"
+ROOT = pathlib.Path(__file__).parents[2]
+REPORTS = ROOT / "docs" / "reports"
+FIGURES, PAGE, PICTURE = REPORTS / "checker.json", REPORTS / "checker.md", REPORTS / "checker.png"
 BACKENDS = ("jax", "numpy", "tensorflow", "torch")
 PACKAGES = {"jax": "jax", "numpy": "autograd", "tensorflow": "tensorflow-cpu", "torch": "torch"}
 
@@ -30,19 +31,19 @@ INTRO = """\
 
 <!-- Made by `nox -s power` from checker.json; a test compares them. Do not edit. -->
 
-How many planted faults [`check_gradients`](checking.md) finds, how many right rules it fails, and whether it says what
+How many planted faults [`check_gradients`](../checking.md) finds, how many right rules it fails, and whether it says what
 is wrong; beside what the frameworks have themselves. Made on {date} by `nox -s power`, {extent}, with Python {python}
 and {versions}.
 
 ## How it is measured
 
-- **Right rules**: {rules} of them, in [tests/power/rules](../tests/power/rules): elementwise functions, reductions,
+- **Right rules**: {rules} of them, in [tests/power/rules](../../tests/power/rules): elementwise functions, reductions,
   linear algebra, several arguments and outputs, nests, broadcasting, stable losses, integers beside numbers, complex
   numbers, lower precision inside, large and tiny numbers, declared gradients, and arguments with one number, none, two
   rows, many. Each stands beside two closed forms in NumPy that share nothing with it.
-- **Faults**: {kinds} kinds in [one file](../tests/power/faults.py), each planted in every rule that it fits, in the
+- **Faults**: {kinds} kinds in [one file](../../tests/power/faults.py), each planted in every rule that it fits, in the
   gradient of the last argument unless the kind says otherwise.
-- **What counts** is not for the checker to say. A wrong rule is [called](../tests/power/truth.py) again and again, at
+- **What counts** is not for the checker to say. A wrong rule is [called](../../tests/power/truth.py) again and again, at
   the point and away from it, for ordinary, huge and tiny upstreams, and compared with the closed form in double
   precision. A fault that makes no difference there, such as transposing a number, is left out. So is one below the
   precision that a rule computes in by itself (one part in a thousand for single precision, in twenty for half). What
@@ -70,7 +71,7 @@ def measure(backend, part, work, options):
     """One process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, ["tests", os.environ.get("PYTHONPATH")]))}
     command = [sys.executable, "-m", "power.measure", backend, part, str(work / f"{backend}.{part}.jsonl"), *options]
-    subprocess.run(command, check=True, env=environment, cwd=DOCS.parent)
+    subprocess.run(command, check=True, env=environment, cwd=ROOT)
 
 
 def read(work):
@@ -164,7 +165,7 @@ def heading(*cells):
 
 
 def share(part, whole):
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    return f"{part} of {whole}" if whole else "-"
 
 
 def total(counted):
@@ -268,7 +269,7 @@ def beside(results):
                 measured,
                 share(found, measured),
                 told,
-                f"{share(ours[1], ours[0])} of {ours[0]}",
+                share(ours[1], ours[0]),
             )
         )
     return lines
@@ -336,17 +337,22 @@ def draw(results):
     keys = [key for tool in (OURS, FAST) for key in results["beside"] if key.endswith(f": {tool}")]
     keys += [f"{backend}: {tool}" for backend, tool in others(results)]
     shares = np.full((len(kinds), len(keys)), np.nan)
+    texts = []
     for column, key in enumerate(keys):
         for place, kind in enumerate(kinds):
             measured, found, *_ = results["beside"][key].get(kind, [0, 0])
             shares[place, column] = found / measured if measured else np.nan
-    figure = Figure(figsize=(4.2 + 0.42 * len(keys), 0.8 + 0.17 * len(kinds)), layout="constrained")
+            if measured:
+                texts.append((column, place, f"{found}/{measured}", "white" if found < measured / 2 else "black"))
+    figure = Figure(figsize=(4.2 + 0.55 * len(keys), 0.8 + 0.17 * len(kinds)), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(shares, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto")
+    image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(keys)), [key.replace(": ", "\n", 1) for key in keys], rotation=90, fontsize=7)
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(kinds)), kinds, fontsize=7)
     axes.set_facecolor("0.9")
+    for column, place, text, colour in texts:  # the counts, for readers who do not see the colours
+        axes.text(column, place, text, ha="center", va="center", fontsize=5, color=colour)
     figure.colorbar(image, ax=axes, shrink=0.3, label="found; grey: not measured")
     figure.savefig(PICTURE, dpi=110)
 
@@ -363,7 +369,7 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, help="a folder for the lines of cases; default: a new one")
     parser.add_argument("--seeds", default="20", help="for each right rule")
     parser.add_argument("--minutes", help="for each backend and part: faults, right rules, others")
-    parser.add_argument("--report", action="store_true", help="only the page, of docs/checker.json")
+    parser.add_argument("--report", action="store_true", help="only the page, of docs/reports/checker.json")
     parser.add_argument("--collect", action="store_true", help="only the figures and the page, of what --work has")
     given = parser.parse_args()
     if given.report:
