@@ -5,6 +5,7 @@ Rich draws the lines that the command prints. Its own template loads a web font;
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import re
@@ -12,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
@@ -35,10 +35,10 @@ def drawing(lines: str) -> str:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), legacy_windows=False)
     console.print(Text.from_ansi(f"$ {COMMAND}\n{lines.rstrip()}"))
     # Rich has no option for the font (15.0): without this the SVG would load one from another server.
-    template = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    fonts = template.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
-    fixed = {"unique_id": "check", "code_format": fonts}
-    svg = console.export_svg(title="keras-cg check", **fixed)
+    template = inspect.signature(Console.export_svg).parameters["code_format"].default
+    template = re.sub(r"@font-face \{\{.*?\}\}", "", template, flags=re.DOTALL)
+    template = template.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
+    svg = console.export_svg(title="keras-cg check", code_format=template, unique_id="check")
     return re.sub(r"[ \t]+$", "", svg, flags=re.MULTILINE)
 
 
