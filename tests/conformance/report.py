@@ -6,9 +6,8 @@ import pathlib
 import sys
 from importlib import metadata
 
-from conformance.zoo import ZOO
-
 import keras_cg
+from conformance.zoo import ZOO
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reports" / "conformance.md"
 PACKAGES = {"jax": ["jax"], "torch": ["torch"], "tensorflow": ["tensorflow-cpu"], "numpy": ["numpy", "autograd"]}
@@ -19,11 +18,12 @@ INTRO = """\
 
 <!-- Made by `nox -s conformance`. Do not edit. -->
 
-{rules} rules, each wrong on purpose, under {transforms} transforms of {backends} frameworks. The expected result is a closed form in
-float64, differentiated by central differences ([truth](../../tests/conformance/truth.py)). The rules are in
-[the zoo](../../tests/conformance/zoo.py), the transforms in [a file for each framework](../../tests/conformance/transforms),
-and the combinations that do not pass in [one table](../../tests/conformance/exceptions.py). Made by `nox -s conformance`
-with {versions}. [Evidence](../evidence.md) has the short form.
+{rules} rules, each wrong on purpose, under {transforms} transforms of {backends} frameworks. The expected result is a
+closed form in float64, differentiated by central differences ([truth](../../tests/conformance/truth.py)). The rules are
+in [the zoo](../../tests/conformance/zoo.py), the transforms in
+[a file for each framework](../../tests/conformance/transforms), and the combinations that do not pass in
+[one table](../../tests/conformance/exceptions.py). Made by `nox -s conformance` with {versions}.
+[Evidence](../evidence.md#conformance) has the short form.
 
 - **pass**: the value, derivative, tangent or batch agrees with the closed form.
 - **clear error**: the package, or the framework, raises an error that gives the reason.

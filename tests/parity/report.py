@@ -9,11 +9,10 @@ import subprocess
 import sys
 from importlib import metadata
 
+import keras_cg
 from parity import ERROR, KERAS, NO_GRADIENT, OTHERWISE, OURS, REFUSED, RIGHT, WRONG
 from parity.cases import CASES
 from parity.harness import MARK, show
-
-import keras_cg
 
 BACKENDS = ("jax", "torch", "tensorflow", "numpy")
 TESTS = pathlib.Path(__file__).parents[1]
@@ -27,8 +26,8 @@ INTRO = f"""\
 {{count}} programs with a custom gradient, each run on the Keras backends where it makes sense, once with
 `keras.ops.custom_gradient` and once with `keras_cg.custom_gradient`. Only the decorator differs. The authors of
 `keras_cg` chose the programs: they are examples of custom gradients, of mistakes in them and of transforms, and not a
-random sample. Made by `nox -s parity` from [the programs](../../tests/parity/cases.py), each of which has a closed form,
-with {{versions}}. [Evidence](../evidence.md) has the short form.
+random sample. Each of [the programs](../../tests/parity/cases.py) has a closed form. Made by `nox -s parity` with
+{{versions}}. [Evidence](../evidence.md#parity-with-keras) has the short form.
 
 - **{RIGHT}**: the numbers of the closed form.
 - **{REFUSED}**: an error that names the mistake, from this package or from the framework. A mistake should give one;
@@ -84,7 +83,8 @@ def render(found):
     """The page, of what `run` gave for each backend."""
     found_versions = [f"keras-cg {keras_cg.__version__}", *versions(("keras", *BACKENDS, "autograd"))]
     intro = INTRO.format(count=len(CASES), versions=", ".join(found_versions))
-    lines = [intro, *_totals(found), "## Programs", "", "The outcome with Keras's decorator → the outcome with `keras_cg`.", ""]
+    arrow = "The outcome with Keras's decorator → the outcome with `keras_cg`."
+    lines = [intro, *_totals(found), "## Programs", "", arrow, ""]
     for heading in dict.fromkeys(case.section for case in CASES):
         cases = [case for case in CASES if case.section == heading]
         backends = [backend for backend in BACKENDS if any(backend in case.keras for case in cases)]

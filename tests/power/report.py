@@ -27,40 +27,40 @@ BACKENDS = ("jax", "numpy", "tensorflow", "torch")
 PACKAGES = {"jax": "jax", "numpy": "autograd", "tensorflow": "tensorflow-cpu", "torch": "torch"}
 
 INTRO = """\
-# What the checker finds
+# Faults that the checker finds
 
 <!-- Made by `nox -s power` from checker.json; a test compares them. Do not edit. -->
 
-How many planted faults [`check_gradients`](../checking.md) finds, how many right rules it fails, and whether it says what
-is wrong; beside what the frameworks have themselves. Made on {date} by `nox -s power`, {extent}, with Python {python}
-and {versions}.
+How many planted faults [`check_gradients`](../checking.md) finds, how many right rules it fails, and whether it names
+the fault, compared with the frameworks' own tools. Made on {date} by `nox -s power`, {extent}, with Python {python} and
+{versions}. [Evidence](../evidence.md#the-checker) has the short form.
 
 ## How it is measured
 
 - **Right rules**: {rules} of them, in [tests/power/rules](../../tests/power/rules): elementwise functions, reductions,
-  linear algebra, several arguments and outputs, nests, broadcasting, stable losses, integers beside numbers, complex
-  numbers, lower precision inside, large and tiny numbers, declared gradients, and arguments with one number, none, two
-  rows, many. Each stands beside two closed forms in NumPy that share nothing with it.
+  linear algebra, several arguments and outputs, pytrees, broadcasting, stable losses, integers next to floats, complex
+  numbers, lower precision inside, large and tiny numbers, declared gradients, and arguments with one element, none, two
+  rows, many. Each has two independent closed forms in NumPy, for its output and its gradient.
 - **Faults**: {kinds} kinds in [one file](../../tests/power/faults.py), each planted in every rule that it fits, in the
   gradient of the last argument unless the kind says otherwise.
-- **What counts** is not for the checker to say. A wrong rule is [called](../../tests/power/truth.py) again and again, at
-  the point and away from it, for ordinary, huge and tiny upstreams, and compared with the closed form in double
-  precision. A fault that makes no difference there, such as transposing a number, is left out. So is one below the
-  precision that a rule computes in by itself (one part in a thousand for single precision, in twenty for half). What
-  shows in the second order alone is compared with differences of the closed form.
-- **Found** means failed. Undecided is told apart, and is no pass: the exit status is 1. It is the answer, and counts as
-  found, where the function itself is another one each time. On rules where rounding leaves nothing to compare no faults
-  are planted; there undecided is the right answer, and failed a false alarm: {rounded}.
-- **Named** means that a diagnosis or a reason says what the fault is, in words that are fixed for each kind.
-- **A sample**: cases come in an order that hangs on their names alone, so that a run that is stopped has measured a
-  sample of all. The tables say how many were measured.
-- **Options**: the default ones, but that the compiler, which takes seconds, runs for the faults that hang on it, and
-  for the first seed of each right rule. Every seed has other arguments, other upstreams and other directions.
-- **The others** get the same functions, flat and in double precision, with their default options; JAX's and autograd's
-  `check_grads` to second order, autograd's in reverse mode. `tf.test.compute_gradient` compares nothing itself: here
-  with the tolerances of torch's `gradcheck`. They know no declared gradients, so those rules are left out of their
-  tables, and of ours beside them. Whatever they raise counts as found, also what the decorator itself refuses: a
-  gradient of the wrong shape, and in forward mode, which JAX's `check_grads` runs, a rule that is not linear.
+- **What counts as a fault** is independent of the checker. A wrong rule is [called](../../tests/power/truth.py) at the
+  point and away from it, for ordinary, huge and tiny upstream gradients, and compared with the closed form in double
+  precision. A fault without a difference there, such as transposing a scalar, is left out. So is a fault below the
+  precision in which a rule computes (one part in a thousand for single precision, in twenty for half). Faults that show
+  in the second order only are compared with finite differences of the closed form.
+- **Found** means failed. Undecided is counted separately, and is not a pass: the exit status is 1. It is the right
+  answer, and counts as found, if the function itself changes from call to call. No faults are planted in rules where
+  rounding leaves nothing to compare. There undecided is right, and failed is a false alarm: {rounded}.
+- **Named** means that a diagnosis or a reason names the fault, in words that are fixed for each kind.
+- **A sample**: the order of the cases depends on their names only, so a run that is stopped has measured a sample of
+  all. The tables give the number of measured cases.
+- **Options**: the default ones. But the compiler, which takes seconds, runs only for the faults that depend on it, and
+  for the first seed of each right rule. Every seed has other arguments, upstream gradients and directions.
+- **The other tools** get the same functions, flat and in double precision, with their default options; JAX's and
+  autograd's `check_grads` to second order, autograd's in reverse mode. `tf.test.compute_gradient` compares nothing:
+  here its result is compared with the tolerances of torch's `gradcheck`. These tools have no declared gradients, so the
+  tables that compare them leave those rules out. Any exception counts as found, also one of the decorator itself: a
+  gradient of the wrong shape, or a rule that is not linear in forward mode, which JAX's `check_grads` runs.
 """
 
 
@@ -193,10 +193,10 @@ def render(results):
     ]
     lines += ["## Totals", "", *totals(results), "", f"![Detection by kind of fault]({PICTURE.name})", ""]
     lines += ["## By kind of fault", "", *by_kind(results), ""]
-    lines += ["## Beside the frameworks' own", "", *beside(results), ""]
+    lines += ["## Compared with the frameworks' own tools", "", *beside(results), ""]
     lines += ["## Right rules", "", *right(results), ""]
-    lines += ["## What slips", "", *slips(results), ""]
-    lines += ["## What is found and not named", "", *unnamed(results), ""]
+    lines += ["## Missed faults", "", *slips(results), ""]
+    lines += ["## Faults that are found and not named", "", *unnamed(results), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -204,7 +204,7 @@ def extent(results):
     """Whether all of it was measured."""
     measured = sum(total(counted)[0] for tool in (OURS, FAST) for counted in columns(results, tool).values())
     planted = 2 * sum(number for kind, number in results["planted"].items() for name in BACKENDS if is_on(kind, name))
-    return "to its end" if measured == planted else "which was stopped early, so that this is a sample"
+    return "to its end" if measured == planted else "which was stopped early, so this is a sample"
 
 
 def totals(results):
@@ -287,8 +287,8 @@ def right(results):
     count = sum(each["ordinary"]["cases"] for each in ours.values() if "ordinary" in each)
     lines += [
         "",
-        f"{count} ordinary cases in all. The rule with an empty argument is among them: undecided is right there, for"
-        " nothing is compared.",
+        f"{count} ordinary cases in all. The rule with an empty argument is among them: undecided is right there,"
+        " because nothing is compared.",
     ]
     ordinary = [each for each in results["alarms"] if each[0].endswith(f": {OURS}")]
     for what, listed in (("False alarms", ordinary), ("Undecided", results["undecided"])):
@@ -305,7 +305,7 @@ def right(results):
 
 def slips(results):
     if not results["missed"]:
-        return ["Nothing of what was measured."]
+        return ["None of those measured."]
     groups = {}
     for backend, kind, name, status in results["missed"]:
         groups.setdefault((kind, status), []).append(f"{name} ({backend})")
@@ -314,7 +314,7 @@ def slips(results):
 
 def unnamed(results):
     if not results["unnamed"]:
-        return ["Nothing of what was measured."]
+        return ["None of those measured."]
     lines = []
     for kind, texts in results["unnamed"].items():
         told = "; ".join(
