@@ -27,7 +27,7 @@ _PYENV = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser().glo
 os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *map(str, sorted(_PYENV))])
 
 CONSTRAINTS = ("-c", "constraints.txt")
-# The columns of README's table besides: with which Python, and with which versions.
+# The other columns of the table in docs/compatibility.md: with which Python, and with which versions.
 COLUMNS = {
     "newest": ("3.13", "constraints-newest.txt"),
     "3.12": ("3.12", "constraints-newest.txt"),
@@ -221,7 +221,7 @@ def together(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["frameworks"])
 def conformance(session: nox.Session) -> None:
-    """Every rule of the zoo under every transform; writes docs/conformance.md, and fails if that changed."""
+    """Every rule of the zoo under every transform; writes docs/reports/conformance.md, and fails if that changed."""
     reports = []
     for backend in BACKENDS:
         reports.append(f"{session.create_tmp()}/{backend}.json")
@@ -234,7 +234,7 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["frameworks"], default=False)
 def parity(session: nox.Session) -> None:
-    """Writes docs/keras_parity.md: what comes of a program with Keras's decorator, and with ours."""
+    """Writes docs/reports/keras_parity.md: what comes of a program with Keras's decorator, and with ours."""
     run_shared(session, "python", "-m", "parity.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
@@ -246,7 +246,7 @@ def ops(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["frameworks"], default=False)
 def power(session: nox.Session) -> None:
-    """Writes docs/checker.md: which planted faults the checker finds, beside the frameworks' own; takes hours for all.
+    """Writes docs/reports/checker.md: which planted faults the checker and other tools find; takes hours for all.
 
     `--minutes 3` measures a sample, so long for each backend and part; `--work FOLDER` goes on where it was stopped.
     """
@@ -256,7 +256,7 @@ def power(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["frameworks"], default=False)
 def bench(session: nox.Session) -> None:
-    """Writes docs/performance.md: what the decorator costs beside everything else; takes the machine for itself."""
+    """Writes docs/reports/performance.md: the cost of the decorator; needs the machine for itself."""
     run_shared(session, "python", "-m", "benchmarks", *session.posargs)
 
 

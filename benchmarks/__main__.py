@@ -1,4 +1,4 @@
-"""Measures every backend and writes docs/performance.json, its page and its plot: `python -m benchmarks`.
+"""Measures every backend and writes docs/reports/performance.json, its page and its plot: `python -m benchmarks`.
 
 What `nox -s bench` runs. With `--backends` or `--only` it measures those, and writes nothing but the tables to the
 screen.

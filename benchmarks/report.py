@@ -1,4 +1,4 @@
-"""Tables on the screen, and docs/performance.md with its plot, of the figures: the same page of the same JSON."""
+"""Tables on the screen, and docs/reports/performance.md with its plot: the same JSON gives the same page."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich.table import Table
 from benchmarks import reasons
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN
 
-DOCS = Path(__file__).parents[1] / "docs"
-FIGURES = DOCS / "performance.json"
-PAGE = DOCS / "performance.md"
-PLOT = DOCS / "performance.png"
+REPORTS = Path(__file__).parents[1] / "docs" / "reports"
+FIGURES = REPORTS / "performance.json"
+PAGE = REPORTS / "performance.md"
+PLOT = REPORTS / "performance.png"
 COLUMNS = (OURS, BY_HAND, KERAS, NATIVE, PLAIN, ALONE)
 
 Results = dict[str, Any]
@@ -29,9 +29,9 @@ INTRO = """\
 
 <!-- Made by `nox -s bench` from performance.json; a test compares them. Do not edit. -->
 
-What `keras_cg.custom_gradient` costs beside everything else that gives a function a gradient. Measured on {date} by
+The cost of `keras_cg.custom_gradient`, compared with other ways to give a function a gradient. Measured on {date} by
 `nox -s bench`, in {minutes} minutes, on {cores} cores of `{cpu}` ({system}), with Python {python} and
-{versions}.
+{versions}. [Evidence](../evidence.md#performance) has the short form.
 
 ## How it was measured
 
@@ -40,21 +40,21 @@ What `keras_cg.custom_gradient` costs beside everything else that gives a functi
   way: `jax.custom_vjp`, a `torch.autograd.Function` that saves what its gradient needs, `tf.custom_gradient` on flat
   tensors, a primitive of autograd; `{plain}`, the same function without a rule; and `{alone}`, the function that
   `{ours}` decorates, called without the decorator.
-- **Right first**: before anything is timed, each contestant's value and gradient are compared with a closed form in
-  float64, those of a network with a computation in NumPy that has its gradients written out. One that is wrong is shown
-  as wrong and is not timed; one that raises is shown with its error.
-- **In turn**: all contestants of a line run in one process, A B C A B C ..., for {rounds} rounds unless the line says
-  otherwise. A turn is as many calls as take about 4 ms, without garbage collection; between turns there is one.
-- **Told**: the median of the time of a call, and in brackets the median, over the rounds, of the ratio of our time to
-  that contestant's in the same round, with its quartiles. Below 1 ours is faster.
+- **Correctness first**: before the timing, each contestant's value and gradient are compared with a closed form in
+  float64. For a network, that is a computation in NumPy with its gradients written out. A wrong contestant is shown as
+  wrong and is not timed. A contestant that raises is shown with its error.
+- **In turn**: all contestants of a line run in one process, A B C A B C ..., for {rounds} rounds unless the line has
+  another number. A turn is as many calls as take about 4 ms. Garbage is collected between turns only.
+- **Reported**: the median time of a call. In brackets: the median ratio of our time to that contestant's in the same
+  round, with quartiles. Below 1, `{ours}` is faster.
 - **One thread**: `OMP_NUM_THREADS=1`, `torch.set_num_threads(1)`, one thread for TensorFlow's operations, and
   `--xla_cpu_multi_thread_eigen=false` for XLA. Each backend has a process of its own, where Keras runs on that backend.
-- **Numbers**: float32. With 8 of them nearly all is overhead, with 1,000,000 nearly none.
+- **Elements**: float32. With 8 of them nearly all time is overhead, with 1,000,000 nearly none.
 """
 
 TARGETS = """\
-That a compiled program holds the same operations as the hand-written rule (XLA's HLO, torch's lists for forward and
-backward, the nodes of TensorFlow's graph) is no matter of time: tests compare them. For what misses its target,
+A compiled program contains the same operations as the hand-written rule (XLA's HLO, torch's lists for forward and
+backward, the nodes of TensorFlow's graph). Tests compare these operations, not times. For each missed target,
 [where the time goes](#where-the-time-goes) has the frames.
 """
 
@@ -317,9 +317,10 @@ def draw(results: Results) -> None:
             ratios = [one / other for one, other in zip(ours, by_hand, strict=True)]
             below.plot(curve["sizes"], ratios, "o-", color=colours[backend])
         below.axhline(1, color="0.4", linewidth=1)
+        above.set_yscale("log")
+        below.set_ylim(0, None)
         for axes in (above, below):
             axes.set_xscale("log")
-            axes.set_yscale("log")
             axes.set_xlabel(f"number of {what}")
             axes.grid(which="major", color="0.9")
             axes.set_axisbelow(True)

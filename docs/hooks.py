@@ -1,9 +1,11 @@
-"""What the site has besides the pages in docs. MkDocs calls the functions, griffe, which reads docstrings, the class.
+"""Adds to the site what is not in docs. MkDocs calls the functions; griffe, which reads docstrings, calls the class.
 
-- CONTRIBUTING.md and its like stand at the top of the repository, where GitHub looks for them, and are pages here.
-- A link is written as GitHub needs it. One that leads out of docs leads on the site to the page of that file; a file
-  that is no page of its own, or a folder, becomes one which shows what is in it.
-- `<!-- keras-cg check --help -->` on a page is what that command prints.
+- README.md, CONTRIBUTING.md and similar files are at the top of the repository, where GitHub looks for them. They are
+  pages of the site. The home page is README up to its commands, with cards after it.
+- A link is written as GitHub needs it. If it leads out of docs, it leads on the site to the page of that file. A file
+  without a page, or a folder, gets a page that shows its content.
+- `<!-- keras-cg check --help -->` on a page is replaced by the output of that command.
+- Generated reports stay out of the search.
 """
 
 from __future__ import annotations
@@ -20,16 +22,64 @@ import griffe
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
-# The page, and the file at the top of the repository that it is made of. README is found by links alone: the site has a
-# first page of its own.
+# Pages, each with its file at the top of the repository.
 TOP = {
+    "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
-    "readme.md": "README.md",
     "security.md": "SECURITY.md",
 }
 LINK = re.compile(r"(?<=\]\()[^)#\s]+(?=[)#])")
 HELP = re.compile(r"<!-- keras-cg (.*--help) -->")
+# On the home page in place of the sections of README that begin with these commands.
+CARDS = """\
+
+## Where to go
+
+<div class="grid cards" markdown>
+
+- **[Your first custom gradient](tutorial.md)**
+
+    A tutorial of ten minutes: write a rule, break it, check it.
+
+- **[Move from keras.ops.custom_gradient](migration.md)**
+
+    Before and after, for each idiom.
+
+- **[Check a gradient](checking.md)**
+
+    In a terminal, from Python and in pytest.
+
+- **[Choose a recipe](recipes.md)**
+
+    Straight-through estimators, clipping, stable functions, implicit differentiation.
+
+- **[Wrap SciPy, Numba or C](wrapping.md)**
+
+    Functions of NumPy arrays, with their derivatives.
+
+- **[Export and deploy](deploy.md)**
+
+    SavedModel, ONNX, LiteRT, `torch.export` and `jax.export`.
+
+- **[Fix an error](errors.md)**
+
+    Each message with its cause and its fix.
+
+- **[Limits](limits.md)**
+
+    The known exceptions.
+
+- **[How it works](how-it-works.md)**
+
+    What becomes of a rule in each framework.
+
+- **[Reference](reference/index.md)**
+
+    Every public name, with examples.
+
+</div>
+"""
 SHOWN = """\
 ---
 title: {name}
@@ -43,10 +93,9 @@ search:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that stand elsewhere, and those of files that a page links to."""
+    """Adds the pages of files outside docs: those of `TOP`, and those that a page links to."""
     for page, source in TOP.items():
-        inclusion = InclusionLevel.NOT_IN_NAV if page == "readme.md" else InclusionLevel.UNDEFINED
-        files.append(File.generated(config, page, abs_src_path=str(ROOT / source), inclusion=inclusion))
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
     for file in list(files.documentation_pages()):
         for target in filter(None, (linked(file, link) for link in LINK.findall(file.content_string))):
             page = page_of(target)
@@ -57,14 +106,18 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turns links that lead out of docs to the pages of the site, and fills in what commands print."""
+    """Turns links that lead out of docs to pages of the site, and fills in the output of commands."""
 
     def turned(match: re.Match[str]) -> str:
         target = linked(page.file, match[0])
         return posixpath.relpath(page_of(target), posixpath.dirname(page.file.src_uri)) if target else match[0]
 
-    if page.file.src_uri == "readme.md":
-        page.meta["search"] = {"exclude": True}  # it says again what the other pages say
+    if page.file.src_uri.startswith("reports/"):
+        page.meta["search"] = {"exclude": True}
+    if page.file.src_uri == "index.md":
+        first, commands, _ = markdown.partition("\n## Two commands\n")
+        assert commands, "README has no section of commands"
+        return LINK.sub(turned, first) + CARDS
     return HELP.sub(printed, LINK.sub(turned, markdown))
 
 
@@ -99,7 +152,7 @@ def text_of(target: Path) -> str:
 
 
 def printed(match: re.Match[str]) -> str:
-    """What a command prints, as a block."""
+    """Returns the output of a command, as a block."""
     command = [sys.executable, "-m", "keras_cg", *match[1].split()]
     environment = {**os.environ, "COLUMNS": "88"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -107,14 +160,14 @@ def printed(match: re.Match[str]) -> str:
 
 
 class AsShown(griffe.Extension):
-    """Docstrings and signatures as griffe needs them to show what a user sees."""
+    """Changes docstrings and signatures, so that griffe shows what a user sees."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """The house says `Example:`, griffe `Examples:`."""
+        """Turns the heading `Example:` of our docstrings into `Examples:`, which griffe reads."""
         if obj.docstring is not None:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
-        """What is decorated returns the output alone, not the pair with the rule."""
+        """Drops the return annotation of a decorated function: it returns the output, not the pair with the rule."""
         if any(decorator.callable_path.endswith("custom_gradient") for decorator in func.decorators):
             func.returns = None

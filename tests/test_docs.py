@@ -1,5 +1,7 @@
 """The pages in docs: their Python runs on every backend, and their commands do what they say."""
 
+import functools
+import html
 import pathlib
 import re
 import subprocess
@@ -14,6 +16,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "checking.md"
 
 
+@functools.cache
 def run(*arguments):
     command = [sys.executable, "-m", "keras_cg", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -24,9 +27,10 @@ def run(*arguments):
     [
         "checking",
         "how-it-works",
-        "index",
         "ops",
         "recipes",
+        "reference/index",
+        "reference/testing",
         "usage",
         "why-frameworks-differ",
         "wrapping",
@@ -34,7 +38,7 @@ def run(*arguments):
 )
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_python_blocks(backend, page, tmp_path):
-    pages.run(PAGE.with_stem(page), tmp_path)
+    pages.run(ROOT / "docs" / f"{page}.md", tmp_path)
 
 
 def test_the_bug_is_found_as_the_page_says(backend):
@@ -44,6 +48,28 @@ def test_the_bug_is_found_as_the_page_says(backend):
     # Not the table, in which rounding shows.
     findings = shown[shown.index("✗ first order") :].replace("jax, numpy, tensorflow, torch", backend)
     assert findings.strip() in found.stdout
+
+
+def test_the_picture_of_the_command_shows_what_it_prints(backend):
+    picture = (ROOT / "docs" / "check.svg").read_text(encoding="utf-8")
+    # A line of the terminal is several texts at one height.
+    lines = {}
+    for height, text in re.findall(r'<text class="check-r\d+" x="[^"]*" y="([^"]*)"[^>]*>([^<]*)</text>', picture):
+        lines[height] = lines.get(height, "") + html.unescape(text).replace("\xa0", " ")
+    shown = "\n".join(line.rstrip() for line in lines.values()).replace("jax, numpy, tensorflow, torch", backend)
+    found = run("check", "docs/softplus.py:softplus", f"--backends={backend}")
+    # Not the table, in which rounding shows.
+    assert found.stdout[found.stdout.index("✗ first order") :].strip() == shown[shown.index("✗ first order") :].strip()
+    assert "$ keras-cg check docs/softplus.py:softplus" in shown
+
+
+@pytest.mark.only("numpy")
+def test_pictures_load_nothing(backend):
+    pictures = sorted((ROOT / "docs").rglob("*.svg"))
+    assert len(pictures) > 1
+    for path in pictures:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"url\(\s*['\"]?http|@import|@font-face|href=|<script|<image", text), path.name
 
 
 def test_the_fixed_one_passes(backend):

@@ -33,7 +33,7 @@ def test_program(program):
 @pytest.mark.side_by_side
 def test_the_page_is_what_a_run_gives():
     page = report.render({backend: report.run(backend) for backend in report.BACKENDS})
-    assert report.PAGE.read_text(encoding="utf-8") == page, "docs/keras_parity.md is stale: run `nox -s parity`"
+    assert report.PAGE.read_text(encoding="utf-8") == page, "docs/reports/keras_parity.md is stale: run `nox -s parity`"
 
 
 def test_what_is_declared():

@@ -1,4 +1,4 @@
-"""The README: its Python runs on every backend, it is short, and its figures are those of docs/keras_parity.md."""
+"""The README: its Python runs on every backend, it is short, and its figures are those of the report on parity."""
 
 import pathlib
 
@@ -27,7 +27,7 @@ def rows(path):
 
 @pytest.mark.only("numpy")
 def test_the_figures_are_those_of_the_parity_with_keras(backend):
-    table = rows(ROOT / "docs" / "keras_parity.md")
+    table = rows(ROOT / "docs" / "reports" / "keras_parity.md")
     outcomes = next(row[2:] for row in table if row[:2] == ["backend", "decorator"])
     theirs, ours = ([*row[2:]] for row in table if row[0] == "all")
     told = [row for row in rows(README) if row[0] in outcomes]

@@ -15,8 +15,14 @@ pytestmark = pytest.mark.once
 def test_every_page_is_in_the_navigation():
     named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    # The first three stand at the top of the repository.
-    assert sorted(named) == sorted({"changelog.md", "contributing.md", "security.md", *pages})
+    # The files of these four are at the top of the repository; README is the home page.
+    top = {"changelog.md", "contributing.md", "index.md", "security.md"}
+    assert sorted(named) == sorted({*top, *(page for page in pages if not page.startswith("reports/"))})
+
+
+def test_every_report_is_linked_from_the_evidence():
+    links = re.findall(r"\]\((reports/[\w.]+)\)", (DOCS / "evidence.md").read_text())
+    assert sorted(links) == sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / "reports").glob("*.md"))
 
 
 def test_every_public_name_is_in_the_reference():

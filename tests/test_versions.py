@@ -40,9 +40,10 @@ def bounds():
     return found
 
 
-def readme():
-    """The table of what is tested: the cells of each line, by its first."""
-    text = (ROOT / "README.md").read_text().partition("<!-- versions -->")[2].partition("<!-- /versions -->")[0]
+def version_table():
+    """The table of tested versions: the cells of each line, by its first."""
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    text = page.partition("<!-- versions -->")[2].partition("<!-- /versions -->")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
     return {first: others for first, *others in rows[2:]}
 
@@ -64,12 +65,12 @@ def test_the_oldest_versions_are_the_lower_bounds():
         if name != "torch":
             assert FILES["constraints-oldest.txt"][name].startswith(f"{bound}."), name
     assert all(found.get("torch", TORCH) == TORCH for found in FILES.values())
-    assert readme()["torch"][0].endswith(f"{bounds()['torch']}.0")
+    assert version_table()["torch"][0].endswith(f"{bounds()['torch']}.0")
 
 
 @pytest.mark.once
-def test_the_table_in_the_readme():
-    table = readme()
+def test_the_table_of_tested_versions():
+    table = version_table()
     for title, name in PACKAGES.items():
         assert table[title] == [found[name] for found in FILES.values()], title
     assert table["array-api-compat"] == [*(found["array-api-compat"] for found in list(FILES.values())[:2]), ""]
@@ -79,9 +80,42 @@ def test_the_table_in_the_readme():
 
 
 @pytest.mark.once
+def test_the_line_in_the_readme():
+    """README gives the first and the last column, without the last digit; torch has one version in CI."""
+    text = (ROOT / "README.md").read_text()
+    for title in ("JAX", "TensorFlow", "Keras"):
+        oldest, newest = (".".join(version_table()[title][column].split(".")[:2]) for column in (0, 2))
+        assert re.search(rf"\b{title} {re.escape(oldest)} to {re.escape(newest)}\b", " ".join(text.split())), title
+    assert f"torch {TORCH.removesuffix('.0')}, " in text and "Python 3.11 to 3.13" in text
+    assert f"beta, version {'.'.join(keras_cg.__version__.split('.')[:2])}." in text
+
+
+@pytest.mark.once
+def test_the_readme_installs_from_the_repository():
+    (address,) = re.findall(r"@ git\+(\S+?)\"", (ROOT / "README.md").read_text())
+    assert address == PROJECT["urls"]["Repository"]
+
+
+# Reports that were measured with another version of the package. The list only shrinks: measure again.
+MEASURED_BEFORE = {"checker.md": "0.2.0"}
+
+
+@pytest.mark.once
+def test_the_version_on_the_reports():
+    reports = sorted((ROOT / "docs" / "reports").glob("*.md"))
+    assert len(reports) == 4
+    for path in reports:
+        found = re.search(r"keras-cg (\d+\.\d+\.\d+)", path.read_text())[1]
+        assert found == MEASURED_BEFORE.get(path.name, keras_cg.__version__), path.name
+    assert keras_cg.__version__ not in MEASURED_BEFORE.values(), "measured again: take it off the list"
+
+
+@pytest.mark.once
 def test_the_newest_versions_that_the_package_knows_of():
     for name, newest in versions.NEWEST.items():
-        found = [file[name] for file in FILES.values() if name in file] if name != "torch" else readme()["torch"][2:]
+        found = [file[name] for file in FILES.values() if name in file]
+        if name == "torch":  # the newest one is tested by hand
+            found = version_table()["torch"][2:]
         highest = max(found, key=lambda version: [int(part) for part in re.findall(r"\d+", version)])
         assert ".".join(re.findall(r"\d+", highest)[:2]) == newest, name
     assert versions.NEWEST.keys() == {name for name in bounds() if name not in ("matplotlib", "rich", "scikit-learn")}

@@ -1,4 +1,4 @@
-"""Writes docs/conformance.md of what runs wrote down: `python -m conformance.report FILE.json ...`."""
+"""Writes docs/reports/conformance.md from the outcomes of test runs: `python -m conformance.report FILE.json ...`."""
 
 import importlib
 import json
@@ -6,9 +6,10 @@ import pathlib
 import sys
 from importlib import metadata
 
+import keras_cg
 from conformance.zoo import ZOO
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "conformance.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reports" / "conformance.md"
 PACKAGES = {"jax": ["jax"], "torch": ["torch"], "tensorflow": ["tensorflow-cpu"], "numpy": ["numpy", "autograd"]}
 OUTCOMES = ("pass", "clear error", "NaN", "limit")
 
@@ -17,15 +18,17 @@ INTRO = """\
 
 <!-- Made by `nox -s conformance`. Do not edit. -->
 
-{rules} rules, each wrong on purpose, under every transform of every framework. What must come out is a closed form in
-float64, differentiated by central differences ([truth](../tests/conformance/truth.py)); the rules are in
-[the zoo](../tests/conformance/zoo.py), the transforms in [a file for each framework](../tests/conformance/transforms),
-and what does not pass in [one table](../tests/conformance/exceptions.py). Made by `nox -s conformance` with {versions}.
+{rules} rules, each wrong on purpose, under {transforms} transforms of {backends} frameworks. The expected result is a
+closed form in float64, differentiated by central differences ([truth](../../tests/conformance/truth.py)). The rules are
+in [the zoo](../../tests/conformance/zoo.py), the transforms in
+[a file for each framework](../../tests/conformance/transforms), and the combinations that do not pass in
+[one table](../../tests/conformance/exceptions.py). Made by `nox -s conformance` with {versions}.
+[Evidence](../evidence.md#conformance) has the short form.
 
-- **pass**: value, first, second or third derivative, tangent or batch as the closed form says.
-- **clear error**: refused, with a message that says why.
-- **NaN**: the answer cannot be had and no error can be raised in time, so that NaN comes.
-- **limit**: a wrong number that nothing of ours can notice; [Limits](limits.md) has it.
+- **pass**: the value, derivative, tangent or batch agrees with the closed form.
+- **clear error**: the package, or the framework, raises an error that gives the reason.
+- **NaN**: the answer cannot be computed, and no error can be raised in time, so the result is NaN.
+- **limit**: a wrong number that the package cannot detect; [Limits](../limits.md) lists it.
 """
 
 
@@ -66,7 +69,10 @@ def render(outcomes):
     versions = ", ".join(
         f"{package} {metadata.version(package).partition('+')[0]}" for name in backends for package in PACKAGES[name]
     )
-    lines = [INTRO.format(rules=len(ZOO), versions=versions), "## Totals", "", *totals(outcomes), ""]
+    versions = f"keras-cg {keras_cg.__version__}, {versions}"
+    transforms = len({each[:2] for each in outcomes})
+    intro = INTRO.format(rules=len(ZOO), transforms=transforms, backends=len(backends), versions=versions)
+    lines = [intro, "## Totals", "", *totals(outcomes), ""]
     lines += ["The rules, by number:", ""]
     lines += [f"{place}. {name}" for place, name in enumerate(ZOO, 1)]
     lines += ["", "A dot is a pass.", ""]
@@ -81,7 +87,7 @@ def main(paths):
     if PAGE.exists() and PAGE.read_text() == page:
         return None
     PAGE.write_text(page)
-    return f"{PAGE.name} was out of date and is written anew: look at it and commit it."
+    return f"{PAGE.name} was out of date and is written again: look at it and commit it."
 
 
 if __name__ == "__main__":

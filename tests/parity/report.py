@@ -1,4 +1,4 @@
-"""Runs every program with both decorators and writes what came of it: `PYTHONPATH=tests python -m parity.report`."""
+"""Runs every program with both decorators and writes the outcomes: `PYTHONPATH=tests python -m parity.report`."""
 
 import collections
 import functools
@@ -9,13 +9,14 @@ import subprocess
 import sys
 from importlib import metadata
 
+import keras_cg
 from parity import ERROR, KERAS, NO_GRADIENT, OTHERWISE, OURS, REFUSED, RIGHT, WRONG
 from parity.cases import CASES
 from parity.harness import MARK, show
 
 BACKENDS = ("jax", "torch", "tensorflow", "numpy")
 TESTS = pathlib.Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "keras_parity.md"
+PAGE = TESTS.parent / "docs" / "reports" / "keras_parity.md"
 
 INTRO = f"""\
 # Parity with Keras
@@ -24,13 +25,13 @@ INTRO = f"""\
 
 {{count}} programs with a custom gradient, each run on the Keras backends where it makes sense, once with
 `keras.ops.custom_gradient` and once with `keras_cg.custom_gradient`. Only the decorator differs. The authors of
-`keras_cg` chose the programs: they are examples of custom gradients, of mistakes in them and of transforms, and no
-random sample. Made by `nox -s parity` from [the programs](../tests/parity/cases.py), each of which has a closed form,
-with {{versions}}.
+`keras_cg` chose the programs: they are examples of custom gradients, of mistakes in them and of transforms, and not a
+random sample. Each of [the programs](../../tests/parity/cases.py) has a closed form. Made by `nox -s parity` with
+{{versions}}. [Evidence](../evidence.md#parity-with-keras) has the short form.
 
 - **{RIGHT}**: the numbers of the closed form.
-- **{REFUSED}**: an error that says what is wrong, ours or the framework's own. A mistake should give one; for a
-  program that has an answer it is a limit.
+- **{REFUSED}**: an error that names the mistake, from this package or from the framework. A mistake should give one;
+  for a program that has an answer it is a limit.
 - **{ERROR}**: any other error.
 - **{WRONG}**: other numbers, or any number where an error is expected.
 - **{OTHERWISE}**: the program asks a question about behaviour, such as whether memory is freed, and the answer is not
@@ -80,8 +81,10 @@ def table(*rows):
 
 def render(found):
     """The page, of what `run` gave for each backend."""
-    intro = INTRO.format(count=len(CASES), versions=", ".join(versions(("keras", *BACKENDS, "autograd"))))
-    lines = [intro, *_totals(found), "## Programs", "", "What comes with Keras's decorator → what comes with ours.", ""]
+    found_versions = [f"keras-cg {keras_cg.__version__}", *versions(("keras", *BACKENDS, "autograd"))]
+    intro = INTRO.format(count=len(CASES), versions=", ".join(found_versions))
+    arrow = "The outcome with Keras's decorator → the outcome with `keras_cg`."
+    lines = [intro, *_totals(found), "## Programs", "", arrow, ""]
     for heading in dict.fromkeys(case.section for case in CASES):
         cases = [case for case in CASES if case.section == heading]
         backends = [backend for backend in BACKENDS if any(backend in case.keras for case in cases)]

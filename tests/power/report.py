@@ -1,4 +1,4 @@
-"""Measures what the checker finds, and writes docs/checker.md with its figures: `python -m power.report`.
+"""Measures what the checker finds, and writes docs/reports/checker.md with its figures: `python -m power.report`.
 
 Each backend runs in processes of its own, two at a time, which write a line for each case; started again with the same
 `--work`, they go on where they stopped. `--report` makes the page of the figures that are there.
@@ -20,46 +20,47 @@ from importlib import metadata
 from power import faults, rules
 from power.measure import FAST, OURS, PARTS, pairs
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
-FIGURES, PAGE, PICTURE = DOCS / "checker.json", DOCS / "checker.md", DOCS / "checker.png"
+ROOT = pathlib.Path(__file__).parents[2]
+REPORTS = ROOT / "docs" / "reports"
+FIGURES, PAGE, PICTURE = REPORTS / "checker.json", REPORTS / "checker.md", REPORTS / "checker.png"
 BACKENDS = ("jax", "numpy", "tensorflow", "torch")
 PACKAGES = {"jax": "jax", "numpy": "autograd", "tensorflow": "tensorflow-cpu", "torch": "torch"}
 
 INTRO = """\
-# What the checker finds
+# Faults that the checker finds
 
 <!-- Made by `nox -s power` from checker.json; a test compares them. Do not edit. -->
 
-How many planted faults [`check_gradients`](checking.md) finds, how many right rules it fails, and whether it says what
-is wrong; beside what the frameworks have themselves. Made on {date} by `nox -s power`, {extent}, with Python {python}
-and {versions}.
+How many planted faults [`check_gradients`](../checking.md) finds, how many right rules it fails, and whether it names
+the fault, compared with the frameworks' own tools. Made on {date} by `nox -s power`, {extent}, with Python {python} and
+{versions}. [Evidence](../evidence.md#the-checker) has the short form.
 
 ## How it is measured
 
-- **Right rules**: {rules} of them, in [tests/power/rules](../tests/power/rules): elementwise functions, reductions,
-  linear algebra, several arguments and outputs, nests, broadcasting, stable losses, integers beside numbers, complex
-  numbers, lower precision inside, large and tiny numbers, declared gradients, and arguments with one number, none, two
-  rows, many. Each stands beside two closed forms in NumPy that share nothing with it.
-- **Faults**: {kinds} kinds in [one file](../tests/power/faults.py), each planted in every rule that it fits, in the
+- **Right rules**: {rules} of them, in [tests/power/rules](../../tests/power/rules): elementwise functions, reductions,
+  linear algebra, several arguments and outputs, pytrees, broadcasting, stable losses, integers next to floats, complex
+  numbers, lower precision inside, large and tiny numbers, declared gradients, and arguments with one element, none, two
+  rows, many. Each has two independent closed forms in NumPy, for its output and its gradient.
+- **Faults**: {kinds} kinds in [one file](../../tests/power/faults.py), each planted in every rule that it fits, in the
   gradient of the last argument unless the kind says otherwise.
-- **What counts** is not for the checker to say. A wrong rule is [called](../tests/power/truth.py) again and again, at
-  the point and away from it, for ordinary, huge and tiny upstreams, and compared with the closed form in double
-  precision. A fault that makes no difference there, such as transposing a number, is left out. So is one below the
-  precision that a rule computes in by itself (one part in a thousand for single precision, in twenty for half). What
-  shows in the second order alone is compared with differences of the closed form.
-- **Found** means failed. Undecided is told apart, and is no pass: the exit status is 1. It is the answer, and counts as
-  found, where the function itself is another one each time. On rules where rounding leaves nothing to compare no faults
-  are planted; there undecided is the right answer, and failed a false alarm: {rounded}.
-- **Named** means that a diagnosis or a reason says what the fault is, in words that are fixed for each kind.
-- **A sample**: cases come in an order that hangs on their names alone, so that a run that is stopped has measured a
-  sample of all. The tables say how many were measured.
-- **Options**: the default ones, but that the compiler, which takes seconds, runs for the faults that hang on it, and
-  for the first seed of each right rule. Every seed has other arguments, other upstreams and other directions.
-- **The others** get the same functions, flat and in double precision, with their default options; JAX's and autograd's
-  `check_grads` to second order, autograd's in reverse mode. `tf.test.compute_gradient` compares nothing itself: here
-  with the tolerances of torch's `gradcheck`. They know no declared gradients, so those rules are left out of their
-  tables, and of ours beside them. Whatever they raise counts as found, also what the decorator itself refuses: a
-  gradient of the wrong shape, and in forward mode, which JAX's `check_grads` runs, a rule that is not linear.
+- **What counts as a fault** is independent of the checker. A wrong rule is [called](../../tests/power/truth.py) at the
+  point and away from it, for ordinary, huge and tiny upstream gradients, and compared with the closed form in double
+  precision. A fault without a difference there, such as transposing a scalar, is left out. So is a fault below the
+  precision in which a rule computes (one part in a thousand for single precision, in twenty for half). Faults that show
+  in the second order only are compared with finite differences of the closed form.
+- **Found** means failed. Undecided is counted separately, and is not a pass: the exit status is 1. It is the right
+  answer, and counts as found, if the function itself changes from call to call. No faults are planted in rules where
+  rounding leaves nothing to compare. There undecided is right, and failed is a false alarm: {rounded}.
+- **Named** means that a diagnosis or a reason names the fault, in words that are fixed for each kind.
+- **A sample**: the order of the cases depends on their names only, so a run that is stopped has measured a sample of
+  all. The tables give the number of measured cases.
+- **Options**: the default ones. But the compiler, which takes seconds, runs only for the faults that depend on it, and
+  for the first seed of each right rule. Every seed has other arguments, upstream gradients and directions.
+- **The other tools** get the same functions, flat and in double precision, with their default options; JAX's and
+  autograd's `check_grads` to second order, autograd's in reverse mode. `tf.test.compute_gradient` compares nothing:
+  here its result is compared with the tolerances of torch's `gradcheck`. These tools have no declared gradients, so the
+  tables that compare them leave those rules out. Any exception counts as found, also one of the decorator itself: a
+  gradient of the wrong shape, or a rule that is not linear in forward mode, which JAX's `check_grads` runs.
 """
 
 
@@ -70,7 +71,7 @@ def measure(backend, part, work, options):
     """One process."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, ["tests", os.environ.get("PYTHONPATH")]))}
     command = [sys.executable, "-m", "power.measure", backend, part, str(work / f"{backend}.{part}.jsonl"), *options]
-    subprocess.run(command, check=True, env=environment, cwd=DOCS.parent)
+    subprocess.run(command, check=True, env=environment, cwd=ROOT)
 
 
 def read(work):
@@ -164,7 +165,7 @@ def heading(*cells):
 
 
 def share(part, whole):
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    return f"{part} of {whole}" if whole else "-"
 
 
 def total(counted):
@@ -192,10 +193,10 @@ def render(results):
     ]
     lines += ["## Totals", "", *totals(results), "", f"![Detection by kind of fault]({PICTURE.name})", ""]
     lines += ["## By kind of fault", "", *by_kind(results), ""]
-    lines += ["## Beside the frameworks' own", "", *beside(results), ""]
+    lines += ["## Compared with the frameworks' own tools", "", *beside(results), ""]
     lines += ["## Right rules", "", *right(results), ""]
-    lines += ["## What slips", "", *slips(results), ""]
-    lines += ["## What is found and not named", "", *unnamed(results), ""]
+    lines += ["## Missed faults", "", *slips(results), ""]
+    lines += ["## Faults that are found and not named", "", *unnamed(results), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -203,7 +204,7 @@ def extent(results):
     """Whether all of it was measured."""
     measured = sum(total(counted)[0] for tool in (OURS, FAST) for counted in columns(results, tool).values())
     planted = 2 * sum(number for kind, number in results["planted"].items() for name in BACKENDS if is_on(kind, name))
-    return "to its end" if measured == planted else "which was stopped early, so that this is a sample"
+    return "to its end" if measured == planted else "which was stopped early, so this is a sample"
 
 
 def totals(results):
@@ -268,7 +269,7 @@ def beside(results):
                 measured,
                 share(found, measured),
                 told,
-                f"{share(ours[1], ours[0])} of {ours[0]}",
+                share(ours[1], ours[0]),
             )
         )
     return lines
@@ -286,8 +287,8 @@ def right(results):
     count = sum(each["ordinary"]["cases"] for each in ours.values() if "ordinary" in each)
     lines += [
         "",
-        f"{count} ordinary cases in all. The rule with an empty argument is among them: undecided is right there, for"
-        " nothing is compared.",
+        f"{count} ordinary cases in all. The rule with an empty argument is among them: undecided is right there,"
+        " because nothing is compared.",
     ]
     ordinary = [each for each in results["alarms"] if each[0].endswith(f": {OURS}")]
     for what, listed in (("False alarms", ordinary), ("Undecided", results["undecided"])):
@@ -304,7 +305,7 @@ def right(results):
 
 def slips(results):
     if not results["missed"]:
-        return ["Nothing of what was measured."]
+        return ["None of those measured."]
     groups = {}
     for backend, kind, name, status in results["missed"]:
         groups.setdefault((kind, status), []).append(f"{name} ({backend})")
@@ -313,7 +314,7 @@ def slips(results):
 
 def unnamed(results):
     if not results["unnamed"]:
-        return ["Nothing of what was measured."]
+        return ["None of those measured."]
     lines = []
     for kind, texts in results["unnamed"].items():
         told = "; ".join(
@@ -336,17 +337,22 @@ def draw(results):
     keys = [key for tool in (OURS, FAST) for key in results["beside"] if key.endswith(f": {tool}")]
     keys += [f"{backend}: {tool}" for backend, tool in others(results)]
     shares = np.full((len(kinds), len(keys)), np.nan)
+    texts = []
     for column, key in enumerate(keys):
         for place, kind in enumerate(kinds):
             measured, found, *_ = results["beside"][key].get(kind, [0, 0])
             shares[place, column] = found / measured if measured else np.nan
-    figure = Figure(figsize=(4.2 + 0.42 * len(keys), 0.8 + 0.17 * len(kinds)), layout="constrained")
+            if measured:
+                texts.append((column, place, f"{found}/{measured}", "white" if found < measured / 2 else "black"))
+    figure = Figure(figsize=(4.2 + 0.55 * len(keys), 0.8 + 0.17 * len(kinds)), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(shares, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto")
+    image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(keys)), [key.replace(": ", "\n", 1) for key in keys], rotation=90, fontsize=7)
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(kinds)), kinds, fontsize=7)
     axes.set_facecolor("0.9")
+    for column, place, text, colour in texts:  # the counts, for readers who do not see the colours
+        axes.text(column, place, text, ha="center", va="center", fontsize=5, color=colour)
     figure.colorbar(image, ax=axes, shrink=0.3, label="found; grey: not measured")
     figure.savefig(PICTURE, dpi=110)
 
@@ -363,7 +369,7 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, help="a folder for the lines of cases; default: a new one")
     parser.add_argument("--seeds", default="20", help="for each right rule")
     parser.add_argument("--minutes", help="for each backend and part: faults, right rules, others")
-    parser.add_argument("--report", action="store_true", help="only the page, of docs/checker.json")
+    parser.add_argument("--report", action="store_true", help="only the page, of docs/reports/checker.json")
     parser.add_argument("--collect", action="store_true", help="only the figures and the page, of what --work has")
     given = parser.parse_args()
     if given.report:
