@@ -19,7 +19,7 @@ def run(*arguments):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", ["checking", "how-it-works", "index", "ops", "recipes", "usage", "wrapping"])
+@pytest.mark.parametrize("page", ["checking", "how-it-works", "index", "memory", "ops", "recipes", "usage", "wrapping"])
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_python_blocks(backend, page, tmp_path):
     pages.run(PAGE.with_stem(page), tmp_path)
