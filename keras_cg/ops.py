@@ -1,9 +1,9 @@
-"""The functions of the Python array API standard on the active backend, and what its own namespace has beside them.
+"""Functions of the Python array API standard on the active backend, and the other functions of its own namespace.
 
-`keras_cg.ops.exp` is that of `jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy` or `autograd.numpy`, or one
-of the backend's where those lack it or differ from the standard: docs/ops.md has the table. It is looked up whenever it
-is read. Write `from keras_cg import ops` and `ops.exp(x)`; `from keras_cg.ops import exp` would fix the backend of that
-moment.
+`keras_cg.ops.exp` is `exp` of `jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy` or `autograd.numpy`. Where
+these lack a function or differ from the standard, keras_cg has its own. Each access looks the name up on the active
+backend. So write `from keras_cg import ops` and `ops.exp(x)`: `from keras_cg.ops import exp` would keep the function of
+the backend that is active at the import. The guide "Write backend-neutral code" lists the differences and the traps.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ __all__ = ["custom_gradient", "stop_gradient"]
 
 
 def stop_gradient(x: Any, /) -> Any:
-    """The same values, of which nobody gets a gradient through here, inside of a rule or outside, in any order.
+    """Returns `x` and blocks gradients through it, in any order, inside and outside of a rule.
+
+    It calls `jax.lax.stop_gradient`, `tf.stop_gradient` or `detach` of torch. On NumPy it copies `x`.
 
     Args:
-        x: A tensor, or a number.
+        x: A tensor or a number.
 
     Returns:
-        A tensor: by `jax.lax.stop_gradient`, `tf.stop_gradient`, torch's `detach`; on NumPy a copy.
+        A tensor with the values of `x`.
 
     Example:
         >>> from keras_cg import grad, ops
