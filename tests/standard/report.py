@@ -23,7 +23,7 @@ INTRO = f"""\
 `keras_cg.ops` contains the functions of the
 [Python array API standard](https://data-apis.org/array-api/{standard.VERSION}/), version {standard.VERSION}, on every
 backend. They have the standard's signatures. `ops` also contains `stop_gradient`. Code that uses only these functions
-runs on every backend.
+runs on every backend, except for the differences below.
 
 On each backend, `ops` also has the other functions of the framework's own namespace (`jax.numpy`,
 `array_api_compat.torch`, `tf.experimental.numpy`, `autograd.numpy`). These are not portable.
