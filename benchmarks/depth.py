@@ -1,7 +1,7 @@
 """What a deep chain holds between forward and backward, beside a hand-written rule: `python -m benchmarks.depth`.
 
 A million numbers in float32, 4 MB, in a chain of 10 and of 100 calls of log1pexp; prints the table of
-docs/scaling.md. `--backends torch` measures that one, `--depths 10 100 1000` those: 1,000 calls need up to 8 GB.
+docs/memory.md. `--backends torch` measures that one, `--depths 10 100 1000` those: 1,000 calls need up to 8 GB.
 """
 
 from __future__ import annotations

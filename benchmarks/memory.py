@@ -1,7 +1,7 @@
 """What one contestant of one backend holds: `python -m benchmarks.memory torch keras_cg` prints it as JSON.
 
 With two numbers more, `python -m benchmarks.memory torch keras_cg 100 1000000`, the chain has 100 calls on arrays of a
-million numbers; `python -m benchmarks.depth` does so for all, as docs/scaling.md shows.
+million numbers; `python -m benchmarks.depth` does so for all, as docs/memory.md shows.
 
 A new process each: an allocator that keeps what was freed, as TensorFlow's does, would hide what comes after.
 """

@@ -1,11 +1,13 @@
-"""Draws docs/recipes.png, the picture of recipes.md: `python docs/recipes.py [FILE]`.
+"""Draws the pictures of recipes.md, one for each recipe: `python docs/recipes.py [FOLDER]`.
 
-Above, what each recipe computes; below, its gradient for an upstream of ones, beside that of plain differentiation.
+On the left the output of the recipe. On the right its gradient for an upstream of ones, with the gradient of autodiff.
+The colours are readable on a light and on a dark page; the background is transparent.
 """
 
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +18,15 @@ import numpy as np
 import keras_cg
 from keras_cg import ops, recipes
 
-X = np.linspace(-3, 3, 1201)
-INK, MUTED, FORWARD, GRADIENT = "#333333", "#9a9a9a", "#3b6fb6", "#d1495b"
+X = np.linspace(-3, 3, 601)
+MUTED, FORWARD, GRADIENT = "#808080", "#4a86d8", "#e0566a"
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "recipes",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+} | dict.fromkeys(("axes.edgecolor", "axes.titlecolor", "text.color", "xtick.color", "ytick.color"), MUTED)
 
 
 def heron(z: Any, a: Any) -> Any:
@@ -31,7 +40,7 @@ def rounded(x: Any) -> Any:
 
 
 def root_solver(g: Any, x0: Any) -> Any:
-    """The cube root, of which the recipe learns nothing but its value."""
+    """The cube root; the recipe uses only its value."""
     return np.cbrt(-g(x0))
 
 
@@ -39,13 +48,13 @@ UNIFORM = np.array([0.3, 0.6])
 
 
 def chosen(x: Any, *, hard: bool) -> Any:
-    """How much of the first of two categories is chosen, of which x is the logit."""
+    """How much of the first of two categories is chosen, with the logits x and 0."""
     noise = recipes.gumbel_noise(np.tile(UNIFORM, (*x.shape, 1)))
     return recipes.gumbel_softmax(ops.stack([x, 0 * x], axis=-1), noise, 0.5, hard=hard)[..., 0]
 
 
-# A title, the recipe, the same without its rule, and where it is drawn.
-Panel = tuple[str, Callable[[Any], Any], Callable[[Any], Any], np.ndarray]
+# A title, which begins with the name of the recipe; the recipe; the function for autodiff, or None; where to draw them.
+Panel = tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None, np.ndarray]
 
 PANELS: list[Panel] = [
     ("straight_through(round)", recipes.straight_through(rounded), rounded, X),
@@ -56,6 +65,7 @@ PANELS: list[Panel] = [
         X,
     ),
     ("soft_round(x, 5)", lambda x: recipes.soft_round(x, 5.0), rounded, X),
+    ("gumbel_noise(x)", recipes.gumbel_noise, None, np.linspace(0.002, 0.998, 499)),
     ("gumbel_softmax([x, 0], …)", lambda x: chosen(x, hard=True), lambda x: rounded(0 * x), X),
     ("gumbel_softmax(hard=False)", lambda x: chosen(x, hard=False), lambda x: chosen(x, hard=False), X),
     ("reverse_gradient(x)", recipes.reverse_gradient, lambda x: x, X),
@@ -87,52 +97,62 @@ PANELS: list[Panel] = [
         X,
     ),
     (
-        "fixed_point: √x",
+        "fixed_point (√x)",
         lambda x: recipes.fixed_point(heron, steps=9)(1 + 0 * x, x),
         ops.sqrt,
         np.linspace(0.1, 6, 601),
     ),
     (
-        "custom_root: ∛x",
+        "custom_root (∛x)",
         lambda x: recipes.custom_root(
             lambda z, a: z**3 - a, root_solver, linear_solve=lambda matvec, b: b / matvec(ops.ones_like(b))
         )(0 * x, x),
         lambda x: 0 * x,
         np.linspace(0.3, 6, 601),
     ),
+    (
+        "from_numpy(np.sinh, …)",
+        recipes.from_numpy(np.sinh, lambda x, upstream: upstream * np.cosh(x)),
+        None,  # autodiff raises
+        X,
+    ),
 ]
 
 
-def draw(path: str) -> None:
-    """Draws all panels into a file."""
+def draw_panel(output: Any, gradient: Any, panel: Panel) -> None:
+    """Draws the output of a recipe into an axes, and the gradients into another one."""
+    title, recipe, plain, x = panel
+    slopes = keras_cg.grad(recipe)(x)
+    output.set_title(title, family="monospace", loc="left")
+    gradient.set_title("gradient", loc="left")
+    output.plot(x, recipe(x), color=FORWARD, lw=2)
+    if plain is not None:
+        gradient.plot(x, keras_cg.grad(plain)(x), color=MUTED, lw=4, alpha=0.6, label="autodiff")
+    gradient.plot(x, slopes, color=GRADIENT, lw=1.8, label="recipe")
+    for each in (output, gradient):
+        each.axhline(0, color=MUTED, lw=0.6, zorder=0)
+        each.margins(x=0.02, y=0.12)
+    low, high = min(slopes.min(), 0), max(slopes.max(), 1)
+    gradient.set_ylim(low - 0.2 * (high - low), high + 0.2 * (high - low))
+    gradient.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+
+
+def draw(folder: pathlib.Path) -> None:
+    """Draws a file for each recipe, with a row for each of its panels."""
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    style = {"font.size": 8.5, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": MUTED}
-    style |= {"xtick.color": MUTED, "ytick.color": MUTED, "text.color": INK, "axes.labelcolor": INK}
-    with plt.rc_context(style), keras_cg.use_backend("numpy"), np.errstate(all="ignore"):
-        figure, axes = plt.subplots(10, 4, figsize=(11, 17), height_ratios=[1, 1] * 5, layout="constrained")
-        for number, (title, recipe, plain, x) in enumerate(PANELS):
-            row, column = divmod(number, 4)
-            upper, lower = axes[2 * row, column], axes[2 * row + 1, column]
-            upper.set_title(title, family="monospace", fontsize=9.5, loc="left", pad=8)
-            upper.plot(x, recipe(x), color=FORWARD, lw=2)
-            lower.plot(x, keras_cg.grad(plain)(x), color=MUTED, lw=3.5, alpha=0.6, label="plain differentiation")
-            lower.plot(x, keras_cg.grad(recipe)(x), color=GRADIENT, lw=1.8, label="the recipe")
-            for each in (upper, lower):
-                each.axhline(0, color=MUTED, lw=0.6, zorder=0)
-                each.margins(x=0.02, y=0.12)
-            upper.tick_params(labelbottom=False)
-            if column == 0:
-                upper.set_ylabel("output")
-                lower.set_ylabel("gradient")
-            slopes = keras_cg.grad(recipe)(x)
-            low, high = min(slopes.min(), 0), max(slopes.max(), 1)
-            lower.set_ylim(low - 0.2 * (high - low), high + 0.2 * (high - low))
-        handles, labels = axes[1, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-        figure.savefig(path, dpi=72)
+    folder.mkdir(parents=True, exist_ok=True)
+    with plt.rc_context(STYLE), keras_cg.use_backend("numpy"), np.errstate(all="ignore"):
+        for name in recipes.__all__:
+            panels = [panel for panel in PANELS if re.match(r"\w+", panel[0])[0] == name]  # type: ignore[index]
+            size = (7.6, 1.75 * len(panels))
+            figure, axes = plt.subplots(len(panels), 2, figsize=size, layout="constrained", squeeze=False)
+            for row, panel in zip(axes, panels, strict=True):
+                draw_panel(row[0], row[1], panel)
+            figure.savefig(folder / f"{name}.svg", transparent=True, metadata={"Date": None})
+            plt.close(figure)
 
 
 if __name__ == "__main__":
-    draw(sys.argv[1] if len(sys.argv) > 1 else str(pathlib.Path(__file__).with_suffix(".png")))
+    draw(pathlib.Path(sys.argv[1]) if sys.argv[1:] else pathlib.Path(__file__).parent / "assets" / "recipes")

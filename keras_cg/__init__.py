@@ -1,4 +1,8 @@
-"""Write the gradient of a function once; it is the gradient on JAX, PyTorch, TensorFlow and NumPy."""
+"""Custom gradients that behave the same on JAX, PyTorch, TensorFlow and NumPy.
+
+`custom_gradient` uses the rule that a function returns as its gradient, or raises an error. `grad` and the other
+derivatives, `ops` and `recipes` run on the active backend, which `set_backend` and `use_backend` choose.
+"""
 
 from keras_cg import ops, recipes
 from keras_cg.autodiff import grad, hessian, jacobian, jvp, value_and_grad, vjp

@@ -1,9 +1,9 @@
-"""The functions of the Python array API standard on the active backend, and further ones of its own namespace.
+"""Functions of the Python array API standard on the active backend, and the other functions of its own namespace.
 
-`keras_cg.ops.exp` is the function of `jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy` or
-`autograd.numpy`. Where those lack a function or differ from the standard, it is one of `keras_cg.namespaces`:
-docs/ops.md has the table. Every access looks the function up. Write `from keras_cg import ops` and `ops.exp(x)`,
-because `from keras_cg.ops import exp` would fix the backend of that moment.
+`keras_cg.ops.exp` is `exp` of `jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy` or `autograd.numpy`. Where
+these lack a function or differ from the standard, keras_cg has its own. Each access looks the name up on the active
+backend. So write `from keras_cg import ops` and `ops.exp(x)`: `from keras_cg.ops import exp` would keep the function of
+the backend that is active at the import. The guide "Write backend-neutral code" lists the differences and the traps.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ __all__ = ["custom_gradient", "stop_gradient"]
 
 
 def stop_gradient(x: Any, /) -> Any:
-    """Returns the values of a tensor without a gradient, inside a rule or outside, in any order of differentiation.
+    """Returns `x` and blocks gradients through it, in any order, inside and outside of a rule.
+
+    It calls `jax.lax.stop_gradient`, `tf.stop_gradient` or `detach` of torch. On NumPy it copies `x`.
 
     Args:
-        x: A tensor, or a number.
+        x: A tensor or a number.
 
     Returns:
-        A tensor of the shape and dtype of `x`: by `jax.lax.stop_gradient`, `tf.stop_gradient`, torch's `detach`; on
-        NumPy a copy.
+        A tensor with the values of `x`.
 
     Example:
         >>> from keras_cg import grad, ops

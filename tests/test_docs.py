@@ -27,6 +27,7 @@ def run(*arguments):
     [
         "checking",
         "how-it-works",
+        "memory",
         "ops",
         "recipes",
         "reference/index",
@@ -93,16 +94,19 @@ def test_the_plot_is_drawn_by_the_command_of_the_page(backend, tmp_path):
 
 @pytest.mark.only("numpy")
 def test_the_recipes_are_drawn(backend, tmp_path):
-    path = tmp_path / "recipes.png"
-    command = [sys.executable, "docs/recipes.py", str(path)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    assert 10_000 < path.stat().st_size < 200_000
+    subprocess.run([sys.executable, "docs/recipes.py", str(tmp_path)], cwd=ROOT, check=True)
+    sizes = {path.stem: path.stat().st_size for path in tmp_path.glob("*.svg")}
+    assert sorted(sizes) == sorted(keras_cg.recipes.__all__)
+    assert all(5_000 < size < 100_000 for size in sizes.values())
 
 
 @pytest.mark.only("numpy")
-def test_every_recipe_has_a_section(backend):
-    sections = re.findall(r"^## (.*)$", (ROOT / "docs" / "recipes.md").read_text(), re.MULTILINE)
-    assert sorted(sections) == ["At the edges", *keras_cg.recipes.__all__]
+def test_every_recipe_has_a_section_with_a_picture(backend):
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    assert sorted(re.findall(r"^## (.*)$", text, re.MULTILINE)) == ["Edge cases", *keras_cg.recipes.__all__]
+    pictures = re.findall(r"^## (\w+)\n\n!\[.+\]\(assets/recipes/(\w+)\.svg\)$", text, re.MULTILINE)
+    assert sorted(pictures) == [(name, name) for name in keras_cg.recipes.__all__]
+    assert all((ROOT / "docs" / "assets" / "recipes" / f"{name}.svg").exists() for name, _ in pictures)
 
 
 @pytest.mark.only("numpy")

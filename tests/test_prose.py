@@ -38,12 +38,8 @@ UNFINISHED = (
 )
 # Pages that are not rewritten yet, or that a program writes.
 UNFINISHED_PAGES = (
-    "docs/deploy.md",
     "docs/reports/keras_parity.md",
     "docs/reports/performance.md",
-    "docs/recipes.md",
-    "docs/scaling.md",
-    "docs/wrapping.md",
 )
 
 # Banned in prose and in names, with what to write instead.

@@ -20,14 +20,14 @@ def test_python_blocks(backend, tmp_path, monkeypatch):
 
 # As the tests of each find it: in this folder, and jax.export also in tests/test_transforms.py.
 GRADIENTS = {
-    ("jax", "jax.export"): "carried",
-    ("jax", "SavedModel"): "carried",
-    ("tensorflow", "SavedModel"): "carried",
-    ("tensorflow", "LiteRT"): "absent",
-    ("tensorflow", "ONNX"): "absent",
-    ("torch", "torch.export"): "absent",
-    ("torch", "TorchScript"): "absent",
-    ("torch", "ONNX"): "absent",
+    ("jax", "jax.export"): "kept",
+    ("jax", "SavedModel"): "kept",
+    ("tensorflow", "SavedModel"): "kept",
+    ("tensorflow", "LiteRT"): "dropped",
+    ("tensorflow", "ONNX"): "dropped",
+    ("torch", "torch.export"): "dropped",
+    ("torch", "TorchScript"): "dropped",
+    ("torch", "ONNX"): "dropped",
     ("numpy", ""): "",
 }
 

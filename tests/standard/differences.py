@@ -1,6 +1,6 @@
 """What does not do as array-api-strict does, and why: a function that is here and does, fails its test."""
 
-_UINT64 = "the sum of unsigned integers is an int64, for torch computes nothing with uint64"
+_UINT64 = "int64 for unsigned integers, because torch does not compute with uint64"
 
 DIFFERENCES = {
     ("torch", "cumulative_sum"): _UINT64,
@@ -13,6 +13,6 @@ NO_GRADIENT = {
     ("numpy", "linalg.qr"): "no gradient",
     ("numpy", "linalg.svd"): "no gradient of full matrices that are not square",
     ("numpy", "nextafter"): "no gradient",
-    ("tensorflow", "cumulative_prod"): "the axis must have a size that is known in the graph",
-    ("tensorflow", "unstack"): "the axis must have a size that is known in the graph",
+    ("tensorflow", "cumulative_prod"): "the axis needs a size that is known in the graph",
+    ("tensorflow", "unstack"): "the axis needs a size that is known in the graph",
 }

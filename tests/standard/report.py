@@ -16,15 +16,17 @@ BACKENDS = ("jax", "torch", "tensorflow", "numpy")
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "ops.md"
 
 INTRO = f"""\
-# What is in `keras_cg.ops`
+# Write backend-neutral code
 
 <!-- Made by `nox -s ops`, and compared with a run by tests/test_ops_standard.py. Do not edit. -->
 
-`keras_cg.ops` has the functions of the
-[Python array API standard](https://data-apis.org/array-api/{standard.VERSION}/), version {standard.VERSION},
-on every backend, with the standard's signatures, and `stop_gradient`. What else the framework's own namespace has
-(`jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy`, `autograd.numpy`) is there under its name, on that
-backend.
+`keras_cg.ops` contains the functions of the
+[Python array API standard](https://data-apis.org/array-api/{standard.VERSION}/), version {standard.VERSION}, on every
+backend. They have the standard's signatures. `ops` also contains `stop_gradient`. Code that uses only these functions
+runs on every backend, except for the differences below.
+
+On each backend, `ops` also has the other functions of the framework's own namespace (`jax.numpy`,
+`array_api_compat.torch`, `tf.experimental.numpy`, `autograd.numpy`). These are not portable.
 
 ```python
 from keras_cg import grad, ops
@@ -41,39 +43,42 @@ assert ops.permute_dims(grad(loss)(x), (1, 0)).shape == (2, 3)
 assert float(grad(lambda x: x * ops.stop_gradient(x))(3.0)) == 3.0
 ```
 
-- A number of Python may stand for a tensor. Beside a tensor it has no say in the dtype: float32 stays float32.
-- A dtype may be given by its name, as `"float32"`, or as `ops.float32`.
-- What NumPy takes by position is taken so, too: `ops.sum(x, 0)`, `ops.zeros((2, 3), "float32")`, `ops.reshape(x, -1)`.
-- `ops.stop_gradient(x)` has the values of `x` and no gradient, in any order, inside of a rule and outside.
-- What is differentiable is differentiated, also in batches and where `jax.jit`, `torch.compile(fullgraph=True)` and
-  `tf.function` compile it. TensorFlow's XLA has no determinants: `linalg.det` and `linalg.slogdet` raise there.
+- You may pass a Python number instead of a tensor. A number next to a tensor does not change the dtype: float32 stays
+  float32.
+- A dtype may be a name, such as `"float32"`, or `ops.float32`.
+- Arguments that NumPy accepts by position work by position: `ops.sum(x, 0)`, `ops.zeros((2, 3), "float32")`,
+  `ops.reshape(x, -1)`.
+- `ops.stop_gradient(x)` returns `x` and blocks gradients through it, in any order, inside and outside of a rule.
+- The differentiable functions have gradients, also in batches and in compiled code (`jax.jit`,
+  `torch.compile(fullgraph=True)`, `tf.function`). XLA on TensorFlow has no determinants, so `linalg.det` and
+  `linalg.slogdet` raise there.
 
 ## Traps
 
-- **Default dtypes** are the framework's: `ops.asarray([1.0])` and `ops.ones(3)` are float64 on NumPy and TensorFlow,
-  float32 on JAX and torch; `ops.arange(3)` is int32 on JAX, int64 elsewhere. JAX has 64 bits only with
-  `jax_enable_x64`. Where it matters, give `dtype`.
-- **`bool * float` on TensorFlow** is boolean, in either order: `x * (x > 0)` has lost `x`. Write
+- **Default dtypes depend on the framework.** `ops.asarray([1.0])` and `ops.ones(3)` are float64 on NumPy and
+  TensorFlow, and float32 on JAX and torch. `ops.arange(3)` is int32 on JAX and int64 elsewhere. JAX has 64-bit dtypes
+  only with `jax_enable_x64`. Pass `dtype` where it matters.
+- **`bool * float` on TensorFlow is boolean**, in either order. `x * (x > 0)` loses the values of `x`. Write
   `ops.where(x > 0, x, 0)` or `ops.multiply(x, x > 0)`.
-- **Operators are the framework's own**: between two dtypes, `x + y` raises on TensorFlow, and `ops.add(x, y)` promotes.
-- **Mixed kinds** are not in the standard: an int32 added to a float32 is float32 on JAX and torch, float64 on NumPy
-  and, by `ops.add`, on TensorFlow; `ops.mean` of integers raises on torch.
-- **Methods** of tensors are the framework's own (`x.reshape`, `x.astype`): the functions are on every backend.
-- **Equal elements**: which of them has the gradient of `max`, `sort` or `maximum`, is the framework's choice.
-- **Sizes that follow the data** (`nonzero`, `unique_values`, `repeat` by a tensor) cannot be compiled by JAX.
+- **Operators belong to the framework.** With two dtypes, `x + y` raises on TensorFlow. `ops.add(x, y)` promotes.
+- **The standard does not define mixed kinds of dtypes.** An int32 plus a float32 is float32 on JAX and torch, and
+  float64 on NumPy. On TensorFlow, `ops.add` gives float64. `ops.mean` of integers raises on torch.
+- **Methods belong to the framework**, such as `x.reshape` and `x.astype`. The functions of `ops` are on every backend.
+- **Equal elements:** the framework chooses which of them gets the gradient of `max`, `sort` or `maximum`.
+- **Sizes that depend on the data:** JAX cannot compile `nonzero`, `unique_values`, or `repeat` with a tensor.
 
 """
 
 LEGEND = """\
-## Functions
+## What differs
 
-Each is called as the standard writes it: with random arrays of float32, complex64, integers and booleans, with
-infinities, NaN and zeros of both signs, with numbers of Python, and with every default by its name. Names, shapes,
-dtypes and values are compared with array-api-strict, the standard's reference implementation.
+Tests call each function as the standard writes it: with random arrays of float32, complex64, integers and booleans,
+with infinities, NaN and zeros of both signs, with Python numbers, and with every default by name. They compare names,
+shapes, dtypes and values with array-api-strict, the standard's reference implementation.
 
-- **same**: as array-api-strict.
-- **default dtype**: the same but for the dtype where none is given: of what the framework makes by default.
-- A letter stands for what differs, or is refused with an error that names the function and the backend: told below.
+- **same**: like array-api-strict.
+- **default dtype**: like array-api-strict, but in the framework's default dtype if you pass none.
+- A function without a gradient raises an error that names the function and the backend.
 """
 
 
@@ -87,40 +92,40 @@ def row(*cells):
     return f"| {' | '.join(cells)} |"
 
 
-def marks():
-    reasons = dict.fromkeys((*DIFFERENCES.values(), *NO_GRADIENT.values()))
-    return {reason: chr(ord("a") + place) for place, reason in enumerate(reasons)}
-
-
 def cell(backend, name, outcome):
     if outcome == comparison.DIFFERS:
-        return f"({marks()[DIFFERENCES[backend, name]]})"
+        return DIFFERENCES[backend, name]
     refused = NO_GRADIENT.get((backend, name))
-    return f"{outcome} ({marks()[refused]})" if refused else outcome
+    return f"{outcome}; {refused}" if refused else outcome
+
+
+def link(name):
+    """The name of a function, with its page in the standard."""
+    part = "extensions" if "." in name else "API_specification"
+    return f"[`{name}`](https://data-apis.org/array-api/{standard.VERSION}/{part}/generated/array_api.{name}.html)"
 
 
 def render(found):
     """The page, of the outcomes of each backend."""
-    lines = [INTRO + LEGEND]
+    cells = {name: [cell(each, name, found[each][name]) for each in BACKENDS] for name in standard.FUNCTIONS}
+    differing = {name for name, row_of in cells.items() if set(row_of) != {comparison.SAME}}
+    lines = [INTRO + LEGEND, row("function", *BACKENDS), "|" + "---|" * (len(BACKENDS) + 1)]
+    lines += [row(link(name), *cells[name]) for name in standard.FUNCTIONS if name in differing]
+    lines += ["", "## The same on every backend", "", "Each name links to the standard."]
     for heading, signatures in standard.SECTIONS.items():
-        lines += [f"### {heading}", "", row("function", *BACKENDS), "|" + "---|" * (len(BACKENDS) + 1)]
-        for signature in signatures:
-            name = signature.partition("(")[0]
-            cells = [cell(backend, name, found[backend][name]) for backend in BACKENDS]
-            lines.append(row(f"`{signature}`", *cells))
-        lines.append("")
-    lines += ["### Constants and dtypes", "", "On every backend: "]
-    lines[-1] += ", ".join(f"`{name}`" for name in (*standard.CONSTANTS, *standard.DTYPES)) + "."
-    lines += ["", "### What differs", ""]
-    lines += [f"- ({mark}) {reason}." for reason, mark in marks().items()]
+        names = [signature.partition("(")[0] for signature in signatures]
+        lines += ["", f"**{heading}:**", ",\n".join(link(name) for name in names if name not in differing) + "."]
+    lines += ["", "**Constants and dtypes:**"]
+    lines[-1] += " " + ", ".join(f"`{name}`" for name in (*standard.CONSTANTS, *standard.DTYPES)) + "."
     return "\n".join(lines) + "\n"
 
 
 def column(backend):
     """What the page says of a backend: a cell by the name of each function."""
     place = BACKENDS.index(backend) + 1
-    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| `")]
-    return {cells[0].strip("`").partition("(")[0]: cells[place] for cells in rows}
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| [`")]
+    differing = {cells[0].split("`")[1]: cells[place] for cells in rows}
+    return dict.fromkeys(standard.FUNCTIONS, comparison.SAME) | differing
 
 
 def alone(backend):
@@ -150,7 +155,7 @@ def write(path, page):
     """Writes a page; ends with a word if it was another one."""
     is_stale = not path.exists() or path.read_text("utf-8") != page
     path.write_text(page, encoding="utf-8")
-    sys.exit(f"{path.name} was out of date and is written anew: look at it and commit it." if is_stale else None)
+    sys.exit(f"{path.name} was out of date and was written again: look at it and commit it." if is_stale else None)
 
 
 if __name__ == "__main__":
