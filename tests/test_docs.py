@@ -70,7 +70,7 @@ def test_pictures_load_nothing(backend):
     assert len(pictures) > 1
     for path in pictures:
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"url\(\s*['\"]?http|@import|@font-face|href="(?!#)|<script|<image", text), path.name
+        assert not re.search(r"url\(\s*['\"]?http|@import|@font-face|href=.(?!#)|<script|<image", text), path.name
 
 
 def test_the_fixed_one_passes(backend):
