@@ -32,7 +32,7 @@ def program(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[An
 _DESCRIPTION = DebugInfo("keras_cg.custom_gradient", "with a gradient of its own", None, None)
 
 
-def parted(jaxpr: Any, count: int) -> tuple[Sequence[Any], Sequence[Any]]:
+def split_invars(jaxpr: Any, count: int) -> tuple[Sequence[Any], Sequence[Any]]:
     """The variables of a jaxpr that stand for what it closes over, and those of its `count` inputs."""
     # JAX (0.12) has the former among the latter, in front; earlier ones (0.10) have them apart.
     variables = [*jaxpr.constvars, *jaxpr.invars]
@@ -106,7 +106,7 @@ def _kinds(jaxpr: Any, inputs: Sequence[str]) -> list[str]:
     """What each output of a program is, if the inputs are of such kinds."""
     # JAX (0.10) has some programs with what they close over around them.
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    kinds: dict[Any, str] = dict(zip(parted(jaxpr, len(inputs))[1], inputs, strict=True))
+    kinds: dict[Any, str] = dict(zip(split_invars(jaxpr, len(inputs))[1], inputs, strict=True))
 
     def kind_of(operand: Any) -> str:
         if isinstance(operand, Literal):
@@ -173,7 +173,7 @@ def _is_more(name: str, params: dict[str, Any]) -> bool:
 def _scanned(equation: Any, operands: list[str]) -> list[str]:
     """What the results of a scan are: what it carries is of one kind in all rounds."""
     body = getattr(equation.params["jaxpr"], "jaxpr", equation.params["jaxpr"])
-    inner = parted(body, len(operands))[1]
+    inner = split_invars(body, len(operands))[1]
     # What is carried has the same rank inside and outside; what is scanned has an axis less inside. (JAX 0.12 says it
     # in other words than 0.10.)
     carried = sum(_rank(out) == _rank(result) for out, result in zip(body.outvars, equation.outvars, strict=True))
