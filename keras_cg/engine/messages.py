@@ -97,12 +97,17 @@ def not_linear(obstacle: str | None = None) -> ValueError:
     return report(ValueError, headline, got=got, cause=f"{cause}.", remedy="differentiate in reverse mode.")
 
 
-def deaf_tape() -> NotImplementedError:
-    """A tape that TensorFlow lets record nothing."""
+def tape_not_recording() -> NotImplementedError:
+    """TensorFlow lets no tape record."""
     headline = "TensorFlow's tapes record nothing here, and all derivatives would silently be zero."
     cause = "a rule that differentiates (keras_cg.grad, recipes.recompute), where a ForwardAccumulator is watching."
     remedy = "use keras_cg.jvp in its place, or put what it watches into a tf.function that is made outside of it."
     return report(NotImplementedError, headline, cause=cause, remedy=remedy)
+
+
+def wrong_shape_at_run_time(function: str, place: int) -> str:
+    """Returns the message of a program that finds the wrong shape of a gradient when it runs."""
+    return f"the rule of {function} returned a gradient of the wrong shape for argument {place + 1} of its tensors."
 
 
 def no_forward_mode() -> ValueError:

@@ -7,6 +7,7 @@ and so calls the rule.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -40,23 +41,17 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             return _attach(functools.partial(_run, fun, [*map(is_traced, tensors)]), tensors)
         return _staged(fun, tensors)
     if next(iter(fun.captures(is_traced)), None) is None:
-        try:
+        # This fails if the function reads a traced value that `captures` does not find, such as a global.
+        with contextlib.suppress(jax.errors.UnexpectedTracerError):
             return _eager(fun, tensors)
-        except (jax.errors.UnexpectedTracerError, _HiddenError):
-            # The function reads a traced value that `captures` does not find, such as a global.
-            return _staged(fun, tensors)
     try:
         return _staged(fun, tensors)
     except jax.errors.ConcretizationTypeError:
         # Python looks at values, which a program does not have. Perhaps it uses only the shape of what it captures.
         try:
             return _eager(fun, tensors)
-        except (jax.errors.UnexpectedTracerError, _HiddenError) as error:
+        except jax.errors.UnexpectedTracerError as error:
             raise messages.unserved_variables("jax", "(where Python looks at values)") from error
-
-
-class _HiddenError(Exception):
-    """The outputs of a function are traced and its inputs are not: it reads a traced value that was not found."""
 
 
 def _attach(run: Run, args: Sequence[Any]) -> Tensors:
@@ -70,7 +65,7 @@ def _attach(run: Run, args: Sequence[Any]) -> Tensors:
         rule, values = residuals()
         # Only if the gradient is differentiated again, the outputs must keep the rule.
         tied = rule_primitives.tie(rule, values, outputs, args) if is_recording() else tuple(outputs)
-        return tied, Partial(rule.call, values)  # type: ignore[no-untyped-call]
+        return tied, Partial(rule, values)  # type: ignore[no-untyped-call]
 
     def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         outputs, residuals = run(*args)
@@ -111,17 +106,20 @@ def _eager(fun: Function, tensors: Sequence[Any]) -> Tensors:
     if any(needs_grad):
         return _attach(functools.partial(_run, fun, needs_grad), tensors)
     outputs, _ = fun(*tensors)
-    if any(map(is_traced, outputs)):
-        raise _HiddenError
+    _check_hidden(outputs, tensors)
     return outputs
+
+
+def _check_hidden(outputs: Tensors, tensors: Sequence[Any]) -> None:
+    if any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
+        raise jax.errors.UnexpectedTracerError("the function reads a traced value that is not among its arguments.")
 
 
 def _run(fun: Function, needs_grad: Sequence[bool], *tensors: Any) -> tuple[Tensors, Callable[[], Residuals]]:
     # An array of NumPy's that is differentiated arrives here unchanged.
     outputs, pullback = fun(*map(asarray, tensors))
     if not is_staging():
-        if any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
-            raise _HiddenError
+        _check_hidden(outputs, tensors)
         for tensor in filter(is_traced, pullback.reached()):
             # A value of a transform that is over, or of one that does not run here, raises in any operation. Here the
             # function can still be traced instead; in the backward pass it could not.
@@ -265,10 +263,7 @@ def _is_floating_variable(operand: Any) -> bool:
 
 def _guarded(value: Any, refusal: str) -> Any:
     """Returns a captured value whose differentiation raises `refusal`."""
-
-    @jax.custom_jvp
-    def guard(value: Any) -> Any:
-        return value
+    guard = jax.custom_jvp(lambda value: value)
 
     @guard.defjvp
     def refuse(primals: Tensors, tangents: Tensors) -> tuple[Any, Any]:

@@ -10,8 +10,8 @@ linear rule has one. Neither primitive leaves an operation in a compiled program
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,39 +29,48 @@ from keras_cg.backends.jax.tensors import is_floating
 FlatRule = Callable[[Sequence[Any]], list[Any]]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # JAX hashes parameters of primitives
+@dataclasses.dataclass(frozen=True, eq=False)  # because JAX hashes the parameters of primitives
 class Rule:
     """A rule and the arguments that it has gradients for.
 
-    `call(values, cotangents)` gives one gradient for each argument, None where there is none. The values are what the
+    `rule(values, cotangents)` gives one gradient for each argument, None where there is none. The values are what the
     rule uses of the forward pass. `has_gradient` is False for an argument that gets None. `program` is the jaxpr of
     the rule, if it was traced.
     """
 
-    call: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    fun: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
     has_gradient: Sequence[bool]
     program: Any = None
+
+    # A cache of JAX (0.10) holds callable parameters of primitives weakly; it would keep any other object alive.
+    def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        return self.fun(values, cotangents)
 
     def at(self, places: Sequence[int | None]) -> Rule:
         """Returns the rule for the arguments at `places`; a place that is None has no gradient."""
 
-        def call(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-            gradients = self.call(values, cotangents)
+        def fun(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            gradients = self.fun(values, cotangents)
             return [None if place is None else gradients[place] for place in places]
 
         has_gradient = [place is not None and self.has_gradient[place] for place in places]
-        return Rule(call, has_gradient, self.program)
+        return Rule(fun, has_gradient, self.program)
 
     def batched(self, axis: Any, values: Sequence[int | None], args: Sequence[int | None]) -> Rule:
         """Returns the rule under vmap, where 0 marks the values and arguments that are batched along their axis 0."""
         names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
-        batch = jax.vmap(self.call, (values, 0), axis_size=axis.size, **names)
+        batch = jax.vmap(self.fun, (values, 0), axis_size=axis.size, **names)
 
-        def call(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        def fun(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
             pairs = zip(batch([*values], [*cotangents]), args, strict=True)
             return [namespace.sum(grad, 0) if grad is not None and place is None else grad for grad, place in pairs]
 
-        return Rule(call, self.has_gradient, self.program)
+        return Rule(fun, self.has_gradient, self.program)
+
+    def split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Returns the operands of a primitive before those that belong to the arguments, and these."""
+        stop = len(operands) - len(self.has_gradient)
+        return operands[:stop], operands[stop:]
 
 
 def traced(rule: FlatRule, outputs: Sequence[Any]) -> tuple[Rule, Sequence[Any]]:
@@ -73,12 +82,12 @@ def traced(rule: FlatRule, outputs: Sequence[Any]) -> tuple[Rule, Sequence[Any]]
         has_gradient[:] = [gradient is not None for gradient in gradients]
         return [gradient for gradient in gradients if gradient is not None]
 
-    def call(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    def fun(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         gradients = iter(jax.core.eval_jaxpr(jaxpr, values, *cotangents))
         return [next(gradients) if is_present else None for is_present in has_gradient]
 
     jaxpr, consts = linear.program(present, [jax.typeof(output) for output in outputs if is_floating(output)])
-    return Rule(call, has_gradient, jaxpr), consts
+    return Rule(fun, has_gradient, jaxpr), consts
 
 
 def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -88,66 +97,62 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
     def of_active(*values: Any) -> Any:
         return fun(*(dict(enumerate(primals)) | dict(zip(active, values, strict=True))).values())
 
-    return jax.jvp(of_active, [primals[place] for place in active], [tangents[place] for place in active])  # type: ignore[no-any-return]
+    return jax.jvp(of_active, [primals[place] for place in active], [tangents[place] for place in active])
 
 
-def _at_front(
-    axis: Any, operands: Sequence[Any], places: Sequence[int | None], batched: Sequence[int] = ()
-) -> tuple[list[Any], list[int | None]]:
-    """Moves the batched axis of each operand to the front; the operands at `batched` get one if they have none.
+def _batched(
+    primitive: Any, axis: Any, operands: Sequence[Any], axes: Sequence[int | None], *, rule: Rule, **params: Any
+) -> tuple[Sequence[Any], Sequence[int | None]]:
+    """Batches a primitive along the first axis of its operands, or of those that have a batched axis.
 
-    Returns the operands, and 0 for each that had a batched axis, else None.
+    The first operands of `tie` are its outputs. They are batched if anything is, because their derivative is.
     """
-    moved = [
-        value if place is None and index not in batched else bdim_at_front(value, place, axis.size)  # type: ignore[no-untyped-call]
-        for index, (value, place) in enumerate(zip(operands, places, strict=True))
-    ]
-    return moved, [None if place is None else 0 for place in places]
+    is_batched, count = any(place is not None for place in axes), params.get("count", 0)
+    if is_batched:
+        operands = [
+            value if place is None and index >= count else bdim_at_front(value, place, axis.size)  # type: ignore[no-untyped-call]
+            for index, (value, place) in enumerate(zip(operands, axes, strict=True))
+        ]
+        before, of_args = rule.split([None if place is None else 0 for place in axes])
+        rule = rule.batched(axis, before[count:], of_args)
+        if "specs" in params:
+            specs = [unmapped_aval(axis.size, 0, spec, axis.explicit_mesh_axis) for spec in params["specs"]]
+            params["specs"] = tuple(specs)
+    results = primitive.bind(*operands, rule=rule, **params)
+    return results, [0 if is_batched else None] * len(results)
 
 
 # --- the outputs, tied to their rule ---------------------------------------------------------------------------------
-# The operands are the values that the rule uses, from `start` on the outputs, and from `stop` on the arguments.
+# The operands are `count` outputs, the values that the rule uses, and the arguments.
 
 
 def tie(rule: Rule, values: Sequence[Any], outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
     """Returns `outputs`, whose derivative with respect to `args` is what the rule around `values` says."""
-    stop = len(values) + len(outputs)
-    return tuple(_tie.bind(*values, *outputs, *args, rule=rule, start=len(values), stop=stop))
+    return tuple(_tie.bind(*outputs, *values, *args, rule=rule, count=len(outputs)))
 
 
-def _outputs(*operands: Any, rule: Rule, start: int, stop: int) -> list[Any]:
-    return [*operands[start:stop]]
+def _outputs(*operands: Any, rule: Rule, count: int) -> list[Any]:
+    return [*operands[:count]]
 
 
 def _tie_jvp(
-    operands: Sequence[Any], tangents: Sequence[Any], rule: Rule, start: int, stop: int
+    operands: Sequence[Any], tangents: Sequence[Any], rule: Rule, count: int
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    outputs = _tie.bind(*operands, rule=rule, start=start, stop=stop)
+    outputs = _tie.bind(*operands, rule=rule, count=count)
     zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
+    (before, args), (_, along) = rule.split(operands), rule.split(tangents)
     active = [
         place
-        for place, (arg, tangent) in enumerate(zip(operands[stop:], tangents[stop:], strict=True))
+        for place, (arg, tangent) in enumerate(zip(args, along, strict=True))
         # An argument may be a number of Python, which has no dtype.
         if rule.has_gradient[place] and not isinstance(tangent, ad.Zero) and is_floating(jax.typeof(arg))
     ]
     if not active:
         return outputs, zeros
     specs = tuple(zero.aval for zero, output in zip(zeros, outputs, strict=True) if is_floating(output))
-    along = [tangents[stop + place] for place in active]
-    params = {"rule": rule.at(active), "start": start, "specs": specs, "program": rule.program}
-    pushed = iter(_pushforward.bind(*operands[:start], *along, **params))
+    params = {"rule": rule.at(active), "specs": specs, "program": rule.program}
+    pushed = iter(_pushforward.bind(*before[count:], *[along[place] for place in active], **params))
     return outputs, [next(pushed) if is_floating(output) else zero for zero, output in zip(zeros, outputs, strict=True)]
-
-
-def _tie_batched(
-    axis: Any, operands: Sequence[Any], places: Sequence[int | None], rule: Rule, start: int, stop: int
-) -> tuple[Sequence[Any], Sequence[int | None]]:
-    if all(place is None for place in places):
-        return _tie.bind(*operands, rule=rule, start=start, stop=stop), [None] * (stop - start)
-    # The derivative is batched if anything is, so the outputs must be, too.
-    moved, axes = _at_front(axis, operands, places, range(start, stop))
-    rule = rule.batched(axis, axes[:start], axes[stop:])
-    return _tie.bind(*moved, rule=rule, start=start, stop=stop), [0] * (stop - start)
 
 
 _tie: Any = Primitive("keras_cg_output")
@@ -155,50 +160,37 @@ _tie.multiple_results = True
 _tie.def_impl(_outputs)
 _tie.def_abstract_eval(_outputs)
 ad.primitive_jvps[_tie] = _tie_jvp
-batching.fancy_primitive_batchers[_tie] = _tie_batched
+batching.fancy_primitive_batchers[_tie] = partial(_batched, _tie)
 # A cached lowering would keep the rule alive, and with it what the rule refers to.
 mlir.register_lowering(_tie, lambda context, *operands, **params: _outputs(*operands, **params), cacheable=False)
 
 # --- the pushforward -------------------------------------------------------------------------------------------------
-# The operands are the values that the rule uses, and from `start` on the tangents of its arguments. `specs` are the
-# types of the outputs' tangents. `program` is for JAX, which looks for jaxprs among the parameters of a primitive to
-# find out on which devices they run.
+# The operands are the values that the rule uses, and the tangents of its arguments. `specs` are the types of the
+# outputs' tangents. `program` is for JAX, which looks for jaxprs among the parameters of a primitive to find out on
+# which devices they run.
 
 
-def _push(*operands: Any, rule: Rule, start: int, specs: Sequence[Any], program: Any) -> list[Any]:
+def _push(*operands: Any, rule: Rule, specs: Sequence[Any], program: Any) -> list[Any]:
     """Returns the tangents of the outputs, by the transpose of the rule."""
-    values, tangents = operands[:start], operands[start:]
+    values, tangents = rule.split(operands)
 
     def pull(*cotangents: Any) -> list[Any]:
-        pairs = zip(rule.call(values, cotangents), tangents, strict=True)
+        pairs = zip(rule(values, cotangents), tangents, strict=True)
         return [namespace.zeros_like(tangent) if gradient is None else gradient for gradient, tangent in pairs]
 
     return linear.transposed(pull, specs, tangents)
 
 
-def _transpose(cotangents: Sequence[Any], *operands: Any, rule: Rule, start: int, **params: Any) -> list[Any]:
-    return [*[None] * start, *rule.call(operands[:start], [*map(ad.instantiate_zeros, cotangents)])]
-
-
-def _push_batched(
-    axis: Any, operands: Sequence[Any], places: Sequence[int | None], rule: Rule, start: int, specs: Any, program: Any
-) -> tuple[Sequence[Any], Sequence[int | None]]:
-    if all(place is None for place in places):
-        params = {"rule": rule, "start": start, "specs": specs, "program": program}
-        return _pushforward.bind(*operands, **params), [None] * len(specs)
-    moved, axes = _at_front(axis, operands, places)
-    rule = rule.batched(axis, axes[:start], axes[start:])
-    specs = tuple(unmapped_aval(axis.size, 0, spec, axis.explicit_mesh_axis) for spec in specs)
-    return _pushforward.bind(*moved, rule=rule, start=start, specs=specs, program=program), [0] * len(specs)
+def _transpose(cotangents: Sequence[Any], *operands: Any, rule: Rule, **params: Any) -> list[Any]:
+    values, _ = rule.split(operands)
+    return [*[None] * len(values), *rule(values, [*map(ad.instantiate_zeros, cotangents)])]
 
 
 _pushforward: Any = Primitive("keras_cg_jvp")
 _pushforward.multiple_results = True
 _pushforward.def_impl(_push)
 _pushforward.def_abstract_eval(lambda *operands, specs, **params: specs)
-ad.primitive_jvps[_pushforward] = lambda operands, tangents, **params: jvp(
-    functools.partial(_push, **params), operands, tangents
-)
+ad.primitive_jvps[_pushforward] = lambda operands, along, **params: jvp(partial(_push, **params), operands, along)
 ad.primitive_transposes[_pushforward] = _transpose
-batching.fancy_primitive_batchers[_pushforward] = _push_batched
+batching.fancy_primitive_batchers[_pushforward] = partial(_batched, _pushforward)
 mlir.register_lowering(_pushforward, mlir.lower_fun(_push, multiple_results=True), cacheable=False)
