@@ -164,14 +164,24 @@ def _ensure_shape(gradient: Any, size: Any, name: str, place: int) -> Any:
         return gradient
     if isinstance(size, tf.TensorShape) and gradient.shape.is_fully_defined():
         return gradient
+    gradient = _opaque(gradient)
     message, came = messages.wrong_shape_at_run_time(name, place), tf.shape(gradient)
     is_same = tf.reduce_all(tf.equal(came, size))
     with tf.control_dependencies([tf.debugging.Assert(is_same, [message, "got:", came, "expected:", size])]):
-        empty = [tf.zeros(tf.concat([[0], each], 0)) for each in (came, size)]
-        name = re.sub("[^A-Za-z0-9]+", "_", message)
-        check = tf.raw_ops.Select(condition=True, x=empty[0], y=empty[1], name=name)
+        one, two = [_opaque(tf.zeros(tf.concat([[0], each], 0))) for each in (came, size)]
+        check = tf.raw_ops.Select(condition=True, x=one, y=two, name=re.sub("[^A-Za-z0-9]+", "_", message))
     with tf.control_dependencies([check]):
-        return tf.identity(gradient)
+        return _opaque(gradient)
+
+
+def _opaque(tensor: Any) -> Any:
+    """Returns the tensor from an identity through which Grappler (2.21) does not infer shapes.
+
+    It infers unknown shapes from what other operations need, and would drop an assertion that these shapes meet.
+    """
+    identity = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=None)
+    identity.set_shape(tensor.shape)
+    return identity
 
 
 def _nan_like(tensor: Any, cotangents: Sequence[Any]) -> Any:
