@@ -758,7 +758,9 @@ def test_what_a_solution_and_a_chain_close_over(backend):
     """What is differentiated must be an argument, and an error says so."""
     x = config.active.asarray(X)
     for of in (
-        lambda w: recipes.custom_root(lambda x, a: x - w * a, lambda g, x0: config.active.stop_gradient(x0 - g(x0)))(x, x),
+        lambda w: recipes.custom_root(lambda x, a: x - w * a, lambda g, x0: config.active.stop_gradient(x0 - g(x0)))(
+            x, x
+        ),
         lambda w: recipes.invertible(lambda x, p: x * w, lambda y, p: y / w)(x, None),
     ):
         with pytest.raises(keras_cg.CapturedVariableError):

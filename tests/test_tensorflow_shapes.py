@@ -1,6 +1,7 @@
 """Shapes that TensorFlow does not know before a program runs: the gradient's is compared then."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -20,13 +21,13 @@ def modes(tf, function, *shapes):
 
 
 def refused(call, name, place):
-    """The message of the error; XLA has it as the name of an operation."""
+    """Whether the error has our message; XLA has it as the name of an operation."""
     import tensorflow as tf
 
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
         call()
-    text = MESSAGE.format(name, place)
-    return text in str(caught.value) or text.replace(" ", "_") in str(caught.value)
+    message, text = (re.sub("[^A-Za-z0-9]+", "_", each) for each in (MESSAGE.format(name, place), str(caught.value)))
+    return message in text
 
 
 @custom_gradient
@@ -53,14 +54,16 @@ def test_a_missing_sum_over_an_unknown_batch(eager, backend, loss, batch):
         if batch == 1:
             np.testing.assert_allclose(graph(x, v), np.full((1, 3), 7 if loss == "constant upstream" else 28))
         else:
-            assert refused(lambda: graph(x, v), "affine", 2)  # noqa: B023
+            assert refused(lambda: graph(x, v), "affine", 2)
 
 
 def test_two_unknown_axes_of_one_size(eager, backend):
     """Shapes (2, 3) and (3, 2) have as many elements."""
     import tensorflow as tf
 
-    f = custom_gradient(lambda x: (2 * x, lambda upstream: tf.transpose(7 * upstream)))
+    @custom_gradient
+    def f(x):
+        return 2 * x, lambda upstream: tf.transpose(7 * upstream)
 
     def slope(x):
         with tf.GradientTape() as tape:
@@ -70,10 +73,12 @@ def test_two_unknown_axes_of_one_size(eager, backend):
 
     for _, graph in modes(tf, slope, [None, None]):
         np.testing.assert_allclose(graph(tf.ones((2, 2))), np.full((2, 2), 7))
-        assert refused(lambda: graph(tf.ones((2, 3))), "test_two_unknown_axes_of_one_size.<locals>.<lambda>", 1) or True
+        assert refused(lambda: graph(tf.ones((2, 3))), "test_two_unknown_axes_of_one_size.<locals>.f", 1)
 
 
-@pytest.mark.parametrize("how", ["tape", "tf.gradients", "map_fn", "while_loop", "unknown rank", "in a rule"])
+@pytest.mark.parametrize(
+    "how", ["tape", "tf.gradients", "map_fn", "while_loop", "cond", "function", "unknown rank", "in a rule"]
+)
 def test_right_rules_serve(eager, backend, how):
     import tensorflow as tf
 
@@ -95,6 +100,10 @@ def test_right_rules_serve(eager, backend, how):
     def total(x, b, function=f):
         if how == "while_loop":
             return tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, f(y, b)), (0, x), maximum_iterations=2)[1]
+        if how == "cond":
+            return tf.cond(tf.reduce_sum(x) > 0, lambda: f(x * 1, b), lambda: x)
+        if how == "function":
+            return tf.function(f)(x, b)
         if how == "map_fn":
             return tf.map_fn(lambda row: f(row[None, :], b)[0], x)
         return function(x, b)
@@ -110,9 +119,7 @@ def test_right_rules_serve(eager, backend, how):
     x, b = 2 * tf.ones((2, 3)), tf.ones((1, 3))
     # With two turns, f(f(x)) at x = 2, b = 1: the first gives 5, the slopes are 7·5 and 7·2, and b counts in both.
     expected = (490, 2 * 7 + 2 * 7 * 35) if how == "while_loop" else (14, 14)
-    for jit, graph in modes(tf, slope, None if how == "unknown rank" else [None, 3], [1, 3]):
-        if jit and how in ("while_loop", "map_fn"):
-            continue  # XLA does not compile lists of tensors whose shapes are unknown when the loop is differentiated
+    for _, graph in modes(tf, slope, None if how == "unknown rank" else [None, 3], [1, 3]):
         for found, value in zip(graph(x, b), expected, strict=True):
             np.testing.assert_allclose(found, np.full_like(found, value))
 
@@ -144,18 +151,24 @@ def test_a_captured_variable(eager, backend):
         "wrong": lambda u, x: 7 * u * x,
     }
 
-    def slope(rule, x):
-        f = custom_gradient(lambda x: (w * x, lambda u, variables: (7 * u * w, [rule(u, x)])))
+    def scaled(rule):
+        def f(x):
+            return w * x, lambda u, variables: (7 * u * w, [rule(u, x)])
+
+        return custom_gradient(f)
+
+    functions = {name: scaled(rule) for name, rule in rules.items()}
+
+    def slope(name, x):
         with tf.GradientTape() as tape:
-            y = tf.reduce_sum(f(x))
+            y = tf.reduce_sum(functions[name](x))
         return tape.gradient(y, w)
 
     x = tf.ones((2, 3))
-    for _, graph in modes(tf, functools.partial(slope, rules["right"]), [None, 3]):
+    for _, graph in modes(tf, functools.partial(slope, "right"), [None, 3]):
         np.testing.assert_allclose(graph(x), np.full((1, 3), 14))
-    for _, graph in modes(tf, functools.partial(slope, rules["wrong"]), [None, 3]):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="wrong.shape.for.argument.2"):
-            graph(x)
+    for _, graph in modes(tf, functools.partial(slope, "wrong"), [None, 3]):
+        assert refused(lambda: graph(x), "test_a_captured_variable.<locals>.scaled.<locals>.f", 2)
 
 
 def test_a_mask_that_xla_bounds(eager, backend):

@@ -32,7 +32,7 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     needs_grad = recording.needs_grad(tensors)
     inputs = recording.copies(tensors) if True in needs_grad else tensors
     closed_over = [*fun.captures(lambda value: is_part(value) and is_differentiated([value]))]
-    tape = tf.GradientTape(persistent=True, watch_accessed_variables=False) if closed_over else nullcontext()
+    tape: Any = tf.GradientTape(persistent=True, watch_accessed_variables=False) if closed_over else nullcontext()
     with recording.VariableWatcher() as watcher, tape:
         if closed_over:
             tape.watch(closed_over)

@@ -51,7 +51,6 @@ class Backward:
         self.values, self.unknown = [*map(tf.convert_to_tensor, variables)], unknown
         # What an upstream is made of: of a composite tensor's parts, of one tensor (True), or there is none (False).
         self.shells = [output if is_composite(output) else is_floating(output) for output in outputs]
-        self.sizes = [] if tf.executing_eagerly() else [*map(_size, parts([*tensors, *self.values]))]
         self.is_being_recorded = True
 
     def inputs(self) -> list[Any]:
@@ -98,8 +97,9 @@ class Backward:
         gradients, others = pullback(upstreams, self.variables, needs_grad)
         pairs = zip([*self.tensors, *self.values], [*gradients, *others], strict=True)
         found = [part for pair in pairs for part in _gradient_parts(*pair)]
-        for place, size in enumerate(self.sizes):
-            found[place] = _ensure_shape(found[place], size, self.name, place)
+        if not tf.executing_eagerly():
+            inputs = enumerate(zip(found, self.inputs(), strict=False))
+            found = [_ensure_shape(gradient, tensor, self.name, place) for place, (gradient, tensor) in inputs]
         # NaN is no wrong number, and not even computed where it is not asked for.
         return [*found, *(_nan_like(tensor, cotangents) for tensor in self.unknown)]
 
@@ -149,23 +149,18 @@ def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
     return parts([gradient])
 
 
-def _size(tensor: Any) -> Any:
-    """Returns the shape of a tensor of a graph: of this tensor's memory the backward pass needs no more."""
-    return tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor)
-
-
-def _ensure_shape(gradient: Any, size: Any, name: str, place: int) -> Any:
-    """Returns the gradient, whose shape is compared when the program runs if it is not known before.
+def _ensure_shape(gradient: Any, tensor: Any, name: str, place: int) -> Any:
+    """Returns the gradient of `tensor`; the program compares their shapes when it runs if they are not known before.
 
     An assertion has our message. XLA drops assertions, and refuses to compile the `Select` of two empty tensors of
     different shapes; its message has the name of the operation.
     """
     if gradient is None or isinstance(gradient, tf.IndexedSlices):
         return gradient
-    if isinstance(size, tf.TensorShape) and gradient.shape.is_fully_defined():
+    if tensor.shape.is_fully_defined() and gradient.shape.is_fully_defined():
         return gradient
     gradient = _opaque(gradient)
-    message, came = messages.wrong_shape_at_run_time(name, place), tf.shape(gradient)
+    message, came, size = messages.wrong_shape_at_run_time(name, place), tf.shape(gradient), tf.shape(tensor)
     is_same = tf.reduce_all(tf.equal(came, size))
     with tf.control_dependencies([tf.debugging.Assert(is_same, [message, "got:", came, "expected:", size])]):
         one, two = [_opaque(tf.zeros(tf.concat([[0], each], 0))) for each in (came, size)]
