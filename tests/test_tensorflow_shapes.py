@@ -142,6 +142,20 @@ def test_second_order(eager, backend):
         np.testing.assert_allclose(graph(tf.ones((2, 3))), np.full((2, 3), 7))
 
 
+def test_forward_mode(eager, backend):
+    import tensorflow as tf
+
+    f = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def push(x):
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
+            y = f(x)
+        return accumulator.jvp(y)
+
+    np.testing.assert_allclose(push(tf.constant([1.0, 2.0])), [7, 14])
+
+
 def test_a_captured_variable(eager, backend):
     import tensorflow as tf
 

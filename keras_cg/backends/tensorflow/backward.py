@@ -159,24 +159,19 @@ def _ensure_shape(gradient: Any, tensor: Any, name: str, place: int) -> Any:
         return gradient
     if tensor.shape.is_fully_defined() and gradient.shape.is_fully_defined():
         return gradient
-    gradient = _opaque(gradient)
-    message, came, size = messages.wrong_shape_at_run_time(name, place), tf.shape(gradient), tf.shape(tensor)
+    # Grappler (2.21) infers unknown shapes from what later operations need, and drops an assertion that they meet.
+    # It infers nothing through this operation, nor through a transposition whose order it does not know.
+    opaque = tf.raw_ops.PlaceholderWithDefault
+    came, order = (opaque(input=each, shape=None) for each in (tf.shape(gradient), tf.range(tf.rank(gradient))))
+    message, size = messages.wrong_shape_at_run_time(name, place), tf.shape(tensor)
     is_same = tf.reduce_all(tf.equal(came, size))
     with tf.control_dependencies([tf.debugging.Assert(is_same, [message, "got:", came, "expected:", size])]):
-        one, two = [_opaque(tf.zeros(tf.concat([[0], each], 0))) for each in (came, size)]
+        one, two = [tf.zeros(tf.concat([[0], each], 0)) for each in (came, size)]
         check = tf.raw_ops.Select(condition=True, x=one, y=two, name=re.sub("[^A-Za-z0-9]+", "_", message))
     with tf.control_dependencies([check]):
-        return _opaque(gradient)
-
-
-def _opaque(tensor: Any) -> Any:
-    """Returns the tensor from an identity through which Grappler (2.21) does not infer shapes.
-
-    It infers unknown shapes from what other operations need, and would drop an assertion that these shapes meet.
-    """
-    identity = tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=None)
-    identity.set_shape(tensor.shape)
-    return identity
+        checked = tf.transpose(gradient, order)
+    checked.set_shape(gradient.shape)
+    return checked
 
 
 def _nan_like(tensor: Any, cotangents: Sequence[Any]) -> Any:
