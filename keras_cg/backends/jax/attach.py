@@ -37,19 +37,17 @@ Run = Callable[..., tuple[Sequence[Any], Callable[[], Residuals]]]
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
-        if _code(fun) in _being_traced.get():
-            return _attach(functools.partial(_run, fun, [*map(is_traced, tensors)]), tensors)
-        return _staged(fun, tensors)
+        return (_direct if _code(fun) in _being_traced.get() else _staged)(fun, tensors)
     if next(iter(fun.captures(is_traced)), None) is None:
         # This fails if the function reads a traced value that `captures` does not find, such as a global.
         with contextlib.suppress(jax.errors.UnexpectedTracerError):
-            return _eager(fun, tensors)
+            return _direct(fun, tensors)
     try:
         return _staged(fun, tensors)
     except jax.errors.ConcretizationTypeError:
         # Python looks at values, which a program does not have. Perhaps it uses only the shape of what it captures.
         try:
-            return _eager(fun, tensors)
+            return _direct(fun, tensors)
         except jax.errors.UnexpectedTracerError as error:
             raise messages.unserved_variables("jax", "(where Python looks at values)") from error
 
@@ -100,29 +98,22 @@ def _backward(residuals: Partial, cotangents: Tensors) -> Tensors:
 _backward.__signature__ = inspect.signature(_backward)  # type: ignore[attr-defined]
 
 
-def _eager(fun: Function, tensors: Sequence[Any]) -> Tensors:
-    """Returns the outputs of a run on values that JAX differentiates or batches, and that Python may look at."""
+def _direct(fun: Function, tensors: Sequence[Any]) -> Tensors:
+    """Returns the outputs of a run on the tensors themselves, whose rule is traced only when JAX asks for it."""
     needs_grad = [*map(is_traced, tensors)]
-    if any(needs_grad):
-        return _attach(functools.partial(_run, fun, needs_grad), tensors)
-    outputs, _ = fun(*tensors)
-    _check_hidden(outputs, tensors)
-    return outputs
-
-
-def _check_hidden(outputs: Tensors, tensors: Sequence[Any]) -> None:
-    if any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
-        raise jax.errors.UnexpectedTracerError("the function reads a traced value that is not among its arguments.")
+    run = functools.partial(_run, fun, needs_grad)
+    return _attach(run, tensors) if any(needs_grad) else run(*tensors)[0]
 
 
 def _run(fun: Function, needs_grad: Sequence[bool], *tensors: Any) -> tuple[Tensors, Callable[[], Residuals]]:
     # An array of NumPy's that is differentiated arrives here unchanged.
     outputs, pullback = fun(*map(asarray, tensors))
     if not is_staging():
-        _check_hidden(outputs, tensors)
+        if any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
+            raise jax.errors.UnexpectedTracerError("the function reads a traced value that is not among its arguments.")
         for tensor in filter(is_traced, pullback.reached()):
-            # A value of a transform that is over, or of one that does not run here, raises in any operation. Here the
-            # function can still be traced instead; in the backward pass it could not.
+            # A value of a transform that is over, or of one that does not run here, raises in any operation. The
+            # function can be traced instead now, but not in the backward pass.
             namespace.expand_dims(tensor, 0)
     rule = _flat(pullback, outputs, needs_grad)
 

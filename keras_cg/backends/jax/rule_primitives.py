@@ -31,11 +31,9 @@ FlatRule = Callable[[Sequence[Any]], list[Any]]
 
 @dataclasses.dataclass(frozen=True, eq=False)  # because JAX hashes the parameters of primitives
 class Rule:
-    """A rule and the arguments that it has gradients for.
+    """`rule(values, cotangents)` gives one gradient for each argument, or None where `has_gradient` is False.
 
-    `rule(values, cotangents)` gives one gradient for each argument, None where there is none. The values are what the
-    rule uses of the forward pass. `has_gradient` is False for an argument that gets None. `program` is the jaxpr of
-    the rule, if it was traced.
+    The values are what the rule uses of the forward pass. `program` is the jaxpr of the rule, if it was traced.
     """
 
     fun: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
