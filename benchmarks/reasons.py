@@ -12,7 +12,7 @@ from keras_cg.engine import contract
 # By `module:function`, where there is no docstring, or it does not say why; a test looks whether they are still there.
 WHY = {
     "keras_cg.backends.jax.attach:_run": "Runs the function, and makes residuals of its rule.",
-    "keras_cg.backends.jax.carried:_derivative": "The gradient, recorded: it can be differentiated again.",
+    "keras_cg.backends.jax.rule_primitives:_tie_jvp": "The gradient, recorded: it can be differentiated again.",
     "keras_cg.backends.numpy.attach:_vjps": "Tells autograd what the backward pass of its primitive is.",
     "keras_cg.namespaces.numpy.functions:clip": "`ops.clip` as the array API standard has it.",
     "keras_cg.namespaces.numpy.functions:where": "`ops.where`: autograd has its gradient wrong where it broadcasts.",
@@ -20,7 +20,7 @@ WHY = {
     "keras_cg.backends.numpy.tensors:innermost": "autograd boxes what it differentiates: the array inside.",
     "keras_cg.backends.numpy.tensors:is_floating": "An integer output takes part in no gradient.",
     "keras_cg.namespaces.tensorflow.functions:clip": "`ops.clip` as the array API standard has it.",
-    "keras_cg.backends.tensorflow.recording:_is_deaf": "A tape may be told to record nothing: that is tried.",
+    "keras_cg.backends.tensorflow.recording:_is_not_recording": "A tape may be told to record nothing: that is tried.",
     "keras_cg.backends.torch.fast:_Ordinary.backward": "Calls the rule, if no argument or output has changed.",
     "keras_cg.backends.torch.fast:_Ordinary.forward": "Saves the arguments; the output gets its node.",
     "keras_cg.decorator:CustomGradient.__call__": "The decorated function itself: it asks which backend runs.",

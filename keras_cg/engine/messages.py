@@ -97,12 +97,17 @@ def not_linear(obstacle: str | None = None) -> ValueError:
     return report(ValueError, headline, got=got, cause=f"{cause}.", remedy="differentiate in reverse mode.")
 
 
-def no_recording() -> NotImplementedError:
-    """TensorFlow lets no tape record here."""
+def tape_not_recording() -> NotImplementedError:
+    """TensorFlow lets no tape record."""
     headline = "TensorFlow's tapes record nothing here, and all derivatives would silently be zero."
     cause = "a rule that differentiates (keras_cg.grad, recipes.recompute) under a tf.autodiff.ForwardAccumulator."
     remedy = "use keras_cg.jvp instead, or call a tf.function that was defined outside of the accumulator."
     return report(NotImplementedError, headline, cause=cause, remedy=remedy)
+
+
+def wrong_shape_at_run_time(function: str, place: int) -> str:
+    """Returns the message of a program that finds the wrong shape of a gradient when it runs."""
+    return f"the rule of {function} returned a gradient of the wrong shape for argument {place + 1} of its tensors."
 
 
 def no_forward_mode() -> ValueError:

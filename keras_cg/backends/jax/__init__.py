@@ -1,26 +1,19 @@
 """The JAX backend, on `jax.custom_vjp`.
 
-`tensors` says what a tensor is. `attach` runs a function once, eagerly or as a program, and gives its outputs the rule.
-`rule_primitives` keeps the rule on them where JAX differentiates again or in forward mode. `linear` proves that a rule
-is linear and transposes it. `derivatives` calls JAX's own engine, and `names` lists the names that JAX does not
-document.
+`tensors` says which values are tensors, and whether JAX differentiates, batches or traces. `attach` runs a function
+once, eagerly or as a program, and ties its outputs to the rule. `rule_primitives` keeps the rule where JAX
+differentiates again or in forward mode. `linear` proves that a rule is linear and transposes it. `derivatives` calls
+JAX's own derivatives, compiler and exporter. `names` looks up the names that JAX does not document.
 """
 
 from __future__ import annotations
 
+from jax import jit as compiled
 from jax import numpy as namespace
+from jax.lax import stop_gradient
 
 from keras_cg.backends.jax.attach import attach
-from keras_cg.backends.jax.derivatives import (
-    compiled,
-    devices,
-    double_precision,
-    exported,
-    jacobian,
-    jvp,
-    stop_gradient,
-    vjp,
-)
+from keras_cg.backends.jax.derivatives import devices, double_precision, exported, jacobian, jvp, vjp
 from keras_cg.backends.jax.tensors import (
     asarray,
     cast,

@@ -1,4 +1,4 @@
-"""JAX's own engine: derivatives, recomputation, compilation."""
+"""Derivatives by JAX's own engine, its compiler, its exporter and its devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
     try:
         return jax.jvp(fun, tuple(tensors), tuple(tangents), has_aux=True)
     except TypeError as error:
-        # What JAX says of a custom_vjp function of another library, which has no forward mode.
+        # JAX's message for a custom_vjp function of another library, which has no forward mode.
         if "custom_vjp" in str(error):
             raise messages.no_forward_mode() from error
         raise
@@ -46,10 +46,6 @@ def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple
     return outputs, tuple(rows(place, output) for place, output in enumerate(outputs)), aux
 
 
-def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
-    return jax.jit(fun)
-
-
 def exported(fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None:
     return jax.export.export(jax.jit(fun))(*tensors).call
 
@@ -60,7 +56,3 @@ def double_precision() -> contextlib.AbstractContextManager[Any]:
 
 def devices() -> tuple[str, ...]:
     return tuple(map(str, jax.devices()))
-
-
-def stop_gradient(tensor: Any) -> Any:
-    return jax.lax.stop_gradient(tensor)

@@ -1,19 +1,22 @@
-"""The rule as JAX carries it on: the rule as a jaxpr, and two primitives that keep it where JAX differentiates again.
+"""A rule as JAX uses it, and two primitives that keep it where JAX differentiates again or in forward mode.
 
-JAX differentiates plainly what it differentiates again, so what a derivative returns as outputs must keep the rule.
-`_carried` gives the outputs as they are; its derivative is `_pushed`, the linear map whose transpose is the rule. In
-reverse mode JAX transposes it and so calls the rule, linear or not. Forwards it is evaluated, which needs the transpose
-of the rule, and only a linear one has that. Neither leaves anything in a compiled program.
+JAX differentiates the forward pass of a `custom_vjp` plainly when it differentiates a second time, so the outputs that
+this pass returns must keep the rule. `tie` returns the outputs unchanged; its derivative is the pushforward, a linear
+map that is given by its transpose, which is the rule. In reverse mode JAX transposes the pushforward and so calls the
+rule, linear or not. In forward mode JAX evaluates the pushforward, which needs the transpose of the rule, and only a
+linear rule has one. Neither primitive leaves an operation in a compiled program.
 """
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as namespace
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters.batching import bdim_at_front
@@ -23,211 +26,169 @@ from keras_cg.backends.jax.names import unmapped_aval
 from keras_cg.backends.jax.tensors import is_floating
 
 # From one cotangent for each floating output to one gradient for each argument, None where there is none.
-Rule = Callable[[Sequence[Any]], list[Any]]
+FlatRule = Callable[[Sequence[Any]], list[Any]]
 
 
-def traced(rule: Rule, outputs: Sequence[Any]) -> tuple[TracedRule, Sequence[Any]]:
-    """A rule as a jaxpr, and the constants in it: they are exactly what it uses of the forward run."""
-    places: list[int | None] = []
+@dataclasses.dataclass(frozen=True, eq=False)  # because JAX hashes the parameters of primitives
+class Rule:
+    """`rule(values, cotangents)` gives one gradient for each argument, or None where `has_gradient` is False.
+
+    The values are what the rule uses of the forward pass. `program` is the jaxpr of the rule, if it was traced.
+    """
+
+    fun: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    has_gradient: Sequence[bool]
+    program: Any = None
+
+    # A cache of JAX (0.10) holds callable parameters of primitives weakly; it would keep any other object alive.
+    def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        return self.fun(values, cotangents)
+
+    def at(self, places: Sequence[int | None]) -> Rule:
+        """Returns the rule for the arguments at `places`; a place that is None has no gradient."""
+
+        def fun(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            gradients = self.fun(values, cotangents)
+            return [None if place is None else gradients[place] for place in places]
+
+        has_gradient = [place is not None and self.has_gradient[place] for place in places]
+        return Rule(fun, has_gradient, self.program)
+
+    def batched(self, axis: Any, values: Sequence[int | None], args: Sequence[int | None]) -> Rule:
+        """Returns the rule under vmap, where 0 marks the values and arguments that are batched along their axis 0."""
+        names = {"axis_name": axis.name, "spmd_axis_name": axis.spmd_name}
+        batch = jax.vmap(self.fun, (values, 0), axis_size=axis.size, **names)
+
+        def fun(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+            pairs = zip(batch([*values], [*cotangents]), args, strict=True)
+            return [namespace.sum(grad, 0) if grad is not None and place is None else grad for grad, place in pairs]
+
+        return Rule(fun, self.has_gradient, self.program)
+
+    def split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Returns the operands of a primitive before those that belong to the arguments, and these."""
+        stop = len(operands) - len(self.has_gradient)
+        return operands[:stop], operands[stop:]
+
+
+def traced(rule: FlatRule, outputs: Sequence[Any]) -> tuple[Rule, Sequence[Any]]:
+    """Returns a rule as a jaxpr, and its constants: they are exactly the values that it uses of the forward pass."""
+    has_gradient: list[bool] = []
 
     def present(*cotangents: Any) -> list[Any]:
         gradients = rule(cotangents)
-        count = itertools.count()
-        places[:] = [None if gradient is None else next(count) for gradient in gradients]
+        has_gradient[:] = [gradient is not None for gradient in gradients]
         return [gradient for gradient in gradients if gradient is not None]
 
-    examples = [jax.typeof(output) for output in outputs if is_floating(output)]
-    jaxpr, consts = linear.program(present, examples)
-    return TracedRule(jaxpr, len(examples), places), consts
+    def fun(values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        gradients = iter(jax.core.eval_jaxpr(jaxpr, values, *cotangents))
+        return [next(gradients) if is_present else None for is_present in has_gradient]
+
+    jaxpr, consts = linear.program(present, [jax.typeof(output) for output in outputs if is_floating(output)])
+    return Rule(fun, has_gradient, jaxpr), consts
 
 
-class TracedRule:
-    """A rule of `count` cotangents as a jaxpr; and at which place that gives the gradient of each argument, or None."""
+def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """Returns `jax.jvp` of `fun` in the primals whose tangent is not a symbolic zero."""
+    active = [place for place, tangent in enumerate(tangents) if not isinstance(tangent, (ad.Zero, SymbolicZero))]
 
-    def __init__(self, program: Any, count: int, places: Sequence[int | None]):
-        self.program, self.count, self.places = program, count, places
+    def of_active(*values: Any) -> Any:
+        return fun(*(dict(enumerate(primals)) | dict(zip(active, values, strict=True))).values())
 
-    def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        gradients = jax.core.eval_jaxpr(self.program, values, *cotangents)
-        return [None if place is None else gradients[place] for place in self.places]
-
-    def gives(self, index: int) -> bool:
-        """Whether there is a gradient for an argument, as far as is known."""
-        return self.places[index] is not None
-
-    def at(self, indices: Sequence[int | None]) -> TracedRule:
-        """The same rule for the arguments at `indices`; one that is None has no gradient."""
-        return TracedRule(
-            self.program, self.count, [None if index is None else self.places[index] for index in indices]
-        )
-
-
-class UntracedRule:
-    """A rule as it is; and at which places it is asked for gradients, if not at all of them."""
-
-    program = None
-
-    def __init__(self, rule: Rule, places: Sequence[int] | None = None):
-        self.rule, self.places = rule, places
-
-    def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        gradients = self.rule(cotangents)
-        return gradients if self.places is None else [gradients[place] for place in self.places]
-
-    def gives(self, index: int) -> bool:
-        return True
-
-    def at(self, indices: Sequence[int]) -> UntracedRule:
-        """The same rule for the arguments at `indices`."""
-        return UntracedRule(self.rule, indices if self.places is None else [self.places[index] for index in indices])
-
-
-class _BatchedRule:
-    """A rule under vmap, along the first axis of the values and the arguments that have one for it."""
-
-    def __init__(self, rule: Any, axis: Any, values: Sequence[int | None], args: Sequence[int | None]):
-        self.rule, self.axis, self.values, self.args = rule, axis, values, args
-        self.program = rule.program
-
-    def __call__(self, values: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        names = {"axis_name": self.axis.name, "spmd_axis_name": self.axis.spmd_name}
-        batch = jax.vmap(self.rule, (self.values, 0), axis_size=self.axis.size, **names)
-        gradients: list[Any] = batch([*values], [*cotangents])
-        return [
-            namespace.sum(gradient, 0) if gradient is not None and place is None else gradient
-            for gradient, place in zip(gradients, self.args, strict=True)
-        ]
-
-    def gives(self, index: int) -> bool:
-        return self.rule.gives(index)  # type: ignore[no-any-return]
-
-    def at(self, indices: Sequence[int]) -> _BatchedRule:
-        return _BatchedRule(self.rule.at(indices), self.axis, self.values, [self.args[index] for index in indices])
-
-
-def carry(rule: Any, values: Sequence[Any], outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-    """`outputs` again, differentiated with respect to `args` by a traced rule around `values`."""
-    stop = len(values) + len(outputs)
-    return tuple(_carried.bind(*values, *outputs, *args, rule=rule, start=len(values), stop=stop))
-
-
-def _outputs(*given: Any, rule: Any, start: int, stop: int) -> list[Any]:
-    return [*given[start:stop]]
-
-
-def _derivative(
-    given: Sequence[Any], tangents: Sequence[Any], rule: Any, start: int, stop: int
-) -> tuple[Sequence[Any], Sequence[Any]]:
-    outputs = _carried.bind(*given, rule=rule, start=start, stop=stop)
-    zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
-    pairs = enumerate(zip(given[stop:], tangents[stop:], strict=True))
-    # An argument may be a number of Python. What the rule says nothing of does not move the outputs.
-    moving = [
-        place
-        for place, (arg, tangent) in pairs
-        if is_floating(jax.typeof(arg)) and not isinstance(tangent, ad.Zero) and rule.gives(place)
-    ]
-    if not moving:
-        return outputs, zeros
-    like = tuple(zero.aval for zero, output in zip(zeros, outputs, strict=True) if is_floating(output))
-    along = [tangents[stop + index] for index in moving]
-    params = {"rule": rule.at(moving), "start": start, "like": like, "program": rule.program}
-    pushed = iter(_pushed.bind(*given[:start], *along, **params))
-    return outputs, [next(pushed) if is_floating(output) else zero for zero, output in zip(zeros, outputs, strict=True)]
+    return jax.jvp(of_active, [primals[place] for place in active], [tangents[place] for place in active])
 
 
 def _batched(
-    axis: Any, given: Sequence[Any], places: Sequence[int | None], rule: Any, start: int, stop: int
+    primitive: Any, axis: Any, operands: Sequence[Any], axes: Sequence[int | None], *, rule: Rule, **params: Any
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
-    if all(place is None for place in places):
-        return _carried.bind(*given, rule=rule, start=start, stop=stop), [None] * (stop - start)
-    # A derivative is batched if anything is, and so must the outputs be.
-    moved, axes = _at_front(axis, given, places, range(start, stop))
-    rule = _BatchedRule(rule, axis, axes[:start], axes[stop:])
-    return _carried.bind(*moved, rule=rule, start=start, stop=stop), [0] * (stop - start)
+    """Batches a primitive along the first axis of its operands, or of those that have a batched axis.
 
-
-def _at_front(
-    axis: Any, given: Sequence[Any], places: Sequence[int | None], batched: Sequence[int] = ()
-) -> tuple[list[Any], list[int | None]]:
-    """Values whose batched axis is the first one, and 0 for each that has one; those at `batched` get one."""
-    moved = [
-        value if place is None and index not in batched else bdim_at_front(value, place, axis.size)  # type: ignore[no-untyped-call]
-        for index, (value, place) in enumerate(zip(given, places, strict=True))
-    ]
-    return moved, [None if place is None else 0 for place in places]
-
-
-_carried: Any = Primitive("keras_cg_output")
-_carried.multiple_results = True
-_carried.def_impl(_outputs)
-_carried.def_abstract_eval(_outputs)
-ad.primitive_jvps[_carried] = _derivative
-batching.fancy_primitive_batchers[_carried] = _batched
-# A lowering that JAX keeps would keep the rule, and with it what the rule holds.
-mlir.register_lowering(_carried, lambda context, *given, **params: _outputs(*given, **params), cacheable=False)
-
-
-def _push(*given: Any, rule: Any, start: int, like: Sequence[Any], program: Any) -> list[Any]:
-    """The tangents of the outputs, which are `like` these, by the transpose of the rule.
-
-    Of what is given, the first `start` are the values that the rule uses, the others the tangents of its arguments.
-    `program` is for JAX alone, which looks for programs among the parameters, to know on which devices they run.
+    The first operands of `tie` are its outputs. They are batched if anything is, because their derivative is.
     """
-    values, tangents = given[:start], given[start:]
+    is_batched, count = any(place is not None for place in axes), params.get("count", 0)
+    if is_batched:
+        operands = [
+            value if place is None and index >= count else bdim_at_front(value, place, axis.size)  # type: ignore[no-untyped-call]
+            for index, (value, place) in enumerate(zip(operands, axes, strict=True))
+        ]
+        before, of_args = rule.split([None if place is None else 0 for place in axes])
+        rule = rule.batched(axis, before[count:], of_args)
+        if "specs" in params:
+            specs = [unmapped_aval(axis.size, 0, spec, axis.explicit_mesh_axis) for spec in params["specs"]]
+            params["specs"] = tuple(specs)
+    results = primitive.bind(*operands, rule=rule, **params)
+    return results, [0 if is_batched else None] * len(results)
+
+
+# --- the outputs, tied to their rule ---------------------------------------------------------------------------------
+# The operands are `count` outputs, the values that the rule uses, and the arguments.
+
+
+def tie(rule: Rule, values: Sequence[Any], outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns `outputs`, whose derivative with respect to `args` is what the rule around `values` says."""
+    return tuple(_tie.bind(*outputs, *values, *args, rule=rule, count=len(outputs)))
+
+
+def _outputs(*operands: Any, rule: Rule, count: int) -> list[Any]:
+    return [*operands[:count]]
+
+
+def _tie_jvp(
+    operands: Sequence[Any], tangents: Sequence[Any], rule: Rule, count: int
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    outputs = _tie.bind(*operands, rule=rule, count=count)
+    zeros = [ad.Zero(jax.typeof(output).to_tangent_aval()) for output in outputs]
+    (before, args), (_, along) = rule.split(operands), rule.split(tangents)
+    active = [
+        place
+        for place, (arg, tangent) in enumerate(zip(args, along, strict=True))
+        # An argument may be a number of Python, which has no dtype.
+        if rule.has_gradient[place] and not isinstance(tangent, ad.Zero) and is_floating(jax.typeof(arg))
+    ]
+    if not active:
+        return outputs, zeros
+    specs = tuple(zero.aval for zero, output in zip(zeros, outputs, strict=True) if is_floating(output))
+    params = {"rule": rule.at(active), "specs": specs, "program": rule.program}
+    pushed = iter(_pushforward.bind(*before[count:], *[along[place] for place in active], **params))
+    return outputs, [next(pushed) if is_floating(output) else zero for zero, output in zip(zeros, outputs, strict=True)]
+
+
+_tie: Any = Primitive("keras_cg_output")
+_tie.multiple_results = True
+_tie.def_impl(_outputs)
+_tie.def_abstract_eval(_outputs)
+ad.primitive_jvps[_tie] = _tie_jvp
+batching.fancy_primitive_batchers[_tie] = partial(_batched, _tie)
+# A cached lowering would keep the rule alive, and with it what the rule refers to.
+mlir.register_lowering(_tie, lambda context, *operands, **params: _outputs(*operands, **params), cacheable=False)
+
+# --- the pushforward -------------------------------------------------------------------------------------------------
+# The operands are the values that the rule uses, and the tangents of its arguments. `specs` are the types of the
+# outputs' tangents. `program` is for JAX, which looks for jaxprs among the parameters of a primitive to find out on
+# which devices they run.
+
+
+def _push(*operands: Any, rule: Rule, specs: Sequence[Any], program: Any) -> list[Any]:
+    """Returns the tangents of the outputs, by the transpose of the rule."""
+    values, tangents = rule.split(operands)
 
     def pull(*cotangents: Any) -> list[Any]:
-        """What the rule says, with zeros in the shape of a tangent where it says nothing."""
-        return [
-            namespace.zeros_like(tangent) if gradient is None else gradient
-            for gradient, tangent in zip(rule(values, cotangents), tangents, strict=True)
-        ]
+        pairs = zip(rule(values, cotangents), tangents, strict=True)
+        return [namespace.zeros_like(tangent) if gradient is None else gradient for gradient, tangent in pairs]
 
-    return linear.transposed(pull, like, tangents)
+    return linear.transposed(pull, specs, tangents)
 
 
-def _pushed_derivative(
-    given: Sequence[Any], tangents: Sequence[Any], rule: Any, start: int, like: Sequence[Any], program: Any
-) -> tuple[Sequence[Any], Sequence[Any]]:
-    moving = [index for index, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
-
-    def push(*moved: Any) -> list[Any]:
-        values = dict(enumerate(given)) | dict(zip(moving, moved, strict=True))
-        return _push(*values.values(), rule=rule, start=start, like=like, program=program)
-
-    return jax.jvp(push, [given[index] for index in moving], [tangents[index] for index in moving])
+def _transpose(cotangents: Sequence[Any], *operands: Any, rule: Rule, **params: Any) -> list[Any]:
+    values, _ = rule.split(operands)
+    return [*[None] * len(values), *rule(values, [*map(ad.instantiate_zeros, cotangents)])]
 
 
-def _transposed(
-    cotangents: Sequence[Any], *given: Any, rule: Any, start: int, like: Sequence[Any], program: Any
-) -> list[Any]:
-    arriving = [*map(ad.instantiate_zeros, cotangents)]
-    gradients = rule(given[:start], arriving)
-    return [*[None] * start, *gradients]
-
-
-def _pushed_batched(
-    axis: Any,
-    given: Sequence[Any],
-    places: Sequence[int | None],
-    rule: Any,
-    start: int,
-    like: Sequence[Any],
-    program: Any,
-) -> tuple[Sequence[Any], Sequence[int | None]]:
-    if all(place is None for place in places):
-        return _pushed.bind(*given, rule=rule, start=start, like=like, program=program), [None] * len(like)
-    moved, axes = _at_front(axis, given, places)
-    rule = _BatchedRule(rule, axis, axes[:start], axes[start:])
-    like = tuple(unmapped_aval(axis.size, 0, aval, axis.explicit_mesh_axis) for aval in like)
-    return _pushed.bind(*moved, rule=rule, start=start, like=like, program=program), [0] * len(like)
-
-
-_pushed: Any = Primitive("keras_cg_jvp")
-_pushed.multiple_results = True
-_pushed.def_impl(_push)
-_pushed.def_abstract_eval(lambda *given, rule, start, like, program: like)
-ad.primitive_jvps[_pushed] = _pushed_derivative
-ad.primitive_transposes[_pushed] = _transposed
-batching.fancy_primitive_batchers[_pushed] = _pushed_batched
-mlir.register_lowering(_pushed, mlir.lower_fun(_push, multiple_results=True), cacheable=False)
+_pushforward: Any = Primitive("keras_cg_jvp")
+_pushforward.multiple_results = True
+_pushforward.def_impl(_push)
+_pushforward.def_abstract_eval(lambda *operands, specs, **params: specs)
+ad.primitive_jvps[_pushforward] = lambda operands, along, **params: jvp(partial(_push, **params), operands, along)
+ad.primitive_transposes[_pushforward] = _transpose
+batching.fancy_primitive_batchers[_pushforward] = partial(_batched, _pushforward)
+mlir.register_lowering(_pushforward, mlir.lower_fun(_push, multiple_results=True), cacheable=False)

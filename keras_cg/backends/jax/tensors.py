@@ -1,4 +1,4 @@
-"""What a tensor is to JAX, and whether JAX is at work."""
+"""Which values JAX can hold as tensors, and whether it differentiates, batches or traces."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def is_tensor(value: object) -> bool:
 
 
 def asarray(value: Any) -> Any:
-    # JAX (0.10) would put the conversion of a traced array to what it is into the program, so an array stays as it is.
-    # A weakly typed one is a number of Python that somebody traced; kept weak, it would let the dtype of results vary.
+    # Converting a traced array would add an operation to the program (JAX 0.10), so an array is returned unchanged. A
+    # weakly typed one is a traced number of Python: results would not have the dtype that they have outside of a jit.
     is_array = isinstance(value, jax.Array) and not jax.typeof(value).weak_type
     return value if is_array else namespace.asarray(value)
 
@@ -51,8 +51,8 @@ def cast(value: Any, dtype: str) -> Any:
 
 def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     if isinstance(value, Iterator):
-        return None  # An iterator is no container, and JAX (0.10) would warn that it was asked to open one.
-    # One level of a type registered with jax.tree_util is opened; optree has opened the usual containers already.
+        return None  # JAX (0.10) would warn that it was asked to flatten an iterator.
+    # One level of a type registered with jax.tree_util: optree has flattened the usual containers already.
     parts, spec = jax.tree_util.tree_flatten(value, is_leaf=lambda part: part is not value)
     if jax.tree_util.treedef_is_leaf(spec):
         return None
@@ -63,18 +63,18 @@ def is_recording() -> bool:
     return bool(trace_state() != _NOTHING)
 
 
-# What JAX is at work on where nothing is differentiated, batched or traced.
+# The state of JAX where nothing is differentiated, batched or traced.
 with jax.core.eval_context():
     _NOTHING = trace_state()
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value stands for one that JAX differentiates, batches or puts into a program."""
+    """Whether a value is a tracer: JAX differentiates it, batches it or puts it into a program."""
     return isinstance(value, jax.core.Tracer)
 
 
 def is_floating(value: Any) -> bool:
-    """Whether a tensor, or the type of one, is real floating or complex, so that it has a gradient."""
+    """Whether a tensor or its type is real floating or complex, so that it has a gradient."""
     return _is_inexact(value.dtype)
 
 
@@ -84,5 +84,5 @@ def _is_inexact(dtype: Any) -> bool:
 
 
 def conjugate(tensor: Any) -> Any:
-    """A gradient in the other convention: JAX's of a real loss at x + iy is dL/dx - i dL/dy."""
+    """Returns a gradient in the other convention: JAX's gradient of a real loss at x + iy is dL/dx - i dL/dy."""
     return namespace.conj(tensor) if tensor.dtype.kind == "c" else tensor

@@ -1,35 +1,29 @@
-"""The TensorFlow backend: an operation that tapes are told of, and in graphs one whose gradient is overridden.
+"""The TensorFlow backend: tapes are told of an operation, and graphs get one whose gradient is overridden.
 
-Both are what `tf.custom_gradient` makes of a rule. It is not called itself, since it looks at a rule's signature anew
-in every call, which makes an eager gradient a quarter slower (TensorFlow 2.21). And in graphs it copies every output
-once more, and hides who differentiates: a tape, which knows for what, or the graph, which does not.
+`tf.custom_gradient` does both, but is not called. It reads a rule's signature at every call, which makes an eager
+gradient a quarter slower (TensorFlow 2.21). In graphs it copies every output once more, and hides whether a tape asks
+for the gradient, which knows the inputs that are differentiated, or the graph, which does not.
 
-`tensors` says what a tensor is, `composite` what it is made of, and `recording` who differentiates it. `attach` is for
-eager mode and `graph` for graphs, both with the gradients of `backward`. `derivatives` asks TensorFlow's own engine.
-`tracing` says what a decorated function is as an argument.
+`tensors` says which values are tensors, `composite` takes them apart, and `recording` asks which tapes and accumulators
+record. `attach` serves eager mode and `graph` serves graphs, both with the gradients of `backward`. `derivatives` calls
+TensorFlow's own tapes, compiler and exporter. `tracing` is the type of a decorated function as an argument.
 """
 
 from __future__ import annotations
 
+from tensorflow import function as compiled
+from tensorflow import stop_gradient
 from tensorflow.experimental import numpy as namespace
 
 from keras_cg.backends.tensorflow.attach import attach
-from keras_cg.backends.tensorflow.derivatives import (
-    compiled,
-    converted,
-    devices,
-    exported,
-    jacobian,
-    jvp,
-    stop_gradient,
-    vjp,
-)
+from keras_cg.backends.tensorflow.derivatives import converted, devices, exported, jacobian, jvp, vjp
 from keras_cg.backends.tensorflow.tensors import (
     agreement,
     asarray,
     cast,
     children,
     dtype,
+    is_known,
     is_plain,
     is_recording,
     is_tensor,
@@ -49,6 +43,7 @@ __all__ = [
     "devices",
     "dtype",
     "exported",
+    "is_known",
     "is_plain",
     "is_recording",
     "is_tensor",

@@ -1,9 +1,10 @@
-"""How outputs get the gradient that a rule says where a tape or an accumulator records: it is told of an operation."""
+"""Attaches a rule in eager mode: tapes and accumulators are told of an operation whose gradient the rule gives."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -26,23 +27,25 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, in eager mode, on copies of the arguments that are differentiated.
 
-    An output that is differentiated all the same hangs on a variable or a tensor that `fun` captured.
+    An output that is differentiated nevertheless depends on a variable or a tensor that `fun` captured.
     """
-    needs_grad = recording.wanted(tensors)
-    is_wanted = True in needs_grad
-    inputs = recording.apart(tensors) if is_wanted else tensors
+    needs_grad = recording.needs_grad(tensors)
+    inputs = recording.copies(tensors) if True in needs_grad else tensors
     closed_over = [*fun.captures(lambda value: is_part(value) and is_differentiated([value]))]
-    with recording.VariableWatcher() as watcher, recording.watching(closed_over) as tape:
+    tape: Any = tf.GradientTape(persistent=True, watch_accessed_variables=False) if closed_over else nullcontext()
+    with recording.VariableWatcher() as watcher, tape:
+        if closed_over:
+            tape.watch(closed_over)
         outputs, pullback = fun(*inputs)
     results = parts(outputs)
     captured: Sequence[Any] = ()
     if is_differentiated(results):
         captured = _captured(pullback, results, watcher, closed_over, tape)
-    elif not is_wanted:
+    elif inputs is tensors:
         return outputs
-    again = functools.partial(_again, fun, tensors, pullback)
-    backward = Backward(pullback, again, tensors, needs_grad, outputs, captured)
-    results = recording.copied(results)
+    rerun = functools.partial(_rerun, fun, tensors, pullback)
+    backward = Backward(fun.name, pullback, rerun, tensors, needs_grad, outputs, captured)
+    results = recording.copies(results)
     backward.record(results)
     return fill_all(outputs, results)
 
@@ -50,8 +53,8 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 def _captured(
     pullback: Pullback, results: Sequence[Any], watcher: Any, closed_over: Sequence[Any], tape: Any
 ) -> Sequence[Any]:
-    """The variables, or the tensor, that some results hang on besides the arguments."""
-    # In the order of creation. Which was read first, TensorFlow (2.21) does not tell for eager operations, and a rule
+    """Returns the variables, or the tensor, that the results depend on besides the arguments."""
+    # In the order of creation. TensorFlow (2.21) does not tell for eager operations which was read first, and a rule
     # must not get another order in a graph.
     variables = watcher.watched_variables()
     used: list[Any] = []
@@ -60,17 +63,17 @@ def _captured(
             slopes = tape.gradient(results, closed_over)
         used = [tensor for tensor, slope in zip(closed_over, slopes, strict=True) if slope is not None]
     pullback.capture([*(variable.name for variable in variables), *(graph.CLOSED_OVER for _ in used)])
-    # Of several, nothing tells which is used first.
+    # Of several tensors, nothing tells which is used first.
     if len(used) > 1 or bool(used) == bool(variables):
         pullback.capture([graph.CLOSED_OVER])
         raise messages.unserved_variables("tensorflow")
     return [*variables, *used]
 
 
-def _again(fun: Function, tensors: Sequence[Any], pullback: Pullback) -> tuple[Pullback, list[Any]]:
-    """The pullback of another run, on the arguments themselves, if the gradient is differentiated by them.
+def _rerun(fun: Function, tensors: Sequence[Any], pullback: Pullback) -> tuple[Pullback, list[Any]]:
+    """Returns the pullback of another run, on the arguments themselves, if the gradient is differentiated by them.
 
-    In a graph no value can be looked at: then there are conditions under which it is the pullback of the first run.
+    In a graph no value is known. There the pullback is right under the conditions that are returned with it.
     """
     if not is_differentiated(parts(tensors)):
         return pullback, []

@@ -1,8 +1,10 @@
-"""The backward pass of one call, for tapes and accumulators and for graphs."""
+"""The backward pass of one call, for tapes, accumulators and graphs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -10,145 +12,176 @@ import tensorflow as tf
 from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, parts
 from keras_cg.backends.tensorflow.derivatives import vjp
-from keras_cg.backends.tensorflow.recording import copied, push_forwardprop_state, record_operation, stop_recording
+from keras_cg.backends.tensorflow.recording import copies, push_forwardprop_state, record_operation, stop_recording
 from keras_cg.backends.tensorflow.tensors import nan_unless, own
 from keras_cg.engine import linear, messages
+from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.contract import Pullback
 
 
 class Backward:
-    """What leads from the gradients of a call's outputs to those of its inputs.
+    """The map from the cotangents of a call's outputs to the gradients of its inputs.
 
-    It does not hold the outputs, whose memory would live as long as the tape.
+    It does not refer to the outputs, whose memory would live as long as the tape.
 
     Args:
-        pullback: That of the run.
-        again: Gives the pullback whose gradients can be differentiated, and the conditions under which they are right.
+        name: What messages call the function.
+        pullback: The pullback of the run.
+        rerun: Gives the pullback whose gradients can be differentiated, and the conditions under which they are right.
         tensors: The arguments of the call.
-        wanted: Which of them somebody differentiates.
-        outputs: What came out.
+        needs_grad: Which of them are differentiated.
+        outputs: The outputs of the run.
         variables: What the function captured, for the rule.
-        unknown: What it captured as well, and nobody can tell whether it will be differentiated.
+        unknown: Captured tensors for which TensorFlow cannot tell whether they will be differentiated.
     """
 
     def __init__(
         self,
+        name: str,
         pullback: Pullback,
-        again: Callable[[], tuple[Pullback, list[Any]]],
+        rerun: Callable[[], tuple[Pullback, list[Any]]],
         tensors: Sequence[Any],
-        wanted: Sequence[bool],
+        needs_grad: Sequence[bool],
         outputs: Sequence[Any],
         variables: Sequence[Any],
         unknown: Sequence[Any] = (),
     ):
-        self.pullback, self.again = pullback, again
-        self.tensors, self.wanted, self.variables = tensors, wanted, variables
+        self.name, self.pullback, self.rerun = name, pullback, rerun
+        self.tensors, self.needs_grad, self.variables = tensors, needs_grad, variables
         self.values, self.unknown = [*map(tf.convert_to_tensor, variables)], unknown
-        # How to lay cotangents out like the outputs.
+        # What an upstream is made of: of a composite tensor's parts, of one tensor (True), or there is none (False).
         self.shells = [output if is_composite(output) else is_floating(output) for output in outputs]
         self.is_being_recorded = True
 
     def inputs(self) -> list[Any]:
-        """What there is a gradient for."""
+        """Returns the tensors that get a gradient."""
         return [*parts(self.tensors), *self.values, *self.unknown]
 
     def record(self, results: list[Any]) -> None:
-        """Tells all tapes and accumulators that this leads from `results` to the inputs."""
+        """Tells all tapes and accumulators that this is the backward pass from `results` to the inputs."""
         record_operation("custom_gradient", results, self.inputs(), self.for_tape)
         self.is_being_recorded = False
 
     def for_tape(self, *cotangents: Any) -> list[Any]:
-        """What a tape asks for, or an accumulator, which transposes what it gets."""
-        # Whoever asks while the operation is being recorded is an accumulator.
+        """Returns the gradients for a tape, or for an accumulator, which transposes them."""
+        # While the operation is being recorded, only an accumulator asks.
         is_transposed = self.is_being_recorded
-        pullback, conditions = self.again()
-        gradients = self._gradients(pullback, cotangents, self.wanted)
+        pullback, conditions = self.rerun()
+        gradients = self._gradients(pullback, cotangents, self.needs_grad)
         if conditions:
-            # NaN, and NaN derivatives, if one does not hold.
-            factor = 1 + nan_unless(conditions)
-            gradients = [each if each is None else dense(each) * _like(each, factor) for each in gradients]
+            present = [dense(each) for each in gradients if each is not None]
+            checked = iter(check_or_nan(own, present, conditions, partial(messages.recomputed_otherwise, self.name)))
+            gradients = [each if each is None else next(checked) for each in gradients]
         return self._transposable(gradients, cotangents) if is_transposed else gradients
 
     def for_graph(self, *cotangents: Any) -> list[Any]:
-        """What a graph asks for, which does not say of which inputs; but constants, as a rule, are none of them."""
+        """Returns the gradients for a graph, which does not tell which inputs are differentiated.
+
+        A rule that is wrong for a constant alone still serves, because constants are hardly ever differentiated.
+        """
         try:
             return self._gradients(self.pullback, cotangents, None)
         except errors.GradientError:
-            wanted = [not is_constant(tensor) for tensor in self.tensors]
-            if all(wanted) or not any(wanted):
+            needs_grad = [not is_constant(tensor) for tensor in self.tensors]
+            if all(needs_grad) or not any(needs_grad):
                 raise
-        gradients = self._gradients(self.pullback, cotangents, wanted)
+        gradients = self._gradients(self.pullback, cotangents, needs_grad)
         return [
             _nan_like(tensor, cotangents) if gradient is None and is_constant(tensor) else gradient
             for tensor, gradient in zip(self.inputs(), gradients, strict=True)
         ]
 
-    def _gradients(self, pull: Pullback, cotangents: Sequence[Any], wanted: Sequence[bool] | None) -> list[Any]:
+    def _gradients(self, pullback: Pullback, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None) -> list[Any]:
         arriving = map(dense, cotangents)
-        gradients, others = pull([_upstream(shell, arriving) for shell in self.shells], self.variables, wanted)
+        upstreams = [_upstream(shell, arriving) for shell in self.shells]
+        gradients, others = pullback(upstreams, self.variables, needs_grad)
         pairs = zip([*self.tensors, *self.values], [*gradients, *others], strict=True)
-        # NaN is no wrong number, and not even computed where nobody asks for it.
-        return [
-            *(part for pair in pairs for part in gradient_parts(*pair)),
-            *(_nan_like(tensor, cotangents) for tensor in self.unknown),
-        ]
+        found = [part for pair in pairs for part in _gradient_parts(*pair)]
+        if not tf.executing_eagerly():
+            inputs = enumerate(zip(found, self.inputs(), strict=False))
+            found = [_ensure_shape(gradient, tensor, self.name, place) for place, (gradient, tensor) in inputs]
+        # NaN is no wrong number, and not even computed where it is not asked for.
+        return [*found, *(_nan_like(tensor, cotangents) for tensor in self.unknown)]
 
     def _transposable(self, gradients: list[Any], cotangents: Sequence[Any]) -> list[Any]:
-        """The gradients by a rule that is linear in upstream: only then is its transpose the forward derivative."""
+        """Returns the gradients of a rule that is linear in upstream: its transpose is the forward derivative."""
 
         def pull(cotangents: Sequence[Any]) -> list[Any]:
-            pulled = self._gradients(self.pullback, cotangents, self.wanted)
+            pulled = self._gradients(self.pullback, cotangents, self.needs_grad)
             return [dense(gradient) for gradient in pulled if gradient is not None]
 
-        # Of copies, so that nobody records what is only tried.
-        copies = copied([*cotangents])
-        conditions = linear.conditions(own, pull, copies)
+        # Of copies, so that no tape records the trials.
+        inputs = copies(cotangents)
+        conditions = linear.conditions(own, pull, inputs)
         with push_forwardprop_state():  # where tapes record, as they do not in what is transposed
-            pulled, push, _ = vjp(lambda *copies: (tuple(pull(copies)), ()), copies)
+            pulled, push, _ = vjp(lambda *inputs: (tuple(pull(inputs)), ()), inputs)
         with stop_recording():
-            conditions += linear.transposes(own, pull, push, copies, pulled) if pulled else []
+            conditions += linear.transposes(own, pull, push, inputs, pulled) if pulled else []
         if tf.executing_eagerly():
-            if not all([bool(condition) for condition in conditions]):
-                raise messages.not_linear()
+            check_or_nan(own, (), conditions, messages.not_linear)
             return [*map(dense, gradients)]
+        # A sum, because the derivative of a product with NaN is zero where the rule clips upstream.
         unknown = _total(cotangents) * nan_unless(conditions)
         return [gradient if gradient is None else dense(gradient) + _like(gradient, unknown) for gradient in gradients]
 
 
 def is_constant(tensor: Any) -> bool:
-    """Whether a tensor of a graph is written down in it."""
+    """Whether a tensor of a graph is a constant of it."""
     return all([part.op.type == "Const" for part in parts([tensor])])
 
 
 def _upstream(shell: Any, arriving: Iterator[Any]) -> Any:
-    """What arrives at an output: nothing if it has no gradient."""
     if isinstance(shell, bool):
         return next(arriving) if shell else None
     return fill(shell, arriving)
 
 
-def gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
-    """The gradients of the parts of `tensor`."""
+def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
+    """Returns the gradients of the parts of `tensor`."""
     if type(gradient) in PLAIN and type(tensor) in PLAIN:
         return [gradient]
     if gradient is None:
         return [None] * len(parts([tensor]))
     if isinstance(gradient, tf.IndexedSlices) and not is_composite(tensor):
-        # Copied, because a graph (2.21) does not find what it did not compute itself, as the indices that were given.
-        size = None if gradient.dense_shape is None else tf.identity(gradient.dense_shape)
-        return [tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices), size)]
+        # Copied, because a graph (2.21) does not find tensors that it did not compute, such as indices from outside.
+        return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True)]
     tf.nest.assert_same_structure(tensor, gradient, expand_composites=True)
     return parts([gradient])
 
 
+def _ensure_shape(gradient: Any, tensor: Any, name: str, place: int) -> Any:
+    """Returns the gradient of `tensor`; the program compares their shapes when it runs if they are not known before.
+
+    An assertion has our message. XLA drops assertions, and refuses to compile the `Select` of two empty tensors of
+    different shapes; its message has the name of the operation.
+    """
+    if gradient is None or isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    if tensor.shape.is_fully_defined() and gradient.shape.is_fully_defined():
+        return gradient
+    # Grappler (2.21) infers unknown shapes from what later operations need, and drops an assertion that they meet.
+    # It infers nothing through this operation, nor through a transposition whose order it does not know.
+    opaque = tf.raw_ops.PlaceholderWithDefault
+    came, order = (opaque(input=each, shape=None) for each in (tf.shape(gradient), tf.range(tf.rank(gradient))))
+    message, size = messages.wrong_shape_at_run_time(name, place), tf.shape(tensor)
+    is_same = tf.reduce_all(tf.equal(came, size))
+    with tf.control_dependencies([tf.debugging.Assert(is_same, [message, "got:", came, "expected:", size])]):
+        one, two = [tf.zeros(tf.concat([[0], each], 0)) for each in (came, size)]
+        check = tf.raw_ops.Select(condition=True, x=one, y=two, name=re.sub("[^A-Za-z0-9]+", "_", message))
+    with tf.control_dependencies([check]):
+        checked = tf.transpose(gradient, order)
+    checked.set_shape(gradient.shape)
+    return checked
+
+
 def _nan_like(tensor: Any, cotangents: Sequence[Any]) -> Any:
-    """NaN in the shape of `tensor`, with derivatives of NaN but for what is multiplied by zero."""
+    """Returns NaN in the shape of `tensor`; its derivatives are NaN, unless they are multiplied by zero."""
     hanging = tf.zeros_like(tensor) + _like(tensor, _total(cotangents))
     return tf.math.multiply_no_nan(_like(tensor, float("nan")), hanging) + float("nan")
 
 
 def _total(cotangents: Sequence[Any]) -> Any:
-    """A number that hangs on all of `cotangents`."""
+    """Returns a number that depends on all of `cotangents`."""
     return tf.add_n([tf.reduce_sum(tf.cast(tf.math.real(cotangent), tf.float32)) for cotangent in cotangents])
 
 

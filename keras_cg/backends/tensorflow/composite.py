@@ -1,6 +1,7 @@
-"""Tensors that are made of several (ragged, sparse, slices), and plain ones, laid out alike.
+"""Composite tensors, which are made of several tensors (ragged, sparse, slices), and plain tensors, treated alike.
 
-The components of a tensor are those that it is made of, of a plain one itself; its parts are those with a gradient.
+The components of a composite tensor are the tensors that it is made of; a plain tensor is its own component. The parts
+are those components that have a gradient.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-# What is a tensor and nothing more: for most values the exact type tells at once what else takes several questions.
+# The types of plain tensors: comparing them with the type of a value is quicker than any other test.
 PLAIN = (tf.__internal__.EagerTensor, tf.__internal__.SymbolicTensor)
 
 
 def is_composite(value: Any) -> bool:
-    """Whether something is made of several tensors."""
+    """Whether a value is made of several tensors."""
     return isinstance(value, tf.__internal__.CompositeTensor) and not isinstance(value, tf.Variable)
 
 
@@ -26,24 +27,24 @@ def is_floating(tensor: Any) -> bool:
 
 
 def is_part(value: object) -> bool:
-    """Whether something is a plain tensor with a gradient."""
+    """Whether a value is a plain tensor that has a gradient."""
     return isinstance(value, tf.Tensor) and is_floating(value)
 
 
 def components(tensors: Sequence[Any]) -> list[Any]:
-    """All that `tensors` are made of."""
+    """Returns the components of all `tensors`."""
     if all([type(tensor) in PLAIN for tensor in tensors]):
         return list(tensors)
     return list(tf.nest.flatten(list(tensors), expand_composites=True))
 
 
 def parts(tensors: Sequence[Any]) -> list[Any]:
-    """Those of the components that have a gradient."""
+    """Returns the components that have a gradient."""
     return [component for component in components(tensors) if is_floating(component)]
 
 
 def fill(tensor: Any, values: Iterator[Any]) -> Any:
-    """`tensor` with the next ones of `values` in the places of its parts."""
+    """Returns `tensor` with its parts replaced by the next ones of `values`."""
     if type(tensor) in PLAIN:
         return next(values) if is_floating(tensor) else tensor
     flat = tf.nest.flatten(tensor, expand_composites=True)
@@ -52,18 +53,18 @@ def fill(tensor: Any, values: Iterator[Any]) -> Any:
 
 
 def fill_all(tensors: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
-    """`tensors` with `values` in the places of all their parts."""
+    """Returns `tensors` with all their parts replaced by `values`."""
     filling = iter(values)
     return tuple([fill(tensor, filling) for tensor in tensors])
 
 
 def mapped(function: Callable[[Any], Any], tensor: Any) -> Any:
-    """`tensor` made of `function` of each of its components."""
+    """Returns `tensor` with each component replaced by `function` of it."""
     if type(tensor) in PLAIN:
         return function(tensor)
     return tf.nest.map_structure(function, tensor, expand_composites=True)
 
 
 def dense(tensor: Any) -> Any:
-    """A tensor with all its elements: the gradient of what was gathered comes as slices."""
+    """Returns a tensor with all its elements; the gradient of `tf.gather` comes as slices."""
     return tf.convert_to_tensor(tensor) if isinstance(tensor, tf.IndexedSlices) else tensor

@@ -1,4 +1,4 @@
-"""Derivatives of any function: of tapes."""
+"""Derivatives by tapes, the compiler, the exporter and the devices of TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, mapped, parts
-from keras_cg.backends.tensorflow.recording import refuse_if_deaf
-from keras_cg.backends.tensorflow.tensors import nan_unless, own
+from keras_cg.backends.tensorflow.recording import refuse_if_not_recording
+from keras_cg.backends.tensorflow.tensors import own
 from keras_cg.engine import defaults, messages
+from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -29,11 +30,11 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
 
 
 def _recorded(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, list[Any], tf.GradientTape, Tensors]:
-    """A run of `fun`, and the tape that recorded it from `inputs` on."""
-    # A tape goes by the identity of tensors: one that is passed twice, or closed over as well, must not be taken for
-    # the argument that is differentiated.
+    """Runs `fun`, and returns the tape that recorded it, with the inputs that the tape watches."""
+    # A tape identifies tensors by their ids. What is differentiated needs an id of its own, because the same tensor may
+    # be passed twice or be closed over.
     inputs = [mapped(tf.identity, tensor) for tensor in tensors]
-    refuse_if_deaf()
+    refuse_if_not_recording()
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(inputs)
         outputs, aux = fun(*inputs)
@@ -42,21 +43,16 @@ def _recorded(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, list
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
     # Not by a ForwardAccumulator: around a tf.function TensorFlow (2.21) does not ask whether a rule is linear.
-    laid: list[Tensors] = []
+    shells: list[Tensors] = []
 
     def flat(*values: Any) -> tuple[Tensors, Tensors]:
         outputs, aux = fun(*fill_all(tensors, values))
-        laid.append(outputs)
+        shells.append(outputs)
         return tuple(parts(outputs)), aux
 
     outputs, push, aux, conditions = defaults.transposed(own, flat, parts(tensors))
-    if tf.executing_eagerly() and not all([bool(condition) for condition in conditions]):
-        raise messages.not_linear()
-    moved = push(parts(tangents))
-    if not tf.executing_eagerly():
-        unknown = nan_unless(conditions)
-        moved = tuple(tangent + tf.cast(unknown, tangent.dtype) for tangent in moved)
-    return fill_all(laid[0], outputs), fill_all(laid[0], moved), aux
+    pushed = check_or_nan(own, push(parts(tangents)), conditions, messages.not_linear)
+    return fill_all(shells[0], outputs), fill_all(shells[0], pushed), aux
 
 
 def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]:
@@ -65,7 +61,7 @@ def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple
     def rows(output: Any) -> list[Any]:
         if output.shape.num_elements() == 0:  # TensorFlow (2.21) stumbles over it
             return [tf.zeros([*output.shape, *tensor.shape], tensor.dtype) for tensor in inputs]
-        # Not vectorized: the rule would be dropped there.
+        # Vectorized, it would drop the rule.
         return list(tape.jacobian(output, inputs, tf.UnconnectedGradients.ZERO, experimental_use_pfor=False))
 
     return outputs, tuple(tuple(rows(output)) for output in outputs), aux
@@ -74,30 +70,22 @@ def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple
 def converted(fun: Callable[..., Any]) -> Callable[..., Any]:
     if tf.executing_eagerly():
         return fun
-    # As TensorFlow's own wrappers do, for which these are exported; AutoGraph itself passes over `CustomGradient`.
+    # TensorFlow exports these for wrappers like this one. AutoGraph itself does not convert a `CustomGradient`.
     context = tf.__internal__.autograph.control_status_ctx()
     return tf.__internal__.autograph.tf_convert(fun, context) if context.status.name == "ENABLED" else fun
-
-
-def compiled(fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
-    return tf.function(fun)  # type: ignore[no-any-return]
 
 
 def exported(fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None:
     module = tf.Module()
     module.program = tf.function(fun, input_signature=[tf.TensorSpec(each.shape, each.dtype) for each in tensors])
-    # TensorFlow saves no variable that no module owns.
-    module.held = list(module.program.get_concrete_function().graph.variables)
+    # TensorFlow saves the variables of a module alone.
+    module.variables_of_program = list(module.program.get_concrete_function().graph.variables)
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder, options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
         loaded = tf.saved_model.load(folder)
-    # Not the function alone: its variables live as long as what was loaded.
+    # The function refers to the loaded module, because its variables live as long as the module.
     return lambda *tensors: tuple(loaded.program(*tensors))
 
 
 def devices() -> tuple[str, ...]:
     return tuple(device.name.removeprefix("/physical_device:") for device in tf.config.list_physical_devices())
-
-
-def stop_gradient(tensor: Any) -> Any:
-    return tf.stop_gradient(tensor)

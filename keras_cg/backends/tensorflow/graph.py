@@ -1,4 +1,4 @@
-"""How outputs in a graph get the gradient that a rule says: by an operation whose gradient is overridden."""
+"""Attaches a rule in a graph, by an operation whose gradient is overridden."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import tensorflow as tf
 
 from keras_cg.backends.tensorflow.backward import Backward, is_constant
 from keras_cg.backends.tensorflow.composite import fill_all, is_floating, mapped, parts
-from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, stop_recording, wanted
+from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, needs_grad, stop_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Tensors
 
 CLOSED_OVER = "(a tensor that is being differentiated)"
 
-# Which operation of its graph one is, in the order of creation. Public is only a list of all of them (2.21), and with
-# it the time to trace would grow with the square of the number of calls.
+# The number of an operation in its graph. The public way is a list of all operations (2.21), with which the time to
+# trace would grow with the square of the number of calls.
 _number = tf.Operation._id.fget
 
-# For the names of gradients, which are registered for good, as those of `tf.custom_gradient` are.
+# For the names of gradients, which stay registered, like those of `tf.custom_gradient`.
 _numbers = itertools.count()
 
-# TensorFlow shows it as the reason of a LookupError, as bytes.
+# TensorFlow shows this as the reason of a LookupError.
 _DROPPED = " ".join(
     str(
         messages.rule_dropped(
@@ -35,11 +35,11 @@ _DROPPED = " ".join(
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
-    """As the backend's `attach`."""
+    """The backend's `attach`, in a graph."""
     graph = tf.compat.v1.get_default_graph()
 
     def inside(tensor: Any) -> Any:
-        """What stands for a tensor of an outer graph in this one."""
+        """Returns the tensor of this graph that stands for a tensor of an outer graph."""
         is_there = getattr(tensor, "graph", None) is graph or not hasattr(graph, "capture")
         return tensor if is_there else graph.capture(tensor)
 
@@ -49,13 +49,13 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     before = graph.version
     with VariableWatcher() as watcher:
         outputs, pullback = fun(*tensors)
-    given, results = parts(tensors), [inside(result) for result in parts(outputs)]
-    sources = _sources(results, given, before)
+    inputs, results = parts(tensors), [inside(result) for result in parts(outputs)]
+    sources = _sources(results, inputs, before)
     if results and _is_vectorizing():
-        # The rule serves whoever differentiates in the body. Afterwards it is gone, and this is what they meet, even
-        # where plain differentiation would not get from the outputs to the inputs.
+        # Inside of the loop's body the rule serves. Vectorization drops it, so a gradient from outside of the loop must
+        # meet this error, even where plain differentiation would not get from the outputs to the inputs.
         with stop_recording():
-            linked = tf.raw_ops.IdentityN(input=[*results, *given])[: len(results)]
+            linked = tf.raw_ops.IdentityN(input=[*results, *inputs])[: len(results)]
             results = [tf.raw_ops.PreventGradient(input=result, message=_DROPPED) for result in linked]
     known = {id(source) for source in sources}
     variables = [variable for variable in watcher.watched_variables() if id(inside(variable.handle)) in known]
@@ -64,9 +64,10 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     if is_differentiated(read):
         pullback.capture([CLOSED_OVER])
         raise messages.unserved_variables("tensorflow")
-    # Nobody can tell which of the values that `fun` closes over will be differentiated later, but for constants.
+    # TensorFlow cannot tell which of the captured values will be differentiated later, except for constants.
     unknown = [source for source in read if not is_constant(source)]
-    backward = Backward(pullback, lambda: (pullback, []), tensors, wanted(tensors), outputs, variables, unknown)
+    active = needs_grad(tensors)
+    backward = Backward(fun.name, pullback, lambda: (pullback, []), tensors, active, outputs, variables, unknown)
     with stop_recording():
         results = _wrap(graph, results, backward)
     backward.record(results)
@@ -74,7 +75,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
 
 def _wrap(graph: Any, results: list[Any], backward: Backward) -> list[Any]:
-    """`results`, from which `graph` reaches the inputs by `backward` alone, as `tf.custom_gradient` does it."""
+    """Returns `results`, from which the graph differentiates by `backward` alone, like `tf.custom_gradient`."""
     inputs = backward.inputs()
     if not results or not inputs:
         return results
@@ -86,17 +87,17 @@ def _wrap(graph: Any, results: list[Any], backward: Backward) -> list[Any]:
     tf.RegisterGradient(name)(gradient)
     with graph.gradient_override_map({"IdentityN": name}):
         linked = tf.identity_n([*results, *inputs])[:count]
-    return linked if count == 1 else _apart(graph, f"{name}-each", results, linked)
+    return linked if count == 1 else _separate(graph, f"{name}-each", results, linked)
 
 
-def _apart(graph: Any, name: str, results: list[Any], linked: list[Any]) -> list[Any]:
-    """The values of `results`, each with the gradient of the one of `linked` that stands in its place.
+def _separate(graph: Any, name: str, results: list[Any], linked: list[Any]) -> list[Any]:
+    """Returns the values of `results`, each with the gradient of its counterpart in `linked`.
 
-    No value comes from `linked`. If it did, all results would seem to hang on whatever one of them hangs on, since one
-    operation has them all, and a training step could go wrong: an assignment waits for the readers of the variable,
-    but Grappler's dependency optimizer (TensorFlow 2.21) lets it wait only for what seems to hang on these, and then
-    takes the operation apart, so that nothing waits for a reader any more, which then may read the new value. As it
-    is, nobody uses an output of the operation, and Grappler's pruner, which comes first, drops it.
+    No value comes from `linked`, which one operation gives. All of them would seem to depend on whatever one of them
+    depends on, and a training step could go wrong: an assignment waits for the readers of its variable, but Grappler's
+    dependency optimizer (TensorFlow 2.21) lets it wait only for what seems to depend on these. Then it splits the
+    operation, and a reader for which nothing waits may read the new value. Here no output of the operation is used,
+    and Grappler's pruner, which runs first, drops it.
     """
 
     def gradient(operation: Any, cotangent: Any, unused: Any) -> list[Any]:
@@ -107,10 +108,13 @@ def _apart(graph: Any, name: str, results: list[Any], linked: list[Any]) -> list
         return [tf.identity_n(pair)[0] for pair in zip(results, linked, strict=True)]
 
 
-def _sources(results: list[Any], given: list[Any], before: int) -> list[Any]:
-    """What `results` hang on but `given`: what the graph of version `before` had, or captured since, and variables."""
+def _sources(results: list[Any], inputs: list[Any], before: int) -> list[Any]:
+    """Returns what `results` depend on besides `inputs`: variables, and tensors that are older than version `before`.
+
+    A tensor that the graph has captured since is a source, too.
+    """
     sources = []
-    known = {id(tensor) for tensor in given}
+    known = {id(tensor) for tensor in inputs}
     todo = list(results)
     while todo:
         tensor = todo.pop()
@@ -118,7 +122,7 @@ def _sources(results: list[Any], given: list[Any], before: int) -> list[Any]:
             continue
         known.add(id(tensor))
         operation = tensor.op
-        # Two nodes of every graph are no operations of it.
+        # The version of a graph counts two nodes that are no operations.
         if _number(operation) < before + 2 or operation.type in ("Placeholder", "Const", "VarHandleOp"):
             sources.append(tensor)
         elif operation.type in ("VariableV2", "Variable"):
@@ -129,19 +133,19 @@ def _sources(results: list[Any], given: list[Any], before: int) -> list[Any]:
 
 
 def _refuse_reference(operation: Any) -> None:
-    """Raises if an operation is a trainable variable that is no resource, as those of TensorFlow 1 were."""
+    """Raises if an operation is a trainable reference variable of TensorFlow 1."""
     if any(variable.op is operation for variable in tf.compat.v1.trainable_variables()):
         where = f"(where it is the variable {operation.name!r}, made inside with use_resource=False)"
         raise messages.unserved_variables("tensorflow", where)
 
 
 def _is_vectorizing() -> bool:
-    """Whether the graph being built is the body of a vectorized loop, which is rebuilt without its custom gradients."""
+    """Whether the graph being built is the body of a vectorized loop, which TensorFlow rebuilds without its rules."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        # The scope that tf.vectorized_map opens around the body (2.21): nothing else tells that it is one.
+        # tf.vectorized_map opens this scope (2.21); nothing else tells that the body is one.
         if "loop_body" in graph.get_name_scope().split("/"):
             return True
-        # An attribute that TensorFlow (2.21) does not document, of every graph that captures from the one around it.
+        # Not documented (2.21); every graph that captures from an outer one has it.
         graph = graph.outer_graph if hasattr(graph, "capture") else None
     return False

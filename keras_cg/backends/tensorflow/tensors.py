@@ -1,4 +1,4 @@
-"""What TensorFlow's tensors are."""
+"""Which values TensorFlow can hold as tensors, and what they are."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from keras_cg.engine import precision
 from keras_cg.engine.defaults import is_repeated_later
 from keras_cg.engine.rule import is_repeated
 
-# This backend, as the engine takes it.
+# This backend, for functions of the engine.
 own: Any = sys.modules[__package__]
 
 tensors = (tf.Tensor, tf.Variable, tf.__internal__.CompositeTensor)
 
 
-# What is no tensor and asked for most often: `tf.is_tensor` takes 8 us to say no (TensorFlow 2.21).
+# The most frequent types that are no tensors, because `tf.is_tensor` takes 8 us to say no (TensorFlow 2.21).
 _OTHERS = frozenset(
     (type(None), bool, int, float, complex, str, bytes, tuple, list, dict, type, FunctionType, ModuleType)
 )
@@ -39,7 +39,7 @@ def is_tensor(value: object) -> bool:
     try:
         return bool(tf.is_tensor(value))
     except Exception:
-        # TensorFlow (2.21) asks an object for an attribute, which an object may answer with any exception.
+        # TensorFlow (2.21) reads an attribute of the object, which may raise any exception.
         return False
 
 
@@ -51,7 +51,7 @@ def asarray(value: Any) -> Any:
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
     whole = dense(tensor)
-    # By its method, for NumPy refuses a single bfloat16 (TensorFlow 2.21).
+    # By its method, because NumPy refuses a single bfloat16 (TensorFlow 2.21).
     return numpy.asarray(whole.numpy() if hasattr(whole, "numpy") else whole)
 
 
@@ -59,7 +59,7 @@ def shape(tensor: Any) -> tuple[int | None, ...] | None:
     if type(tensor) is PLAIN[0]:
         return tuple(tensor.shape)
     if isinstance(tensor, tf.IndexedSlices):
-        # Its own shape says nothing of what its values are.
+        # Its own shape does not tell the shape of its values.
         return (tensor.shape[0] if tensor.shape.rank else None, *tensor.values.shape[1:])
     return None if tensor.shape.rank is None else tuple(tensor.shape)
 
@@ -73,7 +73,7 @@ def cast(value: Any, dtype: str) -> Any:
 
 
 def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
-    # Lists and dicts that are attributes of a module or a layer are wrapped, so that they are saved with it.
+    # TensorFlow wraps lists and dicts that are attributes of a module or a layer, to save them with it.
     if isinstance(value, list):
         return list(value), list
     if isinstance(value, dict):
@@ -91,12 +91,16 @@ def is_plain(value: object) -> bool:
     return type(value) is PLAIN[0]
 
 
+def is_known(tensors: Sequence[Any]) -> bool:
+    return tf.executing_eagerly()  # type: ignore[no-any-return]
+
+
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
     return [_agree(*[tf.nest.flatten(each, expand_composites=True) for each in pair]) for pair in pairs]
 
 
 def _agree(ones: Sequence[Any], others: Sequence[Any]) -> Any:
-    """Whether the components of two tensors are equal, but for rounding."""
+    """Whether the components of two tensors are equal up to rounding."""
     if [dtype(one) for one in ones] != [dtype(two) for two in others]:
         return False
     pairs = zip(ones, others, strict=True)
@@ -106,5 +110,5 @@ def _agree(ones: Sequence[Any], others: Sequence[Any]) -> Any:
 
 
 def nan_unless(conditions: Sequence[Any]) -> Any:
-    """Zero if all conditions hold, else NaN: it stands for an error in a graph, where no value can be looked at."""
+    """Returns zero if all conditions hold, else NaN, which stands for an error in a graph."""
     return tf.where(tf.reduce_all(conditions), 0.0, numpy.nan)

@@ -9,7 +9,7 @@ import numpy
 import tensorflow as tf
 
 from keras_cg.backends.tensorflow.composite import dense, is_floating, is_part, parts
-from keras_cg.backends.tensorflow.recording import VariableWatcher, apart, refuse_if_deaf, stop_recording
+from keras_cg.backends.tensorflow.recording import VariableWatcher, copies, refuse_if_not_recording, stop_recording
 from keras_cg.backends.tensorflow.tensors import nan_unless, own
 from keras_cg.engine.contract import Tensors
 from keras_cg.recipes.checkpoint import messages
@@ -27,7 +27,7 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     def run(*inputs: Any) -> Any:
         captured, before = _Captured(fun), len(_operations())
         with VariableWatcher() as watcher:
-            outputs = list(fun(*apart(inputs[:count])))
+            outputs = list(fun(*copies(inputs[:count])))
         captured.note(fun, watcher.watched_variables())
         # No sample in a graph, which has no values yet.
         drawn = [operation.type for operation in _operations()[before:] if operation.type.startswith(_DRAWING)]
@@ -40,7 +40,7 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
             with tf.control_dependencies(cotangents):
                 again = [tf.identity(tensor) for tensor in inputs[:count]]
                 unknown = captured.check()
-            refuse_if_deaf()
+            refuse_if_not_recording()
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 # The function reads its captured tensors themselves, so the tape watches these.
                 again += closed_over
