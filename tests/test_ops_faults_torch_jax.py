@@ -167,19 +167,23 @@ A = np.random.default_rng(0).normal(size=(2, 2, 2, 2)) + 3 * np.eye(2)
 B = np.random.default_rng(1).normal(size=(2, 2, 2))
 
 
-@pytest.mark.parametrize("columns", ["vector", "matrix", "matrices"])
+@pytest.mark.parametrize("columns", ["vector", "matrix", "matrices", "of other sizes"])
 def test_solving_in_a_batch(backend, columns):
-    """All sizes are two, so that no rank tells a matrix from a batch of vectors."""
-    b = {"vector": B[:, 0], "matrix": B, "matrices": np.stack([B, 2 * B], 1)}[columns]
-    due = [
-        np.linalg.solve(a, each[:, None])[..., 0] if each.ndim == 1 else np.linalg.solve(a, each)
-        for a, each in zip(A, b, strict=True)
-    ]
-    np.testing.assert_allclose(plain(batched(ops.linalg.solve)(tensor(A), tensor(b))), due, rtol=1e-9)
-    one = batched(lambda a: ops.linalg.solve(a, tensor(b[0])))(tensor(A))
+    """Where all sizes are two, no rank tells a matrix from a batch of vectors."""
+    a, b = A, {"vector": B[:, 0], "matrix": B, "matrices": np.stack([B, 2 * B], 1)}.get(columns)
+    if b is None:
+        random = np.random.default_rng(2)
+        a, b = random.normal(size=(2, 2, 3, 3)) + 3 * np.eye(3), random.normal(size=(2, 3, 2))
+    due = np.stack([solved(*pair) for pair in zip(a, b, strict=True)])
+    np.testing.assert_allclose(plain(batched(ops.linalg.solve)(tensor(a), tensor(b))), due, rtol=1e-9)
+    one = batched(lambda a: ops.linalg.solve(a, tensor(b[0])))(tensor(a))
     np.testing.assert_allclose(plain(one)[0], due[0], rtol=1e-9)
-    other = batched(lambda b: ops.linalg.solve(tensor(A[1]), b))(tensor(b))
+    other = batched(lambda b: ops.linalg.solve(tensor(a[1]), b))(tensor(b))
     np.testing.assert_allclose(plain(other)[1], due[1], rtol=1e-9)
+
+
+def solved(a, b):
+    return np.linalg.solve(a, b[:, None])[..., 0] if b.ndim == 1 else np.linalg.solve(a, b)
 
 
 BATCHES = {
