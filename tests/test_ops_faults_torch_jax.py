@@ -7,7 +7,6 @@ import pytest
 
 import keras_cg
 from keras_cg import config, grad, ops
-from keras_cg.namespaces import standard
 
 pytestmark = pytest.mark.only("torch", "jax")
 
@@ -276,11 +275,3 @@ def test_by_position(backend, name):
 def test_a_transform_of_nothing(backend):
     x = ops.zeros((0, 4))
     assert [tuple(getattr(ops.fft, name)(x).shape) for name in ("fft", "rfft", "irfft")] == [(0, 4), (0, 3), (0, 6)]
-
-
-def test_the_inspection_functions(backend):
-    info = ops.__array_namespace_info__()
-    assert {*info.dtypes()} <= {*standard.DTYPES} and {"float32", "int32", "bool"} <= {*info.dtypes()}
-    assert {*info.default_dtypes()} == {"real floating", "complex floating", "integral", "indexing"}
-    assert info.capabilities().keys() >= {"boolean indexing", "data-dependent shapes"} and info.devices()
-    assert ops.__array_api_version__ == standard.VERSION
