@@ -51,6 +51,12 @@ GRADIENTS = {
     "det, of rank 2 of 3": (lambda t: ops.linalg.det(t), np.diag([2, 3, 0]), np.diag([0, 0, 6])),
     "det, of rank 1 of 3": (lambda t: ops.linalg.det(t), np.ones((3, 3)), np.zeros((3, 3))),
     "det, zeros": (lambda t: ops.linalg.det(t), np.zeros((3, 3)), np.zeros((3, 3))),
+    "det, of rank 3 of 4": (lambda t: ops.linalg.det(t), np.diag([2, 3, 0, 5]), np.diag([0, 0, 30, 0])),
+    "det, of rank 4 of 5, complex": (
+        lambda t: ops.imag(ops.linalg.det(t * (1 + 1j))),
+        np.diag([1, 2, 3, 0, 5]),
+        np.diag([0, 0, 0, -120, 0]),  # the imaginary part of (1 + 1j) ** 5 is -4
+    ),
     "sign of complex numbers": (
         lambda t: ops.imag(ops.sign(t + 1j)),
         [1.0, 2.0],
@@ -69,6 +75,11 @@ GRADIENTS = {
         [[1, 2], [2, 4]],
         [[4, -3], [-2, 1]],
     ),
+    "second derivative of det, of rank 3 of 4": (
+        lambda t: grad(lambda u: ops.linalg.det(u))(t) * tensor(np.diag([1, 2, 3, 4])),
+        np.diag([2, 3, 0, 5]),
+        np.diag([3 * 15, 3 * 10, 15 + 2 * 10 + 4 * 6, 3 * 6]),
+    ),
 }
 
 
@@ -76,7 +87,7 @@ GRADIENTS = {
 def test_a_gradient(backend, name):
     function, x, expected = GRADIENTS[name]
     found = plain(grad(lambda t: ops.sum(function(t)))(tensor(x)))
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
     assert found.dtype == np.float64
 
 
@@ -196,6 +207,7 @@ BATCHES = {
     "conj": (lambda x: ops.imag(ops.conj(x * 1j)), [[1.0], [2.0]], [[-1], [-2]]),
     "nested list": (lambda x: ops.asarray([[x[0], 1.0], [2, x[1]]]), [[3, 4]], [[[3, 1], [2, 4]]]),
     "det": (lambda x: ops.linalg.det(x), [[[1, 2], [2, 4]], [[2, 0], [0, 3]]], [0, 6]),
+    "det of four rows": (lambda x: ops.linalg.det(x), [np.ones((4, 4)), 2 * np.eye(4)], [0, 16]),
 }
 
 

@@ -14,23 +14,29 @@ from keras_cg.namespaces.torch.arguments import as_tensor, tensors
 
 
 def det(x: Any, /) -> Any:
-    """Returns the determinant, whose gradient is right where it is zero.
+    """Returns the determinant, whose derivatives are right where it is zero.
 
-    torch (2.13) multiplies the determinant by an inverse, and gets 0 for a singular matrix. There a rounding error is
-    added to the matrix, in the columns where the factor U has a zero on its diagonal, and the value is subtracted.
+    torch (2.13) multiplies the determinant by an inverse: the gradient at a singular matrix is 0, and the second
+    derivative near one is noise. Up to three rows the products are written out. A larger singular matrix is shifted, by
+    little and in both directions, in the columns where the factor U has a zero on its diagonal.
     """
     x = as_tensor(x)
-    if not x.numel():
+    rows = x.shape[-1]
+    if rows == 0 or not (x.is_floating_point() or x.is_complex()):
         return torch.linalg.det(x)
+    if x.shape[-2] == rows == 2:
+        return x[..., 0, 0] * x[..., 1, 1] - x[..., 0, 1] * x[..., 1, 0]
+    if x.shape[-2] == rows == 3:
+        return (x[..., 0, :] * torch.linalg.cross(x[..., 1, :], x[..., 2, :])).sum(-1)
     constant = x.detach()
-    permutation, lower, upper = torch.lu_unpack(
-        *torch.linalg.lu_factor_ex(constant)[:2]
-    )  # torch.linalg.lu has no batch
+    factors, pivots, _ = torch.linalg.lu_factor_ex(constant)  # torch.linalg.lu (2.13) has no batch
+    permutation, lower, upper = torch.lu_unpack(factors, pivots)
     is_zero = upper.diagonal(dim1=-2, dim2=-1) == 0
     scale = constant.abs().amax((-2, -1), keepdim=True)
-    step = 8 * torch.finfo(x.dtype).eps * torch.where(scale == 0, 1, scale)
-    shifted = x + torch.where(is_zero[..., None, :], permutation @ lower * step, 0)
-    value = torch.linalg.det(shifted)
+    # The cube root balances what the shift is wrong by with what rounding is, in the second derivative.
+    step = torch.finfo(x.dtype).eps ** (1 / 3) * torch.where(scale == 0, 1, scale)
+    shift = torch.where(is_zero[..., None, :], permutation @ lower * step, 0)
+    value = (torch.linalg.det(x + shift) + torch.linalg.det(x - shift)) / 2
     return value - torch.where(is_zero.any(-1), value.detach(), 0)
 
 
