@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -64,12 +65,15 @@ def sign(x: Any, /) -> Any:
 # --- sets and statistics -------------------------------------------------------------------------
 
 
-def all(x: Any, /, axis: Any = None, **options: Any) -> Any:
-    return jnp.all(jnp.not_equal(x, 0), axis, **options)  # jax.numpy.all and any (0.10) ignore imaginary parts
+# jax.numpy.all and any (0.10) ignore imaginary parts.
 
 
-def any(x: Any, /, axis: Any = None, **options: Any) -> Any:
-    return jnp.any(jnp.not_equal(x, 0), axis, **options)
+def all(x: Any, /, axis: Any = None, *, keepdims: bool = False, **others: Any) -> Any:
+    return jnp.all(jnp.not_equal(x, 0), axis, keepdims=keepdims, **others)
+
+
+def any(x: Any, /, axis: Any = None, *, keepdims: bool = False, **others: Any) -> Any:
+    return jnp.any(jnp.not_equal(x, 0), axis, keepdims=keepdims, **others)
 
 
 def cumulative_prod(x: Any, /, axis: int | None = None, *, dtype: Any = None, include_initial: bool = False) -> Any:
@@ -102,21 +106,21 @@ def unique_values(x: Any, /, *, size: int | None = None) -> Any:
     return unique_all(x, size=size).values
 
 
-def std(x: Any, /, axis: Any = None, *, correction: float = 0.0, **options: Any) -> Any:
-    return _corrected(jnp.std, x, axis, correction, options)
+def std(x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False, **others: Any) -> Any:
+    return _corrected(functools.partial(jnp.std, x, axis, keepdims=keepdims, **others), x, correction)
 
 
-def var(x: Any, /, axis: Any = None, *, correction: float = 0.0, **options: Any) -> Any:
-    return _corrected(jnp.var, x, axis, correction, options)
+def var(x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False, **others: Any) -> Any:
+    return _corrected(functools.partial(jnp.var, x, axis, keepdims=keepdims, **others), x, correction)
 
 
-def _corrected(function: Callable[..., Any], x: Any, axis: Any, correction: float, options: dict[str, Any]) -> Any:
-    plain = function(x, axis, **options)
+def _corrected(function: Callable[..., Any], x: Any, correction: float) -> Any:
+    plain = function()
     if not correction:
         return plain
     # jax.numpy.var and std (0.10) are NaN where the correction is not smaller than the count; NumPy's are infinite.
     is_small = jnp.size(x) // max(jnp.size(plain), 1) > correction
-    return function(x, axis, correction=correction, **options) if is_small else plain / 0.0
+    return function(correction=correction) if is_small else plain / 0.0
 
 
 # --- linear algebra ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ NATIVE = {
     "torch": "array_api_compat.torch",
 }
 # Hypothesis draws constants of the modules that are loaded: both runs load the same, and draw the same examples.
-PROGRAM = "from keras_cg import namespaces; import {native} as native; xp = {choice}"
+PROGRAM = "from keras_cg import namespaces; import {native} as native; ours = namespaces.active; xp = {choice}"
 OPTIONS = ("--max-examples=8", "--derandomize", "--disable-deadline", "--tb=line", "-p", "no:cacheprovider")
 
 
@@ -56,7 +56,7 @@ def say(line):
 
 def compare(suite, backend):
     """Prints what the suite says of a backend. Returns what ours fails and the namespace under it passes."""
-    (ours, passed), (native, others) = (failures(suite, backend, choice) for choice in ("namespaces.active", "native"))
+    (ours, passed), (native, others) = (failures(suite, backend, choice) for choice in ("ours", "native"))
     say(f"{backend}: ops passes {passed} and fails {len(ours)}, {NATIVE[backend]} passes {others}, fails {len(native)}")
     for name in sorted(ours - native if backend != "tensorflow" else ours):
         say(f"    ops fails {name}{'' if name in native else f', {NATIVE[backend]} does not'}")
