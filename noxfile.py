@@ -244,6 +244,19 @@ def ops(session: nox.Session) -> None:
     run_shared(session, "python", "-m", "standard.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
+@nox.session(default=False)
+def standard(session: nox.Session) -> None:
+    """The standard's own tests on `keras_cg.ops`, from a checkout with its submodule: `nox -s standard -- PATH`.
+
+    `git clone --recurse-submodules https://github.com/data-apis/array-api-tests` makes one. Names of backends after the
+    path choose some. It fails where ours fails a test that the framework's own namespace passes.
+    """
+    suite, *backends = session.posargs
+    install(session, *FRAMEWORKS, groups=("test",))
+    session.install("--no-compile", *CONSTRAINTS, "-r", f"{suite}/requirements.txt")
+    session.run("python", "-m", "standard.suite", suite, *backends, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
+
+
 @nox.session(venv_backend="none", requires=["frameworks"], default=False)
 def power(session: nox.Session) -> None:
     """Writes docs/reports/checker.md: which planted faults the checker and other tools find; takes hours for all.

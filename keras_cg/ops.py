@@ -37,7 +37,7 @@ def stop_gradient(x: Any, /) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
+    if name.startswith("__") and name not in ("__array_namespace_info__", "__array_api_version__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return getattr(namespaces.active, name)

@@ -39,6 +39,19 @@ def test_the_constants_and_dtypes(backend):
     assert tuple(x[ops.newaxis, ...].shape) == (1, 2, 3)
 
 
+def test_the_inspection_functions(backend):
+    info = ops.__array_namespace_info__()
+    with config.active.double_precision():
+        assert {"float32", "int32", "bool"} <= {*info.dtypes()} <= {*standard.DTYPES}
+        assert info.dtypes(kind="bool").keys() == {"bool"} and "int8" not in info.dtypes(kind="real floating")
+        defaults = info.default_dtypes()
+        assert {*defaults} == {"real floating", "complex floating", "integral", "indexing"}
+        assert all(config.active.dtype(ops.zeros(1, dtype=dtype)) in standard.DTYPES for dtype in defaults.values())
+    assert {"boolean indexing", "data-dependent shapes"} <= info.capabilities().keys()
+    assert info.default_device() in [*info.devices(), None]
+    assert ops.__array_api_version__ == standard.VERSION
+
+
 @pytest.mark.once
 def test_the_table_is_the_standard():
     """Names, and parameters with their kinds and defaults, of what array-api-strict has in that version."""

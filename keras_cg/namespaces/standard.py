@@ -1,8 +1,8 @@
-"""The Python array API standard, 2024.12: what `keras_cg.ops` has on every backend, stated here and nowhere else.
+"""The Python array API standard, 2024.12: `keras_cg.ops` has all of it on every backend.
 
 `SECTIONS` has the signatures by their heading, as the standard writes them. A name with a dot is of an extension:
 `linalg` or `fft`. A backend's `namespace` is a `Namespace`: the framework's own, with functions in it for what is
-missing there, or differs, made of what the framework differentiates and compiles.
+missing there, or differs, composed of what the framework differentiates and compiles.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy
+
 VERSION = "2024.12"
 
 CONSTANTS = ("e", "inf", "nan", "newaxis", "pi")
@@ -22,7 +24,7 @@ DTYPES = (
     *("float32", "float64", "complex64", "complex128"),
 )
 
-# Those of Python, which its functions take in the place of arrays.
+# The types of Python whose numbers may stand for arrays.
 NUMBERS = (bool, int, float, complex)
 
 _UNARY = (
@@ -159,26 +161,56 @@ SECTIONS = {
     ),
 }
 
-# Every function, by its name.
+# The signature of every function, by name.
 FUNCTIONS = {line.partition("(")[0]: line for lines in SECTIONS.values() for line in lines}
 
 
 @functools.cache
 def parameters(line: str) -> list[inspect.Parameter]:
-    """The parameters of a signature as it is written above."""
+    """Returns the parameters of a signature that is written as above."""
     function = eval(f"lambda {line[line.index('(') + 1 : -1]}: None")
     return [*inspect.signature(function).parameters.values()]
+
+
+# Between these kinds the standard promotes, and to no other.
+_KIND = {"b": "boolean", "i": "integer", "u": "integer", "f": "floating", "c": "floating"}
+
+
+def can_cast(from_: str, to: str) -> bool:
+    """Whether the standard promotes one dtype to the other, both given by their names.
+
+    NumPy says which dtype holds all values of which, but it also lets a boolean become a number.
+    """
+    if from_ == to:
+        return True
+    if "bfloat16" in (from_, to):  # NumPy does not know it
+        return to in ("float32", "float64", "complex64", "complex128")
+    start, end = numpy.dtype(from_), numpy.dtype(to)
+    return _KIND[start.kind] == _KIND[end.kind] and bool(numpy.can_cast(start, end))
+
+
+def dtype_of(array_or_dtype: Any) -> Any:
+    """Returns the dtype of an array, and a dtype as it is; scalar types of NumPy are dtypes that have a `dtype`."""
+    is_dtype = isinstance(array_or_dtype, (str, type))
+    return array_or_dtype if is_dtype else getattr(array_or_dtype, "dtype", array_or_dtype)
 
 
 class Namespace(ModuleType):
     """A framework's own namespace, with functions of the standard for those that it lacks, or that differ."""
 
+    __array_api_version__ = VERSION
+
     def __init__(self, framework: Any, *defined: Mapping[str, Any], **parts: Any):
         super().__init__(framework.__name__, framework.__doc__)
-        # Beforehand, so that no access takes a second look. What the framework makes when asked, it is asked for below.
+        # The names are copied, because a look-up in the framework at each access costs time. What the framework itself
+        # creates at its first access, `__getattr__` below asks for.
         for names in (vars(framework), *defined, parts):
             vars(self).update({name: value for name, value in names.items() if not name.startswith("_")})
         self._framework = framework
+
+    def __array_namespace_info__(self) -> Any:
+        """Returns what the standard's inspection functions tell: the framework's own, or those of `Inspection`."""
+        return getattr(self._framework, "__array_namespace_info__", functools.partial(Inspection, self))()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._framework, name)
@@ -187,38 +219,64 @@ class Namespace(ModuleType):
         return sorted({*vars(self), *dir(self._framework)})
 
 
+class Inspection:
+    """The standard's inspection functions, for a framework that has none: TensorFlow (2.21) and autograd (1.9)."""
+
+    def __init__(self, namespace: Namespace):
+        self._namespace = namespace
+
+    def capabilities(self) -> dict[str, Any]:
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": None}
+
+    def default_device(self) -> Any:
+        return self._namespace.asarray(0.0).device
+
+    def devices(self) -> list[Any]:
+        """Returns the default device alone."""
+        return [self.default_device()]
+
+    def default_dtypes(self, *, device: Any = None) -> dict[str, Any]:
+        numbers = {"real floating": 0.0, "complex floating": 0j, "integral": 0}
+        found = {kind: self._namespace.asarray(number).dtype for kind, number in numbers.items()}
+        return {**found, "indexing": self._namespace.argmax(self._namespace.asarray([0.0])).dtype}
+
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, Any]:
+        every = {name: getattr(self._namespace, name) for name in DTYPES}
+        return {name: each for name, each in every.items() if kind is None or self._namespace.isdtype(each, kind)}
+
+
 def defined(module: ModuleType) -> dict[str, Any]:
-    """What a module of ours has of the standard, by the names in their part of it."""
+    """Returns the functions of the standard that a module of ours defines; of `linalg` and `fft` without the dot."""
     names = {name.rpartition(".")[2] for name in (*FUNCTIONS, *CONSTANTS, *DTYPES)}
     return {name: value for name, value in vars(module).items() if name in names}
 
 
-# --- what functions with several results return, by the standard's names -------------------------
+# --- the results of functions that return several, by the standard's names -------------------------
 
 
 class EighResult(NamedTuple):
-    """Of `linalg.eigh`."""
+    """The eigenvalues and eigenvectors of `linalg.eigh`."""
 
     eigenvalues: Any
     eigenvectors: Any
 
 
 class QRResult(NamedTuple):
-    """Of `linalg.qr`."""
+    """The factors of `linalg.qr`."""
 
     Q: Any
     R: Any
 
 
 class SlogdetResult(NamedTuple):
-    """Of `linalg.slogdet`."""
+    """The sign and logarithm of `linalg.slogdet`."""
 
     sign: Any
     logabsdet: Any
 
 
 class SVDResult(NamedTuple):
-    """Of `linalg.svd`."""
+    """The factors of `linalg.svd`."""
 
     U: Any
     S: Any
@@ -226,7 +284,7 @@ class SVDResult(NamedTuple):
 
 
 class UniqueAllResult(NamedTuple):
-    """Of `unique_all`."""
+    """The result of `unique_all`."""
 
     values: Any
     indices: Any
@@ -235,14 +293,14 @@ class UniqueAllResult(NamedTuple):
 
 
 class UniqueCountsResult(NamedTuple):
-    """Of `unique_counts`."""
+    """The result of `unique_counts`."""
 
     values: Any
     counts: Any
 
 
 class UniqueInverseResult(NamedTuple):
-    """Of `unique_inverse`."""
+    """The result of `unique_inverse`."""
 
     values: Any
     inverse_indices: Any

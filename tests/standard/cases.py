@@ -270,7 +270,7 @@ STATISTICS = {
         name: [*reduction("f"), *reduction("f", correction=1), *reduction("f", correction=0.5)]
         for name in ("std", "var")
     },
-    "cumulative_prod": list(cumulative("fic")),
+    "cumulative_prod": list(cumulative("fiuc")),
     "cumulative_sum": list(cumulative("fiuc")),
     "diff": [
         call(array("f")),
@@ -359,7 +359,7 @@ LINALG = {
     ],
     "linalg.svdvals": [call(regular("f")), call(array("c"))],
     "linalg.tensordot": TENSORDOT,
-    "linalg.trace": [call(array(kind, (2, 3, 3))) for kind in "fi"]
+    "linalg.trace": [call(array(kind, (2, 3, 3))) for kind in "fiu"]
     + [call(array("f"), offset=1), call(array("i"), dtype="float32")],
     "linalg.vecdot": VECDOT,
     "linalg.vector_norm": [call(array("f"), axis=axis) for axis in AXES]

@@ -3,7 +3,9 @@
 _UINT64 = "int64 for unsigned integers, because torch does not compute with uint64"
 
 DIFFERENCES = {
+    ("torch", "cumulative_prod"): _UINT64,
     ("torch", "cumulative_sum"): _UINT64,
+    ("torch", "linalg.trace"): _UINT64,
     ("torch", "prod"): _UINT64,
     ("torch", "sum"): _UINT64,
 }

@@ -1,0 +1,118 @@
+"""Functions of torch that accept more: Python numbers, NumPy arrays, names of dtypes, an axis by position."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy
+import torch
+
+from keras_cg.namespaces import standard
+from keras_cg.namespaces.standard import NUMBERS
+
+_COMPLEX = {
+    torch.bfloat16: torch.complex64,
+    torch.float16: torch.complex32,
+    torch.float32: torch.complex64,
+    torch.float64: torch.complex128,
+}
+_NUMPY = (numpy.ndarray, numpy.generic)
+_FOREIGN = (*NUMBERS, *_NUMPY)
+# The parameters that NumPy accepts by position and the standard by keyword alone.
+_POSITIONAL = ("axis", "axes", "d", "dtype", "full_matrices", "k", "mode", "n", "s", "side")
+
+
+def functions(module: ModuleType, prefix: str = "") -> dict[str, Callable[..., Any]]:
+    """Returns the standard's functions of a module of array_api_compat by name, each accepting all this."""
+    lines = {name: line for name, line in standard.FUNCTIONS.items() if name.rpartition(".")[0] == prefix}
+    names = {name.rpartition(".")[2]: line for name, line in lines.items()}
+    return {name: accepting(getattr(module, name), line) for name, line in names.items() if hasattr(module, name)}
+
+
+def accepting(function: Callable[..., Any], line: str) -> Callable[..., Any]:
+    """Returns a function that converts its arguments and calls `function`, whose signature in the standard is `line`.
+
+    Numbers and NumPy arrays become tensors where the standard has arrays. In every other place a NumPy scalar becomes
+    a number of Python. Positional arguments beyond the standard's become keyword arguments in the standard's order.
+    """
+    parameters = standard.parameters(line)
+    names = [parameter.name for parameter in parameters]
+    count = sum(parameter.kind is not inspect.Parameter.KEYWORD_ONLY for parameter in parameters)
+    is_variadic = parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
+    arrays = sum(name in ("x", "x1", "x2", "condition") for name in names[:3])
+    keywords = _keywords(line, names[count:])
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if names[0] == "arrays":
+            args = tuple(tensors(args)) if is_variadic else (tensors(args[0]), *args[1:])
+        elif [True for arg in args if isinstance(arg, _FOREIGN)]:
+            args = (*tensors(args[:arrays]), *[_converted(arg) for arg in args[arrays:]])
+        if len(args) > count and keywords and not is_variadic:
+            kwargs.update(zip(keywords, args[count:], strict=False))
+            args = args[:count]
+        if kwargs:
+            kwargs = {name: dtype_of(value) if name == "dtype" else _converted(value) for name, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _keywords(line: str, names: list[str]) -> list[str]:
+    if line.startswith("diff"):
+        return ["n", "axis"]  # NumPy's order, not the standard's
+    return names if line.startswith("fft.") else [name for name in names[:1] if name in _POSITIONAL]
+
+
+def dtype_of(dtype: Any) -> Any:
+    """Returns the dtype of torch for a name, a type of Python, or a dtype of NumPy; anything else stays as it is."""
+    if isinstance(dtype, (type, numpy.dtype)):
+        dtype = numpy.dtype(dtype).name
+    return getattr(torch, dtype) if isinstance(dtype, str) else dtype
+
+
+def tensors(args: Any) -> list[Any]:
+    """Returns the arguments with tensors for numbers and NumPy arrays; numbers have no say in the result's dtype."""
+    if not [True for arg in args if isinstance(arg, _FOREIGN)]:
+        return [*args]
+    like = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    device = like[-1].device if like else None
+    args = [tensor(arg, device) if isinstance(arg, _NUMPY) and not isinstance(arg, NUMBERS) else arg for arg in args]
+    like = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    return [_number(arg, like[-1] if like else None) if isinstance(arg, NUMBERS) else arg for arg in args]
+
+
+def as_tensor(x: Any) -> Any:
+    """Returns the tensor for a number or a NumPy array."""
+    return x if isinstance(x, torch.Tensor) else tensors([x])[0]
+
+
+def tensor(array: Any, device: Any = None) -> torch.Tensor:
+    """Returns a tensor with a copy of a NumPy array, because torch refuses negative strides and warns of read-only."""
+    return torch.from_numpy(numpy.array(array)).to(device)
+
+
+def _number(number: Any, like: torch.Tensor | None) -> torch.Tensor:
+    if like is None:
+        return torch.asarray(number)
+    return torch.asarray(number, dtype=promoted(like.dtype, number), device=like.device)
+
+
+def _converted(value: Any) -> Any:
+    if isinstance(value, numpy.generic):
+        return value.item()
+    return tensor(value) if isinstance(value, numpy.ndarray) else value
+
+
+def promoted(dtype: torch.dtype, number: Any) -> torch.dtype:
+    """Returns what torch.result_type says of a tensor and a number, which Dynamo (torch 2.13) cannot trace."""
+    if isinstance(number, complex):
+        real = dtype if dtype.is_floating_point else torch.get_default_dtype()
+        return dtype if dtype.is_complex else _COMPLEX[real]
+    if isinstance(number, float):
+        return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
+    return torch.int64 if dtype == torch.bool and not isinstance(number, bool) else dtype

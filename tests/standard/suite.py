@@ -1,0 +1,69 @@
+"""Runs the standard's own test suite on `keras_cg.ops` beside the namespace under it: `python -m standard.suite PATH`.
+
+PATH is a checkout of data-apis/array-api-tests with its submodule. Names of backends after it choose some. Ours may not
+fail a test that the framework's namespace passes. TensorFlow's own namespace is far from the standard, so everything
+that ours fails there is printed.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+
+from keras_cg.namespaces import standard
+
+NATIVE = {
+    "jax": "jax.numpy",
+    "numpy": "numpy",
+    "tensorflow": "tensorflow.experimental.numpy",
+    "torch": "array_api_compat.torch",
+}
+# Hypothesis draws constants of the modules that are loaded: both runs load the same, and draw the same examples.
+PROGRAM = "from keras_cg import namespaces; import {native} as native; ours = namespaces.active; xp = {choice}"
+OPTIONS = ("--max-examples=8", "--derandomize", "--disable-deadline", "--tb=line", "-p", "no:cacheprovider")
+
+
+def failures(suite, backend, choice):
+    """Returns what one run of the suite failed, as the names of tests, and how many tests it passed."""
+    program = PROGRAM.format(native=NATIVE[backend], choice=choice)
+    environment = {
+        **os.environ,
+        "ARRAY_API_TESTS_MODULE": f"exec('{program}')",
+        "ARRAY_API_TESTS_VERSION": standard.VERSION,
+        "JAX_ENABLE_X64": "1",
+        "KERAS_CG_BACKEND": backend,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder, "report.xml")
+        command = [sys.executable, "-m", "pytest", "-q", *OPTIONS, f"--junitxml={report}", "array_api_tests"]
+        output = subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True).stdout
+        if not report.exists():
+            sys.exit(output)
+        cases = {
+            f"{case.get('classname')}::{case.get('name')}": case for case in ElementTree.parse(report).iter("testcase")
+        }
+    failed = {
+        name for name, case in cases.items() if case.find("failure") is not None or case.find("error") is not None
+    }
+    return failed, sum(not len(case) for case in cases.values())
+
+
+def say(line):
+    print(line, flush=True)  # noqa: T201 - a program
+
+
+def compare(suite, backend):
+    """Prints what the suite says of a backend. Returns what ours fails and the namespace under it passes."""
+    (ours, passed), (native, others) = (failures(suite, backend, choice) for choice in ("ours", "native"))
+    say(f"{backend}: ops passes {passed} and fails {len(ours)}, {NATIVE[backend]} passes {others}, fails {len(native)}")
+    for name in sorted(ours - native if backend != "tensorflow" else ours):
+        say(f"    ops fails {name}{'' if name in native else f', {NATIVE[backend]} does not'}")
+    return ours - native
+
+
+if __name__ == "__main__":
+    suite, *backends = sys.argv[1:]
+    worse = [name for backend in backends or NATIVE for name in compare(pathlib.Path(suite), backend)]
+    sys.exit(f"ops fails {len(worse)} tests that the framework's own namespace passes" if worse else None)
