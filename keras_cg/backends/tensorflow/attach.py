@@ -53,7 +53,7 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 def _captured(
     pullback: Pullback, results: Sequence[Any], watcher: Any, closed_over: Sequence[Any], tape: Any
 ) -> Sequence[Any]:
-    """Returns the variables, or the tensor, that the results depend on besides the arguments."""
+    """Returns the variables, or the tensor, that the results depend on and that are no arguments."""
     # In the order of creation. TensorFlow (2.21) does not tell for eager operations which was read first, and a rule
     # must not get another order in a graph.
     variables = watcher.watched_variables()

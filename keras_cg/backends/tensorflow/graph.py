@@ -109,7 +109,7 @@ def _separate(graph: Any, name: str, results: list[Any], linked: list[Any]) -> l
 
 
 def _sources(results: list[Any], inputs: list[Any], before: int) -> list[Any]:
-    """Returns what `results` depend on besides `inputs`: variables, and tensors that are older than version `before`.
+    """Returns what `results` depend on, except `inputs`: variables, and tensors that are older than version `before`.
 
     A tensor that the graph has captured since is a source, too.
     """
@@ -135,7 +135,7 @@ def _sources(results: list[Any], inputs: list[Any], before: int) -> list[Any]:
 def _refuse_reference(operation: Any) -> None:
     """Raises if an operation is a trainable reference variable of TensorFlow 1."""
     if any(variable.op is operation for variable in tf.compat.v1.trainable_variables()):
-        where = f"(where it is the variable {operation.name!r}, made inside with use_resource=False)"
+        where = f"(where it is the variable {operation.name!r}, created inside with use_resource=False)"
         raise messages.unserved_variables("tensorflow", where)
 
 
