@@ -196,14 +196,13 @@ def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], s
 
 def check_variables(arguments: Arguments, result: Any, variables: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
     """Splits the result of a rule with `variables`: the gradients of the arguments, and the checked others."""
-    backend = arguments.backend
+    backend, due = arguments.backend, errors.count(len(variables), "gradient")
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        came = errors.article(errors.type_name(result))
-        raise errors.wrong_variable_count(arguments.name, came, len(variables))
+        raise errors.wrong_variable_count(arguments.name, errors.article(errors.type_name(result)), due)
     gradients, others = result
     if not isinstance(others, (tuple, list)) or len(others) != len(variables):
         came = f"{len(others)} of them" if isinstance(others, (tuple, list)) else errors.type_name(others)
-        raise errors.wrong_variable_count(arguments.name, came, len(variables))
+        raise errors.wrong_variable_count(arguments.name, came, due)
     checked = []
     for index, (other, variable) in enumerate(zip(others, variables, strict=True)):
         spec = backend.dtype(variable), backend.shape(variable)

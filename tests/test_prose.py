@@ -49,7 +49,6 @@ UNFINISHED = (
     "keras_cg/conventions.py",
     "keras_cg/decorator.py",
     "keras_cg/engine/__init__.py",
-    "keras_cg/engine/check_or_nan.py",
     "keras_cg/engine/contract.py",
     "keras_cg/engine/defaults.py",
     "keras_cg/engine/freezing.py",
