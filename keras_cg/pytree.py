@@ -55,12 +55,9 @@ class Tree:
 
         Most calls need none, and torch.compile (2.13) cannot use one that was built before it traced.
         """
-        if self.structure is _LEAF:
-            return optree.treespec_leaf(none_is_leaf=True, namespace=_NAMESPACE)
-        if self.structure is _TUPLE:
-            leaves: Any = tuple(self.leaves)
-            return optree.tree_structure(leaves, none_is_leaf=True, namespace=_NAMESPACE)
-        return self.structure
+        if self.structure is not _LEAF and self.structure is not _TUPLE:
+            return self.structure
+        return optree.tree_structure(self.unflatten([None] * len(self.leaves)), none_is_leaf=True, namespace=_NAMESPACE)
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Builds a value of this structure with other leaves."""
@@ -129,10 +126,7 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
     the value is flattened once more. A single tensor, and a tuple of tensors and atoms, need no optree.
     """
     if type(value) is tuple:
-        for part in value:
-            if not is_tensor(part) and not isinstance(part, ATOMS):
-                break
-        else:
+        if all([is_tensor(part) or isinstance(part, ATOMS) for part in value]):
             return Tree(list(value))
     elif is_tensor(value):
         return Tree([value], _LEAF)
@@ -144,9 +138,6 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
     return Tree(*optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE), True)
 
 
-# --- tensors and static leaves ---------------------------------------------------------------------------------------
-
-
 def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[Any]:
     """Moves the tensors out of a flattened value, as the backend's own, and leaves the static part behind.
 
@@ -156,7 +147,8 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
     if all(map(backend.is_plain, leaves)):
         tree.leaves, tree.places = [None] * len(leaves), range(len(leaves))
         return leaves
-    tensors, places = [], []
+    tensors: list[Any] = []
+    tree.places = places = []
     is_tensor, variables = backend.is_tensor, keras_interop.variables()
     for place, value in enumerate(leaves):
         leaf = value
@@ -170,7 +162,6 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
         places.append(place)
         tensors.append(backend.asarray(leaf))
         leaves[place] = None
-    tree.places = places
     return tensors
 
 
@@ -216,7 +207,7 @@ def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
 
 
 def is_leaf(wrapped: Any) -> bool:
-    """Whether something that `wrap` gave is no container."""
+    """Whether a value from `wrap` is no container."""
     return optree.tree_is_leaf(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
 
 
@@ -266,7 +257,7 @@ class _Kind:
 
 
 class _Node:
-    """A container that optree does not know, as one that it does."""
+    """A container that optree does not know. `_unwrap` builds that, when all of its children are there."""
 
     def __init__(self, children: Iterable[Any], kind: _Kind):
         self.children, self.kind = list(children), kind
@@ -279,18 +270,15 @@ class _Entry(optree.PyTreeEntry):
         return f"{node}{self.entry}"
 
 
-def _flatten_node(node: Any) -> tuple[list[Any], _Kind, tuple[str, ...]]:
-    """Returns the children of a node, its kind, and the steps into the children, for optree."""
-    return node.children, node.kind, node.kind.entries
-
-
-def _unflatten_node(kind: Any, children: Iterable[Any]) -> Any:
-    """Builds the node, and not the container: `_unwrap` builds that, when all of its children are there."""
-    return _Node(children, kind)
-
-
-_node_type: Any = _Node  # optree types custom nodes as collections, which this need not be
-optree.register_pytree_node(_node_type, _flatten_node, _unflatten_node, path_entry_type=_Entry, namespace=_NAMESPACE)
+# optree types nodes as collections, which these need not be.
+_register: Any = optree.register_pytree_node
+_register(
+    _Node,
+    lambda node: (node.children, node.kind, node.kind.entries),
+    lambda kind, children: _Node(children, kind),
+    path_entry_type=_Entry,
+    namespace=_NAMESPACE,
+)
 
 
 def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
@@ -327,21 +315,21 @@ def _steps(container: Any, values: Sequence[Any]) -> tuple[str, ...]:
 def _unwrap(value: Any) -> Any:
     """Builds the container of every node, from the inside out."""
 
-    def rebuild(node: Any) -> Any:
-        return node.kind.rebuild([*map(_unwrap, node.children)]) if isinstance(node, _Node) else node
+    def is_node(part: Any) -> bool:
+        return isinstance(part, _Node)
 
-    return optree.tree_map(
-        rebuild, value, is_leaf=lambda part: isinstance(part, _Node), none_is_leaf=True, namespace=_NAMESPACE
-    )
+    def rebuild(part: Any) -> Any:
+        return part.kind.rebuild([*map(_unwrap, part.children)]) if is_node(part) else part
+
+    return optree.tree_map(rebuild, value, is_leaf=is_node, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def _fields(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Returns the fields of a dataclass, and a function that makes a copy with other fields.
+    """Returns the fields of a dataclass, and a function that copies it with other fields.
 
     The copy skips the constructor, which may convert or refuse what a framework passes while it traces.
     """
-    names = [field.name for field in dataclasses.fields(value)]
-    kind = type(value)
+    kind, names = type(value), [field.name for field in dataclasses.fields(value)]
     # Without the fields: a structure that is saved must not save the leaves.
     others = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in names}
 
