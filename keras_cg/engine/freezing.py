@@ -20,8 +20,7 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     Copied are its cells, the object whose bound method or callable it is, and the functions in its cells, defaults,
     attributes and the arguments of partials. A cell stays shared if one of these functions assigns to it, and an object
-    if its methods assign to its attributes. Everything else (globals, containers, other objects) is read when the rule
-    runs, as in any Python function.
+    if its methods assign to its attributes. Globals, containers and other objects are read when the rule runs.
     """
     if type(rule) is FunctionType and not any(map(callable, rule.__defaults__ or ())):
         if rule.__closure__ is None:
@@ -30,13 +29,12 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
         values = [cell.cell_contents for cell in rule.__closure__ if is_bound(cell)]
         if len(values) == len(rule.__closure__) and not any(map(callable, values)) and not _writes(rule.__code__).cells:
             return _function(rule, tuple(map(CellType, values)))
+    pairs = [(function, function.__closure__ or ()) for function in _functions(rule)]
     cells: dict[int, CellType] = {}
     copies: dict[int, Any] = {}
-    pairs = [(function, function.__closure__ or ()) for function in _functions(rule)]
     for function, closure in pairs:
-        for name in _writes(function.__code__).cells:
-            cell = closure[function.__code__.co_freevars.index(name)]
-            cells[id(cell)] = cell
+        named = zip(function.__code__.co_freevars, closure, strict=True)
+        cells |= {id(cell): cell for name, cell in named if name in _writes(function.__code__).cells}
     # All copies are there before their cells are filled: functions may call each other.
     for function, closure in pairs:
         copies[id(function)] = _function(function, tuple([cells.setdefault(id(cell), CellType()) for cell in closure]))
@@ -65,26 +63,23 @@ def _functions(rule: Any) -> list[FunctionType]:
         if id(value) in seen or not callable(value):
             continue
         seen.add(id(value))
+        parts: list[Any] = []
         if isinstance(value, FunctionType):
-            is_copied = value.__globals__.get("__name__", "").partition(".")[0] not in _FRAMEWORKS
-            parts = _contents(value) if is_copied else []
-            if is_copied and (value.__closure__ or value.__defaults__):
+            is_frameworks = value.__globals__.get("__name__", "").partition(".")[0] in _FRAMEWORKS
+            if not is_frameworks and (value.__closure__ or value.__defaults__):
                 found.append(value)
+                cells = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
+                parts = [*cells, *(value.__defaults__ or ())]
         elif isinstance(value, MethodType):
             parts = [value.__func__, *attributes(value.__self__).values()]
         elif isinstance(value, functools.partial):
             parts = [value.func, type(value.func).__call__, *value.args, *value.keywords.values()]
         elif hasattr(type(value), "frozen_by"):
             parts = [value.__wrapped__]
-        else:
-            parts = [type(value).__call__, *attributes(value).values()] if value is rule else []
+        elif value is rule:
+            parts = [type(value).__call__, *attributes(value).values()]
         waiting += parts
     return found
-
-
-def _contents(function: FunctionType) -> list[Any]:
-    cells = [cell.cell_contents for cell in function.__closure__ or () if is_bound(cell)]
-    return [*cells, *function.__defaults__] if function.__defaults__ else cells
 
 
 def _frozen(value: Any, copies: dict[int, Any]) -> Any:
