@@ -35,13 +35,10 @@ Label = Callable[["Tree", int], str]
 
 
 class Tree:
-    """A flattened value; after `partition`, its static part. By default a tuple of leaves.
+    """A flattened value, by default a tuple of leaves; after `partition`, its static part.
 
-    Attributes:
-        leaves: The leaves. `partition` puts None in the place of each tensor.
-        structure: The treespec of optree, or the mark of a structure that needs none.
-        is_wrapped: Whether some containers are wrapped in a `_Node`.
-        places: Where the tensors are among the leaves, in ascending order; set by `partition`.
+    `structure` is the treespec of optree, or the mark of a structure that needs none. `is_wrapped` says whether some
+    containers are wrapped in a `_Node`. `partition` puts None in the place of each tensor, and lists these `places`.
     """
 
     def __init__(
@@ -86,10 +83,7 @@ class Tree:
         return Tree([None] * len(self.leaves), self.structure, self.is_wrapped).fill(self.places, tensors)
 
     def tensors_of(self, value: Any) -> Any:
-        """Returns what a tuple of this structure has in the place of each tensor; () for another structure.
-
-        Where this is a tuple of leaves, `value` may be a tuple of tensors alone.
-        """
+        """Returns what a tuple has in the place of each tensor; () for another structure, but for tensors alone."""
         if self.structure is not _TUPLE:
             leaves, treespec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
             return [leaves[place] for place in self.places] if treespec == self.structure else ()
@@ -105,9 +99,9 @@ class Tree:
         if self.structure is _LEAF or self.structure is _TUPLE:
             return True
         # Objects and not numbers: torch.compile (2.13) cannot make a dict of constants from what optree knows.
-        marks = [_Mark(place) for place in range(len(self.leaves))]
-        order = [mark.place for mark in _as_written(optree.tree_unflatten(self.structure, marks))]
-        ranks = [place for place in order if place in places]
+        marks = [Tree([place]) for place in range(len(self.leaves))]
+        written = [mark.leaves[0] for mark in _as_written(optree.tree_unflatten(self.structure, marks))]
+        ranks = [place for place in written if place in places]
         return ranks == sorted(ranks)
 
     def paths(self) -> list[str]:
@@ -168,8 +162,7 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
 def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str]) -> None:
     """Raises if a leaf, the content of `value`, is a tensor that the active backend does not take as its own."""
     # To torch.compile (2.13) a scalar of NumPy is an array without dimensions.
-    is_scalar = isinstance(leaf, numpy.generic) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0)
-    if isinstance(leaf, complex) or is_scalar:
+    if isinstance(leaf, (complex, numpy.generic)) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0):
         return
     if keras_interop.is_symbolic([leaf]):
         raise errors.symbolic_tensor(where, label())
@@ -184,9 +177,8 @@ def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str])
 
 def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:
     """Describes a tensor for a message: `float32[3, ?]`."""
-    if shape is None:
-        return f"{dtype}[...]"
-    return f"{dtype}[{', '.join('?' if size is None else str(size) for size in shape)}]"
+    sizes = ["..."] if shape is None else ["?" if size is None else str(size) for size in shape]
+    return f"{dtype}[{', '.join(sizes)}]"
 
 
 def compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> bool:
@@ -212,13 +204,13 @@ def is_leaf(wrapped: Any) -> bool:
 
 
 def flatten_one_level(wrapped: Any) -> tuple[Sequence[Any], list[Any]]:
-    """Returns the keys and the children of a container that `wrap` gave."""
+    """Returns the keys and the children of a container from `wrap`."""
     level = optree.tree_flatten_one_level(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
     return level.entries, list(level.children)
 
 
 def show(wrapped: Any) -> str:
-    """Describes the structure of something that `wrap` gave, for a message."""
+    """Describes the structure of a value from `wrap`, for a message."""
     if is_leaf(wrapped):
         return "*"
     entries, children = flatten_one_level(wrapped)
@@ -228,15 +220,8 @@ def show(wrapped: Any) -> str:
     return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
 
 
-class _Mark:
-    """A leaf that knows its place among the leaves."""
-
-    def __init__(self, place: int):
-        self.place = place
-
-
 def _as_written(wrapped: Any) -> list[Any]:
-    """Returns the leaves of something that `wrap` gave, those of a dict in the order of insertion."""
+    """Returns the leaves of a value from `wrap`, those of a dict in the order of insertion."""
     if is_leaf(wrapped):
         return [wrapped]
     children = wrapped.values() if isinstance(wrapped, Mapping) else flatten_one_level(wrapped)[1]
@@ -284,12 +269,11 @@ _register(
 def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
     """Returns a node for a container that optree takes for a leaf, and any other leaf unchanged.
 
-    The framework's own tree utility is asked first, then whether it is a dataclass. The children are wrapped as well.
+    The framework's own tree utility opens it, or it is a dataclass. The children are wrapped as well.
     """
     if isinstance(leaf, ATOMS) or is_tensor(leaf):
         return leaf
-    opened = children(leaf)
-    if opened is not None:
+    if (opened := children(leaf)) is not None:
         values, rebuild = opened
         plain = rebuild(values)
         if not is_leaf(plain):

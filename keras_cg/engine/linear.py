@@ -12,6 +12,9 @@ import numpy
 from keras_cg.engine import precision
 from keras_cg.engine.contract import Backend
 
+# From tensors to tensors.
+_Map = Callable[[Sequence[Any]], Sequence[Any]]
+
 
 def sizes(dtypes: Sequence[str]) -> list[float]:
     """The huge and tiny sizes of upstream at which a rule is tried, for outputs of these dtypes."""
@@ -19,9 +22,7 @@ def sizes(dtypes: Sequence[str]) -> list[float]:
     return [2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]
 
 
-def conditions(
-    backend: Backend, pull: Callable[[Sequence[Any]], Sequence[Any]], cotangents: Sequence[Any]
-) -> list[Any]:
+def conditions(backend: Backend, pull: _Map, cotangents: Sequence[Any]) -> list[Any]:
     """Returns boolean tensors that all hold if `pull` is linear, as far as trying can tell.
 
     `pull` maps floating tensors with the shapes and dtypes of `cotangents` to gradients. It is called with zero, with a
@@ -45,11 +46,7 @@ def conditions(
 
 
 def transposes(
-    backend: Backend,
-    pull: Callable[[Sequence[Any]], Sequence[Any]],
-    push: Callable[[Sequence[Any]], Sequence[Any]],
-    cotangents: Sequence[Any],
-    tangents: Sequence[Any],
+    backend: Backend, pull: _Map, push: _Map, cotangents: Sequence[Any], tangents: Sequence[Any]
 ) -> list[Any]:
     """Returns boolean tensors that all hold if `push` is the transpose of `pull`, as far as one direction can tell.
 
