@@ -26,10 +26,7 @@ def gets_arguments(rule: Rule) -> bool:
 
 
 class Convention:
-    """How the rule of one call is called.
-
-    `count` is the number of positional arguments of the run, and `values` are these if the rule gets them, else ().
-    """
+    """How the rule of one call is called: after `count` positional arguments, which are `values` if it gets them."""
 
     def __init__(self, rule: Rule, arguments: Arguments, values: tuple[Any, ...], count: int, output: Tree):
         self.rule, self.arguments, self.values, self.count, self.output = rule, arguments, values, count, output

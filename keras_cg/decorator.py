@@ -40,8 +40,8 @@ class CustomGradient(Generic[P, Output]):
     __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
     __signature__ = _Signature()
     # AutoGraph of TensorFlow (2.21) does not rewrite an object with this attribute. Without it, AutoGraph would rewrite
-    # each function of this package on the way to the user's, and tracing would take ten times as long. The user's
-    # function is `converted` by itself. The name is not public, so a test sees that it has this effect.
+    # each function of this package, and tracing would take ten times as long. The user's function is `converted` by
+    # itself. The name is not public, so a test sees that it has this effect.
     autograph_info__ = None
     # The user may set these: arguments on which `keras-cg check` tries the function, and its expected gradient.
     example_args: Any

@@ -1,7 +1,6 @@
 """The exceptions of keras_cg, how a message is written, and the messages of the files of this folder.
 
-A message says what happened, the usual cause, and the remedy, in the user's words: the function's name, the argument's
-name and path, what came and what was expected. Every folder has the messages of its own files.
+A message names the function and the argument, and says what came, what was expected, the usual cause and the remedy.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ GradientError.__init__ = CapturedVariableError.__init__ = Exception.__init__  # 
 
 # The attributes that `report` sets, and the labels of the lines of a message.
 DATA = tuple(Reported.__annotations__)
-_LABELS = ("got", "expected", "usual cause", "what would happen", "remedy", "remedy, one of three")
+_FACTS = ("got", "expected", "cause", "consequence", "remedy", "remedies")
+_LABELS = {"cause": "usual cause", "consequence": "what would happen", "remedies": "remedy, one of three"}
 
 # The conventions of a rule; shown where a signature fits none of them.
 ACCEPTED_FORMS = """\
@@ -89,32 +89,20 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def report(
-    kind: Callable[[str], E],
-    headline: str,
-    *more: str,
-    function: str | None = None,
-    argument: str | None = None,
-    got: str | None = None,
-    expected: str | None = None,
-    cause: str | None = None,
-    consequence: str | None = None,
-    remedy: str | None = None,
-    remedies: str | None = None,
-) -> E:
-    """Returns an error whose message is the headline, a line for each fact, and the lines `more`.
+def report(kind: Callable[[str], E], headline: str, *more: str, **facts: str | None) -> E:
+    """Returns an error whose message is the headline, a line for each fact of `_FACTS`, and the lines `more`.
 
     The facts are attributes of the error, too; the headline states `function` and `argument`. `remedies` are three.
     """
-    texts = (got, expected, cause, consequence, remedy, remedies)
-    told = [f"    {label}: {text}" for label, text in zip(_LABELS, texts, strict=True) if text is not None]
+    told = [f"    {_LABELS.get(name, name)}: {facts[name]}" for name in _FACTS if facts.get(name) is not None]
     error = kind(lines(headline, *told, *more))
     # Dynamo (torch 2.13) cannot trace that a built-in exception gets an attribute: torch.compile would complain of
     # that instead of raising the error.
     compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
     if compiler is None or not compiler.is_compiling():
-        for name, value in zip(DATA, (function, argument, got, expected, cause, remedy or remedies), strict=True):
-            setattr(error, name, value)
+        facts["remedy"] = facts.get("remedy") or facts.get("remedies")
+        for name in DATA:
+            setattr(error, name, facts.get(name))
     return error
 
 
@@ -132,9 +120,6 @@ def deprecated(what: str, until: str, remedy: str) -> None:
     """Warns at the user's line that `what` goes in the release `until`; CONTRIBUTING has the policy."""
     text = lines(f"{what} is deprecated, and goes in keras_cg {until}.", f"    remedy: {remedy}.")
     warnings.warn(text, DeprecationWarning, stacklevel=3)
-
-
-# --- choosing the backend
 
 
 # Other names of the frameworks, which are not close enough to their names here for `did_you_mean`.
@@ -180,8 +165,6 @@ symbolic_tensor = message(
 )
 
 
-# --- what the function returns -------------------------------------------------------------------
-
 _PAIR = "return (output, grad), and ((output1, output2), grad) for several outputs."
 
 
@@ -219,9 +202,6 @@ unsorted_output = message(
     cause="parameters in the order of insertion, while upstreams would come by sorted keys.",
     remedy="take one upstream, the same nest as the output, or insert the keys in sorted order.",
 )
-
-
-# --- what the rule returns
 
 
 def _wrong(what: str, cause: str, remedy: str) -> Callable[..., GradientError]:
@@ -302,9 +282,6 @@ wrong_variable_count = message(
 def got_whole(function: str, rule: str, parameter: str, leaves: int) -> str:
     what = f"the rule of {function} is {rule}, and got one nest of {count(leaves, 'upstream')} as {parameter}"
     return f"{what}: its other parameters have defaults. Without these it gets one upstream for each."
-
-
-# --- what the function reads, and what it changes
 
 
 def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableError:

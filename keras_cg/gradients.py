@@ -1,7 +1,7 @@
-"""The result of a rule: read in any of the accepted structures, and checked.
+"""Reads the result of a rule in any of the accepted structures, and checks it.
 
-A result may be one gradient for each tensor, a nest like the arguments, or a flat list over all leaves. Most results
-plainly are one of these. For any other, `_Reader` tries all readings, and takes the one that is possible.
+A result may be one gradient for each tensor, a nest like the arguments, or a flat list over all leaves. Where it may
+be several of these, `_Reader` tries all readings, and takes the one that is possible.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _is_flat(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether something that `pytree.wrap` gave is a sequence of leaves."""
+    """Whether a value from `pytree.wrap` is a sequence of leaves."""
     return isinstance(value, (tuple, list)) and all(map(pytree.is_leaf, value))
 
 
@@ -227,9 +227,9 @@ def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
 
 
 def align(spec: Any, value: Any) -> list[Any] | None:
-    """Returns the leaves of `value` in the order of `spec`, or None if it has another structure.
+    """Returns the leaves of `value` in the order of `spec` (None for a leaf), or None if it has another structure.
 
-    A `spec` of None is a leaf. None or the number 0 may stand for a whole part; a list may stand for a tuple.
+    None or the number 0 may stand for a whole part; a list may stand for a tuple.
     """
     if spec is None or spec.is_leaf():
         return [value] if pytree.is_leaf(value) else None
@@ -253,10 +253,5 @@ def align(spec: Any, value: Any) -> list[Any] | None:
 
 def _align_each(specs: Sequence[Any], values: Sequence[Any]) -> list[Any] | None:
     """Returns the leaves of all `values`, each in the order of its spec, or None if one has another structure."""
-    leaves: list[Any] = []
-    for spec, value in zip(specs, values, strict=True):
-        part = align(spec, value)
-        if part is None:
-            return None
-        leaves += part
-    return leaves
+    parts = [align(spec, value) for spec, value in zip(specs, values, strict=True)]
+    return None if any([part is None for part in parts]) else [leaf for part in parts for leaf in part or ()]

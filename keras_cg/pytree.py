@@ -189,9 +189,6 @@ def compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, 
     return len(came) == len(expected) and all(a is None or b is None or a == b for a, b in pairs)
 
 
-# --- containers one by one -------------------------------------------------------------------------------------------
-
-
 def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
     """Returns `value` with a node in the place of every container that optree does not know."""
     tree = flatten(value, is_tensor, children)

@@ -1,8 +1,7 @@
-"""Reading signatures: the parameters of a function or a rule.
+"""Reads the signature of a function or a rule.
 
-`inspect.signature` reads every callable, but `torch.compile` cannot trace it on a function that is defined while it
-traces, as most rules are. So plain functions, methods and partials are read from their code object, and everything
-else by `inspect`.
+`torch.compile` cannot trace `inspect.signature` of a function that is defined while it traces, as most rules are. So
+plain functions, methods and partials are read from their code object, and everything else by `inspect`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def unbound(
 ) -> list[tuple[str, Any]]:
     """Returns the parameters that a call of `fun` with `count` positional arguments did not bind by position.
 
-    Each with its default, or None if it has none or is among the `named` arguments.
+    Each has its default, or None if it has none or is among the `named` arguments.
     """
     own, pairs = parameters(fun), []
     if own is not None:

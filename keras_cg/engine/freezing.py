@@ -107,12 +107,8 @@ def _frozen_callable(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def is_bound(cell: CellType) -> bool:
-    """Whether a cell has a value already."""
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+    """Whether a cell has a value already: Python compares an empty cell with another without looking inside."""
+    return cell != CellType()
 
 
 def _copied(value: Any, method: Any, copies: dict[int, Any]) -> Any:

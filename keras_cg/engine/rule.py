@@ -1,7 +1,6 @@
 """Compares the rule of one run with the rule of another, and searches a rule for tensors.
 
-A higher order runs the function again, and `difference` says whether the second rule equals the first one. What a
-value refers to is read from Python's garbage collector, so there is no list of places where a rule may hold a tensor.
+Python's garbage collector tells what a value refers to, so there is no list of places where a rule may keep a tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from keras_cg.engine.freezing import attributes, is_bound, is_plain
 # These refer to nothing that a rule could differentiate.
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, memoryview, types.CodeType, type(Ellipsis), range)
 
-# Of one object or class there are several, such as `array.__mul__` and `array.__add__`.
+# One object or class has several, such as `array.__mul__` and `array.__add__`.
 _NAMED = (types.BuiltinFunctionType, types.MethodWrapperType, types.GetSetDescriptorType)
 
 # Objects without a value, which pickle refuses.
@@ -110,24 +109,20 @@ def outline(
     Two rules with equal tensors are equal if their second lists are. `shared` objects, which are those of all runs, are
     not entered; `inputs` are the arguments of the run.
     """
-    # With the objects themselves, which stay alive, so that no other object gets the identity of one.
-    known: dict[int, Any] = {id(value): (id(value), value) for value in shared if not isinstance(value, _ATOMS)}
-    known |= {id(tensor): f"argument {place}" for place, tensor in enumerate(inputs)}
+    # The fact for an object that was met before, and the object: it stays alive, so that no identity is used twice.
+    known: dict[int, Any] = {id(value): ((id(value), value),) for value in shared if not isinstance(value, _ATOMS)}
+    known |= {id(tensor): (f"argument {place}", tensor) for place, tensor in enumerate(inputs)}
     tensors, facts = [], []
-    # The place where an object was met first, and the object, so that no identity is used twice.
-    seen: dict[int, tuple[int, Any]] = {}
     for value in (waiting := [rule]):
         if id(value) in known:
-            facts.append(known[id(value)])
-        elif id(value) in seen:
-            facts.append(seen[id(value)][0])
-        elif is_tensor(value):
-            seen[id(value)] = len(facts), value
+            facts.append(known[id(value)][0])
+            continue
+        if is_tensor(value) or not isinstance(value, _ATOMS):
+            known[id(value)] = len(facts), value
+        if is_tensor(value):
             facts.append("tensor")
             tensors.append(value)
         else:
-            if not isinstance(value, _ATOMS):
-                seen[id(value)] = len(facts), value
             head, parts = _opened(value)
             facts.append(head)
             waiting += [part for _, part in parts]

@@ -37,10 +37,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
 
 class Call:
-    """One call: its rule, and whatever else the backward pass needs.
+    """One call for the backward pass: the parents are the `count` arguments, and then the captured values.
 
-    The parents are the `count` arguments, and then the captured values. `closed_over` are the boxes that the function
-    can read and that are no arguments.
+    `closed_over` are the boxes that the function can read and that are no arguments.
     """
 
     def __init__(
@@ -57,8 +56,8 @@ class Call:
         outer = max([parent._trace for parent in parents if isinstance(parent, Box)], default=-1)
         if not self.closed_over:
             return self._pull(argnums, parents, upstream, outer >= 0)
-        # The level of this backward pass and those inside are over, and autograd uses their numbers again. The boxes of
-        # these levels get an unused number while the rule runs. Else an inner derivative would take them for its own.
+        # The level of this backward pass and those inside are over, and autograd uses their numbers again. Their boxes
+        # get an unused number while the rule runs, because an inner derivative would take them for its own.
         over = min(level for level in self.levels if level > outer)
         found = [*self.closed_over, *filter(_is_box, self.pullback.reached())]
         ended = {id(box): box for each in found for box in boxes(each) if box._trace >= over}.values()
