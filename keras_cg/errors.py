@@ -209,8 +209,8 @@ def _wrong(what: str, cause: str, remedy: str) -> Callable[..., GradientError]:
 
     def write(function: str, came: str | None, expected: str, argument: str | None = None) -> GradientError:
         headline = f"the rule of {function} returned {what}{f' for {argument}' if argument else ''}."
-        facts = {"argument": argument, "got": came, "expected": expected, "cause": cause, "remedy": remedy}
-        return report(GradientError, headline, function=function, **facts)
+        facts = {"function": function, "argument": argument, "got": came, "expected": expected}
+        return report(GradientError, headline, **facts, cause=cause, remedy=remedy)
 
     return write
 

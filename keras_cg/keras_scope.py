@@ -22,8 +22,7 @@ class State:
 
     def __init__(self, function: str, backend: Backend, is_first: bool = True):
         self.function, self.runs = function, 0 if is_first else 1
-        scopes: tuple[Any, Any] = _scopes(backend) if is_first else (None, None)
-        self.scope, self.half = scopes
+        self.scope, self.half = _scopes(backend, is_first)
         self.before = dict(self.scope.state_mapping) if self.scope is not None else {}
         # Of the variables that changed, as the scope knows them.
         self.keys: list[int] = []
@@ -84,9 +83,9 @@ def stateless_scope() -> Any:
     return keras().src.backend.get_stateless_scope()
 
 
-def _scopes(backend: Backend) -> tuple[Any, Any]:
-    """Returns the scope that is open if Keras runs on `backend`, and the dtype of variables in mixed precision."""
-    if not hasattr(keras(), "StatelessScope"):
+def _scopes(backend: Backend, is_first: bool) -> tuple[Any, Any]:
+    """Returns, in a first run, the scope that is open if Keras runs on `backend`, and its dtype in mixed precision."""
+    if not is_first or not hasattr(keras(), "StatelessScope"):
         return None, None
     # There is no public way to ask (Keras 3.15); if it is gone, this raises.
     scope, autocast = stateless_scope(), keras().src.backend.get_autocast_scope()

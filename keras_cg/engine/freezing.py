@@ -44,7 +44,7 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
         for cell in closure:
             if cells[id(cell)] is not cell and is_bound(cell):
                 cells[id(cell)].cell_contents = _frozen(cell.cell_contents, copies)
-    return _frozen_callable(rule, copies)  # type: ignore[no-any-return]
+    return _frozen(rule, copies, is_called=True)  # type: ignore[no-any-return]
 
 
 def _function(function: FunctionType, closure: tuple[CellType, ...]) -> FunctionType:
@@ -82,28 +82,23 @@ def _functions(rule: Any) -> list[FunctionType]:
     return found
 
 
-def _frozen(value: Any, copies: dict[int, Any]) -> Any:
-    """The copy of a function, or of what calls one; any other value itself."""
+def _frozen(value: Any, copies: dict[int, Any], is_called: bool = False) -> Any:
+    """Returns the copy of a function, and of what calls one: an object only if the rule calls it; else the value."""
     if isinstance(value, FunctionType):
         return copies.get(id(value), value)
+    call = type(value).__call__ if is_called else None
+    if isinstance(call, FunctionType):
+        copy = _copied(value, call, copies)
+        return MethodType(copies[id(call)], copy) if id(call) in copies else copy
     if isinstance(value, MethodType):
         return MethodType(_frozen(value.__func__, copies), _copied(value.__self__, value.__func__, copies))
     if isinstance(value, functools.partial):
         keywords = {name: _frozen(part, copies) for name, part in value.keywords.items()}
         args = [_frozen(part, copies) for part in value.args]
-        return type(value)(_frozen_callable(value.func, copies), *args, **keywords)
+        return type(value)(_frozen(value.func, copies, is_called=True), *args, **keywords)
     if hasattr(type(value), "frozen_by"):
         return value.frozen_by(lambda fun: _frozen(fun, copies))
     return value
-
-
-def _frozen_callable(value: Any, copies: dict[int, Any]) -> Any:
-    """`_frozen`, and a copy of an object whose class defines `__call__`."""
-    call = type(value).__call__
-    if not isinstance(call, FunctionType):
-        return _frozen(value, copies)
-    copy = _copied(value, call, copies)
-    return MethodType(copies[id(call)], copy) if id(call) in copies else copy
 
 
 def is_bound(cell: CellType) -> bool:

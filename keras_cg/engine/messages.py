@@ -16,9 +16,7 @@ def missing_backend(name: str, source: str, module: str | None, requirement: str
     return report(kind, headline, remedy=f'pip install "{requirement}", {choose}')
 
 
-def broken_backend(
-    name: str, source: str, error: BaseException, requirement: str, version: str | None = None
-) -> ImportError:
+def broken_backend(name: str, source: str, error: Exception, requirement: str, version: str | None) -> ImportError:
     """The framework is installed but does not start; `version` is its version, if that is known."""
     release = f" with {name} {version}" if version else ""
     headline = f"the backend {name!r} (from {source}) is installed but does not start{release}:"
