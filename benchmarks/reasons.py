@@ -1,10 +1,11 @@
 """Why a call enters a frame of ours.
 
-A function's docstring says it, in its first line, or what `engine/contract.py` says of the name that a backend defines.
+A function's docstring says it, in its first line, or the comment in `engine/contract.py` on a backend's name.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 
 from keras_cg.engine import contract
@@ -31,10 +32,10 @@ WHY = {
 def _contract() -> dict[str, str]:
     """The first sentence on each name that a backend defines."""
     found = {}
-    for paragraph in re.split(r"\n(?=`)", contract.__doc__ or ""):
-        named = re.match(r"`(\w+)(?:\(.*?\))?`\s+(.*?)(?:[.?:;]\s|\n\n|\Z)", paragraph, re.DOTALL)
-        if named:
-            found[named[1]] = " ".join(named[2].split())
+    source = inspect.getsource(contract.Backend)
+    for comment, name in re.findall(r"((?:^    # .*\n)+)    (?:def )?(\w+)", source, re.MULTILINE):
+        text = " ".join(line.removeprefix("    # ") for line in comment.splitlines())
+        found[name] = re.split(r"[.?:;]\s|[.?:;]$", text)[0]
     return found
 
 

@@ -13,8 +13,8 @@ from keras_cg.pytree import Tree
 class Arguments:
     """The bound arguments of one call of the function `user`, without their tensors.
 
-    `positionals` is the number of arguments by position; `keywords` are the names of the others, in the order of the
-    signature. Ordinary arguments are plain tensors by position, and have no tree.
+    `positionals` counts the arguments by position; `keywords` names the others in the order of the signature. Ordinary
+    arguments are plain tensors by position, and have no tree.
     """
 
     def __init__(
@@ -48,10 +48,7 @@ class Arguments:
 
 
 def labels(fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...], tree: Tree) -> list[str]:
-    """Returns the user's name for each leaf of the arguments of a call.
-
-    In a path such as `[2]["w"]`, the name of the argument replaces the first step, which is its number.
-    """
+    """Returns the user's name for each leaf of a call's arguments, in which the name replaces the first step `[2]`."""
     parameters = signature.parameters(fun)
     names = [parameters.label(place) if parameters else f"argument {place}" for place in range(positionals)]
     names += keywords

@@ -15,8 +15,6 @@ from keras_cg.engine.contract import Backend
 
 __all__ = ["available_backends", "backend", "set_backend", "use_backend"]
 
-DEFAULT = "numpy"
-
 _in_context: ContextVar[str | None] = ContextVar("keras_cg_backend", default=None)
 _in_process: str | None = None
 
@@ -33,15 +31,15 @@ def resolve() -> tuple[str, str]:
         return choice[0], "keras.backend.backend()"
     if name := os.environ.get("KERAS_BACKEND"):
         return name, "the environment variable KERAS_BACKEND"
-    return DEFAULT, "the default"
+    return "numpy", "the default"
 
 
 def backend() -> str:
     """Returns the name of the active backend.
 
-    It is the first of: the innermost `use_backend`, `set_backend`, the environment variable
-    `KERAS_CG_BACKEND`, Keras's own choice (if Keras is imported, else the variable `KERAS_BACKEND`),
-    and `"numpy"`. It is read whenever a decorated function is called, not when it is decorated.
+    It is the first of: the innermost `use_backend`, `set_backend`, the environment variable `KERAS_CG_BACKEND`, Keras's
+    own choice (if Keras is imported, else the variable `KERAS_BACKEND`), and `"numpy"`. It is read whenever a decorated
+    function is called, not when it is decorated.
 
     Returns:
         The name, such as `"jax"`.
@@ -55,8 +53,7 @@ def backend() -> str:
         ...     keras_cg.backend()
         'numpy'
     """
-    name, source = resolve()
-    return _known(name, source)
+    return _known(*resolve())
 
 
 def set_backend(name: str | None) -> None:
@@ -144,7 +141,6 @@ class _Config(ModuleType):
         It is an attribute because `torch.compile` can trace neither a context variable nor an import. It evaluates a
         module's attributes for real, and again at every call. A `__getattr__` of the module would be slower.
         """
-        # Only the name, in few frames, because every call of a decorated function asks.
         name = _in_context.get() or _in_process
         if not name:
             raw = os.environ.get("KERAS_CG_BACKEND") if _variables is None else _variables.get(b"KERAS_CG_BACKEND")

@@ -26,10 +26,7 @@ def gets_arguments(rule: Rule) -> bool:
 
 
 class Convention:
-    """How the rule of one call is called.
-
-    `count` is the number of positional arguments of the run, and `values` are these if the rule gets them, else ().
-    """
+    """How the rule of one call is called: after `count` positional arguments, which are `values` if it gets them."""
 
     def __init__(self, rule: Rule, arguments: Arguments, values: tuple[Any, ...], count: int, output: Tree):
         self.rule, self.arguments, self.values, self.count, self.output = rule, arguments, values, count, output
@@ -65,8 +62,6 @@ class Convention:
         - `*dys`: one upstream for each leaf.
         - A single parameter, an unreadable signature, an output of one leaf, one required parameter: upstream as it is.
         - As many required parameters as the output has tensors, or leaves: one upstream for each of these.
-
-        Where several parameters have no defaults, the call will tell whether they are needed.
         """
         parameters, count, tensors = self.parameters, len(upstreams), self.output.places
         if parameters is None:
@@ -101,7 +96,7 @@ class Convention:
         return parameters.show(name) if parameters else f"{name}(...)"
 
     def _misfit(self, count: int) -> TypeError:
-        """Returns the error for a rule that fits no convention, over an output of `count` leaves."""
+        """Returns the error for a rule that fits no convention for an output of `count` leaves."""
         return errors.no_convention(self.arguments.name, self._shown(), self.count, count)
 
 

@@ -33,15 +33,15 @@ class _Signature:
 class CustomGradient(Generic[P, Output]):
     """A function with a gradient of its own, which `custom_gradient` returns.
 
-    It takes the function's arguments and returns its `output`. It has the function's name, docstring and signature,
-    has the function as `__wrapped__`, and binds as a method.
+    It takes the function's arguments and returns its `output`. It has the function's name, docstring and signature, and
+    binds as a method.
     """
 
     __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
     __signature__ = _Signature()
     # AutoGraph of TensorFlow (2.21) does not rewrite an object with this attribute. Without it, AutoGraph would rewrite
-    # each function of this package on the way to the user's, and tracing would take ten times as long. The user's
-    # function is `converted` by itself. The name is not public, so a test sees that it has this effect.
+    # each function of this package, and tracing would take ten times as long. The user's function is `converted` by
+    # itself. The name is not public, so a test sees that it has this effect.
     autograph_info__ = None
     # The user may set these: arguments on which `keras-cg check` tries the function, and its expected gradient.
     example_args: Any
@@ -73,9 +73,11 @@ class CustomGradient(Generic[P, Output]):
     def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
         """Copies the function and what it reads now: `engine.freezing` calls this for one in a rule's closure."""
         fun = freeze(self.__wrapped__)
-        if fun is self.__wrapped__:
-            return self
-        other: CustomGradient[P, Output] = CustomGradient(fun)
+        return self if fun is self.__wrapped__ else self._of(fun)
+
+    def _of(self, fun: Any) -> Any:
+        """Decorates `fun` under the name of this function, because torch.compile (2.13) misreads it while it traces."""
+        other: CustomGradient[..., Any] = CustomGradient(fun)
         other._name = self._name
         return other
 
@@ -86,12 +88,7 @@ class CustomGradient(Generic[P, Output]):
         self: CustomGradient[Concatenate[Owner, Q], Output], instance: Owner, owner: type[Owner] | None = None
     ) -> CustomGradient[Q, Output]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        if instance is None:
-            return self
-        bound = CustomGradient(self.__wrapped__.__get__(instance, owner))
-        # The name of the function: where torch.compile traces this, `bound` has misread it.
-        bound._name = self._name
-        return bound
+        return self if instance is None else self._of(self.__wrapped__.__get__(instance, owner))
 
     def __repr__(self) -> str:
         return f"<custom_gradient {self._name}>"
@@ -133,8 +130,8 @@ def custom_gradient(
 def custom_gradient(fun: Any = None) -> Any:
     """Gives a function a gradient of its own, the same on every backend.
 
-    It is called as `keras.ops.custom_gradient` is, but it means one thing: the rule that the function returns
-    is the gradient on JAX, PyTorch, TensorFlow and NumPy, or an error says what is wrong.
+    It is called as `keras.ops.custom_gradient` is, but it means one thing: the rule that the function returns is the
+    gradient on JAX, PyTorch, TensorFlow and NumPy, or an error says what is wrong.
 
     ```python
     @custom_gradient
@@ -147,21 +144,20 @@ def custom_gradient(fun: Any = None) -> Any:
 
     - The rule may be written as `grad(upstream)`, `grad(dy1, dy2)`, `grad(*dys)`,
       `grad(*args, upstream=None)` or `grad(x, y, upstream)`, each also with `variables`.
-    - Gradients come as a bare tensor, a flat tuple or list, or the same nest as the arguments. Their count,
-      structure, shape and kind are checked; nothing is broadcast or summed.
+    - Gradients come as a bare tensor, a flat tuple or list, or the same nest as the arguments. Their count, structure,
+      shape and kind are checked; nothing is broadcast or summed.
     - The backend is the active one when the function is called: see `keras_cg.backend`.
     - For complex numbers, upstream and gradients are dL/dx + i dL/dy on every backend.
 
     Args:
-        fun: A function `fun(*args, **kwargs)` that returns `(output, grad)`. A method, static or class
-            method serves too. None to use it as `@custom_gradient()`.
+        fun: A function or method that returns `(output, grad)`; None to use it as `@custom_gradient()`.
 
     Returns:
         A function with the arguments of `fun` that returns `output` and has the gradient `grad`.
 
     Raises:
-        TypeError: `fun` cannot be called. When the result is called: `fun` returned no pair
-            `(output, grad)`, an argument belongs to another framework, or no calling convention fits the rule.
+        TypeError: `fun` cannot be called. When the result is called: `fun` returned no pair `(output, grad)`, an
+            argument belongs to another framework, or no calling convention fits the rule.
         CapturedVariableError: `fun` reads a trainable value that is no argument, and the rule takes no `variables`.
         GradientError: The rule returned something that is not the gradient of the arguments.
 

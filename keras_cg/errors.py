@@ -1,7 +1,6 @@
 """The exceptions of keras_cg, how a message is written, and the messages of the files of this folder.
 
-A message says what happened, the usual cause, and the remedy, in the user's words: the function's name, the argument's
-name and path, what came and what was expected. Every folder has the messages of its own files.
+A message names the function and the argument, and says what came, what was expected, the usual cause and the remedy.
 """
 
 from __future__ import annotations
@@ -29,23 +28,18 @@ class Reported:
 
 
 class GradientError(Reported, ValueError):
-    """A rule returned something that is not the gradient of its function's arguments.
+    """A rule returned gradients whose count, structure, shape or kind (real/complex) does not fit the arguments.
 
-    Raised by the backward pass of a function decorated with `keras_cg.custom_gradient` when the
-    count, structure, shape or kind (real/complex) of what the rule returned does not fit.
-
-    Its attributes are the facts in the message: the `function` and the `argument` by their names, what
-    it `got` and what is `expected`, the usual `cause` and the `remedy`; None if the message does not state one.
+    The backward pass raises it. Its attributes are the facts in the message: the `function` and the `argument` by their
+    names, what it `got` and what is `expected`, the usual `cause` and the `remedy`; None if the message states none.
     Out of a `tf.function`, TensorFlow raises a new error without them; its `__context__` has them.
     """
 
 
 class CapturedVariableError(Reported, TypeError):
-    """A decorated function reads a trainable value that is not one of its arguments.
+    """A decorated function reads a trainable value that is no argument, and its rule has no `variables` parameter.
 
-    Without a `variables` parameter in the rule, that value would silently receive no gradient.
-
-    Its attributes are those of a `GradientError`.
+    That value would silently receive no gradient. The error's attributes are those of a `GradientError`.
     """
 
 
@@ -55,7 +49,8 @@ GradientError.__init__ = CapturedVariableError.__init__ = Exception.__init__  # 
 
 # The attributes that `report` sets, and the labels of the lines of a message.
 DATA = tuple(Reported.__annotations__)
-_LABELS = ("got", "expected", "usual cause", "what would happen", "remedy", "remedy, one of three")
+_FACTS = ("got", "expected", "cause", "consequence", "remedy", "remedies")
+_LABELS = {"cause": "usual cause", "consequence": "what would happen", "remedies": "remedy, one of three"}
 
 # The conventions of a rule; shown where a signature fits none of them.
 ACCEPTED_FORMS = """\
@@ -65,9 +60,6 @@ ACCEPTED_FORMS = """\
     grad(*args, upstream)        the function's positional arguments, then upstream=
     grad(x, y, upstream=None)    the same, spelled out
     any of them with `variables` also variables=[...], when the function captured any"""
-
-
-# --- how a message is written --------------------------------------------------------------------
 
 
 def lines(*parts: str) -> str:
@@ -97,42 +89,37 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def report(
-    kind: Callable[[str], E],
-    headline: str,
-    *more: str,
-    function: str | None = None,
-    argument: str | None = None,
-    got: str | None = None,
-    expected: str | None = None,
-    cause: str | None = None,
-    consequence: str | None = None,
-    remedy: str | None = None,
-    remedies: str | None = None,
-) -> E:
-    """Returns an error whose message is the headline, a line for each fact, and the lines `more`.
+def report(kind: Callable[[str], E], headline: str, *more: str, **facts: str | None) -> E:
+    """Returns an error whose message is the headline, a line for each fact of `_FACTS`, and the lines `more`.
 
     The facts are attributes of the error, too; the headline states `function` and `argument`. `remedies` are three.
     """
-    texts = (got, expected, cause, consequence, remedy, remedies)
-    told = [f"    {label}: {text}" for label, text in zip(_LABELS, texts, strict=True) if text is not None]
+    told = [f"    {_LABELS.get(name, name)}: {facts[name]}" for name in _FACTS if facts.get(name) is not None]
     error = kind(lines(headline, *told, *more))
     # Dynamo (torch 2.13) cannot trace that a built-in exception gets an attribute: torch.compile would complain of
     # that instead of raising the error.
     compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
     if compiler is None or not compiler.is_compiling():
-        for name, value in zip(DATA, (function, argument, got, expected, cause, remedy or remedies), strict=True):
-            setattr(error, name, value)
+        facts["remedy"] = facts.get("remedy") or facts.get("remedies")
+        for name in DATA:
+            setattr(error, name, facts.get(name))
     return error
+
+
+def message(kind: Callable[[str], E], headline: str, **facts: str) -> Callable[..., E]:
+    """Returns a function of texts, first the function's name, that fills them into `headline` and the facts."""
+
+    def fill(*texts: str) -> E:
+        told = {name: text.format(*texts) for name, text in facts.items()}
+        return report(kind, headline.format(*texts), function=texts[0] if texts else None, **told)
+
+    return fill
 
 
 def deprecated(what: str, until: str, remedy: str) -> None:
     """Warns at the user's line that `what` goes in the release `until`; CONTRIBUTING has the policy."""
     text = lines(f"{what} is deprecated, and goes in keras_cg {until}.", f"    remedy: {remedy}.")
     warnings.warn(text, DeprecationWarning, stacklevel=3)
-
-
-# --- choosing the backend
 
 
 # Other names of the frameworks, which are not close enough to their names here for `did_you_mean`.
@@ -158,31 +145,25 @@ def keras_elsewhere(
     function: str, role: str, value: object, backend: str, source: str, keras: str, keras_source: str
 ) -> TypeError:
     kind = type_name(value)
-    public = f"keras.{type(value).__name__}" if kind.startswith("keras.") else kind
-    what = (
-        f"{role} is {article(public)}, and Keras runs on {keras!r}, but the active backend of keras_cg is {backend!r}."
-    )
-    own, other = (
+    public = article(f"keras.{type(value).__name__}" if kind.startswith("keras.") else kind)
+    headline = lines(
+        f"{function}: {role} is {public}, and Keras runs on {keras!r},"
+        f" but the active backend of keras_cg is {backend!r}.",
         f"    the backend of keras_cg comes from: {source}",
         f"    the backend of Keras comes from: {keras_source}",
     )
-    headline = lines(f"{function}: {what}", own, other)
     follow = "let keras_cg follow Keras by choosing no backend for it, or choose the same one for both"
-    remedy = f"{follow}: KERAS_CG_BACKEND={keras}."
-    return report(TypeError, headline, function=function, remedy=remedy)
+    return report(TypeError, headline, function=function, remedy=f"{follow}: KERAS_CG_BACKEND={keras}.")
 
 
-def symbolic_tensor(function: str, role: str) -> TypeError:
-    headline = f"{function}: {role} is a KerasTensor, which holds no numbers, where Keras does not look for one."
-    cause = (
-        "it is the attribute of a dataclass or of an object that only another framework opens, it was closed over, or"
-        " what was called is no decorated function (keras_cg.grad)."
-    )
-    remedy = "pass it as an argument, or in a tuple, list or dict; or call the function inside a layer."
-    return report(TypeError, headline, function=function, cause=cause, remedy=remedy)
+symbolic_tensor = message(
+    TypeError,
+    "{0}: {1} is a KerasTensor, which holds no numbers, where Keras does not look for one.",
+    cause="it is the attribute of a dataclass or of an object that only another framework opens, it was closed over, or"
+    " what was called is no decorated function (keras_cg.grad).",
+    remedy="pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",
+)
 
-
-# --- what the function returns -------------------------------------------------------------------
 
 _PAIR = "return (output, grad), and ((output1, output2), grad) for several outputs."
 
@@ -214,25 +195,24 @@ def no_convention(function: str, shown: str, arguments: int, outputs: int) -> Ty
     return report(TypeError, headline, "    expected one of:", ACCEPTED_FORMS, function=function, got=came)
 
 
-def unsorted_output(function: str, shown: str) -> TypeError:
-    headline = f"the rule of {function} takes one by one the upstreams of a dict whose keys were inserted unsorted."
-    cause = "parameters in the order of insertion, while upstreams would come by sorted keys."
-    remedy = "take one upstream, the same nest as the output, or insert the keys in sorted order."
-    return report(TypeError, headline, got=shown, cause=cause, remedy=remedy)
-
-
-# --- what the rule returns
+unsorted_output = message(
+    TypeError,
+    "the rule of {0} takes one by one the upstreams of a dict whose keys were inserted unsorted.",
+    got="{1}",
+    cause="parameters in the order of insertion, while upstreams would come by sorted keys.",
+    remedy="take one upstream, the same nest as the output, or insert the keys in sorted order.",
+)
 
 
 def _wrong(what: str, cause: str, remedy: str) -> Callable[..., GradientError]:
-    """Returns a message about a result, or the part of it for one argument."""
+    """Returns a function that writes a message about a result, or about the part of it for one argument."""
 
-    def message(function: str, came: str | None, expected: str, argument: str | None = None) -> GradientError:
+    def write(function: str, came: str | None, expected: str, argument: str | None = None) -> GradientError:
         headline = f"the rule of {function} returned {what}{f' for {argument}' if argument else ''}."
-        facts = {"argument": argument, "got": came, "expected": expected, "cause": cause, "remedy": remedy}
-        return report(GradientError, headline, function=function, **facts)
+        facts = {"function": function, "argument": argument, "got": came, "expected": expected}
+        return report(GradientError, headline, **facts, cause=cause, remedy=remedy)
 
-    return message
+    return write
 
 
 wrong_structure = _wrong(
@@ -289,20 +269,19 @@ def wrong_count(function: str, came: int, names: Sequence[str], leaves: int) -> 
     return _wrong(count(came, "gradient"), cause, remedy)(function, None, expected)
 
 
-def wrong_variable_count(function: str, came: str, expected: int) -> GradientError:
-    headline = f"the rule of {function} was called with variables=[...] and must return (grads, variable_grads)."
-    pair = f"a pair whose second part is a list of {count(expected, 'gradient')}"
-    cause = "only the gradients of the arguments were returned."
-    remedy = "return (grads, [one gradient for each of `variables`])."
-    return report(GradientError, headline, function=function, got=came, expected=pair, cause=cause, remedy=remedy)
+wrong_variable_count = message(
+    GradientError,
+    "the rule of {0} was called with variables=[...] and must return (grads, variable_grads).",
+    got="{1}",
+    expected="a pair whose second part is a list of {2}",
+    cause="only the gradients of the arguments were returned.",
+    remedy="return (grads, [one gradient for each of `variables`]).",
+)
 
 
 def got_whole(function: str, rule: str, parameter: str, leaves: int) -> str:
     what = f"the rule of {function} is {rule}, and got one nest of {count(leaves, 'upstream')} as {parameter}"
     return f"{what}: its other parameters have defaults. Without these it gets one upstream for each."
-
-
-# --- what the function reads, and what it changes
 
 
 def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableError:
@@ -314,24 +293,19 @@ def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableEr
     return report(CapturedVariableError, headline, function=function, consequence=consequence, remedies=remedies)
 
 
-def changes_variables(function: str) -> RuntimeError:
-    headline = (
-        f"{function} changes a variable of Keras whenever it runs, and what was asked for, such as the derivative of"
-        " its gradient, needs to run it again: with other values than the first time."
-    )
-    cause = "a keras.random.SeedGenerator, or a layer with a state such as Dropout, inside of it."
-    remedy = "use it outside and pass what it gives as an argument, such as seed=generator.next()."
-    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+changes_variables = message(
+    RuntimeError,
+    "{0} changes a variable of Keras whenever it runs, and what was asked for, such as the derivative of its gradient,"
+    " needs to run it again: with other values than the first time.",
+    cause="a keras.random.SeedGenerator, or a layer with a state such as Dropout, inside of it.",
+    remedy="use it outside and pass what it gives as an argument, such as seed=generator.next().",
+)
 
 
-def not_repeated(
-    function: str = "a function with a custom gradient", fun: Callable[..., Any] | None = None, what: str | None = None
-) -> RuntimeError:
+def not_repeated(function: str, fun: Callable[..., Any], what: str) -> RuntimeError:
     code = getattr(fun, "__code__", None)
     place = f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
-    headline = (
-        f"{function}{place} ran again for a derivative of its gradient, and its rule is not that of the first run."
-    )
+    again = "ran again for a derivative of its gradient, and its rule is not that of the first run."
     cause = "the function draws random numbers, or reads something that has changed since."
     remedy = "draw or read it outside, and pass it as an argument."
-    return report(RuntimeError, headline, function=function, got=what, cause=cause, remedy=remedy)
+    return report(RuntimeError, f"{function}{place} {again}", function=function, got=what, cause=cause, remedy=remedy)

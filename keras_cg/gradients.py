@@ -1,7 +1,7 @@
-"""The result of a rule: read in any of the accepted structures, and checked.
+"""Reads the result of a rule in any of the accepted structures, and checks it.
 
-A result may be one gradient for each tensor, a nest like the arguments, or a flat list over all leaves. Most results
-plainly are one of these. For any other, `_Reader` tries all readings, and takes the one that is possible.
+A result may be one gradient for each tensor, a nest like the arguments, or a flat list over all leaves. Where it may
+be several of these, `_Reader` tries all readings, and takes the one that is possible.
 """
 
 from __future__ import annotations
@@ -23,21 +23,19 @@ Part = tuple[Any, list[bool]]
 
 
 class Reading(NamedTuple):
-    """One meaning of a result."""
+    """One meaning of a result: a gradient for each tensor, what stands at static leaves, and whether it has no keys."""
 
-    # A gradient for each tensor argument, and what then stands at the static leaves.
     gradients: list[Any]
     others: list[Any]
-    # Whether it was read as a flat sequence, which has an order and no keys.
     is_flat: bool
 
 
 def collect(
     arguments: Arguments, specs: Sequence[Spec], result: Any, needs_grad: Sequence[bool] | None
 ) -> tuple[Any, ...]:
-    """Returns one checked gradient for each tensor argument, from whatever structure the rule chose.
+    """Returns one checked gradient for each tensor argument; those that are not needed are None, without a check.
 
-    Gradients that are not needed are not checked; they are None. Raises GradientError if the result does not fit.
+    Raises GradientError if the result does not fit.
     """
 
     def label() -> str:
@@ -76,7 +74,7 @@ class _Reader:
         """Returns the gradients of the one reading that a result allows.
 
         A reading that gives a static argument a gradient is dropped, if there is another. None may stand for a whole
-        nest as for a leaf, so one result can mean two things: both must give the same gradients.
+        nest as for a leaf, so a result can have two meanings: both must give the same gradients.
         """
         ordered = [*filter(self._is_in_order, readings)]
         if not ordered:
@@ -88,11 +86,9 @@ class _Reader:
 
     def _is_clean(self, reading: Reading) -> bool:
         """Whether a reading has gradients for tensors, and nothing at static leaves."""
-
-        def is_gradient(value: Any) -> bool:
-            return isinstance(value, (type(None), int, float, complex)) or self.arguments.backend.is_tensor(value)
-
-        return all(map(_is_nothing, reading.others)) and all(map(is_gradient, reading.gradients))
+        is_tensor, numbers = self.arguments.backend.is_tensor, (type(None), int, float, complex)
+        are_gradients = all([isinstance(value, numbers) or is_tensor(value) for value in reading.gradients])
+        return are_gradients and all(map(_is_nothing, reading.others))
 
     def _is_in_order(self, reading: Reading) -> bool:
         """Whether a reading by keys, or over leaves in the order in which the user wrote them down."""
@@ -116,22 +112,17 @@ class _Reader:
                 yield Reading(gradients, others, all(spec is None for spec, _ in parts))
 
     def _structures(self) -> Iterator[list[Part]]:
-        """Yields the structures that a rule may return.
-
-        A flat list over the tensors, and over all leaves; the arguments of the call, and those of them with tensors;
-        all parameters, with those left at their defaults, and a flat list over their leaves.
-        """
+        """Yields the structures that a rule may return: flat lists, and the arguments with or without some of them."""
         tensors = set(self.static.places)
         marks = iter([place in tensors for place in range(len(self.static.leaves))])
         children = self.static.treespec.children()
         explicit: list[Part] = [(spec, [next(marks) for _ in range(spec.num_leaves)]) for spec in children]
         complete = self._with_defaults(explicit)
         yield [(None, [True]) for _ in tensors]
-        yield _flat(explicit)
-        yield explicit
         yield [(spec, marks) for spec, marks in explicit if any(marks)]
-        yield complete
-        yield _flat(complete)
+        for parts in (explicit, complete):
+            yield parts
+            yield [(None, [mark]) for _, marks in parts for mark in marks]
 
     def _with_defaults(self, explicit: list[Part]) -> list[Part]:
         """Returns the arguments of the call, with those left at their defaults where the signature has them."""
@@ -164,10 +155,7 @@ class _Reader:
 
 
 def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], str]) -> Any:
-    """Returns a gradient as a tensor that fits `spec`, or None if it is nothing.
-
-    Raises GradientError if it is no tensor, boolean, complex where real is due, or of another shape.
-    """
+    """Returns a gradient as a tensor that fits `spec`, or None if it is nothing; raises GradientError otherwise."""
     backend, name, (dtype, shape) = arguments.backend, arguments.name, spec
     if gradient is None or not is_differentiable(dtype):
         return None
@@ -195,24 +183,21 @@ def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], s
 
 
 def check_variables(arguments: Arguments, result: Any, variables: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
-    """Splits the result of a rule with `variables`: the gradients of the arguments, and the checked others."""
-    backend = arguments.backend
+    """Splits the result of a rule with `variables` into the gradients of the arguments, and the checked others."""
+    backend, due = arguments.backend, errors.count(len(variables), "gradient")
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        came = errors.article(errors.type_name(result))
-        raise errors.wrong_variable_count(arguments.name, came, len(variables))
+        raise errors.wrong_variable_count(arguments.name, errors.article(errors.type_name(result)), due)
     gradients, others = result
     if not isinstance(others, (tuple, list)) or len(others) != len(variables):
         came = f"{len(others)} of them" if isinstance(others, (tuple, list)) else errors.type_name(others)
-        raise errors.wrong_variable_count(arguments.name, came, len(variables))
-    checked = []
-    for index, (other, variable) in enumerate(zip(others, variables, strict=True)):
-        spec = backend.dtype(variable), backend.shape(variable)
-        checked.append(check(arguments, other, spec, functools.partial("variables[{}]".format, index)))
-    return gradients, tuple(checked)
+        raise errors.wrong_variable_count(arguments.name, came, due)
+    specs = [(backend.dtype(variable), backend.shape(variable)) for variable in variables]
+    labels = [functools.partial("variables[{}]".format, index) for index in range(len(variables))]
+    return gradients, tuple(map(functools.partial(check, arguments), others, specs, labels))
 
 
 def _broadcast_axes(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> list[int]:
-    """Returns the axes of the shape `came` along which a tensor of the other shape may have been broadcast to it."""
+    """Returns the axes along which a tensor of the expected shape may have been broadcast to the shape that came."""
     if came is None or expected is None or len(came) < len(expected):
         return []
     added = len(came) - len(expected)
@@ -222,11 +207,6 @@ def _broadcast_axes(came: tuple[int | None, ...] | None, expected: tuple[int | N
     return [axis for axis, size in enumerate(came) if axis < added or (aligned[axis] == 1 and size != 1)]
 
 
-def _flat(parts: list[Part]) -> list[Part]:
-    """Returns the leaves of some arguments in a row."""
-    return [(None, [mark]) for _, marks in parts for mark in marks]
-
-
 def _is_nothing(value: Any) -> bool:
     """Whether `value` says that there is no gradient."""
     # The exact types: NumPy's float64 is a float, too, and a gradient.
@@ -234,23 +214,22 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _is_flat(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether something that `pytree.wrap` gave is a sequence of leaves."""
+    """Whether a value from `pytree.wrap` is a sequence of leaves."""
     return isinstance(value, (tuple, list)) and all(map(pytree.is_leaf, value))
 
 
 def _align_all(specs: list[Any], value: Any) -> list[Any] | None:
     """Returns the leaves of `value`, a sequence with one part for each of `specs`; a single part may stand bare."""
+    aligned = None
     if isinstance(value, (tuple, list)) and len(value) == len(specs):
         aligned = _align_each(specs, value)
-        if aligned is not None:
-            return aligned
-    return align(specs[0], value) if len(specs) == 1 else None
+    return align(specs[0], value) if aligned is None and len(specs) == 1 else aligned
 
 
 def align(spec: Any, value: Any) -> list[Any] | None:
-    """Returns the leaves of `value` in the order of `spec`, or None if it has another structure.
+    """Returns the leaves of `value` in the order of `spec` (None for a leaf), or None if it has another structure.
 
-    A `spec` of None is a leaf. None or the number 0 may stand for a whole part; a list may stand for a tuple.
+    None or the number 0 may stand for a whole part; a list may stand for a tuple.
     """
     if spec is None or spec.is_leaf():
         return [value] if pytree.is_leaf(value) else None
@@ -274,10 +253,5 @@ def align(spec: Any, value: Any) -> list[Any] | None:
 
 def _align_each(specs: Sequence[Any], values: Sequence[Any]) -> list[Any] | None:
     """Returns the leaves of all `values`, each in the order of its spec, or None if one has another structure."""
-    leaves: list[Any] = []
-    for spec, value in zip(specs, values, strict=True):
-        part = align(spec, value)
-        if part is None:
-            return None
-        leaves += part
-    return leaves
+    parts = [align(spec, value) for spec, value in zip(specs, values, strict=True)]
+    return None if any([part is None for part in parts]) else [leaf for part in parts for leaf in part or ()]

@@ -16,7 +16,7 @@ def keras() -> Any:
 
 def chosen() -> str | None:
     """Returns the name of the backend that Keras runs on, if Keras is imported."""
-    module: Any = getattr(sys.modules.get("keras"), "backend", None)
+    module: Any = getattr(keras(), "backend", None)
     return module.backend() if hasattr(module, "backend") else None
 
 
@@ -48,10 +48,7 @@ def unwrap(leaf: Any) -> Any:
 
 
 def operation() -> Any:
-    """Imports and returns `keras_cg.keras.operation`, which imports Keras: where Keras calls, or a placeholder comes.
-
-    By its name, because that file builds on the decorator, and so on this one.
-    """
+    """Imports `keras_cg.keras.operation` and with it Keras; by name, because that file builds on this one."""
     return importlib.import_module("keras_cg.keras.operation")
 
 

@@ -9,22 +9,20 @@ from typing import Any
 
 from keras_cg import backends, errors
 from keras_cg.engine.contract import Backend
-from keras_cg.keras_interop import choice, keras
+from keras_cg.keras_interop import chosen, keras
 
 
 class State:
     """The values of Keras's variables (weights, seeds, averages, counters) from which every run of a function starts.
 
-    Inside a `keras.StatelessScope`, in which Keras trains on JAX, new values are written into the scope. The values
-    that a function writes while a framework traces it must come out as its outputs do: a run inside
-    `with state.begin()` returns them as its `changes`, and `settle` writes them into the scope again. If `is_first` is
-    False, the first run is over, and there was no scope.
+    Inside a `keras.StatelessScope`, in which Keras trains on JAX, new values are written into the scope. Where a
+    framework traces the function, they must be outputs: a run inside `with state.begin()` returns them as its
+    `changes`, and `settle` writes them into the scope again. If `is_first` is False, the first run had no scope.
     """
 
     def __init__(self, function: str, backend: Backend, is_first: bool = True):
         self.function, self.runs = function, 0 if is_first else 1
-        self.scope: Any = _active_scope(backend) if is_first else None
-        self.half = _autocast_dtype() if is_first else None
+        self.scope, self.half = _scopes(backend, is_first)
         self.before = dict(self.scope.state_mapping) if self.scope is not None else {}
         # Of the variables that changed, as the scope knows them.
         self.keys: list[int] = []
@@ -86,24 +84,19 @@ def stateless_scope() -> Any:
     return keras().src.backend.get_stateless_scope()
 
 
-def _active_scope(backend: Backend) -> Any:
-    scope = stateless_scope() if hasattr(keras(), "StatelessScope") else None
-    return scope if scope is not None and keras().backend.backend() == backends.name_of(backend) else None
-
-
-def _autocast_dtype() -> Any:
-    """Returns the dtype to which Keras casts variables when they are read, in a layer with mixed precision."""
+def _scopes(backend: Backend, is_first: bool) -> tuple[Any, Any]:
+    """Returns, in a first run, the scope that is open if Keras runs on `backend`, and its dtype in mixed precision."""
+    if not is_first or not hasattr(keras(), "StatelessScope"):
+        return None, None
     # There is no public way to ask (Keras 3.15); if it is gone, this raises.
-    scope = keras().src.backend.get_autocast_scope() if hasattr(keras(), "StatelessScope") else None
-    return scope and scope.dtype
+    scope, autocast = stateless_scope(), keras().src.backend.get_autocast_scope()
+    is_own = scope is not None and keras().backend.backend() == backends.name_of(backend)
+    return scope if is_own else None, autocast and autocast.dtype
 
 
 def stop_gradients(backend: Backend) -> None:
     """Makes `keras.ops.stop_gradient` stop gradients of the NumPy backend, where Keras's own returns its argument."""
-    if backends.name_of(backend) != "numpy":
-        return
-    running = choice()
-    if running and running[0] == "numpy":
+    if backends.name_of(backend) == "numpy" == chosen():
         # Not public (Keras 3.15); if it is gone, this raises.
         core = keras().src.backend.core
         if not isinstance(core.stop_gradient, _StopGradient):

@@ -35,13 +35,10 @@ Label = Callable[["Tree", int], str]
 
 
 class Tree:
-    """A flattened value; after `partition`, its static part. By default a tuple of leaves.
+    """A flattened value, by default a tuple of leaves; after `partition`, its static part.
 
-    Attributes:
-        leaves: The leaves. `partition` puts None in the place of each tensor.
-        structure: The treespec of optree, or the mark of a structure that needs none.
-        is_wrapped: Whether some containers are wrapped in a `_Node`.
-        places: Where the tensors are among the leaves, in ascending order; set by `partition`.
+    `structure` is the treespec of optree, or the mark of a structure that needs none. `is_wrapped` says whether some
+    containers are wrapped in a `_Node`. `partition` puts None in the place of each tensor, and lists these `places`.
     """
 
     def __init__(
@@ -55,12 +52,9 @@ class Tree:
 
         Most calls need none, and torch.compile (2.13) cannot use one that was built before it traced.
         """
-        if self.structure is _LEAF:
-            return optree.treespec_leaf(none_is_leaf=True, namespace=_NAMESPACE)
-        if self.structure is _TUPLE:
-            leaves: Any = tuple(self.leaves)
-            return optree.tree_structure(leaves, none_is_leaf=True, namespace=_NAMESPACE)
-        return self.structure
+        if self.structure is not _LEAF and self.structure is not _TUPLE:
+            return self.structure
+        return optree.tree_structure(self.unflatten([None] * len(self.leaves)), none_is_leaf=True, namespace=_NAMESPACE)
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         """Builds a value of this structure with other leaves."""
@@ -89,10 +83,7 @@ class Tree:
         return Tree([None] * len(self.leaves), self.structure, self.is_wrapped).fill(self.places, tensors)
 
     def tensors_of(self, value: Any) -> Any:
-        """Returns what a tuple of this structure has in the place of each tensor; () for another structure.
-
-        Where this is a tuple of leaves, `value` may be a tuple of tensors alone.
-        """
+        """Returns what a tuple has in the place of each tensor; () for another structure, but for tensors alone."""
         if self.structure is not _TUPLE:
             leaves, treespec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
             return [leaves[place] for place in self.places] if treespec == self.structure else ()
@@ -108,9 +99,9 @@ class Tree:
         if self.structure is _LEAF or self.structure is _TUPLE:
             return True
         # Objects and not numbers: torch.compile (2.13) cannot make a dict of constants from what optree knows.
-        marks = [_Mark(place) for place in range(len(self.leaves))]
-        order = [mark.place for mark in _as_written(optree.tree_unflatten(self.structure, marks))]
-        ranks = [place for place in order if place in places]
+        marks = [Tree([place]) for place in range(len(self.leaves))]
+        written = [mark.leaves[0] for mark in _as_written(optree.tree_unflatten(self.structure, marks))]
+        ranks = [place for place in written if place in places]
         return ranks == sorted(ranks)
 
     def paths(self) -> list[str]:
@@ -129,10 +120,7 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
     the value is flattened once more. A single tensor, and a tuple of tensors and atoms, need no optree.
     """
     if type(value) is tuple:
-        for part in value:
-            if not is_tensor(part) and not isinstance(part, ATOMS):
-                break
-        else:
+        if all([is_tensor(part) or isinstance(part, ATOMS) for part in value]):
             return Tree(list(value))
     elif is_tensor(value):
         return Tree([value], _LEAF)
@@ -144,9 +132,6 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
     return Tree(*optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE), True)
 
 
-# --- tensors and static leaves ---------------------------------------------------------------------------------------
-
-
 def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[Any]:
     """Moves the tensors out of a flattened value, as the backend's own, and leaves the static part behind.
 
@@ -156,7 +141,8 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
     if all(map(backend.is_plain, leaves)):
         tree.leaves, tree.places = [None] * len(leaves), range(len(leaves))
         return leaves
-    tensors, places = [], []
+    tensors: list[Any] = []
+    tree.places = places = []
     is_tensor, variables = backend.is_tensor, keras_interop.variables()
     for place, value in enumerate(leaves):
         leaf = value
@@ -170,15 +156,13 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
         places.append(place)
         tensors.append(backend.asarray(leaf))
         leaves[place] = None
-    tree.places = places
     return tensors
 
 
 def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str]) -> None:
     """Raises if a leaf, the content of `value`, is a tensor that the active backend does not take as its own."""
     # To torch.compile (2.13) a scalar of NumPy is an array without dimensions.
-    is_scalar = isinstance(leaf, numpy.generic) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0)
-    if isinstance(leaf, complex) or is_scalar:
+    if isinstance(leaf, (complex, numpy.generic)) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0):
         return
     if keras_interop.is_symbolic([leaf]):
         raise errors.symbolic_tensor(where, label())
@@ -193,9 +177,8 @@ def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str])
 
 def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:
     """Describes a tensor for a message: `float32[3, ?]`."""
-    if shape is None:
-        return f"{dtype}[...]"
-    return f"{dtype}[{', '.join('?' if size is None else str(size) for size in shape)}]"
+    sizes = ["..."] if shape is None else ["?" if size is None else str(size) for size in shape]
+    return f"{dtype}[{', '.join(sizes)}]"
 
 
 def compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> bool:
@@ -206,9 +189,6 @@ def compatible(came: tuple[int | None, ...] | None, expected: tuple[int | None, 
     return len(came) == len(expected) and all(a is None or b is None or a == b for a, b in pairs)
 
 
-# --- containers one by one -------------------------------------------------------------------------------------------
-
-
 def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
     """Returns `value` with a node in the place of every container that optree does not know."""
     tree = flatten(value, is_tensor, children)
@@ -216,18 +196,18 @@ def wrap(value: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
 
 
 def is_leaf(wrapped: Any) -> bool:
-    """Whether something that `wrap` gave is no container."""
+    """Whether a value from `wrap` is no container."""
     return optree.tree_is_leaf(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def flatten_one_level(wrapped: Any) -> tuple[Sequence[Any], list[Any]]:
-    """Returns the keys and the children of a container that `wrap` gave."""
+    """Returns the keys and the children of a container from `wrap`."""
     level = optree.tree_flatten_one_level(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
     return level.entries, list(level.children)
 
 
 def show(wrapped: Any) -> str:
-    """Describes the structure of something that `wrap` gave, for a message."""
+    """Describes the structure of a value from `wrap`, for a message."""
     if is_leaf(wrapped):
         return "*"
     entries, children = flatten_one_level(wrapped)
@@ -237,15 +217,8 @@ def show(wrapped: Any) -> str:
     return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
 
 
-class _Mark:
-    """A leaf that knows its place among the leaves."""
-
-    def __init__(self, place: int):
-        self.place = place
-
-
 def _as_written(wrapped: Any) -> list[Any]:
-    """Returns the leaves of something that `wrap` gave, those of a dict in the order of insertion."""
+    """Returns the leaves of a value from `wrap`, those of a dict in the order of insertion."""
     if is_leaf(wrapped):
         return [wrapped]
     children = wrapped.values() if isinstance(wrapped, Mapping) else flatten_one_level(wrapped)[1]
@@ -266,7 +239,7 @@ class _Kind:
 
 
 class _Node:
-    """A container that optree does not know, as one that it does."""
+    """A container that optree does not know. `_unwrap` builds that, when all of its children are there."""
 
     def __init__(self, children: Iterable[Any], kind: _Kind):
         self.children, self.kind = list(children), kind
@@ -279,29 +252,25 @@ class _Entry(optree.PyTreeEntry):
         return f"{node}{self.entry}"
 
 
-def _flatten_node(node: Any) -> tuple[list[Any], _Kind, tuple[str, ...]]:
-    """Returns the children of a node, its kind, and the steps into the children, for optree."""
-    return node.children, node.kind, node.kind.entries
-
-
-def _unflatten_node(kind: Any, children: Iterable[Any]) -> Any:
-    """Builds the node, and not the container: `_unwrap` builds that, when all of its children are there."""
-    return _Node(children, kind)
-
-
-_node_type: Any = _Node  # optree types custom nodes as collections, which this need not be
-optree.register_pytree_node(_node_type, _flatten_node, _unflatten_node, path_entry_type=_Entry, namespace=_NAMESPACE)
+# optree types nodes as collections, which these need not be.
+_register: Any = optree.register_pytree_node
+_register(
+    _Node,
+    lambda node: (node.children, node.kind, node.kind.entries),
+    lambda kind, children: _Node(children, kind),
+    path_entry_type=_Entry,
+    namespace=_NAMESPACE,
+)
 
 
 def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> Any:
     """Returns a node for a container that optree takes for a leaf, and any other leaf unchanged.
 
-    The framework's own tree utility is asked first, then whether it is a dataclass. The children are wrapped as well.
+    The framework's own tree utility opens it, or it is a dataclass. The children are wrapped as well.
     """
     if isinstance(leaf, ATOMS) or is_tensor(leaf):
         return leaf
-    opened = children(leaf)
-    if opened is not None:
+    if (opened := children(leaf)) is not None:
         values, rebuild = opened
         plain = rebuild(values)
         if not is_leaf(plain):
@@ -327,21 +296,21 @@ def _steps(container: Any, values: Sequence[Any]) -> tuple[str, ...]:
 def _unwrap(value: Any) -> Any:
     """Builds the container of every node, from the inside out."""
 
-    def rebuild(node: Any) -> Any:
-        return node.kind.rebuild([*map(_unwrap, node.children)]) if isinstance(node, _Node) else node
+    def is_node(part: Any) -> bool:
+        return isinstance(part, _Node)
 
-    return optree.tree_map(
-        rebuild, value, is_leaf=lambda part: isinstance(part, _Node), none_is_leaf=True, namespace=_NAMESPACE
-    )
+    def rebuild(part: Any) -> Any:
+        return part.kind.rebuild([*map(_unwrap, part.children)]) if is_node(part) else part
+
+    return optree.tree_map(rebuild, value, is_leaf=is_node, none_is_leaf=True, namespace=_NAMESPACE)
 
 
 def _fields(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Returns the fields of a dataclass, and a function that makes a copy with other fields.
+    """Returns the fields of a dataclass, and a function that copies it with other fields.
 
     The copy skips the constructor, which may convert or refuse what a framework passes while it traces.
     """
-    names = [field.name for field in dataclasses.fields(value)]
-    kind = type(value)
+    kind, names = type(value), [field.name for field in dataclasses.fields(value)]
     # Without the fields: a structure that is saved must not save the leaves.
     others = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in names}
 

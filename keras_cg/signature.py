@@ -1,15 +1,14 @@
-"""Reading signatures: the parameters of a function or a rule.
+"""Reads the signature of a function or a rule.
 
-`inspect.signature` reads every callable, but `torch.compile` cannot trace it on a function that is defined while it
-traces, as most rules are. So plain functions, methods and partials are read from their code object, and everything
-else by `inspect`.
+`torch.compile` cannot trace `inspect.signature` of a function that is defined while it traces, as most rules are. So
+plain functions, methods and partials are read from their code object, and everything else by `inspect`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -17,14 +16,16 @@ _STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 class Parameters(NamedTuple):
-    """The parameters of a function."""
+    """The parameters of a function.
+
+    `defaults` returns those of positional parameters by name. It is called only where nothing else decides, because
+    torch.compile (2.13) cannot read the defaults of a function that is defined while it traces.
+    """
 
     positional: tuple[str, ...]
     keyword_only: tuple[str, ...]
     varargs: str | None
     varkw: str | None
-    # Returns the defaults of positional parameters by name. Asked only where nothing else decides, because
-    # torch.compile (2.13) cannot read the defaults of a function that is defined while it traces.
     defaults: Callable[[], dict[str, Any]]
     keyword_defaults: Callable[[], dict[str, Any]]
 
@@ -63,21 +64,16 @@ def unbound(
 ) -> list[tuple[str, Any]]:
     """Returns the parameters that a call of `fun` with `count` positional arguments did not bind by position.
 
-    Each with its default, or None if it has none or is among the `named` arguments.
+    Each has its default, or None if it has none or is among the `named` arguments.
     """
-    own = parameters(fun)
-    if own is None:
-        return []
-    pairs = _with_defaults(own.positional[count:], named, own.defaults)
-    return pairs + _with_defaults(own.keyword_only, named, own.keyword_defaults) if with_keyword_only else pairs
-
-
-def _with_defaults(
-    names: Sequence[str], named: Collection[str], defaults: Callable[[], dict[str, Any]]
-) -> list[tuple[str, Any]]:
-    # Asked only where they are needed: see `Parameters.defaults`.
-    known = {} if all([name in named for name in names]) else defaults()
-    return [(name, known.get(name)) for name in names]
+    own, pairs = parameters(fun), []
+    if own is not None:
+        groups = [(own.positional[count:], own.defaults), (own.keyword_only, own.keyword_defaults)]
+        for names, defaults in groups if with_keyword_only else groups[:1]:
+            # Asked only where they are needed: see `Parameters.defaults`.
+            known = {} if all([name in named for name in names]) else defaults()
+            pairs += [(name, known.get(name)) for name in names]
+    return pairs
 
 
 def in_order(fun: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -95,13 +91,12 @@ def by_position(fun: Callable[..., Any], count: int, kwargs: dict[str, Any]) -> 
     return [kwargs.get(name, default) for name, default in pairs]
 
 
-def takes_one(fun: Callable[..., Any]) -> bool:
+def takes_one(fun: Any) -> bool:
     """Whether `fun` is a plain function of one positional parameter, as most rules are: a fast path."""
-    if not _is_plain(fun):
+    code = fun.__code__ if _is_plain(fun) else None
+    if code is None or code.co_argcount != 1 or code.co_kwonlyargcount or code.co_flags & _STARS:
         return False
-    code = fun.__code__
-    only = code.co_argcount == 1 and not code.co_kwonlyargcount and not code.co_flags & _STARS
-    return only and code.co_varnames[0] != "variables"
+    return code.co_varnames[0] != "variables"  # type: ignore[no-any-return]
 
 
 def _is_plain(fun: Any) -> bool:
@@ -110,10 +105,10 @@ def _is_plain(fun: Any) -> bool:
 
 
 def parameters(fun: Callable[..., Any]) -> Parameters | None:
-    """Returns the parameters of `fun`, or None if it has no readable signature.
+    """Returns the parameters of `fun`, those of a method or a partial without the bound ones; None if unreadable.
 
-    A method or a partial has those of its function, but for what is bound already. A plain function, and an object
-    whose class calls one, is read from its code object. `inspect` reads all others, such as those with `__wrapped__`.
+    A plain function, and an object whose class calls one, is read from its code object. `inspect` reads all others,
+    such as those with `__wrapped__`.
     """
     if isinstance(fun, MethodType):
         return _bind(parameters(fun.__func__), 1, {})
@@ -132,12 +127,12 @@ def _bind(whole: Parameters | None, count: int, keywords: dict[str, Any]) -> Par
     if whole is None:
         return None
     positional = whole.positional[count:]
-    bound = [index for index, name in enumerate(positional) if name in keywords]
-    if not bound:
+    first = next((index for index, name in enumerate(positional) if name in keywords), None)
+    if first is None:
         return whole._replace(positional=positional)
     return whole._replace(
-        positional=positional[: bound[0]],
-        keyword_only=(*positional[bound[0] :], *whole.keyword_only),
+        positional=positional[:first],
+        keyword_only=(*positional[first:], *whole.keyword_only),
         varargs=None,
         keyword_defaults=lambda: {**whole.defaults(), **whole.keyword_defaults(), **keywords},
     )

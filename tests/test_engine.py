@@ -18,8 +18,8 @@ import pytest
 
 from keras_cg import backends, custom_gradient
 from keras_cg.engine import defaults, linear, precision, rule
-from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.freezing import freeze
+from keras_cg.engine.linear import check_or_nan
 from keras_cg.recipes.checkpoint.sample import Sample
 
 pytestmark = pytest.mark.once

@@ -1,8 +1,8 @@
 """The registry: finds, loads and checks backends, and adds the defaults of `keras_cg.engine.defaults`.
 
-The modules of this folder are the built-in backends, under their own names. A backend of another package registers an
-entry point of the group `keras_cg.backends`, whose name is the backend's and whose value is the module. No backend is
-imported before it is asked for. `keras_cg.engine.contract` says what a backend defines.
+The modules of this folder are the built-in backends. Another package registers an entry point of the group
+`keras_cg.backends`: its name is the backend's, and its value is the module. No backend is imported before it is asked
+for. `keras_cg.engine.contract` says what a backend defines.
 """
 
 from __future__ import annotations
@@ -70,10 +70,9 @@ def installed() -> tuple[str, ...]:
 
 
 def load(name: str, source: str) -> Backend:
-    """Returns the module of the backend `name`, and imports it at its first use.
+    """Returns the module of the backend `name`, and imports it at its first use; `source` says who chose it.
 
-    `source` tells in errors where the choice came from: a ValueError if there is no such backend, an ImportError if
-    its framework is not installed or does not start, or if the module is incomplete.
+    Raises ValueError if there is no such backend, and ImportError if it does not start or its module is incomplete.
     """
     if name in loaded:
         return loaded[name]

@@ -1,55 +1,7 @@
-"""A backend is a module that teaches `keras_cg` one framework. This page lists the names that it defines.
+"""A backend is a module that teaches `keras_cg` one framework: `Backend` lists the names that it defines.
 
 A backend sees flat tuples of tensors. Pytrees, keywords, conventions and messages are handled before it is called.
-
-**Required.** `fun(*tensors)` returns `(outputs, pullback)` for `attach`, and `(outputs, aux)` everywhere else.
-
-`namespace`           The framework's NumPy-style module, which is `keras_cg.ops`, with the functions of the array API
-                      standard that the framework can compute (see `keras_cg.namespaces`).
-`tensors`             The classes of its tensors, by which other backends recognise them.
-`is_tensor(value)`    Whether the framework can hold `value` as a tensor. Numbers are no tensors.
-`asarray(value)`      Converts a tensor or a number to the framework's own tensor.
-`to_numpy(tensor)`    Returns the values as a NumPy array, without gradient.
-`shape(tensor)`       Returns a tuple, with None for a size that is unknown until run time; None for an unknown rank.
-`dtype(tensor)`       Returns the plain name of the dtype: "float32", "complex64", "int32", "bool".
-`cast(value, dtype)`  Converts a tensor to the dtype of that plain name.
-`children(value)`     Returns `(children, rebuild)` for a container that only the framework's own tree utility knows,
-                      else None. `rebuild(list)` builds the container from other children.
-`is_recording()`      Whether anything is differentiated, batched or traced now. If not, `keras_cg` calls the function
-                      directly, without `attach`.
-`attach(fun, tensors)`
-                      Runs `fun` and returns its outputs. Their gradient is what `pullback` returns, see `Pullback`.
-                      Higher orders may run `fun` again, on values that are differentiated.
-`vjp(fun, tensors)`   Returns `(outputs, pullback, aux)`, computed by the framework's own differentiation. The program
-                      may call `pullback(cotangents)` several times: it returns one gradient per tensor, with zeros for
-                      an unused tensor. Everything can be differentiated again, by the cotangents, too.
-
-**Optional.** The defaults are in `keras_cg.engine.defaults`.
-
-`gradient(fun, tensors)`
-                      Returns `(outputs, gradients, aux)` for the sum of the only output.
-`jvp(fun, tensors, tangents)`
-                      Returns `(outputs, output_tangents, aux)`: the derivative along `tangents`, with zeros for an
-                      output that does not depend on them. Raises ValueError if a rule is not linear in upstream.
-`jacobian(fun, tensors)`
-                      Returns `(outputs, rows, aux)` for real tensors: `rows[i][j]` has the shape of output i followed
-                      by the shape of tensor j.
-`is_plain(value)`     Whether a quick look shows that `value` is a tensor that `asarray` returns unchanged. Calls with
-                      such tensors take the fast path.
-`converted(fun)`      Converts the user's function as the framework does before it traces: TensorFlow rewrites branches
-                      and loops of Python into those of a graph.
-`compiled(fun)`       Compiles a function of tensors; None if the framework has no compiler.
-`exported(fun, tensors)`
-                      Returns a function of such tensors as it is after the framework has exported and loaded it, with
-                      the gradient that the format carries; None if the framework exports nothing.
-`double_precision()`  Returns a context in which tensors may have 64 bits.
-`devices()`           Returns the names of the usable devices.
-`stop_gradient(tensor)`
-                      Returns the same values without derivatives, in forward and reverse mode.
-`is_known(tensors)`   Whether `to_numpy` can return their values now. In a program that is traced it cannot.
-`is_compiling()`      Whether a compiler traces Python code now, and so records immediately what a rule reads.
-`agreement(pairs)`    Compares the tensors of each pair up to the rounding of sums in another order. Returns True or
-                      False for each pair, or a boolean tensor if the values are not known yet.
+`fun(*tensors)` returns `(outputs, pullback)` for `attach`, and `(outputs, aux)` everywhere else.
 """
 
 from __future__ import annotations
@@ -61,21 +13,13 @@ from typing import Any, Protocol
 
 import numpy
 
-REQUIRED = (
-    *("namespace", "tensors", "is_tensor", "asarray", "to_numpy", "shape", "dtype", "cast", "children"),
-    *("is_recording", "attach", "vjp"),
-)
-
-OPTIONAL = (
-    *("gradient", "jvp", "jacobian", "is_plain", "converted", "compiled", "exported"),
-    *("double_precision", "devices", "stop_gradient", "is_known", "is_compiling", "agreement"),
-)
-
-
 Tensors = tuple[Any, ...]
 
 # A function that `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`.
 PlainFunction = Callable[..., tuple[Tensors, Tensors]]
+
+# A pullback or a pushforward, from tensors to tensors.
+Map = Callable[[Sequence[Any]], Tensors]
 
 
 class Pullback(Protocol):
@@ -139,36 +83,72 @@ class OrdinaryFunction(Function, Protocol):
 
 
 class Backend(Protocol):
-    """The types of a backend's names."""
+    """The names of a backend: the required ones, and from `gradient` on those with a default in `engine.defaults`."""
 
     __name__: str
+    # The framework's NumPy-style module, which is `keras_cg.ops` (see `keras_cg.namespaces`).
     namespace: ModuleType
+    # The classes of its tensors, by which other backends recognise them.
     tensors: tuple[type, ...]
 
+    # Whether the framework can hold `value` as a tensor. Numbers are no tensors.
     def is_tensor(self, value: object) -> bool: ...
+    # Converts a tensor or a number to the framework's own tensor.
     def asarray(self, value: Any) -> Any: ...
+    # Returns the values as a NumPy array, without gradient.
     def to_numpy(self, tensor: Any) -> numpy.ndarray: ...
+    # Returns a tuple, with None for a size that is unknown until run time; None for an unknown rank.
     def shape(self, tensor: Any) -> tuple[int | None, ...] | None: ...
+    # Returns the plain name of the dtype: "float32", "complex64", "int32", "bool".
     def dtype(self, tensor: Any) -> str: ...
+    # Converts a tensor to the dtype of that plain name.
     def cast(self, value: Any, dtype: str) -> Any: ...
+    # Returns `(children, rebuild)` for a container that only the framework's own tree utility knows, else None.
+    # `rebuild(list)` builds the container from other children.
     def children(self, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None: ...
+    # Whether anything is differentiated, batched or traced now. If not, `attach` is not called.
     def is_recording(self) -> bool: ...
+    # Runs `fun` and returns its outputs. Their gradient is what `pullback` returns, see `Pullback`. Higher orders may
+    # run `fun` again, on values that are differentiated.
     def attach(self, fun: Function, tensors: Sequence[Any]) -> Tensors: ...
-    def vjp(
-        self, fun: PlainFunction, tensors: Sequence[Any]
-    ) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]: ...
+    # Returns `(outputs, pullback, aux)` by the framework's own differentiation. `pullback` may be called several times,
+    # and gives each tensor a gradient, zeros for an unused one. Everything can be differentiated again, by the
+    # cotangents, too.
+    def vjp(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Map, Tensors]: ...
+
+    # Returns `(outputs, gradients, aux)` for the sum of the only output.
     def gradient(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]: ...
+    # Returns `(outputs, output_tangents, aux)`: the derivative along `tangents`, with zeros for an output that does not
+    # depend on them. Raises ValueError if a rule is not linear in upstream.
     def jvp(
         self, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
     ) -> tuple[Tensors, Tensors, Tensors]: ...
+    # Returns `(outputs, rows, aux)` for real tensors: `rows[i][j]` has the shape of output i and then that of tensor j.
     def jacobian(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]: ...
+    # Whether a quick look shows that `asarray` returns `value` unchanged: for the fast path.
     def is_plain(self, value: Any) -> bool: ...
+    # Converts the user's function before it is traced: TensorFlow rewrites branches and loops.
     def converted(self, fun: Callable[..., Any]) -> Callable[..., Any]: ...
+    # Compiles a function of tensors; None if the framework has no compiler.
     def compiled(self, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None: ...
+    # Returns a function of such tensors after the framework has exported and loaded it, with the gradient that the
+    # format carries; None if the framework exports nothing.
     def exported(self, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None: ...
+    # Returns a context in which tensors may have 64 bits.
     def double_precision(self) -> contextlib.AbstractContextManager[Any]: ...
+    # Returns the names of the usable devices.
     def devices(self) -> tuple[str, ...]: ...
+    # Returns the same values without derivatives, in forward and reverse mode.
     def stop_gradient(self, tensor: Any) -> Any: ...
+    # Whether `to_numpy` can return their values now. In a program that is traced it cannot.
     def is_known(self, tensors: Sequence[Any]) -> bool: ...
+    # Whether a compiler traces Python code now, and so records immediately what a rule reads.
     def is_compiling(self) -> bool: ...
+    # Compares the tensors of each pair up to the rounding of sums in another order. Returns True or False for each
+    # pair, or a boolean tensor if the values are not known yet.
     def agreement(self, pairs: Sequence[tuple[Any, Any]]) -> Sequence[Any]: ...
+
+
+_NAMES = [name for name in (*Backend.__annotations__, *vars(Backend)) if not name.startswith("_")]
+_DEFAULTS = _NAMES.index("gradient")
+REQUIRED, OPTIONAL = _NAMES[:_DEFAULTS], _NAMES[_DEFAULTS:]

@@ -9,8 +9,7 @@ from typing import Any
 import numpy
 
 from keras_cg.engine import linear, messages, precision
-from keras_cg.engine.check_or_nan import check_or_nan
-from keras_cg.engine.contract import Backend, PlainFunction, Tensors
+from keras_cg.engine.contract import Backend, Map, PlainFunction, Tensors
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.rule import is_repeated
 
@@ -26,12 +25,10 @@ def jvp(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """Computes the transpose of the vjp, for a framework without forward mode through a rule."""
     outputs, push, aux, conditions = transposed(backend, fun, tensors)
-    return outputs, tuple(check_or_nan(backend, push(tangents), conditions, messages.not_linear)), aux
+    return outputs, tuple(linear.check_or_nan(backend, push(tangents), conditions, messages.not_linear)), aux
 
 
-def transposed(
-    backend: Backend, fun: PlainFunction, tensors: Sequence[Any]
-) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors, list[Any]]:
+def transposed(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Map, Tensors, list[Any]]:
     """Returns `(outputs, push, aux, conditions)`: `push` is the vjp of `cotangents -> gradients`.
 
     It is the forward derivative if that map is linear: if all `conditions` hold, as far as trying can tell.
@@ -41,9 +38,7 @@ def transposed(
     return outputs, push, aux, conditions
 
 
-def transpose(
-    backend: Backend, pullback: Callable[[Sequence[Any]], Tensors], outputs: Sequence[Any], tensors: Sequence[Any]
-) -> tuple[Callable[[Sequence[Any]], Tensors], list[Any]]:
+def transpose(backend: Backend, pullback: Map, outputs: Sequence[Any], tensors: Sequence[Any]) -> tuple[Map, list[Any]]:
     """Returns `(push, conditions)` of a map from cotangents of `outputs` to gradients of `tensors`, all floating."""
 
     def pull(*cotangents: Any) -> tuple[Tensors, Tensors]:
@@ -65,8 +60,11 @@ def jacobian(
 
     def rows(place: int, output: Any) -> Iterator[Any]:
         shape = tuple(backend.shape(output) or ())
-        basis = _basis(backend, output)
-        pulled = [pullback([*zeros[:place], row, *zeros[place + 1 :]]) for row in basis]
+        count = (backend.shape(xp.reshape(zeros[place], (-1,))) or (0,))[0] or 0
+        # Each row is 1 at one element of the output and 0 elsewhere.
+        basis = backend.cast(xp.eye(count), backend.dtype(output))
+        units = [xp.reshape(basis[row], shape) for row in range(count)]
+        pulled = [pullback([*zeros[:place], unit, *zeros[place + 1 :]]) for unit in units]
         for index, tensor in enumerate(tensors):
             size = (*shape, *(backend.shape(tensor) or ()))
             parts = [gradients[index] for gradients in pulled]
@@ -75,18 +73,12 @@ def jacobian(
     return outputs, tuple(tuple(rows(place, output)) for place, output in enumerate(outputs)), aux
 
 
-def _basis(backend: Backend, output: Any) -> list[Any]:
-    """The tensors in the shape of `output` that are 1 at one element and 0 elsewhere."""
-    xp = backend.namespace
-    flat = xp.reshape(xp.ones_like(output), (-1,))
-    count = (backend.shape(flat) or (0,))[0] or 0
-    unit = xp.eye(count)
-    return [xp.reshape(backend.cast(unit[row], backend.dtype(output)), backend.shape(output)) for row in range(count)]
-
-
-def is_plain(backend: Backend, value: Any) -> bool:
-    """Returns False: a quick look does not tell."""
+def is_plain(backend: Backend, *value: Any) -> bool:
+    """Returns False: a quick look does not tell, and no compiler traces Python."""
     return False
+
+
+is_compiling = is_plain
 
 
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,14 +86,12 @@ def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:
     return fun
 
 
-def compiled(backend: Backend, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None:
-    """Returns None: there is no compiler."""
+def compiled(backend: Backend, *program: Any) -> Callable[..., Tensors] | None:
+    """Returns None: there is no compiler, and no format to export to."""
     return None
 
 
-def exported(backend: Backend, fun: Callable[..., Tensors], tensors: Sequence[Any]) -> Callable[..., Tensors] | None:
-    """Returns None: there is no format to export to."""
-    return None
+exported = compiled
 
 
 def double_precision(backend: Backend) -> contextlib.AbstractContextManager[Any]:
@@ -122,11 +112,6 @@ def stop_gradient(backend: Backend, tensor: Any) -> Any:
 def is_known(backend: Backend, tensors: Sequence[Any]) -> bool:
     """Returns True, for a framework that never traces."""
     return True
-
-
-def is_compiling(backend: Backend) -> bool:
-    """Returns False, for a framework without a compiler that traces Python."""
-    return False
 
 
 def agreement(backend: Backend, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:

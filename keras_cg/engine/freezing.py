@@ -20,8 +20,7 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     Copied are its cells, the object whose bound method or callable it is, and the functions in its cells, defaults,
     attributes and the arguments of partials. A cell stays shared if one of these functions assigns to it, and an object
-    if its methods assign to its attributes. Everything else (globals, containers, other objects) is read when the rule
-    runs, as in any Python function.
+    if its methods assign to its attributes. Globals, containers and other objects are read when the rule runs.
     """
     if type(rule) is FunctionType and not rule.__defaults__:
         # Most rules are closures without functions: one loop takes a fifth of the time.
@@ -39,13 +38,12 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
                     return _function(rule, tuple(alone))
         except ValueError:  # a name that is not bound yet
             pass
+    pairs = [(function, function.__closure__ or ()) for function in _functions(rule)]
     cells: dict[int, CellType] = {}
     copies: dict[int, Any] = {}
-    pairs = [(function, function.__closure__ or ()) for function in _functions(rule)]
     for function, closure in pairs:
-        for name in _writes(function.__code__).cells:
-            cell = closure[function.__code__.co_freevars.index(name)]
-            cells[id(cell)] = cell
+        named = zip(function.__code__.co_freevars, closure, strict=True)
+        cells |= {id(cell): cell for name, cell in named if name in _writes(function.__code__).cells}
     # All copies are there before their cells are filled: functions may call each other.
     for function, closure in pairs:
         copies[id(function)] = _function(function, tuple([cells.setdefault(id(cell), CellType()) for cell in closure]))
@@ -55,7 +53,7 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
         for cell in closure:
             if cells[id(cell)] is not cell and is_bound(cell):
                 cells[id(cell)].cell_contents = _frozen(cell.cell_contents, copies)
-    return _frozen_callable(rule, copies)  # type: ignore[no-any-return]
+    return _frozen(rule, copies, is_called=True)  # type: ignore[no-any-return]
 
 
 def _function(function: FunctionType, closure: tuple[CellType, ...]) -> FunctionType:
@@ -74,59 +72,47 @@ def _functions(rule: Any) -> list[FunctionType]:
         if id(value) in seen or not callable(value):
             continue
         seen.add(id(value))
+        parts: list[Any] = []
         if isinstance(value, FunctionType):
-            is_copied = value.__globals__.get("__name__", "").partition(".")[0] not in _FRAMEWORKS
-            parts = _contents(value) if is_copied else []
-            if is_copied and (value.__closure__ or value.__defaults__):
+            is_frameworks = value.__globals__.get("__name__", "").partition(".")[0] in _FRAMEWORKS
+            if not is_frameworks and (value.__closure__ or value.__defaults__):
                 found.append(value)
+                cells = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
+                parts = [*cells, *(value.__defaults__ or ())]
         elif isinstance(value, MethodType):
             parts = [value.__func__, *attributes(value.__self__).values()]
         elif isinstance(value, functools.partial):
             parts = [value.func, type(value.func).__call__, *value.args, *value.keywords.values()]
         elif hasattr(type(value), "frozen_by"):
             parts = [value.__wrapped__]
-        else:
-            parts = [type(value).__call__, *attributes(value).values()] if value is rule else []
+        elif value is rule:
+            parts = [type(value).__call__, *attributes(value).values()]
         waiting += parts
     return found
 
 
-def _contents(function: FunctionType) -> list[Any]:
-    cells = [cell.cell_contents for cell in function.__closure__ or () if is_bound(cell)]
-    return [*cells, *function.__defaults__] if function.__defaults__ else cells
-
-
-def _frozen(value: Any, copies: dict[int, Any]) -> Any:
-    """The copy of a function, or of what calls one; any other value itself."""
+def _frozen(value: Any, copies: dict[int, Any], is_called: bool = False) -> Any:
+    """Returns the copy of a function, and of what calls one: an object only if the rule calls it; else the value."""
     if isinstance(value, FunctionType):
         return copies.get(id(value), value)
+    call = type(value).__call__ if is_called else None
+    if isinstance(call, FunctionType):
+        copy = _copied(value, call, copies)
+        return MethodType(copies[id(call)], copy) if id(call) in copies else copy
     if isinstance(value, MethodType):
         return MethodType(_frozen(value.__func__, copies), _copied(value.__self__, value.__func__, copies))
     if isinstance(value, functools.partial):
         keywords = {name: _frozen(part, copies) for name, part in value.keywords.items()}
         args = [_frozen(part, copies) for part in value.args]
-        return type(value)(_frozen_callable(value.func, copies), *args, **keywords)
+        return type(value)(_frozen(value.func, copies, is_called=True), *args, **keywords)
     if hasattr(type(value), "frozen_by"):
         return value.frozen_by(lambda fun: _frozen(fun, copies))
     return value
 
 
-def _frozen_callable(value: Any, copies: dict[int, Any]) -> Any:
-    """`_frozen`, and a copy of an object whose class defines `__call__`."""
-    call = type(value).__call__
-    if not isinstance(call, FunctionType):
-        return _frozen(value, copies)
-    copy = _copied(value, call, copies)
-    return MethodType(copies[id(call)], copy) if id(call) in copies else copy
-
-
 def is_bound(cell: CellType) -> bool:
-    """Whether a cell has a value already."""
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+    """Whether a cell has a value already: Python compares an empty cell with another without looking inside."""
+    return cell != CellType()
 
 
 def _copied(value: Any, method: Any, copies: dict[int, Any]) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +12,9 @@ import numpy
 from keras_cg.engine import precision
 from keras_cg.engine.contract import Backend
 
+# From tensors to tensors.
+_Map = Callable[[Sequence[Any]], Sequence[Any]]
+
 
 def sizes(dtypes: Sequence[str]) -> list[float]:
     """The huge and tiny sizes of upstream at which a rule is tried, for outputs of these dtypes."""
@@ -17,19 +22,13 @@ def sizes(dtypes: Sequence[str]) -> list[float]:
     return [2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]
 
 
-def conditions(
-    backend: Backend, pull: Callable[[Sequence[Any]], Sequence[Any]], cotangents: Sequence[Any]
-) -> list[Any]:
+def conditions(backend: Backend, pull: _Map, cotangents: Sequence[Any]) -> list[Any]:
     """Returns boolean tensors that all hold if `pull` is linear, as far as trying can tell.
 
-    `pull` is called with zero, with a difference of two directions, and with one direction times s, tiny or huge and
-    of either sign. A linear map returns zero, the difference, and s times the gradient of the direction. Values that
-    are not finite are skipped, because a linear rule overflows, too.
-
-    Args:
-        backend: The active backend.
-        pull: From one cotangent for each of `cotangents` to gradients, all floating tensors.
-        cotangents: Tensors with the shapes and dtypes that `pull` takes.
+    `pull` maps floating tensors with the shapes and dtypes of `cotangents` to gradients. It is called with zero, with a
+    difference of two directions, and with one direction times s, tiny or huge and of either sign. A linear map returns
+    zero, the difference, and s times the gradient of the direction. Values that are not finite are skipped, because a
+    linear rule overflows, too.
     """
     scales = sizes([backend.dtype(tensor) for tensor in cotangents])
     directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 0.3, 0.5)) for tensor in cotangents]
@@ -47,11 +46,7 @@ def conditions(
 
 
 def transposes(
-    backend: Backend,
-    pull: Callable[[Sequence[Any]], Sequence[Any]],
-    push: Callable[[Sequence[Any]], Sequence[Any]],
-    cotangents: Sequence[Any],
-    tangents: Sequence[Any],
+    backend: Backend, pull: _Map, push: _Map, cotangents: Sequence[Any], tangents: Sequence[Any]
 ) -> list[Any]:
     """Returns boolean tensors that all hold if `push` is the transpose of `pull`, as far as one direction can tell.
 
@@ -103,3 +98,22 @@ def is_close(backend: Backend, came: Any, expected: Any) -> Any:
     largest = xp.max(xp.where(xp.isfinite(size), size, xp.zeros_like(size)))
     allowed = limits.linear * largest + 8 * limits.smallest
     return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))
+
+
+def check_or_nan(
+    backend: Backend, tensors: Sequence[Any], conditions: Sequence[Any], error: Callable[[], Exception]
+) -> Sequence[Any]:
+    """Returns floating `tensors` if all boolean tensors `conditions` hold, and raises `error()` if one does not.
+
+    In a program that is only traced no value is known. There the tensors, and by the product their derivatives, become
+    NaN if a condition does not hold.
+    """
+    if not conditions:
+        return tensors
+    if backend.is_known(conditions):
+        if not all([bool(backend.to_numpy(condition).all()) for condition in conditions]):
+            raise error()
+        return tensors
+    xp = backend.namespace
+    factor = xp.where(functools.reduce(operator.and_, map(xp.all, conditions)), 1.0, float("nan"))
+    return [tensor * backend.cast(factor, backend.dtype(tensor)) for tensor in tensors]

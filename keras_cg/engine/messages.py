@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from keras_cg.errors import CapturedVariableError, lines, report, type_name
+from keras_cg.errors import CapturedVariableError, lines, message, report, type_name
 
 
 def missing_backend(name: str, source: str, module: str | None, requirement: str) -> ImportError:
     """The framework behind a known backend is not installed."""
     headline = f"the backend {name!r} (from {source}) needs {module or name!r}, which is not installed."
     choose = "or choose another backend with keras_cg.set_backend() or KERAS_CG_BACKEND."
-    remedy = f'pip install "{requirement}", {choose}'
-    return report(functools.partial(ImportError, name=module), headline, remedy=remedy)
+    kind = functools.partial(ImportError, name=module)
+    return report(kind, headline, remedy=f'pip install "{requirement}", {choose}')
 
 
-def broken_backend(
-    name: str, source: str, error: BaseException, requirement: str, version: str | None = None
-) -> ImportError:
+def broken_backend(name: str, source: str, error: Exception, requirement: str, version: str | None) -> ImportError:
     """The framework is installed but does not start; `version` is its version, if that is known."""
     release = f" with {name} {version}" if version else ""
     headline = f"the backend {name!r} (from {source}) is installed but does not start{release}:"
@@ -46,76 +44,56 @@ def rule_dropped(where: str, remedy: str) -> NotImplementedError:
     return report(NotImplementedError, headline, remedy=f"{remedy}.")
 
 
-def no_gradient_exported(function: str) -> UserWarning:
-    """An exported program has the output of a function, but not its rule."""
-    return report(
-        UserWarning,
-        f"the exported program has no gradient through {function}, nor through other functions with a custom gradient.",
-        function=function,
-        cause="torch keeps no rule in what it exports, and would silently give the gradient of plain differentiation.",
-        remedy="train before exporting, or keep the rule by torch.compile.",
-    )
-
-
-def changed_argument(function: str) -> RuntimeError:
-    """A function changed its argument in place."""
-    return report(
-        RuntimeError,
-        f"{function} changed one of its arguments in place, so that the gradient would be silently wrong.",
-        function=function,
-        remedy="work on a copy: `x = x.clone()`.",
-    )
-
-
-def changed_since_call(function: str) -> RuntimeError:
-    """A tensor that a rule needs was changed in place."""
-    return report(
-        RuntimeError,
-        f"a tensor that the rule of {function} needs was modified by an inplace operation since the call.",
-        function=function,
-        cause="an argument or the output was changed in place before the backward pass.",
-        remedy="change a copy, or change it after the backward pass.",
-    )
-
-
-def recomputed_otherwise(function: str) -> RuntimeError:
-    """A recomputed function returned another output in the backward pass."""
-    headline = f"{function} ran again for its gradient, and gave another output than the first time."
-    cause = "random numbers of another library, or something in an attribute or a global that was changed."
-    remedy = "draw random numbers by keras.random, or outside; pass what changes as an argument."
-    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy)
+no_gradient_exported = message(
+    UserWarning,
+    "the exported program has no gradient through {0}, nor through other functions with a custom gradient.",
+    cause="torch keeps no rule in what it exports, and would silently give the gradient of plain differentiation.",
+    remedy="train before exporting, or keep the rule by torch.compile.",
+)
+changed_argument = message(
+    RuntimeError,
+    "{0} changed one of its arguments in place, so that the gradient would be silently wrong.",
+    remedy="work on a copy: `x = x.clone()`.",
+)
+changed_since_call = message(
+    RuntimeError,
+    "a tensor that the rule of {0} needs was modified by an inplace operation since the call.",
+    cause="an argument or the output was changed in place before the backward pass.",
+    remedy="change a copy, or change it after the backward pass.",
+)
+recomputed_otherwise = message(
+    RuntimeError,
+    "{0} ran again for its gradient, and gave another output than the first time.",
+    cause="random numbers of another library, or something in an attribute or a global that was changed.",
+    remedy="draw random numbers by keras.random, or outside; pass what changes as an argument.",
+)
+tape_not_recording = message(
+    NotImplementedError,
+    "TensorFlow's tapes record nothing here, and all derivatives would silently be zero.",
+    cause="a rule that differentiates (keras_cg.grad, recipes.recompute) under a tf.autodiff.ForwardAccumulator.",
+    remedy="use keras_cg.jvp instead, or call a tf.function that was defined outside of the accumulator.",
+)
+no_forward_mode = message(
+    ValueError,
+    "forward mode needs a function that has one, and JAX met a jax.custom_vjp, which has none.",
+    cause="a function of another library, whose gradient is a jax.custom_vjp's.",
+    remedy="differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient.",
+)
 
 
 def not_linear(obstacle: str | None = None) -> ValueError:
     """Forward mode needs the transpose of a rule that is not linear; a program may show the `obstacle`."""
     headline = "forward mode needs a rule that is linear in upstream, and this one is not."
-    cause = "a rule that clips or normalises upstream"
-    got = None
+    got, cause = None, "a rule that clips or normalises upstream"
     if obstacle is not None:
         got = f"upstream goes through {obstacle}."
         cause += "; or one that is linear by an operation that is not known for it"
     return report(ValueError, headline, got=got, cause=f"{cause}.", remedy="differentiate in reverse mode.")
 
 
-def tape_not_recording() -> NotImplementedError:
-    """TensorFlow lets no tape record."""
-    headline = "TensorFlow's tapes record nothing here, and all derivatives would silently be zero."
-    cause = "a rule that differentiates (keras_cg.grad, recipes.recompute) under a tf.autodiff.ForwardAccumulator."
-    remedy = "use keras_cg.jvp instead, or call a tf.function that was defined outside of the accumulator."
-    return report(NotImplementedError, headline, cause=cause, remedy=remedy)
-
-
 def wrong_shape_at_run_time(function: str, place: int) -> str:
     """Returns the message of a program that finds the wrong shape of a gradient when it runs."""
     return f"the rule of {function} returned a gradient of the wrong shape for argument {place + 1} of its tensors."
-
-
-def no_forward_mode() -> ValueError:
-    """A function of another library has a rule for reverse mode only."""
-    headline = "forward mode needs a function that has one, and JAX met a jax.custom_vjp, which has none."
-    cause = "a function of another library, whose gradient is a jax.custom_vjp's."
-    remedy = "differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient."
-    return report(ValueError, headline, cause=cause, remedy=remedy)
 
 
 def lost_capture(who: str, cause: str, consequence: str) -> CapturedVariableError:

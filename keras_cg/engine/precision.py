@@ -9,9 +9,9 @@ class Precision(NamedTuple):
     """The numbers of a floating dtype, and how much two results may differ.
 
     `epsilon` is the step from 1 to the next number, and `smallest` the smallest normal number. Numbers near 1 stay in
-    range if they are scaled by 2 ** `reach`. Two results of one computation are equal if they differ by less than
-    `repeated` times the largest, because sums may run in another order. A map is linear if its values differ from those
-    of a linear map by less than `linear` times the largest, because a rule may lose digits.
+    range if they are scaled by 2 ** `reach`. Two results of one computation differ by less than `repeated` times the
+    largest, because sums may run in another order. The values of a linear rule, which may lose digits, differ by less
+    than `linear` times the largest.
     """
 
     epsilon: float

@@ -1,7 +1,6 @@
 """Compares the rule of one run with the rule of another, and searches a rule for tensors.
 
-A higher order runs the function again, and `difference` says whether the second rule equals the first one. What a
-value refers to is read from Python's garbage collector, so there is no list of places where a rule may hold a tensor.
+Python's garbage collector tells what a value refers to, so there is no list of places where a rule may keep a tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from keras_cg.engine.freezing import attributes, is_bound, is_plain
 # These refer to nothing that a rule could differentiate.
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, memoryview, types.CodeType, type(Ellipsis), range)
 
-# Of one object or class there are several, such as `array.__mul__` and `array.__add__`.
+# One object or class has several, such as `array.__mul__` and `array.__add__`.
 _NAMED = (types.BuiltinFunctionType, types.MethodWrapperType, types.GetSetDescriptorType)
 
 # Objects without a value, which pickle refuses.
@@ -34,16 +33,11 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 # Of Python's own numbers: rounding of sums in another order, of what may have been float32.
 _TOLERANCE = 1e-6
 
-# --- searching -------------------------------------------------------------------------------------------------------
-
 
 def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool], limit: int = 100_000) -> Iterator[Any]:
-    """Finds what can be reached from some values without calling anything; globals and modules are not entered.
+    """Finds what can be reached from `roots` without calling anything; globals and modules are not entered.
 
-    Args:
-        roots: Where the search begins.
-        is_wanted: Says what to yield; the search does not enter that.
-        limit: How many objects it looks at before it gives up.
+    The search does not enter what is wanted, and it gives up after `limit` objects.
     """
     # The objects stay alive while the search runs, so that no identity is used twice.
     seen: dict[int, Any] = {}
@@ -61,9 +55,8 @@ def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool], limit: int =
 
 def refers(fun: Any) -> bool:
     """Whether a function may refer to anything but globals."""
-    if type(fun) is not types.FunctionType:
-        return True
-    return bool(fun.__closure__ or fun.__defaults__ or fun.__kwdefaults__ or fun.__dict__)
+    is_plain_function = type(fun) is types.FunctionType
+    return not is_plain_function or bool(fun.__closure__ or fun.__defaults__ or fun.__kwdefaults__ or fun.__dict__)
 
 
 def referents(fun: Any) -> list[Any]:
@@ -72,29 +65,17 @@ def referents(fun: Any) -> list[Any]:
     return parts + (referents(fun.__func__) if isinstance(fun, types.MethodType) else [])
 
 
-# --- comparing -------------------------------------------------------------------------------------------------------
-
-
 def difference(
     first: Any,
     other: Any,
     is_tensor: Callable[[Any], bool],
     agreement: Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]],
 ) -> tuple[str | None, list[Any]]:
-    """Says where a rule differs from the rule of the first run.
+    """Says where a rule differs from the rule of the first run, such as `k was 2.0 and is 5.0`; None if nowhere.
 
     Two rules are equal if they are the same code with equal numbers and tensors, in whatever objects these are. An
     object that both rules refer to is not entered. Classes and functions that each run defines are compared by parts.
-
-    Args:
-        first: The rule of the first run.
-        other: The rule of another run.
-        is_tensor: Whether a value is a tensor of the backend.
-        agreement: Says of each pair of tensors whether they are equal but for the rounding of sums in another order:
-            True or False, or a boolean tensor where no value can be looked at yet.
-
-    Returns:
-        A description such as `k was 2.0 and is 5.0`, or None; and the boolean tensors that must all hold.
+    `is_tensor` and `agreement` are those of the backend. Returns also the boolean tensors of `agreement`.
     """
     tensors: list[tuple[str, Any, Any]] = []
     # The pairs stay alive while they are walked, so that no identity is used twice.
@@ -125,32 +106,23 @@ def outline(
 ) -> tuple[list[Any], list[Any]]:
     """Lists what a rule consists of, where the rule itself must not stay alive: its tensors, and everything else.
 
-    Two rules with equal tensors are equal if their second lists are.
-
-    Args:
-        rule: The rule.
-        is_tensor: Whether a value is a tensor of the backend.
-        shared: Objects that all runs share; they are not entered.
-        inputs: The arguments of the run.
+    Two rules with equal tensors are equal if their second lists are. `shared` objects, which are those of all runs, are
+    not entered; `inputs` are the arguments of the run.
     """
-    # With the objects themselves, which stay alive, so that no other object gets the identity of one.
-    known: dict[int, Any] = {id(value): (id(value), value) for value in shared if not isinstance(value, _ATOMS)}
-    known |= {id(tensor): f"argument {place}" for place, tensor in enumerate(inputs)}
+    # The fact for an object that was met before, and the object: it stays alive, so that no identity is used twice.
+    known: dict[int, Any] = {id(value): ((id(value), value),) for value in shared if not isinstance(value, _ATOMS)}
+    known |= {id(tensor): (f"argument {place}", tensor) for place, tensor in enumerate(inputs)}
     tensors, facts = [], []
-    # The place where an object was met first, and the object, so that no identity is used twice.
-    seen: dict[int, tuple[int, Any]] = {}
     for value in (waiting := [rule]):
         if id(value) in known:
-            facts.append(known[id(value)])
-        elif id(value) in seen:
-            facts.append(seen[id(value)][0])
-        elif is_tensor(value):
-            seen[id(value)] = len(facts), value
+            facts.append(known[id(value)][0])
+            continue
+        if is_tensor(value) or not isinstance(value, _ATOMS):
+            known[id(value)] = len(facts), value
+        if is_tensor(value):
             facts.append("tensor")
             tensors.append(value)
         else:
-            if not isinstance(value, _ATOMS):
-                seen[id(value)] = len(facts), value
             head, parts = _opened(value)
             facts.append(head)
             waiting += [part for _, part in parts]
@@ -215,8 +187,6 @@ def _saved(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
-# --- the parts of a value --------------------------------------------------------------------------------------------
-
 # Methods that are written in C.
 _DESCRIPTORS = (
     types.WrapperDescriptorType,
@@ -227,19 +197,8 @@ _DESCRIPTORS = (
 
 # Classes all of whose parts `_parts` finds.
 _OPENED = (
-    *(
-        types.FunctionType,
-        types.MethodType,
-        functools.partial,
-        dict,
-        list,
-        tuple,
-        deque,
-        set,
-        frozenset,
-        types.SimpleNamespace,
-    ),
-    *(weakref.ref, type, types.GetSetDescriptorType, numpy.ndarray, numpy.generic),
+    *(types.FunctionType, types.MethodType, functools.partial, dict, list, tuple, deque, set, frozenset, weakref.ref),
+    *(types.SimpleNamespace, type, types.GetSetDescriptorType, numpy.ndarray, numpy.generic),
 )
 
 
@@ -271,11 +230,9 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return items + _attributes(value)
     if isinstance(value, type):
         # Python adds `__annotations__` where something first asks for them, as AutoGraph of TensorFlow (2.21) does.
-        members = [
-            (f".{name}", part) for name, part in vars(value).items() if not name.startswith(("__annot", "_abc_"))
-        ]
+        members = [(name, part) for name, part in vars(value).items() if not name.startswith(("__annot", "_abc_"))]
         bases = [(".__bases__", base) for base in value.__bases__ if not _is_importable(base)]
-        return bases + [(step, part) for step, part in members if not isinstance(part, _DESCRIPTORS)]
+        return bases + [(f".{name}", part) for name, part in members if not isinstance(part, _DESCRIPTORS)]
     if isinstance(value, types.GetSetDescriptorType):
         return []
     named_parts = _attributes(value)
@@ -297,9 +254,6 @@ def _rank(member: Any) -> str:
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     # By their names: the collector lists them in an order of its own.
     return [(f".{name}", part) for name, part in sorted(attributes(value).items())]
-
-
-# --- telling ---------------------------------------------------------------------------------------------------------
 
 
 def _joined(path: str, step: str) -> str:
@@ -327,10 +281,7 @@ def _shown(value: Any) -> str:
 def is_repeated(other: numpy.ndarray, first: numpy.ndarray, tolerance: float) -> bool:
     """Whether two arrays are equal but for the rounding of sums in another order.
 
-    Args:
-        other: An array.
-        first: The array that it is compared with.
-        tolerance: How much an element may differ, in units of the largest finite element of `first`.
+    An element may differ by `tolerance` times the largest finite element of `first`.
     """
     if other.shape != first.shape or other.dtype != first.dtype:
         return False

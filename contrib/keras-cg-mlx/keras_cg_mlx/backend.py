@@ -19,8 +19,8 @@ from typing import Any
 import mlx.core as mx
 import numpy
 from keras_cg.engine import defaults, messages
-from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.contract import Function, PlainFunction, Pullback, Tensors
+from keras_cg.engine.linear import check_or_nan
 from keras_cg.engine.precision import is_differentiable
 
 from keras_cg_mlx.functions import named, namespace

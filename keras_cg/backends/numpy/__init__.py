@@ -1,8 +1,4 @@
-"""The NumPy backend, on the primitives of HIPS autograd.
-
-`tensors` defines tensors and reads the boxes of autograd. `attach` attaches a rule by a primitive of autograd.
-`derivatives` calls autograd's own differentiation.
-"""
+"""The NumPy backend, on the primitives of HIPS autograd."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -36,10 +37,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
 
 class Call:
-    """One call: its rule, and whatever else the backward pass needs.
+    """One call for the backward pass: the parents are the `count` arguments, and then the captured values.
 
-    The parents are the `count` arguments, and then the captured values. `closed_over` are the boxes that the function
-    can read and that are no arguments. The function runs again if its gradient is differentiated.
+    `closed_over` are the boxes that the function can read and that are no arguments.
     """
 
     def __init__(
@@ -52,32 +52,24 @@ class Call:
         self.outputs = [weakref.ref(output) for output in outputs if isinstance(output, numpy.ndarray)]
 
     def pull(self, argnums: Sequence[int], parents: Sequence[Any], upstream: Any) -> list[Any]:
-        """The gradients of the arguments of the primitive at `argnums`; the parents begin at 2."""
+        """Returns the gradients of the arguments of the primitive at `argnums`; the parents begin at 2."""
         outer = max([parent._trace for parent in parents if isinstance(parent, Box)], default=-1)
         if not self.closed_over:
             return self._pull(argnums, parents, upstream, outer >= 0)
-        # The level of this backward pass and those inside are over, and autograd uses their numbers again. The boxes of
-        # these levels get an unused number while the rule runs. Else an inner derivative would take them for its own.
+        # The level of this backward pass and those inside are over, and autograd uses their numbers again. Their boxes
+        # get an unused number while the rule runs, because an inner derivative would take them for its own.
         over = min(level for level in self.levels if level > outer)
         found = [*self.closed_over, *filter(_is_box, self.pullback.reached())]
-        ended = {id(box): (box, box._trace) for each in found for box in boxes(each) if box._trace >= over}
-        with trace_stack.new_trace() as level:
-            for box, _ in ended.values():
-                box._trace = level
-            try:
-                gradients = self._pull(argnums, parents, upstream, outer >= 0)
-            finally:
-                for box, number in ended.values():
-                    box._trace = number
+        ended = {id(box): box for each in found for box in boxes(each) if box._trace >= over}.values()
+        with trace_stack.new_trace() as level, _changed("_trace", ended, [level] * len(ended)):
+            gradients = self._pull(argnums, parents, upstream, outer >= 0)
         return [_outside(gradient, level) for gradient in gradients]
 
-    def _pull(
-        self, argnums: Sequence[int], parents: Sequence[Any], upstream: Any, is_differentiated: bool
-    ) -> list[Any]:
+    def _pull(self, argnums: Sequence[int], parents: Sequence[Any], upstream: Any, is_recorded: bool) -> list[Any]:
         arriving = iter((upstream,) if self.floating.count(True) == 1 else upstream)
         cotangents = [conjugate(next(arriving)) if is_real else None for is_real in self.floating]
         pullback = self.pullback
-        if is_differentiated:
+        if is_recorded:
             # The function runs again, on values that the outer level differentiates.
             _, pullback = self.fun(*map(asarray, parents[: self.count]))
             self.pullback.check(pullback)
@@ -102,7 +94,7 @@ defvjp_argnums(custom_gradient, _vjps)
 
 
 def _own(gradient: Any, parent: Any, shared: Sequence[Any]) -> Any:
-    """A gradient of the rule, as autograd wants it: zeros for None, a copy of an array that shares its memory."""
+    """Returns a gradient as autograd wants it: zeros for None, a copy of an array that shares its memory."""
     if gradient is None:
         return vspace(parent).zeros()
     if isinstance(gradient, numpy.ndarray):
@@ -118,7 +110,17 @@ def _outside(gradient: Any, level: int) -> Any:
     return gradient
 
 
-# --- captured values -------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _changed(name: str, objects: Collection[Any], values: Iterable[Any]) -> Iterator[None]:
+    """Sets an attribute of some objects, until the context ends."""
+    before = [getattr(each, name) for each in objects]
+    try:
+        for each, value in zip(objects, values, strict=True):
+            setattr(each, name, value)
+        yield
+    finally:
+        for each, value in zip(objects, before, strict=True):
+            setattr(each, name, value)
 
 
 def _is_box(value: object) -> bool:
@@ -128,7 +130,7 @@ def _is_box(value: object) -> bool:
 def _captured(
     fun: Function, outputs: Sequence[Any], pullback: Pullback, inputs: Sequence[Any], candidates: Sequence[Any]
 ) -> list[Any]:
-    """The boxes among `candidates` on which the outputs depend, in the order of their first use.
+    """Finds the boxes among `candidates` on which the outputs depend, in the order of their first use.
 
     The nodes of the outputs lead to them. autograd does not number its nodes, so another run finds the order.
     """
@@ -148,18 +150,13 @@ def _captured(
     if len(used) == 1:
         return used
     order: list[Any] = []
-    before, roots = [box._node for box in used], [_Use.new_root(order) for _ in used]
-    try:
-        for box, root in zip(used, roots, strict=True):
-            box._node = root
+    roots = {_Use.new_root(order): box for box in used}
+    with _changed("_node", used, roots):
         # A captured value that is an output itself may have no use before.
         order[:0] = [output._node for output in fun(*inputs)[0] if isinstance(output, Box)]
-    finally:
-        for box, node in zip(used, before, strict=True):
-            box._node = node
     if not set(roots) <= set(order):
         raise refusal
-    return [box for _, box in sorted(zip(map(order.index, roots), used, strict=True), key=lambda pair: pair[0])]
+    return [roots[root] for root in sorted(roots, key=order.index)]
 
 
 class _Use(Node):  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -11,10 +11,10 @@ from autograd import make_vjp
 from autograd.builtins import tuple as boxed_tuple
 
 from keras_cg.backends.numpy.tensors import conjugate
-from keras_cg.engine.contract import PlainFunction, Tensors
+from keras_cg.engine.contract import Map, PlainFunction, Tensors
 
 
-def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
+def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Map, Tensors]:
     aux: list[Tensors] = []
 
     def run(tensors: Any) -> Any:

@@ -15,8 +15,8 @@ from keras_cg.backends.tensorflow.derivatives import vjp
 from keras_cg.backends.tensorflow.recording import copies, push_forwardprop_state, record_operation, stop_recording
 from keras_cg.backends.tensorflow.tensors import nan_unless, own
 from keras_cg.engine import linear, messages
-from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.contract import Pullback
+from keras_cg.engine.linear import check_or_nan
 
 
 class Backward:

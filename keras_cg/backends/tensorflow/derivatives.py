@@ -12,8 +12,8 @@ from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite
 from keras_cg.backends.tensorflow.recording import refuse_if_not_recording
 from keras_cg.backends.tensorflow.tensors import own
 from keras_cg.engine import defaults, messages
-from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.contract import PlainFunction, Tensors
+from keras_cg.engine.linear import check_or_nan
 
 
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:

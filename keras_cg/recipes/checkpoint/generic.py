@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from keras_cg.engine.check_or_nan import check_or_nan
 from keras_cg.engine.contract import Backend, Tensors
+from keras_cg.engine.linear import check_or_nan
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.recipes.checkpoint import messages
 from keras_cg.recipes.checkpoint.function import OutputFunction
