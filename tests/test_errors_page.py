@@ -21,7 +21,9 @@ MODULES = (
     "keras_cg.keras.messages",
 )
 # Functions that return a note, which is added to an error of the framework or of the user's function.
-NOTES = ("given_whole", "nest_of_numbers")
+NOTES = ("got_whole", "list_of_numbers", "wrong_shape_at_run_time")
+# The name of the functions that `errors.message` returns, which take texts.
+FILLED = "message.<locals>.fill"
 # A value for each annotation of a parameter, of which none is among the words of a heading.
 VALUES = {"str": "NAME", "int": 3, "object": 0.5, "Sequence": ["NAME", "OTHER"], "Iterable": ["NAME", "OTHER"]}
 
@@ -49,7 +51,12 @@ def messages():
     for place in MODULES:
         module = loaded(place)
         for name, function in vars(module).items():
-            if not inspect.isfunction(function) or function.__module__ != place or name.startswith("_"):
+            if not inspect.isfunction(function) or name.startswith("_"):
+                continue
+            if function.__qualname__ == FILLED:
+                found[f"{place}.{name}"] = str(function("NAME", "OTHER", "THIRD"))
+                continue
+            if function.__module__ != place:
                 continue
             returned = typing.get_type_hints(function)["return"]
             if name in NOTES or (inspect.isclass(returned) and issubclass(returned, Exception)):
@@ -57,6 +64,8 @@ def messages():
                 arguments = {each.name: value_of(each) for each in parameters}
                 if "error" in arguments:
                     arguments["error"] = ImportError("NAME")
+                if "argument" in arguments:
+                    arguments["argument"] = "NAME"
                 found[f"{place}.{name}"] = str(function(**arguments))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

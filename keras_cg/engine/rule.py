@@ -93,7 +93,8 @@ def difference(
         if head != other_head:
             return _told(path, one, two), []
         pairs = zip(parts, others, strict=True)
-        waiting.extend([(_joined(path, step), part, another) for (step, part), (_, another) in pairs])
+        # A step such as `.field` or `[0]` goes on from the path; a name begins a new one.
+        waiting.extend([(path + step if step[:1] in ".[(" else step, a, b) for (step, a), (_, b) in pairs])
     answers = agreement([(one, two) for _, one, two in tensors]) if tensors else ()
     for pair, is_equal in zip(tensors, answers, strict=True):
         if is_equal is False:
@@ -222,7 +223,9 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, (list, tuple, deque)):
         return [(f"[{index}]", part) for index, part in enumerate(value)] + _attributes(value)
     if isinstance(value, (set, frozenset)):
-        return [("[...]", part) for part in sorted(value, key=_rank)] + _attributes(value)
+        # In the same order in each run, if the members are values or objects that both runs share.
+        members = sorted(value, key=lambda part: repr(part) if isinstance(part, (*_ATOMS, tuple)) else str(id(part)))
+        return [("[...]", part) for part in members] + _attributes(value)
     if isinstance(value, weakref.ref):
         return [("()", value())]
     if isinstance(value, numpy.ndarray):
@@ -230,9 +233,9 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return items + _attributes(value)
     if isinstance(value, type):
         # Python adds `__annotations__` where something first asks for them, as AutoGraph of TensorFlow (2.21) does.
-        members = [(name, part) for name, part in vars(value).items() if not name.startswith(("__annot", "_abc_"))]
+        own = [(f".{name}", part) for name, part in vars(value).items() if not name.startswith(("__annot", "_abc_"))]
         bases = [(".__bases__", base) for base in value.__bases__ if not _is_importable(base)]
-        return bases + [(f".{name}", part) for name, part in members if not isinstance(part, _DESCRIPTORS)]
+        return bases + [(step, part) for step, part in own if not isinstance(part, _DESCRIPTORS)]
     if isinstance(value, types.GetSetDescriptorType):
         return []
     named_parts = _attributes(value)
@@ -246,18 +249,9 @@ def _is_importable(kind: type) -> bool:
     return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
 
 
-def _rank(member: Any) -> str:
-    """Orders a set in the same way in each run, if its members are values or objects that both runs share."""
-    return repr(member) if isinstance(member, (*_ATOMS, tuple)) else str(id(member))
-
-
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     # By their names: the collector lists them in an order of its own.
     return [(f".{name}", part) for name, part in sorted(attributes(value).items())]
-
-
-def _joined(path: str, step: str) -> str:
-    return f"{path}{step}" if not path or step.startswith((".", "[", "(")) or not step else step
 
 
 def _told(path: str, one: Any, two: Any) -> str:
