@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from keras_cg.backends.torch.attach import Call
-from keras_cg.backends.torch.tensors import saveable, transforms_active
+from keras_cg.backends.torch.tensors import edges, saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -36,10 +36,9 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
     reads: list[bool] = []
     if outer and not further:
         # A rule may read a tensor that is differentiated outside, and that no output depends on: it tells when it runs.
-        for node in _nodes(outputs):
+        for node, _, _ in edges(outputs):
             call = getattr(node, "call", None)
             if isinstance(call, Call):
-                call.leave_fast_path()
                 call.reads = reads
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
@@ -110,21 +109,8 @@ def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
     A graph of every gradient would cost memory, and a second run of each function in it.
     """
     leaves = [output for output in outputs if output.is_leaf and output.requires_grad]
-    variables = (getattr(node, "variable", None) for node in _nodes(outputs))
+    variables = (getattr(node, "variable", None) for node, _, _ in edges(outputs))
     return any(leaf is not None and not hasattr(leaf, "is_spent") for leaf in (*leaves, *variables))
-
-
-def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """Yields every node of the graph of `outputs`, once."""
-    stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
 
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -194,6 +194,22 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
         except RuntimeError:  # an inference tensor has no version
             counts.append(0)
     return counts
+
+
+def edges(tensors: Sequence[torch.Tensor], ends: Collection[Any] = ()) -> Iterator[tuple[Any, int, Any]]:
+    """Yields each edge of the graph of `tensors`: a node, the number of its output, and the node that uses this.
+
+    The user of an output of the graph is None. No edge is followed beyond those in `ends`, pairs of node and number.
+    """
+    stack: list[tuple[Any, int, Any]] = [(each.grad_fn, each.output_nr, None) for each in tensors]
+    seen = {None}
+    while stack:
+        node, number, user = edge = stack.pop()
+        if node is not None:
+            yield edge
+        if node not in seen and (node, number) not in ends:
+            seen.add(node)
+            stack += [(before, place, node) for before, place in node.next_functions]
 
 
 def autocasts(tensors: Sequence[torch.Tensor], is_on: bool = True) -> list[tuple[str, torch.dtype, bool]]:
