@@ -131,6 +131,7 @@ class Call(FlatFunction):
         The run had the positional arguments `args`, by default the tensors, and it `changed` variables of Keras.
         """
         backend = self.backend
+        results: Sequence[Any]
         if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
             rule, results, tree = pair[1], pair[:1], SINGLE
         else:

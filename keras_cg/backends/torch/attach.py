@@ -67,11 +67,8 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             return transforms.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
         return exported.cut(fun.name, fun(*tensors)[0])
-    inputs = tensors
-    for tensor in tensors:
-        if tensor.requires_grad:
-            inputs = [each.detach() for each in tensors]
-            break
+    is_differentiated = any([tensor.requires_grad for tensor in tensors])
+    inputs = [tensor.detach() for tensor in tensors] if is_differentiated else tensors
     before, start = versions(tensors), sequence_number()
     outputs, pullback = fun(*inputs)
     if before != versions(tensors):
@@ -92,25 +89,17 @@ def record(
 ) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of a run, with the rule as their gradient if anything is differentiated.
 
-    Args:
-        fun: The function, which runs again for higher orders.
-        tensors: Its arguments.
-        inputs: The detached arguments, if one of them is differentiated.
-        start: The number of the first node of the graph that the run may have added.
-        outputs: The outputs of the run.
-        pullback: Its rule.
+    The run had the arguments `inputs`, detached from `tensors` if one of these is differentiated. Nodes of the graph
+    from the number `start` on may be its own.
     """
     if forward_ad._current_level >= 0:
         transforms.not_dual(outputs, pullback)
     variables: Sequence[torch.Tensor] = ()
-    for output in outputs:
-        if output.requires_grad:
-            variables = _captured(fun, outputs, start, pullback)
-            pullback.capture([describe(variable) for variable in variables])
-            break
-    else:
-        if inputs is tensors:
-            return exported.cut(fun.name, outputs)
+    if any([output.requires_grad for output in outputs]):
+        variables = _captured(fun, outputs, start, pullback)
+        pullback.capture([describe(variable) for variable in variables])
+    elif inputs is tensors:
+        return exported.cut(fun.name, outputs)
     call = Call()
     call.fun, call.count, call.pullback = fun, len(tensors), pullback
     if is_autocast():
@@ -157,19 +146,16 @@ class Call:
     pullback: Pullback | None = None
     facts: Any = None
     watched: Sequence[tuple[torch.Tensor, int]] = ()
-    storages: set[int] = set()  # replaced, never changed
+    storages: frozenset[int] | set[int] = frozenset()
     autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
     reads: list[bool] | None = None
 
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
         """Returns the pullback of another run, which must be that of the first."""
-        if self.autocasts or is_autocast():
-            with contextlib.ExitStack() as stack:
-                # torch runs a backward pass outside of the autocast of the forward pass.
-                for each in self.autocasts or autocasts(inputs, is_on=False):
-                    stack.enter_context(torch.autocast(*each))
-                _, pullback = self.fun(*inputs)
-        else:
+        with contextlib.ExitStack() as stack:
+            # torch runs a backward pass outside of the autocast of the forward pass.
+            for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
+                stack.enter_context(torch.autocast(*each))
             _, pullback = self.fun(*inputs)
         if self.pullback is not None:
             self.pullback.check(pullback)
@@ -180,9 +166,9 @@ class Call:
     def refuse_changes(self) -> None:
         """Raises if an input or an output was changed in place since, and the rule holds its memory."""
         changed = {storage_of(tensor) for tensor, version in self.watched if [version] != versions([tensor])} - {0}
-        if changed and self.pullback is not None:
-            if not changed.isdisjoint(map(storage_of, self.pullback.reached())):
-                raise messages.changed_since_call(self.fun.name)
+        reached = self.pullback.reached() if changed and self.pullback is not None else []
+        if not changed.isdisjoint(map(storage_of, reached)):
+            raise messages.changed_since_call(self.fun.name)
 
 
 class Attached(torch.autograd.Function):
@@ -249,7 +235,7 @@ def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
     return [[each.detach() if each is not None and each.requires_grad else each for each in part] for part in parts]
 
 
-def copied(gradients: Sequence[Any], storages: set[int]) -> Sequence[Any]:
+def copied(gradients: Sequence[Any], storages: frozenset[int] | set[int]) -> Sequence[Any]:
     """Copies each gradient that shares its memory with an argument or an output.
 
     autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.

@@ -47,9 +47,8 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
             return tuple(torch.zeros_like(tensor) for tensor in inputs)
         create_graph = further or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in cotangents]))
         with _outside_inference():
-            differentiate = functools.partial(
-                _differentiate, [out for out, _ in used], inputs, saveable([cotangent for _, cotangent in used])
-            )
+            starts, arrived = [out for out, _ in used], saveable([cotangent for _, cotangent in used])
+            differentiate = functools.partial(_differentiate, starts, inputs, arrived)
             gradients = differentiate(create_graph)
             if any(reads) and not create_graph and torch.is_grad_enabled():
                 recorded = differentiate(True)
@@ -82,20 +81,17 @@ def _materialised(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor  # torch does not document this method
 
 
-def _differentiate(
-    outputs: Sequence[torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    cotangents: Sequence[torch.Tensor],
-    create_graph: bool,
-) -> Tensors:
-    arguments: dict[str, Any] = {"create_graph": create_graph, "allow_unused": True, "materialize_grads": True}
+def _differentiate(outputs: Any, inputs: Any, cotangents: Any, create_graph: bool) -> Tensors:
+    differentiate = functools.partial(
+        torch.autograd.grad, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
     try:
-        return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, **arguments)
+        return differentiate(outputs, inputs, cotangents, retain_graph=True)
     except RuntimeError as error:
         if "donated buffers" not in str(error):
             raise
         # A compiled program of torch (2.13) may write into the memory of what it saved; then it can run backward once.
-        return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=False, **arguments)
+        return differentiate(outputs, inputs, cotangents, retain_graph=False)
 
 
 def _outside_inference() -> contextlib.AbstractContextManager[Any]:
@@ -104,13 +100,13 @@ def _outside_inference() -> contextlib.AbstractContextManager[Any]:
 
 
 def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether `outputs` depend on a leaf that is not one of ours, so that their gradient may be differentiated.
+    """Whether the gradient of `outputs` may be differentiated: they depend on a leaf that is not one of ours.
 
     A graph of every gradient would cost memory, and a second run of each function in it.
     """
     leaves = [output for output in outputs if output.is_leaf and output.requires_grad]
-    variables = (getattr(node, "variable", None) for node, _, _ in edges(outputs))
-    return any(leaf is not None and not hasattr(leaf, "is_spent") for leaf in (*leaves, *variables))
+    leaves += [node.variable for node, _, _ in edges(outputs) if hasattr(node, "variable")]
+    return not all([hasattr(leaf, "is_spent") for leaf in leaves])
 
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
