@@ -130,68 +130,25 @@ class Call(FlatFunction):
 
         The run had the positional arguments `args`, by default the tensors, and it `changed` variables of Keras.
         """
-        rule = self.rule_of(pair)
-        if rule is not None:
-            results, tree = pair[:1], SINGLE
+        backend = self.backend
+        results: Sequence[Any]
+        if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
+            rule, results, tree = pair[1], pair[:1], SINGLE
         else:
             output, rule = _checked_pair(self.name, pair)
             results, tree = self.flatten(output)
         if self.output is None:
             self.output = tree
-        pullback = Pullback(self, self.frozen(rule), tensors, tensors if args is None else args, tree)
+        # A copy, because the names that the rule reads may be bound to something else later.
+        rule = rule if backend.is_compiling() else freeze(rule)
+        pullback = Pullback(self, rule, tensors, tensors if args is None else args, tree)
         return (*results, *changed), pullback
-
-    def rule_of(self, pair: Any) -> Callable[..., Any] | None:
-        """Returns the rule if the user's function returned one plain tensor with a rule of one upstream, else None."""
-        is_usual = type(pair) is tuple and len(pair) == 2 and self.backend.is_plain(pair[0])
-        if not is_usual or not signature.takes_one(pair[1]):
-            return None
-        if self.output is None:
-            self.output = SINGLE
-        return pair[1]  # type: ignore[no-any-return]
-
-    def frozen(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Copies a rule, because the names that it reads may be bound to something else later."""
-        return rule if self.backend.is_compiling() else freeze(rule)
-
-    def pullback(self, tensors: Sequence[Any], rule: Callable[..., Any]) -> Pullback:
-        """Returns the pullback of such a rule, of the run on `tensors`."""
-        return Pullback(self, rule, tensors, tuple(tensors), SINGLE)
-
-    def gradients(
-        self,
-        tensors: Sequence[Any],
-        rule: Callable[..., Any],
-        upstream: Any,
-        needs_grad: Sequence[bool] | None,
-        specs: list[Spec] | None = None,
-    ) -> tuple[Any, ...]:
-        """Returns what a rule of one upstream gives for each tensor, None where there is none, or none is needed.
-
-        Where `tensors` are not all plain, they are empty, and `specs` are the dtypes and shapes.
-        """
-        backend = self.backend
-        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
-        gradients: Any = result if type(result) is tuple else (result,)
-        if tensors and not self.is_ordinary:
-            gradients = self.static.tensors_of(gradients)
-        if tensors and len(gradients) == len(tensors):
-            # Most rules return a plain gradient for each tensor, and nothing has to be converted.
-            for gradient, tensor in zip(gradients, tensors, strict=True):
-                is_plain = backend.is_plain(gradient)
-                if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
-                    break
-                # TensorFlow's tape (2.21) fails on a gradient of an integer tensor.
-                if not is_differentiable(backend.dtype(tensor)):
-                    break
-            else:
-                return tuple(gradients)
-        specs = specs or [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
-        return collect(self, specs, result, needs_grad)
 
 
 class Pullback:
     """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
+
+    __slots__ = "_specs", "count", "function", "output", "rule", "takes_one", "tensors", "values"
 
     def __init__(
         self, function: Call, rule: Callable[..., Any], tensors: Sequence[Any], args: tuple[Any, ...], output: Tree
@@ -217,8 +174,25 @@ class Pullback:
         """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
         if variables or not self.takes_one:
             return self._by_convention(cotangents, variables, needs_grad)
+        function, tensors, rule = self.function, self.tensors, self.rule
+        backend = function.backend
         upstream = cotangents[0] if self.output is SINGLE else self.output.unflatten(self._upstreams(cotangents))
-        return self.function.gradients(self.tensors, self.rule, upstream, needs_grad, self._specs), ()
+        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
+        gradients: Any = result if type(result) is tuple else (result,)
+        if tensors and not function.is_ordinary:
+            gradients = function.static.tensors_of(gradients)
+        if tensors and len(gradients) == len(tensors):
+            # Most rules return a plain gradient for each tensor, and nothing has to be converted.
+            for gradient, tensor in zip(gradients, tensors, strict=True):
+                is_plain = backend.is_plain(gradient)
+                if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+                    break
+                # TensorFlow's tape (2.21) fails on a gradient of an integer tensor.
+                if not is_differentiable(backend.dtype(tensor)):
+                    break
+            else:
+                return tuple(gradients), ()
+        return collect(function, self.specs, result, needs_grad), ()
 
     def _by_convention(
         self, cotangents: Sequence[Any], variables: Sequence[Any], needs_grad: Sequence[bool] | None

@@ -23,11 +23,12 @@ from keras_cg.backends.torch.tensors import (
     autocasts,
     describe,
     dynamo_callback,
+    edges,
     hooks,
+    integers,
     is_autocast,
     is_captured,
     is_fake,
-    is_floating,
     is_forward_open,
     is_plain,
     is_tracing,
@@ -66,11 +67,8 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             return transforms.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
         return exported.cut(fun.name, fun(*tensors)[0])
-    inputs = tensors
-    for tensor in tensors:
-        if tensor.requires_grad:
-            inputs = [each.detach() for each in tensors]
-            break
+    is_differentiated = any([tensor.requires_grad for tensor in tensors])
+    inputs = [tensor.detach() for tensor in tensors] if is_differentiated else tensors
     before, start = versions(tensors), sequence_number()
     outputs, pullback = fun(*inputs)
     if before != versions(tensors):
@@ -91,25 +89,17 @@ def record(
 ) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of a run, with the rule as their gradient if anything is differentiated.
 
-    Args:
-        fun: The function, which runs again for higher orders.
-        tensors: Its arguments.
-        inputs: The detached arguments, if one of them is differentiated.
-        start: The number of the first node of the graph that the run may have added.
-        outputs: The outputs of the run.
-        pullback: Its rule.
+    The run had the arguments `inputs`, detached from `tensors` if one of these is differentiated. Nodes of the graph
+    from the number `start` on may be its own.
     """
     if forward_ad._current_level >= 0:
         transforms.not_dual(outputs, pullback)
     variables: Sequence[torch.Tensor] = ()
-    for output in outputs:
-        if output.requires_grad:
-            variables = _captured(fun, outputs, start, pullback)
-            pullback.capture([describe(variable) for variable in variables])
-            break
-    else:
-        if inputs is tensors:
-            return exported.cut(fun.name, outputs)
+    if any([output.requires_grad for output in outputs]):
+        variables = _captured(fun, outputs, start, pullback)
+        pullback.capture([describe(variable) for variable in variables])
+    elif inputs is tensors:
+        return exported.cut(fun.name, outputs)
     call = Call()
     call.fun, call.count, call.pullback = fun, len(tensors), pullback
     if is_autocast():
@@ -144,8 +134,6 @@ class Call:
         fun: The function, which runs again for higher orders.
         count: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
-        rule: The user's rule of the first run, in the place of `pullback` on the fast path.
-        inputs: The arguments of the first run, on the fast path.
         facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         watched: The inputs and outputs, whose memory the rule may hold, each with its version.
         storages: Where the memory of the arguments and outputs begins.
@@ -156,29 +144,18 @@ class Call:
     fun: Function
     count: int
     pullback: Pullback | None = None
-    rule: Callable[..., Any] | None = None
-    inputs: Sequence[torch.Tensor] = ()
     facts: Any = None
     watched: Sequence[tuple[torch.Tensor, int]] = ()
-    storages: Sequence[int] = ()
+    storages: frozenset[int] | set[int] = frozenset()
     autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
     reads: list[bool] | None = None
 
-    def leave_fast_path(self) -> None:
-        """Puts `pullback` in the place of the bare rule."""
-        rule = self.rule  # read once, because another thread may do this at the same time
-        if rule is not None:
-            self.pullback, self.rule = self.fun.pullback(self.inputs, rule), None  # type: ignore[attr-defined]
-
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
         """Returns the pullback of another run, which must be that of the first."""
-        if self.autocasts or is_autocast():
-            with contextlib.ExitStack() as stack:
-                # torch runs a backward pass outside of the autocast of the forward pass.
-                for each in self.autocasts or autocasts(inputs, is_on=False):
-                    stack.enter_context(torch.autocast(*each))
-                _, pullback = self.fun(*inputs)
-        else:
+        with contextlib.ExitStack() as stack:
+            # torch runs a backward pass outside of the autocast of the forward pass.
+            for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
+                stack.enter_context(torch.autocast(*each))
             _, pullback = self.fun(*inputs)
         if self.pullback is not None:
             self.pullback.check(pullback)
@@ -188,9 +165,9 @@ class Call:
 
     def refuse_changes(self) -> None:
         """Raises if an input or an output was changed in place since, and the rule holds its memory."""
-        now = versions([tensor for tensor, _ in self.watched])
-        changed = {storage_of(each[0]) for each, version in zip(self.watched, now, strict=True) if each[1] != version}
-        if self.pullback is not None and not (changed - {0}).isdisjoint(map(storage_of, self.pullback.reached())):
+        changed = {storage_of(tensor) for tensor, version in self.watched if [version] != versions([tensor])} - {0}
+        reached = self.pullback.reached() if changed and self.pullback is not None else []
+        if not changed.isdisjoint(map(storage_of, reached)):
             raise messages.changed_since_call(self.fun.name)
 
 
@@ -202,16 +179,25 @@ class Attached(torch.autograd.Function):
         call, outputs, residuals = computed
         ctx.call = call
         ctx.save_for_backward(*tensors, *residuals)
-        call.storages = [storage_of(tensor) for tensor in (*tensors[: call.count], *outputs)]
-        results, integers = _aliases(outputs, tensors[: call.count], call.storages)
-        if integers:
-            ctx.mark_non_differentiable(*integers)
-        return results
+        sharing = {storage_of(tensor): tensor for tensor in tensors[: call.count]}
+        sharing.pop(0, None)
+        call.storages = {*sharing, *map(storage_of, outputs)}
+        results = []
+        for output in outputs:
+            base = sharing.get(storage_of(output))
+            if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
+                # A view of the argument for autograd, which then notices a change in place of either.
+                result = base.as_strided(output.size(), output.stride(), output.storage_offset())
+            else:
+                # A rule that captures the output would be in a reference cycle through the output's node.
+                result = output.detach()
+            results.append(result)
+        ctx.mark_non_differentiable(*integers(results))
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
-        call.leave_fast_path()
         count, stop, pullback = call.count, len(needs_grad), call.pullback
         is_recorded = torch.is_grad_enabled()
         # Read once: a checkpoint recomputes saved tensors only once.
@@ -249,7 +235,7 @@ def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
     return [[each.detach() if each is not None and each.requires_grad else each for each in part] for part in parts]
 
 
-def copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:
+def copied(gradients: Sequence[Any], storages: frozenset[int] | set[int]) -> Sequence[Any]:
     """Copies each gradient that shares its memory with an argument or an output.
 
     autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
@@ -262,7 +248,7 @@ def copied(gradients: Sequence[Any], storages: Sequence[int]) -> Sequence[Any]:
             return gradients
     except (AttributeError, RuntimeError):  # None has no storage, nor has a sparse tensor
         pass
-    known = {*storages} - {0}
+    known = storages - {0}
     return [each.clone() if each is not None and storage_of(each) in known else each for each in gradients]
 
 
@@ -276,51 +262,21 @@ def storage_of(tensor: torch.Tensor) -> int:
         return 0
 
 
-def _aliases(
-    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], storages: Sequence[int]
-) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
-    """Returns aliases of `outputs`, and those that can have no gradient.
-
-    Without an alias, a rule that captures an output would be in a reference cycle through the output's node. An output
-    that shares memory with an input becomes a view of it for autograd, which then notices a change in place of either.
-    """
-    sharing = {storage: tensor for storage, tensor in zip(storages, inputs, strict=False) if storage}
-    results, integers = [], []
-    for output, storage in zip(outputs, storages[len(inputs) :], strict=True):
-        base = sharing.get(storage)
-        if base is not None and output.dtype == base.dtype and output.is_conj() == base.is_conj():
-            result = base.as_strided(output.size(), output.stride(), output.storage_offset())
-        else:
-            result = output.detach()
-        results.append(result)
-        if not is_floating(result):
-            integers.append(result)
-    return tuple(results), integers
-
-
 def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
     """Returns the tensors that `fun` captured and `outputs` depend on, in the order of their first use.
 
-    This walks autograd's graph from the outputs to leaves and to tensors in closures. torch numbers the nodes, and a
-    node from before `start` was not added by this run.
+    These are leaves of autograd's graph, and tensors in closures. A node with a number below `start` was there before.
     """
     computed = fun.captures(lambda value: isinstance(value, torch.Tensor) and value.grad_fn is not None)
     known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
     used: dict[torch.Tensor, int] = {output: 0 for output in outputs if output.is_leaf and output.requires_grad}
-    stack = [(output.grad_fn, output.output_nr, start) for output in outputs if output.grad_fn is not None]
-    seen = set()
-    while stack:
-        node, number, user = stack.pop()
+    for node, number, user in edges(outputs, known):
         tensor = known.get((node, number), getattr(node, "variable", None))
         if tensor is not None:
-            used[tensor] = min(user, used.get(tensor, user))
+            order = start if user is None else user._sequence_nr()
+            used[tensor] = min(order, used.get(tensor, order))
         elif node._sequence_nr() < start or not any([before is not None for before, _ in node.next_functions]):
             # The run captured a computed tensor that `captures` does not find. Or the node is a leaf of aot_module.
             pullback.capture(["(a tensor computed from trainable ones)"])
             raise messages.unserved_variables("torch", "(where it is not in a closure)")
-        elif node not in seen:
-            seen.add(node)
-            stack += [
-                (before, place, node._sequence_nr()) for before, place in node.next_functions if before is not None
-            ]
     return sorted(used, key=used.__getitem__)

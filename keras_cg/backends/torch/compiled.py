@@ -9,7 +9,7 @@ import torch
 
 from keras_cg.backends.torch.tensors import transforms_active
 from keras_cg.engine import messages
-from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.contract import Function
 
 
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -34,17 +34,6 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
             if output is inputs[place]:
                 found = len(outputs) + place
         same.append(found)
-    return _record(tensors, needs_grad, same, outputs, pullback)
-
-
-def _record(
-    tensors: Sequence[torch.Tensor],
-    needs_grad: list[bool],
-    same: list[int],
-    outputs: tuple[torch.Tensor, ...],
-    pullback: Pullback,
-) -> tuple[torch.Tensor, ...]:
-    """Returns the outputs of a run, with the rule as their gradient, if an argument is differentiated."""
     for output in outputs:
         if output.requires_grad:
             pullback.capture(["(a tensor that torch.compile does not name)"])

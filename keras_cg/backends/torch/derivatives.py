@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from keras_cg.backends.torch.attach import Call
-from keras_cg.backends.torch.tensors import saveable, transforms_active
+from keras_cg.backends.torch.tensors import edges, saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -36,10 +36,9 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
     reads: list[bool] = []
     if outer and not further:
         # A rule may read a tensor that is differentiated outside, and that no output depends on: it tells when it runs.
-        for node in _nodes(outputs):
+        for node, _, _ in edges(outputs):
             call = getattr(node, "call", None)
             if isinstance(call, Call):
-                call.leave_fast_path()
                 call.reads = reads
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
@@ -48,9 +47,8 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
             return tuple(torch.zeros_like(tensor) for tensor in inputs)
         create_graph = further or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in cotangents]))
         with _outside_inference():
-            differentiate = functools.partial(
-                _differentiate, [out for out, _ in used], inputs, saveable([cotangent for _, cotangent in used])
-            )
+            starts, arrived = [out for out, _ in used], saveable([cotangent for _, cotangent in used])
+            differentiate = functools.partial(_differentiate, starts, inputs, arrived)
             gradients = differentiate(create_graph)
             if any(reads) and not create_graph and torch.is_grad_enabled():
                 recorded = differentiate(True)
@@ -83,20 +81,17 @@ def _materialised(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor  # torch does not document this method
 
 
-def _differentiate(
-    outputs: Sequence[torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    cotangents: Sequence[torch.Tensor],
-    create_graph: bool,
-) -> Tensors:
-    arguments: dict[str, Any] = {"create_graph": create_graph, "allow_unused": True, "materialize_grads": True}
+def _differentiate(outputs: Any, inputs: Any, cotangents: Any, create_graph: bool) -> Tensors:
+    differentiate = functools.partial(
+        torch.autograd.grad, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )
     try:
-        return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, **arguments)
+        return differentiate(outputs, inputs, cotangents, retain_graph=True)
     except RuntimeError as error:
         if "donated buffers" not in str(error):
             raise
         # A compiled program of torch (2.13) may write into the memory of what it saved; then it can run backward once.
-        return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=False, **arguments)
+        return differentiate(outputs, inputs, cotangents, retain_graph=False)
 
 
 def _outside_inference() -> contextlib.AbstractContextManager[Any]:
@@ -105,26 +100,13 @@ def _outside_inference() -> contextlib.AbstractContextManager[Any]:
 
 
 def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
-    """Whether `outputs` depend on a leaf that is not one of ours, so that their gradient may be differentiated.
+    """Whether the gradient of `outputs` may be differentiated: they depend on a leaf that is not one of ours.
 
     A graph of every gradient would cost memory, and a second run of each function in it.
     """
     leaves = [output for output in outputs if output.is_leaf and output.requires_grad]
-    variables = (getattr(node, "variable", None) for node in _nodes(outputs))
-    return any(leaf is not None and not hasattr(leaf, "is_spent") for leaf in (*leaves, *variables))
-
-
-def _nodes(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """Yields every node of the graph of `outputs`, once."""
-    stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
+    leaves += [node.variable for node, _, _ in edges(outputs) if hasattr(node, "variable")]
+    return not all([hasattr(leaf, "is_spent") for leaf in leaves])
 
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:

@@ -1,4 +1,4 @@
-"""The fast path: plain tensors in, one plain floating-point tensor out, and no special state of torch.
+"""The fast path: plain tensors in, plain floating-point tensors out, and no special state of torch.
 
 Any other call continues in `attach_any`, `record` or `Attached.backward`, from the line where the difference shows.
 """
@@ -20,79 +20,78 @@ from keras_cg.backends.torch.tensors import (
     hooks,
     is_autocast,
     is_included,
+    is_plain,
     is_tracing,
     keeps_graph,
     sequence_number,
     transforms_active,
 )
 from keras_cg.engine import messages
-from keras_cg.engine.freezing import freeze
 
 
 def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the outputs of `fun`, with the rule as their gradient."""
-    if not fun.is_ordinary or is_dynamo_compiling() or is_tracing() or transforms_active() or dispatch_modes():
+    if is_dynamo_compiling() or is_tracing() or transforms_active() or dispatch_modes() or not torch.is_grad_enabled():
         return attach_any(fun, tensors)
-    if not torch.is_grad_enabled() or forward_ad._current_level >= 0 or is_included(PRE_DISPATCH) or is_autocast():
+    if forward_ad._current_level >= 0 or is_included(PRE_DISPATCH) or is_autocast() or hooks(False) is not None:
         return attach_any(fun, tensors)
-    if hooks(False) is not None or dynamo_callback() is not None:
+    if dynamo_callback() is not None or not (fun.is_ordinary or all(map(is_plain, tensors))):
         return attach_any(fun, tensors)
     for tensor in tensors:
         if tensor.requires_grad:
             break
     else:
-        return attach_constant(fun, tensors)
-    inputs, watched, storages = [], [], []
+        return attach_constant(fun, tensors) if fun.is_ordinary else attach_any(fun, tensors)
+    inputs, watched, storages = [], [], set()
     try:
         for tensor in tensors:
             detached = tensor.detach()
             inputs.append(detached)
             watched.append((detached, tensor._version))
-            storages.append(detached.untyped_storage().data_ptr())
+            storages.add(detached.untyped_storage().data_ptr())
     except RuntimeError:  # an inference tensor has no version, a sparse one no storage
         return attach_any(fun, tensors)
     start = sequence_number()
-    pair = fun.user(*inputs)
+    outputs, pullback = fun.returned(inputs, fun.user(*inputs)) if fun.is_ordinary else fun(*inputs)
     for detached, version in watched:
         if detached._version != version:
             raise messages.changed_argument(fun.name)
-    rule = fun.rule_of(pair)
-    output: Any = None if rule is None else pair[0]
-    is_usual = output is not None and not output.requires_grad and output.layout is torch.strided
-    storage = output.untyped_storage().data_ptr() if is_usual and output.is_floating_point() else None
-    if storage is None or storage in storages:
-        return record(fun, tensors, inputs, start, *fun.returned(inputs, pair))
-    storages.append(storage)
-    call = Call()
-    call.fun, call.count, call.inputs, call.rule, call.storages = fun, len(inputs), inputs, freeze(rule), storages
-    if rule.__closure__ is not None or rule.__defaults__ is not None:
+    for output in outputs:
+        is_usual = is_plain(output) and not output.requires_grad and output.layout is torch.strided
+        storage = output.untyped_storage().data_ptr() if is_usual and output.is_floating_point() else None
+        if storage is None or storage in storages:
+            return record(fun, tensors, inputs, start, outputs, pullback)
+        storages.add(storage)
         watched.append((output, output._version))
+    call = Call()
+    call.fun, call.count, call.pullback, call.storages = fun, len(inputs), pullback, storages
+    if pullback.holds_anything():
         call.watched = watched
-    return (_apply((call, output), *tensors),)
+    results: tuple[Any, ...] = _apply((call, outputs), *tensors)
+    return results
 
 
 class _Ordinary(Attached):
-    """`Attached` for one output."""
+    """`Attached` for such outputs."""
 
     @staticmethod
     def forward(ctx: Any, computed: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
-        ctx.call, output = computed
+        ctx.call, outputs = computed
         ctx.save_for_backward(*tensors)
-        return output.detach()
+        return tuple([output.detach() for output in outputs])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call = ctx.call
-        rule = call.rule
-        if rule is None or cotangents[0] is None or torch.is_grad_enabled():
+        pullback = call.pullback
+        if pullback is None or call.reads is not None or torch.is_grad_enabled():
             return Attached.backward(ctx, *cotangents)
         for tensor, version in call.watched:
             if tensor._version != version:
                 return Attached.backward(ctx, *cotangents)
-        gradients = call.fun.gradients(call.inputs, rule, cotangents[0], ctx.needs_input_grad[1:])
-        gradients = copied(gradients, call.storages)
+        gradients = copied(pullback(cotangents, (), ctx.needs_input_grad[1:])[0], call.storages)
         if not keeps_graph():
-            call.rule, call.watched, call.inputs = None, (), ()
+            call.pullback, call.watched = None, ()
         return None, *gradients
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -196,6 +196,22 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     return counts
 
 
+def edges(tensors: Sequence[torch.Tensor], ends: Collection[Any] = ()) -> Iterator[tuple[Any, int, Any]]:
+    """Yields each edge of the graph of `tensors`: a node, the number of its output, and the node that uses this.
+
+    The user of an output of the graph is None. No edge is followed beyond those in `ends`, pairs of node and number.
+    """
+    stack: list[tuple[Any, int, Any]] = [(each.grad_fn, each.output_nr, None) for each in tensors]
+    seen = {None}
+    while stack:
+        node, number, user = stack.pop()
+        if node is not None:
+            yield node, number, user
+        if node not in seen and (node, number) not in ends:
+            seen.add(node)
+            stack += [(before, place, node) for before, place in node.next_functions]
+
+
 def autocasts(tensors: Sequence[torch.Tensor], is_on: bool = True) -> list[tuple[str, torch.dtype, bool]]:
     """Returns the arguments of `torch.autocast` that bring the present state back, or that switch autocast off."""
     kinds = filter(torch.amp.is_autocast_available, {"cpu", *[tensor.device.type for tensor in tensors]})
@@ -203,16 +219,15 @@ def autocasts(tensors: Sequence[torch.Tensor], is_on: bool = True) -> list[tuple
 
 
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
-    if transforms_active() or is_captured() or not all([_is_equal(one, two) for one, two in pairs]):
-        return _agreement(pairs)  # type: ignore[no-any-return]
-    return [True] * len(pairs)
-
-
-def _is_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two ordinary tensors have the same values: a fast path of `_agree`."""
-    if not (is_plain(one) and is_plain(two) and one.is_cpu and two.is_cpu and one.dtype == two.dtype):
-        return False
-    return one.layout is two.layout is torch.strided and torch.equal(one, two)
+    if not transforms_active() and not is_captured():
+        for one, two in pairs:
+            if not (is_plain(one) and is_plain(two) and one.is_cpu and two.is_cpu and one.dtype == two.dtype):
+                break
+            if not (one.layout is two.layout is torch.strided and torch.equal(one, two)):
+                break
+        else:
+            return [True] * len(pairs)
+    return _agreement(pairs)  # type: ignore[no-any-return]
 
 
 # After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in this one.
@@ -220,29 +235,24 @@ def _is_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
 def _agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
     if is_captured():
         # An operation of torch would be recorded. A placeholder has no values to compare.
-        return [is_fake(one) or _is_repeated(one, two) for one, two in pairs]
+        tolerances = [precision.of(dtype(one)).repeated for one, _ in pairs]
+        compared = zip(pairs, tolerances, strict=True)
+        return [is_fake(one) or is_repeated(to_numpy(two), to_numpy(one), each) for (one, two), each in compared]
     # Values can only be read outside of every transform.
     with torch.no_grad(), temporarily_clear_interpreter_stack():
         answers = [_agree(_whole(one), _whole(two)) for one, two in pairs]
-        # One synchronisation for all answers of other devices.
-        waiting = [answer for answer in answers if isinstance(answer, torch.Tensor)]
-        arrived = iter(torch.stack([answer.cpu() for answer in waiting]).tolist() if len(waiting) > 1 else waiting)
-        return [bool(next(arrived)) if isinstance(answer, torch.Tensor) else answer for answer in answers]
-
-
-def _is_repeated(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return is_repeated(to_numpy(two), to_numpy(one), precision.of(dtype(one)).repeated)
+        # Only now, because `bool` waits for an accelerator.
+        return [bool(answer) for answer in answers]
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """Takes a tensor out of all transforms; of a DTensor, returns the part of this process."""
     tensor = _unwrapped(tensor).detach()
-    local: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
-    return tensor if local is None else local()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _agree(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor:
-    """Whether two tensors are equal but for rounding; on an accelerator, a boolean tensor there."""
+    """Whether two tensors are equal up to rounding; on an accelerator, a boolean tensor there."""
     if one.shape != two.shape or one.dtype != two.dtype or one.device != two.device:
         return False
     if one is two or is_fake(one) or one.is_meta:
