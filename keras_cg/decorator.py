@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from keras_cg import call, config, errors, keras_interop, keras_scope
+from keras_cg.pytree import SINGLE
 
 __all__ = ["CustomGradient", "custom_gradient"]
 
@@ -67,7 +68,8 @@ class CustomGradient(Generic[P, Output]):
             return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
         if is_ordinary and keras_scope.is_unscoped():
             function = call.Call(backend, self._name, self.__wrapped__, len(args))
-            return function.finish(backend.attach(function, args))  # type: ignore[no-any-return]
+            results = backend.attach(function, args)
+            return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
         return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
 
     def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
