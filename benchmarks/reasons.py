@@ -20,7 +20,7 @@ WHY = {
     "keras_cg.backends.numpy.tensors:conjugate": "autograd's gradient of a complex number is the conjugate of ours.",
     "keras_cg.backends.numpy.tensors:innermost": "autograd boxes what it differentiates: the array inside.",
     "keras_cg.backends.numpy.tensors:is_floating": "An integer output takes part in no gradient.",
-    "keras_cg.namespaces.tensorflow.functions:clip": "`ops.clip` as the array API standard has it.",
+    "keras_cg.namespaces.tensorflow.elementwise:clip": "`ops.clip` as the array API standard has it.",
     "keras_cg.backends.tensorflow.recording:_is_not_recording": "A tape may be told to record nothing: that is tried.",
     "keras_cg.backends.torch.fast:_Ordinary.backward": "Calls the rule, if no argument or output has changed.",
     "keras_cg.backends.torch.fast:_Ordinary.forward": "Saves the arguments; the output gets its node.",

@@ -268,7 +268,7 @@ FAULTS = [
         " or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:",
         " or gradient.dtype != tensor.dtype:",
     ),
-    ("call", "rule not frozen", "return rule if self.backend.is_compiling() else freeze(rule)", "return rule"),
+    ("call", "rule not frozen", "rule = rule if backend.is_compiling() else freeze(rule)", "pass"),
     # A rule is compared, copied and tried.
     ("engine.rule", "tensors never differ", "if is_equal is False:", "if False:"),
     ("engine.rule", "heads never differ", "if head != other_head:", "if False:"),

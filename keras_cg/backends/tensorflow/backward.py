@@ -144,7 +144,8 @@ def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
         return [None] * len(parts([tensor]))
     if isinstance(gradient, tf.IndexedSlices) and not is_composite(tensor):
         # Copied, because a graph (2.21) does not find tensors that it did not compute, such as indices from outside.
-        return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True)]
+        size = None if gradient.dense_shape is None else tf.identity(gradient.dense_shape)
+        return [tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices), size)]
     tf.nest.assert_same_structure(tensor, gradient, expand_composites=True)
     return parts([gradient])
 
