@@ -1511,9 +1511,9 @@ def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
     class Holder:
         w = eager.tensor([5.0])
 
-    x, holder, names = eager.tensor([3.0]), Holder(), {"holder": Holder()}
-    hidden = eval("lambda x: x * holder.w", names)
-    for function, w, expected in ((lambda x: x * holder.w, holder.w, [3.0]), (hidden, names["holder"].w, None)):
+    x, holder, names = eager.tensor([3.0]), Holder(), {"w": eager.tensor([5.0])}
+    hidden = eval("lambda x: x * w", names)
+    for function, w, expected in ((lambda x: x * holder.w, holder.w, [3.0]), (hidden, names["w"], None)):
         with tf.GradientTape() as tape:
             tape.watch([x, w])
             output = recipes.recompute(function)(x)
