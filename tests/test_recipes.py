@@ -1503,23 +1503,18 @@ def test_clipping_by_a_norm_that_is_no_scalar(eager, backend):
 
 
 @pytest.mark.only("tensorflow")
-@pytest.mark.limit
-def test_what_recompute_does_not_see_on_tensorflow(eager, backend):
-    """A tensor in a global gets no gradient; in a closure, or in an attribute of an object there, it gets one."""
+def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, backend):
     import tensorflow as tf
 
     class Holder:
         w = eager.tensor([5.0])
 
     x, holder, names = eager.tensor([3.0]), Holder(), {"w": eager.tensor([5.0])}
-    hidden = eval("lambda x: x * w", names)
-    for function, w, expected in ((lambda x: x * holder.w, holder.w, [3.0]), (hidden, names["w"], None)):
+    for function, w in ((lambda x: x * holder.w, holder.w), (eval("lambda x: x * w", names), names["w"])):
         with tf.GradientTape() as tape:
             tape.watch([x, w])
             output = recipes.recompute(function)(x)
-        gx, gw = tape.gradient(output, [x, w])
-        assert eager.array(gx).tolist() == [5.0]
-        assert (gw if gw is None else eager.array(gw).tolist()) == expected
+        assert [eager.array(each).tolist() for each in tape.gradient(output, [x, w])] == [[5.0], [3.0]]
 
 
 @pytest.mark.only("jax")
