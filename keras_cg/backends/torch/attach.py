@@ -181,7 +181,7 @@ class Attached(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *residuals)
         sharing = {storage_of(tensor): tensor for tensor in tensors[: call.count]}
         sharing.pop(0, None)
-        call.storages = {*sharing, *map(storage_of, outputs)}
+        call.storages = {*sharing, *map(storage_of, outputs)} - {0}
         results = []
         for output in outputs:
             base = sharing.get(storage_of(output))
@@ -240,6 +240,8 @@ def copied(gradients: Sequence[Any], storages: frozenset[int] | set[int]) -> Seq
 
     autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
     """
+    if not storages:  # the arguments and outputs have no memory, as FakeTensors, whose address torch warns about
+        return gradients
     try:
         for gradient in gradients:
             if gradient.untyped_storage().data_ptr() in storages:
