@@ -127,7 +127,7 @@ def test_every_reason_is_that_of_a_function():
         assert callable(pkgutil.resolve_name(function)), f"{function}: it is gone, and so should be its reason"
     assert set(reasons.CONTRACT) == {*contract.REQUIRED, *contract.OPTIONAL}
     assert reasons.why("keras_cg.backends.torch.tensors:is_tensor", "") == (
-        "can the framework hold `value` as a tensor"
+        "Whether the framework can hold `value` as a tensor"
     )
     assert reasons.why("keras_cg.ops:is_tensor", "") == ""
 
