@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from keras_cg import custom_gradient, ops
+from keras_cg import custom_gradient, grad, ops
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.0, 2.0], np.float32)
@@ -428,3 +428,23 @@ def test_no_convention_fits(frame, rule):
     for form in ("grad(upstream)", "grad(dy1, dy2, ...)", "grad(*dys)", "grad(*args, upstream)", "`variables`"):
         assert form in text
     assert re.search(r"got: <lambda>\(", text)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [lambda first, second: 7 * first + 5 * second, lambda first, second, static: 7 * first + 5 * second],
+    ids=["tensors", "leaves"],
+)
+def test_one_upstream_each_of_an_output_with_a_static_leaf(backend, rule):
+    """A rule takes one upstream for each tensor, or for each leaf: then the static leaf has None."""
+
+    @custom_gradient
+    def f(x):
+        return (2 * x, 3 * x, "static"), rule
+
+    def total(x):
+        first, second, static = f(x)
+        assert static == "static"
+        return first + 10 * second
+
+    assert float(grad(total)(1.0)) == 7 * 1 + 5 * 10
