@@ -81,13 +81,13 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
-    if not hasattr(fill_value, "shape"):
+    if isinstance(fill_value, NUMBERS):  # Dynamo (torch 2.13) cannot trace `hasattr` of a number
         return xp.full(shape, fill_value, dtype=dtype_of(dtype), device=device)
     return broadcast_to(asarray(fill_value, dtype, device=device), shape).clone()
 
 
 def full_like(x: Any, /, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
-    if not hasattr(fill_value, "shape"):
+    if isinstance(fill_value, NUMBERS):
         return _accepting["full_like"](x, fill_value, dtype=dtype, device=device)
     x = as_tensor(x)
     return full(x.shape, fill_value, dtype or x.dtype, device=device or x.device)
