@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from keras_cg.namespaces import messages
+from keras_cg.namespaces import messages, standard
 
 
 def axis_of(axis: int | None, rank: int) -> int:
@@ -140,3 +140,20 @@ def transforms(
         return x
 
     return Transforms(hfft, ihfft, fftn, ifftn, rfftn, irfftn)
+
+
+def uniques(unique_all: Callable[[Any], standard.UniqueAllResult]) -> tuple[Callable[..., Any], ...]:
+    """Builds `unique_counts`, `unique_inverse` and `unique_values` from `unique_all`."""
+
+    def unique_counts(x: Any, /) -> standard.UniqueCountsResult:
+        every = unique_all(x)
+        return standard.UniqueCountsResult(every.values, every.counts)
+
+    def unique_inverse(x: Any, /) -> standard.UniqueInverseResult:
+        every = unique_all(x)
+        return standard.UniqueInverseResult(every.values, every.inverse_indices)
+
+    def unique_values(x: Any, /) -> Any:
+        return unique_all(x).values
+
+    return unique_counts, unique_inverse, unique_values

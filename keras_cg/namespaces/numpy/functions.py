@@ -237,18 +237,7 @@ def unique_all(x: Any, /) -> standard.UniqueAllResult:
     return standard.UniqueAllResult(take(x, found.indices), *found[1:])
 
 
-def unique_counts(x: Any, /) -> standard.UniqueCountsResult:
-    found = unique_all(x)
-    return standard.UniqueCountsResult(found.values, found.counts)
-
-
-def unique_inverse(x: Any, /) -> standard.UniqueInverseResult:
-    found = unique_all(x)
-    return standard.UniqueInverseResult(found.values, found.inverse_indices)
-
-
-def unique_values(x: Any, /) -> Any:
-    return unique_all(x).values
+unique_counts, unique_inverse, unique_values = composed.uniques(unique_all)
 
 
 # --- statistics and utilities --------------------------------------------------------------------

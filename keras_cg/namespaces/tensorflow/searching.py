@@ -102,18 +102,7 @@ def unique_all(x: Any, /) -> standard.UniqueAllResult:
     return standard.UniqueAllResult(tf.gather(flat, places), places, tf.reshape(inverse, tf.shape(x)), counts)
 
 
-def unique_counts(x: Any, /) -> standard.UniqueCountsResult:
-    every = unique_all(x)
-    return standard.UniqueCountsResult(every.values, every.counts)
-
-
-def unique_inverse(x: Any, /) -> standard.UniqueInverseResult:
-    every = unique_all(x)
-    return standard.UniqueInverseResult(every.values, every.inverse_indices)
-
-
-def unique_values(x: Any, /) -> Any:
-    return unique_all(x).values
+unique_counts, unique_inverse, unique_values = composed.uniques(unique_all)
 
 
 def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:

@@ -215,18 +215,7 @@ def unique_all(x: Any, /) -> standard.UniqueAllResult:
     return standard.UniqueAllResult(x.reshape(-1)[first], first, inverse, counts)
 
 
-def unique_counts(x: Any, /) -> standard.UniqueCountsResult:
-    found = unique_all(x)
-    return standard.UniqueCountsResult(found.values, found.counts)
-
-
-def unique_inverse(x: Any, /) -> standard.UniqueInverseResult:
-    found = unique_all(x)
-    return standard.UniqueInverseResult(found.values, found.inverse_indices)
-
-
-def unique_values(x: Any, /) -> Any:
-    return unique_all(x).values
+unique_counts, unique_inverse, unique_values = composed.uniques(unique_all)
 
 
 # --- statistics ----------------------------------------------------------------------------------
