@@ -37,11 +37,13 @@ def to_numpy(tensor: Any) -> numpy.ndarray:
 
 
 def shape(tensor: Any) -> tuple[int | None, ...]:
-    return tensor.shape  # type: ignore[no-any-return]
+    # In autograd 1.8 a box may hold a number of Python, which has neither shape nor dtype.
+    return numpy.shape(innermost(tensor))  # type: ignore[no-any-return]
 
 
 def dtype(tensor: Any) -> str:
-    return _dtype_name(tensor.dtype)
+    value = innermost(tensor)
+    return _dtype_name(value.dtype if isinstance(value, _arrays) else numpy.asarray(value).dtype)
 
 
 @functools.cache
@@ -71,8 +73,9 @@ def is_recording() -> bool:
 
 
 def is_plain(value: object) -> bool:
-    kind = type(value)
-    return kind is ArrayBox or (kind is numpy.ndarray and value.dtype.kind in "biufc")  # type: ignore[attr-defined]
+    if type(value) is ArrayBox:
+        return isinstance(innermost(value), _arrays)
+    return type(value) is numpy.ndarray and value.dtype.kind in "biufc"
 
 
 def innermost(tensor: Any) -> Any:
