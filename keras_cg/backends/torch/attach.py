@@ -40,7 +40,7 @@ from keras_cg.backends.torch.tensors import (
     versions,
 )
 from keras_cg.engine import messages
-from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.contract import Function, OrdinaryFunction, Pullback
 
 
 def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -116,7 +116,7 @@ def record(
     return results
 
 
-def attach_constant(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def attach_constant(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """The fast path where no argument is differentiated: only a captured tensor can have a gradient."""
     before, start = versions(tensors), sequence_number()
     pair = fun.user(*tensors)
