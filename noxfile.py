@@ -1,9 +1,13 @@
-"""The manual of the project: `nox -l` lists what can be done, `nox` does all of it, `nox -s NAME` one thing.
+"""The manual of the project: `nox -l` lists what can be done.
 
-Every session has an environment of its own with the versions of constraints.txt, but for those that need every
-framework: they share that of the session `frameworks`, which runs before them. Sessions such as `tests(jax, newest)`
-have another Python and other versions; where that Python is missing they are left out, and the end of the run names
-them. What follows `--` goes to the tool: `nox -s "tests(torch)" -- -k conventions`.
+- `nox` answers in a quarter of an hour: each backend in its own environment, all frameworks together, Keras on each
+  backend, and the code of the README and the pages.
+- `nox -t all` does the rest that CI does: slow tests, other versions, reports that must not change, style, builds.
+- `nox -s NAME` runs one session. What follows `--` goes to the tool: `nox -s "tests(torch)" -- -k conventions`.
+
+Sessions that need every framework share the environment of the session `frameworks`, which runs before them. Sessions
+such as `versions(jax, newest)` have another Python and other versions. Where that Python is missing they are left out,
+and the end of the run names them.
 """
 
 from __future__ import annotations
@@ -50,8 +54,8 @@ ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
-# The tests of documentation, which have a session of their own, as the conformance suite has.
-PAGES = ("tests/test_readme.py", "tests/test_docs.py")
+# The tests that have a session of their own.
+PAGES = ("tests/docs/test_readme.py", "tests/docs/test_docs.py")
 ELSEWHERE = [f"--ignore={path}" for path in ("tests/conformance", *PAGES)]
 # Test by test; or group by group (tests/conftest.py has the groups), where some tests share what takes long to make.
 PARALLEL = ("--numprocesses=2", "--dist=worksteal")
@@ -61,11 +65,9 @@ BY_FILE = ("--numprocesses=2", "--dist=loadfile")
 
 
 # The tests that touch a framework: those for every backend, and those for one.
-EVERYWHERE = [f"tests/test_{name}.py" for name in ("conventions", "returns", "captured", "transforms", "runs")]
+EVERYWHERE = [f"tests/test_{name}.py" for name in ("conventions", "returns", "captured")]
 TOUCHING = {
-    "jax": ["tests/test_jax.py", "tests/test_jax_forward.py", "tests/test_jax_programs.py"],
-    "numpy": ["tests/test_numpy.py", "tests/test_checker.py"],
-    "tensorflow": [f"tests/test_tensorflow{name}.py" for name in ("", "_order", "_programs")],
+    backend: sorted(map(str, pathlib.Path("tests/transforms").glob(f"test_{backend}*.py"))) for backend in BACKENDS
 }
 # Columns that have another release of the framework than every other: there the framework's own tests run as well, and
 # a dozen rules of the zoo.
@@ -75,12 +77,16 @@ OTHERS = {
 }
 # Python 3.12 has the newest versions, too, so one backend there is enough. TensorFlow brings Keras.
 CASES = [
-    *[(None, backend, None) for backend in BACKENDS],
     *[(COLUMNS["newest"][0], backend, "newest") for backend in ("jax", "numpy", "tensorflow")],
     (COLUMNS["3.12"][0], "jax", "3.12"),
     *[(COLUMNS["oldest"][0], backend, "oldest") for backend in ("jax", "numpy", "tensorflow", "torch")],
 ]
 WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("layers", "objects")]
+# A session of `nox -t all`, and one in the environment of `frameworks`.
+REST = {"tags": ["all"], "default": False}
+SHARED = {"venv_backend": "none", "requires": ["frameworks"]}
+# What the README's command leaves to the sessions `thorough` and `canary`.
+QUICK = ("not thorough", "not canary")
 
 
 # What GitHub reads, and the schema that check-jsonschema brings for it.
@@ -118,7 +124,57 @@ def run_shared(session: nox.Session, program: str, *arguments: str, env: dict[st
     session.run(str(pathlib.Path(scripts, program)), *arguments, env=env, external=True)
 
 
+def marked(backend: str, *marks: str) -> tuple[str, str]:
+    """Chooses the tests of one backend by their markers: those about no backend run on NumPy alone."""
+    return "-m", " and ".join(["not side_by_side", *([] if backend == "numpy" else ["not once"]), *marks])
+
+
 @nox.session
+@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
+def tests(session: nox.Session, backend: str) -> None:
+    """The tests of one backend, in an environment with that framework alone."""
+    install(session, *framework(backend), "cli", "examples", groups=("test", *solvers(backend)))
+    options = (f"--backends={backend}", *marked(backend, *QUICK), *ELSEWHERE)
+    session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session
+def frameworks(session: nox.Session) -> None:
+    """The environment with every framework and Keras, for the sessions that follow."""
+    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck", "export"))
+
+
+@nox.session(**SHARED)
+def together(session: nox.Session) -> None:
+    """What there is to being together: all frameworks in one process, the backend switched at run time.
+
+    A backend by itself is the matter of `tests`. Here runs what needs several at once (the marker `side_by_side`), and
+    what other loaded frameworks could disturb (`together`): the choice of the backend, its namespace, types that
+    frameworks register, what functions capture, the same function on one backend after the other.
+    """
+    # torch.compile takes long; that it traces beside other frameworks is shown by a test of `side_by_side`.
+    which = ("-m", " and ".join(["(side_by_side or together)", "not once", *QUICK]), "-k", "not aot_eager")
+    options = (f"--backends={','.join(BACKENDS)}", *which, *ELSEWHERE)
+    run_shared(session, "pytest", *GROUPED, *options, *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(**SHARED)
+@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
+def keras(session: nox.Session, backend: str) -> None:
+    """The tests with Keras on one backend, and Keras's own with our decorator in its place."""
+    environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
+    options = (f"--backends={backend}", "-m", " and ".join(QUICK), "tests/with_keras")
+    run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
+
+
+@nox.session(**SHARED)
+def readme(session: nox.Session) -> None:
+    """The Python of the README and of pages in docs runs, on every backend; the commands there print what they say."""
+    backends = f"--backends={','.join(BACKENDS)}"
+    run_shared(session, "pytest", *PARALLEL, backends, *PAGES, *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(**REST)
 def lint(session: nox.Session) -> None:
     """Style, docstrings, which way imports run, and the files for GitHub. Nothing of the package is imported for it."""
     session.install(*CONSTRAINTS, *nox.project.dependency_groups(PYPROJECT, "lint"))
@@ -129,49 +185,65 @@ def lint(session: nox.Session) -> None:
         session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, pathlib.Path().glob(pattern)))
 
 
-def test_column(session: nox.Session, backend: str, column: str) -> None:
-    """The tests that touch a framework, with the versions of a column."""
+@nox.session(**REST, **SHARED)
+def typecheck(session: nox.Session) -> None:
+    """Types: mypy --strict on the package, with every framework installed."""
+    run_shared(session, "mypy", *session.posargs)
+
+
+@nox.session(**REST, **SHARED)
+@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
+def thorough(session: nox.Session, backend: str) -> None:
+    """Further cases that take long (the marker `thorough`), with Keras and without."""
+    options = (*GROUPED, f"--backends={backend}")
+    which = marked(backend, "thorough", "not canary")
+    run_shared(session, "pytest", *options, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
+    environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
+    which = ("-m", "thorough and not canary", "tests/with_keras")
+    run_shared(session, "pytest", *options, *which, *session.posargs, env=environment)
+
+
+@nox.session(**REST)
+@nox.parametrize("python, backend, column", CASES, ids=[f"{backend}, {column}" for _, backend, column in CASES])
+def versions(session: nox.Session, backend: str, column: str) -> None:
+    """The tests that touch a framework, with the versions of a column of docs/compatibility.md."""
     extras = [*framework(backend), *(["keras"] if backend == "tensorflow" else []), "testing"]
     install(session, *extras, groups=("test",), pins=("-c", COLUMNS[column][1]))
     more = [*TOUCHING[backend], "tests/conformance", "--dozen"] if (backend, column) in OTHERS else []
-    options = (*(GROUPED if more else PARALLEL), "-m", "not side_by_side and not once", f"--backends={backend}")
+    options = (*(GROUPED if more else PARALLEL), *marked("", *QUICK), f"--backends={backend}")
     session.run("pytest", *options, *EVERYWHERE, *more, *session.posargs, env=ENVIRONMENT)
     if (backend, column) == ("tensorflow", "oldest"):  # the newest Keras is that of constraints.txt
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        session.run("pytest", *BY_FILE, f"--backends={backend}", *WITH_KERAS, *session.posargs, env=environment)
+        options = (*BY_FILE, "-m", " and ".join(QUICK), f"--backends={backend}")
+        session.run("pytest", *options, *WITH_KERAS, *session.posargs, env=environment)
 
 
-@nox.session
-@nox.parametrize(
-    "python, backend, column", CASES, ids=[", ".join(filter(None, (backend, column))) for _, backend, column in CASES]
-)
-def tests(session: nox.Session, backend: str, column: str | None) -> None:
-    """The tests of one backend, in an environment with that framework alone; in a column those that touch it."""
-    if column is not None:
-        test_column(session, backend, column)
-        return
-    install(session, *framework(backend), "cli", "examples", groups=("test", *solvers(backend)))
-    marks = "not side_by_side" + ("" if backend == "numpy" else " and not once")
-    options = (f"--backends={backend}", "-m", marks, *ELSEWHERE)
-    session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
+@nox.session(**REST, **SHARED)
+def conformance(session: nox.Session) -> None:
+    """Every rule of the zoo under every transform; writes docs/reports/conformance.md, and fails if that changed."""
+    reports = []
+    for backend in BACKENDS:
+        reports.append(f"{session.create_tmp()}/{backend}.json")
+        options = [f"--backends={backend}", f"--conformance-report={reports[-1]}"]
+        command = ("pytest", *GROUPED, "tests/conformance", *options, *session.posargs)
+        run_shared(session, *command, env=ENVIRONMENT)
+    if not session.posargs:
+        run_shared(session, "python", "-m", "conformance.report", *reports, env={"PYTHONPATH": "tests"})
 
 
-@nox.session
-def frameworks(session: nox.Session) -> None:
-    """The environment with every framework and Keras, for the sessions that follow."""
-    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck", "export"))
+@nox.session(**REST, **SHARED)
+def parity(session: nox.Session) -> None:
+    """Keras's decorator beside ours; writes docs/reports/keras_parity.md, and fails if that changed."""
+    run_shared(session, "python", "-m", "parity.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
-@nox.session(venv_backend="none", requires=["frameworks"])
-@nox.parametrize("backend", BACKENDS, ids=BACKENDS)
-def keras(session: nox.Session, backend: str) -> None:
-    """The tests with Keras on one backend, and Keras's own with our decorator in its place."""
-    environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-    options = (f"--backends={backend}", "tests/with_keras")
-    run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
+@nox.session(**REST, **SHARED)
+def ops(session: nox.Session) -> None:
+    """The functions of the array API standard on every backend; writes docs/ops.md, and fails if that changed."""
+    run_shared(session, "python", "-m", "standard.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
-@nox.session(venv_backend="none", requires=["frameworks"])
+@nox.session(**REST, **SHARED)
 def export(session: nox.Session) -> None:
     """Programs that leave Python, loaded where keras_cg is not: Keras's exports, torch's, those of docs/deploy.md."""
     for backend in FRAMEWORKS:
@@ -180,7 +252,56 @@ def export(session: nox.Session) -> None:
         run_shared(session, "pytest", *options, *session.posargs, env=environment)
 
 
-@nox.session(venv_backend="none", requires=["frameworks"], default=False)
+@nox.session(**REST)
+def docs(session: nox.Session) -> None:
+    """The documentation site, in .nox/docs/tmp/site; fails if a link or an anchor leads nowhere."""
+    install(session, groups=("docs",))
+    # mkdocs-material tells of its successor at each build.
+    site, quiet = f"{session.create_tmp()}/site", {"NO_MKDOCS_2_WARNING": "1"}
+    session.run("mkdocs", *(session.posargs or ("build", "--strict", "--site-dir", site)), env=quiet)
+
+
+@nox.session(**REST)
+def mlx(session: nox.Session) -> None:
+    """The backend of contrib/keras-cg-mlx: its tests, the conformance suite, `ops.md`, `keras-cg check`."""
+    folder = "contrib/keras-cg-mlx"
+    pins = (*CONSTRAINTS, "-c", f"{folder}/constraints.txt")
+    install(session, "cli", groups=("test",), pins=pins)
+    session.install("--no-compile", *pins, folder)
+    session.run("pytest", f"{folder}/tests", *session.posargs, env=ENVIRONMENT)
+    session.run("pytest", *GROUPED, "tests/conformance", "--backends=mlx", *session.posargs, env=ENVIRONMENT)
+    page = ("python", "-m", "standard.report", "mlx", f"{folder}/ops.md")
+    session.run(*page, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
+    session.run("keras-cg", "check", "examples/log1pexp.py", "--backends", "mlx")
+
+
+@nox.session(**REST)
+def build(session: nox.Session) -> None:
+    """The wheel and the sdist: built, installed in a clean environment, imported from elsewhere."""
+    session.install(*CONSTRAINTS, *nox.project.dependency_groups(PYPROJECT, "build"))
+    output = pathlib.Path(session.create_tmp()).resolve()
+    for old in output.glob("keras_cg-*"):
+        old.unlink()
+    session.run("python", "-m", "build", "--outdir", str(output), silent=True)
+    code = (
+        "import importlib.resources, keras_cg; "
+        "assert importlib.resources.files('keras_cg').joinpath('py.typed').is_file(); "
+        "print(keras_cg.__version__, keras_cg.grad(keras_cg.custom_gradient(lambda x: (x, lambda g: 7 * g)))(1.0))"
+    )
+    for distribution in sorted(output.glob("keras_cg-*")):
+        session.install(*CONSTRAINTS, "--force-reinstall", str(distribution))
+        with session.chdir(output):
+            session.run("python", "-c", code)
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """The main job: quantisation-aware training on handwritten digits, on the default backend."""
+    install(session, "examples")
+    session.run("python", "examples/digits.py", "--output", f"{session.create_tmp()}/digits.png", *session.posargs)
+
+
+@nox.session(**SHARED, default=False)
 def scale(session: nox.Session) -> None:
     """The examples of several devices, and what a rule does there: eight of JAX, two processes of torch, TensorFlow."""
     # One after the other: each test starts processes of its own.
@@ -199,51 +320,6 @@ def gpu(session: nox.Session) -> None:
             session.run("python", "-m", "pytest", "-rs", f"--backends={backend}", "tests/gpu", *session.posargs)
 
 
-@nox.session(venv_backend="none", requires=["frameworks"])
-def typecheck(session: nox.Session) -> None:
-    """Types: mypy --strict on the package, with every framework installed."""
-    run_shared(session, "mypy", *session.posargs)
-
-
-@nox.session(venv_backend="none", requires=["frameworks"])
-def together(session: nox.Session) -> None:
-    """What there is to being together: all frameworks in one process, the backend switched at run time; parity.
-
-    A backend by itself is the matter of `tests`. Here runs what needs several at once (the marker `side_by_side`), and
-    what other loaded frameworks could disturb (`together`): the choice of the backend, its namespace, types that
-    frameworks register, what functions capture, the same function on one backend after the other.
-    """
-    # torch.compile takes long; that it traces beside other frameworks is shown by a test in test_together.py.
-    which = ("-m", "(side_by_side or together) and not once", "-k", "not aot_eager")
-    options = (f"--backends={','.join(BACKENDS)}", *which, *ELSEWHERE)
-    run_shared(session, "pytest", *GROUPED, *options, *session.posargs, env=ENVIRONMENT)
-
-
-@nox.session(venv_backend="none", requires=["frameworks"])
-def conformance(session: nox.Session) -> None:
-    """Every rule of the zoo under every transform; writes docs/reports/conformance.md, and fails if that changed."""
-    reports = []
-    for backend in BACKENDS:
-        reports.append(f"{session.create_tmp()}/{backend}.json")
-        options = [f"--backends={backend}", f"--conformance-report={reports[-1]}"]
-        command = ("pytest", *GROUPED, "tests/conformance", *options, *session.posargs)
-        run_shared(session, *command, env=ENVIRONMENT)
-    if not session.posargs:
-        run_shared(session, "python", "-m", "conformance.report", *reports, env={"PYTHONPATH": "tests"})
-
-
-@nox.session(venv_backend="none", requires=["frameworks"], default=False)
-def parity(session: nox.Session) -> None:
-    """Writes docs/reports/keras_parity.md: what comes of a program with Keras's decorator, and with ours."""
-    run_shared(session, "python", "-m", "parity.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
-
-
-@nox.session(venv_backend="none", requires=["frameworks"], default=False)
-def ops(session: nox.Session) -> None:
-    """Writes docs/ops.md: every function of the array API standard on every backend, beside its reference."""
-    run_shared(session, "python", "-m", "standard.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
-
-
 @nox.session(default=False)
 def standard(session: nox.Session) -> None:
     """The standard's own tests on `keras_cg.ops`, from a checkout with its submodule: `nox -s standard -- PATH`.
@@ -257,7 +333,7 @@ def standard(session: nox.Session) -> None:
     session.run("python", "-m", "standard.suite", suite, *backends, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
-@nox.session(venv_backend="none", requires=["frameworks"], default=False)
+@nox.session(**SHARED, default=False)
 def power(session: nox.Session) -> None:
     """Writes docs/reports/checker.md: which planted faults the checker and other tools find; takes hours for all.
 
@@ -267,10 +343,39 @@ def power(session: nox.Session) -> None:
     run_shared(session, "python", "-m", "power.report", *session.posargs, env=environment)
 
 
-@nox.session(venv_backend="none", requires=["frameworks"], default=False)
+@nox.session(**SHARED, default=False)
 def bench(session: nox.Session) -> None:
     """Writes docs/reports/performance.md: the cost of the decorator; needs the machine for itself."""
     run_shared(session, "python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(python=["3.11", "3.13"], default=False)
+def canary(session: nox.Session) -> None:
+    """The newest of everything that pip finds, without pins but torch's: what a maintainer runs each week."""
+    backends = [backend for backend in BACKENDS if backend != "torch" or session.python == "3.11"]
+    extras = [backend for backend in backends if backend in FRAMEWORKS]
+    # torch is the exception that stands with TORCH, and is left out where pip has no build for the CPU.
+    torch = [TORCH] if "torch" in backends else []
+    package = f".[{','.join([*extras, 'keras', 'cli', 'examples'])}]"
+    groups = nox.project.dependency_groups(PYPROJECT, "test", *solvers("jax"))
+    session.install("--no-compile", "--upgrade", "--upgrade-strategy=eager", package, *torch, *groups)
+    for backend in backends:
+        which = (f"--backends={backend}", "-m", "not side_by_side" + ("" if backend == "numpy" else " and not once"))
+        session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
+        session.run("pytest", *GROUPED, "tests/conformance", f"--backends={backend}", env=ENVIRONMENT)
+        environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
+        session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
+
+
+@nox.session(default=False)
+def torch_by_hand(session: nox.Session) -> None:
+    """The tests of torch on a release with CUDA, which takes gigabytes: `nox -s torch_by_hand -- 2.15.0`."""
+    version, *options = session.posargs
+    groups = nox.project.dependency_groups(PYPROJECT, "test")
+    session.install("--no-compile", f"torch=={version}", ".[torch,cli,examples]", *groups)
+    which = ("--backends=torch", "-m", "not side_by_side and not once")
+    session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *options, env=ENVIRONMENT)
+    session.run("pytest", *GROUPED, "--backends=torch", "tests/conformance", *options, env=ENVIRONMENT)
 
 
 @nox.session(default=False)
@@ -311,88 +416,3 @@ def requirements(file: str) -> list[str]:
     others = [] if file == "constraints-newest.txt" else [TORCH]
     others += ["nox", "hatchling"] if file == "constraints.txt" else []
     return [*frameworks, *others, *nox.project.dependency_groups(PYPROJECT, *groups)]
-
-
-@nox.session(python=["3.11", "3.13"], default=False)
-def canary(session: nox.Session) -> None:
-    """The newest of everything that pip finds, without pins but torch's: what a maintainer runs each week."""
-    backends = [backend for backend in BACKENDS if backend != "torch" or session.python == "3.11"]
-    extras = [backend for backend in backends if backend in FRAMEWORKS]
-    # torch is the exception that stands with TORCH, and is left out where pip has no build for the CPU.
-    torch = [TORCH] if "torch" in backends else []
-    package = f".[{','.join([*extras, 'keras', 'cli', 'examples'])}]"
-    groups = nox.project.dependency_groups(PYPROJECT, "test", *solvers("jax"))
-    session.install("--no-compile", "--upgrade", "--upgrade-strategy=eager", package, *torch, *groups)
-    for backend in backends:
-        which = (f"--backends={backend}", "-m", "not side_by_side" + ("" if backend == "numpy" else " and not once"))
-        session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
-        session.run("pytest", *GROUPED, "tests/conformance", f"--backends={backend}", env=ENVIRONMENT)
-        environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
-
-
-@nox.session(default=False)
-def torch_by_hand(session: nox.Session) -> None:
-    """The tests of torch on a release with CUDA, which takes gigabytes: `nox -s torch_by_hand -- 2.15.0`."""
-    version, *options = session.posargs
-    groups = nox.project.dependency_groups(PYPROJECT, "test")
-    session.install("--no-compile", f"torch=={version}", ".[torch,cli,examples]", *groups)
-    which = ("--backends=torch", "-m", "not side_by_side and not once")
-    session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *options, env=ENVIRONMENT)
-    session.run("pytest", *GROUPED, "--backends=torch", "tests/conformance", *options, env=ENVIRONMENT)
-
-
-@nox.session(venv_backend="none", requires=["frameworks"])
-def readme(session: nox.Session) -> None:
-    """The Python of the README and of pages in docs runs, on every backend; the commands there print what they say."""
-    backends = f"--backends={','.join(BACKENDS)}"
-    run_shared(session, "pytest", *PARALLEL, backends, *PAGES, *session.posargs, env=ENVIRONMENT)
-
-
-@nox.session(default=False)
-def mlx(session: nox.Session) -> None:
-    """The backend of contrib/keras-cg-mlx: its tests, the conformance suite, `ops.md`, `keras-cg check`."""
-    folder = "contrib/keras-cg-mlx"
-    pins = (*CONSTRAINTS, "-c", f"{folder}/constraints.txt")
-    install(session, "cli", groups=("test",), pins=pins)
-    session.install("--no-compile", *pins, folder)
-    session.run("pytest", f"{folder}/tests", *session.posargs, env=ENVIRONMENT)
-    session.run("pytest", *GROUPED, "tests/conformance", "--backends=mlx", *session.posargs, env=ENVIRONMENT)
-    page = ("python", "-m", "standard.report", "mlx", f"{folder}/ops.md")
-    session.run(*page, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
-    session.run("keras-cg", "check", "examples/log1pexp.py", "--backends", "mlx")
-
-
-@nox.session
-def docs(session: nox.Session) -> None:
-    """The documentation site, in .nox/docs/tmp/site; fails if a link or an anchor leads nowhere."""
-    install(session, groups=("docs",))
-    # mkdocs-material tells of its successor at each build.
-    site, quiet = f"{session.create_tmp()}/site", {"NO_MKDOCS_2_WARNING": "1"}
-    session.run("mkdocs", *(session.posargs or ("build", "--strict", "--site-dir", site)), env=quiet)
-
-
-@nox.session
-def build(session: nox.Session) -> None:
-    """The wheel and the sdist: built, installed in a clean environment, imported from elsewhere."""
-    session.install(*CONSTRAINTS, *nox.project.dependency_groups(PYPROJECT, "build"))
-    output = pathlib.Path(session.create_tmp()).resolve()
-    for old in output.glob("keras_cg-*"):
-        old.unlink()
-    session.run("python", "-m", "build", "--outdir", str(output), silent=True)
-    code = (
-        "import importlib.resources, keras_cg; "
-        "assert importlib.resources.files('keras_cg').joinpath('py.typed').is_file(); "
-        "print(keras_cg.__version__, keras_cg.grad(keras_cg.custom_gradient(lambda x: (x, lambda g: 7 * g)))(1.0))"
-    )
-    for distribution in sorted(output.glob("keras_cg-*")):
-        session.install(*CONSTRAINTS, "--force-reinstall", str(distribution))
-        with session.chdir(output):
-            session.run("python", "-c", code)
-
-
-@nox.session
-def demo(session: nox.Session) -> None:
-    """The main job: quantisation-aware training on handwritten digits, on the default backend."""
-    install(session, "examples")
-    session.run("python", "examples/digits.py", "--output", f"{session.create_tmp()}/digits.png", *session.posargs)
