@@ -50,8 +50,8 @@ NAMES = pytest.StashKey()
 SLOW = "inductor"
 # In a file that has it: the tests that run in every mode; all others of it run eagerly alone.
 CHOICE = "IN_EVERY_MODE"
-# Files whose tests share what takes long: the programs of parity, Keras's quantised models.
-SHARED = ("tests/test_keras_parity.py", "tests/with_keras/test_keras_install.py")
+# Files whose tests share what takes long: Keras's quantised models.
+SHARED = ("tests/with_keras/test_keras_install.py",)
 
 
 class Frame:

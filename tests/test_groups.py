@@ -17,8 +17,8 @@ TESTS = [
     f"{CONFORMANCE}::test_what_is_right_alone[jax-jit(grad)-all rules]",
     f"{CONFORMANCE}::test_rule[jax-grad-exp]",
     f"{CONFORMANCE}::test_the_report",
-    "tests/test_keras_parity.py::test_outcomes[a]",
-    "tests/test_keras_parity.py::test_the_page",
+    "tests/with_keras/test_keras_install.py::test_outcomes[a]",
+    "tests/with_keras/test_keras_install.py::test_the_page",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Runs every program with both decorators and writes the outcomes: `PYTHONPATH=tests python -m parity.report`."""
+"""Runs every program with both decorators, and renders the outcomes as a page."""
 
 import collections
 import functools
@@ -21,7 +21,7 @@ PAGE = TESTS.parent / "docs" / "reports" / "keras_parity.md"
 INTRO = f"""\
 # Parity with Keras
 
-<!-- Made by `nox -s parity`, and compared with a run by tests/test_keras_parity.py. Do not edit. -->
+<!-- Made by `nox -s parity`, and compared with a run by tests/parity/test_parity.py. Do not edit. -->
 
 {{count}} programs with a custom gradient, each run on the Keras backends where it makes sense, once with
 `keras.ops.custom_gradient` and once with `keras_cg.custom_gradient`. Only the decorator differs. The authors of
@@ -133,7 +133,3 @@ def _listed(found, outcome):
                 if result == outcome:
                     yield case.title, backend, f"`{name}`", came or "nothing", truth
 
-
-if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(render({backend: run(backend) for backend in BACKENDS}), encoding="utf-8")
