@@ -106,7 +106,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    return composed.can_cast(_dtype(from_), _dtype(to))
+    return standard.can_cast(_dtype(from_), _dtype(to))
 
 
 def finfo(type: Any, /) -> Any:

@@ -124,7 +124,7 @@ def _places_right(x: Any) -> Any:
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    return composed.can_cast(numpy_dtype(from_), numpy_dtype(to))
+    return standard.can_cast(numpy_dtype(from_), numpy_dtype(to))
 
 
 def finfo(type: Any, /) -> Any:
