@@ -172,6 +172,12 @@ def parameters(line: str) -> list[inspect.Parameter]:
     return [*inspect.signature(function).parameters.values()]
 
 
+def with_signature(function: Any, name: str) -> Any:
+    """Returns a function that shows the standard's signature of `name`, for `help`, editors and `inspect`."""
+    function.__signature__ = inspect.Signature(parameters(FUNCTIONS[name]))
+    return function
+
+
 # Between these kinds the standard promotes, and to no other.
 # "V" is the kind of the floats that NumPy does not know as such, such as bfloat16.
 _KIND = {"b": "boolean", "i": "integer", "u": "integer", "f": "floating", "c": "floating", "V": "floating"}

@@ -6,6 +6,7 @@ other names than the standard. Python numbers have no say in a dtype.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -37,9 +38,10 @@ tnp = tf.experimental.numpy
 # --- creation and data types ---------------------------------------------------------------------
 
 
-def _placed(function: Callable[..., Any]) -> Callable[..., Any]:
+def _placed(function: Callable[..., Any]) -> Any:
     """Adds the argument `device` to a function."""
 
+    @functools.wraps(function)
     def call(*args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
         kwargs |= {} if dtype is None else {"dtype": dtype}
         if device is None:
@@ -47,7 +49,7 @@ def _placed(function: Callable[..., Any]) -> Callable[..., Any]:
         with tf.device(device):
             return function(*args, **kwargs)
 
-    return call
+    return standard.with_signature(call, function.__name__)
 
 
 empty, empty_like, ones, ones_like = map(_placed, (tnp.empty, tnp.empty_like, tnp.ones, tnp.ones_like))
@@ -94,6 +96,10 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     if isinstance(x, tf.Tensor):
         return tf.identity(x)
     return tf.experimental.dlpack.from_dlpack(x.__dlpack__())
+
+
+def meshgrid(*arrays: Any, indexing: str = "xy") -> Any:
+    return tnp.meshgrid(*arrays, indexing=indexing)
 
 
 @_placed
