@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from keras_cg.namespaces import messages, standard
@@ -25,13 +24,6 @@ def axes_of(axis: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """
     axes = range(rank) if axis is None else axis
     return tuple(map(int, normalize_axis_tuple(axes, rank)))
-
-
-def can_cast(start: numpy.dtype[Any], end: numpy.dtype[Any]) -> bool:
-    """Whether a dtype promotes to another one, which the standard defines within one kind only."""
-    # "V" is the kind of bfloat16, which NumPy does not know as a float.
-    is_of_one_kind = any(start.kind in kind and end.kind in kind for kind in ("b", "iu", "fcV"))
-    return is_of_one_kind and numpy.can_cast(start, end)
 
 
 def pinv_pullback(x: Any, inverse: Any, upstream: Any, adjoint: Callable[[Any], Any]) -> Any:

@@ -17,7 +17,7 @@ from keras_cg.namespaces import standard
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    return standard.can_cast(*[jnp.dtype(standard.dtype_of(kind)).name for kind in (from_, to)])
+    return standard.can_cast(*[jnp.dtype(standard.dtype_of(kind)) for kind in (from_, to)])
 
 
 def concat(arrays: Any, /, axis: int | None = 0) -> Any:

@@ -172,19 +172,26 @@ def parameters(line: str) -> list[inspect.Parameter]:
     return [*inspect.signature(function).parameters.values()]
 
 
+def with_signature(function: Any, name: str) -> Any:
+    """Returns a function that shows the standard's signature of `name`, for `help`, editors and `inspect`."""
+    function.__signature__ = inspect.Signature(parameters(FUNCTIONS[name]))
+    return function
+
+
 # Between these kinds the standard promotes, and to no other.
-_KIND = {"b": "boolean", "i": "integer", "u": "integer", "f": "floating", "c": "floating"}
+# "V" is the kind of the floats that NumPy does not know as such, such as bfloat16.
+_KIND = {"b": "boolean", "i": "integer", "u": "integer", "f": "floating", "c": "floating", "V": "floating"}
 
 
-def can_cast(from_: str, to: str) -> bool:
-    """Whether the standard promotes one dtype to the other, both given by their names.
+def can_cast(from_: str | numpy.dtype[Any], to: str | numpy.dtype[Any]) -> bool:
+    """Whether the standard promotes one dtype to the other, each given as a dtype of NumPy or by its name.
 
     NumPy says which dtype holds all values of which, but it also lets a boolean become a number.
     """
     if from_ == to:
         return True
-    if "bfloat16" in (from_, to):  # NumPy does not know it
-        return to in ("float32", "float64", "complex64", "complex128")
+    if "bfloat16" in (str(from_), str(to)):  # NumPy knows it only where ml_dtypes is imported
+        return str(to) in ("float32", "float64", "complex64", "complex128")
     start, end = numpy.dtype(from_), numpy.dtype(to)
     return _KIND[start.kind] == _KIND[end.kind] and bool(numpy.can_cast(start, end))
 

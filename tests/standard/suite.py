@@ -38,9 +38,9 @@ def failures(suite, backend, choice):
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", *OPTIONS, f"--junitxml={report}", "array_api_tests"]
-        output = subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True).stdout
+        run = subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True)
         if not report.exists():
-            sys.exit(output)
+            sys.exit(run.stdout + run.stderr)
         cases = {
             f"{case.get('classname')}::{case.get('name')}": case for case in ElementTree.parse(report).iter("testcase")
         }

@@ -6,8 +6,10 @@ only, or a wrong one. This module composes them from functions whose gradient is
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,7 +108,7 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    return composed.can_cast(_dtype(from_), _dtype(to))
+    return standard.can_cast(_dtype(from_), _dtype(to))
 
 
 def finfo(type: Any, /) -> Any:
@@ -293,12 +295,12 @@ def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = Fal
     return anp.reshape(total, [1 if each in gone else x.shape[each] for each in range(count)]) if keepdims else total
 
 
-def std(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
-    return anp.std(x, axis=axis, **_corrected(x, axis, correction), **others)
+def std(x: Any, /, axis: Any = None, *, correction: float | None = None, keepdims: bool = False, **others: Any) -> Any:
+    return anp.std(x, axis=axis, keepdims=keepdims, **_corrected(x, axis, correction), **others)
 
 
-def var(x: Any, /, axis: Any = None, *, correction: float | None = None, **others: Any) -> Any:
-    return anp.var(x, axis=axis, **_corrected(x, axis, correction), **others)
+def var(x: Any, /, axis: Any = None, *, correction: float | None = None, keepdims: bool = False, **others: Any) -> Any:
+    return anp.var(x, axis=axis, keepdims=keepdims, **_corrected(x, axis, correction), **others)
 
 
 def _corrected(x: Any, axis: Any, correction: float | None) -> dict[str, float]:
@@ -312,9 +314,33 @@ def _corrected(x: Any, axis: Any, correction: float | None) -> dict[str, float]:
 
 vecdot, matrix_transpose, sign = linalg.vecdot, linalg.matrix_transpose, linalg.sign
 
+
+def _with_signatures(module: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns copies of functions of autograd (1.9), which show `(*args, **kwargs)`, with the standard's signatures."""
+    copies = {}
+    for name, line in standard.FUNCTIONS.items():
+        function: Any = getattr(module, name.removeprefix(prefix), None)
+        is_hidden = str(getattr(function, "__module__", "")).startswith("autograd")
+        # `(*args)` is right for what takes its arguments by position alone.
+        if is_hidden and name.startswith(prefix) and not line.endswith(", /)"):
+            copy = types.FunctionType(
+                function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+            )
+            copy.__kwdefaults__ = function.__kwdefaults__
+            functools.update_wrapper(copy, function)
+            copies[name.removeprefix(prefix)] = standard.with_signature(copy, name)
+    return copies
+
+
 namespace = standard.Namespace(
     anp,
+    _with_signatures(anp),
     standard.defined(sys.modules[__name__]),
-    linalg=standard.Namespace(anp.linalg, standard.defined(linalg)),
-    fft=standard.Namespace(anp.fft, standard.defined(fft)),
+    linalg=standard.Namespace(
+        anp.linalg,
+        _with_signatures(anp.linalg, "linalg."),
+        standard.defined(linalg),
+        _with_signatures(linalg, "linalg."),
+    ),
+    fft=standard.Namespace(anp.fft, _with_signatures(anp.fft, "fft."), standard.defined(fft)),
 )

@@ -6,6 +6,7 @@ other names than the standard. Python numbers have no say in a dtype.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -37,9 +38,10 @@ tnp = tf.experimental.numpy
 # --- creation and data types ---------------------------------------------------------------------
 
 
-def _placed(function: Callable[..., Any]) -> Callable[..., Any]:
+def _placed(function: Callable[..., Any]) -> Any:
     """Adds the argument `device` to a function."""
 
+    @functools.wraps(function)
     def call(*args: Any, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
         kwargs |= {} if dtype is None else {"dtype": dtype}
         if device is None:
@@ -47,7 +49,7 @@ def _placed(function: Callable[..., Any]) -> Callable[..., Any]:
         with tf.device(device):
             return function(*args, **kwargs)
 
-    return call
+    return standard.with_signature(call, function.__name__)
 
 
 empty, empty_like, ones, ones_like = map(_placed, (tnp.empty, tnp.empty_like, tnp.ones, tnp.ones_like))
@@ -96,6 +98,10 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     return tf.experimental.dlpack.from_dlpack(x.__dlpack__())
 
 
+def meshgrid(*arrays: Any, indexing: str = "xy") -> Any:
+    return tnp.meshgrid(*arrays, indexing=indexing)
+
+
 @_placed
 def linspace(start: Any, stop: Any, /, num: int = 50, *, dtype: Any = None, endpoint: bool = True) -> Any:
     line = tnp.linspace(*same(start, stop, 1.0)[:2], num, endpoint=endpoint)
@@ -124,7 +130,7 @@ def _places_right(x: Any) -> Any:
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    return composed.can_cast(numpy_dtype(from_), numpy_dtype(to))
+    return standard.can_cast(numpy_dtype(from_), numpy_dtype(to))
 
 
 def finfo(type: Any, /) -> Any:
