@@ -47,7 +47,7 @@ def backend() -> str:
     Raises:
         ValueError: The choice names no backend.
 
-    See also:
+    See Also:
         `keras_cg.set_backend` and `keras_cg.use_backend`, which choose it.
 
     Example:
@@ -68,7 +68,7 @@ def set_backend(name: str | None) -> None:
     Raises:
         ValueError: No backend has that name.
 
-    See also:
+    See Also:
         `keras_cg.use_backend`, for a block. `keras_cg.available_backends`, for the names.
 
     Example:
@@ -95,7 +95,7 @@ def use_backend(name: str) -> Iterator[None]:
     Raises:
         ValueError: No backend has that name.
 
-    See also:
+    See Also:
         `keras_cg.set_backend`, for the whole process.
 
     Example:
@@ -118,7 +118,7 @@ def available_backends() -> tuple[str, ...]:
         A tuple of names. The built-in backends come first, then those that other packages register, each group in
         alphabetical order.
 
-    See also:
+    See Also:
         `keras_cg.backend`, the active one.
 
     Example:

@@ -39,13 +39,13 @@ class CustomGradient(Generic[P, Output]):
 
     Attributes:
         __wrapped__: The undecorated function, which returns `(output, grad)`.
-        example_args: Set by you: the arguments for `keras-cg check`, as a tuple or as a dict of their names. An argument
-            is a value, or text such as `"normal:4,3"` for a `float[4, 3]` of random numbers.
+        example_args: Set by you: the arguments for `keras-cg check`, as a tuple or as a dict of their names. Each is a
+            value, or text such as `"normal:4,3"` for a `float[4, 3]` of random numbers.
         expected: Set by you: the reference for the gradient, if it differs from the derivative on purpose. Either a
             function whose derivative is meant, or a rule with a parameter `upstream`.
         value: Set by you: a function of the same arguments that returns the right output.
 
-    See also:
+    See Also:
         `keras_cg.testing.check_gradients`, which has the last two as arguments.
 
     Example:
@@ -191,7 +191,7 @@ def custom_gradient(fun: Any = None) -> Any:
             `variables`.
         GradientError: The rule returned something that cannot be the gradient of the arguments.
 
-    See also:
+    See Also:
         `keras_cg.testing.check_gradients`, which checks a rule. `keras_cg.recipes.straight_through`, and the other
         recipes, which are ready-made.
 

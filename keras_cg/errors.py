@@ -41,7 +41,7 @@ class GradientError(Reported, ValueError):
         cause: The usual cause.
         remedy: The remedy.
 
-    See also:
+    See Also:
         `keras_cg.CapturedVariableError`, for a value that the rule has no gradient for.
 
     Example:
@@ -66,7 +66,7 @@ class CapturedVariableError(Reported, TypeError):
     That value would silently get no gradient. The attributes are those of a `GradientError`. On JAX the error has only
     its text.
 
-    See also:
+    See Also:
         `keras_cg.GradientError`, for a gradient of the wrong shape, count or structure.
 
     Example:

@@ -28,7 +28,7 @@ def stop_gradient(x: Any, /) -> Any:
     Returns:
         `any[...]` with the values, the shape and the dtype of `x`.
 
-    See also:
+    See Also:
         `keras_cg.recipes.scale_gradient`, which multiplies a gradient instead.
 
     Example:

@@ -30,8 +30,6 @@ def run(*arguments):
         "memory",
         "ops",
         "recipes",
-        "reference/index",
-        "reference/testing",
         "usage",
         "why-frameworks-differ",
         "wrapping",

@@ -1,9 +1,13 @@
 """The documentation site has every page of docs, and its reference every public name. `nox -s docs` tries its links."""
 
+import importlib.util
+import inspect
 import pathlib
 import re
 
 import pytest
+
+from keras_cg import recipes
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -34,3 +38,54 @@ def test_every_public_name_is_in_the_reference():
     # A class is told with what it has.
     assert {name for name in names if name.rpartition(".")[0] not in classes} - set(told) == set()
     assert len(told) == len(set(told))
+
+
+@pytest.fixture(scope="module")
+def to_mathml():
+    """The function of docs/formulas.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("formulas", DOCS / "formulas.py")
+    formulas = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(formulas)
+    return formulas.to_mathml
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("y = x^2", "<mi>y</mi><mo>=</mo><msup><mrow><mi>x</mi></mrow><mrow><mn>2</mn></mrow></msup>"),
+        ("x_k", "<msub><mrow><mi>x</mi></mrow><mrow><mi>k</mi></mrow></msub>"),
+        ("a_scale", "<mi>a_scale</mi>"),
+        ("a / b", "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>"),
+        ("1 / (2)", "<mfrac><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac>"),
+        ("a b/c", '<mi>a</mi><mspace width="0.2em"/><mfrac><mrow><mi>b</mi></mrow><mrow><mi>c</mi></mrow></mfrac>'),
+        ("dL/dx", "<mfrac><mrow><mo>∂</mo><mi>L</mi></mrow><mrow><mo>∂</mo><mi>x</mi></mrow></mfrac>"),
+        ("f(x)", "<mrow><mi>f</mi><mo>&#x2061;</mo><mo>(</mo><mi>x</mi><mo>)</mo></mrow>"),
+        ("f (x)", '<mi>f</mi><mspace width="0.2em"/><mrow><mo>(</mo><mi>x</mi><mo>)</mo></mrow>'),
+        ("sqrt(x)", "<msqrt><mi>x</mi></msqrt>"),
+        ("|x| where x >= 0", "<mrow><mo>|</mo><mi>x</mi><mo>|</mo></mrow><mtext>&nbsp;where&nbsp;</mtext><mi>x</mi>"),
+        ("a,    b", '<mi>a</mi><mo>,</mo><mspace width="1.5em"/><mi>b</mi>'),
+    ],
+)
+def test_a_formula_becomes_mathml(to_mathml, formula, expected):
+    assert to_mathml(formula, is_line=True).startswith(f'<math displaystyle="true">{expected}')
+
+
+def test_a_formula_in_a_sentence_has_low_fractions(to_mathml):
+    assert to_mathml("a / (b)") == (
+        "<math><mrow><mi>a</mi><mo>/</mo><mrow><mo>(</mo><mi>b</mi><mo>)</mo></mrow></mrow></math>"
+    )
+
+
+@pytest.mark.parametrize("formula", ["(x", "x)", "f(x", "|x", "x_", "/ x", "x /", "x & y", "x^"])
+def test_a_wrong_formula_raises(to_mathml, formula):
+    with pytest.raises(ValueError, match=r"formula|parenthesis"):
+        to_mathml(formula)
+
+
+@pytest.mark.parametrize("name", recipes.__all__)
+def test_the_formulas_of_the_recipes_are_in_the_notation(to_mathml, name):
+    text = inspect.getdoc(getattr(recipes, name)).partition("\nArgs:\n")[0]
+    formulas = re.findall(r"^ {4}(\S.*)", text, re.MULTILINE)
+    assert formulas or name == "recompute"  # whose gradient is that of the function
+    for formula in formulas:
+        assert "<math" in to_mathml(formula, is_line=True)

@@ -41,7 +41,7 @@ def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: boo
         TypeError: When the result is called: a differentiated argument is an integer or a boolean, `argnums`
             names no argument, or `f` did not return one real floating tensor.
 
-    See also:
+    See Also:
         `keras_cg.value_and_grad`, which also returns the output. `keras_cg.vjp`, for an upstream gradient of your own.
 
     Example:
@@ -78,7 +78,7 @@ def value_and_grad(
         TypeError: When the result is called: a differentiated argument is an integer or a boolean, `argnums`
             names no argument, or `f` did not return one real floating tensor.
 
-    See also:
+    See Also:
         `keras_cg.grad`, for the gradient alone.
 
     Example:
@@ -118,7 +118,7 @@ def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[A
         ValueError: When the pullback is called: upstream has another structure or shape than the output, or is complex
             for a real output.
 
-    See also:
+    See Also:
         `keras_cg.jvp`, forward mode. `keras_cg.grad`, for a loss.
 
     Example:
@@ -165,7 +165,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
             rule is not linear in upstream, because it clips, for example. Inside a `tf.function` such a rule gives NaN,
             and inside `jax.jit` JAX raises a TypeError of its own.
 
-    See also:
+    See Also:
         `keras_cg.vjp`, reverse mode.
 
     Example:
@@ -204,7 +204,7 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Calla
         TypeError: When the result is called: a differentiated argument is an integer, a boolean or complex,
             `argnums` names no argument, or an output is complex (use `vjp` or `jvp` there).
 
-    See also:
+    See Also:
         `keras_cg.hessian`, the Jacobian of a gradient. `keras_cg.jvp` and `keras_cg.vjp`, for one product with it.
 
     Example:
@@ -236,7 +236,7 @@ def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callab
         TypeError: When the result is called: a differentiated argument is an integer, a boolean or complex,
             `argnums` names no argument, or `f` did not return one real floating tensor.
 
-    See also:
+    See Also:
         `keras_cg.jacobian`, for the first derivatives of a function with several outputs.
 
     Example:

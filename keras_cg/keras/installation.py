@@ -40,7 +40,7 @@ def install() -> None:
     Raises:
         ImportError: This version of Keras lacks one of the modules that have its decorator.
 
-    See also:
+    See Also:
         `keras_cg.keras.installed`, for a block. `keras_cg.keras.uninstall`, which restores Keras's decorator.
 
     Example:
@@ -58,7 +58,7 @@ def uninstall() -> None:
 
     Inside a block of `installed`, it is restored when the block ends.
 
-    See also:
+    See Also:
         `keras_cg.keras.install`
 
     Example:
@@ -83,7 +83,7 @@ def installed() -> Iterator[None]:
     Raises:
         ImportError: This version of Keras lacks one of the modules that have its decorator.
 
-    See also:
+    See Also:
         `keras_cg.keras.install`, for the whole process.
 
     Example:

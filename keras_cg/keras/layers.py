@@ -71,7 +71,7 @@ class GradientReversal(_Scaled):
         ValueError: `scale` is not a finite number.
         RuntimeError: `layer.scale` is set in the middle of an epoch on JAX, and not through `self.model` of a callback.
 
-    See also:
+    See Also:
         `keras_cg.recipes.reverse_gradient`, the function, with formula and source.
 
     Example:
@@ -105,7 +105,7 @@ class GradientScaling(_Scaled):
         ValueError: `scale` is not a finite number.
         RuntimeError: `layer.scale` is set in the middle of an epoch on JAX, and not through `self.model` of a callback.
 
-    See also:
+    See Also:
         `keras_cg.recipes.scale_gradient`, the function, with formula and source.
 
     Example:
@@ -146,7 +146,7 @@ class GradientClipping(SameShape):
         RuntimeError: In the backward pass: the loss scale is `"dynamic"`, and the layer's loss got no gradient. In
             a compiled step, which has no values to look at, the gradient is NaN then.
 
-    See also:
+    See Also:
         `keras_cg.recipes.clip_gradient`, the function, with formula and source.
 
     Example:
@@ -218,8 +218,8 @@ class StraightThrough(SameShape):
         ValueError: `keras.ops` has no function of that name.
         TypeError: `function` is neither a name nor callable.
 
-    See also:
-        `keras_cg.recipes.straight_through`, with formula and source. `keras_cg.keras.layers.Quantize`, which learns its step.
+    See Also:
+        `keras_cg.recipes.straight_through`, with formula and source. `keras_cg.keras.layers.Quantize`, which learns.
 
     Example:
         >>> import keras
@@ -289,7 +289,7 @@ class Quantize(SameShape):
     Raises:
         ValueError: An argument is none of the above.
 
-    See also:
+    See Also:
         `keras_cg.recipes.quantize`, the function, with formula and source.
 
     Example:
@@ -377,7 +377,7 @@ class SurrogateSpike(SameShape):
     Raises:
         ValueError: There is no such kind, or `slope` is not positive and finite.
 
-    See also:
+    See Also:
         `keras_cg.recipes.surrogate_spike`, the function, with formulas and sources.
 
     Example:

@@ -37,7 +37,7 @@ class CustomGradientOperation(keras.Operation):  # type: ignore[misc]  # Keras h
         TypeError: When it is saved: the function has no name to find it by. When it is loaded: nothing of that name is
             registered.
 
-    See also:
+    See Also:
         `keras_cg.custom_gradient`
 
     Example:

@@ -40,7 +40,7 @@ def soft_round(x: Any, alpha: Any) -> Any:
         TypeError: `x` is not a real floating tensor, or `alpha` is neither a number nor such a tensor.
         ValueError: `alpha` is a negative number, or does not broadcast to `x`.
 
-    See also:
+    See Also:
         `keras_cg.recipes.straight_through`, for a rounded output with this gradient.
 
     Example:
@@ -120,7 +120,7 @@ def gumbel_noise(uniform: Any) -> Any:
     Raises:
         TypeError: `uniform` is not a real floating tensor.
 
-    See also:
+    See Also:
         `keras_cg.recipes.gumbel_softmax`, which takes this noise.
 
     Example:
@@ -172,7 +172,7 @@ def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int
         ValueError: `noise` has another shape, `temperature` is a number that is not positive and finite or does not
             broadcast to `logits`, there is no such axis, or `hard` is neither true nor false.
 
-    See also:
+    See Also:
         `keras_cg.recipes.gumbel_noise`, the noise. `keras_cg.recipes.straight_through`, for other hard choices.
 
     Example:

@@ -71,7 +71,7 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
         TypeError: `x` is not a real floating tensor.
         ValueError: There is no surrogate of that name, or `slope` is not positive and finite.
 
-    See also:
+    See Also:
         `keras_cg.keras.layers.SurrogateSpike`, the layer. `keras_cg.recipes.straight_through`, for other jumps.
 
     Example:
@@ -149,7 +149,7 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
         ValueError: `step` is a number that is not positive and finite, or a tensor that does not broadcast to `x`. Or
             `bits`, `signed` or `gradient_scale` is none of the above.
 
-    See also:
+    See Also:
         `keras_cg.keras.layers.Quantize`, the layer. `keras_cg.recipes.straight_through`, for any other rounding.
 
     Example:

@@ -58,7 +58,7 @@ def custom_root(
         ValueError: In the backward pass: the size of x is unknown, and there is no `linear_solve`.
         CapturedVariableError: When the result is called: `f` closes over a value that is being differentiated.
 
-    See also:
+    See Also:
         `keras_cg.recipes.fixed_point`, for equations of the kind z = f(z), which iterates f itself.
         `keras_cg.recipes.from_numpy`, for a solver of SciPy.
 

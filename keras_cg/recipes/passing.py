@@ -46,7 +46,7 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
             from the output of `soft`.
         CapturedVariableError: When the result is called: `fn` closes over a value that is being differentiated.
 
-    See also:
+    See Also:
         `keras_cg.keras.layers.StraightThrough`, the layer. `keras_cg.recipes.quantize`, which learns its step.
         `keras_cg.recipes.soft_round`, a smooth rounding.
 
@@ -128,7 +128,7 @@ def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
         TypeError: `scale` is neither a number nor a real floating tensor.
         ValueError: In the backward pass: `scale` does not broadcast to a tensor of `x`.
 
-    See also:
+    See Also:
         `keras_cg.keras.layers.GradientReversal`, the layer. `keras_cg.recipes.scale_gradient`, without the sign.
 
     Example:
@@ -167,7 +167,7 @@ def scale_gradient(x: Any, scale: Any) -> Any:
         TypeError: `scale` is neither a number nor a real floating tensor.
         ValueError: In the backward pass: `scale` does not broadcast to a tensor of `x`.
 
-    See also:
+    See Also:
         `keras_cg.keras.layers.GradientScaling`, the layer. `keras_cg.recipes.clip_gradient`, which limits a gradient.
         `keras_cg.ops.stop_gradient`, which blocks it.
 
@@ -226,7 +226,7 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
             tensor, or `x` is complex.
         ValueError: The limit is a number that is not positive. In the backward pass: it does not broadcast to `x`.
 
-    See also:
+    See Also:
         `keras_cg.keras.layers.GradientClipping`, the layer, which finds a loss scale itself.
         `keras_cg.recipes.scale_gradient`, which is linear.
 

@@ -52,7 +52,7 @@ def invertible(
             the block.
         CapturedVariableError: When the result is called: `f` closes over a value that is being differentiated.
 
-    See also:
+    See Also:
         `keras_cg.recipes.recompute`, for a function without an inverse.
 
     Example:

@@ -32,7 +32,7 @@ def log1pexp(x: Any) -> Pair:
     Raises:
         TypeError: `x` is not a real floating tensor.
 
-    See also:
+    See Also:
         `keras_cg.recipes.log_sum_exp`, for a sum of exponentials. `keras_cg.recipes.safe_log`, for a logarithm near 0.
 
     Example:
@@ -82,7 +82,7 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
         TypeError: `x` is not a real floating tensor.
         ValueError: There is no such axis, the rank of `x` is unknown, or `keepdims` is neither true nor false.
 
-    See also:
+    See Also:
         `keras_cg.recipes.safe_sqrt`, for a square root near 0.
 
     Example:
@@ -170,7 +170,7 @@ def safe_sqrt(x: Any) -> Pair:
     Raises:
         TypeError: `x` is not a real floating tensor.
 
-    See also:
+    See Also:
         `keras_cg.recipes.safe_norm`, for the root of a sum of squares. `keras_cg.recipes.safe_log`, for a logarithm.
 
     Example:
@@ -218,7 +218,7 @@ def safe_log(x: Any, floor: float | None = None) -> Any:
         TypeError: `x` is not a real floating tensor.
         ValueError: `floor` is not a positive number.
 
-    See also:
+    See Also:
         `keras_cg.recipes.log_sum_exp` and `keras_cg.recipes.log1pexp`, for logarithms of exponentials.
 
     Example:
@@ -307,7 +307,7 @@ def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: boo
         ValueError: There is no such axis, the rank of `x` is unknown, `where` does not broadcast to `x`, or `keepdims`
             is neither true nor false.
 
-    See also:
+    See Also:
         `keras_cg.recipes.log1pexp`, for two elements of which one is 0. `keras_cg.recipes.gumbel_softmax`, which draws
         from a softmax.
 

@@ -86,7 +86,7 @@ def check_gradients(
         TypeError: NumPy cannot represent an argument.
         ImportError: A backend is not installed.
 
-    See also:
+    See Also:
         `keras_cg.testing.assert_gradients`, which raises. `keras_cg.testing.Report`, the result.
 
     Example:
@@ -150,7 +150,7 @@ def assert_gradients(f: Callable[..., Any], *args: Any, **options: Any) -> Repor
         AssertionError: A check failed or could not decide. The message is the report.
         ValueError: An argument or an option is invalid, as for `check_gradients`.
 
-    See also:
+    See Also:
         `keras_cg.testing.check_gradients`, which returns the report in any case.
 
     Example:
@@ -179,7 +179,7 @@ def agreement(evidence: Mapping[str, Mapping[str, Sequence[Array]]]) -> list[Fin
     Returns:
         One `Finding` for each backend that has results. The list is empty if fewer than two backends have results.
 
-    See also:
+    See Also:
         `keras_cg.testing.Report`, whose `evidence` it compares.
 
     Example:

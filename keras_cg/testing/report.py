@@ -42,7 +42,7 @@ class Finding:
         gradient: For an export, the state of the gradient in the exported program: "carried", "in part", "absent" or
             "refused".
 
-    See also:
+    See Also:
         `keras_cg.testing.Report`, which has the findings of all checks.
 
     Example:
@@ -99,7 +99,7 @@ class Report:
         evidence: The arrays that each backend computed: "output", "gradient of x" for each argument, and
             "epsilon", the precision. Not part of `to_dict`.
 
-    See also:
+    See Also:
         `keras_cg.testing.check_gradients`, which returns it. `keras_cg.testing.Finding`, one row.
 
     Example:

@@ -65,7 +65,7 @@ def from_numpy(
         GradientError: In the backward pass: there is no `vjp`, or none for the `vjp`, or the count of gradients is not
             that of the arguments.
 
-    See also:
+    See Also:
         `keras_cg.custom_gradient`, for functions of tensors. `keras_cg.recipes.custom_root`, for a solver.
 
     Example:

@@ -46,7 +46,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
             the gradient is NaN; JAX uses the old values), `f` returned another output, or it assigns to a trainable
             variable of Keras. When the result is called: a layer inside adds a loss, or is built while JAX traces it.
 
-    See also:
+    See Also:
         `keras_cg.recipes.invertible`, which does not run the function again.
 
     Example:
