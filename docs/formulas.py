@@ -17,7 +17,17 @@ import re
 TOKEN = re.compile(
     r" +|d[A-Za-z]+/d[A-Za-z]+|\d+(?:\.\d+)?|[A-Za-z][A-Za-z0-9]*(?:_[A-Za-z]{2,})*|\.\.\.|[<>]=|[-+*/^_=<>,()\[\]|]"
 )
-SYMBOLS = {"-": "&minus;", "*": "·", "<=": "≤", ">=": "≥", "...": "…", "alpha": "&alpha;", "pi": "π", "sum": "∑"}
+SYMBOLS = {
+    "-": "&minus;",
+    "*": "·",
+    "<=": "≤",
+    ">=": "≥",
+    "...": "…",
+    "alpha": "&alpha;",
+    "beta": "β",
+    "pi": "π",
+    "sum": "∑",
+}
 OPERATORS = ("+", "-", "*", "=", "<", ">", "<=", ">=", ",", "...")
 WORDS = ("above", "and", "below", "else", "for", "if", "masked", "not", "where", "with")
 CLOSING = {"(": ")", "[": "]", "|": "|"}

@@ -51,6 +51,10 @@ CARDS = """\
 
     A tutorial of ten minutes: write a rule, break it, check it.
 
+- **[Train a 2-bit network](two-bits.md)**
+
+    A tutorial of fifteen minutes: a straight-through rule, and a training that autodiff cannot do.
+
 - **[Move from keras.ops.custom_gradient](migration.md)**
 
     Before and after, for each idiom.
@@ -75,7 +79,7 @@ CARDS = """\
 
     Each message with its cause and its fix.
 
-- **[Limits](limits.md)**
+- **[Limitations](limits.md)**
 
     The known exceptions.
 

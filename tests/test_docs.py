@@ -40,6 +40,11 @@ def test_python_blocks(backend, page, tmp_path):
     pages.run(ROOT / "docs" / f"{page}.md", tmp_path)
 
 
+def test_python_blocks_of_the_digits(backend, tmp_path):
+    pytest.importorskip("sklearn")
+    pages.run(ROOT / "docs" / "two-bits.md", tmp_path)
+
+
 def test_the_bug_is_found_as_the_page_says(backend):
     shown = re.search(r"<!-- output -->\n```text\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
     found = run("check", "docs/softplus.py:softplus", f"--backends={backend}")
