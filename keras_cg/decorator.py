@@ -214,7 +214,8 @@ def custom_gradient(fun: Any = None) -> Any:
         ...     @keras_cg.custom_gradient
         ...     def scaled(x):
         ...         def grad(upstream, variables=None):
-        ...             return upstream * w, [upstream * x for _ in variables or ()]
+        ...             gradient = upstream * w
+        ...             return (gradient, [upstream * x]) if variables else gradient
         ...         return x * w, grad
         ...     return scaled(3.0)
         >>> float(keras_cg.grad(loss)(2.0))
