@@ -28,8 +28,8 @@ def custom_root(
         f(x, args) = 0,    (df/dx)^T w = -dL/dx,    dL/dargs = (df/dargs)^T w
 
     - `x0` gets no gradient.
-    - The gradient is as accurate as the root. It is not checked that f is 0 there, because only the solver knows its
-      tolerance. A solver that fails should return NaN.
+    - The gradient is as accurate as the root. keras_cg does not check that f is 0 there, because the tolerance is part
+      of the solver. A solver that fails should return NaN.
     - First, second and third derivatives are those of the root; a fourth one is NaN. Under `jit_compile=True` of
       TensorFlow a second one raises without `linear_solve`.
     - The Jacobian df/dx must be invertible. If it is not, the framework's `linalg.solve` raises, or the gradient is

@@ -25,8 +25,8 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
     must be a contraction near the solution.
 
     **The whole result is NaN** if the last step changes any element of z, or w, by more than `tolerance` times its
-    size, and by more than the rounding of the largest element (of its row, in a tensor with several axes). It is NaN
-    because no compiled program can raise: take more steps.
+    size. A change up to the rounding of the largest element (of its row, in a tensor with several axes) does not count.
+    The result is NaN because no compiled program can raise: take more steps.
 
     Source: Christianson 1994, Reverse accumulation and attractive fixed points,
     https://doi.org/10.1080/10556789408805572; Bai, Kolter & Koltun 2019, Deep equilibrium models,

@@ -26,7 +26,7 @@ def invertible(
         dL/dx_k = (df/dx_k)^T dL/dx_(k+1),    dL/dp_k = (df/dp_k)^T dL/dx_(k+1)
 
     **All gradients are NaN** if the recomputed `x` differs from `x` by more than `tolerance` times the largest number
-    in `x` and `y`, because of rounding or because `inverse` is wrong: no compiled program can raise.
+    in `x` and `y`. Rounding or a wrong `inverse` can cause this, and no compiled program can raise.
     Up to 128 numbers of each tensor of `x` are saved for the comparison. A second derivative runs the chain again, and
     needs memory for each block, as without `invertible`.
 

@@ -65,7 +65,7 @@ def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool 
         dL/dx = dL/dy x / y                        where y > 0, else 0
 
     Plain autodiff gives NaN at 0. In float32 the plain norm is infinite for elements of 1e20 and zero for 1e-30.
-    At infinity the gradient is that of the limit: 1 or -1 for the infinite element, 0 for the others.
+    At infinity the gradient is its limit: 1 or -1 for the infinite element, 0 for the others.
 
     Source: Blue 1978, A portable Fortran program to find the Euclidean norm of a vector,
     https://doi.org/10.1145/355769.355771 (the scaling); at 0 it is the subgradient of least norm.

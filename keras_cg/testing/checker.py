@@ -39,16 +39,16 @@ def check_gradients(
     Checks a function decorated with `keras_cg.custom_gradient`, or any other function. At the point `args`, for a
     random upstream gradient whose elements all differ, it checks:
 
-    - *value*: the output is finite, does not change when the function is called again, and equals that of `value`;
+    - *value*: the output is finite, does not change in a second call, and equals the output of `value`;
     - *first order*: the gradient agrees with finite differences for each argument, along each element (24 elements of a
-      larger argument) and along random directions, and also at a second point close by. In the dtypes of the arguments
-      it is right to two digits. It does not change when the rule is called again, or after other calls;
+      larger argument) and along random directions, at two points. In the dtypes of the arguments it is right to two
+      digits. It does not change when the rule is called again, or after other calls;
     - *second order* and higher: the derivative of the rule agrees with finite differences of the rule, and with the
       second derivative of the function;
     - *linearity*: the rule is linear in upstream, of any size, or agrees with `expected` there;
     - *compiled*: `jax.jit`, `torch.compile` or `tf.function` changes neither output nor gradient;
     - *export*: `jax.export`, a SavedModel or `torch.export` does not change the output. The exported program has the
-      right gradient or none, but never another one: `Finding.gradient` says which;
+      right gradient or none, but never another one: `Finding.gradient` has the state;
     - *forward mode*: `keras_cg.jvp` agrees with finite differences;
     - *memory*: the tensors of a call are freed by reference counting, without the garbage collector;
     - *agreement*: several backends compute the same output and gradient.

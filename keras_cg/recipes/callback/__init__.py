@@ -62,8 +62,8 @@ def from_numpy(
             tensor nor a number, or was passed by keyword; `result` did not return specs. In the backward pass: `vjp`
             does not take the arguments and the upstreams.
         ValueError: When the result is called, or differentiated: a shape or dtype is not the one that was promised.
-        GradientError: In the backward pass: there is no `vjp`, or none for the `vjp`, or the count of gradients is not
-            that of the arguments.
+        GradientError: In the backward pass: there is no `vjp`, or none for the `vjp`, or the count of gradients differs
+            from the count of arguments.
 
     See Also:
         `keras_cg.custom_gradient`, for functions of tensors. `keras_cg.recipes.custom_root`, for a solver.
