@@ -31,6 +31,7 @@ SYMBOLS = {
 OPERATORS = ("+", "-", "*", "=", "<", ">", "<=", ">=", ",", "...")
 WORDS = ("above", "and", "below", "else", "for", "if", "masked", "not", "where", "with")
 CLOSING = {"(": ")", "[": "]", "|": "|"}
+SLASH = '<mo lspace="0" rspace="0">/</mo>'
 PRODUCT, GAP = '<mspace width="0.2em"/>', '<mspace width="1.5em"/>'
 
 
@@ -71,7 +72,9 @@ class _Formula:
                 is_term = is_after_term
                 parts += [GAP] * (len(self.tokens.pop(0)) > 1)
             elif self.follows(*OPERATORS):
-                parts.append(_element("mo", self.tokens.pop(0)))
+                # A sign has no space after it, unlike an operator.
+                sign = ' form="prefix"' if self.follows("-") and not is_after_term else ""
+                parts.append(_element(f"mo{sign}", self.tokens.pop(0)))
             elif self.follows(*WORDS):
                 before = "" if not parts or parts[-1].endswith(("&nbsp;</mtext>", GAP)) else "&nbsp;"
                 word = self.tokens.pop(0)
@@ -104,13 +107,13 @@ class _Formula:
     def over(self, above: str, below: str) -> str:
         if self.is_line:
             return f"<mfrac><mrow>{above}</mrow><mrow>{below}</mrow></mfrac>"
-        return f"<mrow>{above}<mo>/</mo>{below}</mrow>"
+        return f"<mrow>{above}{SLASH}{below}</mrow>"
 
     def term(self) -> tuple[str, str]:
         """Reads a number, a name, a call, a derivative or a group. Returns it with and without parentheses."""
         token = self.tokens.pop(0) if self.tokens else ""
         if "/d" in token:
-            above, below = (f"<mo>∂</mo>{_element('mi', name[1:])}" for name in token.split("/"))
+            above, below = (f"<mi>∂</mi>{_element('mi', name[1:])}" for name in token.split("/"))
             derivative = self.over(above, self.with_scripts(below))
             return derivative, derivative
         if token in CLOSING:
@@ -145,4 +148,4 @@ class _Formula:
 
 
 def _element(tag: str, token: str) -> str:
-    return f"<{tag}>{SYMBOLS.get(token) or html.escape(token)}</{tag}>"
+    return f"<{tag}>{SYMBOLS.get(token) or html.escape(token)}</{tag.partition(' ')[0]}>"

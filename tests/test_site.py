@@ -74,9 +74,10 @@ def to_mathml():
         ("a / b", "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>"),
         ("1 / (2)", "<mfrac><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac>"),
         ("a b/c", '<mi>a</mi><mspace width="0.2em"/><mfrac><mrow><mi>b</mi></mrow><mrow><mi>c</mi></mrow></mfrac>'),
-        ("dL/dx", "<mfrac><mrow><mo>∂</mo><mi>L</mi></mrow><mrow><mo>∂</mo><mi>x</mi></mrow></mfrac>"),
+        ("dL/dx", "<mfrac><mrow><mi>∂</mi><mi>L</mi></mrow><mrow><mi>∂</mi><mi>x</mi></mrow></mfrac>"),
         ("f(x)", "<mrow><mi>f</mi><mo>&#x2061;</mo><mo>(</mo><mi>x</mi><mo>)</mo></mrow>"),
         ("f (x)", '<mi>f</mi><mspace width="0.2em"/><mrow><mo>(</mo><mi>x</mi><mo>)</mo></mrow>'),
+        ("-a - b", '<mo form="prefix">&minus;</mo><mi>a</mi><mo>&minus;</mo><mi>b</mi>'),
         ("sqrt(x)", "<msqrt><mi>x</mi></msqrt>"),
         ("|x| where x >= 0", "<mrow><mo>|</mo><mi>x</mi><mo>|</mo></mrow><mtext>&nbsp;where&nbsp;</mtext><mi>x</mi>"),
         ("a,    b", '<mi>a</mi><mo>,</mo><mspace width="1.5em"/><mi>b</mi>'),
@@ -87,9 +88,9 @@ def test_a_formula_becomes_mathml(to_mathml, formula, expected):
 
 
 def test_a_formula_in_a_sentence_has_low_fractions(to_mathml):
-    assert to_mathml("a / (b)") == (
-        "<math><mrow><mi>a</mi><mo>/</mo><mrow><mo>(</mo><mi>b</mi><mo>)</mo></mrow></mrow></math>"
-    )
+    slash = '<mo lspace="0" rspace="0">/</mo>'
+    divisor = "<mrow><mo>(</mo><mi>b</mi><mo>)</mo></mrow>"
+    assert to_mathml("a / (b)") == f"<math><mrow><mi>a</mi>{slash}{divisor}</mrow></math>"
 
 
 @pytest.mark.parametrize("formula", ["(x", "x)", "f(x", "|x", "x_", "/ x", "x /", "x & y", "x^"])
