@@ -5,6 +5,8 @@
 - A link is written as GitHub needs it. If it leads out of docs, it leads on the site to the page of that file. A file
   without a page, or a folder, gets a page that shows its content.
 - `<!-- keras-cg check --help -->` on a page is replaced by the output of that command.
+- Formulas become MathML: those between dollar signs on a page, and the indented lines of a recipe's docstring.
+- The names under "See Also" in a docstring become links.
 - Generated reports stay out of the search.
 """
 
@@ -21,6 +23,9 @@ from typing import Any
 import griffe
 from mkdocs.structure.files import File, Files, InclusionLevel
 
+sys.path.insert(0, str(Path(__file__).parent))
+from formulas import to_mathml
+
 ROOT = Path(__file__).parents[1]
 # Pages, each with its file at the top of the repository.
 TOP = {
@@ -30,6 +35,10 @@ TOP = {
     "security.md": "SECURITY.md",
 }
 LINK = re.compile(r"(?<=\]\()[^)#\s]+(?=[)#])")
+# Code, in which no formula is looked for, or a formula.
+FORMULA = re.compile(r"(^~~~+.*?^~~~+$|^```.*?^```$|`[^`]+`)|\$([^$\n]+)\$", re.DOTALL | re.MULTILINE)
+FORMULA_LINES = re.compile(r"(?:^ {4}\S.*\n)+", re.MULTILINE)
+SEE_ALSO = re.compile(r"^See Also:\n(?: .*\n)+", re.MULTILINE)
 HELP = re.compile(r"<!-- keras-cg (.*--help) -->")
 # On the home page in place of the sections of README that begin with these commands.
 CARDS = """\
@@ -41,6 +50,10 @@ CARDS = """\
 - **[Your first custom gradient](tutorial.md)**
 
     A tutorial of ten minutes: write a rule, break it, check it.
+
+- **[Train a 2-bit network](two-bits.md)**
+
+    A tutorial of fifteen minutes: a straight-through rule, and a training that autodiff cannot do.
 
 - **[Move from keras.ops.custom_gradient](migration.md)**
 
@@ -66,7 +79,7 @@ CARDS = """\
 
     Each message with its cause and its fix.
 
-- **[Limits](limits.md)**
+- **[Limitations](limits.md)**
 
     The known exceptions.
 
@@ -118,7 +131,21 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         first, commands, _ = markdown.partition("\n## Two commands\n")
         assert commands, "README has no section of commands"
         return LINK.sub(turned, first) + CARDS
-    return HELP.sub(printed, LINK.sub(turned, markdown))
+    if page.file.src_uri.startswith(("reports/", "files/")):
+        return LINK.sub(turned, markdown)
+    return HELP.sub(printed, FORMULA.sub(inline, LINK.sub(turned, markdown)))
+
+
+def inline(match: re.Match[str]) -> str:
+    """Returns code unchanged, and a formula as MathML in a sentence."""
+    # In a span, because Markdown takes a line that begins with <math> for a block.
+    return match[1] or f"<span>{to_mathml(match[2])}</span>"
+
+
+def in_lines(match: re.Match[str]) -> str:
+    """Returns formulas, each a line, as MathML."""
+    lines = "".join(f"<div>{to_mathml(line.strip(), is_line=True)}</div>" for line in match[0].splitlines())
+    return f'<div class="formulas">{lines}</div>\n'
 
 
 def linked(file: File, link: str) -> Path | None:
@@ -163,9 +190,14 @@ class AsShown(griffe.Extension):
     """Changes docstrings and signatures, so that griffe shows what a user sees."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Turns the heading `Example:` of our docstrings into `Examples:`, which griffe reads."""
-        if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)
+        """Turns `Example:` into `Examples:`, which griffe reads, formulas into MathML and names into links."""
+        if obj.docstring is None:
+            return
+        text, arguments, rest = obj.docstring.value.partition("\nArgs:\n")
+        if arguments and obj.path.startswith("keras_cg.recipes."):
+            text = FORMULA_LINES.sub(in_lines, text)
+        value = re.sub(r"^Example:$", "Examples:", text + arguments + rest, flags=re.MULTILINE)
+        obj.docstring.value = SEE_ALSO.sub(lambda part: re.sub(r"`(keras_cg\.[\w.]+)`", r"[`\1`][\1]", part[0]), value)
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
         """Drops the return annotation of a decorated function: it returns the output, not the pair with the rule."""

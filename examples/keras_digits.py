@@ -134,10 +134,10 @@ def load() -> Digits:
 
 
 def train(data: Digits, epochs: int, seed: int, console: Console) -> tuple[dict[str, keras.Model], dict[str, Any]]:
-    """The three networks, and what Keras kept of their trainings: loss and test accuracy after every epoch."""
+    """The three networks, and the loss and the test accuracy of their trainings after every epoch."""
     models, histories = {}, {}
     for key, (title, quantize) in TRAININGS.items():
-        console.rule(title)
+        console.rule(f"{title}, seed {seed}")
         keras.utils.set_random_seed(seed)
         models[key] = network(quantize)
         test = data.test_images, data.test_digits
@@ -174,41 +174,51 @@ def restore(path: Path) -> dict[str, keras.Model]:
 # --- the results --------------------------------------------------------------------------------------------
 
 
-def show(correct: dict[str, float], histories: dict[str, Any] | None, heading: str, console: Console) -> None:
-    """The table of the accuracies, with the losses where there was a training."""
+def show(correct: list[dict[str, float]], histories: list[dict[str, Any]], heading: str, console: Console) -> None:
+    """The table of the means over all seeds, with the losses where there was a training."""
     table = Table(title=heading)
     table.add_column("network")
     columns = ("first loss", "last loss", "test accuracy") if histories else ("test accuracy",)
     for column in columns:
         table.add_column(column, justify="right")
+    if len(correct) > 1:
+        table.add_column("lowest to highest", justify="right")
     for key, (title, _) in TRAININGS.items():
-        losses = [f"{histories[key]['loss'][i]:.4f}" for i in (0, -1)] if histories else []
-        table.add_row(title, *losses, f"{correct[key]:.1%}")
+        losses = [f"{numpy.mean([each[key]['loss'][i] for each in histories]):.4f}" for i in (0, -1) if histories]
+        rates = [each[key] for each in correct]
+        extremes = [f"{min(rates):.1%} to {max(rates):.1%}"] if len(rates) > 1 else []
+        table.add_row(title, *losses, f"{numpy.mean(rates):.1%}", *extremes)
     console.print(table)
 
 
-def draw(histories: dict[str, Any], correct: dict[str, float], path: Path) -> None:
-    """Loss and accuracy after every epoch."""
+def draw(histories: list[dict[str, Any]], correct: list[dict[str, float]], path: Path) -> None:
+    """Loss and accuracy after every epoch: a thick line for the mean over all seeds, a thin one for each seed."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     panels = figure.subplots(1, 2)
-    for (key, (title, _)), colour in zip(TRAININGS.items(), ("tab:blue", "tab:red", "0.45"), strict=True):
-        epochs = range(1, len(histories[key]["loss"]) + 1)
-        label = f"{title}: {correct[key]:.1%} correct"
-        panels[0].plot(epochs, histories[key]["loss"], color=colour, linewidth=2)
-        panels[1].plot(epochs, histories[key]["val_accuracy"], color=colour, linewidth=2, label=label)
+    styles = (("tab:blue", "-"), ("tab:red", "--"), ("0.35", ":"))
+    for (key, (title, _)), (colour, dashes) in zip(TRAININGS.items(), styles, strict=True):
+        label = f"{title}:\n{numpy.mean([each[key] for each in correct]):.1%} correct"
+        for axes, what in zip(panels, ("loss", "val_accuracy"), strict=True):
+            curves = numpy.array([each[key][what] for each in histories])
+            epochs = range(1, curves.shape[1] + 1)
+            axes.plot(epochs, curves.T, color=colour, linestyle=dashes, linewidth=0.8, alpha=0.5)
+            axes.plot(epochs, curves.mean(0), color=colour, linestyle=dashes, linewidth=2.5)
+            if what == "loss":
+                # The label is next to the end of its line, and needs no legend.
+                place = {"xytext": (8, 0), "textcoords": "offset points", "va": "center"}
+                axes.annotate(label, (epochs[-1], curves.mean(0)[-1]), color=colour, annotation_clip=False, **place)
     panels[0].set_yscale("log")
     panels[0].set_title("cross entropy on the training images")
     panels[1].set_ylim(0, 1.02)
     panels[1].set_title("accuracy on the test images")
-    panels[1].legend(frameon=False, loc="center right")
     for axes in panels:
         axes.set_xlabel("epochs")
         axes.grid(which="major", color="0.9")
         axes.grid(which="minor", color="0.95", linewidth=0.5)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    backend = keras.backend.backend()
-    figure.suptitle(f"A CNN of 2-bit weights and activations on handwritten digits (Keras on {backend})")
+    network = f"A CNN of 2-bit weights and activations on handwritten digits (Keras on {keras.backend.backend()}"
+    figure.suptitle(f"{network}{f', mean of {len(histories)} seeds' if len(histories) > 1 else ''})")
     figure.savefig(path, dpi=150)
 
 
@@ -219,9 +229,12 @@ def arguments() -> argparse.Namespace:
         epilog="The backend is the one that KERAS_BACKEND names. Status 2: Keras cannot train on its NumPy backend.",
     )
     parser.add_argument("--epochs", type=int, default=12, help="passes over the training images (default: 12)")
-    parser.add_argument("--seed", type=int, default=0, help="for the initial weights and the batches (default: 0)")
+    seeds = "for the initial weights and the batches; of several, the means are shown (default: 0)"
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help=seeds)
     parser.add_argument("--output", type=Path, help="the PNG of the curves (default: keras_digits-<backend>.png)")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="also write the weights to this file, as .npz")
+    parser.add_argument(
+        "--save", type=Path, metavar="FILE", help="also write the weights of the first seed to this file, as .npz"
+    )
     parser.add_argument("--weights", type=Path, metavar="FILE", help="train nothing, evaluate the weights of this file")
     return parser.parse_args()
 
@@ -237,7 +250,7 @@ def main() -> int:
         except (OSError, KeyError, ValueError) as error:
             sys.exit(f"cannot take weights from {options.weights}: {error}")
         correct = accuracies(models, data)
-        show(correct, None, f"The weights of {options.weights} with Keras on {backend}", console)
+        show([correct], [], f"The weights of {options.weights} with Keras on {backend}", console)
         return 0
     if backend == "numpy":
         print(
@@ -247,15 +260,16 @@ def main() -> int:
         )
         return 2
     started = time.perf_counter()
-    models, histories = train(data, options.epochs, options.seed, console)
-    correct = accuracies(models, data)
+    runs = [train(data, options.epochs, seed, console) for seed in options.seeds]
+    histories = [history for _, history in runs]
+    correct = [accuracies(models, data) for models, _ in runs]
     seconds = time.perf_counter() - started
     show(correct, histories, f"Handwritten digits with Keras on {backend}, {seconds:.1f} s", console)
     output = options.output or Path(f"keras_digits-{backend}.png")
     draw(histories, correct, output)
     console.print(f"curves: {output}", soft_wrap=True)
     if options.save is not None:
-        save(models, options.save)
+        save(runs[0][0], options.save)
         console.print(f"weights: {options.save}", soft_wrap=True)
     return 0
 

@@ -47,6 +47,9 @@ def backend() -> str:
     Raises:
         ValueError: The choice names no backend.
 
+    See Also:
+        `keras_cg.set_backend` and `keras_cg.use_backend`, which choose it.
+
     Example:
         >>> import keras_cg
         >>> with keras_cg.use_backend("numpy"):
@@ -60,10 +63,13 @@ def set_backend(name: str | None) -> None:
     """Chooses the backend for the whole process.
 
     Args:
-        name: A backend's name, or None to go back to the environment's choice.
+        name: A backend's name, or None to return to the environment's choice.
 
     Raises:
         ValueError: No backend has that name.
+
+    See Also:
+        `keras_cg.use_backend`, for a block. `keras_cg.available_backends`, for the names.
 
     Example:
         >>> import keras_cg
@@ -83,8 +89,14 @@ def use_backend(name: str) -> Iterator[None]:
     Args:
         name: A backend's name.
 
+    Returns:
+        A context manager, which also works as a decorator.
+
     Raises:
         ValueError: No backend has that name.
+
+    See Also:
+        `keras_cg.set_backend`, for the whole process.
 
     Example:
         >>> import keras_cg
@@ -100,10 +112,14 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def available_backends() -> tuple[str, ...]:
-    """Returns the backends whose framework is installed here, and imports none of them.
+    """Returns the names of the backends whose framework is installed, and imports none of them.
 
     Returns:
-        Their names, the built-in ones first, each group in alphabetical order.
+        A tuple of names. The built-in backends come first, then those that other packages register, each group in
+        alphabetical order.
+
+    See Also:
+        `keras_cg.backend`, the active one.
 
     Example:
         >>> import keras_cg

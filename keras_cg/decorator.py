@@ -34,8 +34,34 @@ class _Signature:
 class CustomGradient(Generic[P, Output]):
     """A function with a gradient of its own, which `custom_gradient` returns.
 
-    It takes the function's arguments and returns its `output`. It has the function's name, docstring and signature, and
-    binds as a method.
+    Call it like the function: it returns the output. It has the function's name, docstring and signature, and binds as
+    a method.
+
+    Attributes:
+        __wrapped__: The undecorated function, which returns `(output, grad)`.
+        example_args: Set by you: the arguments for `keras-cg check`, as a tuple or as a dict of their names. Each is a
+            value, or text such as `"normal:4,3"` for a `float[4, 3]` of random numbers.
+        expected: Set by you: the reference for the gradient, if it differs from the derivative on purpose. Either a
+            function whose derivative is meant, or a rule with a parameter `upstream`.
+        value: Set by you: a function of the same arguments that returns the right output.
+
+    See Also:
+        `keras_cg.testing.check_gradients`, which has the last two as arguments.
+
+    Example:
+        >>> import keras_cg
+        >>> from keras_cg import ops
+        >>> @keras_cg.custom_gradient
+        ... def straight_through(x):
+        ...     return ops.round(x), lambda upstream: upstream
+        >>> straight_through.example_args = {"x": "normal:4,3"}
+        >>> straight_through.expected = lambda x: x
+        >>> straight_through.value = ops.round
+        >>> straight_through
+        <custom_gradient straight_through>
+        >>> output, rule = straight_through.__wrapped__(1.7)
+        >>> float(output), rule(5.0)
+        (2.0, 5.0)
     """
 
     __wrapped__: Callable[P, tuple[Output, Callable[..., Any]]]
@@ -44,9 +70,9 @@ class CustomGradient(Generic[P, Output]):
     # each function of this package, and tracing would take ten times as long. The user's function is `converted` by
     # itself. The name is not public, so a test sees that it has this effect.
     autograph_info__ = None
-    # The user may set these: arguments on which `keras-cg check` tries the function, and its expected gradient.
     example_args: Any
     expected: Any
+    value: Any
 
     def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
         # Dynamo of torch 2.11 could not trace the update of an empty `__dict__`.
@@ -132,50 +158,68 @@ def custom_gradient(
 def custom_gradient(fun: Any = None) -> Any:
     """Gives a function a gradient of its own, the same on every backend.
 
-    It is called as `keras.ops.custom_gradient` is, but it means one thing: the rule that the function returns is the
-    gradient on JAX, PyTorch, TensorFlow and NumPy, or an error says what is wrong.
+    It mirrors `keras.ops.custom_gradient`, with the same meaning on JAX, PyTorch, TensorFlow and NumPy: the rule that
+    the function returns is used as the gradient, or an error is raised.
 
     ```python
     @custom_gradient
-    def f(x, y):            # any nest of tensors, numbers, strings, ...; keywords and defaults too
-        output = ...        # any nest again; whatever is computed here may be used in the rule
-        def grad(upstream):     # the gradient arriving at the output, with the output's structure
-            return gx, gy       # one gradient per tensor argument; None where there is none
+    def f(x, y):                # any pytrees of tensors, numbers, strings, ...; keywords and defaults too
+        output = ...            # any pytree; the rule may use each value that is computed here
+        def grad(upstream):     # the gradient of the loss with respect to the output, in its structure
+            return gx, gy       # one gradient for each tensor argument; None for no gradient
         return output, grad
     ```
 
-    - The rule may be written as `grad(upstream)`, `grad(dy1, dy2)`, `grad(*dys)`,
-      `grad(*args, upstream=None)` or `grad(x, y, upstream)`, each also with `variables`.
-    - Gradients come as a bare tensor, a flat tuple or list, or the same nest as the arguments. Their count, structure,
-      shape and kind are checked; nothing is broadcast or summed.
-    - The backend is the active one when the function is called: see `keras_cg.backend`.
+    - The rule may be written as `grad(upstream)`, `grad(dy1, dy2)`, `grad(*dys)`, `grad(*args, upstream=None)` or
+      `grad(x, y, upstream)`, each also with `variables`.
+    - The rule returns one tensor, a flat tuple or list, or the same pytree as the arguments. The count, the structure,
+      the shapes and the dtypes are checked. Nothing is broadcast or summed.
+    - The backend is the one that is active when the function is called: see `keras_cg.backend`.
     - For complex numbers, upstream and gradients are dL/dx + i dL/dy on every backend.
 
     Args:
-        fun: A function or method that returns `(output, grad)`; None to use it as `@custom_gradient()`.
+        fun: A function or method that returns `(output, grad)`. For an argument `inexact[*n]`, `grad` returns an
+            `inexact[*n]`. None to use it as `@custom_gradient()`.
 
     Returns:
-        A function with the arguments of `fun` that returns `output` and has the gradient `grad`.
+        A `CustomGradient`: a function with the arguments of `fun` that returns `output` and has the gradient `grad`.
 
     Raises:
-        TypeError: `fun` cannot be called. When the result is called: `fun` returned no pair `(output, grad)`, an
+        TypeError: `fun` cannot be called. When the result is called: `fun` did not return a pair `(output, grad)`, an
             argument belongs to another framework, or no calling convention fits the rule.
-        CapturedVariableError: `fun` reads a trainable value that is no argument, and the rule takes no `variables`.
-        GradientError: The rule returned something that is not the gradient of the arguments.
+        CapturedVariableError: `fun` reads a trainable value that is not an argument, and the rule has no parameter
+            `variables`.
+        GradientError: The rule returned something that cannot be the gradient of the arguments.
+
+    See Also:
+        `keras_cg.testing.check_gradients`, which checks a rule. `keras_cg.recipes.straight_through`, and the other
+        recipes, which are ready-made.
 
     Example:
-        The gradient of log(1 + exp(x)), which plain differentiation gets as NaN for large x:
+        Rounding with a straight-through gradient. Autodiff of `ops.round` gives 0:
 
         >>> import keras_cg
         >>> from keras_cg import ops
         >>> @keras_cg.custom_gradient
-        ... def log1pexp(x):
-        ...     e = ops.exp(x)
+        ... def round_st(x):
         ...     def grad(upstream):
-        ...         return upstream * (1 - 1 / (1 + e))
-        ...     return ops.log(1 + e), grad
-        >>> float(keras_cg.grad(log1pexp)(100.0))
-        1.0
+        ...         return upstream
+        ...     return ops.round(x), grad
+        >>> float(round_st(1.7)), float(keras_cg.grad(lambda x: round_st(x) ** 2)(1.7))
+        (2.0, 4.0)
+
+        A rule with `variables` also returns a gradient for each captured value:
+
+        >>> def loss(w):
+        ...     @keras_cg.custom_gradient
+        ...     def scaled(x):
+        ...         def grad(upstream, variables=None):
+        ...             gradient = upstream * w
+        ...             return (gradient, [upstream * x]) if variables else gradient
+        ...         return x * w, grad
+        ...     return scaled(3.0)
+        >>> float(keras_cg.grad(loss)(2.0))
+        3.0
     """
     if fun is None:
         return custom_gradient

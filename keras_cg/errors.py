@@ -28,18 +28,59 @@ class Reported:
 
 
 class GradientError(Reported, ValueError):
-    """A rule returned gradients whose count, structure, shape or kind (real/complex) does not fit the arguments.
+    """A rule returned gradients whose count, structure, shape or dtype does not fit the arguments.
 
-    The backward pass raises it. Its attributes are the facts in the message: the `function` and the `argument` by their
-    names, what it `got` and what is `expected`, the usual `cause` and the `remedy`; None if the message states none.
-    Out of a `tf.function`, TensorFlow raises a new error without them; its `__context__` has them.
+    The backward pass raises it. From a `tf.function`, TensorFlow raises a new error without the attributes. Its
+    `__context__` has them.
+
+    Attributes:
+        function: The name of the function, as text like all attributes. None if the message does not name it.
+        argument: The name and path of the argument, such as `params["w"]`.
+        got: The value or the count that the rule returned, described by dtype and shape.
+        expected: The description of a right value.
+        cause: The usual cause.
+        remedy: The remedy.
+
+    See Also:
+        `keras_cg.CapturedVariableError`, for a value that the rule has no gradient for.
+
+    Example:
+        >>> import keras_cg
+        >>> from keras_cg import ops
+        >>> @keras_cg.custom_gradient
+        ... def scale(x, w):
+        ...     def grad(upstream):
+        ...         return upstream * w, upstream * x  # w was broadcast, and a sum is missing
+        ...     return x * w, grad
+        >>> try:
+        ...     keras_cg.grad(lambda w: ops.sum(scale(ops.ones(3), w)))(5.0)
+        ... except keras_cg.GradientError as error:
+        ...     error.function, error.argument, error.cause
+        ('scale', 'w', 'w was broadcast, and a sum over axis 0 is missing.')
     """
 
 
 class CapturedVariableError(Reported, TypeError):
-    """A decorated function reads a trainable value that is no argument, and its rule has no `variables` parameter.
+    """A decorated function reads a trainable value that is not an argument, and its rule has no parameter `variables`.
 
-    That value would silently receive no gradient. The error's attributes are those of a `GradientError`.
+    That value would silently get no gradient. The attributes are those of a `GradientError`. On JAX the error has only
+    its text.
+
+    See Also:
+        `keras_cg.GradientError`, for a gradient of the wrong shape, count or structure.
+
+    Example:
+        >>> import keras_cg
+        >>> def loss(w):
+        ...     @keras_cg.custom_gradient
+        ...     def scaled(x):
+        ...         return x * w, lambda upstream: upstream * w
+        ...     return scaled(3.0)
+        >>> try:
+        ...     keras_cg.grad(loss)(2.0)
+        ... except keras_cg.CapturedVariableError as error:
+        ...     "pass them as arguments" in str(error)
+        True
     """
 
 

@@ -23,10 +23,13 @@ def stop_gradient(x: Any, /) -> Any:
     It calls `jax.lax.stop_gradient`, `tf.stop_gradient` or `detach` of torch. On NumPy it copies `x`.
 
     Args:
-        x: A tensor or a number.
+        x: `any[...]`, or a number.
 
     Returns:
-        A tensor with the values of `x`.
+        `any[...]` with the values, the shape and the dtype of `x`.
+
+    See Also:
+        `keras_cg.recipes.scale_gradient`, which multiplies a gradient instead.
 
     Example:
         >>> from keras_cg import grad, ops

@@ -331,13 +331,18 @@ def test_public_names_have_docstrings(name):
 def test_the_docstrings_run(clean_environment):
     import doctest
 
-    from keras_cg import autodiff, config, decorator
+    from keras_cg import autodiff, config, decorator, errors, ops
     from keras_cg.recipes import annealed, callback, checkpoint, discrete, implicit, passing, repeated, reversible, safe
+    from keras_cg.testing import checker, report
 
     for module in (
         autodiff,
         config,
         decorator,
+        errors,
+        ops,
+        checker,
+        report,
         annealed,
         callback,
         checkpoint,
@@ -349,4 +354,4 @@ def test_the_docstrings_run(clean_environment):
         safe,
     ):
         tested = doctest.testmod(module)
-        assert tested.attempted and not tested.failed
+        assert tested.attempted and not tested.failed, module.__name__

@@ -30,8 +30,6 @@ def run(*arguments):
         "memory",
         "ops",
         "recipes",
-        "reference/index",
-        "reference/testing",
         "usage",
         "why-frameworks-differ",
         "wrapping",
@@ -40,6 +38,11 @@ def run(*arguments):
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_python_blocks(backend, page, tmp_path):
     pages.run(ROOT / "docs" / f"{page}.md", tmp_path)
+
+
+def test_python_blocks_of_the_digits(backend, tmp_path):
+    pytest.importorskip("sklearn")
+    pages.run(ROOT / "docs" / "two-bits.md", tmp_path)
 
 
 def test_the_bug_is_found_as_the_page_says(backend):

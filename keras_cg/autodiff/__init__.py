@@ -17,7 +17,7 @@ def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: boo
     """Returns the gradient of a function, as a function of the same arguments.
 
     It is `jax.grad` on every backend: by JAX's own engine, torch's, a `tf.GradientTape`, or HIPS autograd. It can be
-    nested (`grad(grad(f))`), and the framework's own means can differentiate the gradient.
+    nested (`grad(grad(f))`), and native autodiff can differentiate the gradient.
 
     - If the output is not a scalar, its sum is differentiated.
     - An argument that the output does not depend on gets zeros.
@@ -25,22 +25,24 @@ def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: boo
     - A Python float is a tensor, of the dtype of the first floating tensor among the arguments. If there is none, it
       has the dtype that `keras_cg.ops.asarray` gives it.
     - A list of numbers is a pytree of scalars. For one tensor pass an array.
-    - For complex arguments the gradient is dL/dx + i dL/dy on every backend.
+    - For a complex argument z = x + i y the gradient is dL/dx + i dL/dy on every backend.
 
     Args:
-        f: A function that returns one real floating tensor of any shape; with `has_aux`, a pair of that and any
-            pytree.
+        f: A function that returns one `float[...]`. With `has_aux`, it returns a pair of that and any pytree.
         argnums: The index of the positional argument to differentiate, or a tuple of indices. Each argument may be any
-            pytree of floating or complex tensors.
+            pytree of `inexact[...]`.
         has_aux: Whether `f` returns `(output, aux)`.
 
     Returns:
-        A function that returns the gradient: a pytree with the shapes and dtypes of the argument, or a tuple of
-        pytrees if `argnums` is a tuple. With `has_aux`, it returns the pair `(gradient, aux)`.
+        A function that returns the gradient: a pytree of `inexact[...]` with the shapes and dtypes of the argument, or
+        a tuple of pytrees if `argnums` is a tuple. With `has_aux`, it returns the pair `(gradient, aux)`.
 
     Raises:
         TypeError: When the result is called: a differentiated argument is an integer or a boolean, `argnums`
             names no argument, or `f` did not return one real floating tensor.
+
+    See Also:
+        `keras_cg.value_and_grad`, which also returns the output. `keras_cg.vjp`, for an upstream gradient of your own.
 
     Example:
         >>> import numpy as np
@@ -63,18 +65,21 @@ def value_and_grad(
     It runs `f` once for both. The gradient is that of `keras_cg.grad`.
 
     Args:
-        f: A function that returns one real floating tensor of any shape; with `has_aux`, a pair of that and any
-            pytree.
-        argnums: The index of the positional argument to differentiate, or a tuple of indices.
+        f: A function that returns one `float[...]`. With `has_aux`, it returns a pair of that and any pytree.
+        argnums: The index of the positional argument to differentiate, or a tuple of indices. Each argument may be any
+            pytree of `inexact[...]`.
         has_aux: Whether `f` returns `(output, aux)`.
 
     Returns:
-        A function that returns `(output, gradient)`, the output as `f` returned it (not summed). With `has_aux`, it
+        A function that returns `(output, gradient)`. The output is as `f` returned it, not summed. With `has_aux`, it
         returns `((output, aux), gradient)`.
 
     Raises:
         TypeError: When the result is called: a differentiated argument is an integer or a boolean, `argnums`
             names no argument, or `f` did not return one real floating tensor.
+
+    See Also:
+        `keras_cg.grad`, for the gradient alone.
 
     Example:
         >>> import keras_cg
@@ -86,31 +91,35 @@ def value_and_grad(
 
 
 def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """Returns the output of a function, and its pullback: from an upstream to the gradients of all arguments.
+    """Returns the output of a function and its pullback, from an upstream gradient to the gradients of all arguments.
 
     It is `jax.vjp` on every backend. With J the Jacobian of `f` at `args`, the pullback returns upstream times J, at
-    the cost of a backward pass; `grad` is the pullback of ones.
+    the cost of a backward pass. `keras_cg.grad` is the pullback of ones.
 
     - The pullback can be called any number of times. Its gradients can be differentiated again, with respect to the
       arguments and to upstream.
     - An argument that the output does not depend on gets zeros.
-    - NumPy arrays, Python floats and lists of numbers are what they are to `keras_cg.grad`. Integers, booleans,
-      strings and None have no gradient.
+    - NumPy arrays, Python floats and lists of numbers count as in `keras_cg.grad`. Integers, booleans, strings and None
+      have no gradient.
     - For complex numbers, upstream and gradients are dL/dx + i dL/dy on every backend.
 
     Args:
-        f: A function of `args` that returns any pytree with at least one floating or complex tensor in it.
+        f: A function of `args` that returns any pytree with at least one `inexact[...]` in it.
         *args: The positional arguments, each any pytree.
 
     Returns:
-        The pair `(output, pullback)`. `pullback(upstream)` takes a pytree like the output: at each floating leaf a
-        tensor of its shape, a number if that is a scalar, or None for zeros; anything at the others. It returns a
-        tuple with one pytree for each argument: at each floating leaf the gradient, of its shape and dtype, and None
-        at the others.
+        The pair `(output, pullback)`. `pullback(upstream)` takes a pytree like the output. At each `inexact[...]` leaf
+        it has a tensor of that shape, a number for a scalar, or None for zeros. The other leaves are ignored. It
+        returns a tuple with one pytree for each argument: at each `inexact[...]` leaf the gradient, of its shape and
+        dtype, and None at the others.
 
     Raises:
         TypeError: There is no floating tensor among the arguments, or none in the output.
-        ValueError: When the pullback is called: upstream has another structure, shape or kind than the output.
+        ValueError: When the pullback is called: upstream has another structure or shape than the output, or is complex
+            for a real output.
+
+    See Also:
+        `keras_cg.jvp`, forward mode. `keras_cg.grad`, for a loss.
 
     Example:
         >>> import numpy as np
@@ -132,29 +141,32 @@ def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[A
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """Returns the output of a function, and its derivative along a direction: forward mode.
+    """Returns the output of a function and its derivative along a direction: forward mode.
 
     It is `jax.jvp` on every backend. With J the Jacobian of `f` at `primals`, the second part is J times `tangents`.
     The derivative of a function with a `custom_gradient` comes from the rule: a rule is linear in upstream, and the
     transpose of that linear map is the forward derivative. For complex numbers it is the plain directional derivative.
 
     Args:
-        f: A function that returns any pytree with at least one floating or complex tensor in it.
-        primals: A tuple or list of the positional arguments, each any pytree. NumPy arrays, Python floats and lists
-            of numbers are what they are to `keras_cg.grad`.
-        tangents: The direction, of the structure of `primals`: at each floating leaf a tensor of its shape, a number
-            if that is a scalar, or None for zeros; anything at the others.
+        f: A function that returns any pytree with at least one `inexact[...]` in it.
+        primals: A tuple or list of the positional arguments, each any pytree. NumPy arrays, Python floats and lists of
+            numbers count as in `keras_cg.grad`.
+        tangents: The direction, in the structure of `primals`. At each `inexact[...]` leaf it has a tensor of that
+            shape, a number for a scalar, or None for zeros. The other leaves are ignored.
 
     Returns:
-        The pair `(output, output_tangent)`, the second with the output's structure: at each floating leaf the
+        The pair `(output, output_tangent)`. The second has the output's structure: at each `inexact[...]` leaf the
         derivative, of its shape and dtype, and None at the others.
 
     Raises:
-        TypeError: `primals` or `tangents` is no tuple or list, or there is no floating tensor among the arguments or
-            in the output.
-        ValueError: `tangents` has another structure, shape or kind than `primals`, or a rule is not linear in
-            upstream, such as one that clips it. Inside a `tf.function` such a rule gives NaN, and inside `jax.jit` JAX
-            raises a TypeError of its own.
+        TypeError: `primals` or `tangents` is not a tuple or list, or there is no floating tensor among the arguments
+            or in the output.
+        ValueError: `tangents` has another structure or shape than `primals`, or is complex for a real argument. Or a
+            rule is not linear in upstream, because it clips, for example. Inside a `tf.function` such a rule gives NaN,
+            and inside `jax.jit` JAX raises a TypeError of its own.
+
+    See Also:
+        `keras_cg.vjp`, reverse mode.
 
     Example:
         >>> import keras_cg
@@ -175,23 +187,25 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
 def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
     """Returns the Jacobian of a function, as a function of the same arguments.
 
-    It is `jax.jacrev` on every backend: one backward pass for each number in the output. It can be nested, and the
-    framework's own means can differentiate the Jacobian.
+    It is `jax.jacrev` on every backend: one backward pass for each element of the output. It can be nested, and native
+    autodiff can differentiate the Jacobian.
 
     Args:
-        f: A function that returns any pytree with at least one real floating tensor in it.
+        f: A function that returns any pytree with at least one `float[*m]` in it.
         argnums: The index of the positional argument to differentiate, or a tuple of indices. Each argument may be any
-            pytree of real floating tensors. NumPy arrays, Python floats and lists of numbers are what they are to
-            `keras_cg.grad`.
+            pytree of `float[*n]`. NumPy arrays, Python floats and lists of numbers count as in `keras_cg.grad`.
 
     Returns:
-        A function that returns a pytree like the output of `f`. Each floating leaf is replaced by a pytree like the
-        argument, or by a tuple of pytrees if `argnums` is a tuple. Each tensor in it has the shape of that output
-        followed by the shape of that argument. Every other leaf is replaced by None.
+        A function that returns a pytree like the output of `f`. Each `float[*m]` is replaced by a pytree like the
+        argument, or by a tuple of pytrees if `argnums` is a tuple. In it, each `float[*n]` is replaced by a
+        `float[*m, *n]`. Every other leaf is replaced by None.
 
     Raises:
         TypeError: When the result is called: a differentiated argument is an integer, a boolean or complex,
             `argnums` names no argument, or an output is complex (use `vjp` or `jvp` there).
+
+    See Also:
+        `keras_cg.hessian`, the Jacobian of a gradient. `keras_cg.jvp` and `keras_cg.vjp`, for one product with it.
 
     Example:
         >>> import numpy as np
@@ -206,21 +220,24 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Calla
 def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
     """Returns the matrix of second derivatives of a function, as a function of the same arguments.
 
-    It is `jacobian(grad(f))`: reverse mode twice, which serves every rule on every backend.
+    It is `jacobian(grad(f))`, reverse mode twice, which works for every rule on every backend.
 
     Args:
-        f: A function that returns one real floating tensor. If it is not a scalar, its sum is differentiated.
+        f: A function that returns one `float[...]`. If it is not a scalar, its sum is differentiated.
         argnums: The index of the positional argument to differentiate, or a tuple of indices. Each argument may be any
-            pytree of real floating tensors.
+            pytree of `float[*n]`.
 
     Returns:
-        A function that returns a pytree like the argument. Each floating leaf is replaced by a pytree like the
-        argument again, whose tensors have the shape of that leaf followed by their own. If `argnums` is a tuple,
-        both pytrees are tuples, so that `hessian(f, (0, 1))(x, y)[0][1]` is the derivative by x and y.
+        A function that returns a pytree like the argument. Each leaf `float[*m]` is replaced by a pytree like the
+        argument again, with a `float[*m, *n]` for each `float[*n]`. If `argnums` is a tuple, both pytrees are tuples:
+        `hessian(f, (0, 1))(x, y)[0][1]` is the derivative by x and y.
 
     Raises:
         TypeError: When the result is called: a differentiated argument is an integer, a boolean or complex,
             `argnums` names no argument, or `f` did not return one real floating tensor.
+
+    See Also:
+        `keras_cg.jacobian`, for the first derivatives of a function with several outputs.
 
     Example:
         >>> import numpy as np

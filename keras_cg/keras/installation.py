@@ -40,6 +40,9 @@ def install() -> None:
     Raises:
         ImportError: This version of Keras lacks one of the modules that have its decorator.
 
+    See Also:
+        `keras_cg.keras.installed`, for a block. `keras_cg.keras.uninstall`, which restores Keras's decorator.
+
     Example:
         >>> import keras, keras_cg
         >>> keras_cg.keras.install()
@@ -55,6 +58,9 @@ def uninstall() -> None:
 
     Inside a block of `installed`, it is restored when the block ends.
 
+    See Also:
+        `keras_cg.keras.install`
+
     Example:
         >>> import keras, keras_cg
         >>> keras_cg.keras.install()
@@ -67,10 +73,18 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Installs for the length of a `with` block, in all threads; a call of `install` lasts longer.
+    """Replaces Keras's decorator for the length of a `with` block, in all threads.
+
+    A call of `keras_cg.keras.install` lasts longer than the block.
+
+    Returns:
+        A context manager.
 
     Raises:
         ImportError: This version of Keras lacks one of the modules that have its decorator.
+
+    See Also:
+        `keras_cg.keras.install`, for the whole process.
 
     Example:
         >>> import keras, keras_cg

@@ -1,10 +1,6 @@
 """Keras layers of the recipes in `keras_cg.recipes`.
 
-They keep the shape of their input, pass its mask on, work under mixed precision, and can be saved, loaded and cloned:
-
-    from keras_cg.keras import layers
-
-    model = keras.Sequential([features, layers.GradientReversal(0.1), domain])
+They keep the shape of their input, pass its mask on, work under mixed precision, and can be saved, loaded and cloned.
 """
 
 from __future__ import annotations
@@ -64,17 +60,19 @@ class _Scaled(SameShape):
 class GradientReversal(_Scaled):
     """Returns its input, and reverses the gradient: the layer of domain-adversarial training.
 
-    The gradient of the output is multiplied by `-scale`. So the layers before it learn to increase the loss that the
-    layers behind it learn to decrease. Input and output are floating tensors of any shape. From Ganin and Lempitsky,
-    *Unsupervised domain adaptation by backpropagation*, 2015, [arXiv:1409.7495](https://arxiv.org/abs/1409.7495).
+    The gradient is multiplied by `-scale`. So the layers before it learn to increase the loss that the layers behind it
+    learn to decrease. Input and output are `float[...]`.
 
     Args:
         scale: The initial factor, a finite number; 1 by default. Set `layer.scale` to change it during training, such
             as by a schedule. It is a weight of the layer, which is saved with it and not trained.
 
     Raises:
-        ValueError: `scale` is no finite number.
+        ValueError: `scale` is not a finite number.
         RuntimeError: `layer.scale` is set in the middle of an epoch on JAX, and not through `self.model` of a callback.
+
+    See Also:
+        `keras_cg.recipes.reverse_gradient`, the function, with formula and source.
 
     Example:
         >>> import keras
@@ -97,15 +95,18 @@ class GradientScaling(_Scaled):
     """Returns its input, and multiplies the gradient by `scale`.
 
     With a factor below one, the layers before it learn more slowly than the others, and with zero not at all. Input
-    and output are floating tensors of any shape.
+    and output are `float[...]`.
 
     Args:
         scale: The initial factor, a finite number. Set `layer.scale` to change it during training. It is a weight of
             the layer, which is saved with it and not trained.
 
     Raises:
-        ValueError: `scale` is no finite number.
+        ValueError: `scale` is not a finite number.
         RuntimeError: `layer.scale` is set in the middle of an epoch on JAX, and not through `self.model` of a callback.
+
+    See Also:
+        `keras_cg.recipes.scale_gradient`, the function, with formula and source.
 
     Example:
         >>> import keras
@@ -127,27 +128,26 @@ class GradientClipping(SameShape):
     """Returns its input, and clips the gradient, by value or by norm.
 
     Unlike `clipnorm` of an optimizer it acts at one place of the network, such as between the steps of a recurrent
-    one. Input and output are floating tensors of any shape.
+    network. Input and output are `float[...]`.
 
-    A loss scale multiplies the loss, and so the gradient: `keras.optimizers.LossScaleOptimizer` has one under
-    `mixed_float16`. Then the limit must be multiplied as well. A layer with `loss_scale="dynamic"` finds the factor in
-    each step: it adds a loss of 0 to the model's, by `add_loss`, and the gradient of that loss is the factor. `fit` and
-    `compute_loss` need nothing else. A `train_step` of your own must add `sum(model.losses)`, unscaled, to the loss
-    before that is scaled, after each call of the model. Keras on JAX and TensorFlow lets no loss out of a loop, such as
-    an RNN that is not unrolled, nor out of a rematerialised layer. There it raises an error of its own, or the gradient
-    is NaN: give the number.
+    A loss scale, such as of `keras.optimizers.LossScaleOptimizer` under `mixed_float16`, multiplies the gradient. Then
+    the limit must be multiplied as well. With `loss_scale="dynamic"` the layer finds the factor in each step: it calls
+    `add_loss` with a loss of 0, whose gradient is the factor. The guide "Choose a recipe" has the conditions.
 
     Args:
         value: A positive number: each element of the gradient is limited to `[-value, value]`.
-        norm: A positive number: the gradient of the whole batch is shortened to this Euclidean norm if it is longer.
-        loss_scale: The factor of the loss: `"dynamic"`, or a positive number. None for `"dynamic"` if the layer
-            computes in float16, or the dtype policy does by which Keras makes layers at that time; else for 1.
+        norm: A positive number: the gradient of the whole batch is scaled down to this Euclidean norm if it is longer.
+        loss_scale: The factor of the loss: `"dynamic"`, or a positive number. None for `"dynamic"` if the layer or
+            Keras's global dtype policy computes in float16, else for 1.
 
     Raises:
-        TypeError: Not exactly one of `value` and `norm` is given.
-        ValueError: `value` or `norm` is no positive number, or `loss_scale` is none of the above.
+        TypeError: Not exactly one of `value` and `norm` is passed.
+        ValueError: `value` or `norm` is not a positive number, or `loss_scale` is none of the above.
         RuntimeError: In the backward pass: the loss scale is `"dynamic"`, and the layer's loss got no gradient. In
             a compiled step, which has no values to look at, the gradient is NaN then.
+
+    See Also:
+        `keras_cg.recipes.clip_gradient`, the function, with formula and source.
 
     Example:
         >>> import keras
@@ -207,18 +207,19 @@ class GradientClipping(SameShape):
 class StraightThrough(SameShape):
     """Applies a function with the gradient of the identity: the straight-through estimator.
 
-    It trains through functions such as rounding, whose own gradient is zero. Input and output are floating tensors of
-    any shape. From Bengio et al., *Estimating or propagating gradients through stochastic neurons*, 2013,
-    [arXiv:1308.3432](https://arxiv.org/abs/1308.3432).
+    It trains through functions such as rounding, whose own gradient is zero. Input and output are `float[...]`.
 
     Args:
-        function: The name of a function of `keras.ops`, such as `"round"`; that function itself; or another that keeps
-            the shape of its argument. To save and load one of your own, decorate it with
+        function: The name of a function of `keras.ops`, such as `"round"`, that function itself, or any function from
+            `float[...]` to `float[...]` of the same shape. To save and load a function of your own, decorate it with
             `@keras.saving.register_keras_serializable()`, as for `keras.layers.Activation`.
 
     Raises:
         ValueError: `keras.ops` has no function of that name.
         TypeError: `function` is neither a name nor callable.
+
+    See Also:
+        `keras_cg.recipes.straight_through`, with formula and source. `keras_cg.keras.layers.Quantize`, which learns.
 
     Example:
         >>> import keras
@@ -271,9 +272,10 @@ class Quantize(SameShape):
     """Rounds its input to 2**bits evenly spaced levels, and learns their distance.
 
     With `low, high = -2**(bits - 1), 2**(bits - 1) - 1`, or `0, 2**bits - 1` if not `signed`, the output is
-    `step * round(clip(x / step, low, high))`. The input gets the gradient of the output where it lies within the
-    range, else 0; the step has the gradient of Esser et al., *Learned step size quantization*, 2020,
-    [arXiv:1902.08153](https://arxiv.org/abs/1902.08153). Input and output are floating tensors of any shape.
+    `step * round(clip(x / step, low, high))`. The input gets the upstream gradient where it lies within the range, else
+    0. The step gets the gradient of LSQ. Input and output are `float[...]`; the step is a `float[]`.
+
+    The constraint of the step bounds it from below by `keras.config.epsilon()`.
 
     Args:
         bits: The bits of a level, from 1 to 24; at least 2 if `signed`.
@@ -281,13 +283,14 @@ class Quantize(SameShape):
         initial_step: A positive number. None for `2 / sqrt(high)`, the paper's choice for inputs whose mean magnitude
             is one; `adapt(data)` sets it from data, as in the paper.
         gradient_scale: The factor of the step's gradient, a finite number. None for the paper's `1 / sqrt(n * high)`
-            for activations, where n counts the elements of one example, without the first axis. `"lsq"` for the one for
-            weights, where n counts all elements.
-
-    The constraint of the step bounds it from below by `keras.config.epsilon()`.
+            for activations, where n counts the elements of one example, without the first axis. `"lsq"` for its factor
+            for weights, where n counts all elements.
 
     Raises:
         ValueError: An argument is none of the above.
+
+    See Also:
+        `keras_cg.recipes.quantize`, the function, with formula and source.
 
     Example:
         >>> import keras
@@ -325,7 +328,10 @@ class Quantize(SameShape):
         return 2 * magnitude / math.sqrt(self._high)
 
     def adapt(self, data: Any) -> None:
-        """Sets the step from an array of inputs: to `2 * mean(abs(data)) / sqrt(high)`.
+        """Sets the step from inputs, to `2 * mean(abs(data)) / sqrt(high)`.
+
+        Args:
+            data: `any[...]`, the inputs.
 
         Raises:
             ValueError: The mean magnitude is not positive and finite.
@@ -361,8 +367,8 @@ class Quantize(SameShape):
 class SurrogateSpike(SameShape):
     """Returns 1 where its input is not negative and 0 elsewhere, with a surrogate gradient.
 
-    It trains spiking networks, because a step has the gradient zero. Input and output are floating tensors of any
-    shape, the input a membrane potential less its threshold. `recipes.surrogate_spike` has formulas and sources.
+    It trains spiking networks, because a step has the gradient zero. Input and output are `float[...]`. The input is a
+    membrane potential minus its threshold.
 
     Args:
         kind: The surrogate: `"fast_sigmoid"`, `"arctan"` or `"triangle"`.
@@ -370,6 +376,9 @@ class SurrogateSpike(SameShape):
 
     Raises:
         ValueError: There is no such kind, or `slope` is not positive and finite.
+
+    See Also:
+        `keras_cg.recipes.surrogate_spike`, the function, with formulas and sources.
 
     Example:
         >>> import keras

@@ -24,10 +24,10 @@ keras.saving.register_keras_serializable(package="keras_cg")(CustomGradient)
 class CustomGradientOperation(keras.Operation):  # type: ignore[misc]  # Keras has no types
     """A decorated function as a node of a functional model.
 
-    Calling a function decorated with `keras_cg.custom_gradient` on a `keras.KerasTensor` creates a node and calls it,
-    like `keras.ops`. The model obeys the rule, and can be saved, loaded and cloned: by the name under which
-    `keras.saving.register_keras_serializable` registered the function, else by its own, which then must be among the
-    `custom_objects` when the model is loaded.
+    A call of a decorated function on a `keras.KerasTensor` creates a node and calls it, like `keras.ops`. The model
+    uses the rule, and can be saved, loaded and cloned. It is saved with the name under which
+    `keras.saving.register_keras_serializable` registered the function. Without a registration it is saved with the
+    function's own name, which must be among the `custom_objects` when the model is loaded.
 
     Args:
         function: A function decorated with `keras_cg.custom_gradient`.
@@ -36,6 +36,9 @@ class CustomGradientOperation(keras.Operation):  # type: ignore[misc]  # Keras h
     Raises:
         TypeError: When it is saved: the function has no name to find it by. When it is loaded: nothing of that name is
             registered.
+
+    See Also:
+        `keras_cg.custom_gradient`
 
     Example:
         >>> import keras, keras_cg

@@ -1,10 +1,8 @@
-"""Recipes: the usual custom gradients, written once for every backend.
+"""Ready-made custom gradients for common tasks.
 
-Each recipe is a plain function. It runs on the active backend, returns the dtype of its argument, and can be
-differentiated, compiled and batched by the framework's own means. Where a parameter may be a number or a tensor (a
-schedule, a variable), it gets no gradient unless the recipe says so; NumPy's scalars are numbers. Half precision is
-computed in float32, parameters included, and rounded once, at the end. docs/recipes.md says what each recipe does at
-infinity and with NaN.
+Each recipe is an ordinary function. It runs on the active backend and returns the dtype of its argument. It can be
+differentiated, compiled and batched with the framework's own functions. A parameter that may be a number or a tensor,
+such as a schedule or a variable, gets no gradient unless its docstring describes one. NumPy's scalars are numbers.
 """
 
 from keras_cg.recipes.annealed import gumbel_noise, gumbel_softmax, soft_round

@@ -18,8 +18,9 @@ _HARD = 2.0**60
 def soft_round(x: Any, alpha: Any) -> Any:
     """Rounds smoothly: the identity for alpha = 0, and nearly a staircase for a large alpha.
 
-        y = floor(x) + 1/2 + tanh(alpha r) / (2 tanh(alpha / 2))  with r = x - floor(x) - 1/2
-        dL/dx = dL/dy alpha / 2 (1 - tanh(alpha r)^2) / tanh(alpha / 2)
+        r = x - floor(x) - 1/2
+        y = floor(x) + 1/2 + tanh(alpha r) / (2 tanh(alpha / 2))
+        dL/dx = dL/dy alpha (1 - tanh(alpha r)^2) / (2 tanh(alpha / 2))
 
     Whole numbers and those half-way between them do not change. With `straight_through` the output is rounded, and
     only the gradient is smooth: `straight_through(lambda x, alpha: ops.round(x), soft_round)`.
@@ -28,16 +29,19 @@ def soft_round(x: Any, alpha: Any) -> Any:
     https://arxiv.org/abs/2006.09952
 
     Args:
-        x: A real floating tensor.
-        alpha: The steepness half-way: a number from 0 on, or a tensor that broadcasts to `x`, such as a schedule,
-            which gets no gradient. A negative tensor gives NaN, because no compiled program can raise.
+        x: `float[...]`
+        alpha: The steepness half-way. A number of at least 0, or a `float[...]` that broadcasts to `x`, such as a
+            schedule. It gets no gradient. A negative tensor gives NaN, because no compiled program can raise.
 
     Returns:
-        A tensor of the shape and dtype of `x`.
+        `float[...]`, with the shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` is no real floating tensor, or `alpha` is neither a number nor such a tensor.
+        TypeError: `x` is not a real floating tensor, or `alpha` is neither a number nor such a tensor.
         ValueError: `alpha` is a negative number, or does not broadcast to `x`.
+
+    See Also:
+        `keras_cg.recipes.straight_through`, for a rounded output with this gradient.
 
     Example:
         >>> import numpy as np
@@ -93,27 +97,31 @@ def _soft_round(x: Any, alpha: Any) -> Pair:
 
 
 def gumbel_noise(uniform: Any) -> Any:
-    """Returns noise of the standard Gumbel distribution, computed from uniform numbers: for `gumbel_softmax`.
+    """Computes noise of the standard Gumbel distribution from uniform numbers.
 
         y = -log(-log(u))
 
-    Draw the uniform numbers by the framework's own means, with its keys, seeds or generators: so compiled programs and
-    batches draw new ones in each run. Equal numbers are equal noise on every backend.
+    Draw the uniform numbers with the framework's own keys, seeds or generators. Then compiled programs and batches draw
+    new ones in each run. Equal numbers give equal noise on every backend.
 
     Source: Gumbel 1954, Statistical theory of extreme values and some practical applications; as in Jang, Gu & Poole
     2017, https://arxiv.org/abs/1611.01144
 
     Args:
-        uniform: A real floating tensor of numbers from 0 to 1, as by `jax.random.uniform(key, shape)`,
+        uniform: `float[...]` of numbers from 0 to 1, such as from `jax.random.uniform(key, shape)`,
             `torch.rand(shape)`, `tf.random.stateless_uniform(shape, seed)`, `numpy.random.default_rng(0).random(shape)`
-            or `keras.random.uniform(shape, seed=seed)`. A number below the dtype's smallest normal one counts as that,
-            and one closer to 1 than half the dtype's epsilon as 1 less that (float32's for half precision).
+            or `keras.random.uniform(shape, seed=seed)`. A number below the dtype's smallest normal number counts as
+            that number. The largest number is 1 minus half the dtype's epsilon (float32's for half precision).
 
     Returns:
-        A tensor of the shape and dtype of `uniform`, without a gradient; NaN where `uniform` is not between 0 and 1.
+        `float[...]`, with the shape and dtype of `uniform`, and no gradient. It is NaN where `uniform` is not between 0
+        and 1.
 
     Raises:
-        TypeError: `uniform` is no real floating tensor.
+        TypeError: `uniform` is not a real floating tensor.
+
+    See Also:
+        `keras_cg.recipes.gumbel_softmax`, which takes this noise.
 
     Example:
         >>> import numpy as np
@@ -134,34 +142,38 @@ def gumbel_noise(uniform: Any) -> Any:
 def gumbel_softmax(logits: Any, noise: Any, temperature: Any = 1.0, *, axis: int = -1, hard: bool = True) -> Any:
     """Chooses one category at random, one-hot, with the gradient of a softmax: the Gumbel-softmax estimator.
 
-        s = softmax((logits + noise) / temperature),    y = one-hot(argmax(logits + noise)), or s if not `hard`
+        s = softmax((logits + noise) / temperature)
+        y = onehot(argmax(logits + noise))    if hard, else s
         dL/dlogits = s (dL/dy - sum(s dL/dy)) / temperature
 
-    With noise of the standard Gumbel distribution, category i is drawn with the probability softmax(logits)_i. The
-    noise is an argument, because a compiled program must not draw once and for all, and because equal noise gives the
-    same choice on every backend. `gumbel_noise` computes it from uniform numbers. Zeros as noise give the most likely
-    category. A category with a logit of minus infinity is never drawn, and gets a gradient of exactly 0; if all have
-    it, the output is 0.
+    With noise of the standard Gumbel distribution, category i is drawn with the probability softmax(logits)[i]. The
+    noise is an argument for two reasons: a compiled program would draw it only once, and equal noise gives the same
+    choice on every backend. Zeros as noise give the most likely category. A category with a logit of minus infinity is
+    never drawn, and gets a gradient of exactly 0. If all logits are minus infinity, the output is 0.
 
     Source: Jang, Gu & Poole 2017, Categorical reparameterization with Gumbel-softmax,
     https://arxiv.org/abs/1611.01144; Maddison, Mnih & Teh 2017, The Concrete distribution,
     https://arxiv.org/abs/1611.00712
 
     Args:
-        logits: A real floating tensor of unnormalised logarithms of probabilities.
-        noise: A real floating tensor of the shape of `logits`; it gets the gradient that `logits` gets.
-        temperature: A positive number, or a tensor that broadcasts to `logits`, such as a schedule, which gets no
+        logits: `float[..., n]`, unnormalised logarithms of the probabilities of n categories.
+        noise: `float[..., n]`, with the shape of `logits`. It gets the gradient that `logits` gets.
+        temperature: A positive number, or a `float[...]` that broadcasts to `logits`, such as a schedule. It gets no
             gradient. A tensor that is not positive gives NaN, because no compiled program can raise.
         axis: The axis of the categories.
         hard: Whether the output is one-hot (straight-through), or the softmax itself.
 
     Returns:
-        A tensor of the shape and dtype of `logits`.
+        `float[..., n]`, with the shape and dtype of `logits`.
 
     Raises:
-        TypeError: `logits` or `noise` is no real floating tensor, or `temperature` neither a number nor such a tensor.
+        TypeError: `logits` or `noise` is not a real floating tensor, or `temperature` is neither a number nor such a
+            tensor.
         ValueError: `noise` has another shape, `temperature` is a number that is not positive and finite or does not
             broadcast to `logits`, there is no such axis, or `hard` is neither true nor false.
+
+    See Also:
+        `keras_cg.recipes.gumbel_noise`, the noise. `keras_cg.recipes.straight_through`, for other hard choices.
 
     Example:
         >>> import numpy as np

@@ -50,10 +50,9 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
 
         y = 1 where x >= 0, else 0,    dL/dx = dL/dy s(x)
 
-        kind            s(x)                                      slope a
-        fast_sigmoid    1 / (1 + a |x|)^2                         100
-        arctan          a / 2 / (1 + (pi / 2 a x)^2)              2
-        triangle        a max(0, 1 - |x|)                         0.3
+        s(x) = 1 / (1 + a |x|)^2             for fast_sigmoid, a = 100
+        s(x) = a / (2 (1 + (pi a x / 2)^2))  for arctan, a = 2
+        s(x) = a max(0, 1 - |x|)             for triangle, a = 0.3
 
     Sources: fast_sigmoid: Zenke & Ganguli 2018, SuperSpike, https://arxiv.org/abs/1705.11146, with the slope of the
     tutorial to Neftci, Mostafa & Zenke 2019, https://arxiv.org/abs/1901.09948. arctan: Fang et al. 2021, Incorporating
@@ -61,16 +60,19 @@ def surrogate_spike(x: Any, kind: str = "fast_sigmoid", slope: float | None = No
     https://arxiv.org/abs/1603.08270, with the dampening factor of Bellec et al. 2018, https://arxiv.org/abs/1803.09574.
 
     Args:
-        x: A real floating tensor: the potential less the threshold.
-        kind: "fast_sigmoid", "arctan" or "triangle".
-        slope: A positive, finite number, or None for the slope of the surrogate's source.
+        x: `float[...]`, the membrane potential minus the threshold.
+        kind: The surrogate s: "fast_sigmoid", "arctan" or "triangle".
+        slope: The slope a, a positive and finite number. None for the slope above, which is the source's.
 
     Returns:
-        A tensor of zeros and ones, of the shape and dtype of `x`; NaN where `x` is NaN.
+        `float[...]` of zeros and ones, with the shape and dtype of `x`. It is NaN where `x` is NaN.
 
     Raises:
-        TypeError: `x` is no real floating tensor.
+        TypeError: `x` is not a real floating tensor.
         ValueError: There is no surrogate of that name, or `slope` is not positive and finite.
+
+    See Also:
+        `keras_cg.keras.layers.SurrogateSpike`, the layer. `keras_cg.recipes.straight_through`, for other jumps.
 
     Example:
         >>> import numpy as np
@@ -114,32 +116,41 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
 
         y = step round(min(max(x / step, -Qn), Qp)),
 
-    where round goes to the nearest integer and half-way cases to the even one, and Qn = 2^(bits-1), Qp = Qn - 1 if
-    `signed`, Qn = 0, Qp = 2^bits - 1 otherwise. With r = x / step:
+    where round returns the nearest integer, and the even one of two. The levels are limited by
 
-        dL/dx    = dL/dy    where -Qn < r < Qp, else 0
-        dL/dstep = gradient_scale sum dL/dy (round(r) - r  where -Qn < r < Qp; -Qn below; Qp above)
+        Qn = 2^(bits - 1), Qp = 2^(bits - 1) - 1    if signed
+        Qn = 0, Qp = 2^bits - 1                     if not signed
+
+    With r = x / step, and sums over the elements that share a step:
+
+        dL/dx = dL/dy               where -Qn < r < Qp, else 0
+        dL/dstep = gradient_scale sum dL/dy q
+        q = round(r) - r            where -Qn < r < Qp, -Qn below, Qp above
 
     Source: Esser et al. 2020, Learned step size quantization, equations 1 to 5, https://arxiv.org/abs/1902.08153
 
     Args:
-        x: A real floating tensor.
-        step: The distance of two levels. A positive number is fixed. A floating tensor is learned: a scalar, or one
-            that broadcasts to `x`, such as one step per channel; its gradient is summed to its shape.
+        x: `float[...]`
+        step: The distance between two levels. A positive number is fixed. A floating tensor is learned. It must
+            broadcast to `x`: `float[]` is one step for all, and `float[c]` one step for each channel. Its gradient is
+            summed to its shape.
         bits: 1 to 24; at least 2 if `signed`.
         signed: Whether the levels lie on both sides of zero.
-        gradient_scale: The factor of the gradient of `step`: None for 1, which is equation 3 itself; "lsq" for the
-            paper's 1 / sqrt(N Qp) for weights, with N the number of elements of `x` that share a step; or a number, or
-            a tensor that broadcasts to `step` and gets no gradient. For activations the paper's N does not count the
-            batch: pass the number.
+        gradient_scale: The factor of the gradient of `step`. None for 1, which is equation 3 itself. "lsq" for the
+            paper's 1 / sqrt(N Qp) for weights, where N counts the elements of `x` that share a step. Otherwise a
+            number, or a tensor that broadcasts to `step` and gets no gradient. For activations the paper's N does not
+            count the batch: pass the number.
 
     Returns:
-        A tensor of the shape and dtype of `x`.
+        `float[...]`, with the shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` or `step` is no real floating tensor.
-        ValueError: `step` is a number that is not positive and finite, or a tensor that does not broadcast to `x`, or
+        TypeError: `x` or `step` is not a real floating tensor.
+        ValueError: `step` is a number that is not positive and finite, or a tensor that does not broadcast to `x`. Or
             `bits`, `signed` or `gradient_scale` is none of the above.
+
+    See Also:
+        `keras_cg.keras.layers.Quantize`, the layer. `keras_cg.recipes.straight_through`, for any other rounding.
 
     Example:
         >>> import numpy as np

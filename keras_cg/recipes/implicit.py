@@ -25,10 +25,11 @@ def custom_root(
     It is `jax.lax.custom_root` on every backend. `root(x0, *args)` returns the solver's result from `x0`. The solver is
     not differentiated: it may be a loop, a bisection, or a call of SciPy by `from_numpy(solver, None)`.
 
-        f(x, args) = 0,    (df/dx)^T w = -dL/dx,    dL/dargs = (df/dargs)^T w,    none for x0
+        f(x, args) = 0,    (df/dx)^T w = -dL/dx,    dL/dargs = (df/dargs)^T w
 
-    - The gradient is as good as the root: it is not checked that f is 0 there, because only the solver knows its
-      tolerance. A solver that fails should return NaN.
+    - `x0` gets no gradient.
+    - The gradient is as accurate as the root. keras_cg does not check that f is 0 there, because the tolerance is part
+      of the solver. A solver that fails should return NaN.
     - First, second and third derivatives are those of the root; a fourth one is NaN. Under `jit_compile=True` of
       TensorFlow a second one raises without `linear_solve`.
     - The Jacobian df/dx must be invertible. If it is not, the framework's `linalg.solve` raises, or the gradient is
@@ -41,13 +42,13 @@ def custom_root(
         f: A function `f(x, *args)` that returns a pytree like `x`. All values that have a gradient must be in `args`.
         solve: The solver: `solve(g, x0)` with `g(x) = f(x, *args)` returns a pytree like `x0` at which g is zero.
         linear_solve: `linear_solve(matvec, b)` returns a pytree w like `b` with `matvec(w) == b`, where `matvec` is a
-            linear map: the product with the transposed Jacobian. None for the whole Jacobian, by one backward pass
-            for each number in x, and `ops.linalg.solve`. If f is elementwise in x, it is
+            linear map: the product with the transposed Jacobian. None computes the Jacobian, with one backward pass
+            for each element of x, and calls `ops.linalg.solve`. If f is elementwise in x, pass
             `lambda matvec, b: b / matvec(ops.ones_like(b))`. Higher orders differentiate it: write it with `ops`.
 
     Returns:
-        A function `root(x0, *args)`, where `x0` is a pytree of real floating tensors and each of `args` is any
-        pytree. It returns the solution, in the dtypes of `x0`.
+        A function `root(x0, *args)`, where `x0` is a pytree of `float[...]` and each of `args` is any pytree. It
+        returns the solution, in the shapes and dtypes of `x0`.
 
     Raises:
         TypeError: One of the functions cannot be called. When the result is called: `x0` has anything but real
@@ -57,8 +58,12 @@ def custom_root(
         ValueError: In the backward pass: the size of x is unknown, and there is no `linear_solve`.
         CapturedVariableError: When the result is called: `f` closes over a value that is being differentiated.
 
+    See Also:
+        `keras_cg.recipes.fixed_point`, for equations of the kind z = f(z), which iterates f itself.
+        `keras_cg.recipes.from_numpy`, for a solver of SciPy.
+
     Example:
-        The cube root by bisection, which plain differentiation cannot see through, and its derivative 1 / (3 x^2):
+        The cube root by bisection, whose autodiff gradient is 0, and its derivative 1 / (3 x^2):
 
         >>> import numpy as np
         >>> import keras_cg

@@ -17,24 +17,24 @@ from keras_cg.recipes.tensors import Pair
 def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Returns `fn` with the gradient of the identity, or of another function: the straight-through estimator.
 
-    The gradient of the first argument is upstream itself. All other arguments, by position or by keyword, get no
-    gradient.
+    The gradient of the first argument is the upstream gradient itself. All other arguments get no gradient.
 
         y = fn(x, ...),    dL/dx = dL/dy
 
-    With `soft`, a smooth function of the same arguments, the gradient is that of `soft`, for every argument and every
-    value that `soft` closes over. With a temperature among them it is an annealed estimator; as a tensor, a schedule
-    changes it without compiling again. With `ops.stop_gradient` inside `soft` it is not learned.
+    With `soft`, a smooth function of the same arguments, the gradient is that of `soft`. It is the gradient for every
+    argument, and for every value that `soft` closes over. If one argument is a temperature, this is an annealed
+    estimator. As a tensor, a schedule changes it without compiling again. With `ops.stop_gradient` inside `soft` it is
+    not learned.
 
-        y = fn(x, ...),    (dL/dx, ...) = (d soft/dx, ...)^T dL/dy
+        y = fn(x, ...),    dL/dx = (dsoft/dx)^T dL/dy
 
     Source: Bengio, Léonard & Courville 2013, Estimating or propagating gradients through stochastic neurons,
     https://arxiv.org/abs/1308.3432; with a temperature: Chung, Ahn & Bengio 2017, Hierarchical multiscale recurrent
     neural networks (the slope-annealing trick), https://arxiv.org/abs/1609.01704
 
     Args:
-        fn: A function whose output has the structure and the shapes of its first argument (with `soft`, of the output
-            of `soft`), and a floating dtype. It may be compiled.
+        fn: A function `fn(x, ...)` of a pytree of `float[...]`, which returns the same structure and shapes. With
+            `soft`, it returns those of the output of `soft`. It may be compiled.
         soft: A function of the arguments of `fn`, or None for the first argument itself.
 
     Returns:
@@ -45,6 +45,10 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
         GradientError: When the result is called: structure or shapes of the output differ from the first argument, or
             from the output of `soft`.
         CapturedVariableError: When the result is called: `fn` closes over a value that is being differentiated.
+
+    See Also:
+        `keras_cg.keras.layers.StraightThrough`, the layer. `keras_cg.recipes.quantize`, which learns its step.
+        `keras_cg.recipes.soft_round`, a smooth rounding.
 
     Example:
         >>> import numpy as np
@@ -106,7 +110,7 @@ def _softened(name: str, fn: Callable[..., Any], soft: Callable[..., Any]) -> Ca
 
 
 def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
-    """Returns its argument, with the gradient reversed, so that one part of a network works against another.
+    """Returns its argument and reverses the gradient, so one part of a network works against another.
 
         y = x,    dL/dx = -scale dL/dy
 
@@ -114,8 +118,8 @@ def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
     https://arxiv.org/abs/1409.7495
 
     Args:
-        x: Any pytree of tensors.
-        scale: A number, or a tensor that broadcasts to every tensor of `x`, which gets no gradient.
+        x: Any pytree of `inexact[...]`.
+        scale: A number, or a `float[...]` that broadcasts to every tensor of `x` and gets no gradient.
 
     Returns:
         `x`.
@@ -123,6 +127,9 @@ def reverse_gradient(x: Any, scale: Any = 1.0) -> Any:
     Raises:
         TypeError: `scale` is neither a number nor a real floating tensor.
         ValueError: In the backward pass: `scale` does not broadcast to a tensor of `x`.
+
+    See Also:
+        `keras_cg.keras.layers.GradientReversal`, the layer. `keras_cg.recipes.scale_gradient`, without the sign.
 
     Example:
         >>> import numpy as np
@@ -141,17 +148,17 @@ def _reverse_gradient(x: Any, scale: Any) -> Pair:
 
 
 def scale_gradient(x: Any, scale: Any) -> Any:
-    """Returns its argument, with the gradient multiplied by a number.
+    """Returns its argument and multiplies the gradient by a number.
 
         y = x,    dL/dx = scale dL/dy
 
     With 0 there is no gradient; between 0 and 1 a part of a network learns more slowly than the others.
 
-    Source: Ganin & Lempitsky 2015, https://arxiv.org/abs/1409.7495: `reverse_gradient` has a negative number.
+    Source: Ganin & Lempitsky 2015, https://arxiv.org/abs/1409.7495, where the number is negative.
 
     Args:
-        x: Any pytree of tensors.
-        scale: A number, or a tensor that broadcasts to every tensor of `x`, which gets no gradient.
+        x: Any pytree of `inexact[...]`.
+        scale: A number, or a `float[...]` that broadcasts to every tensor of `x` and gets no gradient.
 
     Returns:
         `x`.
@@ -159,6 +166,10 @@ def scale_gradient(x: Any, scale: Any) -> Any:
     Raises:
         TypeError: `scale` is neither a number nor a real floating tensor.
         ValueError: In the backward pass: `scale` does not broadcast to a tensor of `x`.
+
+    See Also:
+        `keras_cg.keras.layers.GradientScaling`, the layer. `keras_cg.recipes.clip_gradient`, which limits a gradient.
+        `keras_cg.ops.stop_gradient`, which blocks it.
 
     Example:
         >>> import numpy as np
@@ -187,32 +198,37 @@ def _scaled(recipe: str, upstream: Any, scale: Any) -> Any:
 
 
 def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
-    """Returns its argument, with the gradient clipped: by value, or by its norm.
+    """Returns its argument and clips the gradient, by value or by norm.
 
         y = x,    dL/dx = min(max(dL/dy, -value), value)
         y = x,    dL/dx = dL/dy min(1, norm / |dL/dy|)
 
-    The norm is the 2-norm of all upstreams of the pytree together, so their direction does not change. If one of them
-    is infinite or NaN, all are NaN. Clipping is not linear in upstream: forward mode refuses it. A loss scale, such as
-    for mixed precision in float16, multiplies upstream, but not the limit: multiply the limit by it.
+    The norm is the 2-norm of the upstream gradients of the whole pytree together, batch included. So their direction
+    does not change. If an element is infinite or NaN, all gradients are NaN. Clipping is not linear in upstream, so
+    forward mode raises. A loss scale, such as for mixed precision in float16, multiplies upstream and not the limit:
+    multiply the limit by it.
 
     Source: Pascanu, Mikolov & Bengio 2013, On the difficulty of training recurrent neural networks,
     https://arxiv.org/abs/1211.5063
 
     Args:
-        x: Any pytree of real floating tensors.
-        value: The largest magnitude of an element: a positive number, or a tensor that broadcasts to `x` and gets no
-            gradient.
-        norm: The largest norm: a positive number, or a scalar tensor, which gets no gradient. An infinite limit clips
+        x: Any pytree of `float[...]`.
+        value: The largest magnitude of an element, in the unit of the gradient. A positive number, or a `float[...]`
+            that broadcasts to every tensor of `x` and gets no gradient.
+        norm: The largest norm. A positive number, or a `float[]` that gets no gradient. An infinite limit clips
             nothing. A negative tensor gives NaN, because no compiled program can raise.
 
     Returns:
         `x`.
 
     Raises:
-        TypeError: Not exactly one of `value` and `norm` is there, the limit is no number and no real floating tensor,
-            or `x` is complex.
+        TypeError: Not exactly one of `value` and `norm` is passed, the limit is neither a number nor a real floating
+            tensor, or `x` is complex.
         ValueError: The limit is a number that is not positive. In the backward pass: it does not broadcast to `x`.
+
+    See Also:
+        `keras_cg.keras.layers.GradientClipping`, the layer, which finds a loss scale itself.
+        `keras_cg.recipes.scale_gradient`, which is linear.
 
     Example:
         >>> import numpy as np

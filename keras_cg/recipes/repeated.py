@@ -19,12 +19,14 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
 
     `solve(z0, *args)` applies `f` `steps` times, and saves the solution alone for the gradient.
 
-        z = f(z, args),    w = dL/dz + (df/dz)^T w,    dL/dargs = (df/dargs)^T w,    none for z0
+        z = f(z, args),    w = dL/dz + (df/dz)^T w,    dL/dargs = (df/dargs)^T w
 
-    Both are iterated `steps` times, because a fixed count compiles everywhere: `f` must be a contraction near the
-    solution. **The whole result is NaN** if the last step changes any element of z, or w, by more than `tolerance`
-    times its size, and by more than the rounding of the largest element (of its row, in a tensor with several axes).
-    It is NaN because no compiled program can raise: take more steps.
+    `z0` gets no gradient. Both equations are iterated `steps` times, because a fixed count compiles everywhere: `f`
+    must be a contraction near the solution.
+
+    **The whole result is NaN** if the last step changes any element of z, or w, by more than `tolerance` times its
+    size. A change up to the rounding of the largest element (of its row, in a tensor with several axes) does not count.
+    The result is NaN because no compiled program can raise: take more steps.
 
     Source: Christianson 1994, Reverse accumulation and attractive fixed points,
     https://doi.org/10.1080/10556789408805572; Bai, Kolter & Koltun 2019, Deep equilibrium models,
@@ -33,19 +35,22 @@ def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | No
     Args:
         f: A function `f(z, *args)` that returns a pytree like `z`. All values that have a gradient must be in `args`.
         steps: The number of iterations, at least 1.
-        tolerance: A positive number; None for the square root of the dtype's epsilon. An element that is zero must
-            have converged up to the dtype's epsilon times the largest element of z, or of z0 (at most 1). With infinity
-            only infinite and NaN elements fail.
+        tolerance: A positive number, relative to the size of each element; None for the square root of the dtype's
+            epsilon. An element that is zero must have converged up to the dtype's epsilon times the largest element of
+            z, or of z0 (at most 1). With infinity only infinite and NaN elements fail.
 
     Returns:
-        A function `solve(z0, *args)`, where `z0` is a pytree of real floating tensors and each of `args` is any
-        pytree; it returns the solution.
+        A function `solve(z0, *args)`, where `z0` is a pytree of `float[...]` and each of `args` is any pytree. It
+        returns the solution, in the shapes and dtypes of `z0`.
 
     Raises:
         TypeError: `f` cannot be called. When the result is called: `z0` has anything but real floating tensors.
         ValueError: `steps` or `tolerance` is none of the above.
         GradientError: When the result is called: structure or shapes of the result of `f` differ from `z`.
         CapturedVariableError: When the result is called: `f` closes over a value that is being differentiated.
+
+    See Also:
+        `keras_cg.recipes.custom_root`, for any solver.
 
     Example:
         The square root of a by Heron's rule, and its derivative 1 / (2 sqrt(a)):

@@ -16,17 +16,17 @@ from keras_cg.recipes.tensors import Pair
 def invertible(
     f: Callable[..., Any], inverse: Callable[..., Any], *, tolerance: float | None = None
 ) -> Callable[..., Any]:
-    """Returns a chain of reversible blocks, which saves its last output alone for the backward pass.
+    """Returns a chain of reversible blocks, which saves only its last output for the backward pass.
 
     `chain(x, *params)` applies `f` once for each of `params`. The backward pass runs through the chain in reverse:
     it computes the input of each block from its output, by `inverse`, and differentiates that block alone. So the
     memory for activations does not grow with the number of blocks.
 
-        y = f(...f(f(x, p_1), p_2)..., p_n)
-        x_k = inverse(x_(k+1), p_k),    (dL/dx_k, dL/dp_k) = (df/dx_k, df/dp_k)^T dL/dx_(k+1)
+        x_(k+1) = f(x_k, p_k),    x_k = inverse(x_(k+1), p_k)
+        dL/dx_k = (df/dx_k)^T dL/dx_(k+1),    dL/dp_k = (df/dp_k)^T dL/dx_(k+1)
 
     **All gradients are NaN** if the recomputed `x` differs from `x` by more than `tolerance` times the largest number
-    in `x` and `y`, because of rounding or because `inverse` is wrong: no compiled program can raise.
+    in `x` and `y`. Rounding or a wrong `inverse` can cause this, and no compiled program can raise.
     Up to 128 numbers of each tensor of `x` are saved for the comparison. A second derivative runs the chain again, and
     needs memory for each block, as without `invertible`.
 
@@ -37,19 +37,23 @@ def invertible(
         f: A function `f(x, p)` of two pytrees, which returns the input of the next block. It must be one-to-one in
             `x`, and draw no random numbers. All values that have a gradient must be in its arguments.
         inverse: The function `inverse(y, p)` with `inverse(f(x, p), p) == x`, up to rounding.
-        tolerance: A positive number; None for the square root of the dtype's epsilon.
+        tolerance: A positive number, relative to the largest number in `x` and `y`; None for the square root of the
+            dtype's epsilon.
 
     Returns:
-        A function `chain(x, *params)`, where `x` is a pytree with at least one floating tensor, and each of `params`
-        the parameters of one block: any pytree, or None.
+        A function `chain(x, *params)`. `x` is a pytree with at least one `float[...]`. Each of `params` is the
+        parameters of one block: any pytree, or None.
 
     Raises:
         TypeError: `f` or `inverse` cannot be called. When the result is called: there are no `params`, or there is no
             floating tensor in `x`.
-        ValueError: `tolerance` is no positive number.
+        ValueError: `tolerance` is not a positive number.
         GradientError: In the backward pass: structure or shapes of the result of `inverse` differ from the input of
             the block.
         CapturedVariableError: When the result is called: `f` closes over a value that is being differentiated.
+
+    See Also:
+        `keras_cg.recipes.recompute`, for a function without an inverse.
 
     Example:
         Two residual blocks, as in the paper:

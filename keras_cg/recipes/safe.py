@@ -14,23 +14,26 @@ from keras_cg.recipes.tensors import Pair
 
 @custom_gradient
 def log1pexp(x: Any) -> Pair:
-    """Computes log(1 + exp(x)), the softplus, right for numbers of any size and in every derivative.
+    """Computes log(1 + exp(x)), the softplus, accurately for numbers of any size and in every derivative.
 
         y = max(x, 0) + log1p(exp(-|x|)),    dL/dx = dL/dy / (1 + exp(-x))
 
-    Plain differentiation gives NaN where exp(x) overflows.
+    Plain autodiff of log(1 + exp(x)) gives NaN where exp(x) overflows.
 
     Source: Mächler 2012, Accurately computing log(1 - exp(-|a|)),
     https://cran.r-project.org/web/packages/Rmpfr/vignettes/log1mexp-note.pdf
 
     Args:
-        x: A real floating tensor.
+        x: `float[...]`
 
     Returns:
-        A tensor of the shape and dtype of `x`.
+        `float[...]`, with the shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` is no real floating tensor.
+        TypeError: `x` is not a real floating tensor.
+
+    See Also:
+        `keras_cg.recipes.log_sum_exp`, for a sum of exponentials. `keras_cg.recipes.safe_log`, for a logarithm near 0.
 
     Example:
         >>> import numpy as np
@@ -58,25 +61,29 @@ def log1pexp(x: Any) -> Pair:
 def safe_norm(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
     """Computes the 2-norm, with the gradient 0 at 0, without overflow or underflow.
 
-        y = sqrt(sum x^2) = m sqrt(sum (x / m)^2)  with m = max |x|,    dL/dx = dL/dy x / y, and 0 where y = 0
+        y = sqrt(sum x^2) = m sqrt(sum (x / m)^2)  with m = max |x|
+        dL/dx = dL/dy x / y                        where y > 0, else 0
 
-    Plain differentiation gives NaN at 0. In float32 the plain norm is infinite for elements of 1e20 and zero for 1e-30.
-    At infinity the gradient is that of the limit: 1 or -1 for the infinite element, 0 for the others.
+    Plain autodiff gives NaN at 0. In float32 the plain norm is infinite for elements of 1e20 and zero for 1e-30.
+    At infinity the gradient is its limit: 1 or -1 for the infinite element, 0 for the others.
 
     Source: Blue 1978, A portable Fortran program to find the Euclidean norm of a vector,
     https://doi.org/10.1145/355769.355771 (the scaling); at 0 it is the subgradient of least norm.
 
     Args:
-        x: A real floating tensor.
+        x: `float[..., n]`
         axis: The axis or the axes to sum over; None for all.
         keepdims: Whether the result has these axes, with size 1.
 
     Returns:
-        A tensor of the dtype of `x`.
+        `float[...]`, the shape of `x` without the axes, in the dtype of `x`.
 
     Raises:
-        TypeError: `x` is no real floating tensor.
+        TypeError: `x` is not a real floating tensor.
         ValueError: There is no such axis, the rank of `x` is unknown, or `keepdims` is neither true nor false.
+
+    See Also:
+        `keras_cg.recipes.safe_sqrt`, for a square root near 0.
 
     Example:
         >>> import numpy as np
@@ -149,19 +156,22 @@ def safe_sqrt(x: Any) -> Pair:
 
         y = sqrt(max(x, 0)),    dL/dx = dL/dy / (2 sqrt(x)) where x > 0, else 0
 
-    Plain differentiation gives infinity at 0, and NaN as soon as that is multiplied by zero.
+    Plain autodiff gives infinity at 0, and NaN as soon as that is multiplied by zero.
 
     Source: the convention of the subgradient that is finite, as in `safe_norm`; written as in the JAX FAQ,
     https://docs.jax.dev/en/latest/faq.html#gradients-contain-nan-where-using-where
 
     Args:
-        x: A real floating tensor.
+        x: `float[...]`
 
     Returns:
-        A tensor of the shape and dtype of `x`.
+        `float[...]`, with the shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` is no real floating tensor.
+        TypeError: `x` is not a real floating tensor.
+
+    See Also:
+        `keras_cg.recipes.safe_norm`, for the root of a sum of squares. `keras_cg.recipes.safe_log`, for a logarithm.
 
     Example:
         >>> import numpy as np
@@ -192,21 +202,24 @@ def safe_log(x: Any, floor: float | None = None) -> Any:
 
         y = log(max(x, floor)),    dL/dx = dL/dy / x where x >= floor, else 0
 
-    Plain differentiation gives infinity or NaN at 0, a usual value of probabilities and likelihoods.
+    Plain autodiff gives infinity or NaN at 0, a usual value of probabilities and likelihoods.
 
     Source: the derivative of the formula, written as in the JAX FAQ,
     https://docs.jax.dev/en/latest/faq.html#gradients-contain-nan-where-using-where
 
     Args:
-        x: A real floating tensor.
-        floor: A positive number; at least, and if it is None, the smallest normal number of the dtype.
+        x: `float[...]`
+        floor: A positive number. None for the smallest normal number of the dtype, which is also the lowest floor.
 
     Returns:
-        A tensor of the shape and dtype of `x`.
+        `float[...]`, with the shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` is no real floating tensor.
-        ValueError: `floor` is no positive number.
+        TypeError: `x` is not a real floating tensor.
+        ValueError: `floor` is not a positive number.
+
+    See Also:
+        `keras_cg.recipes.log_sum_exp` and `keras_cg.recipes.log1pexp`, for logarithms of exponentials.
 
     Example:
         >>> import numpy as np
@@ -269,10 +282,11 @@ def shares(x: Any, axes: tuple[int, ...], is_out: Any, heat: Any = 1.0) -> Share
 def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, where: Any = None) -> Any:
     """Computes the logarithm of a sum of exponentials, over the elements that a mask selects.
 
-        y = m + log(sum exp(x - m))  with m = max x,    dL/dx = dL/dy exp(x - y), and 0 where masked or -infinity
+        y = m + log(sum exp(x - m))  with m = max x
+        dL/dx = dL/dy exp(x - y)     and 0 where masked
 
-    If all elements are masked or minus infinity, it is minus infinity, with the gradient 0. A masked element has a
-    gradient of exactly 0 in every order, even if it is NaN or infinite: plain differentiation gives NaN in all of these
+    If all elements are masked or minus infinity, the result is minus infinity, with the gradient 0. A masked element
+    has a gradient of exactly 0 in every order, even if it is NaN or infinite. Plain autodiff gives NaN in all of these
     cases. If an element is infinity, so is the result, and the infinite elements share the gradient.
 
     Source: Blanchard, Higham & Higham 2021, Accurately computing the log-sum-exp and softmax functions, algorithm 3.1,
@@ -280,18 +294,22 @@ def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: boo
     https://docs.jax.dev/en/latest/faq.html#gradients-contain-nan-where-using-where
 
     Args:
-        x: A real floating tensor.
+        x: `float[..., n]`
         axis: The axis or the axes to sum over; None for all.
         keepdims: Whether the result has these axes, with size 1.
-        where: The mask, a boolean tensor that broadcasts to `x`: True where an element counts. None for all.
+        where: The mask, a `bool[...]` that broadcasts to `x`: True where an element counts. None for all.
 
     Returns:
-        A tensor of the dtype of `x`.
+        `float[...]`, the shape of `x` without the axes, in the dtype of `x`.
 
     Raises:
-        TypeError: `x` is no real floating tensor, or `where` no boolean one.
+        TypeError: `x` is not a real floating tensor, or `where` is not a boolean one.
         ValueError: There is no such axis, the rank of `x` is unknown, `where` does not broadcast to `x`, or `keepdims`
             is neither true nor false.
+
+    See Also:
+        `keras_cg.recipes.log1pexp`, for two elements of which one is 0. `keras_cg.recipes.gumbel_softmax`, which draws
+        from a softmax.
 
     Example:
         >>> import numpy as np

@@ -39,16 +39,16 @@ def check_gradients(
     Checks a function decorated with `keras_cg.custom_gradient`, or any other function. At the point `args`, for a
     random upstream gradient whose elements all differ, it checks:
 
-    - *value*: the output is finite, does not change when the function is called again, and equals that of `value`;
+    - *value*: the output is finite, does not change in a second call, and equals the output of `value`;
     - *first order*: the gradient agrees with finite differences for each argument, along each element (24 elements of a
-      larger argument) and along random directions, and also at a second point close by. In the dtypes of the arguments
-      it is right to two digits. It does not change when the rule is called again, or after other calls;
+      larger argument) and along random directions, at two points. In the dtypes of the arguments it is right to two
+      digits. It does not change when the rule is called again, or after other calls;
     - *second order* and higher: the derivative of the rule agrees with finite differences of the rule, and with the
       second derivative of the function;
     - *linearity*: the rule is linear in upstream, of any size, or agrees with `expected` there;
     - *compiled*: `jax.jit`, `torch.compile` or `tf.function` changes neither output nor gradient;
     - *export*: `jax.export`, a SavedModel or `torch.export` does not change the output. The exported program has the
-      right gradient or none, but never another one: `Finding.gradient` says which;
+      right gradient or none, but never another one: `Finding.gradient` has the state;
     - *forward mode*: `keras_cg.jvp` agrees with finite differences;
     - *memory*: the tensors of a call are freed by reference counting, without the garbage collector;
     - *agreement*: several backends compute the same output and gradient.
@@ -60,8 +60,8 @@ def check_gradients(
 
     Args:
         f: The function.
-        *args: Its arguments: any pytrees. Floating and complex arrays of NumPy or of a framework are differentiated;
-            numbers and all other values are static.
+        *args: Its arguments: any pytrees. Each `inexact[...]` of NumPy or of a framework is differentiated. Numbers and
+            all other values are static.
         kwargs: Its keyword arguments.
         order: The highest order of differentiation, 1 to 4.
         modes: "reverse", "forward" or both.
@@ -78,13 +78,16 @@ def check_gradients(
         on_finding: A callback that receives each `Finding` as soon as it is known.
 
     Returns:
-        A `Report`, which is true if every check passed, and as text lists the checks that did not.
+        A `Report`, which is true if every check passed. As text it lists the checks that did not pass.
 
     Raises:
         ValueError: No argument can be differentiated, an option has an invalid value, a backend is unknown, or
             `expected` returns another shape.
         TypeError: NumPy cannot represent an argument.
         ImportError: A backend is not installed.
+
+    See Also:
+        `keras_cg.testing.assert_gradients`, which raises. `keras_cg.testing.Report`, the result.
 
     Example:
         >>> import numpy as np
@@ -137,14 +140,18 @@ def assert_gradients(f: Callable[..., Any], *args: Any, **options: Any) -> Repor
 
     Args:
         f: The function.
-        *args: Its arguments.
+        *args: Its arguments: any pytrees with at least one `inexact[...]`.
         **options: The options of `check_gradients`.
 
     Returns:
-        The report.
+        The `Report`.
 
     Raises:
-        AssertionError: A check failed or could not decide; the message is the report.
+        AssertionError: A check failed or could not decide. The message is the report.
+        ValueError: An argument or an option is invalid, as for `check_gradients`.
+
+    See Also:
+        `keras_cg.testing.check_gradients`, which returns the report in any case.
 
     Example:
         >>> import numpy as np
@@ -164,11 +171,24 @@ def assert_gradients(f: Callable[..., Any], *args: Any, **options: Any) -> Repor
 def agreement(evidence: Mapping[str, Mapping[str, Sequence[Array]]]) -> list[Finding]:
     """Compares the results of several backends with those of the backend that most others agree with.
 
+    `check_gradients` calls it. Call it to compare reports of backends that you checked one at a time.
+
     Args:
-        evidence: The arrays of each backend, as in `Report.evidence`.
+        evidence: The arrays of each backend: `{name: report.evidence[name]}`, from one `Report` or several.
 
     Returns:
-        One finding for each backend that has results; an empty list if fewer than two have.
+        One `Finding` for each backend that has results. The list is empty if fewer than two backends have results.
+
+    See Also:
+        `keras_cg.testing.Report`, whose `evidence` it compares.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_cg.testing import agreement, check_gradients
+        >>> first = check_gradients(lambda x: x**2, np.array([1.0, 2.0])).evidence["numpy"]
+        >>> other = check_gradients(lambda x: 2 * x, np.array([1.0, 2.0])).evidence["numpy"]
+        >>> [(each.backend, each.status) for each in agreement({"here": first, "there": other})]
+        [('here', 'passed'), ('there', 'failed')]
     """
     present = {backend: found for backend, found in evidence.items() if found}
     if len(present) < 2:

@@ -32,15 +32,30 @@ class Finding:
         check: One of `CHECKS`, or "third order" and so on.
         status: "passed", "failed", "undecided" or "skipped".
         argument: The argument's name and path, such as `params["w"]`; None for the whole call.
-        error: The largest error, relative to the largest number expected; None where nothing was compared.
+        error: The largest error, relative to the largest number expected. None where nothing was compared.
         tolerance: The largest error that passes.
         where: The place of the largest error: an index expression such as `[3, 0]`, or "along a random direction".
         came: The value from the rule at that place, as text.
         expected: The right value at that place, as text.
-        diagnosis: The most likely fault; None where no known fault matches.
+        diagnosis: The most likely fault. None where no known fault matches.
         reason: Why the check failed without a number, could not decide, or was skipped.
         gradient: For an export, the state of the gradient in the exported program: "carried", "in part", "absent" or
             "refused".
+
+    See Also:
+        `keras_cg.testing.Report`, which has the findings of all checks.
+
+    Example:
+        >>> import numpy as np
+        >>> import keras_cg
+        >>> from keras_cg.testing import check_gradients
+        >>> @keras_cg.custom_gradient
+        ... def square(x):
+        ...     return x * x, lambda upstream: upstream * x  # the factor 2 is missing
+        >>> report = check_gradients(square, np.array([0.3, -1.2, 2.6]), order=1)
+        >>> (finding,) = [each for each in report.findings if each.check == "first order"]
+        >>> finding.status, finding.argument, finding.diagnosis
+        ('failed', 'x', 'a factor of 1/2')
     """
 
     backend: str
@@ -83,6 +98,21 @@ class Report:
         findings: One `Finding` for each backend, check and argument.
         evidence: The arrays that each backend computed: "output", "gradient of x" for each argument, and
             "epsilon", the precision. Not part of `to_dict`.
+
+    See Also:
+        `keras_cg.testing.check_gradients`, which returns it. `keras_cg.testing.Finding`, one row.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_cg import ops
+        >>> from keras_cg.testing import Report, check_gradients
+        >>> report = check_gradients(lambda x: ops.sin(x), np.array([1.0, 2.0]))
+        >>> report.status, bool(report), report.backends
+        ('passed', True, ('numpy',))
+        >>> [finding.status for finding in report.cell("numpy", "first order")]
+        ['passed']
+        >>> Report.from_dict(report.to_dict()) == report
+        True
     """
 
     function: str

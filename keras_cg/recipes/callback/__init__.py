@@ -25,18 +25,19 @@ def from_numpy(
     *,
     result: Callable[..., Any] | None = None,
 ) -> CustomGradient[..., Any]:
-    """Returns a function of NumPy arrays as one of tensors, with a gradient by hand: SciPy, Numba, a library in C.
+    """Turns a function of NumPy arrays, such as of SciPy, Numba or a C library, into a function of tensors.
 
-    It is `custom_gradient` for `function` and `vjp` that get NumPy arrays, and return NumPy arrays. On every backend
-    it can be differentiated, compiled and batched: compiled programs call back to Python, and a batch is one call for
-    each element.
+    It is `custom_gradient` for a `function` and a `vjp` that get and return NumPy arrays. On every backend the result
+    can be differentiated, compiled and batched. Compiled programs call back to Python, and a batch is one call for each
+    element.
 
-        y = function(x, ...),    (dL/dx, ...) = vjp(x, ..., dL/dy)
+        y = function(x, ...),    dL/dx = vjp(x, ..., dL/dy)
 
     - `function` and `vjp` get copies in the processor's memory, which they may change. Nothing is saved between calls.
       A bfloat16 tensor arrives as float32.
-    - A program must know shapes and dtypes before it runs. So a result of another kind than `result` says is an error.
-    - Exceptions pass through. Out of a compiled program they are the framework's own, with the text inside.
+    - A program must know shapes and dtypes before it runs. So a result with another shape or dtype than `result`
+      returns is an error.
+    - Exceptions pass through. From a compiled program they are the framework's own, with the text inside.
     - A second derivative needs a rule for the rule: a `vjp` that itself is a `from_numpy`, or is decorated with
       `custom_gradient` and gets tensors. Without one the second derivative raises.
 
@@ -46,23 +47,26 @@ def from_numpy(
     Args:
         function: A function that gets each argument as an array, and returns an array, or several.
         vjp: A function that gets each argument, then one upstream for each floating result. It returns a gradient for
-            each argument, of its shape and dtype, or None; that of a single argument may come without a tuple. If
-            `vjp` is None, differentiating raises.
-        result: A function that says what `function` returns. It gets the kind of each argument, which has `shape` and
-            `dtype` ("float32"), and returns such a kind, or a pair `(shape, dtype)`; a list of them for several
-            results. None for one result like the first argument.
+            each argument, of its shape and dtype, or None. The gradient of a single argument needs no tuple. If `vjp`
+            is None, differentiating raises.
+        result: A function that returns the specs of the results. It gets a spec for each argument, with `shape` and
+            `dtype` ("float32"). It returns a spec or a pair `(shape, dtype)`, or a list of them for several results.
+            None for one result like the first argument.
 
     Returns:
-        A function of tensors of the active backend, and of numbers, which get no gradient and have the dtype of the
-        first floating tensor. It returns a tensor, or a tuple of them.
+        A function of `any[...]` of the active backend, and of numbers. Numbers get no gradient and have the dtype of
+        the first floating tensor. It returns a tensor, or a tuple of tensors.
 
     Raises:
         TypeError: `function`, `vjp` or `result` cannot be called. When the result is called: an argument is neither a
-            tensor nor a number, or came by keyword; `result` did not return kinds. In the backward pass: `vjp` does not
-            take the arguments and the upstreams.
+            tensor nor a number, or was passed by keyword; `result` did not return specs. In the backward pass: `vjp`
+            does not take the arguments and the upstreams.
         ValueError: When the result is called, or differentiated: a shape or dtype is not the one that was promised.
-        GradientError: In the backward pass: there is no `vjp`, or none for the `vjp`, or the count of gradients is not
-            that of the arguments.
+        GradientError: In the backward pass: there is no `vjp`, or none for the `vjp`, or the count of gradients differs
+            from the count of arguments.
+
+    See Also:
+        `keras_cg.custom_gradient`, for functions of tensors. `keras_cg.recipes.custom_root`, for a solver.
 
     Example:
         The error function of SciPy, with two derivatives:

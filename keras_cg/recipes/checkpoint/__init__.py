@@ -16,7 +16,7 @@ from keras_cg.recipes.checkpoint.function import OutputFunction
 def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that saves only its arguments, and runs again in the backward pass: rematerialisation.
 
-    The output, the gradients and all higher derivatives are those of `f`; it trades time for memory. Weights that `f`
+    It trades time for memory. The output, the gradients and all higher derivatives are those of `f`. Weights that `f`
     closes over are trained, and a `custom_gradient` inside has its own rule. JAX and torch have it built in
     (`jax.checkpoint`, `torch.utils.checkpoint`). Under a transform of torch.func no memory is saved, and under
     `torch.compile` its own partitioner decides.
@@ -31,7 +31,8 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     Training deep nets with sublinear memory cost, https://arxiv.org/abs/1604.06174
 
     Args:
-        f: A function of any arguments, by position or keyword, and any output: pytrees of tensors and other objects.
+        f: A function of any arguments, by position or keyword, and any output: pytrees of `any[...]` and of other
+            objects.
 
     Returns:
         A function with the arguments and the output of `f`.
@@ -44,6 +45,9 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         RuntimeError: In the backward pass: a value that `f` reads was changed since it ran (in a graph of TensorFlow
             the gradient is NaN; JAX uses the old values), `f` returned another output, or it assigns to a trainable
             variable of Keras. When the result is called: a layer inside adds a loss, or is built while JAX traces it.
+
+    See Also:
+        `keras_cg.recipes.invertible`, which does not run the function again.
 
     Example:
         >>> import numpy as np
