@@ -1,349 +1,306 @@
-"""Ordinary calls under TensorFlow's eager tape, and what is no ordinary call."""
-
-import functools
-import sys
-import weakref
+"""TensorFlow's tapes, eagerly: what they watch, what the rule captures, how often a function runs, and jacobians."""
 
 import numpy as np
 import pytest
+from tapes import EXP, MODES, ONES, X, close, closing_over, f, forward, gradients, with_variable_and_tensor, within
 
-from keras_cg import CapturedVariableError, GradientError, custom_gradient
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops
 
 pytestmark = pytest.mark.only("tensorflow")
 
-X = np.array([-1.0, 0.5, 2.0], np.float32)
-Y = np.array([3.0, -2.0, 0.5], np.float32)
-E = np.exp(X)
-ONE = np.ones(3, np.float32)
-close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+
+# --- what a tape asks for --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def tf(backend):
-    return pytest.importorskip("tensorflow")
+def test_tapes_that_do_not_watch_or_record(eager, backend):
+    import tensorflow as tf
 
-
-def runs(function, call):
-    """How often a call runs the function that is decorated, which cannot count by itself: then it would hold a list."""
-    codes = []
-
-    def note(frame, event, arg):
-        if event == "call":
-            codes.append(frame.f_code)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return codes.count(function.__wrapped__.__code__)
-
-
-def gradients(tf, function, *arrays):
-    """A call for the gradients of the sum of a function's output."""
-
-    def call():
-        tensors = [tf.constant(array) for array in arrays]
+    x = eager.tensor(X)
+    for wrap in (lambda g: g, tf.function):
+        g = wrap(lambda x: f(x))
         with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            output = function(*tensors)
-        return tape.gradient(output, tensors)
-
-    return call
-
-
-# --- ordinary ---------------------------------------------------------------------------------------------------------
-
-
-def local(function, tf):
-    """The function decorated, with the module as a global, as in a user's file."""
-    scope = {"tf": tf}
-    exec(function, scope)
-    return custom_gradient(scope["f"])
-
-
-EXP = """
-def f(x):
-    y = tf.exp(x)
-    return y, lambda upstream: 7 * upstream * y
-"""
+            tape.watch(x)
+            with tape.stop_recording():
+                stopped = g(x)
+            y = g(x)
+        assert tape.gradient([stopped], x) is None if wrap is not tf.function else True
+        with tf.GradientTape(persistent=True) as tape:
+            y = g(x)
+            tape.watch(x)
+            z = g(x)
+        assert tape.gradient(y, x) is None
+        close(tape.gradient(y, x, unconnected_gradients="zero"), np.zeros(3))
+        for _ in range(2):
+            close(tape.gradient(z, x), 7 * EXP)
+            close(tape.gradient(z, x, output_gradients=eager.tensor(X)), 7 * EXP * X)
 
 
-def test_a_gradient(backend, tf):
-    close(gradients(tf, local(EXP, tf), X)()[0], 7 * E)
+def test_a_persistent_tape_that_watches_itself(eager, backend):
+    import tensorflow as tf
+
+    @custom_gradient
+    def g(x):
+        e = tf.exp(x)
+        return e, lambda upstream: 7 * upstream * e
+
+    x = eager.tensor(X)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        gradient = tape.gradient(g(x) ** 2, x)
+    # 2 g 7 e, with g = e whose derivative is 7 e by the rule, and that of what the rule holds as well: 14 (7 + 1) e².
+    close(gradient, 14 * EXP**2)
+    close(tape.gradient(gradient, x), 14 * 8 * EXP**2)
 
 
-def test_nests(backend, tf):
-    code = """
-def f(nest):
-    x, y = nest["x"], nest["y"][0]
-    def rule(up):
-        u, v = up["u"], up["v"]
-        return {"x": 7 * u * y + v, "y": [5 * u * x + 3 * v]}
-    return {"u": x * y, "v": x + y}, rule
-"""
-    f = local(code, tf)
+def test_what_is_not_watched_is_not_looked_at(eager, backend):
+    import tensorflow as tf
 
-    def function(x, y):
-        output = f({"x": x, "y": [y]})
-        return tf.reduce_sum(output["u"]) + 2 * tf.reduce_sum(output["v"])
-
-    call = gradients(tf, function, X, Y)
-    gx, gy = call()
-    close(gx, 7 * Y + 2)
-    close(gy, 5 * X + 6)
-
-
-BEHIND = """
-def f(x, y):
-    return x * y, lambda x, y, upstream: (7 * upstream * y, 5 * upstream * x)
-"""
-BESIDE = """
-def f(x, y, name="seven"):
-    return x * y, lambda upstream: (7 * upstream * y, 5 * upstream * x)
-"""
-ROW = """
-def f(x, y):
-    return (x * y, x * 0), lambda u, v: (7 * u * y, 5 * u * x)
-"""
-
-
-@pytest.mark.parametrize("code", [BEHIND, BESIDE, ROW], ids=["behind", "beside", "row"])
-def test_in_every_shape(backend, tf, code):
-    f = local(code, tf)
-    given = ("seven",) if code is BESIDE else ()
-    call = gradients(tf, lambda x, y: f(x, y, *given), X, Y)
-    gx, gy = call()
-    close(gx, 7 * Y)
-    close(gy, 5 * X)
-
-
-def test_integers_and_what_nobody_differentiates(backend, tf):
-    f = local("def f(x, i, y): return x * y, lambda up: (7 * up * y, i, tf.zeros([17]))", tf)
-    i, y = tf.constant([1, 2, 3]), tf.constant(Y)
-    call = gradients(tf, lambda x: f(x, i, y), X)
-    close(call()[0], 7 * Y)
+    g = custom_gradient(lambda x, i, y: (x * y, lambda up: (7 * up * y, i, tf.zeros([17]))))
+    x, i, y = eager.tensor(X), tf.constant([1, 2, 3]), eager.tensor(2 * X)
+    close(gradients(lambda x: g(x, i, y), x)[0], 14 * X)
     with pytest.raises(GradientError, match=r"float32\[17\]"):
-        gradients(tf, lambda y: f(tf.constant(X), i, y), Y)()
+        gradients(lambda y: g(x, i, y), y)
 
 
-# --- others -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("pfor", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_jacobians(eager, backend, mode, pfor):
+    import tensorflow as tf
+
+    g = within(mode)(lambda x: f(x))
+    x = tf.constant(np.stack([X, 2 * X]))
+    expected = 7 * np.exp(np.stack([X, 2 * X]).astype(float))
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = g(x)
+    close(tf.einsum("ijij->ij", tape.jacobian(y, x, experimental_use_pfor=pfor)), expected)
+    close(tf.einsum("ijj->ij", tape.batch_jacobian(y, x, experimental_use_pfor=pfor)), expected)
+    with tf.GradientTape(persistent=True) as outer:
+        outer.watch(x)
+        (first,) = gradients(g, x)
+    hessian = outer.jacobian(first, x, experimental_use_pfor=pfor)
+    close(tf.einsum("ijij->ij", hessian), expected)
+    close(tf.reduce_sum(hessian), expected.sum())
 
 
-def test_a_rule_that_changes_from_call_to_call(backend, tf):
-    rules = {
-        "y": lambda x, y: lambda upstream: 7 * upstream * y,
-        "x": lambda x, y: lambda upstream: 5 * upstream * x,
-        "partial": lambda x, y: functools.partial(lambda y, upstream: 3 * upstream * y, y),
-        "list": lambda x, y: (lambda kept: lambda upstream: 2 * upstream * kept[0])([y]),
-    }
-    chosen = []
-
-    @custom_gradient
-    def f(x):
-        y = tf.exp(x)
-        return y, rules[chosen[-1]](x, y)
-
-    expected = {"y": 7 * E, "x": 5 * X, "partial": 3 * E, "list": 2 * E}
-    for name in (*expected, *expected):
-        chosen.append(name)
-        close(gradients(tf, f, X)()[0], expected[name])
+# --- how often a function runs ---------------------------------------------------------------------------------------
 
 
-DEFAULTS = """
-def f(x):
-    y = tf.exp(x)
-    return y, lambda upstream, y=y: 7 * upstream * y
-"""
-ATTRIBUTES = """
-def f(x):
-    y = tf.exp(x)
-    def rule(upstream):
-        return 7 * upstream * y
-    rule.y = y
-    return y, rule
-"""
-IN_A_LIST = """
-def f(x):
-    kept = [tf.exp(x)]
-    return kept[0], lambda upstream: 7 * upstream * kept[0]
-"""
+class Holder:
+    """Something that cannot be taken apart, with a tensor inside."""
+
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
 
 
-@pytest.mark.parametrize("code", [DEFAULTS, ATTRIBUTES, IN_A_LIST], ids=["defaults", "attributes", "a list"])
-def test_a_rule_that_holds_tensors_elsewhere(backend, tf, code):
-    f = local(code, tf)
-    call = gradients(tf, f, X)
-    close(call()[0], 7 * E)
-    assert runs(f, call) == 1
+# How often a function runs at most, and a derivative of it.
 
 
-def test_another_dtype(backend, tf):
-    f = local(EXP, tf)
-    for kind in (np.float32, np.float64, np.float16, np.float32):
-        (found,) = gradients(tf, f, X.astype(kind))()
-        assert found.dtype == kind
-        np.testing.assert_allclose(found, 7 * E, rtol=1e-2 if kind is np.float16 else 1e-5)
-    code = "def f(x): return x * 1, lambda upstream: 7 * tf.cast(upstream, tf.float64)"
-    call = gradients(tf, local(code, tf), X)
-    assert call()[0].dtype == tf.float32
-
-
-def test_keywords_arrays_and_variables(backend, tf):
-    f = local(BEHIND, tf)
-    close(gradients(tf, lambda x: f(x, y=tf.constant(Y)), X)()[0], 7 * Y)
-    close(gradients(tf, lambda x: f(x, Y), X)()[0], 7 * Y)
-    variable = tf.Variable(Y)
-    with tf.GradientTape() as tape:
-        output = f(tf.constant(X), variable)
-    close(tape.gradient(output, variable), 5 * X)
-
-
-def test_a_cell_of_the_function_that_comes_to_be_watched(backend, tf):
-    w = tf.constant(Y)
-
-    @custom_gradient
-    def f(x):
-        return x * w, lambda upstream: 7 * upstream * w
-
-    close(gradients(tf, f, X)()[0], 7 * Y)
-    with tf.GradientTape() as tape:
-        tape.watch(w)
-        with pytest.raises(CapturedVariableError, match="reads 1 trainable value"):
-            f(tf.constant(X))
-
-
-def test_a_variable_that_is_read_where_nobody_looks(backend, tf):
-    """In a function of another module."""
-    scope = {"variable": tf.Variable(Y), "tf": tf}
-    exec("def read(): return variable * 1", scope)
-    code = """
-def f(x):
-    y = x * read()
-    return y, lambda upstream, variables=None: (7 * upstream, [5 * upstream])
-"""
-    mine = {"read": scope["read"]}
-    exec(code, mine)
-    f = custom_gradient(mine["f"])
-    for watched in (True, False):
-        with tf.GradientTape() as tape:
-            x = tf.constant(X)
-            tape.watch([x] if watched else [])
-            output = f(x)
-        gradient, of_variable = tape.gradient(output, [x, scope["variable"]])
-        close(of_variable, 5 * ONE)
-        if watched:
-            close(gradient, 7 * ONE)
-    assert runs(f, lambda: gradients(tf, f, X)()) == 1
-
-
-def test_an_integer_output_and_one_that_is_no_tensor(backend, tf):
-    code = """
-def f(x):
-    return {"y": x * 1, "sign": tf.cast(x > 0, tf.int32), "name": "seven"}, lambda up: 7 * up["y"]
-"""
-    f = local(code, tf)
-    call = gradients(tf, lambda x: f(x)["y"], X)
-    close(call()[0], 7 * ONE)
-    assert runs(f, call) == 1
-    assert f(tf.constant(X))["name"] == "seven"
-
-
-WRONG = {
-    "shape": ("7.0 * upstream[:2]", r"float32\[2\]"),
-    "count": ("(upstream, upstream)", "returned 2 gradients"),
-    "kind": ("upstream > 0", r"bool\[3\]"),
+# How often a function runs at most, and a derivative of it.
+ORDERS = {
+    "first": (1, lambda f: lambda x: gradients(f, x)[0]),
+    "forward": (1, lambda f: lambda x: forward(f, x)),
+    "forward twice": (2, lambda f: lambda x: forward(lambda x: forward(f, x), x)),
+    "forward over first": (3, lambda f: lambda x: forward(lambda x: gradients(f, x)[0], x)),
+    "first over forward": (2, lambda f: lambda x: gradients(lambda x: forward(f, x), x)[0]),
+    "second": (2, lambda f: lambda x: gradients(lambda x: gradients(f, x)[0], x)[0]),
+    "third": (2, lambda f: lambda x: gradients(lambda x: gradients(lambda x: gradients(f, x)[0], x)[0], x)[0]),
 }
 
 
-@pytest.mark.parametrize("fault", WRONG)
-def test_what_is_wrong_is_refused(backend, tf, fault):
-    rule, message = WRONG[fault]
-    f = local(f"def f(x): return x * 1, lambda upstream: {rule}", tf)
-    for _ in range(2):
-        with pytest.raises(GradientError, match=message):
-            gradients(tf, f, X)()
+@pytest.mark.parametrize("is_opaque", [False, True], ids=["closure", "object"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_how_often_a_function_runs(eager, backend, order, is_opaque):
+    runs = []
+
+    @custom_gradient
+    def g(x):
+        runs.append(None)
+        e = ops.exp(x)
+        holder = Holder(e)
+        return x * 2, lambda upstream: 7 * upstream * (holder.w if is_opaque else e)
+
+    times, derivative = ORDERS[order]
+    close(derivative(g)(eager.tensor(X)), 7 * EXP)
+    assert len(runs) == times
 
 
-def test_zeros_and_none(backend, tf):
-    f = local("def f(x, y, z): return x * y * z, lambda upstream: (7 * upstream, None, 0)", tf)
-    gx, gy, gz = gradients(tf, f, X, Y, ONE)()
-    close(gx, 7 * ONE)
-    assert gy is None and gz is None
+def test_a_function_runs_once_for_captured_tensors_too_in_eager_mode(eager, backend):
+    import tensorflow as tf
+
+    runs = []
+    variable, w, x = tf.Variable(2 * X), eager.tensor(2 * X), eager.tensor(X)
+
+    def times(factor):
+        def g(x):
+            runs.append(None)
+            return x * factor, lambda u, variables=None: (7 * u, [11 * u]) if variables else 7 * u
+
+        return custom_gradient(g)
+
+    close(gradients(times(w), x)[0], np.full(3, 7.0))
+    assert len(runs) == 1
+    with tf.GradientTape() as tape:
+        y = times(variable)(x)
+    close(tape.gradient(y, variable), np.full(3, 11.0))
+    assert len(runs) == 2
+    # What only the rule uses needs no other run.
+    only_in_rule = custom_gradient(lambda x: (runs.append(None) or x * 2, lambda u: 7 * u * w))
+    close(gradients(lambda x, w: only_in_rule(x), x, w)[0], 14 * X)
+    assert len(runs) == 3
+    # So do captured tensors.
+    close(gradients(lambda x, w: times(w)(x), x, w)[1], np.full(3, 11.0))
+    assert len(runs) == 4
 
 
-def test_slices_arrive_whole(backend, tf):
-    f = local(EXP, tf)
-    (found,) = gradients(tf, lambda x: tf.gather(f(x), [0, 0, 2]), X)()
-    close(found, 7 * E * [2, 0, 1])
+@pytest.mark.parametrize("is_same", [True, False])
+def test_another_run_in_a_graph_of_what_ran_eagerly(eager, backend, is_same):
+    import tensorflow as tf
 
+    factor, x = [1.0], eager.tensor(X)
 
-# --- levels ----------------------------------------------------------------------------------------------------------
+    @custom_gradient
+    def g(x):
+        e = tf.exp(x) * factor[0]
+        return x * 2, lambda upstream: 7 * upstream * e
 
-
-def test_higher_orders(backend, tf):
-    f, x = local(EXP, tf), tf.constant(X)
-    with tf.GradientTape() as third:
-        third.watch(x)
-        with tf.GradientTape() as second:
-            second.watch(x)
-            with tf.GradientTape() as first:
-                first.watch(x)
-                output = f(x)
-            gradient = first.gradient(output, x)
-        again = second.gradient(gradient, x)
-    close(gradient, 7 * E)
-    close(again, 7 * E)
-    close(third.gradient(again, x), 7 * E)
-
-
-def test_a_persistent_tape_that_watches_itself(backend, tf):
-    f, x = local(EXP, tf), tf.constant(X)
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(x)
-        gradient = tape.gradient(f(x) ** 2, x)
-    # 2 f 7 e, with f = e whose derivative is 7 e by the rule, and that of what the rule holds plain: 14 (7 + 1) e^2.
-    close(gradient, 14 * E**2)
-    close(tape.gradient(gradient, x), 14 * 8 * E**2)
-
-
-def test_an_accumulator(backend, tf):
-    f, x = local(EXP, tf), tf.constant(X)
-    with tf.autodiff.ForwardAccumulator(x, tf.ones(3)) as accumulator:
-        output = f(x)
-    close(accumulator.jvp(output), 7 * E)
-
-
-def test_forward_over_reverse(backend, tf):
-    f, x = local(EXP, tf), tf.constant(X)
-    with tf.autodiff.ForwardAccumulator(x, tf.ones(3)) as accumulator:
+    with tf.GradientTape() as outer:
+        outer.watch(x)
         with tf.GradientTape() as tape:
             tape.watch(x)
-            output = f(x)
-        gradient = tape.gradient(output, x)
-    close(gradient, 7 * E)
-    close(accumulator.jvp(gradient), 7 * E)
+            y = g(x)
+        factor[0] = 1.0 if is_same else 2.0
+        first = tf.function(lambda: tape.gradient(y, x))()
+    # In a graph no value can be looked at, so that it cannot be an error.
+    for found in (first, outer.gradient(first, x)):
+        close(found, 7 * EXP if is_same else np.full(3, np.nan))
 
 
-def test_complex_numbers(backend, tf):
-    f = local("def f(z): return z * 1, lambda upstream: 7j * upstream", tf)
-    z = (X + 1j * Y).astype(np.complex64)
-    call = gradients(tf, lambda z: tf.math.real(f(z)), z)
-    close(call()[0], 7j * ONE)
+# --- what a function closes over -------------------------------------------------------------------------------------
 
 
-# --- what is kept ----------------------------------------------------------------------------------------------------
+def test_a_captured_tensor_in_eager_mode(eager, backend):
+    import tensorflow as tf
+
+    def run(x, w):
+        def grad(upstream, variables=None):
+            gradient = 7 * upstream * (variables or [w])[0]
+            return (gradient, [11 * upstream * x]) if variables else gradient
+
+        return custom_gradient(lambda x: (x * w, grad))(x)
+
+    def of_attribute(x, w):
+        holder = Holder(w)
+        return custom_gradient(lambda x: (x * holder.w, lambda u, variables: (7 * u, [11 * u])))(x)
+
+    def run_stopped(x, w):
+        return custom_gradient(lambda x: (x * tf.stop_gradient(w), lambda u: 7 * u * w))(x)
+
+    def gradient(g, index):
+        return lambda x, w: gradients(g, x, w)[index]
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    for found, expected in zip(gradients(run, x, w), (7 * 2 * X, 11 * X), strict=True):
+        close(found, expected)
+    for found, expected in zip(gradients(of_attribute, x, w), (7 * ONES, 11 * ONES), strict=True):
+        close(found, expected)
+    close(gradients(gradient(run, 0), x, w)[1], np.full(3, 7.0))
+    close(gradients(gradient(run, 1), x, w)[0], np.full(3, 11.0))
+    close(forward(lambda x: run(x, w), x), 7 * 2 * X)
+    close(forward(lambda w: run(x, w), w), 11 * X)
+    gx, gw = gradients(run_stopped, x, w)
+    close(gx, 7 * 2 * X)
+    assert gw is None
+    close(gradients(gradient(run_stopped, 0), x, w)[1], np.full(3, 7.0))
+    with pytest.raises(CapturedVariableError, match="being differentiated"):
+        gradients(lambda x, w: closing_over(w)(x), x, w)
 
 
-def test_an_output_that_no_rule_holds_is_not_kept(backend, tf):
-    f = local("def f(x): return x * 2, lambda upstream: 7 * upstream * x", tf)
-    x = tf.constant(X)
+@pytest.mark.limit
+def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(eager, backend):
+    import tensorflow as tf
+
+    variable = tf.Variable(2 * X)
+
+    def two(x, w):
+        v = w * 2
+        return custom_gradient(lambda x: (x * w * v, lambda u, variables: (7 * u, [11 * u] * len(variables))))(x)
+
+    def hidden(x, w):
+        holder = Holder(w)
+        return custom_gradient(lambda x: (x * holder.w * variable, lambda u, variables: (7 * u, [11 * u])))(x)
+
+    for g in (lambda x, w: with_variable_and_tensor(x, w, variable), two, hidden):
+        with pytest.raises(CapturedVariableError, match="is being differentiated and is not among its arguments"):
+            gradients(g, eager.tensor(X), eager.tensor(3 * X))
+
+
+def test_a_rule_keeps_a_variable_for_what_it_is_in_every_order(eager, backend):
+    import tensorflow as tf
+
+    variable, x = tf.Variable(2 * X), eager.tensor(X)
+
+    @custom_gradient
+    def g(x):
+        e = tf.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e * variable.read_value()
+
+    def first(x):
+        return gradients(g, x)[0]
+
+    close(gradients(first, x)[0], 7 * EXP * 2 * X)
+    with tf.GradientTape() as tape:
+        slope = first(x)
+    close(tape.gradient(slope, variable), 7 * EXP)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.limit
+def test_variables_come_in_the_order_of_creation_in_every_mode(eager, backend, mode):
+    import tensorflow as tf
+
+    a, b = tf.Variable(2 * X, name="a"), tf.Variable(3 * X, name="b")
+    came = []
+
+    @custom_gradient
+    def g(x):
+        def grad(upstream, variables):
+            came.append([each.name for each in variables])
+            return 7 * upstream, [11 * upstream, 13 * upstream]
+
+        return x * b + a, grad
+
+    function = within(mode)(lambda x: g(x))
+    x = eager.tensor(X)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        inner = f(x)
-        dead = weakref.ref(inner)
-        # Its gradient needs neither what it got nor what it gave.
-        output = tf.negative(inner)
-        del inner
-    assert dead() is None
-    close(tape.gradient(output, x), -7 * X)
+        y = function(x)
+    for found, expected in zip(tape.gradient(y, [x, a, b]), (7, 11, 13), strict=True):
+        close(found, np.full(3, float(expected)))
+    assert came == [["a:0", "b:0"]]
+
+
+def test_a_variable_that_is_read_where_nothing_searches(eager, backend):
+    """In a function of another module: once, whether the argument is watched or not."""
+    import tensorflow as tf
+
+    scope = {"variable": tf.Variable(X)}
+    exec("def read(): return variable * 1", scope)
+    read, runs = scope["read"], []
+
+    @custom_gradient
+    def g(x):
+        runs.append(None)
+        return x * read(), lambda upstream, variables=None: (7 * upstream, [5 * upstream])
+
+    for watched in (True, False):
+        with tf.GradientTape() as tape:
+            x = eager.tensor(X)
+            tape.watch([x] if watched else [])
+            output = g(x)
+        gradient, of_variable = tape.gradient(output, [x, scope["variable"]])
+        close(of_variable, 5 * ONES)
+        assert not watched or np.all(gradient == 7)
+    assert len(runs) == 2
