@@ -13,9 +13,7 @@ GRAPHS = pytest.mark.parametrize("mode", ["eager", "function"])  # XLA has no op
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "complex128"])
-def test_every_width_to_the_second_order_and_forward(eager, backend, dtype, mode):
-    import tensorflow as tf
-
+def test_every_width_to_the_second_order_and_forward(eager, tf, dtype, mode):
     @custom_gradient
     def rule(x):
         e = tf.exp(x)
@@ -32,9 +30,7 @@ def test_every_width_to_the_second_order_and_forward(eager, backend, dtype, mode
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_slices_as_gradients_stay_slices(eager, backend, mode):
-    import tensorflow as tf
-
+def test_slices_as_gradients_stay_slices(eager, tf, mode):
     table, places = tf.Variable(tf.ones((1000, 2))), tf.constant([1, 1, 3])
     due = np.zeros((1000, 2))
     due[1], due[3] = 14, 7
@@ -66,9 +62,7 @@ def test_slices_as_gradients_stay_slices(eager, backend, mode):
 
 
 @GRAPHS
-def test_composite_tensors(eager, backend, mode):
-    import tensorflow as tf
-
+def test_composite_tensors(eager, tf, mode):
     wrap = within(mode)
     values = eager.tensor(X)
 
@@ -101,9 +95,7 @@ def test_composite_tensors(eager, backend, mode):
 
 
 @GRAPHS
-def test_a_sparse_argument_beside_a_dense_one(eager, backend, mode):
-    import tensorflow as tf
-
+def test_a_sparse_argument_beside_a_dense_one(eager, tf, mode):
     @custom_gradient
     def matmul(a, b):
         return tf.sparse.sparse_dense_matmul(a, b), lambda upstream: (a.with_values(7 * a.values), 5 * upstream)
@@ -117,9 +109,7 @@ def test_a_sparse_argument_beside_a_dense_one(eager, backend, mode):
 
 
 @GRAPHS
-def test_a_gradient_of_another_kind_of_tensor_is_refused(eager, backend, mode):
-    import tensorflow as tf
-
+def test_a_gradient_of_another_kind_of_tensor_is_refused(eager, tf, mode):
     sparse = tf.sparse.from_dense(tf.ones((2, 2)))
     dense = custom_gradient(lambda x: (x * 1, lambda upstream: sparse))
     with pytest.raises(ValueError, match="don't have the same nested structure"):
@@ -130,10 +120,8 @@ def test_a_gradient_of_another_kind_of_tensor_is_refused(eager, backend, mode):
 
 
 @pytest.mark.limit
-def test_sparse_tensors_are_no_source_of_a_gradient(eager, backend):
+def test_sparse_tensors_are_no_source_of_a_gradient(eager, tf):
     """As TensorFlow's own tape says it; forwards they serve, and so do their values as the argument."""
-    import tensorflow as tf
-
     sparse = tf.sparse.from_dense(tf.eye(2))
     with pytest.raises(ValueError, match="SparseTensor is not supported as a gradient source"):
         keras_cg.grad(lambda x: tf.sparse.reduce_sum(x))(sparse)

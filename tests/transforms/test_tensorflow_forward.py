@@ -64,9 +64,7 @@ NONLINEAR = {
 
 @pytest.mark.parametrize("rule", NONLINEAR)
 @pytest.mark.limit
-def test_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule):
-    import tensorflow as tf
-
+def test_forward_mode_of_a_rule_that_is_not_linear(eager, tf, rule):
     g = custom_gradient(lambda x: (x * 2, NONLINEAR[rule]))
     x = eager.tensor(X)
     upstream = eager.tensor(3 * X)
@@ -85,9 +83,7 @@ def test_forward_mode_of_a_rule_that_is_not_linear(eager, backend, rule):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
-def test_linear_rules_pass_for_linear(eager, backend, dtype):
-    import tensorflow as tf
-
+def test_linear_rules_pass_for_linear(eager, tf, dtype):
     matrix = tf.cast(np.random.default_rng(0).standard_normal((64, 64)), dtype)
     rules = [
         lambda u: tf.linalg.matvec(matrix, u),
@@ -115,9 +111,7 @@ def test_forward_mode_of_a_custom_gradient_of_upstream_in_a_rule(eager, backend,
 
 @pytest.mark.parametrize("inside", [False, True], ids=["eager", "function"])
 @pytest.mark.limit
-def test_a_rule_that_differentiates_where_tapes_do_not_record(eager, backend, inside):
-    import tensorflow as tf
-
+def test_a_rule_that_differentiates_where_tapes_do_not_record(eager, tf, inside):
     def rule(x):
         return x * 2, lambda upstream: upstream * keras_cg.grad(lambda z: 7 * ops.exp(z))(x)
 
@@ -143,19 +137,15 @@ def test_recompute_of_a_function_that_differentiates(eager, backend):
 
 
 @pytest.mark.limit
-def test_forward_mode_around_a_function_of_a_rule_that_is_not_linear_is_a_limit(eager, backend):
-    import tensorflow as tf
-
+def test_forward_mode_around_a_function_of_a_rule_that_is_not_linear_is_a_limit(eager, tf):
     # TensorFlow transposes the function's own gradient at an upstream of ones: nothing of ours is called.
     g = tf.function(lambda x: custom_gradient(lambda x: (x * 2, lambda u: u * u))(x))
     close(forward(g, eager.tensor(X)), np.full(3, 2.0))
 
 
 @pytest.mark.limit
-def test_an_accumulator_around_a_function_that_is_differentiated_once_more(eager, backend):
+def test_an_accumulator_around_a_function_that_is_differentiated_once_more(eager, tf):
     """A limit of TensorFlow (2.21): so it is for a function of plain operations."""
-    import tensorflow as tf
-
     x = eager.tensor(X)
     for function in (f, tf.exp):
         traced = tf.function(lambda x, function=function: function(x))
@@ -167,10 +157,8 @@ def test_an_accumulator_around_a_function_that_is_differentiated_once_more(eager
 
 
 @pytest.mark.limit
-def test_an_accumulator_of_what_an_inner_function_captures(eager, backend):
+def test_an_accumulator_of_what_an_inner_function_captures(eager, tf):
     """A limit of TensorFlow (2.21): so it is for a function of plain operations."""
-    import tensorflow as tf
-
     variable, x = tf.Variable(2 * X), eager.tensor(X)
     served = custom_gradient(lambda x: (x * variable, lambda u, variables: (7 * u, [11 * u])))
     for function, expected in ((served, 11 * ONES), (lambda x: x * variable, X)):

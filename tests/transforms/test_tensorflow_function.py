@@ -17,9 +17,7 @@ pytestmark = pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("mode", ["function", "xla"])
 @pytest.mark.parametrize("place", ["plain", "cond", "while_loop"])
 @pytest.mark.limit
-def test_a_captured_tensor_that_is_differentiated_later_gets_no_number(eager, backend, mode, place):
-    import tensorflow as tf
-
+def test_a_captured_tensor_that_is_differentiated_later_gets_no_number(eager, tf, mode, place):
     def run(x, w):
         g = closing_over(w)
         if place == "cond":
@@ -43,9 +41,7 @@ def test_a_captured_tensor_that_is_differentiated_later_gets_no_number(eager, ba
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "complex128"])
-def test_captured_constants_are_constants_in_every_order(eager, backend, dtype):
-    import tensorflow as tf
-
+def test_captured_constants_are_constants_in_every_order(eager, tf, dtype):
     constant = tf.cast(np.linspace(1, 2, 1000), dtype)  # a large one is an input of the graph
 
     @custom_gradient
@@ -68,9 +64,7 @@ def test_captured_constants_are_constants_in_every_order(eager, backend, dtype):
             )
 
 
-def test_a_stopped_gradient_in_a_graph(eager, backend):
-    import tensorflow as tf
-
+def test_a_stopped_gradient_in_a_graph(eager, tf):
     variable = tf.Variable(2 * X)
 
     def tensor(x, w):
@@ -93,9 +87,7 @@ def test_a_stopped_gradient_in_a_graph(eager, backend):
         assert gv is None
 
 
-def test_a_tensor_captured_beside_a_variable(eager, backend):
-    import tensorflow as tf
-
+def test_a_tensor_captured_beside_a_variable(eager, tf):
     variable = tf.Variable(2 * X)
     x, w = eager.tensor(X), eager.tensor(3 * X)
     function = tf.function(lambda x, w: with_variable_and_tensor(x, w, variable))
@@ -111,9 +103,7 @@ def test_a_tensor_captured_beside_a_variable(eager, backend):
         tf.function(lambda x: gradients(lambda x: with_variable_and_tensor(x, x * 3, variable), x))(x)
 
 
-def test_a_sloppy_gradient_of_a_constant_in_a_graph(eager, backend):
-    import tensorflow as tf
-
+def test_a_sloppy_gradient_of_a_constant_in_a_graph(eager, tf):
     sloppy = custom_gradient(lambda x, s: (x * s, lambda upstream: (7 * upstream, upstream)))
     right = custom_gradient(lambda x, s: (x * s, lambda upstream: (7 * upstream, 5 * tf.reduce_sum(upstream))))
 
@@ -140,9 +130,8 @@ def test_a_sloppy_gradient_of_a_constant_in_a_graph(eager, backend):
 
 
 @pytest.mark.limit
-def test_what_is_argument_and_closed_over_counts_as_the_argument_in_a_graph(eager, backend):
+def test_what_is_argument_and_closed_over_counts_as_the_argument_in_a_graph(eager, tf):
     """A limit: it is one tensor there. In eager mode it gets both: 7 by the rule, 11 as what is captured."""
-    import tensorflow as tf
 
     def run(x):
         def rule(upstream, variables=None):
@@ -155,9 +144,7 @@ def test_what_is_argument_and_closed_over_counts_as_the_argument_in_a_graph(eage
     close(gradients(tf.function(run), x)[0], np.full(3, 7.0))
 
 
-def test_variables_in_a_graph_of_tensorflow_1(eager, backend):
-    import tensorflow as tf
-
+def test_variables_in_a_graph_of_tensorflow_1(eager, tf):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("variable", initializer=2 * X, use_resource=True)
         x = tf.compat.v1.placeholder(tf.float32, (3,))
@@ -169,9 +156,7 @@ def test_variables_in_a_graph_of_tensorflow_1(eager, backend):
 
 
 @pytest.mark.limit
-def test_a_reference_variable_that_a_function_makes_is_named(eager, backend):
-    import tensorflow as tf
-
+def test_a_reference_variable_that_a_function_makes_is_named(eager, tf):
     @custom_gradient
     def g(x):
         w = tf.compat.v1.get_variable("made_inside", initializer=2 * X, use_resource=False)
@@ -199,9 +184,7 @@ COMPOSED = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", COMPOSED)
-def test_control_flow_to_the_second_order(eager, backend, name, mode):
-    import tensorflow as tf
-
+def test_control_flow_to_the_second_order(eager, tf, name, mode):
     def derivatives(x):
         with tf.GradientTape(persistent=True) as outer:
             outer.watch(x)
@@ -222,9 +205,7 @@ def test_control_flow_to_the_second_order(eager, backend, name, mode):
         close(second, 7 * EXP)
 
 
-def test_inputs_of_an_outer_graph_as_outputs(eager, backend):
-    import tensorflow as tf
-
+def test_inputs_of_an_outer_graph_as_outputs(eager, tf):
     @custom_gradient
     def g(x, y):
         return (x, y * x, y), lambda a, b, c: (7 * a + 5 * b, 3 * b + 2 * c)
@@ -240,9 +221,7 @@ def test_inputs_of_an_outer_graph_as_outputs(eager, backend):
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["function", "xla"])
-def test_symbolic_gradients(eager, backend, compiled):
-    import tensorflow as tf
-
+def test_symbolic_gradients(eager, tf, compiled):
     @tf.function(jit_compile=compiled)
     def derivatives(x, other):
         y = f(x)
@@ -259,9 +238,7 @@ def test_symbolic_gradients(eager, backend, compiled):
 
 @pytest.mark.parametrize("mode", ["eager", "function", pytest.param("xla", marks=pytest.mark.thorough)])
 @pytest.mark.limit
-def test_vectorized_map_obeys_the_rule_in_its_body_and_refuses_to_be_differentiated(eager, backend, mode):
-    import tensorflow as tf
-
+def test_vectorized_map_obeys_the_rule_in_its_body_and_refuses_to_be_differentiated(eager, tf, mode):
     def first(x):
         return gradients(f, x)[0]
 
@@ -294,9 +271,7 @@ def test_vectorized_map_obeys_the_rule_in_its_body_and_refuses_to_be_differentia
 
 
 @pytest.mark.limit
-def test_recompute_grad_says_so_where_it_cannot(eager, backend):
-    import tensorflow as tf
-
+def test_recompute_grad_says_so_where_it_cannot(eager, tf):
     x = eager.tensor(X)
     g = tf.recompute_grad(lambda x: f(f(x)))
     outer, inner = 7 * np.exp(2 * X.astype(float)), 7 * EXP
@@ -310,9 +285,7 @@ def test_recompute_grad_says_so_where_it_cannot(eager, backend):
 # --- AutoGraph, and functions as arguments ---------------------------------------------------------------------------
 
 
-def test_autograph_rewrites_the_function_and_its_rule_and_nothing_of_the_package(eager, backend):
-    import tensorflow as tf
-
+def test_autograph_rewrites_the_function_and_its_rule_and_nothing_of_the_package(eager, tf):
     seen = []
 
     @custom_gradient
@@ -330,9 +303,7 @@ def test_autograph_rewrites_the_function_and_its_rule_and_nothing_of_the_package
     assert "tf__g" in seen and not {"tf__call", "tf____call__", "tf__flat", "tf__attach"} & set(seen)
 
 
-def test_autograph_stays_off_where_it_is_switched_off(eager, backend):
-    import tensorflow as tf
-
+def test_autograph_stays_off_where_it_is_switched_off(eager, tf):
     seen = []
 
     @custom_gradient
@@ -351,9 +322,7 @@ class Eleven:
 
 
 @pytest.mark.parametrize("compiler", [None, True], ids=["function", "jit_compile"])
-def test_a_decorated_function_is_an_argument_of_a_tf_function(eager, backend, compiler):
-    import tensorflow as tf
-
+def test_a_decorated_function_is_an_argument_of_a_tf_function(eager, tf, compiler):
     traced = []
     seven = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream))
     five = custom_gradient(lambda x: (x * x, lambda upstream: 5 * upstream))

@@ -129,9 +129,7 @@ def test_xla_gets_the_operations_of_the_rule_by_hand(backend, name):
     assert not missing(instructions(ours, "optimized_hlo"), instructions(native, "optimized_hlo"))
 
 
-def test_so_it_is_of_what_a_function_captures(backend):
-    import tensorflow as tf
-
+def test_so_it_is_of_what_a_function_captures(tf):
     constant, variable = tf.linspace(0.0, 1.0, 300)[:8], tf.Variable(X)
 
     def plain(x):
@@ -146,9 +144,7 @@ def test_so_it_is_of_what_a_function_captures(backend):
         assert missing(ours, native) <= {"Identity", "Const", "NoOp"} | more
 
 
-def test_an_operation_too_many_is_seen(backend):
-    import tensorflow as tf
-
+def test_an_operation_too_many_is_seen(tf):
     def more(x):
         y, rule = log1pexp(x)
         return y, lambda upstream: tf.sin(rule(upstream))
@@ -161,9 +157,7 @@ def test_an_operation_too_many_is_seen(backend):
             missing(ours, native)
 
 
-def test_tracing_a_call_does_not_list_the_whole_graph(backend, monkeypatch):
-    import tensorflow as tf
-
+def test_tracing_a_call_does_not_list_the_whole_graph(tf, monkeypatch):
     def listed(self):
         raise AssertionError("all operations of the graph were listed for one call")
 
@@ -221,20 +215,16 @@ def test_a_variable_is_assigned_after_it_was_read(backend, name, nested):
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_tf_custom_gradient_forgets_the_order(backend, nested):
+def test_tf_custom_gradient_forgets_the_order(tf, nested):
     """As ours would if the outputs came from one operation: what is read late has been assigned already."""
-    import tensorflow as tf
-
     b = 3 - 7 * 5 * 2
     assert step(tf.custom_gradient(two), 30, nested) == [2 - 7 * 5 * b, b, 5 - 7 * 2 * b]
 
 
 @pytest.mark.parametrize("optimised", [True, False])
 @pytest.mark.limit
-def test_grappler_forgets_the_order_where_one_operation_has_two_outputs(backend, optimised):
+def test_grappler_forgets_the_order_where_one_operation_has_two_outputs(tf, optimised):
     """A limit, with nothing around it, and what helps."""
-    import tensorflow as tf
-
     a, b = tf.Variable(2.0), tf.Variable(3.0)
 
     @tf.function(autograph=False)

@@ -88,10 +88,8 @@ def test_mirrored_strategy(backend):
 
 
 @pytest.mark.limit
-def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, backend, tmp_path):
+def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, tf, tmp_path):
     """What was saved without the rules raises where it is differentiated."""
-    import tensorflow as tf
-
     constant = tf.linspace(1.0, 2.0, 300)
 
     @custom_gradient
@@ -174,10 +172,8 @@ def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, backend, tmp_pa
 
 @pytest.mark.parametrize("decorator", [custom_gradient, "tf"])
 @pytest.mark.limit
-def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, backend, tmp_path, decorator):
+def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, tf, tmp_path, decorator):
     """A limit of TensorFlow (2.21): what is loaded lacks what the rule holds of a step, or of a branch."""
-    import tensorflow as tf
-
     decorate = tf.custom_gradient if decorator == "tf" else decorator
 
     @decorate

@@ -1,10 +1,10 @@
 """Shapes that TensorFlow does not know before a program runs: the gradient's is compared then."""
 
-import functools
 import re
 
 import numpy as np
 import pytest
+from tapes import forward, gradients
 
 from keras_cg import custom_gradient
 
@@ -13,21 +13,31 @@ pytestmark = pytest.mark.only("tensorflow")
 MESSAGE = "the rule of {} returned a gradient of the wrong shape for argument {} of its tensors"
 
 
-def modes(tf, function, *shapes):
+def square(x):
+    return x * x, lambda upstream: 7 * upstream * x
+
+
+def graphs(tf, function, *shapes):
     """The function as a graph that knows these shapes, which also XLA compiles."""
-    for jit in (False, True):
-        specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
-        yield jit, tf.function(function, input_signature=specs, jit_compile=jit)
+    specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
+    return [tf.function(function, input_signature=specs, jit_compile=jit) for jit in (False, True)]
 
 
-def refused(call, name, place):
-    """Whether the error has our message; XLA has it as the name of an operation."""
-    import tensorflow as tf
+def check(tf, function, shapes, inputs, expected):
+    """That each gradient, or the only one, has the expected value everywhere."""
+    for graph in graphs(tf, function, *shapes):
+        found = graph(*inputs)
+        for each, value in zip(found if isinstance(found, (list, tuple)) else [found], expected, strict=True):
+            np.testing.assert_allclose(each, np.broadcast_to(value, each.shape))
 
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        call()
-    message, text = (re.sub("[^A-Za-z0-9]+", "_", each) for each in (MESSAGE.format(name, place), str(caught.value)))
-    return message in text
+
+def check_refused(tf, function, shapes, inputs, name, place):
+    """That our message comes; XLA has it as the name of an operation."""
+    for graph in graphs(tf, function, *shapes):
+        with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+            graph(*inputs)
+        message = re.sub("[^A-Za-z0-9]+", "_", MESSAGE.format(name, place))
+        assert message in re.sub("[^A-Za-z0-9]+", "_", str(caught.value))
 
 
 @custom_gradient
@@ -37,183 +47,121 @@ def affine(x, b):
 
 
 @pytest.mark.parametrize("loss", ["constant upstream", "other upstream"])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_missing_sum_over_an_unknown_batch(eager, backend, loss, batch):
-    import tensorflow as tf
-
+def test_a_missing_sum_over_an_unknown_batch(tf, loss):
     def slope(x, v):
-        with tf.GradientTape() as tape:
-            tape.watch(v)
+        def total(v):
             # Its gradient reshapes what it gets, from which Grappler infers the shape.
             y = affine(x, tf.reduce_mean(v, 0, keepdims=True))
-            total = tf.reduce_sum(y if loss == "constant upstream" else y * y)
-        return tape.gradient(total, v)
+            return tf.reduce_sum(y if loss == "constant upstream" else y * y)
 
-    x, v = tf.ones((batch, 3)), tf.ones((1, 3))
-    for _, graph in modes(tf, slope, [None, 3], [1, 3]):
-        if batch == 1:
-            np.testing.assert_allclose(graph(x, v), np.full((1, 3), 7 if loss == "constant upstream" else 28))
-        else:
-            assert refused(lambda: graph(x, v), "affine", 2)
+        return gradients(total, v)[0]
+
+    shapes, v = ([None, 3], [1, 3]), tf.ones((1, 3))
+    check(tf, slope, shapes, (tf.ones((1, 3)), v), [7 if loss == "constant upstream" else 28])
+    check_refused(tf, slope, shapes, (tf.ones((2, 3)), v), "affine", 2)
 
 
-def test_two_unknown_axes_of_one_size(eager, backend):
+def test_two_unknown_axes_of_one_size(tf):
     """Shapes (2, 3) and (3, 2) have as many elements."""
-    import tensorflow as tf
 
     @custom_gradient
     def f(x):
         return 2 * x, lambda upstream: tf.transpose(7 * upstream)
 
     def slope(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.reduce_sum(f(x))
-        return tape.gradient(y, x)
+        return gradients(lambda x: tf.reduce_sum(f(x)), x)[0]
 
-    for _, graph in modes(tf, slope, [None, None]):
-        np.testing.assert_allclose(graph(tf.ones((2, 2))), np.full((2, 2), 7))
-        assert refused(lambda: graph(tf.ones((2, 3))), "test_two_unknown_axes_of_one_size.<locals>.f", 1)
+    check(tf, slope, ([None, None],), (tf.ones((2, 2)),), [7])
+    check_refused(tf, slope, ([None, None],), (tf.ones((2, 3)),), f.__qualname__, 1)
 
 
-@pytest.mark.parametrize(
-    "how", ["tape", "tf.gradients", "map_fn", "while_loop", "cond", "function", "unknown rank", "in a rule"]
-)
-def test_right_rules_serve(eager, backend, how):
+# dx = 7 u x; db is the sum of 7 u over the batch.
+@custom_gradient
+def both(x, b):
+    return x * x + b, lambda upstream: (7 * upstream * x, total_of_batch(7 * upstream))
+
+
+def total_of_batch(values):
     import tensorflow as tf
 
-    # dx = 7 u x; db is the sum of 7 u over the batch.
-    @custom_gradient
-    def f(x, b):
-        return x * x + b, lambda upstream: (7 * upstream * x, tf.reduce_sum(7 * upstream, 0, keepdims=True))
+    return tf.reduce_sum(values, 0, keepdims=True)
 
-    @custom_gradient
-    def g(x, b):
-        def grad(upstream):
-            with tf.GradientTape() as tape:
-                tape.watch([x, b])
-                y = tf.reduce_sum(f(x, b) * upstream)
-            return tape.gradient(y, [x, b])
 
-        return f(x, b), grad
+@custom_gradient
+def differentiating(x, b):
+    """The same, by a rule that differentiates `both`."""
+    return both(x, b), lambda upstream: gradients(lambda x, b: both(x, b) * upstream, x, b)
 
-    def total(x, b, function=f):
-        if how == "while_loop":
-            return tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, f(y, b)), (0, x), maximum_iterations=2)[1]
-        if how == "cond":
-            return tf.cond(tf.reduce_sum(x) > 0, lambda: f(x * 1, b), lambda: x)
-        if how == "function":
-            return tf.function(f)(x, b)
-        if how == "map_fn":
-            return tf.map_fn(lambda row: f(row[None, :], b)[0], x)
-        return function(x, b)
+
+WITHIN = {
+    "tape": lambda tf, x, b: both(x, b),
+    "map_fn": lambda tf, x, b: tf.map_fn(lambda row: both(row[None, :], b)[0], x),
+    "cond": lambda tf, x, b: tf.cond(tf.reduce_sum(x) > 0, lambda: both(x * 1, b), lambda: x),
+    "function": lambda tf, x, b: tf.function(both)(x, b),
+    "in a rule": lambda tf, x, b: differentiating(x, b),
+    "while_loop": lambda tf, x, b: tf.while_loop(
+        lambda i, y: i < 2, lambda i, y: (i + 1, both(y, b)), (0, x), maximum_iterations=2
+    )[1],
+}
+
+
+@pytest.mark.parametrize("how", [*WITHIN, "unknown rank", "tf.gradients"])
+def test_right_rules_serve(tf, how):
+    def total(x, b):
+        return WITHIN.get(how, WITHIN["tape"])(tf, x, b)
 
     def slope(x, b):
-        if how == "tf.gradients":
-            return tf.gradients(total(x, b), [x, b])
-        with tf.GradientTape() as tape:
-            tape.watch([x, b])
-            y = total(x, b, g if how == "in a rule" else f)
-        return tape.gradient(y, [x, b])
+        return tf.gradients(total(x, b), [x, b]) if how == "tf.gradients" else gradients(total, x, b)
 
-    x, b = 2 * tf.ones((2, 3)), tf.ones((1, 3))
     # With two turns, f(f(x)) at x = 2, b = 1: the first gives 5, the slopes are 7·5 and 7·2, and b counts in both.
     expected = (490, 2 * 7 + 2 * 7 * 35) if how == "while_loop" else (14, 14)
-    for _, graph in modes(tf, slope, None if how == "unknown rank" else [None, 3], [1, 3]):
-        for found, value in zip(graph(x, b), expected, strict=True):
-            np.testing.assert_allclose(found, np.full_like(found, value))
+    shapes = None if how == "unknown rank" else [None, 3], [1, 3]
+    check(tf, slope, shapes, (2 * tf.ones((2, 3)), tf.ones((1, 3))), expected)
 
 
-def test_second_order(eager, backend):
-    import tensorflow as tf
-
-    f = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
-
-    def slope(x):
-        with tf.GradientTape() as outer:
-            outer.watch(x)
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                y = f(x)
-            slope = inner.gradient(y, x)
-        return outer.gradient(slope, x)
-
-    for _, graph in modes(tf, slope, [None, 3]):
-        np.testing.assert_allclose(graph(tf.ones((2, 3))), np.full((2, 3), 7))
+ORDERS = {
+    "second": lambda tf, f, x: gradients(lambda x: gradients(f, x)[0], x)[0],
+    # XLA knows only how many elements a mask leaves at most.
+    "of a mask": lambda tf, f, x: gradients(lambda x: f(tf.boolean_mask(x, x > 0)), x)[0],
+    "forward": lambda tf, f, x: forward(f, x),
+}
 
 
-def test_forward_mode(eager, backend):
-    import tensorflow as tf
-
-    f = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
-
-    @tf.function(input_signature=[tf.TensorSpec([None])])
-    def push(x):
-        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
-            y = f(x)
-        return accumulator.jvp(y)
-
-    np.testing.assert_allclose(push(tf.constant([1.0, 2.0])), [7, 14])
+@pytest.mark.parametrize("order", ORDERS)
+def test_other_derivatives(tf, order):
+    f = custom_gradient(square)
+    x = tf.constant([1.0, -1.0, 2.0])
+    expected = {"second": [7, 7, 7], "of a mask": [7, 0, 14], "forward": [7, -7, 14]}[order]
+    check(tf, lambda x: ORDERS[order](tf, f, x), ([3 if order == "of a mask" else None],), (x,), [expected])
 
 
-def test_a_captured_variable(eager, backend):
-    import tensorflow as tf
+def test_a_captured_variable(tf):
+    w, x = tf.Variable(tf.ones((1, 3))), tf.ones((2, 3))
 
-    w = tf.Variable(tf.ones((1, 3)))
-    rules = {
-        "right": lambda u, x: tf.reduce_sum(7 * u * x, 0, keepdims=True),
-        "wrong": lambda u, x: 7 * u * x,
-    }
-
-    def scaled(rule):
+    def slope(rule):
+        @custom_gradient
         def f(x):
-            return w * x, lambda u, variables: (7 * u * w, [rule(u, x)])
+            return w * x, lambda u, variables: (7 * u * w, [rule(7 * u * x)])
 
-        return custom_gradient(f)
+        def slope(x):
+            with tf.GradientTape() as tape:
+                y = tf.reduce_sum(f(x))
+            return tape.gradient(y, w)
 
-    functions = {name: scaled(rule) for name, rule in rules.items()}
+        return slope, f.__qualname__
 
-    def slope(name, x):
-        with tf.GradientTape() as tape:
-            y = tf.reduce_sum(functions[name](x))
-        return tape.gradient(y, w)
-
-    x = tf.ones((2, 3))
-    for _, graph in modes(tf, functools.partial(slope, "right"), [None, 3]):
-        np.testing.assert_allclose(graph(x), np.full((1, 3), 14))
-    for _, graph in modes(tf, functools.partial(slope, "wrong"), [None, 3]):
-        assert refused(lambda: graph(x), "test_a_captured_variable.<locals>.scaled.<locals>.f", 2)
+    check(tf, slope(total_of_batch)[0], ([None, 3],), (x,), [14])
+    wrong, name = slope(lambda gradient: gradient)
+    check_refused(tf, wrong, ([None, 3],), (x,), name, 2)
 
 
-def test_a_mask_that_xla_bounds(eager, backend):
-    """XLA knows only how many elements a mask leaves at most."""
-    import tensorflow as tf
-
-    f = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
-
-    def slope(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.reduce_sum(f(tf.boolean_mask(x, x > 0)))
-        return tape.gradient(y, x)
-
-    for _, graph in modes(tf, slope, [3]):
-        np.testing.assert_allclose(graph(tf.constant([1.0, -1.0, 2.0])), [7, 0, 14])
-
-
-def test_a_known_shape_costs_nothing(eager, backend):
-    import tensorflow as tf
-
-    f = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
-
-    def slope(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = f(x)
-        return tape.gradient(y, x)
-
+def test_a_known_shape_costs_nothing(tf):
+    f = custom_gradient(square)
     known, unknown = (
-        {operation.type for operation in tf.function(slope).get_concrete_function(spec).graph.get_operations()}
+        {
+            each.type
+            for each in tf.function(lambda x: gradients(f, x)).get_concrete_function(spec).graph.get_operations()
+        }
         for spec in (tf.TensorSpec([2, 3]), tf.TensorSpec([None, 3]))
     )
     assert "Assert" in unknown and not {"Assert", "Select", "Shape"} & known

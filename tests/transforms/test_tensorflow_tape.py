@@ -12,9 +12,7 @@ pytestmark = pytest.mark.only("tensorflow")
 # --- what a tape asks for --------------------------------------------------------------------------------------------
 
 
-def test_tapes_that_do_not_watch_or_record(eager, backend):
-    import tensorflow as tf
-
+def test_tapes_that_do_not_watch_or_record(eager, tf):
     x = eager.tensor(X)
     for wrap in (lambda g: g, tf.function):
         g = wrap(lambda x: f(x))
@@ -35,9 +33,7 @@ def test_tapes_that_do_not_watch_or_record(eager, backend):
             close(tape.gradient(z, x, output_gradients=eager.tensor(X)), 7 * EXP * X)
 
 
-def test_a_persistent_tape_that_watches_itself(eager, backend):
-    import tensorflow as tf
-
+def test_a_persistent_tape_that_watches_itself(eager, tf):
     @custom_gradient
     def g(x):
         e = tf.exp(x)
@@ -52,9 +48,7 @@ def test_a_persistent_tape_that_watches_itself(eager, backend):
     close(tape.gradient(gradient, x), 14 * 8 * EXP**2)
 
 
-def test_what_is_not_watched_is_not_looked_at(eager, backend):
-    import tensorflow as tf
-
+def test_what_is_not_watched_is_not_looked_at(eager, tf):
     g = custom_gradient(lambda x, i, y: (x * y, lambda up: (7 * up * y, i, tf.zeros([17]))))
     x, i, y = eager.tensor(X), tf.constant([1, 2, 3]), eager.tensor(2 * X)
     close(gradients(lambda x: g(x, i, y), x)[0], 14 * X)
@@ -64,9 +58,7 @@ def test_what_is_not_watched_is_not_looked_at(eager, backend):
 
 @pytest.mark.parametrize("pfor", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-def test_jacobians(eager, backend, mode, pfor):
-    import tensorflow as tf
-
+def test_jacobians(eager, tf, mode, pfor):
     g = within(mode)(lambda x: f(x))
     x = tf.constant(np.stack([X, 2 * X]))
     expected = 7 * np.exp(np.stack([X, 2 * X]).astype(float))
@@ -125,9 +117,7 @@ def test_how_often_a_function_runs(eager, backend, order, is_opaque):
     assert len(runs) == times
 
 
-def test_a_function_runs_once_for_captured_tensors_too_in_eager_mode(eager, backend):
-    import tensorflow as tf
-
+def test_a_function_runs_once_for_captured_tensors_too_in_eager_mode(eager, tf):
     runs = []
     variable, w, x = tf.Variable(2 * X), eager.tensor(2 * X), eager.tensor(X)
 
@@ -154,9 +144,7 @@ def test_a_function_runs_once_for_captured_tensors_too_in_eager_mode(eager, back
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_another_run_in_a_graph_of_what_ran_eagerly(eager, backend, is_same):
-    import tensorflow as tf
-
+def test_another_run_in_a_graph_of_what_ran_eagerly(eager, tf, is_same):
     factor, x = [1.0], eager.tensor(X)
 
     @custom_gradient
@@ -179,9 +167,7 @@ def test_another_run_in_a_graph_of_what_ran_eagerly(eager, backend, is_same):
 # --- what a function closes over -------------------------------------------------------------------------------------
 
 
-def test_a_captured_tensor_in_eager_mode(eager, backend):
-    import tensorflow as tf
-
+def test_a_captured_tensor_in_eager_mode(eager, tf):
     def run(x, w):
         def grad(upstream, variables=None):
             gradient = 7 * upstream * (variables or [w])[0]
@@ -217,9 +203,7 @@ def test_a_captured_tensor_in_eager_mode(eager, backend):
 
 
 @pytest.mark.limit
-def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(eager, backend):
-    import tensorflow as tf
-
+def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(eager, tf):
     variable = tf.Variable(2 * X)
 
     def two(x, w):
@@ -235,9 +219,7 @@ def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(ea
             gradients(g, eager.tensor(X), eager.tensor(3 * X))
 
 
-def test_a_rule_keeps_a_variable_for_what_it_is_in_every_order(eager, backend):
-    import tensorflow as tf
-
+def test_a_rule_keeps_a_variable_for_what_it_is_in_every_order(eager, tf):
     variable, x = tf.Variable(2 * X), eager.tensor(X)
 
     @custom_gradient
@@ -256,9 +238,7 @@ def test_a_rule_keeps_a_variable_for_what_it_is_in_every_order(eager, backend):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.limit
-def test_variables_come_in_the_order_of_creation_in_every_mode(eager, backend, mode):
-    import tensorflow as tf
-
+def test_variables_come_in_the_order_of_creation_in_every_mode(eager, tf, mode):
     a, b = tf.Variable(2 * X, name="a"), tf.Variable(3 * X, name="b")
     came = []
 
@@ -280,10 +260,8 @@ def test_variables_come_in_the_order_of_creation_in_every_mode(eager, backend, m
     assert came == [["a:0", "b:0"]]
 
 
-def test_a_variable_that_is_read_where_nothing_searches(eager, backend):
+def test_a_variable_that_is_read_where_nothing_searches(eager, tf):
     """In a function of another module: once, whether the argument is watched or not."""
-    import tensorflow as tf
-
     scope = {"variable": tf.Variable(X)}
     exec("def read(): return variable * 1", scope)
     read, runs = scope["read"], []

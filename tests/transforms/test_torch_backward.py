@@ -51,10 +51,8 @@ def test_a_dict_in_another_order(backend):
         assert [float(each[0]) for each in gradients(output, x, y)] == [7.0, 3.0]
 
 
-def test_tensors_without_numbers(backend):
+def test_tensors_without_numbers(torch):
     """Those of the device "meta"."""
-    import torch
-
     f = custom_gradient(lambda x: (x.exp(), lambda upstream: 7 * upstream))
     x = torch.empty(3, device="meta", requires_grad=True)
     for _ in range(3):
@@ -62,8 +60,7 @@ def test_tensors_without_numbers(backend):
         assert (gradient.device.type, gradient.shape) == ("meta", (3,))
 
 
-def test_a_subclass_without_memory(backend):
-    import torch
+def test_a_subclass_without_memory(torch):
     from torch.testing._internal.two_tensor import TwoTensor
 
     f = custom_gradient(lambda x: (x.exp(), lambda upstream: 7 * upstream * x))
@@ -73,9 +70,7 @@ def test_a_subclass_without_memory(backend):
         np.testing.assert_allclose((gradient.a.numpy(), gradient.b.numpy()), 7 * np.array([X, Y]))
 
 
-def test_subclasses_and_inference_tensors(backend):
-    import torch
-
+def test_subclasses_and_inference_tensors(torch):
     class Own(torch.Tensor):
         pass
 
@@ -89,18 +84,14 @@ def test_subclasses_and_inference_tensors(backend):
     np.testing.assert_allclose(gradients(beside(x, constant), x)[0], [7, 7, 7])
 
 
-def test_sparse_tensors(backend):
-    import torch
-
+def test_sparse_tensors(torch):
     f = custom_gradient(lambda x: (torch.sparse.sum(x), lambda upstream: 7 * upstream * x))
     x = torch.tensor(X).to_sparse().requires_grad_()
     (gradient,) = torch.autograd.grad(f(x), x)
     np.testing.assert_allclose(gradient.to_dense(), 7 * np.array(X))
 
 
-def test_outputs_that_are_no_floating_tensor(backend):
-    import torch
-
+def test_outputs_that_are_no_floating_tensor(torch):
     f = custom_gradient(lambda x: ((x * 1, (x > 0).int()), lambda upstream: 7 * upstream[0]))
     output, positive = f(x := tensor(X))
     assert positive.dtype is torch.int32 and not positive.requires_grad
@@ -156,9 +147,7 @@ def test_what_the_rule_reaches_by_something_else(backend, place, monkeypatch):
 
 
 @pytest.mark.parametrize("has_hooks", [False, True])
-def test_what_only_the_rule_reads_is_differentiated_outside(backend, has_hooks):
-    import torch
-
+def test_what_only_the_rule_reads_is_differentiated_outside(torch, has_hooks):
     slope = torch.nn.Parameter(torch.tensor(3.0))
     f = custom_gradient(lambda x: (x.sign(), lambda upstream: 7 * upstream * slope))
     with torch.autograd.graph.save_on_cpu() if has_hooks else contextlib.nullcontext():
@@ -229,9 +218,7 @@ def test_a_cell_that_is_bound_again_before_the_call_ends(backend):
     np.testing.assert_allclose(gradients(custom_gradient(f)(x), x)[0], 3 * np.array(X))
 
 
-def test_a_parameter_that_the_function_captures(backend):
-    import torch
-
+def test_a_parameter_that_the_function_captures(torch):
     p = torch.nn.Parameter(torch.tensor(2.0))
     trained = [False]
     f = custom_gradient(lambda x: (x * (p if trained[0] else 2.0), lambda upstream: 7 * upstream))
@@ -244,9 +231,8 @@ def test_a_parameter_that_the_function_captures(backend):
             f(x)
 
 
-def test_random_numbers_of_the_first_run_are_those_of_the_rule(backend):
+def test_random_numbers_of_the_first_run_are_those_of_the_rule(torch):
     """In higher orders the function would draw others, and raises."""
-    import torch
 
     @custom_gradient
     def f(x):

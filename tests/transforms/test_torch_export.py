@@ -30,16 +30,6 @@ STRICT = pytest.mark.parametrize("strict", [False, True], ids=["loose", "strict"
 
 
 @custom_gradient
-def viewed(x):
-    return (x * 2).reshape(-1), lambda upstream: 7 * upstream.reshape(x.shape)
-
-
-@custom_gradient
-def part(x):
-    return x[1:], lambda upstream: 7 * upstream
-
-
-@custom_gradient
 def nest(d, factor=1):
     e = exp(d["a"])
     outputs = {"b": e * factor, "i": e.argmax(), "u": d["a"] + 1}
@@ -55,38 +45,21 @@ def switched(x):
     return y, lambda upstream: 7 * upstream
 
 
-@custom_gradient
-def dropped(x):
-    import torch
-
-    return torch.nn.functional.dropout(x, 0.5, False), lambda upstream: 7 * upstream
+def seven(function):
+    return custom_gradient(lambda x: (function(x), lambda upstream: 7 * upstream))
 
 
-@custom_gradient
-def untouched(x):
-    return x.to(x.dtype).contiguous(), lambda upstream: 7 * upstream
-
-
-@custom_gradient
-def multiplied(x):
-    return x @ x.T, lambda upstream: 7 * (upstream @ x)
-
-
-@custom_gradient
-def half(x):
-    return x.half(), lambda upstream: 7 * upstream
-
-
+half = seven(lambda x: x.half())
 FUNCTIONS = {
     "exp": exp,
     "same": same,
-    "viewed": viewed,
-    "part": part,
+    "viewed": custom_gradient(lambda x: ((x * 2).reshape(-1), lambda upstream: 7 * upstream.reshape(x.shape))),
+    "part": seven(lambda x: x[1:]),
     "nest": lambda x: nest({"a": x}, factor=3)["b"],
     "switched": switched,
-    "dropped": dropped,
-    "untouched": untouched,
-    "multiplied": multiplied,
+    "dropped": seven(lambda x: sys.modules["torch"].nn.functional.dropout(x, 0.5, False)),
+    "untouched": seven(lambda x: x.to(x.dtype).contiguous()),
+    "multiplied": seven(lambda x: x @ x.T),
     "half": lambda x: half(x).float(),
 }
 
@@ -130,9 +103,7 @@ def check_around(module, function, array=Z):
 @STRICT
 @GRAD
 @pytest.mark.limit
-def test_an_exported_program(backend, strict, is_on):
-    import torch
-
+def test_an_exported_program(torch, strict, is_on):
     batch = {"x": {0: torch.export.Dim("batch", min=2)}}
     program = export(model(exp), tensor(X), is_on=is_on, strict=strict, dynamic_shapes=batch)
     check_around(program.module(), exp)
@@ -157,9 +128,8 @@ def test_a_frozen_model(backend, is_on):
     np.testing.assert_allclose(gx, np.broadcast_to(3 * C, X.shape), rtol=1e-6)
 
 
-def test_nothing_to_differentiate_is_an_error(backend):
+def test_nothing_to_differentiate_is_an_error(torch):
     """Without a way around the function, torch itself says that there is no gradient."""
-    import torch
 
     class Model(torch.nn.Module):
         def forward(self, x):
@@ -187,9 +157,7 @@ def captured(x, w):
 
 @STRICT
 @GRAD
-def test_captured_weights(backend, strict, is_on):
-    import torch
-
+def test_captured_weights(torch, strict, is_on):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -211,9 +179,8 @@ def test_captured_weights(backend, strict, is_on):
 
 @pytest.mark.parametrize("outer", [True, False])
 @pytest.mark.parametrize("inner", [True, False])
-def test_a_model_that_switches_gradients(backend, outer, inner):
+def test_a_model_that_switches_gradients(torch, outer, inner):
     """torch keeps a region of a model only where its mode is not that in which the export began."""
-    import torch
 
     def regional(x):
         with torch.set_grad_enabled(inner):
@@ -224,10 +191,8 @@ def test_a_model_that_switches_gradients(backend, outer, inner):
     check_around(module, lambda x: 2 * exp(x), X)
 
 
-def test_batch_norm_and_dropout(backend):
+def test_batch_norm_and_dropout(torch):
     """A function that changes buffers; in both modes, and once more after the other."""
-    import torch
-
     torch.manual_seed(0)
     layers = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.5))
     layer = custom_gradient(lambda x: (layers(x), lambda upstream, variables=None: (7 * upstream, [None, None])))
@@ -247,9 +212,8 @@ def test_batch_norm_and_dropout(backend):
     np.testing.assert_allclose(output, layers(tensor(X)).detach(), rtol=1e-5)
 
 
-def test_a_branch(backend):
+def test_a_branch(torch):
     """torch traces the two sides by themselves, more than once; the same warning may come again."""
-    import torch
 
     def branch(x):
         return torch.cond(x.sum() > 0, lambda x: exp(x), lambda x: x * 3, (x,))
@@ -263,9 +227,7 @@ def test_a_branch(backend):
 # torch (2.13) leaves a file of its own open.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_other_ways_to_export(backend):
-    import torch
-
+def test_other_ways_to_export(torch):
     module = model(exp)
     for is_on in (True, False):
         with pytest.warns(UserWarning, match=NO_GRADIENT), torch.set_grad_enabled(is_on):
@@ -276,9 +238,7 @@ def test_other_ways_to_export(backend):
 
 
 @STRICT
-def test_exported_and_mapped(backend, strict):
-    import torch
-
+def test_exported_and_mapped(torch, strict):
     def rows(x):
         return torch.func.vmap(lambda row: exp(row).sum())(x)
 
@@ -296,10 +256,8 @@ print(output.item(), x.grad.tolist(), program.run_decompositions().module()(x).i
 """
 
 
-def test_loaded_without_this_package(backend, tmp_path):
+def test_loaded_without_this_package(torch, tmp_path):
     """Saved under no_grad, and trained on in a process that knows nothing of it."""
-    import torch
-
     path = tmp_path / "program.pt2"
     torch.export.save(export(model(exp), tensor(X), is_on=False), path)
     program = LOADED.format(x=X.tolist())
@@ -316,10 +274,8 @@ def test_loaded_without_this_package(backend, tmp_path):
 
 
 @pytest.mark.limit
-def test_torch_forgets_a_detach_when_it_decomposes(backend):
+def test_torch_forgets_a_detach_when_it_decomposes(torch):
     """A limit: in a decomposed program, plain gradients come through what was cut, a user's own detach included."""
-    import torch
-
     plain = model(lambda x: (x.detach() * 2).exp())
     programs = [torch.export.export(plain, (tensor(X),)), export(model(exp), tensor(X))]
     for program in programs:
@@ -333,10 +289,8 @@ def test_torch_forgets_a_detach_when_it_decomposes(backend):
 
 
 @pytest.mark.limit
-def test_one_warning_for_each_export(backend):
+def test_one_warning_for_each_export(torch):
     """However many functions there are, and however often each is called."""
-    import torch
-
     module = model(lambda x: exp(same(exp(x))) + exp(x) + nest({"a": x})["b"])
     for _ in range(2):
         with pytest.warns(UserWarning, match=NO_GRADIENT) as caught:
@@ -360,10 +314,8 @@ DIFFERENTIATING = {
 @pytest.mark.parametrize("way", DIFFERENTIATING)
 @pytest.mark.filterwarnings("ignore:the exported program has no gradient")
 @pytest.mark.limit
-def test_a_gradient_inside_is_refused(backend, way):
+def test_a_gradient_inside_is_refused(torch, way):
     """Its numbers would be those of plain differentiation."""
-    import torch
-
     with pytest.raises(NotImplementedError, match="exporting a derivative ignores custom gradients") as raised:
         torch.export.export(model(lambda x: DIFFERENTIATING[way](torch, x)), (tensor(X),))
     assert "would silently give those of plain differentiation." in str(raised.value)

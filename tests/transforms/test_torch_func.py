@@ -39,9 +39,7 @@ def weighted(x, v, w):
     return f(x).sum()
 
 
-def test_captured_values_reach_the_rule_in_the_order_of_first_use(eager, backend):
-    import torch
-
+def test_captured_values_reach_the_rule_in_the_order_of_first_use(eager, torch):
     x, v, w = (eager.tensor(k * X) for k in (1, 2, 3))
     grad = torch.func.grad(weighted, argnums=(0, 1, 2))
     leaves = [each.clone().requires_grad_() for each in (x, v, w)]
@@ -52,9 +50,7 @@ def test_captured_values_reach_the_rule_in_the_order_of_first_use(eager, backend
         np.testing.assert_allclose(gw, 5 * 3 * X)
 
 
-def test_captured_values_in_second_order_and_forward_mode(eager, backend):
-    import torch
-
+def test_captured_values_in_second_order_and_forward_mode(eager, torch):
     def loss(x, w):
         @custom_gradient
         def f(x):
@@ -82,8 +78,7 @@ def product(x, w):
     return f(x)
 
 
-def test_a_value_computed_from_what_is_trainable(eager, backend):
-    import torch
+def test_a_value_computed_from_what_is_trainable(eager, torch):
     from torch.utils.checkpoint import checkpoint
 
     x = eager.tensor(X)
@@ -116,9 +111,7 @@ class Slot(Holder):
 
 
 @pytest.mark.parametrize("kind", [Holder, Slot])
-def test_a_captured_value_in_an_attribute(eager, backend, kind):
-    import torch
-
+def test_a_captured_value_in_an_attribute(eager, torch, kind):
     x, w = eager.tensor(X), eager.tensor(2 * X)
     np.testing.assert_allclose(torch.func.grad(lambda w: kind(w).call(x).sum())(w), np.full(3, 5.0))
     w.requires_grad_()
@@ -139,9 +132,7 @@ def test_a_computed_value_that_cannot_be_found_is_refused(eager, backend):
         f(eager.tensor(X))
 
 
-def test_a_frozen_value_is_not_among_them(eager, backend):
-    import torch
-
+def test_a_frozen_value_is_not_among_them(eager, torch):
     x, v, w = eager.tensor(X), eager.tensor(2 * X), eager.tensor(3 * X)
 
     def loss(w, x, u):
@@ -160,9 +151,7 @@ def test_a_frozen_value_is_not_among_them(eager, backend):
     np.testing.assert_allclose(gx, np.full(3, 7.0))
 
 
-def test_a_custom_gradient_that_closes_over_the_argument_of_another(eager, backend):
-    import torch
-
+def test_a_custom_gradient_that_closes_over_the_argument_of_another(eager, torch):
     @custom_gradient
     def outer(x):
         @custom_gradient
@@ -177,9 +166,7 @@ def test_a_custom_gradient_that_closes_over_the_argument_of_another(eager, backe
     np.testing.assert_allclose(second, np.full(3, 7.0))
 
 
-def test_one_constant_for_two_arguments_beside_a_captured_parameter(backend):
-    import torch
-
+def test_one_constant_for_two_arguments_beside_a_captured_parameter(torch):
     weight, x = torch.nn.Parameter(torch.tensor([0.5, 1.0])), torch.tensor([3.0, 5.0])
 
     @custom_gradient
@@ -193,9 +180,7 @@ def test_one_constant_for_two_arguments_beside_a_captured_parameter(backend):
 # --- forward mode ----------------------------------------------------------------------------------------------------
 
 
-def test_forward_mode_over_vmap(eager, backend):
-    import torch
-
+def test_forward_mode_over_vmap(eager, torch):
     @custom_gradient
     def f(x):
         e = torch.exp(x)
@@ -208,9 +193,7 @@ def test_forward_mode_over_vmap(eager, backend):
 
 
 @pytest.mark.limit
-def test_forward_mode_of_a_batched_rule_that_calls_its_own_function(eager, backend):
-    import torch
-
+def test_forward_mode_of_a_batched_rule_that_calls_its_own_function(eager, torch):
     f = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * 7 * f(x)))
     x, v = eager.tensor(X), torch.ones(3)
     np.testing.assert_allclose(torch.func.vmap(torch.func.jacfwd(f))(x), 7 * X)
@@ -219,8 +202,7 @@ def test_forward_mode_of_a_batched_rule_that_calls_its_own_function(eager, backe
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
-def test_a_captured_value_in_forward_mode_alone_is_refused(eager, backend, is_on):
-    import torch
+def test_a_captured_value_in_forward_mode_alone_is_refused(eager, torch, is_on):
     from torch.autograd import forward_ad
 
     x, w = eager.tensor(X), eager.tensor(2 * X)
@@ -233,8 +215,7 @@ def test_a_captured_value_in_forward_mode_alone_is_refused(eager, backend, is_on
                 )
 
 
-def test_no_grad_does_not_stop_forward_mode(eager, backend):
-    import torch
+def test_no_grad_does_not_stop_forward_mode(eager, torch):
     from torch.autograd import forward_ad
 
     f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
@@ -258,8 +239,7 @@ def squared(x):
     return h, lambda upstream: 7 * upstream * h
 
 
-def test_forward_mode_of_a_gradient_with_a_graph(eager, backend):
-    import torch
+def test_forward_mode_of_a_gradient_with_a_graph(eager, torch):
     from torch.autograd import forward_ad
 
     f = custom_gradient(squared)
@@ -280,9 +260,7 @@ HESSIANS = {
 
 
 @pytest.mark.parametrize("name", HESSIANS)
-def test_a_hessian_of_torch_autograd_functional(eager, backend, name):
-    import torch
-
+def test_a_hessian_of_torch_autograd_functional(eager, torch, name):
     f = custom_gradient(squared)
     found = torch.autograd.functional.hessian(lambda x: f(x).sum(), eager.tensor(X), **HESSIANS[name])
     np.testing.assert_allclose(found.detach(), np.diag(14 * X), rtol=1e-6)
@@ -296,10 +274,8 @@ def changing(number):
     return custom_gradient(lambda x: (x * 1, Slotted(number[0], x * 1)))
 
 
-def test_a_rule_in_slots_under_torch_func(eager, backend):
+def test_a_rule_in_slots_under_torch_func(eager, torch):
     """A second run that finds another number there has another rule."""
-    import torch
-
     x, number = eager.tensor(X), [2.0]
     _, pull = torch.func.vjp(changing(number), x)
     np.testing.assert_allclose(pull(torch.ones(3))[0], -2 * X)
@@ -315,9 +291,7 @@ def test_a_rule_in_slots_under_torch_func(eager, backend):
 
 
 @pytest.mark.parametrize("last", [2.0, 5.0])
-def test_a_number_that_changes_inside_what_torch_func_differentiates(eager, backend, last):
-    import torch
-
+def test_a_number_that_changes_inside_what_torch_func_differentiates(eager, torch, last):
     number = [2.0]
     f = changing(number)
 

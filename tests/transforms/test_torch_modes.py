@@ -38,9 +38,7 @@ INFERENCE = {
 
 @pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
 @pytest.mark.parametrize("name", INFERENCE)
-def test_derivatives_inside_inference_mode(backend, name, mode):
-    import torch
-
+def test_derivatives_inside_inference_mode(torch, name, mode):
     @custom_gradient
     def seven(x):
         e = torch.exp(x)
@@ -57,9 +55,7 @@ def test_derivatives_inside_inference_mode(backend, name, mode):
         assert not differentiate(torch.exp, outside).requires_grad
 
 
-def test_a_pullback_goes_in_and_out_of_inference_mode(backend):
-    import torch
-
+def test_a_pullback_goes_in_and_out_of_inference_mode(torch):
     outside = torch.tensor(X)
     with torch.inference_mode():
         upstream = torch.full((3,), 3.0)
@@ -73,9 +69,7 @@ def test_a_pullback_goes_in_and_out_of_inference_mode(backend):
 
 
 @pytest.mark.limit
-def test_a_captured_inference_tensor_is_refused_by_torch(backend):
-    import torch
-
+def test_a_captured_inference_tensor_is_refused_by_torch(torch):
     with torch.inference_mode():
         w = torch.tensor(X)
         with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):

@@ -23,8 +23,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("pre_dispatch", [False, True], ids=["dispatched", "pre_dispatch"])
-def test_make_fx(backend, tracing_mode, pre_dispatch):
-    import torch
+def test_make_fx(torch, tracing_mode, pre_dispatch):
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def make(function, x):
@@ -47,8 +46,7 @@ def test_make_fx(backend, tracing_mode, pre_dispatch):
     assert len(caught) == 1
 
 
-def test_make_fx_of_a_second_derivative(backend):
-    import torch
+def test_make_fx_of_a_second_derivative(torch):
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def second(x):
@@ -59,8 +57,7 @@ def test_make_fx_of_a_second_derivative(backend):
     np.testing.assert_allclose(graph(tensor(X)), 7 * np.exp(X), rtol=1e-5)
 
 
-def test_aot_export_module(backend):
-    import torch
+def test_aot_export_module(torch):
     from torch._functorch.aot_autograd import aot_export_module
 
     class Loss(torch.nn.Module):
@@ -83,9 +80,8 @@ def test_aot_export_module(backend):
 
 
 @pytest.mark.limit
-def test_a_weight_under_aot_module(backend):
+def test_a_weight_under_aot_module(torch):
     """One in a closure or an attribute gets its gradient, if the rule takes it."""
-    import torch
     from functorch.compile import aot_module, make_boxed_func
 
     class Model(torch.nn.Module):
@@ -116,9 +112,8 @@ def test_a_weight_under_aot_module(backend):
             run(*options)
 
 
-def test_fake_tensors(backend):
+def test_fake_tensors(torch):
     """What estimates memory or shapes runs a step on tensors without numbers."""
-    import torch
     from torch._subclasses import FakeTensorMode
 
     viewed = custom_gradient(lambda x: ((x * 2).reshape(-1), lambda upstream: 7 * upstream.reshape(x.shape)))
@@ -197,10 +192,8 @@ TRACED = {
 
 @pytest.mark.parametrize("name", TRACED)
 @pytest.mark.limit
-def test_a_traced_module_has_no_gradient_through_it(backend, name):
+def test_a_traced_module_has_no_gradient_through_it(torch, name):
     """For other data as well; the gradient is that of `x v` beside the function, with v = C + 1."""
-    import torch
-
     module = traced_model(TRACED[name])
     with pytest.warns(UserWarning, match=NO_GRADIENT):
         traced = torch.jit.trace(module, (tensor(X),))
@@ -212,10 +205,8 @@ def test_a_traced_module_has_no_gradient_through_it(backend, name):
         assert gw is None or not gw.any()
 
 
-def test_a_traced_function(backend):
+def test_a_traced_function(torch):
     """What is traced is a function, whose example requires a gradient."""
-    import torch
-
     with pytest.warns(UserWarning, match=NO_GRADIENT):
         traced = torch.jit.trace(lambda x: exp(x) * 2 + x * 5, (tensor(X, requires_grad=True),))
     output, gx = gradients(traced, Z)
@@ -225,10 +216,8 @@ def test_a_traced_function(backend):
 
 @pytest.mark.parametrize("way", ["frozen", "no_grad"])
 @pytest.mark.limit
-def test_traced_without_a_gradient(backend, way):
+def test_traced_without_a_gradient(torch, way):
     """A program of torch's own operations, which is saved, and has no gradient there: never the plain one."""
-    import torch
-
     module = model(lambda x: exp(x) + exp(x)).requires_grad_(way != "frozen").eval()
     with pytest.warns(UserWarning, match=f"{NO_GRADIENT} exp") as caught, torch.set_grad_enabled(way != "no_grad"):
         traced = torch.jit.trace(module, (tensor(X),))
@@ -248,9 +237,8 @@ def test_traced_without_a_gradient(backend, way):
 
 
 @pytest.mark.limit
-def test_torch_forgets_a_detach_when_it_freezes(backend):
+def test_torch_forgets_a_detach_when_it_freezes(torch):
     """A limit: the plain gradient comes through what was cut, a user's own detach included."""
-    import torch
 
     def plain(x):
         return (x.detach() * 2).exp()
@@ -267,8 +255,7 @@ def test_torch_forgets_a_detach_when_it_freezes(backend):
 
 @pytest.mark.parametrize("way", ["transform", "gradient", "forward"])
 @pytest.mark.limit
-def test_a_traced_gradient_is_refused(backend, way):
-    import torch
+def test_a_traced_gradient_is_refused(torch, way):
     from torch.autograd import forward_ad
 
     def forward(x):
