@@ -220,22 +220,6 @@ def test_inputs_of_an_outer_graph_as_outputs(eager, tf):
         close(gy, np.full(3, 2 * 3.0 + 3 * 2))
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["function", "xla"])
-def test_symbolic_gradients(eager, tf, compiled):
-    @tf.function(jit_compile=compiled)
-    def derivatives(x, other):
-        y = f(x)
-        (first,) = tf.gradients(y, x)
-        (second,) = tf.gradients(first, x)
-        (third,) = tf.gradients(second, x)
-        return first, second, third, *tf.gradients(y, other, unconnected_gradients="zero")
-
-    *orders, unconnected = derivatives(eager.tensor(X), eager.tensor(X))
-    for found in orders:
-        close(found, 7 * EXP)
-    close(unconnected, np.zeros(3))
-
-
 @pytest.mark.parametrize("mode", ["eager", "function", pytest.param("xla", marks=pytest.mark.thorough)])
 @pytest.mark.limit
 def test_vectorized_map_obeys_the_rule_in_its_body_and_refuses_to_be_differentiated(eager, tf, mode):
