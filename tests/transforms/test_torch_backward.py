@@ -84,11 +84,12 @@ def test_outputs_that_are_no_floating_tensor(torch):
 
 
 @pytest.mark.parametrize("has_hooks", [False, True])
-def test_what_only_the_rule_reads_is_differentiated_outside(torch, has_hooks):
+@pytest.mark.parametrize("is_differentiated", [False, True])
+def test_what_only_the_rule_reads_is_differentiated_outside(torch, is_differentiated, has_hooks):
     slope = torch.nn.Parameter(torch.tensor(3.0))
     f = custom_gradient(lambda x: (x.sign(), lambda upstream: 7 * upstream * slope))
     with torch.autograd.graph.save_on_cpu() if has_hooks else contextlib.nullcontext():
-        (gradient,) = keras_cg.grad(lambda x: f(x).sum(), (0,))(tensor(X))
+        (gradient,) = keras_cg.grad(lambda x: f(x).sum(), (0,))(tensor(X, requires_grad=is_differentiated))
     np.testing.assert_allclose(gradient.detach(), [21, 21, 21])
     np.testing.assert_allclose(gradients(gradient, slope)[0], 21)
 
