@@ -54,7 +54,8 @@ def test_captured_values_in_second_order_and_forward_mode(eager, torch):
     def loss(x, w):
         @custom_gradient
         def f(x):
-            return x * w, lambda upstream, variables: (7 * upstream, [5 * upstream * variables[0] * x])
+            e = w * 1  # by the rule, of whichever level w is when the function runs again
+            return x * w, lambda upstream, variables: (7 * upstream, [5 * upstream * e * x])
 
         return f(x).sum()
 
