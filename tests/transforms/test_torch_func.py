@@ -44,7 +44,8 @@ def test_captured_values_reach_the_rule_in_the_order_of_first_use(eager, torch):
     grad = torch.func.grad(weighted, argnums=(0, 1, 2))
     leaves = [each.clone().requires_grad_() for each in (x, v, w)]
     computed = torch.autograd.grad(weighted(leaves[0], leaves[1] * 1, leaves[2] * 1), leaves)
-    for gx, gv, gw in (grad(x, v, w), torch.func.vmap(grad)(x, v, w), computed):
+    around = torch.func.grad(lambda *args: torch.func.vmap(weighted)(*args).sum(), argnums=(0, 1, 2))
+    for gx, gv, gw in (grad(x, v, w), torch.func.vmap(grad)(x, v, w), around(x, v, w), computed):
         np.testing.assert_allclose(gx, np.full(3, 7.0))
         np.testing.assert_allclose(gv, 3 * 2 * X)
         np.testing.assert_allclose(gw, 5 * 3 * X)
