@@ -1,4 +1,4 @@
-"""TensorFlow's kinds of tensors: slices, ragged and sparse ones, every width, complex numbers, none at all."""
+"""TensorFlow's kinds of tensors: of every width, slices, ragged and sparse ones, alone and beside others."""
 
 import numpy as np
 import pytest
