@@ -20,9 +20,7 @@ def without_collector():
     gc.enable()
 
 
-def test_an_output_is_freed_without_the_collector(eager, backend, without_collector):
-    import tensorflow as tf
-
+def test_an_output_is_freed_without_the_collector(eager, tf, without_collector):
     @custom_gradient
     def g(x):
         y = tf.exp(x)
@@ -40,9 +38,7 @@ def test_an_output_is_freed_without_the_collector(eager, backend, without_collec
     assert [each() for each in dead] == [None] * 4
 
 
-def test_between_forward_and_backward_only_what_the_rule_uses_is_held(eager, backend, without_collector):
-    import tensorflow as tf
-
+def test_between_forward_and_backward_only_what_the_rule_uses_is_held(eager, tf, without_collector):
     made = []
 
     @custom_gradient
@@ -62,9 +58,7 @@ def test_between_forward_and_backward_only_what_the_rule_uses_is_held(eager, bac
     assert made[0]() is None
 
 
-def test_a_call_that_no_tape_asks_for_is_only_the_function(eager, backend):
-    import tensorflow as tf
-
+def test_a_call_that_no_tape_asks_for_is_only_the_function(eager, tf):
     seen = []
 
     @custom_gradient
@@ -82,9 +76,7 @@ def test_a_call_that_no_tape_asks_for_is_only_the_function(eager, backend):
     assert seen[1] is y
 
 
-def test_many_eager_calls_leave_nothing(eager, backend, without_collector):
-    import tensorflow as tf
-
+def test_many_eager_calls_leave_nothing(eager, tf, without_collector):
     variable, x = tf.Variable(2 * X), eager.tensor(X)
     captures = custom_gradient(lambda x: (x * variable, lambda u, variables: (7 * u, [11 * u])))
 
@@ -101,9 +93,7 @@ def test_many_eager_calls_leave_nothing(eager, backend, without_collector):
     assert len(gc.get_objects()) - before < 100
 
 
-def test_a_trace_keeps_no_more_than_the_native_decorator(eager, backend):
-    import tensorflow as tf
-
+def test_a_trace_keeps_no_more_than_the_native_decorator(eager, tf):
     def rule(x):
         e = tf.exp(x)
         return x * 2, lambda upstream: 7 * upstream * e

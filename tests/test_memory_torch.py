@@ -144,9 +144,7 @@ def test_it_is_held_until_then(backend, is_recorded):
 
 
 @pytest.mark.parametrize("factor", [1, 11])
-def test_hooks_see_it_and_what_they_give_back_is_compared(backend, held, factor):
-    import torch
-
+def test_hooks_see_it_and_what_they_give_back_is_compared(torch, held, factor):
     f, is_dead = held
     packed = []
 
@@ -175,8 +173,7 @@ def test_a_checkpoint_does_not_keep_it(backend, without_collector, held):
     np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
 
 
-def test_the_arguments_are_saved_tensors(backend, without_collector):
-    import torch
+def test_the_arguments_are_saved_tensors(torch, without_collector):
     from torch.utils.checkpoint import checkpoint
 
     f = custom_gradient(lambda x: (x * 2, lambda *args, upstream: 7 * upstream * args[0]))
@@ -254,9 +251,7 @@ def test_a_rule_that_assigns_to_what_it_closes_over(backend):
 
 @pytest.mark.parametrize("holder", ["closure", "default", "partial"])
 @pytest.mark.parametrize("place", ["argument", "output"])
-def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(backend, place, holder):
-    import torch
-
+def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch, place, holder):
     make = HOLDERS[holder]
     functions = {
         "argument": custom_gradient(lambda x: (x * 2, make(x))),
@@ -276,9 +271,7 @@ def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(backe
 
 
 @pytest.mark.parametrize("way", ["plain", "subclass", "torch.func"])
-def test_a_function_may_not_change_its_argument(backend, way):
-    import torch
-
+def test_a_function_may_not_change_its_argument(torch, way):
     class Own(torch.Tensor):
         pass
 
@@ -330,9 +323,7 @@ SHARED = {
 
 @pytest.mark.parametrize("name", SHARED)
 @pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "subclass"])
-def test_a_gradient_that_shares_memory_is_a_copy(backend, name, is_plain):
-    import torch
-
+def test_a_gradient_that_shares_memory_is_a_copy(torch, name, is_plain):
     class Own(torch.Tensor):
         pass
 
