@@ -1,4 +1,4 @@
-"""torch's backward pass: tensors of every kind, and the rule as it was when the call ended."""
+"""torch's backward pass: tensors of every kind, the rule as it was when the call ended, and no other in its place."""
 
 import contextlib
 
@@ -154,3 +154,29 @@ def test_a_cell_that_is_bound_again_before_the_call_ends(backend):
 
     x = tensor(X)
     np.testing.assert_allclose(gradients(custom_gradient(f)(x), x)[0], 3 * np.array(X))
+
+
+@pytest.mark.parametrize("last", [2.0, 5.0])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_the_second_order_where_upstream_is_zero(torch, offset, last):
+    """The gradient is zero there whatever the rule says, and the derivative of the gradient is not.
+
+    Of (y - t)² it is -4 x (y - t), whose derivative is -4 (y - t) by x, and -4 x by y, for which the rule says -2 x.
+    """
+    number, x, array = [2.0], tensor(X), np.array(X)
+
+    @custom_gradient
+    def f(x):
+        s, e = number[0], x * 1
+        return x * 1, lambda upstream: -s * upstream * e
+
+    y = f(x)
+    number[0] = last
+    loss = ((y - x.detach() + offset) ** 2).sum()
+    if last == 5.0:
+        with pytest.raises(RuntimeError, match=r"s was 2\.0 and is 5\.0"):
+            torch.autograd.grad(loss, x, create_graph=True)
+        return
+    (first,) = torch.autograd.grad(loss, x, create_graph=True)
+    np.testing.assert_allclose(first.detach(), -4 * array * offset, atol=1e-6)
+    np.testing.assert_allclose(gradients(first, x)[0], 8 * array**2 - 4 * offset, rtol=1e-6)

@@ -10,18 +10,6 @@ pytestmark = pytest.mark.only("torch")
 X = np.array([-1.0, 0.5, 1.0], np.float32)
 
 
-class Slotted:
-    """The rule `-s upstream e`, in slots."""
-
-    __slots__ = ("e", "s")
-
-    def __init__(self, s, e):
-        self.s, self.e = s, e
-
-    def __call__(self, upstream):
-        return -self.s * upstream * self.e
-
-
 # --- what a function closes over -------------------------------------------------------------------------------------
 
 
@@ -270,69 +258,3 @@ def test_a_hessian_of_torch_autograd_functional(eager, torch, name):
     f = custom_gradient(squared)
     found = torch.autograd.functional.hessian(lambda x: f(x).sum(), eager.tensor(X), **HESSIANS[name])
     np.testing.assert_allclose(found.detach(), np.diag(14 * X), rtol=1e-6)
-
-
-# --- the rule of another run -----------------------------------------------------------------------------------------
-
-
-def changing(number):
-    """`x` with the gradient `-number x`, where `number[0]` is read in the function."""
-    return custom_gradient(lambda x: (x * 1, Slotted(number[0], x * 1)))
-
-
-def test_a_rule_in_slots_under_torch_func(eager, torch):
-    """A second run that finds another number there has another rule."""
-    x, number = eager.tensor(X), [2.0]
-    _, pull = torch.func.vjp(changing(number), x)
-    np.testing.assert_allclose(pull(torch.ones(3))[0], -2 * X)
-    number[0] = 5.0
-    with pytest.raises(RuntimeError, match=r"\.s was 2\.0 and is 5\.0"):
-        pull(torch.ones(3))
-    # As it is in the eager first order, which has only one run.
-    number[0] = 2.0
-    x.requires_grad_()
-    y = changing(number)(x)
-    number[0] = 5.0
-    np.testing.assert_allclose(torch.autograd.grad(y.sum(), x)[0], -2 * X)
-
-
-@pytest.mark.parametrize("last", [2.0, 5.0])
-def test_a_number_that_changes_inside_what_torch_func_differentiates(eager, torch, last):
-    number = [2.0]
-    f = changing(number)
-
-    def loss(x):
-        y = f(x)
-        number[0] = last
-        return y.sum()
-
-    for derivative in (torch.func.grad(loss), torch.func.vmap(torch.func.grad(loss))):
-        number[0] = 2.0
-        if last == 2.0:
-            np.testing.assert_allclose(derivative(eager.tensor(X)), -2 * X)
-        else:
-            with pytest.raises(RuntimeError, match=r"\.s was 2\.0 and is 5\.0"):
-                derivative(eager.tensor(X))
-
-
-@pytest.mark.parametrize("last", [2.0, 5.0])
-@pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_the_second_order_where_upstream_is_zero(eager, backend, offset, last):
-    """The gradient is zero there whatever the rule says, and the derivative of the gradient is not.
-
-    Of (y - t)² it is -4 x (y - t), whose derivative is -4 (y - t) by x, and -4 x by y, for which the rule says -2 x.
-    """
-    import torch
-
-    number = [2.0]
-    x = eager.tensor(X).requires_grad_()
-    y = changing(number)(x)
-    number[0] = last
-    loss = ((y - x.detach() + offset) ** 2).sum()
-    if last == 5.0:
-        with pytest.raises(RuntimeError, match=r"\.s was 2\.0 and is 5\.0"):
-            torch.autograd.grad(loss, x, create_graph=True)
-        return
-    (first,) = torch.autograd.grad(loss, x, create_graph=True)
-    np.testing.assert_allclose(first.detach(), -4 * X * offset, atol=1e-6)
-    np.testing.assert_allclose(torch.autograd.grad(first.sum(), x)[0], 8 * X * X - 4 * offset, rtol=1e-6)
