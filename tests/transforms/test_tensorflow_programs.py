@@ -214,6 +214,7 @@ def test_a_variable_is_assigned_after_it_was_read(backend, name, nested):
     assert step(function, 0.3, nested) == expected
 
 
+@pytest.mark.canary
 @pytest.mark.parametrize("nested", [False, True])
 def test_tf_custom_gradient_forgets_the_order(tf, nested):
     """As ours would if the outputs came from one operation: what is read late has been assigned already."""
@@ -221,6 +222,7 @@ def test_tf_custom_gradient_forgets_the_order(tf, nested):
     assert step(tf.custom_gradient(two), 30, nested) == [2 - 7 * 5 * b, b, 5 - 7 * 2 * b]
 
 
+@pytest.mark.canary
 @pytest.mark.parametrize("optimised", [True, False])
 @pytest.mark.limit
 def test_grappler_forgets_the_order_where_one_operation_has_two_outputs(tf, optimised):
