@@ -227,6 +227,12 @@ def test_no_grad_does_not_stop_forward_mode(eager, torch):
             np.testing.assert_allclose(torch.func.grad(lambda x: f(x).sum())(x), np.full(3, 7.0))
 
 
+def test_forward_mode_where_an_integer_output_comes_first(eager, torch):
+    f = custom_gradient(lambda x: ((x.argmax(), x * 2), lambda _, dy: 7 * dy))
+    _, tangent = torch.func.jvp(lambda x: f(x)[1], (eager.tensor(X),), (torch.ones(3),))
+    np.testing.assert_allclose(tangent, np.full(3, 7.0))
+
+
 def squared(x):
     """`x²` with the gradient 7 x² in place of 2 x, whose derivative is 14 x."""
     h = x * x
