@@ -167,6 +167,16 @@ def eager(backend):
 
 
 @pytest.fixture
+def torch(backend):
+    return importlib.import_module("torch")
+
+
+@pytest.fixture
+def tf(backend):
+    return importlib.import_module("tensorflow")
+
+
+@pytest.fixture
 def custom_vjp(request):
     """Each `custom_vjp` that the installed JAX has, in use."""
     with importlib.import_module("frameworks.jax").custom_vjp(request.param):

@@ -1,0 +1,338 @@
+"""Memory on torch: what a rule holds lives and dies as torch's own saved tensors do, and may not change in place."""
+
+import dataclasses
+import functools
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from keras_cg import custom_gradient, ops
+
+pytestmark = pytest.mark.only("torch")
+
+X = np.array([-1.0, 0.5, 1.0], np.float32)
+
+
+def tensor(array, **options):
+    import torch
+
+    return torch.tensor(array, **{"requires_grad": True, **options})
+
+
+def gradient(output, x, **options):
+    import torch
+
+    return torch.autograd.grad(output.sum(), x, **options)[0].detach().numpy()
+
+
+@dataclasses.dataclass
+class State:
+    e: object
+
+
+class Kept:
+    """A rule that is an object, or the method of one."""
+
+    def __init__(self, e):
+        self.e = e
+
+    def __call__(self, upstream):
+        return 7 * upstream * self.e
+
+    def method(self, upstream):
+        return 7 * upstream * self.e
+
+
+class Slotted(Kept):
+    __slots__ = ("e",)
+
+
+def helped(e):
+    def helper(upstream):
+        return upstream * e
+
+    return lambda upstream: 7 * helper(upstream)
+
+
+def recursive(e):
+    def power(upstream, times):
+        return upstream if times == 0 else power(upstream * e, times - 1)
+
+    return lambda upstream: 7 * power(upstream, 1)
+
+
+def in_containers(e):
+    kept, named, state = [e], {"e": e}, State(e)
+    return lambda upstream: 7 * upstream * kept[0] * named["e"] / state.e
+
+
+# Every way in which a rule may hold what its function computed: each gives the rule 7 upstream e.
+HOLDERS = {
+    "closure": lambda e: lambda upstream: 7 * upstream * e,
+    "tuple": lambda e: (lambda kept: lambda upstream: 7 * upstream * kept[1])((1, e)),
+    "set": lambda e: lambda upstream, kept={e}: 7 * upstream * next(iter(kept)),
+    "default": lambda e: lambda upstream, e=e: 7 * upstream * e,
+    "keyword default": lambda e: lambda upstream, *, e=e: 7 * upstream * e,
+    "partial": lambda e: functools.partial(lambda e, upstream: 7 * upstream * e, e),
+    "partial keyword": lambda e: functools.partial(lambda upstream, e: 7 * upstream * e, e=e),
+    "function in a closure": helped,
+    "function that calls itself": recursive,
+    "object": Kept,
+    "method": lambda e: Kept(e).method,
+    "slots": Slotted,
+    "containers": in_containers,
+}
+# What Python itself frees by the collector alone.
+CYCLIC = ("function that calls itself",)
+
+
+@pytest.fixture(params=HOLDERS)
+def held(request):
+    """`2 x` with the gradient `7 exp(x)`, and whether the exp(x) of the last run is freed."""
+    dead = []
+
+    @custom_gradient
+    def f(x):
+        e = ops.exp(x)
+        dead[:] = [weakref.ref(e)]
+        return x * 2, HOLDERS[request.param](e)
+
+    return f, lambda: request.param in CYCLIC or dead[0]() is None
+
+
+@pytest.fixture
+def without_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+# --- what the rule holds ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.limit
+def test_what_the_rule_holds_is_freed_by_the_backward_pass(backend, without_collector, held):
+    (f, is_dead), x = held, tensor(X)
+    y = f(x)
+    np.testing.assert_allclose(gradient(y, x, retain_graph=True), 7 * np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
+    assert is_dead()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_it_is_held_until_then(backend, is_recorded):
+    dead = []
+
+    @custom_gradient
+    def f(x):
+        e = ops.exp(x)
+        dead.append(weakref.ref(e))
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    x = tensor(X)
+    y = f(x)
+    gradient(y, x, retain_graph=True)
+    assert dead[0]() is not None
+    # Where the backward pass is recorded, the function runs again; what the first run held is freed all the same.
+    np.testing.assert_allclose(gradient(y, x, retain_graph=False, create_graph=is_recorded), 7 * np.exp(X), rtol=1e-6)
+    assert dead[0]() is None
+
+
+@pytest.mark.parametrize("factor", [1, 11])
+def test_hooks_see_it_and_what_they_give_back_is_compared(torch, held, factor):
+    f, is_dead = held
+    packed = []
+
+    def pack(tensor):
+        packed.append(tensor.clone())
+        return len(packed) - 1
+
+    x = tensor(X)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda index: factor * packed[index]):
+        y = f(x)
+    assert is_dead()
+    assert any(torch.allclose(each, torch.exp(x)) for each in packed)
+    if factor == 1:
+        np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
+    else:
+        with pytest.raises(RuntimeError, match="its rule is not that of the first run"):
+            y.sum().backward()
+
+
+def test_a_checkpoint_does_not_keep_it(backend, without_collector, held):
+    from torch.utils.checkpoint import checkpoint
+
+    (f, is_dead), x = held, tensor(X)
+    y = checkpoint(f, x, use_reentrant=False)
+    assert is_dead()
+    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
+
+
+def test_the_arguments_are_saved_tensors(torch, without_collector):
+    from torch.utils.checkpoint import checkpoint
+
+    f = custom_gradient(lambda x: (x * 2, lambda *args, upstream: 7 * upstream * args[0]))
+    x = tensor(X)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor * 1, lambda tensor: 11 * tensor):
+        y = f(x)
+    np.testing.assert_allclose(gradient(y, x), 11 * 7 * X)
+    dead = []
+
+    def middle(x):
+        h = x * 1
+        dead.append(weakref.ref(h))
+        return f(h)
+
+    y = checkpoint(middle, x, use_reentrant=False)
+    assert dead[0]() is None
+    np.testing.assert_allclose(gradient(y, x), 7 * X)
+
+
+def test_a_dict_with_tensors_for_keys_is_not_kept(backend):
+    f = custom_gradient(
+        lambda nest: (next(iter(nest.values())) * 1, lambda upstream: dict.fromkeys(nest, 7 * upstream))
+    )
+    key, x = tensor(X), tensor(X)
+    np.testing.assert_allclose(gradient(f({key: x}), x), np.full(3, 7.0))
+    gone = weakref.ref(key)
+    del key
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_list_of_the_program_stays_the_same_list(backend):
+    seen = [tensor(X, requires_grad=False)]
+
+    @custom_gradient
+    def f(x):
+        def grad(upstream):
+            seen.append(upstream)
+            return 7 * upstream
+
+        return x * 2, grad
+
+    f(tensor(X)).sum().backward()
+    assert len(seen) == 2
+
+
+def test_a_rule_that_assigns_to_what_it_closes_over(backend):
+    totals = []
+
+    @custom_gradient
+    def f(x):
+        total = 0.0
+
+        def add(upstream):
+            nonlocal total
+            total = total + upstream.sum()
+
+        def grad(upstream):
+            add(upstream)
+            totals.append(float(total))
+            return 7 * upstream * total
+
+        return x * 2, grad
+
+    x = tensor(X)
+    y = f(x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    assert totals == [3.0, 6.0]
+    np.testing.assert_allclose(x.grad, np.full(3, 7 * 3 + 7 * 6.0))
+
+
+# --- memory that is shared, or changed -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("holder", ["closure", "default", "partial"])
+@pytest.mark.parametrize("place", ["argument", "output"])
+def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch, place, holder):
+    make = HOLDERS[holder]
+    functions = {
+        "argument": custom_gradient(lambda x: (x * 2, make(x))),
+        "output": custom_gradient(lambda x: (lambda y: (y, make(y)))(torch.exp(x))),
+    }
+    x = tensor(X)
+    for changed in functions:
+        z = x * 1
+        y = functions[place](z)
+        with torch.no_grad():
+            {"argument": z, "output": y}[changed].mul_(3)
+        if changed == place:
+            with pytest.raises(RuntimeError, match=r"that the rule of .* needs was modified by an inplace operation"):
+                y.sum().backward()
+        else:
+            np.testing.assert_allclose(gradient(y, x), 7 * X if place == "argument" else 7 * np.exp(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["plain", "subclass", "torch.func"])
+def test_a_function_may_not_change_its_argument(torch, way):
+    class Own(torch.Tensor):
+        pass
+
+    f = custom_gradient(lambda x: (x.mul_(2) * 1, lambda upstream: 7 * upstream))
+    calls = {
+        "plain": lambda: f(tensor(X) * 1),
+        "subclass": lambda: f(tensor(X, requires_grad=False).as_subclass(Own).requires_grad_() * 1),
+        "torch.func": lambda: torch.func.grad(lambda x: f(x * 1).sum())(torch.tensor(X)),
+    }
+    with pytest.raises(RuntimeError, match="changed one of its arguments in place"):
+        calls[way]()
+
+
+@pytest.mark.limit
+def test_a_tensor_of_the_rule_that_is_changed_in_place(backend):
+    """A limit: it is neither an argument nor an output, and the rule reads what it holds then."""
+    kept = []
+
+    @custom_gradient
+    def f(x):
+        kept[:] = [e := ops.exp(x)]
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    x = tensor(X)
+    y = f(x)
+    kept[0].mul_(10)
+    np.testing.assert_allclose(gradient(y, x), 70 * np.exp(X), rtol=1e-6)
+
+
+def test_an_output_that_shares_memory_with_its_argument(backend):
+    f = custom_gradient(lambda x: (x[1:], lambda upstream: ops.ones(3) * 7))
+    x = tensor(X)
+    y = x * 1
+    output = f(y)
+    np.testing.assert_allclose(gradient(output, x, retain_graph=True), np.full(3, 7.0))
+    assert output._base is y and output.data_ptr() == y[1:].data_ptr()
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="has been modified inplace"):
+        output.sum().backward()
+
+
+SHARED = {
+    "the argument": lambda x: (x * 1, lambda *args, upstream: args[0]),
+    "a view of the argument": lambda x: (x * 1, lambda *args, upstream: args[0].view(3)),
+    "the output": lambda x: (lambda y: (y, lambda upstream: y))(x * 1),
+    "an output for a log": lambda x: (lambda y: ((x * 1, y), lambda upstream, _: y))(x * 1),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "subclass"])
+def test_a_gradient_that_shares_memory_is_a_copy(torch, name, is_plain):
+    class Own(torch.Tensor):
+        pass
+
+    x = tensor(X, requires_grad=False)
+    x = (x if is_plain else x.as_subclass(Own)).requires_grad_()
+    output = custom_gradient(SHARED[name])(x)
+    first, *others = output if isinstance(output, tuple) else (output,)
+    first.sum().backward()
+    np.testing.assert_allclose(x.grad, X)
+    x.grad.zero_()  # as an optimiser does
+    for each in (x, first, *others):
+        np.testing.assert_allclose(each.detach(), X)

@@ -1,0 +1,266 @@
+"""torch.func and forward mode: the rule is the derivative at every level, captured values included, or it raises."""
+
+import numpy as np
+import pytest
+
+from keras_cg import custom_gradient
+
+pytestmark = pytest.mark.only("torch")
+
+X = np.array([-1.0, 0.5, 1.0], np.float32)
+
+
+# --- what a function closes over -------------------------------------------------------------------------------------
+
+
+def weighted(x, v, w):
+    """`x w v` with the gradient 7 for x, 5 w for w and 3 v for v, which are closed over; w is used first."""
+
+    @custom_gradient
+    def f(x):
+        def grad(upstream, variables):
+            first, second = variables
+            return 7 * upstream, [5 * upstream * first, 3 * upstream * second]
+
+        return x * w * v, grad
+
+    return f(x).sum()
+
+
+def test_captured_values_reach_the_rule_in_the_order_of_first_use(eager, torch):
+    x, v, w = (eager.tensor(k * X) for k in (1, 2, 3))
+    grad = torch.func.grad(weighted, argnums=(0, 1, 2))
+    leaves = [each.clone().requires_grad_() for each in (x, v, w)]
+    computed = torch.autograd.grad(weighted(leaves[0], leaves[1] * 1, leaves[2] * 1), leaves)
+    around = torch.func.grad(lambda *args: torch.func.vmap(weighted)(*args).sum(), argnums=(0, 1, 2))
+    for gx, gv, gw in (grad(x, v, w), torch.func.vmap(grad)(x, v, w), around(x, v, w), computed):
+        np.testing.assert_allclose(gx, np.full(3, 7.0))
+        np.testing.assert_allclose(gv, 3 * 2 * X)
+        np.testing.assert_allclose(gw, 5 * 3 * X)
+
+
+def test_captured_values_in_second_order_and_forward_mode(eager, torch):
+    def loss(x, w):
+        @custom_gradient
+        def f(x):
+            e = w * 1  # by the rule, of whichever level w is when the function runs again
+            return x * w, lambda upstream, variables: (7 * upstream, [5 * upstream * e * x])
+
+        return f(x).sum()
+
+    x, w = eager.tensor(X), eager.tensor(3 * X)
+    grad = torch.func.grad(loss, argnums=1)
+    around = torch.func.grad(lambda w: torch.func.vmap(loss)(x, w).sum())
+    for first in (grad(x, w), around(w)):
+        np.testing.assert_allclose(first, 5 * 3 * X * X, rtol=1e-6)
+    for argument, expected in ((0, 5 * 3 * X), (1, 5 * X)):
+        second = torch.func.grad(lambda *args: grad(*args).sum(), argnums=argument)(x, w)
+        np.testing.assert_allclose(second, expected, rtol=1e-6)
+    _, tangent = torch.func.jvp(lambda w: grad(x, w), (w,), (torch.ones(3),))
+    np.testing.assert_allclose(tangent, 5 * X, rtol=1e-6)
+    _, tangent = torch.func.jvp(lambda w: loss(x, w), (w,), (torch.ones(3),))
+    np.testing.assert_allclose(tangent, np.sum(5 * 3 * X * X), rtol=1e-6)
+
+
+def product(x, w):
+    """`x w` with the gradient 7 for x and 5 for w, which is closed over."""
+
+    @custom_gradient
+    def f(x):
+        return x * w, lambda upstream, variables: (7 * upstream, [5 * upstream * x])
+
+    return f(x)
+
+
+def test_a_value_computed_from_what_is_trainable(eager, torch):
+    from torch.utils.checkpoint import checkpoint
+
+    x = eager.tensor(X)
+    w = eager.tensor(2 * X).requires_grad_()
+    expected = 5 * X * 2 * (2 * X)
+    (found,) = torch.autograd.grad(product(x, w * w).sum(), w)
+    np.testing.assert_allclose(found, expected)
+    (found,) = torch.autograd.grad(checkpoint(lambda w: product(x, w * w), w, use_reentrant=False).sum(), w)
+    np.testing.assert_allclose(found, expected)
+    middle = w * w
+    np.testing.assert_allclose(torch.autograd.grad(product(x, middle).sum(), middle)[0], 5 * X)
+    # As argument and captured, directly and computed: 7 of the argument, 5 x for its square.
+    (first,) = torch.autograd.grad(product(w, w * w).sum(), w, create_graph=True)
+    np.testing.assert_allclose(first.detach(), 7 + 5 * 2 * X * 2 * (2 * X))
+    (second,) = torch.autograd.grad(first.sum(), w)
+    np.testing.assert_allclose(second, 5 * 4 * (2 * X))
+
+
+class Holder:
+    def __init__(self, w):
+        self.w = w
+
+    @custom_gradient
+    def call(self, x):
+        return x * self.w, lambda upstream, variables=None: (7 * upstream, [5 * upstream])
+
+
+class Slot(Holder):
+    __slots__ = ("w",)
+
+
+@pytest.mark.parametrize("kind", [Holder, Slot])
+def test_a_captured_value_in_an_attribute(eager, torch, kind):
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    np.testing.assert_allclose(torch.func.grad(lambda w: kind(w).call(x).sum())(w), np.full(3, 5.0))
+    w.requires_grad_()
+    kind(w * w).call(x).sum().backward()
+    np.testing.assert_allclose(w.grad, 5 * 2 * 2 * X)
+
+
+# A global, which nothing is searched for.
+kept = []
+
+
+@pytest.mark.limit
+def test_a_computed_value_that_cannot_be_found_is_refused(eager, backend):
+    w = eager.tensor(X).requires_grad_()
+    kept[:] = [w * w]
+    f = custom_gradient(lambda x: (x * kept[0], lambda upstream, variables: (7 * upstream, [5 * upstream])))
+    with pytest.raises(TypeError, match=r"\(where it is not in a closure\) cannot hand it to the rule"):
+        f(eager.tensor(X))
+
+
+def test_a_frozen_value_is_not_among_them(eager, torch):
+    x, v, w = eager.tensor(X), eager.tensor(2 * X), eager.tensor(3 * X)
+
+    def loss(w, x, u):
+        @custom_gradient
+        def f(x):
+            return x * v * w + 0 * u.detach(), lambda upstream, variables: (
+                7 * upstream,
+                [5 * upstream] * len(variables),
+            )
+
+        return f(x).sum()
+
+    gw, gx, gu = torch.func.grad(loss, argnums=(0, 1, 2))(w, x, x)
+    np.testing.assert_allclose(gw, np.full(3, 5.0))
+    np.testing.assert_allclose(gu, np.zeros(3))
+    np.testing.assert_allclose(gx, np.full(3, 7.0))
+
+
+def test_a_custom_gradient_that_closes_over_the_argument_of_another(eager, torch):
+    @custom_gradient
+    def outer(x):
+        @custom_gradient
+        def inner(y):
+            return y * x.detach(), lambda upstream: 11 * upstream
+
+        return inner(x), lambda upstream: 7 * upstream * x
+
+    x = eager.tensor(X)
+    np.testing.assert_allclose(torch.func.grad(lambda x: outer(x).sum())(x), 7 * X)
+    second = torch.func.grad(lambda x: torch.func.grad(lambda x: outer(x).sum())(x).sum())(x)
+    np.testing.assert_allclose(second, np.full(3, 7.0))
+
+
+def test_one_constant_for_two_arguments_beside_a_captured_parameter(torch):
+    weight, x = torch.nn.Parameter(torch.tensor([0.5, 1.0])), torch.tensor([3.0, 5.0])
+
+    @custom_gradient
+    def f(a, b):
+        return a * b * weight, lambda upstream, variables: ((None, None), [11 * upstream * a for _ in variables])
+
+    f(x, x).sum().backward()
+    np.testing.assert_allclose(weight.grad, [33, 55])
+
+
+# --- forward mode ----------------------------------------------------------------------------------------------------
+
+
+def test_forward_mode_over_vmap(eager, torch):
+    @custom_gradient
+    def f(x):
+        e = torch.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    x, v = eager.tensor(X), torch.ones(3)
+    for g in (torch.func.vmap(f), torch.func.vmap(torch.func.grad(f))):
+        np.testing.assert_allclose(torch.func.jvp(g, (x,), (v,))[1], 7 * np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(torch.func.jacfwd(torch.func.vmap(f))(x).diag(), 7 * np.exp(X), rtol=1e-6)
+
+
+@pytest.mark.limit
+def test_forward_mode_of_a_batched_rule_that_calls_its_own_function(eager, torch):
+    f = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * 7 * f(x)))
+    x, v = eager.tensor(X), torch.ones(3)
+    np.testing.assert_allclose(torch.func.vmap(torch.func.jacfwd(f))(x), 7 * X)
+    with pytest.raises(RecursionError):
+        torch.func.jvp(torch.func.vmap(f), (x,), (v,))
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
+def test_a_captured_value_in_forward_mode_alone_is_refused(eager, torch, is_on):
+    from torch.autograd import forward_ad
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    for is_differentiated in (False, True):
+        with torch.set_grad_enabled(is_on), forward_ad.dual_level():
+            dual = forward_ad.make_dual(w, torch.ones(3))
+            with pytest.raises(TypeError, match="reads 1 trainable value"):
+                custom_gradient(lambda x: (x * dual, lambda upstream: 7 * upstream))(
+                    x.clone().requires_grad_(is_differentiated)
+                )
+
+
+def test_no_grad_does_not_stop_forward_mode(eager, torch):
+    from torch.autograd import forward_ad
+
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    x = eager.tensor(X)
+    without = torch.no_grad()(f)
+    np.testing.assert_allclose(torch.func.jvp(without, (x,), (torch.ones(3),))[1], np.full(3, 7.0))
+    with torch.no_grad(), forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones(3))
+        np.testing.assert_allclose(forward_ad.unpack_dual(f(dual)).tangent, np.full(3, 7.0))
+        with pytest.raises(TypeError, match="reads 1 trainable value"):
+            custom_gradient(lambda x: (x * dual, lambda upstream: 7 * upstream))(x)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            np.testing.assert_allclose(torch.func.jvp(f, (x,), (torch.ones(3),))[1], np.full(3, 7.0))
+            np.testing.assert_allclose(torch.func.grad(lambda x: f(x).sum())(x), np.full(3, 7.0))
+
+
+def test_forward_mode_where_an_integer_output_comes_first(eager, torch):
+    f = custom_gradient(lambda x: ((x.argmax(), x * 2), lambda _, dy: 7 * dy))
+    _, tangent = torch.func.jvp(lambda x: f(x)[1], (eager.tensor(X),), (torch.ones(3),))
+    np.testing.assert_allclose(tangent, np.full(3, 7.0))
+
+
+def squared(x):
+    """`x²` with the gradient 7 x² in place of 2 x, whose derivative is 14 x."""
+    h = x * x
+    return h, lambda upstream: 7 * upstream * h
+
+
+def test_forward_mode_of_a_gradient_with_a_graph(eager, torch):
+    from torch.autograd import forward_ad
+
+    f = custom_gradient(squared)
+    x = eager.tensor(X).double()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.requires_grad_(), torch.ones_like(x))
+        (gradient,) = torch.autograd.grad(f(dual).sum(), dual, create_graph=True)
+        found = forward_ad.unpack_dual(gradient)
+    np.testing.assert_allclose(found.primal.detach(), 7 * X**2, rtol=1e-6)
+    np.testing.assert_allclose(found.tangent.detach(), 14 * X, rtol=1e-6)
+
+
+HESSIANS = {
+    "in a loop": {},
+    "vectorized": {"vectorize": True},
+    "forward mode": {"vectorize": True, "outer_jacobian_strategy": "forward-mode"},
+}
+
+
+@pytest.mark.parametrize("name", HESSIANS)
+def test_a_hessian_of_torch_autograd_functional(eager, torch, name):
+    f = custom_gradient(squared)
+    found = torch.autograd.functional.hessian(lambda x: f(x).sum(), eager.tensor(X), **HESSIANS[name])
+    np.testing.assert_allclose(found.detach(), np.diag(14 * X), rtol=1e-6)

@@ -1,0 +1,166 @@
+"""torch's modes: no_grad, inference mode, processes that share the work, and the first call of all in each of them."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import keras_cg
+from keras_cg import custom_gradient
+
+pytestmark = pytest.mark.only("torch")
+
+X = np.array([-1.0, 0.5, 1.0], np.float32)
+
+
+def run(code):
+    """Runs a program by itself; what goes wrong in it is told."""
+    environment = {**os.environ, "KERAS_CG_BACKEND": "torch"}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+INFERENCE = {
+    "grad": (lambda f, x: keras_cg.grad(f)(x), lambda d: d[1]),
+    "value_and_grad": (lambda f, x: keras_cg.value_and_grad(f)(x)[1], lambda d: d[1]),
+    "vjp": (lambda f, x: keras_cg.vjp(f, x)[1](3 * x.new_ones(3))[0], lambda d: 3 * d[1]),
+    "jvp": (lambda f, x: keras_cg.jvp(f, (x,), (3 * x.new_ones(3),))[1], lambda d: 3 * d[1]),
+    "jacobian": (lambda f, x: keras_cg.jacobian(f)(x), lambda d: np.diag(d[1])),
+    "hessian": (lambda f, x: keras_cg.hessian(f)(x), lambda d: np.diag(d[2])),
+    "grad of grad": (lambda f, x: keras_cg.grad(keras_cg.grad(f))(x), lambda d: d[2]),
+    "jvp of grad": (lambda f, x: keras_cg.jvp(keras_cg.grad(f), (x,), (x.new_ones(3),))[1], lambda d: d[2]),
+}
+
+
+@pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
+@pytest.mark.parametrize("name", INFERENCE)
+def test_derivatives_inside_inference_mode(torch, name, mode):
+    @custom_gradient
+    def seven(x):
+        e = torch.exp(x)
+        return 2 * x, lambda upstream: 7 * upstream * e
+
+    differentiate, expected = INFERENCE[name]
+    outside = torch.tensor(X)
+    e = np.exp(X)
+    with getattr(torch, mode)():
+        for x in (outside, torch.tensor(X)):
+            np.testing.assert_allclose(differentiate(torch.exp, x), expected([e, e, e]), rtol=1e-6)
+            np.testing.assert_allclose(differentiate(seven, x), expected([2 * X, 7 * e, 7 * e]), rtol=1e-6)
+        assert torch.is_inference_mode_enabled() == (mode == "inference_mode") and not torch.is_grad_enabled()
+        assert not differentiate(torch.exp, outside).requires_grad
+
+
+def test_a_pullback_goes_in_and_out_of_inference_mode(torch):
+    outside = torch.tensor(X)
+    with torch.inference_mode():
+        upstream = torch.full((3,), 3.0)
+        output, inner = keras_cg.vjp(torch.exp, torch.tensor(X))
+    assert not output.requires_grad
+    outer = keras_cg.vjp(torch.exp, outside)[1]
+    for pullback in (inner, outer):
+        np.testing.assert_allclose(pullback(upstream)[0], 3 * np.exp(X), rtol=1e-6)
+        with torch.inference_mode():
+            np.testing.assert_allclose(pullback(upstream)[0], 3 * np.exp(X), rtol=1e-6)
+
+
+@pytest.mark.limit
+def test_a_captured_inference_tensor_is_refused_by_torch(torch):
+    with torch.inference_mode():
+        w = torch.tensor(X)
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+            keras_cg.grad(lambda x: x * w)(torch.tensor(X))
+
+
+def test_the_first_call_of_all_in_every_mode_of_torch(backend):
+    """The backend is imported by it, here in processes in which torch and its slowest part are imported already."""
+    run("""
+        import multiprocessing, sys, torch, torch._dynamo, keras_cg
+
+        f = keras_cg.custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+        FIRST = {
+            "no_grad": lambda x: torch.no_grad()(f)(x) * 3.5,
+            "inference_mode": lambda x: torch.inference_mode()(f)(x) * 3.5,
+            "func.grad": lambda x: torch.func.grad(lambda x: f(x).sum())(x),
+            "func.vmap": lambda x: torch.func.vmap(f)(x) * 3.5,
+            "compile": lambda x: torch.compile(f, backend="eager")(x) * 3.5,
+        }
+
+        def first(name):
+            found = FIRST[name](torch.ones(3))
+            assert found.tolist() == [7.0, 7.0, 7.0], (name, found)
+
+        assert "keras_cg.backends.torch" not in sys.modules
+        for name in FIRST:
+            child = multiprocessing.get_context("fork").Process(target=first, args=(name,))
+            child.start()
+            child.join()
+            assert child.exitcode == 0, name
+    """)
+
+
+def test_the_same_parameters_in_two_processes(backend, tmp_path):
+    """DistributedDataParallel and fully_shard: the mean of what the two, with upstreams of 1 and 2, contribute."""
+    script = """
+        import sys
+        import numpy as np, torch, torch.distributed as dist, torch.multiprocessing as mp
+        from torch.distributed.fsdp import fully_shard
+        from torch.nn.parallel import DistributedDataParallel
+        from keras_cg import custom_gradient
+
+        @custom_gradient
+        def f(x, w):
+            e = torch.exp(w)
+            return x * w, lambda upstream: (7 * upstream, 5 * upstream * e)
+
+        class Passed(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = torch.nn.Parameter(torch.linspace(-1, 1, 4))
+
+            def forward(self, x):
+                return f(x, self.w)
+
+        class Captured(Passed):
+            def forward(self, x):
+                @custom_gradient
+                def g(x):
+                    e = torch.exp(self.w)
+                    return x * self.w, lambda upstream, variables: (7 * upstream, [5 * upstream * e])
+
+                return g(x)
+
+        def check(rank, model, parameter_gradient):
+            x = torch.full((4,), float(rank + 1), requires_grad=True)
+            (model(x).sum() * (rank + 1)).backward()
+            (w,) = model.parameters()
+            np.testing.assert_allclose(x.grad, np.full(4, 7.0 * (rank + 1)))
+            np.testing.assert_allclose(parameter_gradient(w), 5 * 1.5 * np.exp(np.linspace(-1, 1, 4)), rtol=1e-6)
+
+        def work(rank, store):
+            dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+            for make in (Passed, Captured):
+                check(rank, DistributedDataParallel(make()), lambda w: w.grad)
+                sharded = make()
+                fully_shard(sharded, mesh=dist.init_device_mesh("cpu", (2,)))
+                check(rank, sharded, lambda w: w.grad.full_tensor())
+            dist.barrier()  # neither leaves while the other still receives
+            dist.destroy_process_group()
+
+        # By fork, because another import of torch takes longer than all the rest.
+        mp.start_processes(work, (sys.argv[1],), nprocs=2, start_method="fork")
+    """
+    run(script.replace("sys.argv[1]", repr(str(tmp_path / "store"))))
+
+
+@pytest.mark.limit
+def test_an_argument_loses_the_attributes_that_were_set(eager, backend):
+    """A limit: the function gets the argument cut from the graph, which is another object of Python."""
+    x = eager.tensor(X).requires_grad_()
+    x.name_of_mine = "x"
+    f = custom_gradient(lambda x: (x * (1 if hasattr(x, "name_of_mine") else 2), lambda upstream: 7 * upstream))
+    np.testing.assert_allclose(f(x).detach(), 2 * X)
