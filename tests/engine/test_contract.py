@@ -47,7 +47,7 @@ USE = """
         print(error)
 """
 
-TESTS = pathlib.Path(__file__).parent
+TESTS = pathlib.Path(__file__).parent.parent
 
 
 def install(folder, value="toy", transforms="toy.transforms", source=None):
