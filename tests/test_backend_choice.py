@@ -1,4 +1,4 @@
-"""Which backend is active: who chooses it, for how long, that a wrong choice is named, and that others stay unloaded."""
+"""Which backend is active: who chooses it, for how long; a wrong choice is named, and others stay unloaded."""
 
 import asyncio
 import concurrent.futures

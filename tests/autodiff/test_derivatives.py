@@ -1,4 +1,4 @@
-"""`keras_cg.vjp`, `jvp`, `jacobian` and `hessian` of one call give the rule's derivative, in pytrees, from any arrays."""
+"""`keras_cg.vjp`, `jvp`, `jacobian` and `hessian` give the rule's derivative: of pytrees and of arrays."""
 
 import dataclasses
 

@@ -249,5 +249,5 @@ def test_errors_of_the_function_pass_forwards(backend):
     def f(x):
         raise TypeError("mine")
 
-    with pytest.raises(TypeError, match="^mine"):
+    with pytest.raises(TypeError, match=r"^mine"):
         jvp(f, (1.0,), (1.0,))

@@ -63,9 +63,9 @@ def test_aux(tensor):
     def f(x):
         return ops.sum(x * x), {"doubled": x * 2, "name": "static", "n": 3}
 
-    (value, aux), found = value_and_grad(f, has_aux=True)(tensor(X))
+    (value, with_value), gradient = value_and_grad(f, has_aux=True)(tensor(X))
     assert float(value) == 14.0
-    for found, aux in ((found, aux), grad(f, has_aux=True)(tensor(X))):
+    for found, aux in ((gradient, with_value), grad(f, has_aux=True)(tensor(X))):
         np.testing.assert_allclose(np.asarray(aux["doubled"]), 2 * X)
         assert aux["name"] == "static" and aux["n"] == 3
         close(found, 2 * X)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from wrong_rules import CUBE, X, captures, clipped, close, compiler, cube, weighted
 
-from keras_cg import custom_gradient, grad, hessian, jacobian, jvp, vjp
+from keras_cg import custom_gradient, grad, hessian, jacobian, jvp, ops, vjp
 
 V = np.array([1.0, 10.0, 100.0], np.float32)
 W = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
@@ -72,6 +72,20 @@ def test_outputs_are_differentiated_as_well(backend):
 
     # 101 x**3 + 1010 * 5 x**2, by the rule
     assert float(grad(f)(3.0)) == 101 * 5 * 9 + 1010 * 10 * 3
+
+
+def test_the_output_keeps_its_rule_in_higher_orders(backend):
+    """Of f = x^2 with the gradient 7x, and of an estimator that is straight through."""
+    f = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
+    # (f^2)' = 14 x f, whose derivative is 14 f + 14 x * 7x = 112 x^2.
+    assert float(grad(grad(lambda x: f(x) ** 2))(2.0)) == pytest.approx(112 * 4)
+    # f(f(x)): 7 f(x) * 7x = 49 x f(x), then 49 (f(x) + x * 7x) = 392 x^2, then of 49 (f(x) + 7 x^2) 1029 x.
+    gradient = grad(lambda x: f(f(x)))
+    for expected in (49 * 8, 392 * 4, 1029 * 2):
+        assert float(gradient(2.0)) == pytest.approx(expected)
+        gradient = grad(gradient)
+    through = custom_gradient(lambda x: (ops.floor(x + 0.5), lambda upstream: upstream))
+    assert float(grad(grad(lambda x: through(x) ** 2))(2.3)) == 2.0
 
 
 def test_values_captured_of_an_outer_level(backend):

@@ -10,7 +10,7 @@ import keras_cg
 
 pytestmark = pytest.mark.once
 
-RECIPES = "annealed callback checkpoint discrete implicit passing repeated reversible safe".split()
+RECIPES = ["annealed", "callback", "checkpoint", "discrete", "implicit", "passing", "repeated", "reversible", "safe"]
 EXAMPLES = ["autodiff", "config", "decorator", *(f"recipes.{name}" for name in RECIPES)]
 
 
