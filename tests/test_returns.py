@@ -192,7 +192,6 @@ def test_what_stands_at_an_integer_tensor_is_ignored(frame, came):
         np.testing.assert_allclose(frame.gradients(lambda x: nest({"x": x, "n": n}), X)[0], SEVEN)
 
 
-@pytest.mark.inductor
 def test_a_number_for_a_scalar(frame):
     decorated = custom_gradient(lambda x: (x * 2, lambda upstream: 7.0))
     (gx,) = frame.gradients(decorated, np.float32(3.0))
@@ -200,7 +199,6 @@ def test_a_number_for_a_scalar(frame):
 
 
 # JAX says that it has no float64 by default; the cast to it then changes nothing.
-@pytest.mark.inductor
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
 @pytest.mark.parametrize("came", ["float16", "float64", "int32"])
 def test_a_real_gradient_is_cast_to_the_dtype_of_its_argument(frame, came):

@@ -1,4 +1,4 @@
-"""CONTRACT 12: what is tested stands in one place, and the private names in one table."""
+"""What versions are tested stands in one place, the private names in one table, and what is untested is told."""
 
 import importlib
 import importlib.metadata
