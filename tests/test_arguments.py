@@ -110,24 +110,6 @@ def test_a_method_gives_its_rule_the_arguments_without_self(frame):
     np.testing.assert_allclose(gy, 5 * X)
 
 
-def test_the_function_runs_once(eager):
-    """Without a gradient, and for the first order."""
-    runs = []
-
-    @custom_gradient
-    def f(x):
-        runs.append("f")
-        return x * 2, lambda upstream: runs.append("rule") or 7 * upstream
-
-    f(eager.tensor(X))
-    assert runs == ["f"]
-    runs.clear()
-    # NumPy's `differentiate` calls it once more, for the output.
-    (gx,) = eager.gradients(lambda x: f(x) if not runs else x * 0, X)
-    np.testing.assert_allclose(gx, SEVEN)
-    assert runs == ["f", "rule"]
-
-
 # --- nests ---------------------------------------------------------------------------------------------------------
 
 # What the conformance suite has not: other nests are in test_returns.py, too.
