@@ -220,8 +220,10 @@ def test_the_arguments_that_a_rule_gets(frame):
         return x * y, grad
 
     by_position, by_name = custom_gradient(with_args), custom_gradient(named)
-    gx, gy = frame.gradients(lambda x, y: by_position(x, 4, scale=10.0) + by_name(y=y, x=x), X, Y)
-    np.testing.assert_allclose(gx, 7 * X + 14)
+    default = custom_gradient(lambda x, n=3: (x * n, lambda x, n, upstream: (11 * n * upstream, None)))
+    run = lambda x, y: by_position(x, 4, scale=10.0) + by_name(y=y, x=x) + default(x)
+    gx, gy = frame.gradients(run, X, Y)
+    np.testing.assert_allclose(gx, 7 * X + 14 + 33)
     np.testing.assert_allclose(gy, 5 * X)
 
 

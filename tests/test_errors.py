@@ -498,6 +498,7 @@ def test_binding():
     assert str(inspect.signature(Holder().method)) == "(x)"
     assert str(inspect.signature(Holder.method)) == "(self, x)"
     assert inspect.getfullargspec(Holder().method).args == ["x"]
+    assert repr(Holder().method) == "<custom_gradient Holder.method>"
     assert str(inspect.signature(type(documented))) == "(fun: 'Callable[P, tuple[Output, Callable[..., Any]]]')"
 
 
