@@ -74,8 +74,8 @@ ACCEPTED = {
         lambda f, x, y: f(y=y, x=x),
     ),
     "keyword-only and further keywords": (
-        lambda *, b, a, **more: (a * b, lambda u: (0 * u, 7 * u, 5 * u)),
-        lambda f, x, y: f(c=y, a=x, b=y),
+        lambda *, b, a, **more: (a * b, lambda u: (5 * u, 4 * u, 3 * u)),
+        lambda f, x, y: f(b=y, c=x, a=x),
     ),
     "a dict with keys in another order": (
         lambda p: (p["a"] * p["b"], lambda u: {"b": 5 * u, "a": 7 * u}),
