@@ -16,7 +16,6 @@ IN_EVERY_MODE = (
     "test_one_output[varargs]",
     "test_one_output[args_and_upstream]",
     "test_one_output[spelled_out_optional_upstream]",
-    "test_one_output[args_upstream_and_variables]",
     "test_one_output[partial_by_keyword]",
     "test_one_output[bound_method]",
     "test_two_outputs[two_positionals]",

@@ -20,8 +20,6 @@ IN_EVERY_MODE = (
     "test_accepted[the same nest, dict]",
     "test_accepted[the same nest, ordered dict]",
     "test_accepted[the same nest in a tuple, dataclass]",
-    "test_accepted[flat for a nest, namedtuple]",
-    "test_accepted[a dict with keys in another order]",
     "test_none_for_a_whole_nest",
     "test_no_gradient[0]",
     "test_what_stands_at_an_integer_tensor_is_ignored[text]",
