@@ -214,24 +214,18 @@ def test_torch_graphs_are_kept_only_for_those_who_differentiate(backend):
     assert not jacobian(cube)(x).requires_grad
 
 
-UNKNOWN = {
-    "vjp": (lambda x, v: vjp(cube, x)[1](v)[0], 5 * X**2 * V),
-    "zeros": (lambda x, v: vjp(cube, x)[1](None)[0], 0 * X),
-    "jvp": (lambda x, v: jvp(cube, (x,), (v,))[1], 5 * X**2 * V),
-    "jacobian": (lambda x, v: jacobian(cube)(x), np.diag(5 * X**2)),
-}
-
-
 @pytest.mark.only("tensorflow")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough if name == "jacobian" else []) for name in UNKNOWN]
-)
-def test_tensorflow_functions_of_an_unknown_shape(backend, name):
+def test_tensorflow_functions_of_an_unknown_shape(backend):
     import tensorflow as tf
 
-    derivative, expected = UNKNOWN[name]
-    unknown = tf.function(derivative, input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None])])
-    np.testing.assert_allclose(unknown(tf.constant(X), tf.constant(V)), expected)
+    # AutoGraph takes long to rewrite all that it finds; it does so in the test of NaN below.
+    @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None])], autograph=False)
+    def unknown(x, v):
+        return vjp(cube, x)[1](v)[0], jvp(cube, (x,), (v,))[1], jacobian(cube)(x), vjp(cube, x)[1](None)[0]
+
+    expected = (5 * X**2 * V, 5 * X**2 * V, np.diag(5 * X**2), 0 * X)
+    for found, each in zip(unknown(tf.constant(X), tf.constant(V)), expected, strict=True):
+        np.testing.assert_allclose(found, each)
 
 
 @pytest.mark.only("tensorflow")
