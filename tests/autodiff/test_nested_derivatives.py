@@ -218,7 +218,7 @@ def test_torch_graphs_are_kept_only_for_those_who_differentiate(backend):
 def test_tensorflow_functions_of_an_unknown_shape(backend):
     import tensorflow as tf
 
-    # AutoGraph takes long to rewrite all that it finds; it does so in the test of NaN below.
+    # Here and below without AutoGraph, which takes long to rewrite all that it finds.
     @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None])], autograph=False)
     def unknown(x, v):
         return vjp(cube, x)[1](v)[0], jvp(cube, (x,), (v,))[1], jacobian(cube)(x), vjp(cube, x)[1](None)[0]
@@ -237,6 +237,20 @@ def test_a_hessian_of_tensorflow_under_xla(backend):
 
 
 @pytest.mark.only("tensorflow")
+@pytest.mark.thorough
+def test_derivatives_that_autograph_rewrites(backend):
+    import tensorflow as tf
+
+    x, v = tf.constant(X), tf.constant(V)
+    pulled, pushed, found = tf.function(
+        lambda x, v: (vjp(cube, x)[1](v)[0], jvp(cube, (x,), (v,))[1], grad(grad(cube))(x))
+    )(x, v)
+    close(pulled, 5 * X**2 * V)
+    close(pushed, 5 * X**2 * V)
+    close(found, 10 * X)
+
+
+@pytest.mark.only("tensorflow")
 @pytest.mark.limit
 def test_tensorflow_has_no_jacobian_of_a_jacobian_under_xla(backend):
     """TensorFlow's loops (2.21) ask XLA for lists whose size it does not know."""
@@ -244,7 +258,7 @@ def test_tensorflow_has_no_jacobian_of_a_jacobian_under_xla(backend):
 
     twice = jacobian(jacobian(cube))
     with pytest.raises(tf.errors.InvalidArgumentError, match="XLA compilation requires a fixed tensor list size"):
-        tf.function(twice, jit_compile=True)(tf.constant(X))
+        tf.function(twice, jit_compile=True, autograph=False)(tf.constant(X))
 
 
 @pytest.mark.only("tensorflow")
@@ -252,7 +266,8 @@ def test_tensorflow_has_no_jacobian_of_a_jacobian_under_xla(backend):
 def test_tensorflow_a_rule_that_is_not_linear_gives_nan_in_a_graph(backend):
     import tensorflow as tf
 
-    _, tangent = tf.function(lambda x, v: jvp(clipped, (x,), (v,)))(tf.constant(X), tf.constant(V))
+    program = tf.function(lambda x, v: jvp(clipped, (x,), (v,)), autograph=False)
+    _, tangent = program(tf.constant(X), tf.constant(V))
     assert np.isnan(tangent).all()
 
 
