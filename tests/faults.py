@@ -26,7 +26,7 @@ import types
 import pytest
 
 TESTS = pathlib.Path(__file__).parent
-FILES = ("conventions", "returns", "arguments", "planted_faults", "never_silent")
+FILES = ("conventions", "returns", "arguments", "errors", "never_silent")
 FILES += ("pytree", "frozen", "engine", "engine_rules")
 
 # Module below keras_cg, what is wrong, the lines as they are, and as they are planted.
@@ -358,7 +358,7 @@ class Tests:
         frame = getattr(getattr(item, "callspec", None), "params", {}).get("frame")
         if frame is None:
             # A test of that file plants every fault itself, and would fail for each.
-            return "eager" in self.modes and item.module.__name__ != "test_planted_faults"
+            return "eager" in self.modes and item.module.__name__ != "test_planted"
         return frame[1] in self.modes
 
     def pytest_runtest_logreport(self, report):

@@ -1,16 +1,13 @@
-"""CONTRACT 2: the rule is called under every convention, everywhere. The rules are wrong on purpose."""
+"""A rule is called by the convention that its signature tells, the same everywhere. The rules are wrong on purpose."""
 
 import functools
 import inspect
-import re
 
 import numpy as np
 import pytest
+from wrong_rules import X, Y
 
-from keras_cg import custom_gradient, grad, ops
-
-X = np.array([1.0, 2.0, 3.0], np.float32)
-Y = np.array([0.5, -1.0, 2.0], np.float32)
+from keras_cg import GradientError, custom_gradient, ops, vjp
 
 # A way to call a rule is chosen by its signature: here is one of each kind that a tracer reads in another way.
 IN_EVERY_MODE = (
@@ -19,7 +16,6 @@ IN_EVERY_MODE = (
     "test_one_output[varargs]",
     "test_one_output[args_and_upstream]",
     "test_one_output[spelled_out_optional_upstream]",
-    "test_one_output[args_upstream_and_variables]",
     "test_one_output[partial_by_keyword]",
     "test_one_output[bound_method]",
     "test_two_outputs[two_positionals]",
@@ -28,58 +24,11 @@ IN_EVERY_MODE = (
     "test_upstream_has_the_structure_of_the_output",
     "test_an_output_that_nobody_used_has_zeros_upstream",
     "test_an_integer_output_has_no_upstream",
-    "test_the_rule_may_name_arguments_left_at_their_defaults",
-    "test_arguments_given_by_keyword_are_positional_to_the_rule",
-    "test_no_convention_fits[two]",
+    "test_the_arguments_that_a_rule_gets",
 )
 
 
 # --- one output, two arguments: x gets 7 * upstream * y, y gets 5 * upstream; upstream is 3 ------------------------
-
-
-def one_positional(x, y):
-    def grad(upstream):
-        return 7 * upstream * y, 5 * upstream
-
-    return x * y, grad
-
-
-def one_positional_of_any_name(x, y):
-    return x * y, lambda g: (7 * g * y, 5 * g)
-
-
-def one_positional_with_default(x, y):
-    def grad(dy=None):
-        return 7 * dy * y, 5 * dy
-
-    return x * y, grad
-
-
-def positional_only(x, y):
-    def grad(upstream, /):
-        return 7 * upstream * y, 5 * upstream
-
-    return x * y, grad
-
-
-def default_captures_a_value(x, y):
-    return x * y, lambda g, y=y, k=7: (k * g * y, 5 * g)
-
-
-def varargs(x, y):
-    def grad(*dys):
-        (dy,) = dys
-        return 7 * dy * y, 5 * dy
-
-    return x * y, grad
-
-
-def args_and_upstream(x, y):
-    def grad(*args, upstream):
-        first, second = args
-        return 7 * upstream * second, 5 * upstream + 0 * first
-
-    return x * y, grad
 
 
 def args_and_optional_upstream(x, y):
@@ -91,70 +40,9 @@ def args_and_optional_upstream(x, y):
     return x * y, grad
 
 
-def spelled_out_upstream(x, y):
-    def grad(x, y, upstream):
-        return 7 * upstream * y, 5 * upstream
-
-    return x * y, grad
-
-
-def spelled_out_optional_upstream(x, y):
-    def grad(x, y, upstream=None):
-        return 7 * upstream * y, 5 * upstream
-
-    return x * y, grad
-
-
-def spelled_out_with_extra_default(x, y):
-    def grad(x, y, upstream, k=7):
-        return k * upstream * y, 5 * upstream
-
-    return x * y, grad
-
-
-def unused_variables(x, y):
-    def grad(upstream, variables=None):
-        assert variables is None
-        return 7 * upstream * y, 5 * upstream
-
-    return x * y, grad
-
-
-def unused_keyword_only_variables(x, y):
-    def grad(*dys, variables=None):
-        assert variables is None
-        return 7 * dys[0] * y, 5 * dys[0]
-
-    return x * y, grad
-
-
-def unused_kwargs(x, y):
-    def grad(*dys, **kwargs):
-        assert not kwargs
-        return 7 * dys[0] * y, 5 * dys[0]
-
-    return x * y, grad
-
-
-def args_upstream_and_variables(x, y):
-    def grad(*args, upstream, variables=None):
-        return 7 * upstream * args[1], 5 * upstream
-
-    return x * y, grad
-
-
-def partial(x, y):
-    def grad(k, upstream):
-        return k * upstream * y, 5 * upstream
-
-    return x * y, functools.partial(grad, 7)
-
-
-def partial_by_keyword(x, y):
-    def grad(upstream, k):
-        return k * upstream * y, 5 * upstream
-
-    return x * y, functools.partial(grad, k=7)
+def without_variables(gradients, variables):
+    assert not variables
+    return gradients
 
 
 class Rule:
@@ -168,40 +56,56 @@ class Rule:
         return 7 * upstream * y, 5 * upstream
 
 
-def callable_object(x, y):
-    return x * y, Rule(y)
+ONE_OUTPUT = {
+    "one_positional": lambda x, y: (x * y, lambda upstream: (7 * upstream * y, 5 * upstream)),
+    "one_positional_of_any_name": lambda x, y: (x * y, lambda g: (7 * g * y, 5 * g)),
+    "one_positional_with_default": lambda x, y: (x * y, lambda dy=None: (7 * dy * y, 5 * dy)),
+    "positional_only": lambda x, y: (x * y, lambda upstream, /: (7 * upstream * y, 5 * upstream)),
+    "default_captures_a_value": lambda x, y: (x * y, lambda g, y=y, k=7: (k * g * y, 5 * g)),
+    "varargs": lambda x, y: (x * y, lambda *dys: (7 * dys[0] * y, 5 * dys[0])),
+    "args_and_upstream": lambda x, y: (
+        x * y,
+        lambda *args, upstream: (7 * upstream * args[1], 5 * upstream + 0 * args[0]),
+    ),
+    "args_and_optional_upstream": args_and_optional_upstream,
+    "spelled_out_upstream": lambda x, y: (x * y, lambda x, y, upstream: (7 * upstream * y, 5 * upstream)),
+    "spelled_out_optional_upstream": lambda x, y: (
+        x * y,
+        lambda x, y, upstream=None: (7 * upstream * y, 5 * upstream),
+    ),
+    "spelled_out_with_extra_default": lambda x, y: (
+        x * y,
+        lambda x, y, upstream, k=7: (k * upstream * y, 5 * upstream),
+    ),
+    "unused_variables": lambda x, y: (
+        x * y,
+        lambda upstream, variables=None: without_variables((7 * upstream * y, 5 * upstream), variables),
+    ),
+    "unused_keyword_only_variables": lambda x, y: (
+        x * y,
+        lambda *dys, variables=None: without_variables((7 * dys[0] * y, 5 * dys[0]), variables),
+    ),
+    "unused_kwargs": lambda x, y: (
+        x * y,
+        lambda *dys, **kwargs: without_variables((7 * dys[0] * y, 5 * dys[0]), kwargs),
+    ),
+    "args_upstream_and_variables": lambda x, y: (
+        x * y,
+        lambda *args, upstream, variables=None: (7 * upstream * args[1], 5 * upstream),
+    ),
+    "partial": lambda x, y: (x * y, functools.partial(lambda k, upstream: (k * upstream * y, 5 * upstream), 7)),
+    "partial_by_keyword": lambda x, y: (
+        x * y,
+        functools.partial(lambda upstream, k: (k * upstream * y, 5 * upstream), k=7),
+    ),
+    "callable_object": lambda x, y: (x * y, Rule(y)),
+    "bound_method": lambda x, y: (x * y, Rule(y).of_arguments),
+}
 
 
-def bound_method(x, y):
-    return x * y, Rule(y).of_arguments
-
-
-ONE_OUTPUT = [
-    one_positional,
-    one_positional_of_any_name,
-    one_positional_with_default,
-    positional_only,
-    default_captures_a_value,
-    varargs,
-    args_and_upstream,
-    args_and_optional_upstream,
-    spelled_out_upstream,
-    spelled_out_optional_upstream,
-    spelled_out_with_extra_default,
-    unused_variables,
-    unused_keyword_only_variables,
-    unused_kwargs,
-    args_upstream_and_variables,
-    partial,
-    partial_by_keyword,
-    callable_object,
-    bound_method,
-]
-
-
-@pytest.mark.parametrize("function", ONE_OUTPUT, ids=lambda function: function.__name__)
-def test_one_output(frame, function):
-    decorated = custom_gradient(function)
+@pytest.mark.parametrize("name", ONE_OUTPUT)
+def test_one_output(frame, name):
+    decorated = custom_gradient(ONE_OUTPUT[name])
     output, (gx, gy) = frame.differentiate(lambda x, y: 3 * decorated(x, y), X, Y)
     np.testing.assert_allclose(output, 3 * X * Y)
     np.testing.assert_allclose(gx, 21 * Y)
@@ -211,60 +115,31 @@ def test_one_output(frame, function):
 # --- two outputs: x gets 7 * dy1 + 11 * dy2; the upstreams are 2 and 3 ---------------------------------------------
 
 
-def two_as_one(x):
-    return (x * 2, x * 3), lambda dys: 7 * dys[0] + 11 * dys[1]
-
-
-def two_positionals(x):
-    return (x * 2, x * 3), lambda dy1, dy2: 7 * dy1 + 11 * dy2
-
-
-def two_positionals_and_a_default(x):
-    return (x * 2, x * 3), lambda dy1, dy2, k=7: k * dy1 + 11 * dy2
-
-
-def two_positionals_and_variables(x):
-    return (x * 2, x * 3), lambda dy1, dy2, variables=None: 7 * dy1 + 11 * dy2
-
-
-def two_positionals_and_keyword_only_variables(x):
-    return (x * 2, x * 3), lambda dy1, dy2, *, variables=None: 7 * dy1 + 11 * dy2
-
-
-def two_varargs(x):
-    return (x * 2, x * 3), lambda *dys: 7 * dys[0] + 11 * dys[1]
-
-
-def two_with_upstream(x):
-    return (x * 2, x * 3), lambda *args, upstream: 7 * upstream[0] + 11 * upstream[1]
-
-
-def two_spelled_out(x):
-    return (x * 2, x * 3), lambda x, upstream=None: 7 * upstream[0] + 11 * upstream[1]
-
-
-TWO_OUTPUTS = [
-    two_as_one,
-    two_positionals,
-    two_positionals_and_a_default,
-    two_positionals_and_variables,
-    two_positionals_and_keyword_only_variables,
-    two_varargs,
-    two_with_upstream,
-    two_spelled_out,
-]
+TWO_OUTPUTS = {
+    "two_as_one": lambda x: ((x * 2, x * 3), lambda dys: 7 * dys[0] + 11 * dys[1]),
+    "two_positionals": lambda x: ((x * 2, x * 3), lambda dy1, dy2: 7 * dy1 + 11 * dy2),
+    "two_positionals_and_a_default": lambda x: ((x * 2, x * 3), lambda dy1, dy2, k=7: k * dy1 + 11 * dy2),
+    "two_positionals_and_variables": lambda x: ((x * 2, x * 3), lambda dy1, dy2, variables=None: 7 * dy1 + 11 * dy2),
+    "two_positionals_and_keyword_only_variables": lambda x: (
+        (x * 2, x * 3),
+        lambda dy1, dy2, *, variables=None: 7 * dy1 + 11 * dy2,
+    ),
+    "two_varargs": lambda x: ((x * 2, x * 3), lambda *dys: 7 * dys[0] + 11 * dys[1]),
+    "two_with_upstream": lambda x: ((x * 2, x * 3), lambda *args, upstream: 7 * upstream[0] + 11 * upstream[1]),
+    "two_spelled_out": lambda x: ((x * 2, x * 3), lambda x, upstream=None: 7 * upstream[0] + 11 * upstream[1]),
+}
 
 
 # torch.compile (2.13) cannot read the positional defaults of a function made while it traces, and here they decide.
-UNREADABLE_WHILE_TRACING = (two_positionals_and_a_default, two_positionals_and_variables)
+UNREADABLE_WHILE_TRACING = ("two_positionals_and_a_default", "two_positionals_and_variables")
 
 
 @pytest.mark.together
-@pytest.mark.parametrize("function", TWO_OUTPUTS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("name", TWO_OUTPUTS)
 @pytest.mark.limit
-def test_two_outputs(frame, function):
-    decorated = custom_gradient(function)
-    if frame.mode == "aot_eager" and function in UNREADABLE_WHILE_TRACING:
+def test_two_outputs(frame, name):
+    decorated = custom_gradient(TWO_OUTPUTS[name])
+    if frame.mode == "aot_eager" and name in UNREADABLE_WHILE_TRACING:
         with pytest.raises(AssertionError, match="make them keyword-only"):
             frame.gradients(lambda x: decorated(x)[0], X)
         return
@@ -300,7 +175,6 @@ def test_upstream_has_the_structure_of_the_output(frame):
     np.testing.assert_allclose(gx, np.full(3, 7 * 2 + 11 * 5.0))
 
 
-@pytest.mark.inductor
 def test_an_output_that_nobody_used_has_zeros_upstream(frame):
     @custom_gradient
     def f(x):
@@ -313,7 +187,6 @@ def test_an_output_that_nobody_used_has_zeros_upstream(frame):
     np.testing.assert_allclose(gx, np.full(3, 18.0))
 
 
-@pytest.mark.inductor
 def test_an_integer_output_has_no_upstream(frame):
     @custom_gradient
     def f(x):
@@ -329,43 +202,27 @@ def test_an_integer_output_has_no_upstream(frame):
 
 
 @pytest.mark.together
-def test_the_rule_gets_the_arguments_it_was_called_with(frame):
-    @custom_gradient
-    def f(x, n=2, *, scale=1.0):
+def test_the_arguments_that_a_rule_gets(frame):
+    """Those of the call by position, those left at their defaults, and those that were passed by keyword."""
+
+    def with_args(x, n=2, *, scale=1.0):
         def grad(*args, upstream):
-            assert len(args) == 2
-            assert args[1] == 4
+            assert len(args) == 2 and args[1] == 4
             return 7 * upstream * args[0], None, None
 
         return x * n * scale, grad
 
-    (gx,) = frame.gradients(lambda x: f(x, 4, scale=10.0), X)
-    np.testing.assert_allclose(gx, 7 * X)
-
-
-def test_the_rule_may_name_arguments_left_at_their_defaults(frame):
-    @custom_gradient
-    def f(x, n=2):
-        def grad(x, n, upstream):
-            return 7 * n * upstream, None
-
-        return x * n, grad
-
-    (gx,) = frame.gradients(lambda x: f(x), X)
-    np.testing.assert_allclose(gx, np.full(3, 14.0))
-
-
-def test_arguments_given_by_keyword_are_positional_to_the_rule(frame):
-    @custom_gradient
-    def f(x, n=2, y=None):
+    def named(x, n=2, y=None):
         def grad(x, n, y, upstream):
-            assert n == 2
-            return 7 * upstream, None, 5 * upstream * x
+            return 7 * n * upstream, None, 5 * upstream * x
 
         return x * y, grad
 
-    gx, gy = frame.gradients(lambda x, y: f(y=y, x=x), X, Y)
-    np.testing.assert_allclose(gx, np.full(3, 7.0))
+    by_position, by_name = custom_gradient(with_args), custom_gradient(named)
+    default = custom_gradient(lambda x, n=3: (x * n, lambda x, n, upstream: (11 * n * upstream, None)))
+    run = lambda x, y: by_position(x, 4, scale=10.0) + by_name(y=y, x=x) + default(x)
+    gx, gy = frame.gradients(run, X, Y)
+    np.testing.assert_allclose(gx, 7 * X + 14 + 33)
     np.testing.assert_allclose(gy, 5 * X)
 
 
@@ -400,38 +257,6 @@ def test_a_rule_without_a_readable_signature(eager):
 
 @pytest.mark.parametrize(
     "rule",
-    [
-        lambda: 1,
-        lambda a, b: 1,
-        lambda a, b, c: 1,
-        lambda x, y, z, upstream: 1,
-        lambda a, b, *rest: 1,
-    ],
-    ids=["none", "two", "three", "four arguments and upstream", "two and more"],
-)
-def test_no_convention_fits(frame, rule):
-    @custom_gradient
-    def clumsy(x, y):
-        return x * y, rule
-
-    with pytest.raises(Exception) as caught:
-        frame.gradients(lambda x, y: clumsy(x, y), X, Y)
-    text = str(caught.value)
-    if frame.mode == "aot_eager":
-        # torch.compile reports in its own words, with what it stopped at: a call that does not fit, or our error.
-        assert "Argument mismatch" in text or "no calling convention fits the signature of its rule" in text
-        return
-    assert isinstance(caught.value, TypeError)
-    assert "no calling convention fits the signature of its rule" in text
-    assert "clumsy" in text
-    assert "2 positional arguments" in text and "1 output leaf" in text
-    for form in ("grad(upstream)", "grad(dy1, dy2, ...)", "grad(*dys)", "grad(*args, upstream)", "`variables`"):
-        assert form in text
-    assert re.search(r"got: <lambda>\(", text)
-
-
-@pytest.mark.parametrize(
-    "rule",
     [lambda first, second: 7 * first + 5 * second, lambda first, second, static: 7 * first + 5 * second],
     ids=["tensors", "leaves"],
 )
@@ -442,9 +267,30 @@ def test_one_upstream_each_of_an_output_with_a_static_leaf(backend, rule):
     def f(x):
         return (2 * x, 3 * x, "static"), rule
 
-    def total(x):
-        first, second, static = f(x)
-        assert static == "static"
-        return first + 10 * second
+    output, pullback = vjp(f, 1.0)
+    assert output[2] == "static"
+    assert float(pullback((1.0, 10.0, None))[0]) == 7 * 1 + 5 * 10
 
-    assert float(grad(total)(1.0)) == 7 * 1 + 5 * 10
+
+def test_a_rule_whose_further_parameters_have_defaults(backend):
+    """It gets one upstream, a nest, where two outputs suggest two; an error says so, at each call, and nothing else."""
+    one = ops.asarray([1.0, 2.0])
+
+    def rule(dy1, dy2=None):
+        return 7 * dy1
+
+    hint = "got one nest of 2 upstreams as dy1: its other parameters have defaults. Without these it gets one upstream"
+    for outputs in (lambda x: (x * 1, x * 2), lambda x: {"a": x * 1, "b": x * 2}):
+        f = custom_gradient(lambda x, outputs=outputs: (outputs(x), rule))
+        for _ in range(3):
+            # Together: JAX 0.8 calls the rule when it makes the pullback.
+            with pytest.raises((GradientError, TypeError)) as caught:
+                vjp(f, one)[1](outputs(one))
+            assert hint in "".join(getattr(caught.value, "__notes__", ())), caught.value
+    f = custom_gradient(lambda x: ((x * 1, x * 2), lambda dys, scale=7.0: scale * dys[0]))
+    output, pullback = vjp(f, one)
+    np.testing.assert_allclose(np.asarray(pullback(output)[0]), [7.0, 14.0])
+    f = custom_gradient(lambda x: (x * 1, lambda dy, scale=7.0: "nothing"))
+    with pytest.raises(GradientError) as caught:
+        vjp(f, one)[1](one)
+    assert "upstreams" not in "".join(getattr(caught.value, "__notes__", ()))

@@ -1,0 +1,162 @@
+"""`keras_cg.grad` and `value_and_grad` give the gradient of any function, as `jax.grad` does, on every backend."""
+
+import numpy as np
+import pytest
+from wrong_rules import X, captures, close, cube, seven
+
+from keras_cg import custom_gradient, grad, hessian, jacobian, jvp, ops, value_and_grad, vjp
+
+Z = np.array([1 + 2j, -1 + 0.5j], np.complex64)
+
+
+@pytest.fixture
+def tensor(eager):
+    return eager.tensor
+
+
+def test_gradient(tensor):
+    """Of the output, which is summed if it is no scalar; of a number of Python, too."""
+    value, found = value_and_grad(lambda x: x * x)(tensor(X))
+    close(value, X * X)
+    close(found, 2 * X)
+    close(grad(lambda x: ops.sum(seven(x)))(tensor(X)), np.full(3, 7.0))
+    assert float(grad(lambda x, *, k: k * x * x)(3.0, k=2)) == 12.0
+
+
+def test_argnums(backend):
+    def f(x, y):
+        return x * y * y
+
+    assert float(grad(f, argnums=1)(2.0, 3.0)) == float(grad(f, argnums=-1)(2.0, 3.0)) == 12.0
+    assert tuple(map(float, grad(f, argnums=(0, 1))(2.0, 3.0))) == (9.0, 12.0)
+    assert tuple(map(float, grad(f, argnums=(1, 0))(2.0, 3.0))) == (12.0, 9.0)
+    assert tuple(map(float, grad(f, argnums=(1,))(2.0, 3.0))) == (12.0,)
+
+
+def test_unused_arguments_get_zeros(tensor):
+    first, second = grad(lambda x, y: ops.sum(x), argnums=(0, 1))(tensor(X), tensor(X))
+    close(first, np.ones(3))
+    close(second, np.zeros(3))
+    close(grad(lambda x: ops.sum(tensor(X)))(tensor(X)), np.zeros(3))
+
+
+def test_one_tensor_passed_twice(tensor):
+    x = tensor(X)
+    square = lambda x, y: x * y * y
+    close(grad(square)(x, x), X**2)
+    for first, second in (grad(square, argnums=(0, 1))(x, x), grad(lambda p: square(*p))([x, x])):
+        close(first, X**2)
+        close(second, 2 * X**2)
+    close(grad(lambda y: x * y)(x), X)
+    close(grad(lambda y, k: k * y)(x, k=x), X)
+
+
+def test_aux(tensor):
+    def f(x):
+        return ops.sum(x * x), {"doubled": x * 2, "name": "static", "n": 3}
+
+    (value, with_value), gradient = value_and_grad(f, has_aux=True)(tensor(X))
+    assert float(value) == 14.0
+    for found, aux in ((gradient, with_value), grad(f, has_aux=True)(tensor(X))):
+        np.testing.assert_allclose(np.asarray(aux["doubled"]), 2 * X)
+        assert aux["name"] == "static" and aux["n"] == 3
+        close(found, 2 * X)
+
+
+def test_what_comes_out_is_plain(tensor):
+    """Not a box, a tracer or a tensor that drags a graph along: NumPy reads it."""
+    x, v = tensor(X), tensor(2 * X)
+    (value, gradient), (output, pullback) = value_and_grad(lambda x: ops.sum(seven(x)))(x), vjp(seven, x)
+    for found, expected in (
+        (value, 12.0),
+        (gradient, np.full(3, 7.0)),
+        (output, 2 * X),
+        (pullback(v)[0], 14 * X),
+        *zip(jvp(seven, (x,), (v,)), (2 * X, 14 * X), strict=True),
+        (jacobian(seven)(x), 7 * np.eye(3)),
+        (hessian(cube)(x), np.diag(10 * X)),
+    ):
+        np.testing.assert_allclose(np.asarray(found), expected)
+
+
+def test_a_gradient_whose_rule_reads_what_it_captured_comes_out_plain(backend):
+    def loss(w, x):
+        def rule(upstream, variables=None):
+            return (7 * upstream * w, [5 * upstream * x]) if variables else 7 * upstream * w
+
+        return custom_gradient(lambda x: (x * w, rule))(x)
+
+    gw, gx = grad(loss, (0, 1))(2.0, 3.0)
+    assert backend != "torch" or not (gw.requires_grad or gx.requires_grad)
+    assert (float(gw), float(gx)) == (15.0, 14.0)
+    assert float(grad(lambda w: grad(loss, 1)(w, 3.0))(2.0)) == 7.0
+
+
+@pytest.mark.parametrize("differentiate", [grad, lambda f: lambda x: vjp(f, x)[1](x)], ids=["grad", "vjp"])
+def test_the_function_runs_once_for_one_gradient(tensor, differentiate):
+    runs = []
+
+    @custom_gradient
+    def f(x):
+        runs.append("f")
+        return x * 2, lambda upstream: runs.append("rule") or 7 * upstream
+
+    differentiate(f)(tensor(X))
+    assert runs == ["f", "rule"]
+
+
+def test_complex_numbers_have_the_gradient_by_z_and_no_conjugate(tensor):
+    close(grad(lambda z: ops.real(z * ops.conj(z)))(tensor(Z)), 2 * Z)
+    # Re(z^2) = x^2 - y^2, so dL/dx + i dL/dy = 2x - 2iy
+    close(grad(lambda z: ops.real(z * z))(tensor(Z)), 2 * np.conj(Z))
+    f = custom_gradient(lambda z: (z * z, lambda upstream: (3 + 1j) * upstream))
+    # Upstream of w in Im(w) is dL/du + i dL/dv = i.
+    close(grad(lambda z: ops.imag(f(z)))(tensor(Z)), np.full(2, (3 + 1j) * 1j))
+    close(grad(lambda z: ops.real(f(z)))(tensor(Z)), np.full(2, 3 + 1j))
+
+
+# --- nested: orders of `cube` are in test_nested_derivatives.py ------------------------------------------------------
+
+
+def test_a_captured_intermediate_to_any_order(backend):
+    def f(x):
+        e = ops.exp(x)
+        return e, lambda upstream: 2 * upstream * e
+
+    gradient = grad(custom_gradient(f))
+    for _ in range(3):
+        assert float(gradient(0.5)) == pytest.approx(2 * np.exp(0.5), rel=1e-6)
+        gradient = grad(gradient)
+
+
+def test_mixed_partials(backend):
+    f = custom_gradient(lambda x, y: (x * y, lambda upstream: (upstream * x * y * y, upstream * 3)))
+    for (first, second), expected in {(0, 1): 20.0, (0, 0): 25.0, (1, 0): 0.0}.items():
+        assert float(grad(grad(f, first), second)(2.0, 5.0)) == expected
+
+
+def test_the_output_of_an_inner_level_is_differentiated(backend):
+    def inner(x, y):
+        (value, aux), found = value_and_grad(lambda x: (x * x * y, x * y), has_aux=True)(x)
+        return value + 10 * aux + 100 * found
+
+    # x x y + 10 x y + 200 x y
+    assert float(grad(inner)(3.0, 2.0)) == 2 * 3 * 2 + 20 + 400
+    assert float(grad(inner, 1)(3.0, 2.0)) == 9 + 30 + 600
+
+
+def test_no_confusion_of_levels(tensor):
+    s = tensor(np.float32(2.0))
+    # The inner derivative of a a b b b at b = a is 3 a^4; the outer one 12 a^3.
+    assert float(grad(lambda a: grad(lambda b: a * a * b * b * b)(a))(s)) == 12 * 8
+    f = custom_gradient(lambda y: (y * s, lambda upstream: 7 * upstream))
+    assert float(grad(f)(s)) == 7.0
+    assert float(grad(lambda y: grad(captures(y))(5.0) + captures(y)(5.0))(2.0)) == 3.0
+
+
+def test_the_framework_differentiates_the_gradient(eager):
+    _, (gx,) = eager.differentiate(lambda x: grad(lambda x: cube(x))(x), X)
+    close(gx, 10 * X)
+    _, (gx, gy) = eager.differentiate(lambda x, y: grad(lambda x: x * x * y)(x), X, 2 * X)
+    close(gx, 2 * 2 * X)
+    close(gy, 2 * X)

@@ -1,0 +1,12 @@
+"""Each planted fault of `faults.py` still has its lines in the package, so that it can be planted."""
+
+import faults
+import pytest
+
+
+@pytest.mark.once
+def test_every_fault_can_be_planted():
+    for module, _, old, new in faults.FAULTS:
+        with faults.planted(module, old, new):
+            pass
+    assert len({what for _, what, _, _ in faults.FAULTS}) == len(faults.FAULTS)

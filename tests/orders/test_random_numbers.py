@@ -1,0 +1,53 @@
+"""A function that must run again for the derivative of its gradient, and would draw other numbers, raises."""
+
+import numpy as np
+import pytest
+
+from keras_cg import custom_gradient, grad, ops
+
+X = [1.0, 2.0, 3.0]
+
+
+def second(loss, x):
+    gradient = grad(loss)
+    return grad(lambda x: ops.sum(gradient(x)))(x)
+
+
+@pytest.mark.only("numpy", "tensorflow")
+@pytest.mark.parametrize("where", ["float", "integer"])
+@pytest.mark.limit
+def test_a_function_that_draws_is_refused_in_the_second_order(backend, eager, where):
+    outputs = []  # for TensorFlow, which looks at what somebody still has
+    draws = iter(np.array([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]], np.float32))
+
+    @custom_gradient
+    def dropout(x):
+        mask = eager.tensor(next(draws))
+        output = x * mask if where == "float" else (x, eager.tensor(np.asarray(eager.array(mask), np.int32)))
+        return output, lambda upstream: 7 * (upstream if where == "float" else upstream[0]) * mask
+
+    def loss(x):
+        outputs.append(dropout(x))
+        return ops.sum((outputs[-1] if where == "float" else outputs[-1][0]) ** 2)
+
+    with pytest.raises(RuntimeError) as caught:
+        second(loss, eager.tensor(X))
+    for part in (
+        "dropout (",
+        "test_random_numbers.py, line ",
+        ") ran again for a derivative of its gradient, and its rule is not that of the first run.",
+        "got: mask is another float32[3]",
+        "usual cause: the function draws random numbers, or reads something that has changed since.",
+        "remedy: draw or read it outside, and pass it as an argument.",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.only("numpy", "tensorflow")
+def test_nan_is_the_same_again(backend, eager):
+    @custom_gradient
+    def masked(x):
+        return x * eager.tensor([1.0, np.nan, 1.0]), lambda upstream: 7 * upstream
+
+    found = second(lambda x: ops.sum(masked(x) ** 2), eager.tensor(X))
+    np.testing.assert_allclose(eager.array(found), [98.0, 98.0, 98.0])

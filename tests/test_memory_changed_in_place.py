@@ -1,0 +1,89 @@
+"""torch: what a rule holds, wherever it holds it, may not be changed in place before the backward pass."""
+
+import numpy as np
+import pytest
+
+from keras_cg import custom_gradient
+
+X = np.array([2.0, 3.0], np.float32)
+
+
+class Rule:
+    def __init__(self, x):
+        self.x = x
+
+    def __call__(self, upstream):
+        return 7 * upstream * self.x
+
+
+HOLDERS = {
+    "list": lambda x: (lambda held: lambda upstream: 7 * upstream * held[0])([x]),
+    "object": Rule,
+    "arguments": lambda x: lambda *args, upstream: 7 * upstream * args[0],
+}
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_an_argument_that_the_rule_uses_is_guarded(backend, holder):
+    """In a list, an object, or as what the rule is called with; the next call is right again."""
+    import torch
+
+    f = custom_gradient(lambda x: (x * 1, HOLDERS[holder](x)))
+    x = torch.tensor(X, requires_grad=True)
+    z = f(x)
+    with torch.no_grad():
+        x.mul_(10)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+    x.grad = None
+    f(x).sum().backward()
+    np.testing.assert_allclose(x.grad, 7 * 10 * X)
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize(
+    "view", [lambda x: x, lambda x: x[:1], lambda x: x.reshape(2, 1)], ids=["same", "part", "shape"]
+)
+@pytest.mark.limit
+def test_an_output_that_is_a_view_may_not_be_changed(backend, view):
+    import torch
+
+    f = custom_gradient(lambda x: (view(x), lambda upstream: 7 * torch.ones(2)))
+    x = torch.tensor(X, requires_grad=True)
+    z = f(x * 1)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        z.mul_(3)
+    z.sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(2, 7.0))
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_a_function_that_changes_its_argument(backend):
+    import torch
+
+    f = custom_gradient(lambda x: (x.mul_(2) * 1, lambda upstream: 7 * upstream))
+    with pytest.raises(RuntimeError, match=r"<lambda> changed one of its arguments in place"):
+        f(torch.tensor(X, requires_grad=True) * 1)
+
+
+@pytest.mark.only("torch")
+def test_a_module_may_count(backend):
+    """What is neither argument nor output may change."""
+    import torch
+
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.scale = 7.0
+
+        def forward(self, x):
+            self.count += 1
+            return custom_gradient(lambda x: (x * 2, lambda upstream: upstream * self.scale))(x)
+
+    module = Counting()
+    x = torch.tensor(X, requires_grad=True)
+    (module(x) + module(x)).sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(2, 14.0))
