@@ -67,7 +67,16 @@ BY_FILE = ("--numprocesses=2", "--dist=loadfile")
 # The tests that touch a framework: those for every backend, and those for one.
 EVERYWHERE = [f"tests/test_{name}.py" for name in ("conventions", "returns", "captured")]
 TOUCHING = {
-    backend: sorted(map(str, pathlib.Path("tests/transforms").glob(f"test_{backend}*.py"))) for backend in BACKENDS
+    backend: sorted(
+        map(
+            str,
+            [
+                *pathlib.Path("tests/transforms").glob(f"test_{backend}*.py"),
+                *pathlib.Path("tests").glob(f"test_memory_{backend}.py"),
+            ],
+        )
+    )
+    for backend in BACKENDS
 }
 # Columns that have another release of the framework than every other: there the framework's own tests run as well, and
 # a dozen rules of the zoo.
