@@ -192,25 +192,35 @@ class Pullback:
                     break
             else:
                 return tuple(gradients), ()
-        return collect(function, self.specs, result, needs_grad), ()
+        return self._checked(result, (), needs_grad)
 
     def _by_convention(
         self, cotangents: Sequence[Any], variables: Sequence[Any], needs_grad: Sequence[bool] | None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the gradients of a rule of any convention, which may take `variables`."""
-        function, others = self.function, ()
+        function = self.function
         convention = Convention(self.rule, function, self.values, self.count, self.output)
         try:
             arguments = self._upstreams(cotangents), variables
             result = under(function.backend, convention.call, arguments, {})
-            if variables:
-                result, others = check_variables(function, result, variables)
-            return collect(function, self.specs, result, needs_grad), others
+            return self._checked(result, variables, needs_grad)
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()
             if hint is not None:
                 error.add_note(hint)
             raise
+
+    def _checked(
+        self, result: Any, variables: Sequence[Any], needs_grad: Sequence[bool] | None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Returns the gradients in the result of the rule; an error says where the rule is."""
+        function, others = self.function, ()
+        try:
+            if variables:
+                result, others = check_variables(function, result, variables)
+            return collect(function, self.specs, result, needs_grad), others
+        except errors.GradientError as error:
+            raise errors.locate(error, self.rule, function.user) from None
 
     def _upstreams(self, cotangents: Sequence[Any]) -> list[Any]:
         """Returns the upstream of each leaf of the output, None where it has none."""

@@ -58,19 +58,23 @@ class CustomGradient(Generic[P, Output]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
-        backend = config.active
-        is_ordinary = bool(args) and not kwargs and all(map(backend.is_plain, args))
-        if is_ordinary and not backend.is_recording():
-            # Nothing is differentiated, so there is nothing to attach the rule to.
-            pair: Any = self.__wrapped__(*args, **kwargs)
-            if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
-                return pair[0]  # type: ignore[no-any-return]
-            return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
-        if is_ordinary and keras_scope.is_unscoped():
-            function = call.Call(backend, self._name, self.__wrapped__, len(args))
-            results = backend.attach(function, args)
-            return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
-        return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
+        try:
+            backend = config.active
+            is_ordinary = bool(args) and not kwargs and all(map(backend.is_plain, args))
+            if is_ordinary and not backend.is_recording():
+                # Nothing is differentiated, so there is nothing to attach the rule to.
+                pair: Any = self.__wrapped__(*args, **kwargs)
+                if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
+                    return pair[0]  # type: ignore[no-any-return]
+                return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
+            if is_ordinary and keras_scope.is_unscoped():
+                function = call.Call(backend, self._name, self.__wrapped__, len(args))
+                results = backend.attach(function, args)
+                return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
+            return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
+        except Exception as error:
+            errors.hide_frames(error)
+            raise
 
     def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
         """Copies the function and what it reads now: `engine.freezing` calls this for one in a rule's closure."""

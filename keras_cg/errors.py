@@ -6,10 +6,13 @@ A message names the function and the argument, and says what came, what was expe
 from __future__ import annotations
 
 import difflib
-import sys
+import os
 import warnings
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, TypeVar
+
+from keras_cg import user_code
 
 __all__ = ["CapturedVariableError", "GradientError"]
 
@@ -25,13 +28,15 @@ class Reported:
     expected: str | None = None
     cause: str | None = None
     remedy: str | None = None
+    location: str | None = None
 
 
 class GradientError(Reported, ValueError):
     """A rule returned gradients whose count, structure, shape or kind (real/complex) does not fit the arguments.
 
     The backward pass raises it. Its attributes are the facts in the message: the `function` and the `argument` by their
-    names, what it `got` and what is `expected`, the usual `cause` and the `remedy`; None if the message states none.
+    names, what it `got` and what is `expected`, the usual `cause`, the `remedy`, and the `location` of the rule, as in
+    `model.py:41`; None if the message states none.
     Out of a `tf.function`, TensorFlow raises a new error without them; its `__context__` has them.
     """
 
@@ -98,12 +103,47 @@ def report(kind: Callable[[str], E], headline: str, *more: str, **facts: str | N
     error = kind(lines(headline, *told, *more))
     # Dynamo (torch 2.13) cannot trace that a built-in exception gets an attribute: torch.compile would complain of
     # that instead of raising the error.
-    compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
-    if compiler is None or not compiler.is_compiling():
+    if not user_code.is_traced_by_dynamo():
         facts["remedy"] = facts.get("remedy") or facts.get("remedies")
         for name in DATA:
             setattr(error, name, facts.get(name))
     return error
+
+
+def locate(error: E, rule: Any, function: Any) -> E:
+    """Returns an error about a rule of `function` with the file and line of the rule, if they are known."""
+    where = user_code.location(rule, function)
+    if where is None:
+        return error
+    headline, *rest = str(error).split("\n")
+    located = type(error)(lines(headline, f"    rule: {where}", *rest))
+    if not user_code.is_traced_by_dynamo():
+        vars(located).update(vars(error), location=where)
+    return located
+
+
+def hide_frames(error: BaseException) -> None:
+    """Takes all frames of keras_cg but the first out of the traceback of the user's exception, or of a message of ours.
+
+    All frames stay with the environment variable `KERAS_CG_TRACEBACK=full`.
+    """
+    if user_code.is_traced_by_dynamo() or os.environ.get("KERAS_CG_TRACEBACK") == "full":
+        return
+    shown: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        if not shown or not user_code.is_own(entry.tb_frame):
+            shown.append(entry)
+        last, entry = entry, entry.tb_next
+    # Another exception from inside keras_cg is a bug, and its report needs the frames.
+    if shown and (last is shown[-1] or is_reported(error)):
+        for entry, following in zip(shown, [*shown[1:], None], strict=True):
+            entry.tb_next = following
+
+
+def is_reported(error: BaseException) -> bool:
+    """Whether an exception has one of our messages."""
+    return vars(error).keys() >= set(DATA)
 
 
 def message(kind: Callable[[str], E], headline: str, **facts: str) -> Callable[..., E]:
@@ -303,9 +343,9 @@ changes_variables = message(
 
 
 def not_repeated(function: str, fun: Callable[..., Any], what: str) -> RuntimeError:
-    code = getattr(fun, "__code__", None)
-    place = f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
+    place = user_code.location(fun)
+    name = function if place is None else f"{function} ({place})"
     again = "ran again for a derivative of its gradient, and its rule is not that of the first run."
     cause = "the function draws random numbers, or reads something that has changed since."
     remedy = "draw or read it outside, and pass it as an argument."
-    return report(RuntimeError, f"{function}{place} {again}", function=function, got=what, cause=cause, remedy=remedy)
+    return report(RuntimeError, f"{name} {again}", function=function, got=what, cause=cause, remedy=remedy)

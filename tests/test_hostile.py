@@ -454,7 +454,7 @@ class TestRandomNumbers:
             grad(lambda x: ops.sum(gradient(x)))(eager.tensor([1.0, 2.0, 3.0]))
         for part in (
             "dropout (",
-            "test_hostile.py, line ",
+            "test_hostile.py:",
             ") ran again for a derivative of its gradient, and its rule is not that of the first run.",
             "got: mask is another float32[3]",
             "usual cause: the function draws random numbers, or reads something that has changed since.",

@@ -543,7 +543,7 @@ def test_a_failed_call_leaves_nothing_behind(frame):
 
 # --- what a message says, as data ----------------------------------------------------------------------------------
 
-LABELS = {"got": "got", "expected": "expected", "cause": "usual cause", "remedy": "remedy"}
+LABELS = {"location": "rule", "got": "got", "expected": "expected", "cause": "usual cause", "remedy": "remedy"}
 
 
 def raised(frame, rule, *arrays):
@@ -597,9 +597,7 @@ def test_the_data_of_a_recipe(eager):
     assert error.cause.startswith("a function that reduces") and error.remedy.startswith("return the structure")
 
 
-# JAX raises in the place of ours another one with the same message.
-@pytest.mark.only("numpy", "torch", "tensorflow")
-def test_the_data_of_a_captured_value(eager, backend):
+def test_the_data_of_a_captured_value(eager):
     def run(w):
         def culprit(x):
             return x * w, lambda upstream: 7 * upstream

@@ -38,7 +38,7 @@ def _reported(error: BaseException) -> BaseException | None:
     passed: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in passed:
-        if vars(link).keys() >= set(errors.DATA) and str(link).partition("\n")[0] in str(error):
+        if errors.is_reported(link) and str(link).partition("\n")[0] in str(error):
             return link
         passed.add(id(link))
         link = link.__cause__ or link.__context__

@@ -8,6 +8,7 @@ and so calls the rule.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -215,7 +216,7 @@ class _Program:
         self.variables, self.needs_grad = variables, [*map(is_traced, tensors)]
         self.rule: Any = None
         self.error: Exception | None = None
-        self.refusal: str | None = None
+        self.refusal: Exception | None = None
         self.jaxpr, self.consts = linear.program(functools.partial(self._run, fun), [*map(jax.typeof, tensors)])
 
     def _run(self, fun: Function, *tensors: Any) -> Sequence[Any]:
@@ -225,7 +226,7 @@ class _Program:
         try:
             pullback.capture(["(a value that JAX differentiates)"])
         except errors.CapturedVariableError as error:
-            self.refusal = str(error)
+            self.refusal = error.with_traceback(None)
         if self.variables is None and pullback.takes_variables():
             return outputs
         try:
@@ -252,12 +253,13 @@ def _is_floating_variable(operand: Any) -> bool:
     return not isinstance(operand, Literal) and is_floating(operand.aval)
 
 
-def _guarded(value: Any, refusal: str) -> Any:
+def _guarded(value: Any, refusal: Exception) -> Any:
     """Returns a captured value whose differentiation raises `refusal`."""
     guard = jax.custom_jvp(lambda value: value)
 
     @guard.defjvp
     def refuse(primals: Tensors, tangents: Tensors) -> tuple[Any, Any]:
-        raise errors.CapturedVariableError(refusal)
+        # A copy, because JAX keeps this function, and so would keep the traceback with its tracers.
+        raise copy.copy(refusal)
 
     return guard(value)
