@@ -88,6 +88,12 @@ def type_name(value: object) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
+def named(name: str, fun: Any) -> str:
+    """Returns the name of a function with its file and line, if they are known: `f (model.py:41)`."""
+    place = user_code.location(fun)
+    return name if place is None else f"{name} ({place})"
+
+
 def did_you_mean(name: str, names: Sequence[str]) -> str:
     """Asks whether one of `names`, which is almost `name`, was meant; empty if there is none."""
     near = difflib.get_close_matches(name, names, 1)
@@ -329,7 +335,8 @@ def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableEr
     headline = f"{function} reads {values} not among its arguments: {', '.join(names)}"
     consequence = "the rule says nothing about them, so they would silently get no gradient."
     variables = "give the rule a `variables` parameter and return (grads, variable_grads)"
-    remedies = f"pass them as arguments; {variables}; or stop their gradient inside the function."
+    stop = "stop their gradient in the function with keras_cg.ops.stop_gradient"
+    remedies = f"pass them as arguments; {variables}; or {stop}."
     return report(CapturedVariableError, headline, function=function, consequence=consequence, remedies=remedies)
 
 
@@ -343,9 +350,8 @@ changes_variables = message(
 
 
 def not_repeated(function: str, fun: Callable[..., Any], what: str) -> RuntimeError:
-    place = user_code.location(fun)
-    name = function if place is None else f"{function} ({place})"
     again = "ran again for a derivative of its gradient, and its rule is not that of the first run."
     cause = "the function draws random numbers, or reads something that has changed since."
     remedy = "draw or read it outside, and pass it as an argument."
-    return report(RuntimeError, f"{name} {again}", function=function, got=what, cause=cause, remedy=remedy)
+    headline = f"{named(function, fun)} {again}"
+    return report(RuntimeError, headline, function=function, got=what, cause=cause, remedy=remedy)

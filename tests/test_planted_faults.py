@@ -338,7 +338,7 @@ def test_planted_fault_of_a_rule_that_knows_no_variables(backend):
     assert rest == [
         "    what would happen: the rule says nothing about them, so they would silently get no gradient.",
         "    remedy, one of three: pass them as arguments; give the rule a `variables` parameter and return"
-        " (grads, variable_grads); or stop their gradient inside the function.",
+        " (grads, variable_grads); or stop their gradient in the function with keras_cg.ops.stop_gradient.",
     ]
 
 

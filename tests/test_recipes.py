@@ -1250,8 +1250,8 @@ def test_wrong_parameters(backend):
         (
             lambda: recipes.gumbel_softmax(x, x[:1]),
             ValueError,
-            "gumbel_softmax: noise is float64[1], and logits is float64[3]. Give one of the same shape: broadcast, it"
-            " would be the same for what should differ.",
+            "gumbel_softmax: noise is float64[1], and logits is float64[3]. Give one of the same shape: it is"
+            " not broadcast, because it would be equal where it should differ.",
         ),
         (
             lambda: recipes.gumbel_softmax(x, x, 0),

@@ -9,6 +9,7 @@ import pytest
 
 import keras_cg
 from keras_cg import GradientError, custom_gradient, errors, ops, user_code
+from keras_cg.testing import exceptions
 
 PACKAGE = pathlib.Path(keras_cg.__file__).parent
 HERE = pathlib.Path(__file__)
@@ -235,3 +236,18 @@ def test_a_bug_of_keras_cg_shows_all_frames(monkeypatch):
     with keras_cg.use_backend("numpy"), pytest.raises(TypeError) as caught:
         custom_gradient(lambda x: x)([np.ones(2)])
     assert len(own_frames(caught.value)) > 1
+
+
+@pytest.mark.once
+def test_the_checker_shows_the_line_of_the_rule():
+    @custom_gradient
+    def culprit(x):
+        return 2 * x, lambda upstream: upstream[:2]  # checked
+
+    with keras_cg.use_backend("numpy"), pytest.raises(GradientError) as caught:
+        keras_cg.grad(culprit)(X)
+    reason, cause = exceptions.described(caught.value)
+    number = line_of("checked").rpartition(":")[2]
+    line = "return 2 * x, lambda upstream: upstream[:2]  # checked"
+    assert reason.endswith(f"the rule is at test_where.py:{number}: {line}")
+    assert "remedy: sum over the broadcast axes" in reason and cause == caught.value.cause

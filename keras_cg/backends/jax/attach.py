@@ -50,7 +50,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         try:
             return _direct(fun, tensors)
         except jax.errors.UnexpectedTracerError as error:
-            raise messages.unserved_variables("jax", "(where Python looks at values)") from error
+            cause = "the function looks at values, as `if x > 0` does, so JAX cannot trace what it closes over."
+            raise messages.unserved_variables("jax", cause, fun) from error
 
 
 def _attach(run: Run, args: Sequence[Any]) -> Tensors:
@@ -93,7 +94,7 @@ def _backward(residuals: Partial, cotangents: Tensors) -> Tensors:
     try:
         return tuple(residuals([*map(asarray, floating)]))
     except jax.errors.UnexpectedTracerError as error:
-        raise messages.unserved_variables("jax", "(where only the rule reads it)") from error
+        raise messages.unserved_variables("jax", "only the rule reads it, and not the function.") from error
 
 
 _backward.__signature__ = inspect.signature(_backward)  # type: ignore[attr-defined]
