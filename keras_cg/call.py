@@ -208,6 +208,7 @@ class Pullback:
             hint = convention.hint()
             if hint is not None:
                 error.add_note(hint)
+            errors.hide_frames(error)
             raise
 
     def _checked(
@@ -283,7 +284,9 @@ def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> 
 
 def function_name(fun: Callable[..., Any]) -> str:
     """Returns the name of a function in messages."""
-    return getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None) or type(fun).__name__
+    name = getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None) or type(fun).__name__
+    # AutoGraph of TensorFlow (2.21) puts this before the name of a function inside one that it rewrote.
+    return name.removeprefix("outer_factory.<locals>.inner_factory.<locals>.tf__")
 
 
 def _output_label(tree: Tree, place: int) -> str:

@@ -59,12 +59,12 @@ _LABELS = {"cause": "usual cause", "consequence": "what would happen", "remedies
 
 # The conventions of a rule; shown where a signature fits none of them.
 ACCEPTED_FORMS = """\
-    grad(upstream)               one upstream, with the output's structure
-    grad(dy1, dy2, ...)          one upstream per output leaf
-    grad(*dys)                   one upstream per output leaf
-    grad(*args, upstream)        the function's positional arguments, then upstream=
-    grad(x, y, upstream=None)    the same, spelled out
-    any of them with `variables` also variables=[...], when the function captured any"""
+        grad(upstream)               one upstream, with the output's structure
+        grad(dy1, dy2, ...)          one upstream per output leaf
+        grad(*dys)                   one upstream per output leaf
+        grad(*args, upstream)        the function's positional arguments, then upstream=
+        grad(x, y, upstream=None)    the same, spelled out
+        any of them with `variables` also variables=[...], when the function captured any"""
 
 
 def lines(*parts: str) -> str:
@@ -82,9 +82,23 @@ def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+# The public names of classes of JAX and TensorFlow.
+_PUBLIC = {
+    "ArrayImpl": "jax.Array",
+    "EagerTensor": "tf.Tensor",
+    "SymbolicTensor": "tf.Tensor",
+    "ResourceVariable": "tf.Variable",
+}
+
+
 def type_name(value: object) -> str:
-    """Returns the type of `value` as a user would write it: `torch.Tensor`, `str`."""
+    """Returns the type of `value` as a user would write it: `torch.Tensor`, `jax.Array`, `str`."""
     kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    if package in ("jax", "jaxlib") and kind.__name__.endswith("Tracer"):
+        return "jax.Array"
+    if package in ("jax", "jaxlib", "tensorflow") and kind.__name__ in _PUBLIC:
+        return _PUBLIC[kind.__name__]
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -237,8 +251,12 @@ def rule_not_callable(function: str, rule: object) -> TypeError:
 def no_convention(function: str, shown: str, arguments: int, outputs: int) -> TypeError:
     headline = f"{function}: no calling convention fits the signature of its rule."
     call = f"{count(arguments, 'positional argument')} and {count(outputs, 'output leaf', 'output leaves')}"
-    came = f"{shown}, for a call with {call}"
-    return report(TypeError, headline, "    expected one of:", ACCEPTED_FORMS, function=function, got=came)
+    facts = {
+        "got": f"{shown}, for a call with {call}",
+        "cause": "a parameter for each argument of the function and none called `upstream`, or a wrong number of them.",
+        "remedy": "write grad(upstream): inside the function, it can read the arguments without getting them.",
+    }
+    return report(TypeError, headline, "    expected one of:", ACCEPTED_FORMS, function=function, **facts)
 
 
 unsorted_output = message(
@@ -295,11 +313,12 @@ not_a_gradient = _wrong(
 
 
 def wrong_shape(function: str, came: str, expected: str, argument: str, axes: Sequence[int]) -> GradientError:
-    cause = "a gradient that was summed or cut, or gradients in the wrong order."
+    cause = "a gradient that was summed or sliced, a number for a whole tensor, or gradients in the wrong order."
+    remedy = f"return a gradient in the shape of {argument}; nothing is broadcast or summed for you."
     if axes:
         over = f"{'axis' if len(axes) == 1 else 'axes'} {' and '.join(map(str, axes))}"
         cause = f"{argument} was broadcast, and a sum over {over} is missing."
-    remedy = "sum over the broadcast axes or reshape; nothing is broadcast or summed for you."
+        remedy = f"sum it over {over}, and reshape it if needed; nothing is broadcast or summed for you."
     return _wrong("a gradient of the wrong shape", cause, remedy)(function, came, expected, argument)
 
 

@@ -520,7 +520,7 @@ class TestForeign:
         import importlib
 
         tensor = importlib.import_module(f"frameworks.{other}").tensor(X)
-        return tensor, {"torch": "torch.Tensor", "jax": "jaxlib", "tensorflow": "EagerTensor"}[other], other
+        return tensor, {"torch": "torch.Tensor", "jax": "jax.Array", "tensorflow": "tf.Tensor"}[other], other
 
     @pytest.mark.side_by_side
     def test_argument(self, eager, backend, backends):

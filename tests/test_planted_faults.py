@@ -38,15 +38,12 @@ IN_EVERY_MODE = (
     "test_planted_fault[None for the rule]",
 )
 
-# What each framework calls a tensor: eagerly, and in its tracers.
+# What each framework calls a tensor, eagerly and in its tracers.
 TENSORS = {
     "numpy": ("numpy.ndarray",),
-    "jax": ("jaxlib._jax.ArrayImpl", "jax._src.interpreters.partial_eval.DynamicJaxprTracer"),
+    "jax": ("jax.Array",),
     "torch": ("torch.Tensor",),
-    "tensorflow": (
-        "tensorflow.python.framework.ops.EagerTensor",
-        "tensorflow.python.framework.ops.SymbolicTensor",
-    ),
+    "tensorflow": ("tf.Tensor",),
 }
 
 
@@ -74,15 +71,20 @@ the rule of culprit returned {came}.
     remedy: return one gradient per argument, in order; None where there is none."""
 
 
-def shape(
-    argument, came, expected="float32[3]", cause="a gradient that was summed or cut, or gradients in the wrong order."
-):
+MISSHAPEN = "a gradient that was summed or sliced, a number for a whole tensor, or gradients in the wrong order."
+
+
+def shape(argument, came, expected="float32[3]", cause=MISSHAPEN):
+    axis = cause.partition(" sum over ")[2].removesuffix(" is missing.")
+    advice = (
+        f"sum it over {axis}, and reshape it if needed" if axis else f"return a gradient in the shape of {argument}"
+    )
     return f"""\
 the rule of culprit returned a gradient of the wrong shape for {argument}.
     got: {came}
     expected: {expected}
     usual cause: {cause}
-    remedy: sum over the broadcast axes or reshape; nothing is broadcast or summed for you."""
+    remedy: {advice}; nothing is broadcast or summed for you."""
 
 
 def structure(came, expected="(x, y)"):
@@ -125,13 +127,15 @@ def convention(came, outputs="1 output leaf"):
     return f"""\
 culprit: no calling convention fits the signature of its rule.
     got: <lambda>({came}), for a call with 2 positional arguments and {outputs}
+    usual cause: a parameter for each argument of the function and none called `upstream`, or a wrong number of them.
+    remedy: write grad(upstream): inside the function, it can read the arguments without getting them.
     expected one of:
-    grad(upstream)               one upstream, with the output's structure
-    grad(dy1, dy2, ...)          one upstream per output leaf
-    grad(*dys)                   one upstream per output leaf
-    grad(*args, upstream)        the function's positional arguments, then upstream=
-    grad(x, y, upstream=None)    the same, spelled out
-    any of them with `variables` also variables=[...], when the function captured any"""
+        grad(upstream)               one upstream, with the output's structure
+        grad(dy1, dy2, ...)          one upstream per output leaf
+        grad(*dys)                   one upstream per output leaf
+        grad(*args, upstream)        the function's positional arguments, then upstream=
+        grad(x, y, upstream=None)    the same, spelled out
+        any of them with `variables` also variables=[...], when the function captured any"""
 
 
 def no_pair(came):

@@ -568,7 +568,7 @@ def test_the_data_of_a_wrong_shape(eager):
     error = raised(eager, lambda g: (7 * g, 5 * g), np.ones((4, 3), np.float32), Y)
     assert (error.argument, error.got, error.expected) == ("y", "float32[4, 3]", "float32[3]")
     assert error.cause == "y was broadcast, and a sum over axis 0 is missing."
-    assert error.remedy == "sum over the broadcast axes or reshape; nothing is broadcast or summed for you."
+    assert error.remedy == "sum it over axis 0, and reshape it if needed; nothing is broadcast or summed for you."
 
 
 def test_the_data_of_no_tensor(eager):

@@ -250,4 +250,26 @@ def test_the_checker_shows_the_line_of_the_rule():
     number = line_of("checked").rpartition(":")[2]
     line = "return 2 * x, lambda upstream: upstream[:2]  # checked"
     assert reason.endswith(f"the rule is at test_where.py:{number}: {line}")
-    assert "remedy: sum over the broadcast axes" in reason and cause == caught.value.cause
+    assert "remedy: return a gradient in the shape of x" in reason and cause == caught.value.cause
+
+
+def test_the_names_of_types_are_public(eager):
+    name = {"jax": "jax.Array", "torch": "torch.Tensor", "tensorflow": "tf.Tensor", "numpy": "numpy.ndarray"}
+    assert errors.type_name(eager.tensor(X)) == name[eager.name]
+    assert errors.type_name("text") == "str"
+
+
+@pytest.mark.only("tensorflow")
+def test_a_function_inside_one_that_autograph_rewrote_has_its_name(backend):
+    import tensorflow as tf
+
+    @tf.function
+    def program(x):
+        @custom_gradient
+        def culprit(z):
+            return 2 * z
+
+        return culprit(x)
+
+    with pytest.raises(TypeError, match=r"TypeError: program\.<locals>\.culprit must return a pair"):
+        program(tf.constant(X))

@@ -99,7 +99,7 @@ def not_linear(obstacle: str | None = None, function: str | None = None) -> Valu
     got, cause = None, "a rule that clips or normalises upstream"
     if obstacle is not None:
         got = f"upstream goes through {obstacle}."
-        cause += "; or one that is linear by an operation that is not known for it"
+        cause += ", or a linear rule with an operation that is not known to be linear"
     remedy = "differentiate in reverse mode, or write a rule that is linear in upstream."
     return report(ValueError, headline, function=function, got=got, cause=f"{cause}.", remedy=remedy)
 
