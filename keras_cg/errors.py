@@ -94,10 +94,11 @@ _PUBLIC = {
 def type_name(value: object) -> str:
     """Returns the type of `value` as a user would write it: `torch.Tensor`, `jax.Array`, `str`."""
     kind = type(value)
-    package = kind.__module__.partition(".")[0]
+    # Dynamo (torch 2.13) cannot trace methods of the name of a module.
+    package = "" if user_code.is_traced_by_dynamo() else kind.__module__.partition(".")[0]
     if package in ("jax", "jaxlib") and kind.__name__.endswith("Tracer"):
         return "jax.Array"
-    if package in ("jax", "jaxlib", "tensorflow") and kind.__name__ in _PUBLIC:
+    if package in ("jaxlib", "tensorflow") and kind.__name__ in _PUBLIC:
         return _PUBLIC[kind.__name__]
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
