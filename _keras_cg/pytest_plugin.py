@@ -5,6 +5,7 @@ It imports `keras_cg.pytest_plugin` when a test uses the plugin.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -70,6 +71,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         from keras_cg import pytest_plugin
 
         pytest_plugin.require_restriction(item, marker, _parameter(item))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    """Leaves the frames of keras_cg out of the traceback of a failure; `--full-trace` shows them."""
+    if call.excinfo is not None and "keras_cg.errors" in sys.modules and not item.config.getoption("fulltrace"):
+        from keras_cg import errors
+
+        errors.hide_frames(call.excinfo.value)
 
 
 @pytest.fixture

@@ -192,25 +192,36 @@ class Pullback:
                     break
             else:
                 return tuple(gradients), ()
-        return collect(function, self.specs, result, needs_grad), ()
+        return self._checked(result, (), needs_grad)
 
     def _by_convention(
         self, cotangents: Sequence[Any], variables: Sequence[Any], needs_grad: Sequence[bool] | None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the gradients of a rule of any convention, which may take `variables`."""
-        function, others = self.function, ()
+        function = self.function
         convention = Convention(self.rule, function, self.values, self.count, self.output)
         try:
             arguments = self._upstreams(cotangents), variables
             result = under(function.backend, convention.call, arguments, {})
-            if variables:
-                result, others = check_variables(function, result, variables)
-            return collect(function, self.specs, result, needs_grad), others
+            return self._checked(result, variables, needs_grad)
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()
             if hint is not None:
                 error.add_note(hint)
+            errors.hide_frames(error)
             raise
+
+    def _checked(
+        self, result: Any, variables: Sequence[Any], needs_grad: Sequence[bool] | None
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Returns the gradients in the result of the rule; an error says where the rule is."""
+        function, others = self.function, ()
+        try:
+            if variables:
+                result, others = check_variables(function, result, variables)
+            return collect(function, self.specs, result, needs_grad), others
+        except errors.GradientError as error:
+            raise errors.locate(error, self.rule, function.user) from None
 
     def _upstreams(self, cotangents: Sequence[Any]) -> list[Any]:
         """Returns the upstream of each leaf of the output, None where it has none."""
@@ -273,7 +284,9 @@ def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> 
 
 def function_name(fun: Callable[..., Any]) -> str:
     """Returns the name of a function in messages."""
-    return getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None) or type(fun).__name__
+    name = getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None) or type(fun).__name__
+    # AutoGraph of TensorFlow (2.21) puts this before the name of a function inside one that it rewrote.
+    return name.removeprefix("outer_factory.<locals>.inner_factory.<locals>.tf__")
 
 
 def _output_label(tree: Tree, place: int) -> str:

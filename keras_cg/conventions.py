@@ -86,7 +86,7 @@ class Convention:
     def _one_by_one(self, upstreams: list[Any], places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the upstreams at `places`; refuses a dict whose keys are not sorted, because upstreams would be."""
         if not self.output.is_in_order(places):
-            raise errors.unsorted_output(self.arguments.name, self._shown())
+            raise self._located(errors.unsorted_output(self.arguments.name, self._shown()))
         return tuple(upstreams[place] for place in places), {}
 
     def _shown(self) -> str:
@@ -97,7 +97,10 @@ class Convention:
 
     def _misfit(self, count: int) -> TypeError:
         """Returns the error for a rule that fits no convention for an output of `count` leaves."""
-        return errors.no_convention(self.arguments.name, self._shown(), self.count, count)
+        return self._located(errors.no_convention(self.arguments.name, self._shown(), self.count, count))
+
+    def _located(self, error: TypeError) -> TypeError:
+        return errors.locate(error, self.rule, self.arguments.user)
 
 
 def _gets_arguments(parameters: Parameters) -> bool:

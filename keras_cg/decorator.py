@@ -74,29 +74,33 @@ class CustomGradient(Generic[P, Output]):
     expected: Any
     value: Any
 
-    def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
+    def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]], _name: str | None = None):
         # Dynamo of torch 2.11 could not trace the update of an empty `__dict__`.
         updated = functools.WRAPPER_UPDATES if getattr(fun, "__dict__", None) else ()
         functools.update_wrapper(self, fun, updated=updated)
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
-        self._name = call.function_name(fun)
+        self._name = _name or call.function_name(fun)
         self._signature: inspect.Signature | None = None
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
         """Calls the function on the active backend and returns its output."""
-        backend = config.active
-        is_ordinary = bool(args) and not kwargs and all(map(backend.is_plain, args))
-        if is_ordinary and not backend.is_recording():
-            # Nothing is differentiated, so there is nothing to attach the rule to.
-            pair: Any = self.__wrapped__(*args, **kwargs)
-            if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
-                return pair[0]  # type: ignore[no-any-return]
-            return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
-        if is_ordinary and keras_scope.is_unscoped():
-            function = call.Call(backend, self._name, self.__wrapped__, len(args))
-            results = backend.attach(function, args)
-            return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
-        return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
+        try:
+            backend = config.active
+            is_ordinary = bool(args) and not kwargs and all(map(backend.is_plain, args))
+            if is_ordinary and not backend.is_recording():
+                # Nothing is differentiated, so there is nothing to attach the rule to.
+                pair: Any = self.__wrapped__(*args, **kwargs)
+                if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
+                    return pair[0]  # type: ignore[no-any-return]
+                return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
+            if is_ordinary and keras_scope.is_unscoped():
+                function = call.Call(backend, self._name, self.__wrapped__, len(args))
+                results = backend.attach(function, args)
+                return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
+            return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
+        except Exception as error:
+            errors.hide_frames(error)
+            raise
 
     def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
         """Copies the function and what it reads now: `engine.freezing` calls this for one in a rule's closure."""
@@ -105,9 +109,7 @@ class CustomGradient(Generic[P, Output]):
 
     def _of(self, fun: Any) -> Any:
         """Decorates `fun` under the name of this function, because torch.compile (2.13) misreads it while it traces."""
-        other: CustomGradient[..., Any] = CustomGradient(fun)
-        other._name = self._name
-        return other
+        return CustomGradient(fun, self._name)
 
     @overload
     def __get__(self, instance: None, owner: type) -> CustomGradient[P, Output]: ...

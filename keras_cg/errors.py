@@ -6,10 +6,13 @@ A message names the function and the argument, and says what came, what was expe
 from __future__ import annotations
 
 import difflib
-import sys
+import os
 import warnings
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, TypeVar
+
+from keras_cg import user_code
 
 __all__ = ["CapturedVariableError", "GradientError"]
 
@@ -25,6 +28,7 @@ class Reported:
     expected: str | None = None
     cause: str | None = None
     remedy: str | None = None
+    location: str | None = None
 
 
 class GradientError(Reported, ValueError):
@@ -34,6 +38,7 @@ class GradientError(Reported, ValueError):
     `__context__` has them.
 
     Attributes:
+        location: The file and line of the rule, such as `model.py:41`.
         function: The name of the function, as text like all attributes. None if the message does not name it.
         argument: The name and path of the argument, such as `params["w"]`.
         got: The value or the count that the rule returned, described by dtype and shape.
@@ -95,12 +100,12 @@ _LABELS = {"cause": "usual cause", "consequence": "what would happen", "remedies
 
 # The conventions of a rule; shown where a signature fits none of them.
 ACCEPTED_FORMS = """\
-    grad(upstream)               one upstream, with the output's structure
-    grad(dy1, dy2, ...)          one upstream per output leaf
-    grad(*dys)                   one upstream per output leaf
-    grad(*args, upstream)        the function's positional arguments, then upstream=
-    grad(x, y, upstream=None)    the same, spelled out
-    any of them with `variables` also variables=[...], when the function captured any"""
+        grad(upstream)               one upstream, with the output's structure
+        grad(dy1, dy2, ...)          one upstream per output leaf
+        grad(*dys)                   one upstream per output leaf
+        grad(*args, upstream)        the function's positional arguments, then upstream=
+        grad(x, y, upstream=None)    the same, spelled out
+        any of them with `variables` also variables=[...], when the function captured any"""
 
 
 def lines(*parts: str) -> str:
@@ -118,10 +123,31 @@ def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+# The public names of classes of JAX and TensorFlow.
+_PUBLIC = {
+    "ArrayImpl": "jax.Array",
+    "EagerTensor": "tf.Tensor",
+    "SymbolicTensor": "tf.Tensor",
+    "ResourceVariable": "tf.Variable",
+}
+
+
 def type_name(value: object) -> str:
-    """Returns the type of `value` as a user would write it: `torch.Tensor`, `str`."""
+    """Returns the type of `value` as a user would write it: `torch.Tensor`, `jax.Array`, `str`."""
     kind = type(value)
+    # Dynamo (torch 2.13) cannot trace methods of the name of a module.
+    package = "" if user_code.is_traced_by_dynamo() else kind.__module__.partition(".")[0]
+    if package in ("jax", "jaxlib") and kind.__name__.endswith("Tracer"):
+        return "jax.Array"
+    if package in ("jaxlib", "tensorflow") and kind.__name__ in _PUBLIC:
+        return _PUBLIC[kind.__name__]
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def named(name: str, fun: Any) -> str:
+    """Returns the name of a function with its file and line, if they are known: `f (model.py:41)`."""
+    place = user_code.location(fun)
+    return name if place is None else f"{name} ({place})"
 
 
 def did_you_mean(name: str, names: Sequence[str]) -> str:
@@ -139,12 +165,47 @@ def report(kind: Callable[[str], E], headline: str, *more: str, **facts: str | N
     error = kind(lines(headline, *told, *more))
     # Dynamo (torch 2.13) cannot trace that a built-in exception gets an attribute: torch.compile would complain of
     # that instead of raising the error.
-    compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
-    if compiler is None or not compiler.is_compiling():
+    if not user_code.is_traced_by_dynamo():
         facts["remedy"] = facts.get("remedy") or facts.get("remedies")
         for name in DATA:
             setattr(error, name, facts.get(name))
     return error
+
+
+def locate(error: E, rule: Any, function: Any) -> E:
+    """Returns an error about a rule of `function` with the file and line of the rule, if they are known."""
+    where = user_code.location(rule, function)
+    if where is None:
+        return error
+    headline, *rest = str(error).split("\n")
+    located = type(error)(lines(headline, f"    rule: {where}", *rest))
+    if not user_code.is_traced_by_dynamo():
+        vars(located).update(vars(error), location=where)
+    return located
+
+
+def hide_frames(error: BaseException) -> None:
+    """Takes all frames of keras_cg but the first out of the traceback of the user's exception, or of a message of ours.
+
+    All frames stay with the environment variable `KERAS_CG_TRACEBACK=full`.
+    """
+    if user_code.is_traced_by_dynamo() or os.environ.get("KERAS_CG_TRACEBACK") == "full":
+        return
+    shown: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        if not shown or not user_code.is_own(entry.tb_frame):
+            shown.append(entry)
+        last, entry = entry, entry.tb_next
+    # Another exception from inside keras_cg is a bug, and its report needs the frames.
+    if shown and (last is shown[-1] or is_reported(error)):
+        for entry, following in zip(shown, [*shown[1:], None], strict=True):
+            entry.tb_next = following
+
+
+def is_reported(error: BaseException) -> bool:
+    """Whether an exception has one of our messages."""
+    return vars(error).keys() >= set(DATA)
 
 
 def message(kind: Callable[[str], E], headline: str, **facts: str) -> Callable[..., E]:
@@ -232,8 +293,12 @@ def rule_not_callable(function: str, rule: object) -> TypeError:
 def no_convention(function: str, shown: str, arguments: int, outputs: int) -> TypeError:
     headline = f"{function}: no calling convention fits the signature of its rule."
     call = f"{count(arguments, 'positional argument')} and {count(outputs, 'output leaf', 'output leaves')}"
-    came = f"{shown}, for a call with {call}"
-    return report(TypeError, headline, "    expected one of:", ACCEPTED_FORMS, function=function, got=came)
+    facts = {
+        "got": f"{shown}, for a call with {call}",
+        "cause": "a parameter for each argument of the function and none called `upstream`, or a wrong number of them.",
+        "remedy": "write grad(upstream): inside the function, it can read the arguments without getting them.",
+    }
+    return report(TypeError, headline, "    expected one of:", ACCEPTED_FORMS, function=function, **facts)
 
 
 unsorted_output = message(
@@ -290,11 +355,12 @@ not_a_gradient = _wrong(
 
 
 def wrong_shape(function: str, came: str, expected: str, argument: str, axes: Sequence[int]) -> GradientError:
-    cause = "a gradient that was summed or cut, or gradients in the wrong order."
+    cause = "a gradient that was summed or sliced, a number for a whole tensor, or gradients in the wrong order."
+    remedy = f"return a gradient in the shape of {argument}; nothing is broadcast or summed for you."
     if axes:
         over = f"{'axis' if len(axes) == 1 else 'axes'} {' and '.join(map(str, axes))}"
         cause = f"{argument} was broadcast, and a sum over {over} is missing."
-    remedy = "sum over the broadcast axes or reshape; nothing is broadcast or summed for you."
+        remedy = f"sum it over {over}, and reshape it if needed; nothing is broadcast or summed for you."
     return _wrong("a gradient of the wrong shape", cause, remedy)(function, came, expected, argument)
 
 
@@ -330,7 +396,8 @@ def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableEr
     headline = f"{function} reads {values} not among its arguments: {', '.join(names)}"
     consequence = "the rule says nothing about them, so they would silently get no gradient."
     variables = "give the rule a `variables` parameter and return (grads, variable_grads)"
-    remedies = f"pass them as arguments; {variables}; or stop their gradient inside the function."
+    stop = "stop their gradient in the function with keras_cg.ops.stop_gradient"
+    remedies = f"pass them as arguments; {variables}; or {stop}."
     return report(CapturedVariableError, headline, function=function, consequence=consequence, remedies=remedies)
 
 
@@ -344,9 +411,8 @@ changes_variables = message(
 
 
 def not_repeated(function: str, fun: Callable[..., Any], what: str) -> RuntimeError:
-    code = getattr(fun, "__code__", None)
-    place = f" ({code.co_filename}, line {code.co_firstlineno})" if code is not None else ""
     again = "ran again for a derivative of its gradient, and its rule is not that of the first run."
     cause = "the function draws random numbers, or reads something that has changed since."
     remedy = "draw or read it outside, and pass it as an argument."
-    return report(RuntimeError, f"{function}{place} {again}", function=function, got=what, cause=cause, remedy=remedy)
+    headline = f"{named(function, fun)} {again}"
+    return report(RuntimeError, headline, function=function, got=what, cause=cause, remedy=remedy)

@@ -385,7 +385,7 @@ def foreign(backend, backends):
     if other is None:
         pytest.skip("this environment has one framework alone")
     tensor = importlib.import_module(f"frameworks.{other}").tensor(X)
-    return tensor, {"torch": "torch.Tensor", "jax": "jaxlib", "tensorflow": "EagerTensor"}[other], other
+    return tensor, {"torch": "torch.Tensor", "jax": "jax.Array", "tensorflow": "tf.Tensor"}[other], other
 
 
 @pytest.mark.side_by_side

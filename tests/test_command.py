@@ -516,7 +516,7 @@ def test_an_exception_is_shown_once_with_its_line(raising, backends):
 @pytest.mark.once
 def test_an_error_of_ours_is_shown_with_its_remedy(raising):
     done = raising("of_a_wrong_shape", "--arg", "w=normal:4", "--backends", "numpy")
-    assert "expected: float32[4]; remedy: sum over the broadcast axes or reshape" in done.stdout
+    assert "expected: float32[4]; remedy: " in done.stdout and "the rule is at raising.py:" in done.stdout
     done = raising("under_no_convention", "--backends", "numpy")
     assert "expected one of: grad(upstream), grad(dy1, dy2, ...), grad(*dys), grad(*args, upstream), " in done.stdout
 

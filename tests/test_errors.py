@@ -9,6 +9,7 @@ import fractions
 import importlib
 import inspect
 import pickle
+import re
 import textwrap
 from typing import NamedTuple
 
@@ -30,15 +31,12 @@ IN_EVERY_MODE = (
     "test_message_of_two_readings[0]",
 )
 
-# What each framework calls a tensor: eagerly, and in its tracers.
+# What each framework calls a tensor, eagerly and in its tracers.
 TENSORS = {
     "numpy": ("numpy.ndarray",),
-    "jax": ("jaxlib._jax.ArrayImpl", "jax._src.interpreters.partial_eval.DynamicJaxprTracer"),
+    "jax": ("jax.Array",),
     "torch": ("torch.Tensor",),
-    "tensorflow": (
-        "tensorflow.python.framework.ops.EagerTensor",
-        "tensorflow.python.framework.ops.SymbolicTensor",
-    ),
+    "tensorflow": ("tf.Tensor",),
 }
 
 
@@ -66,15 +64,20 @@ the rule of culprit returned {came}.
     remedy: return one gradient per argument, in order; None where there is none."""
 
 
-def shape(
-    argument, came, expected="float32[3]", cause="a gradient that was summed or cut, or gradients in the wrong order."
-):
+MISSHAPEN = "a gradient that was summed or sliced, a number for a whole tensor, or gradients in the wrong order."
+
+
+def shape(argument, came, expected="float32[3]", cause=MISSHAPEN):
+    axis = cause.partition(" sum over ")[2].removesuffix(" is missing.")
+    advice = (
+        f"sum it over {axis}, and reshape it if needed" if axis else f"return a gradient in the shape of {argument}"
+    )
     return f"""\
 the rule of culprit returned a gradient of the wrong shape for {argument}.
     got: {came}
     expected: {expected}
     usual cause: {cause}
-    remedy: sum over the broadcast axes or reshape; nothing is broadcast or summed for you."""
+    remedy: {advice}; nothing is broadcast or summed for you."""
 
 
 def structure(came, expected="(x, y)"):
@@ -117,13 +120,15 @@ def convention(came, outputs="1 output leaf"):
     return f"""\
 culprit: no calling convention fits the signature of its rule.
     got: <lambda>({came}), for a call with 2 positional arguments and {outputs}
+    usual cause: a parameter for each argument of the function and none called `upstream`, or a wrong number of them.
+    remedy: write grad(upstream): inside the function, it can read the arguments without getting them.
     expected one of:
-    grad(upstream)               one upstream, with the output's structure
-    grad(dy1, dy2, ...)          one upstream per output leaf
-    grad(*dys)                   one upstream per output leaf
-    grad(*args, upstream)        the function's positional arguments, then upstream=
-    grad(x, y, upstream=None)    the same, spelled out
-    any of them with `variables` also variables=[...], when the function captured any"""
+        grad(upstream)               one upstream, with the output's structure
+        grad(dy1, dy2, ...)          one upstream per output leaf
+        grad(*dys)                   one upstream per output leaf
+        grad(*args, upstream)        the function's positional arguments, then upstream=
+        grad(x, y, upstream=None)    the same, spelled out
+        any of them with `variables` also variables=[...], when the function captured any"""
 
 
 def no_pair(came):
@@ -214,8 +219,8 @@ STOPPED_BY_TORCH = {"one too many": "failed to bind arguments when attempting to
 
 
 def shown(error, backend):
-    """The message of an error, with TENSOR for what a framework calls a tensor."""
-    text = str(error)
+    """The message of an error, with TENSOR for what a framework calls a tensor, and without the place of the rule."""
+    text = re.sub(r"(\\n|\n) +rule: \S+\.py:\d+", "", str(error))  # torch quotes the message with the rest
     for each in TENSORS[backend]:
         text = text.replace(each, "TENSOR")
     return text
@@ -234,7 +239,7 @@ def check_text(frame, error, kind, expected, stopped=None):
         assert text == expected or (frame.mode in ("function", "jit_compile") and text.endswith(below))
 
 
-LABELS = {"got": "got", "expected": "expected", "cause": "usual cause", "remedy": "remedy"}
+LABELS = {"location": "rule", "got": "got", "expected": "expected", "cause": "usual cause", "remedy": "remedy"}
 
 
 def check_attributes(error):
@@ -360,7 +365,7 @@ def test_message_of_a_captured_value(backend, eager):
     assert rest == [
         "    what would happen: the rule says nothing about them, so they would silently get no gradient.",
         "    remedy, one of three: pass them as arguments; give the rule a `variables` parameter and return"
-        " (grads, variable_grads); or stop their gradient inside the function.",
+        " (grads, variable_grads); or stop their gradient in the function with keras_cg.ops.stop_gradient.",
     ]
     if backend != "jax":  # which raises in the place of ours another one with the same message
         error = caught.value

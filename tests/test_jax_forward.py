@@ -410,7 +410,7 @@ def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
         ) as caught:
             run()
         assert caught.match(f"got: upstream goes through {obstacle}")
-        assert caught.match("usual cause: a rule that clips or normalises upstream; or one that is linear by an op")
+        assert caught.match("usual cause: a rule that clips or normalises upstream, or a linear rule with an op")
         assert caught.match("remedy: differentiate in reverse mode")
     # In reverse it serves, at every order.
     for wrap in (lambda h: h, jax.jit):

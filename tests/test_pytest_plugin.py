@@ -439,3 +439,39 @@ def test_the_entry_point_loads_it(inner):
     assert point.value == "_keras_cg.pytest_plugin", "the package must be installed anew"
     result = inner("def test_it(cg_backend): pass", "--cg-backends=numpy", plugin=())
     result.assert_outcomes(passed=1)
+
+
+FAILING = """
+    import keras_cg, pytest
+    from keras_cg import call
+
+    def test_of_the_user():
+        @keras_cg.custom_gradient
+        def culprit(x):
+            raise LookupError("of the user")
+
+        keras_cg.grad(culprit)(1.0)
+
+    def test_message():
+        keras_cg.grad(keras_cg.custom_gradient(lambda x: x))(1.0)
+
+    def test_bug(monkeypatch):
+        monkeypatch.setattr(call, "_checked_pair", lambda *args: None)
+        keras_cg.grad(keras_cg.custom_gradient(lambda x: x))(1.0)
+"""
+
+
+def test_a_failure_shows_no_frame_of_keras_cg(inner):
+    result = inner(FAILING, "--tb=short", "--cg-backends=numpy")
+    result.assert_outcomes(failed=3, passed=0)
+    of_user, message, bug = said(result).partition("short test summary")[0].split("___ test_")[1:]
+    for text in (of_user, message):
+        assert "keras_cg/" not in text
+    assert 'LookupError("of the user")' in of_user and "must return a pair (output, grad)" in message
+    # An error that is none of ours is a bug, and shows where it is.
+    assert "keras_cg/call.py" in bug
+
+
+def test_all_frames_on_request(inner):
+    shown = said(inner(FAILING, "--tb=short", "--cg-backends=numpy", "--full-trace", "-k", "message"))
+    assert "keras_cg/autodiff/run.py" in shown

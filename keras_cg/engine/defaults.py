@@ -123,11 +123,11 @@ def agreement(backend: Backend, pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
     ]
 
 
-def is_repeated_later(backend: Any, other: Any, first: Any) -> Any:
-    """Returns `is_repeated` of two tensors as a boolean tensor."""
+def is_repeated_later(backend: Any, other: Any, first: Any, function: str = "the function") -> Any:
+    """Returns `is_repeated` of two outputs of a function as a boolean tensor."""
     xp, kind = backend.namespace, backend.dtype(first)
     if backend.shape(other) != backend.shape(first):
-        raise messages.recomputed_otherwise("the function")
+        raise messages.recomputed_otherwise(function)
     if 0 in backend.shape(first) or not is_differentiable(kind):
         return xp.all(other == first)
     size = xp.where(xp.isfinite(first), xp.abs(first), xp.zeros_like(xp.abs(first)))

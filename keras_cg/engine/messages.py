@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from typing import Any
 
-from keras_cg.errors import CapturedVariableError, lines, message, report, type_name
+from keras_cg.errors import CapturedVariableError, lines, message, named, report, type_name
 
 
 def missing_backend(name: str, source: str, module: str | None, requirement: str) -> ImportError:
@@ -29,19 +30,25 @@ def broken_backend(name: str, source: str, error: Exception, requirement: str, v
 def incomplete_backend(name: str, missing: Iterable[str]) -> ImportError:
     """A backend module does not define all required names."""
     contract = "a backend defines every name listed in keras_cg.engine.contract.REQUIRED."
-    return ImportError(f"the backend {name!r} lacks {', '.join(missing)}; {contract}", name=name)
+    headline = f"the backend {name!r} lacks {', '.join(missing)}; {contract}"
+    remedy = "update the package of the backend, or define the names if it is yours."
+    return report(functools.partial(ImportError, name=name), headline, remedy=remedy)
 
 
-def unserved_variables(backend: str, where: str = "") -> CapturedVariableError:
-    """The rule takes `variables`, and the backend cannot find them."""
-    there = f"the backend {backend!r} {where}".rstrip()
-    return lost_capture("the function", "a closure over it.", f"{there} cannot hand it to the rule as `variables`")
+NO_CLOSURE = "a value in a global, or in what the function calls: captured values are only found in closures."
 
 
-def rule_dropped(where: str, remedy: str) -> NotImplementedError:
+def unserved_variables(backend: str, cause: str = "a closure over it.", fun: Any = None) -> CapturedVariableError:
+    """The rule of `fun`, a `contract.Function`, takes `variables`, and the backend cannot find them."""
+    name = "a function with a custom gradient" if fun is None else named(fun.name, fun.user)
+    return lost_capture(name, cause, f"the backend {backend!r} cannot give it to the rule as one of `variables`")
+
+
+def rule_dropped(where: str, remedy: str, function: str | None = None) -> NotImplementedError:
     """The framework would silently ignore the rule."""
-    headline = f"{where} ignores custom gradients, and would silently give those of plain differentiation."
-    return report(NotImplementedError, headline, remedy=f"{remedy}.")
+    such = "" if function is None else f" (here that of {function})"
+    headline = f"{where} ignores custom gradients{such}, and would silently give those of plain differentiation."
+    return report(NotImplementedError, headline, function=function, remedy=f"{remedy}.")
 
 
 no_gradient_exported = message(
@@ -81,24 +88,30 @@ no_forward_mode = message(
 )
 
 
-def not_linear(obstacle: str | None = None) -> ValueError:
+# What the message of `not_linear` begins with.
+NOT_LINEAR = "forward mode needs a rule that is linear in upstream"
+
+
+def not_linear(obstacle: str | None = None, function: str | None = None) -> ValueError:
     """Forward mode needs the transpose of a rule that is not linear; a program may show the `obstacle`."""
-    headline = "forward mode needs a rule that is linear in upstream, and this one is not."
+    which = "this one" if function is None else f"that of {function}"
+    headline = f"{NOT_LINEAR}, and {which} is not."
     got, cause = None, "a rule that clips or normalises upstream"
     if obstacle is not None:
         got = f"upstream goes through {obstacle}."
-        cause += "; or one that is linear by an operation that is not known for it"
-    return report(ValueError, headline, got=got, cause=f"{cause}.", remedy="differentiate in reverse mode.")
+        cause += ", or a linear rule with an operation that is not known to be linear"
+    remedy = "differentiate in reverse mode, or write a rule that is linear in upstream."
+    return report(ValueError, headline, function=function, got=got, cause=f"{cause}.", remedy=remedy)
 
 
 def wrong_shape_at_run_time(function: str, place: int) -> str:
     """Returns the message of a program that finds the wrong shape of a gradient when it runs."""
-    return f"the rule of {function} returned a gradient of the wrong shape for argument {place + 1} of its tensors."
+    return f"the rule of {function} returned a gradient of the wrong shape for its tensor argument {place + 1}."
 
 
 def lost_capture(who: str, cause: str, consequence: str) -> CapturedVariableError:
     """A captured value would silently get no gradient."""
     headline = f"{who} reads a value that is being differentiated and is not among its arguments."
     consequence = f"{consequence}, and it would silently get no gradient."
-    remedy = "pass it as an argument, or stop its gradient inside the function."
-    return report(CapturedVariableError, headline, cause=cause, consequence=consequence, remedy=remedy)
+    remedy = "pass it as an argument, or stop its gradient in the function with keras_cg.ops.stop_gradient."
+    return report(CapturedVariableError, headline, function=who, cause=cause, consequence=consequence, remedy=remedy)

@@ -13,7 +13,7 @@ from keras_cg.namespaces import messages, standard
 def axis_of(axis: int | None, rank: int) -> int:
     """Finds the axis of a cumulative function, which is optional for a tensor with a single axis."""
     if axis is None and rank != 1:
-        raise messages.no_axis()
+        raise messages.no_axis(rank)
     return 0 if axis is None else axis
 
 

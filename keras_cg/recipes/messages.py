@@ -62,8 +62,8 @@ def unknown_rank(recipe: str, argument: str, came: str) -> ValueError:
 def not_of_shape(recipe: str, argument: str, came: str, name: str, expected: str) -> ValueError:
     """Two tensors that go together element by element have different shapes."""
     return ValueError(
-        f"{recipe}: {argument} is {came}, and {name} is {expected}. Give one of the same shape: broadcast, it would be"
-        " the same for what should differ."
+        f"{recipe}: {argument} is {came}, and {name} is {expected}. Give one of the same shape: it is not broadcast,"
+        " because it would be equal where it should differ."
     )
 
 

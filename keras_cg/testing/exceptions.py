@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 
 from keras_cg import errors, user_code
@@ -11,7 +12,7 @@ PARTS = ("got", "expected", "remedy")
 
 
 def described(error: Exception) -> tuple[str, str | None]:
-    """Returns the reason for a finding, with the innermost line of user code, and the usual cause if it is known.
+    """Returns the reason for a finding, with the line of the rule or of user code, and the usual cause if it is known.
 
     An error of keras_cg has its parts (got, expected, cause and remedy) as attributes.
     """
@@ -23,8 +24,12 @@ def described(error: Exception) -> tuple[str, str | None]:
     conventions = [line.partition("  ")[0] for line in lines if line.startswith("grad(")]
     if ours is not None and conventions:
         details.append(f"expected one of: {', '.join(conventions)}")
-    frame = user_code.innermost(error)
-    if frame is not None:
+    frame, where = user_code.innermost(error), getattr(ours, "location", None)
+    if where is not None:
+        # The rule has returned, so no frame of the traceback shows it.
+        path, _, number = where.rpartition(":")
+        details.append(f"the rule is at {os.path.basename(where)}: {linecache.getline(path, int(number)).strip()}")
+    elif frame is not None:
         details.append(f"at {os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line}")
     reason = f"{type(error).__name__}: " + "; ".join([headline.removesuffix("."), *details])
     return reason, getattr(ours, "cause", None)
@@ -38,7 +43,7 @@ def _reported(error: BaseException) -> BaseException | None:
     passed: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in passed:
-        if vars(link).keys() >= set(errors.DATA) and str(link).partition("\n")[0] in str(error):
+        if errors.is_reported(link) and str(link).partition("\n")[0] in str(error):
             return link
         passed.add(id(link))
         link = link.__cause__ or link.__context__

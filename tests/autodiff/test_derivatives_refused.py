@@ -221,7 +221,7 @@ def test_an_upstream_of_another_framework(tensor, backends, backend):
 )
 def test_a_rule_that_is_not_linear_raises_forwards(tensor, rule):
     f = custom_gradient(lambda x: (x * 2, rule))
-    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream, and this one is not"):
+    with pytest.raises(ValueError, match=r"forward mode needs a rule that is linear in upstream, and .* is not"):
         jvp(f, (tensor(X),), (tensor(Y),))
 
 

@@ -59,7 +59,7 @@ TABLE = [
         # A jit that differentiates again leaves out the forward derivative that nobody needs, and is right.
         "jvp*|jit of jvp|vmap of jvp|*linearize|jacfwd|grad of jvp",
         CLIPS,
-        "forward mode needs a rule that is linear in upstream, and this one is not",
+        "forward mode needs a rule that is linear in upstream",
         "a rule that is not linear in upstream has no transpose, which is its forward derivative",
     ),
     # --- torch
@@ -67,7 +67,7 @@ TABLE = [
         "torch",
         "compile, *|checkpoint of compile",
         "captured value",
-        r"under torch\.compile cannot hand it to the rule",
+        r"a closure over it, inside torch\.compile",
         "torch.compile traces a Function without the tensors that it closes over (pytorch#118394)",
     ),
     Refusal(

@@ -155,9 +155,10 @@ def test_a_backend_that_is_incomplete_or_absent(tmp_path):
                 print(error)
     """
     done = run(tmp_path, code)
-    installed, incomplete, absent, remedy = done.stdout.splitlines()
+    installed, incomplete, remedy_of_incomplete, absent, remedy = done.stdout.splitlines()
     assert installed == "('toy',)"
     assert incomplete.startswith("the backend 'toy' lacks shape, attach")
+    assert "remedy: update the package of the backend" in remedy_of_incomplete
     assert absent.startswith("the backend 'absent'") and "needs 'absent_package', which is not installed" in absent
     assert 'remedy: pip install "toy-backend", or choose another backend' in remedy
 

@@ -132,7 +132,7 @@ def test_recompute():
     close(gw, 24 * np.sum(X))
     close(keras_cg.grad(lambda w: keras_cg.grad(f)(x, w))(w), np.sum(84 * E))
     close(keras_cg.grad(keras_cg.grad(lambda x: f(x, w)))(x), 56 * E)
-    with pytest.raises(keras_cg.CapturedVariableError, match="recompute: the function reads a value"):
+    with pytest.raises(keras_cg.CapturedVariableError, match=r"recompute\(.*\) reads a value"):
         keras_cg.grad(lambda w: recipes.recompute(lambda x: x * w)(x))(w)
     plain = keras_cg.value_and_grad(recipes.recompute(lambda x, n: {"y": x**n, "n": n}["y"]))(x, 3)
     close(plain[0], X**3)

@@ -34,7 +34,7 @@ def test_a_function_that_draws_is_refused_in_the_second_order(backend, eager, wh
         second(loss, eager.tensor(X))
     for part in (
         "dropout (",
-        "test_random_numbers.py, line ",
+        "test_random_numbers.py:",
         ") ran again for a derivative of its gradient, and its rule is not that of the first run.",
         "got: mask is another float32[3]",
         "usual cause: the function draws random numbers, or reads something that has changed since.",

@@ -65,7 +65,7 @@ def attach(fun, tensors):
     if captured or is_hanging(outputs, inputs):
         pullback.capture(["(a value that is being differentiated)"])
         if len(captured) != 1:
-            raise messages.unserved_variables("toy")
+            raise messages.unserved_variables("toy", fun=fun)
     parents = [*tensors, *captured]
 
     def pull(upstreams):

@@ -10,7 +10,7 @@ from keras_cg import custom_gradient
 
 pytestmark = pytest.mark.only("tensorflow")
 
-MESSAGE = "the rule of {} returned a gradient of the wrong shape for argument {} of its tensors"
+MESSAGE = "the rule of {} returned a gradient of the wrong shape for its tensor argument {}"
 
 
 def square(x):

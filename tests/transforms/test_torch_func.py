@@ -122,7 +122,7 @@ def test_a_computed_value_that_cannot_be_found_is_refused(eager, backend):
     w = eager.tensor(X).requires_grad_()
     kept[:] = [w * w]
     f = custom_gradient(lambda x: (x * kept[0], lambda upstream, variables: (7 * upstream, [5 * upstream])))
-    with pytest.raises(TypeError, match=r"\(where it is not in a closure\) cannot hand it to the rule"):
+    with pytest.raises(TypeError, match=r"captured values are only found in closures"):
         f(eager.tensor(X))
 
 

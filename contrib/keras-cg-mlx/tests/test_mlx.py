@@ -187,7 +187,7 @@ def test_a_captured_value_for_a_rule_with_variables(transform):
     """A limit: it is refused. mlx itself would give zero."""
     rule = lambda upstream, variables=(): (upstream, [upstream]) if variables else upstream
     f = lambda w: custom_gradient(lambda x: (x * w, rule))(x)
-    with pytest.raises(keras_cg.CapturedVariableError, match="cannot hand it to the rule as `variables`"):
+    with pytest.raises(keras_cg.CapturedVariableError, match="cannot give it to the rule as one of `variables`"):
         transform(f)(w)
 
 

@@ -8,6 +8,7 @@ and so calls the rule.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -49,7 +50,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         try:
             return _direct(fun, tensors)
         except jax.errors.UnexpectedTracerError as error:
-            raise messages.unserved_variables("jax", "(where Python looks at values)") from error
+            cause = "the function looks at values, as `if x > 0` does, so JAX cannot trace what it closes over."
+            raise messages.unserved_variables("jax", cause, fun) from error
 
 
 def _attach(run: Run, args: Sequence[Any]) -> Tensors:
@@ -92,7 +94,7 @@ def _backward(residuals: Partial, cotangents: Tensors) -> Tensors:
     try:
         return tuple(residuals([*map(asarray, floating)]))
     except jax.errors.UnexpectedTracerError as error:
-        raise messages.unserved_variables("jax", "(where only the rule reads it)") from error
+        raise messages.unserved_variables("jax", "only the rule reads it, and not the function.") from error
 
 
 _backward.__signature__ = inspect.signature(_backward)  # type: ignore[attr-defined]
@@ -215,7 +217,7 @@ class _Program:
         self.variables, self.needs_grad = variables, [*map(is_traced, tensors)]
         self.rule: Any = None
         self.error: Exception | None = None
-        self.refusal: str | None = None
+        self.refusal: Exception | None = None
         self.jaxpr, self.consts = linear.program(functools.partial(self._run, fun), [*map(jax.typeof, tensors)])
 
     def _run(self, fun: Function, *tensors: Any) -> Sequence[Any]:
@@ -225,7 +227,7 @@ class _Program:
         try:
             pullback.capture(["(a value that JAX differentiates)"])
         except errors.CapturedVariableError as error:
-            self.refusal = str(error)
+            self.refusal = error.with_traceback(None)
         if self.variables is None and pullback.takes_variables():
             return outputs
         try:
@@ -252,12 +254,13 @@ def _is_floating_variable(operand: Any) -> bool:
     return not isinstance(operand, Literal) and is_floating(operand.aval)
 
 
-def _guarded(value: Any, refusal: str) -> Any:
+def _guarded(value: Any, refusal: Exception) -> Any:
     """Returns a captured value whose differentiation raises `refusal`."""
     guard = jax.custom_jvp(lambda value: value)
 
     @guard.defjvp
     def refuse(primals: Tensors, tangents: Tensors) -> tuple[Any, Any]:
-        raise errors.CapturedVariableError(refusal)
+        # A copy, because JAX keeps this function, and so would keep the traceback with its tracers.
+        raise copy.copy(refusal)
 
     return guard(value)

@@ -135,7 +135,7 @@ def _captured(
     The nodes of the outputs lead to them. autograd does not number its nodes, so another run finds the order.
     """
     pullback.capture(["(a value that autograd differentiates)"])
-    refusal = messages.unserved_variables("numpy", "(where it is not in a closure)")
+    refusal = messages.unserved_variables("numpy", messages.NO_CLOSURE, fun)
     known = {box._node for each in candidates for box in boxes(each)}
     waiting, seen = [box._node for output in outputs for box in boxes(output)], set()
     while waiting:

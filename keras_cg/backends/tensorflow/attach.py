@@ -40,7 +40,7 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     results = parts(outputs)
     captured: Sequence[Any] = ()
     if is_differentiated(results):
-        captured = _captured(pullback, results, watcher, closed_over, tape)
+        captured = _captured(fun, pullback, results, watcher, closed_over, tape)
     elif inputs is tensors:
         return outputs
     rerun = functools.partial(_rerun, fun, tensors, pullback)
@@ -51,7 +51,7 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
 
 def _captured(
-    pullback: Pullback, results: Sequence[Any], watcher: Any, closed_over: Sequence[Any], tape: Any
+    fun: Function, pullback: Pullback, results: Sequence[Any], watcher: Any, closed_over: Sequence[Any], tape: Any
 ) -> Sequence[Any]:
     """Returns the variables, or the tensor, that the results depend on and that are no arguments."""
     # In the order of creation. TensorFlow (2.21) does not tell for eager operations which was read first, and a rule
@@ -66,7 +66,7 @@ def _captured(
     # Of several tensors, nothing tells which is used first.
     if len(used) > 1 or bool(used) == bool(variables):
         pullback.capture([graph.CLOSED_OVER])
-        raise messages.unserved_variables("tensorflow")
+        raise messages.unserved_variables("tensorflow", "several of them, in a closure.", fun)
     return [*variables, *used]
 
 

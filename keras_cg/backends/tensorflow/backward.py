@@ -118,7 +118,7 @@ class Backward:
         with stop_recording():
             conditions += linear.transposes(own, pull, push, inputs, pulled) if pulled else []
         if tf.executing_eagerly():
-            check_or_nan(own, (), conditions, messages.not_linear)
+            check_or_nan(own, (), conditions, partial(messages.not_linear, None, self.name))
             return [*map(dense, gradients)]
         # A sum, because the derivative of a product with NaN is zero where the rule clips upstream.
         unknown = _total(cotangents) * nan_unless(conditions)

@@ -50,7 +50,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     with VariableWatcher() as watcher:
         outputs, pullback = fun(*tensors)
     inputs, results = parts(tensors), [inside(result) for result in parts(outputs)]
-    sources = _sources(results, inputs, before)
+    sources = _sources(fun, results, inputs, before)
     if results and _is_vectorizing():
         # Inside of the loop's body the rule serves. Vectorization drops it, so a gradient from outside of the loop must
         # meet this error, even where plain differentiation would not get from the outputs to the inputs.
@@ -63,7 +63,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     read = parts(sources)
     if is_differentiated(read):
         pullback.capture([CLOSED_OVER])
-        raise messages.unserved_variables("tensorflow")
+        raise messages.unserved_variables("tensorflow", "a closure over it, in a tf.function.", fun)
     # TensorFlow cannot tell which of the captured values will be differentiated later, except for constants.
     unknown = [source for source in read if not is_constant(source)]
     active = needs_grad(tensors)
@@ -108,7 +108,7 @@ def _separate(graph: Any, name: str, results: list[Any], linked: list[Any]) -> l
         return [tf.identity_n(pair)[0] for pair in zip(results, linked, strict=True)]
 
 
-def _sources(results: list[Any], inputs: list[Any], before: int) -> list[Any]:
+def _sources(fun: Function, results: list[Any], inputs: list[Any], before: int) -> list[Any]:
     """Returns what `results` depend on, except `inputs`: variables, and tensors that are older than version `before`.
 
     A tensor that the graph has captured since is a source, too.
@@ -126,17 +126,17 @@ def _sources(results: list[Any], inputs: list[Any], before: int) -> list[Any]:
         if _number(operation) < before + 2 or operation.type in ("Placeholder", "Const", "VarHandleOp"):
             sources.append(tensor)
         elif operation.type in ("VariableV2", "Variable"):
-            _refuse_reference(operation)
+            _refuse_reference(fun, operation)
         elif operation.type != "StopGradient":
             todo += [each for each in operation.inputs if is_floating(each) or each.dtype in (tf.resource, tf.variant)]
     return sources
 
 
-def _refuse_reference(operation: Any) -> None:
+def _refuse_reference(fun: Function, operation: Any) -> None:
     """Raises if an operation is a trainable reference variable of TensorFlow 1."""
     if any(variable.op is operation for variable in tf.compat.v1.trainable_variables()):
-        where = f"(where it is the variable {operation.name!r}, created inside with use_resource=False)"
-        raise messages.unserved_variables("tensorflow", where)
+        cause = f"the variable {operation.name!r}, created inside with use_resource=False."
+        raise messages.unserved_variables("tensorflow", cause, fun)
 
 
 def _is_vectorizing() -> bool:

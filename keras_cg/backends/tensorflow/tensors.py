@@ -101,7 +101,7 @@ def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
 
 def _agree(ones: Sequence[Any], others: Sequence[Any]) -> Any:
     """Whether the components of two tensors are equal up to rounding."""
-    if [dtype(one) for one in ones] != [dtype(two) for two in others]:
+    if [(dtype(one), shape(one)) for one in ones] != [(dtype(two), shape(two)) for two in others]:
         return False
     pairs = zip(ones, others, strict=True)
     if tf.executing_eagerly():

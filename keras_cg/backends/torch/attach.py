@@ -62,7 +62,7 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return exported.attach(fun, tensors)
     if transforms_active() or is_forward_open():
         if not torch.is_grad_enabled() and not transforms.is_forward(tensors):
-            return transforms.not_dual(*fun(*tensors))
+            return transforms.not_dual(fun, *fun(*tensors))
         if transforms_active() or any(map(transforms.is_dual, tensors)):
             return transforms.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
@@ -93,7 +93,7 @@ def record(
     from the number `start` on may be its own.
     """
     if forward_ad._current_level >= 0:
-        transforms.not_dual(outputs, pullback)
+        transforms.not_dual(fun, outputs, pullback)
     variables: Sequence[torch.Tensor] = ()
     if any([output.requires_grad for output in outputs]):
         variables = _captured(fun, outputs, start, pullback)
@@ -280,5 +280,5 @@ def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullba
         elif node._sequence_nr() < start or not any([before is not None for before, _ in node.next_functions]):
             # The run captured a computed tensor that `captures` does not find. Or the node is a leaf of aot_module.
             pullback.capture(["(a tensor computed from trainable ones)"])
-            raise messages.unserved_variables("torch", "(where it is not in a closure)")
+            raise messages.unserved_variables("torch", messages.NO_CLOSURE, fun)
     return sorted(used, key=used.__getitem__)

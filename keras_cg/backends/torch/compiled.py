@@ -19,6 +19,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
         raise messages.rule_dropped(
             "torch.compile around a transform of torch.func",
             "compile the function inside and differentiate it by backward() or torch.autograd.grad()",
+            fun.name,
         )
     # In plain loops here and below, because torch.compile (2.13) traces a comprehension as a call of its own.
     inputs = []
@@ -37,7 +38,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     for output in outputs:
         if output.requires_grad:
             pullback.capture(["(a tensor that torch.compile does not name)"])
-            raise messages.unserved_variables("torch", "under torch.compile")
+            raise messages.unserved_variables("torch", "a closure over it, inside torch.compile.", fun)
     if True not in needs_grad:
         return outputs
     # torch.compile (2.13) refuses a Function that gets one tensor twice.

@@ -30,7 +30,7 @@ _DERIVATIVE = ("exporting a derivative", "leave what differentiates out of what 
 def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of `fun` for a program that torch.export or torch.jit.trace records."""
     if is_forward_open() or (transforms_active() and not _is_mapping()):
-        raise messages.rule_dropped(*_DERIVATIVE)
+        raise messages.rule_dropped(*_DERIVATIVE, fun.name)
     outputs, _ = fun(*tensors)
     results = _detached(fun.name, *outputs) if outputs else ()
     is_differentiable = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])

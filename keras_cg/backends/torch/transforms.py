@@ -31,7 +31,9 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     """Runs `fun` on detached tensors, notes which tensors of a level it captures, and attaches the rule."""
     if _forward_levels() > 1:
         raise messages.rule_dropped(
-            "forward mode inside forward mode", "take one of the two derivatives in reverse, as torch.func.hessian does"
+            "forward mode inside forward mode",
+            "take one of the two derivatives in reverse, as torch.func.hessian does",
+            fun.name,
         )
     inputs = [tensor.detach() for tensor in tensors]
     before = versions(inputs)
@@ -166,7 +168,7 @@ def _pushforward(
     conditions += linear.transposes(backend, pull, push, zeros, primals)
     # Through NumPy, because no transform lets Python look at a value.
     if not all([own.to_numpy(condition).all() for condition in conditions]):
-        raise messages.not_linear()
+        raise messages.not_linear(function=call.fun.name)
     known = [tangents[place] for place in places]
     pairs = zip(primals, known, strict=True)
     pushed = iter(push([torch.zeros_like(primal) if each is None else each for primal, each in pairs]))
@@ -224,11 +226,11 @@ def _tensors(nest: Any) -> list[torch.Tensor]:
 # --- levels ----------------------------------------------------------------------------------------------------------
 
 
-def not_dual(outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
+def not_dual(fun: Function, outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
     """Returns `outputs`, of a run on tensors without tangents, or raises if one has a tangent."""
     if any(map(is_dual, outputs)):
         pullback.capture(["(a value that forward mode differentiates)"])
-        raise messages.unserved_variables("torch", "in forward mode")
+        raise messages.unserved_variables("torch", "a closure over it, in forward mode.", fun)
     return outputs
 
 

@@ -95,7 +95,7 @@ class _Recomputed:
 
     def capture(self, names: Sequence[str]) -> None:
         if names:
-            raise messages.lost_to_recompute(self.backend.tensors[0].__module__.partition(".")[0])
+            raise messages.lost_to_recompute(self.function.name, self.backend.tensors[0].__module__.partition(".")[0])
 
     def reached(self) -> list[Any]:
         return list(self.inputs)

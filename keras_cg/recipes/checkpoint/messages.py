@@ -22,12 +22,10 @@ __all__ = [
 ]
 
 
-def lost_to_recompute(backend: str) -> CapturedVariableError:
+def lost_to_recompute(function: str, backend: str) -> CapturedVariableError:
     """A recomputed function reads a value that the backend cannot find."""
     consequence = f"the backend {backend!r} does not find it"
-    return lost_capture(
-        "recompute: the function", "a tensor in a global, or in what a function in a global reads.", consequence
-    )
+    return lost_capture(function, "a tensor in a global, or in what a function in a global reads.", consequence)
 
 
 def changed_since(function: str, what: str) -> RuntimeError:

@@ -42,7 +42,7 @@ class Sample:
         if not self.is_known or not self.backend.is_known(outputs):
             firsts = map(self.backend.asarray, self.values)
             pairs = zip(map(self._later, outputs), firsts, strict=True)
-            return [is_repeated_later(self.backend, *pair) for pair in pairs]
+            return [is_repeated_later(self.backend, *pair, function) for pair in pairs]
         for output, value in zip(outputs, self.values, strict=True):
             if not is_repeated(self._of(output), value, precision.of(self.backend.dtype(output)).repeated):
                 raise messages.recomputed_otherwise(function)

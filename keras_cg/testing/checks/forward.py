@@ -34,7 +34,7 @@ def forward(at: Inspection) -> Iterator[Finding]:
         except ValueError as error:
             # The linearity check found the rule linear, but its result has no derivative with respect to upstream.
             raised = at.raised(check, error)
-            is_cut = str(error).startswith(str(messages.not_linear()).partition("\n")[0])
+            is_cut = str(error).startswith(messages.NOT_LINEAR)
             yield replace(raised, diagnosis=CUT if is_cut else raised.diagnosis)
             return
         if at.is_rule:

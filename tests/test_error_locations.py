@@ -1,0 +1,275 @@
+"""Errors say where the code is that is wrong: the place of the rule, and a traceback without frames of keras_cg."""
+
+import functools
+import pathlib
+import traceback
+
+import numpy as np
+import pytest
+
+import keras_cg
+from keras_cg import GradientError, custom_gradient, errors, ops, user_code
+from keras_cg.testing import exceptions
+
+PACKAGE = pathlib.Path(keras_cg.__file__).parent
+HERE = pathlib.Path(__file__)
+X = np.arange(1.0, 4.0, dtype=np.float32)
+
+
+def line_of(marker):
+    """The place of the line of this file with a marker in a comment."""
+    numbers = [number for number, line in enumerate(HERE.read_text().splitlines(), 1) if line.endswith(f"# {marker}")]
+    return f"{HERE}:{numbers[0]}"
+
+
+def own_frames(error):
+    return [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if pathlib.Path(each.filename).is_relative_to(PACKAGE)
+    ]
+
+
+class Callable:
+    def __call__(self, upstream):  # object
+        return upstream[:2]
+
+    def method(self, upstream):  # method
+        return upstream[:2]
+
+
+def with_weight(weight, upstream):  # partial
+    return upstream[:2]
+
+
+def passing(rule):
+    @functools.wraps(rule)
+    def wrapper(*args, **kwargs):
+        return rule(*args, **kwargs)
+
+    return wrapper
+
+
+RULES = {
+    "lambda": lambda upstream: upstream[:2],  # lambda
+    "partial": functools.partial(with_weight, 2.0),
+    "method": Callable().method,
+    "object": Callable(),
+    "wrapper": passing(with_weight),
+}
+MARKERS = {"wrapper": "partial"}
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_a_gradient_error_names_the_place_of_the_rule(eager, kind):
+    rule = functools.partial(RULES[kind], 2.0) if kind == "wrapper" else RULES[kind]
+
+    @custom_gradient
+    def culprit(x):
+        return 2 * x, rule
+
+    with pytest.raises(GradientError) as caught:
+        eager.gradients(culprit, X)
+    place = line_of(MARKERS.get(kind, kind))
+    assert caught.value.location == place
+    assert str(caught.value).splitlines()[1] == f"    rule: {place}"
+
+
+@custom_gradient
+def compiled_culprit(x):
+    y = 2 * x
+
+    def other(upstream):
+        return upstream
+
+    def grad(upstream):  # compiled
+        return upstream[:2]
+
+    return y, grad
+
+
+def test_the_place_of_a_rule_in_every_mode(frame):
+    # With fullgraph=True, Dynamo quotes the exception in one of its own.
+    with pytest.raises(Exception, match="the rule of compiled_culprit returned") as caught:
+        frame.gradients(compiled_culprit, X)
+    assert f"    rule: {line_of('compiled')}" in str(caught.value).replace("\\n", "\n").splitlines()
+
+
+RESULTS = {
+    "count": lambda g: (g, g),
+    "structure": lambda g: {"x": g},
+    "shape": lambda g: g[:2],
+    "kind": lambda g: ops.astype(g, ops.complex64),
+    "boolean": lambda g: g > 0,
+    "no tensor": lambda g: "text",
+    "number": lambda g: 1.0,
+}
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_every_error_about_a_result_names_the_place(eager, kind):
+    @custom_gradient
+    def culprit(x):
+        return 2 * x, RESULTS[kind]
+
+    with pytest.raises(GradientError) as caught:
+        eager.gradients(culprit, X)
+    assert caught.value.location == f"{HERE}:{RESULTS[kind].__code__.co_firstlineno}"
+    assert str(caught.value).count("    rule: ") == 1
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [lambda upstream, *, variables: (upstream, []), lambda upstream, *, variables: (upstream, [upstream[:1]])],
+)
+@pytest.mark.only("torch", "tensorflow", "jax")
+def test_an_error_about_the_gradients_of_variables_names_the_place(backend, eager, rule):
+    def run(w):
+        def culprit(x):
+            return x * w, rule
+
+        return custom_gradient(culprit)(eager.tensor(X))
+
+    with pytest.raises(GradientError) as caught:
+        eager.gradients(run, X)
+    assert caught.value.location == f"{HERE}:{rule.__code__.co_firstlineno}"
+
+
+def test_an_error_about_the_signature_of_a_rule_names_the_place(eager):
+    @custom_gradient
+    def culprit(x):
+        return 2 * x, lambda a, b, c: a  # signature
+
+    with pytest.raises(TypeError, match="no calling convention") as caught:
+        eager.gradients(culprit, X)
+    assert caught.value.location == line_of("signature")
+    assert f"    rule: {line_of('signature')}" in str(caught.value).splitlines()
+
+
+def test_the_innermost_rule_is_the_one_that_is_named(eager):
+    @custom_gradient
+    def inner(x):
+        return 2 * x, lambda upstream: upstream[:2]  # inner
+
+    @custom_gradient
+    def outer(x):
+        def grad(upstream):
+            return keras_cg.grad(inner)(upstream)
+
+        return 2 * x, grad
+
+    with pytest.raises(GradientError, match=r"the rule of .*inner returned") as caught:
+        eager.gradients(outer, X)
+    assert caught.value.location == line_of("inner")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("rule", [len, np.add, 3, int, functools.partial(len), custom_gradient])
+def test_what_has_no_code_of_the_user_has_no_place(rule):
+    assert user_code.location(rule) is None
+    error = errors.locate(ValueError("text"), rule, None)
+    assert str(error) == "text" and not hasattr(error, "location")
+
+
+class Culprit(Exception):
+    pass
+
+
+def raising(x):
+    raise Culprit("once")  # raising
+
+
+RAISING = {
+    "function": lambda x: raising(x),
+    "rule": lambda x: (2 * x, raising),
+}
+
+
+@pytest.mark.parametrize("where", RAISING)
+@pytest.mark.parametrize("is_nested", [False, True], ids=["alone", "nested"])
+def test_an_exception_of_the_user_passes_unchanged(eager, where, is_nested):
+    function = custom_gradient(RAISING[where])
+    if is_nested:
+        inner = function
+        function = custom_gradient(lambda x: (inner(x), lambda upstream: upstream)) if where == "function" else inner
+    with pytest.raises(Culprit) as caught:
+        eager.gradients(function, X)
+    assert caught.value.args == ("once",)
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert frames[-1].name == "raising" and f"{frames[-1].filename}:{frames[-1].lineno}" == line_of("raising")
+    assert [each.name for each in frames].count("raising") == 1
+    if where == "function":
+        assert [each.name for each in own_frames(caught.value)] == ["__call__"]
+
+
+RETURNED = {
+    "no pair": lambda x: 2 * x,
+    "no rule": lambda x: (2 * x, 2 * x),
+    "nest": lambda x: ({"y": 2 * x}, 7),
+    "foreign": lambda x: (2 * x, np.ones(2)),
+}
+
+
+@pytest.mark.parametrize("kind", RETURNED)
+def test_an_error_of_a_call_shows_one_frame_of_keras_cg(eager, kind):
+    with pytest.raises(TypeError, match="pair") as caught:
+        custom_gradient(RETURNED[kind])(eager.tensor(X))
+    assert [each.name for each in own_frames(caught.value)] == ["__call__"]
+
+
+@pytest.mark.once
+def test_all_frames_are_shown_on_request(monkeypatch):
+    monkeypatch.setenv("KERAS_CG_TRACEBACK", "full")
+
+    @custom_gradient
+    def culprit(x):
+        return 2 * x
+
+    with keras_cg.use_backend("numpy"), pytest.raises(TypeError) as caught:
+        culprit([np.ones(2)])
+    assert [each.name for each in own_frames(caught.value)][-1] == "_checked_pair"
+
+
+@pytest.mark.once
+def test_a_bug_of_keras_cg_shows_all_frames(monkeypatch):
+    monkeypatch.setattr(keras_cg.call.pytree, "flatten", None)
+    with keras_cg.use_backend("numpy"), pytest.raises(TypeError) as caught:
+        custom_gradient(lambda x: x)([np.ones(2)])
+    assert len(own_frames(caught.value)) > 1
+
+
+@pytest.mark.once
+def test_the_checker_shows_the_line_of_the_rule():
+    @custom_gradient
+    def culprit(x):
+        return 2 * x, lambda upstream: upstream[:2]  # checked
+
+    with keras_cg.use_backend("numpy"), pytest.raises(GradientError) as caught:
+        keras_cg.grad(culprit)(X)
+    reason, cause = exceptions.described(caught.value)
+    number = line_of("checked").rpartition(":")[2]
+    line = "return 2 * x, lambda upstream: upstream[:2]  # checked"
+    assert reason.endswith(f"the rule is at test_error_locations.py:{number}: {line}")
+    assert "remedy: return a gradient in the shape of x" in reason and cause == caught.value.cause
+
+
+def test_the_names_of_types_are_public(eager):
+    name = {"jax": "jax.Array", "torch": "torch.Tensor", "tensorflow": "tf.Tensor", "numpy": "numpy.ndarray"}
+    assert errors.type_name(eager.tensor(X)) == name[eager.name]
+    assert errors.type_name("text") == "str"
+
+
+@pytest.mark.only("tensorflow")
+def test_a_function_inside_one_that_autograph_rewrote_has_its_name(backend):
+    import tensorflow as tf
+
+    @tf.function
+    def program(x):
+        @custom_gradient
+        def culprit(z):
+            return 2 * z
+
+        return culprit(x)
+
+    with pytest.raises(TypeError, match=r"TypeError: program\.<locals>\.culprit must return a pair"):
+        program(tf.constant(X))
