@@ -13,11 +13,10 @@ from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, parts
 from keras_cg.backends.tensorflow.derivatives import vjp
 from keras_cg.backends.tensorflow.recording import copies, push_forwardprop_state, record_operation, stop_recording
-from keras_cg.backends.tensorflow.tensors import dtype, nan_unless, own
+from keras_cg.backends.tensorflow.tensors import nan_unless, own
 from keras_cg.engine import linear, messages
 from keras_cg.engine.contract import Pullback
 from keras_cg.engine.linear import check_or_nan
-from keras_cg.engine.precision import is_differentiable
 
 
 class Backward:
@@ -140,8 +139,8 @@ def _upstream(shell: Any, arriving: Iterator[Any]) -> Any:
 def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
     """Returns the gradients of the parts of `tensor`."""
     if type(gradient) in PLAIN and type(tensor) in PLAIN:
-        # A tape (2.21) fails on a gradient of an integer tensor.
-        return [gradient if is_differentiable(dtype(tensor)) else None]
+        # `parts` has no integers, and a tape (2.21) fails on a gradient that belongs to none of them.
+        return [gradient] if is_floating(tensor) else []
     if gradient is None:
         return [None] * len(parts([tensor]))
     if isinstance(gradient, tf.IndexedSlices) and not is_composite(tensor):
