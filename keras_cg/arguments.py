@@ -29,6 +29,7 @@ class Arguments:
         self.backend, self.name, self.user = backend, name, user
         self.positionals, self.keywords, self._static = positionals, keywords, static
         self.is_ordinary = static is None
+        self.is_plain = static is None or static.is_plain
 
     @property
     def static(self) -> Tree:

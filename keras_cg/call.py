@@ -11,7 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
-from keras_cg import arguments, backends, config, conventions, errors, keras_interop, keras_scope, pytree, signature
+from keras_cg import (
+    arguments,
+    backends,
+    config,
+    conventions,
+    errors,
+    keras_interop,
+    keras_scope,
+    pytree,
+    signature,
+    tracebacks,
+    user_code,
+)
 from keras_cg.arguments import Arguments
 from keras_cg.conventions import Convention
 from keras_cg.engine import rule as rules
@@ -116,33 +128,79 @@ class Call(FlatFunction):
         if self.is_ordinary and self.output is None:
             # The first run of an ordinary call is outside of every scope of Keras.
             self.converted = self.backend.converted(self.user)
-            return self.returned(tensors, self.converted(*tensors))
+            results, rule, tree = self.accept(self.converted(*tensors))
+            return results, Pullback(self, tensors, tensors, rule, tree)
         args, kwargs = self.bind(tensors)
         pair, changed = self.run(args, kwargs)
         if kwargs:
             args = (*args, *signature.by_position(self.user, len(args), kwargs))
-        return self.returned(tensors, pair, args, changed)
+        results, rule, tree = self.accept(pair)
+        return (*results, *changed), Pullback(self, tensors, args, rule, tree)
 
-    def returned(
-        self, tensors: tuple[Any, ...], pair: Any, args: tuple[Any, ...] | None = None, changed: tuple[Any, ...] = ()
-    ) -> tuple[tuple[Any, ...], Pullback]:
-        """Returns the result of a run on `tensors`, in which the user's function returned `pair`.
-
-        The run had the positional arguments `args`, by default the tensors, and it `changed` variables of Keras.
-        """
+    def accept(self, pair: Any) -> tuple[tuple[Any, ...], Callable[..., Any], Tree]:
+        """Returns the tensors of the output, the rule and the static part of the output, of what a run returned."""
         backend = self.backend
-        results: Sequence[Any]
+        results: Any
         if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
-            rule, results, tree = pair[1], pair[:1], SINGLE
+            results, rule, tree = pair[:1], pair[1], SINGLE
         else:
             output, rule = _checked_pair(self.name, pair)
             results, tree = self.flatten(output)
         if self.output is None:
             self.output = tree
         # A copy, because the names that the rule reads may be bound to something else later.
-        rule = rule if backend.is_compiling() else freeze(rule)
-        pullback = Pullback(self, rule, tensors, tensors if args is None else args, tree)
-        return (*results, *changed), pullback
+        return results, rule if backend.is_compiling() else freeze(rule), tree
+
+    # Whether a rule has one parameter, as `gradients` needs it.
+    takes_one = staticmethod(signature.takes_one)
+
+    def pullback(self, tensors: Sequence[Any], rule: Callable[..., Any], output: Tree) -> Pullback:
+        """Returns the pullback of a run on `tensors`, which are the positional arguments if the rule gets these."""
+        return Pullback(self, tensors, tuple(tensors), rule, output)
+
+    def gradients(
+        self,
+        tensors: Sequence[Any],
+        rule: Callable[..., Any],
+        output: Tree,
+        cotangents: Sequence[Any],
+        needs_grad: Sequence[bool] | None,
+    ) -> tuple[Any, ...]:
+        """Returns the gradients by a rule of one parameter, None where there is none, or none is needed.
+
+        The tensors are plain. Most rules return a plain gradient for each, and nothing has to be converted.
+        """
+        backend = self.backend
+        upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
+        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
+        gradients: Any = result if type(result) is tuple else (result,)
+        if not self.is_ordinary:
+            gradients = self.static.tensors_of(gradients)
+        if len(gradients) == len(tensors):
+            for gradient, tensor in zip(gradients, tensors, strict=True):
+                if not backend.is_plain(gradient) or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+                    break
+            else:
+                return tuple(gradients)
+        specs = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
+        return self.checked(rule, specs, result, (), needs_grad)[0]
+
+    def checked(
+        self,
+        rule: Callable[..., Any],
+        specs: Sequence[Spec],
+        result: Any,
+        variables: Sequence[Any],
+        needs_grad: Sequence[bool] | None,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Returns the gradients in the result of a rule, and those of `variables`; an error says where the rule is."""
+        others: tuple[Any, ...] = ()
+        try:
+            if variables:
+                result, others = check_variables(self, result, variables)
+            return collect(self, specs, result, needs_grad), others
+        except errors.GradientError as error:
+            raise errors.locate(error, rule, self.user) from None
 
 
 class Pullback:
@@ -151,14 +209,13 @@ class Pullback:
     __slots__ = "_specs", "count", "function", "output", "rule", "takes_one", "tensors", "values"
 
     def __init__(
-        self, function: Call, rule: Callable[..., Any], tensors: Sequence[Any], args: tuple[Any, ...], output: Tree
+        self, function: Call, tensors: Sequence[Any], args: tuple[Any, ...], rule: Callable[..., Any], output: Tree
     ):
         self.function, self.rule, self.output, self.count = function, rule, output, len(args)
         self.takes_one = signature.takes_one(rule)
         self.values = args if not self.takes_one and conventions.gets_arguments(rule) else ()
-        backend = function.backend
+        backend, is_plain = function.backend, function.is_plain
         # Plain tensors are saved as they are; of all others only what is checked: JAX finds a leak in a saved tracer.
-        is_plain = function.is_ordinary or all(map(backend.is_plain, tensors))
         self.tensors = tensors if is_plain else ()
         self._specs = [] if is_plain else [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
 
@@ -172,66 +229,20 @@ class Pullback:
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
-        if variables or not self.takes_one:
-            return self._by_convention(cotangents, variables, needs_grad)
-        function, tensors, rule = self.function, self.tensors, self.rule
-        backend = function.backend
-        upstream = cotangents[0] if self.output is SINGLE else self.output.unflatten(self._upstreams(cotangents))
-        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
-        gradients: Any = result if type(result) is tuple else (result,)
-        if tensors and not function.is_ordinary:
-            gradients = function.static.tensors_of(gradients)
-        if tensors and len(gradients) == len(tensors):
-            # Most rules return a plain gradient for each tensor, and nothing has to be converted.
-            for gradient, tensor in zip(gradients, tensors, strict=True):
-                is_plain = backend.is_plain(gradient)
-                if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
-                    break
-                # TensorFlow's tape (2.21) fails on a gradient of an integer tensor.
-                if not is_differentiable(backend.dtype(tensor)):
-                    break
-            else:
-                return tuple(gradients), ()
-        return self._checked(result, (), needs_grad)
-
-    def _by_convention(
-        self, cotangents: Sequence[Any], variables: Sequence[Any], needs_grad: Sequence[bool] | None
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Returns the gradients of a rule of any convention, which may take `variables`."""
         function = self.function
+        if self.takes_one and self.tensors and not variables:
+            return function.gradients(self.tensors, self.rule, self.output, cotangents, needs_grad), ()
         convention = Convention(self.rule, function, self.values, self.count, self.output)
         try:
-            arguments = self._upstreams(cotangents), variables
+            arguments = upstreams_of(function.backend, self.output, cotangents), variables
             result = under(function.backend, convention.call, arguments, {})
-            return self._checked(result, variables, needs_grad)
+            return function.checked(self.rule, self.specs, result, variables, needs_grad)
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()
             if hint is not None:
                 error.add_note(hint)
-            errors.hide_frames(error)
+            tracebacks.hide_frames(error)
             raise
-
-    def _checked(
-        self, result: Any, variables: Sequence[Any], needs_grad: Sequence[bool] | None
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Returns the gradients in the result of the rule; an error says where the rule is."""
-        function, others = self.function, ()
-        try:
-            if variables:
-                result, others = check_variables(function, result, variables)
-            return collect(function, self.specs, result, needs_grad), others
-        except errors.GradientError as error:
-            raise errors.locate(error, self.rule, function.user) from None
-
-    def _upstreams(self, cotangents: Sequence[Any]) -> list[Any]:
-        """Returns the upstream of each leaf of the output, None where it has none."""
-        backend, output = self.function.backend, self.output
-        upstreams: list[Any] = [None] * len(output.leaves)
-        # After the cotangents of the outputs come those of the variables of Keras that the function changed.
-        for place, cotangent in zip(output.places, cotangents, strict=False):
-            if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
-                upstreams[place] = cotangent
-        return upstreams
 
     def takes_variables(self) -> bool:
         """Whether the rule takes the captured variables."""
@@ -282,9 +293,21 @@ def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> 
         return fun(*args, **kwargs)
 
 
+def upstreams_of(backend: Backend, output: Tree, cotangents: Sequence[Any]) -> list[Any]:
+    """Returns the upstream of each leaf of an output, None where it has none."""
+    upstreams: list[Any] = [None] * len(output.leaves)
+    # After the cotangents of the outputs come those of the variables of Keras that the function changed.
+    for place, cotangent in zip(output.places, cotangents, strict=False):
+        if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
+            upstreams[place] = cotangent
+    return upstreams
+
+
 def function_name(fun: Callable[..., Any]) -> str:
     """Returns the name of a function in messages."""
     name = getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None) or type(fun).__name__
+    if user_code.is_traced_by_dynamo():
+        return name  # no text to Dynamo of torch (2.13)
     # AutoGraph of TensorFlow (2.21) puts this before the name of a function inside one that it rewrote.
     return name.removeprefix("outer_factory.<locals>.inner_factory.<locals>.tf__")
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import call, config, errors, keras_interop, keras_scope
+from keras_cg import call, config, errors, keras_interop, keras_scope, tracebacks
 from keras_cg.pytree import SINGLE
 
 __all__ = ["CustomGradient", "custom_gradient"]
@@ -74,12 +74,12 @@ class CustomGradient(Generic[P, Output]):
     expected: Any
     value: Any
 
-    def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]], _name: str | None = None):
+    def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
         # Dynamo of torch 2.11 could not trace the update of an empty `__dict__`.
         updated = functools.WRAPPER_UPDATES if getattr(fun, "__dict__", None) else ()
         functools.update_wrapper(self, fun, updated=updated)
         # Read here, because torch.compile (2.13) misreads the name of a function while it traces.
-        self._name = _name or call.function_name(fun)
+        self._name = call.function_name(fun)
         self._signature: inspect.Signature | None = None
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Output:
@@ -99,7 +99,7 @@ class CustomGradient(Generic[P, Output]):
                 return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
             return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
         except Exception as error:
-            errors.hide_frames(error)
+            tracebacks.hide_frames(error)
             raise
 
     def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
@@ -109,7 +109,9 @@ class CustomGradient(Generic[P, Output]):
 
     def _of(self, fun: Any) -> Any:
         """Decorates `fun` under the name of this function, because torch.compile (2.13) misreads it while it traces."""
-        return CustomGradient(fun, self._name)
+        other: CustomGradient[..., Any] = CustomGradient(fun)
+        other._name = self._name
+        return other
 
     @overload
     def __get__(self, instance: None, owner: type) -> CustomGradient[P, Output]: ...

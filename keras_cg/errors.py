@@ -6,10 +6,8 @@ A message names the function and the argument, and says what came, what was expe
 from __future__ import annotations
 
 import difflib
-import os
 import warnings
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from keras_cg import user_code
@@ -182,30 +180,6 @@ def locate(error: E, rule: Any, function: Any) -> E:
     if not user_code.is_traced_by_dynamo():
         vars(located).update(vars(error), location=where)
     return located
-
-
-def hide_frames(error: BaseException) -> None:
-    """Takes all frames of keras_cg but the first out of the traceback of the user's exception, or of a message of ours.
-
-    All frames stay with the environment variable `KERAS_CG_TRACEBACK=full`.
-    """
-    if user_code.is_traced_by_dynamo() or os.environ.get("KERAS_CG_TRACEBACK") == "full":
-        return
-    shown: list[TracebackType] = []
-    entry = error.__traceback__
-    while entry is not None:
-        if not shown or not user_code.is_own(entry.tb_frame):
-            shown.append(entry)
-        last, entry = entry, entry.tb_next
-    # Another exception from inside keras_cg is a bug, and its report needs the frames.
-    if shown and (last is shown[-1] or is_reported(error)):
-        for entry, following in zip(shown, [*shown[1:], None], strict=True):
-            entry.tb_next = following
-
-
-def is_reported(error: BaseException) -> bool:
-    """Whether an exception has one of our messages."""
-    return vars(error).keys() >= set(DATA)
 
 
 def message(kind: Callable[[str], E], headline: str, **facts: str) -> Callable[..., E]:

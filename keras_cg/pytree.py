@@ -38,8 +38,11 @@ class Tree:
     """A flattened value, by default a tuple of leaves; after `partition`, its static part.
 
     `structure` is the treespec of optree, or the mark of a structure that needs none. `is_wrapped` says whether some
-    containers are wrapped in a `_Node`. `partition` puts None in the place of each tensor, and lists these `places`.
+    containers are wrapped in a `_Node`. `partition` puts None in the place of each tensor, lists these `places`, and
+    notes whether all of the tensors are plain.
     """
+
+    is_plain = False
 
     def __init__(
         self, leaves: list[Any], structure: Any = _TUPLE, is_wrapped: bool = False, places: Sequence[int] = ()
@@ -84,6 +87,12 @@ class Tree:
 
     def tensors_of(self, value: Any) -> Any:
         """Returns what a tuple has in the place of each tensor; () for another structure, but for tensors alone."""
+        if self.structure is not _TUPLE and len(self.places) == len(self.leaves):
+            # A container in the place of a tensor counts as its gradient here, and fails the check of each.
+            try:
+                return self.structure.flatten_up_to(value)
+            except ValueError:
+                return ()
         if self.structure is not _TUPLE:
             leaves, treespec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
             return [leaves[place] for place in self.places] if treespec == self.structure else ()
@@ -125,7 +134,9 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
     elif is_tensor(value):
         return Tree([value], _LEAF)
     leaves, treespec = optree.tree_flatten(value, none_is_leaf=True, namespace=_NAMESPACE)
-    nodes = [leaf if is_tensor(leaf) else _wrap(leaf, is_tensor, children) for leaf in leaves]
+    if all(map(is_tensor, leaves)):
+        return Tree(leaves, treespec)
+    nodes = [_wrap(leaf, is_tensor, children) for leaf in leaves]
     if all(map(operator.is_, nodes, leaves)):
         return Tree(leaves, treespec)
     value = optree.tree_unflatten(treespec, nodes)
@@ -139,7 +150,7 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
     """
     leaves = tree.leaves
     if all(map(backend.is_plain, leaves)):
-        tree.leaves, tree.places = [None] * len(leaves), range(len(leaves))
+        tree.leaves, tree.places, tree.is_plain = [None] * len(leaves), range(len(leaves)), True
         return leaves
     tensors: list[Any] = []
     tree.places = places = []
@@ -156,6 +167,7 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
         places.append(place)
         tensors.append(backend.asarray(leaf))
         leaves[place] = None
+    tree.is_plain = all(map(backend.is_plain, tensors))
     return tensors
 
 

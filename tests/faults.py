@@ -215,7 +215,7 @@ FAULTS = [
         "return len(came) == len(expected) and all(a is None or b is None or a == b for a, b in pairs)",
         "return len(came) == len(expected)",
     ),
-    ("pytree", "tensors stay in the static part", "leaves[place] = None\n    return", "pass\n    return"),
+    ("pytree", "tensors stay in the static part", "leaves[place] = None\n    tree.is_plain", "pass\n    tree.is_plain"),
     (
         "pytree",
         "tensors at other places",
@@ -268,7 +268,7 @@ FAULTS = [
         " or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:",
         " or gradient.dtype != tensor.dtype:",
     ),
-    ("call", "rule not frozen", "rule = rule if backend.is_compiling() else freeze(rule)", "pass"),
+    ("call", "rule not frozen", "rule if backend.is_compiling() else freeze(rule), tree", "rule, tree"),
     # A rule is compared, copied and tried.
     ("engine.rule", "tensors never differ", "if is_equal is False:", "if False:"),
     ("engine.rule", "heads never differ", "if head != other_head:", "if False:"),

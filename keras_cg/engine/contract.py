@@ -68,6 +68,8 @@ class Function(Protocol):
     user: Callable[..., Any]
     # Whether its arguments are plain tensors by position, as `is_plain` says.
     is_ordinary: bool
+    # Whether its arguments are plain tensors in any nest.
+    is_plain: bool
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...
 
@@ -76,10 +78,29 @@ class Function(Protocol):
 
 
 class OrdinaryFunction(Function, Protocol):
-    """A function that is called with plain tensors by position."""
+    """A function that is called with plain tensors by position.
 
-    def returned(self, tensors: Sequence[Any], pair: Any) -> tuple[Tensors, Pullback]:
-        """Returns the result of the first run, if `user(*tensors)` has returned `pair`."""
+    After `outputs, rule, structure = accept(user(*tensors))`, the pullback is `pullback(tensors, rule, structure)`.
+    """
+
+    def accept(self, pair: Any) -> tuple[Tensors, Callable[..., Any], Any]:
+        """Returns the outputs of what the first run returned, its rule, and the structure of the output."""
+
+    def takes_one(self, rule: Callable[..., Any]) -> bool:
+        """Whether a rule has one parameter, so that `gradients` can call it."""
+
+    def pullback(self, tensors: Sequence[Any], rule: Callable[..., Any], output: Any) -> Pullback:
+        """Returns the pullback of a run on `tensors`."""
+
+    def gradients(
+        self,
+        tensors: Sequence[Any],
+        rule: Callable[..., Any],
+        output: Any,
+        cotangents: Sequence[Any],
+        needs_grad: Sequence[bool] | None,
+    ) -> Tensors:
+        """Returns the gradients by a rule of one parameter, which needs no pullback."""
 
 
 class Backend(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 
-from keras_cg import errors, user_code
+from keras_cg import tracebacks, user_code
 
 # The parts of an error of keras_cg that a finding repeats.
 PARTS = ("got", "expected", "remedy")
@@ -43,7 +43,7 @@ def _reported(error: BaseException) -> BaseException | None:
     passed: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in passed:
-        if errors.is_reported(link) and str(link).partition("\n")[0] in str(error):
+        if tracebacks.is_reported(link) and str(link).partition("\n")[0] in str(error):
             return link
         passed.add(id(link))
         link = link.__cause__ or link.__context__

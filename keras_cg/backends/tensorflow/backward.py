@@ -139,7 +139,8 @@ def _upstream(shell: Any, arriving: Iterator[Any]) -> Any:
 def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
     """Returns the gradients of the parts of `tensor`."""
     if type(gradient) in PLAIN and type(tensor) in PLAIN:
-        return [gradient]
+        # `parts` has no integers, and a tape (2.21) fails on a gradient that belongs to none of them.
+        return [gradient] if is_floating(tensor) else []
     if gradient is None:
         return [None] * len(parts([tensor]))
     if isinstance(gradient, tf.IndexedSlices) and not is_composite(tensor):

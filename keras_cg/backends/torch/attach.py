@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -100,17 +100,15 @@ def record(
         pullback.capture([describe(variable) for variable in variables])
     elif inputs is tensors:
         return exported.cut(fun.name, outputs)
-    call = Call()
-    call.fun, call.count, call.pullback = fun, len(tensors), pullback
-    if is_autocast():
-        call.autocasts = autocasts(tensors)
+    call = Call(fun, len(tensors), autocasts=autocasts(tensors) if is_autocast() else ())
     residuals: Sequence[torch.Tensor] = ()
     if hooks(False) is not None:
         # Hooks move or drop what is saved. So the rule is dropped, too, and its tensors are saved for the comparison.
-        call.pullback, (residuals, call.facts) = None, pullback.outline(inputs)
-    elif pullback.holds_anything():
-        watched = [*inputs, *outputs]
-        call.watched = [*zip(watched, versions(watched), strict=True)]
+        residuals, facts = pullback.outline(inputs)
+        call = call._replace(facts=facts)
+    else:
+        watched = [*inputs, *outputs] if pullback.holds_anything() else []
+        call = call._replace(pullback=pullback, watched=[*zip(watched, versions(watched), strict=True)])
     saved = [unwrap_if_dead(tensor) for tensor in saveable((*tensors, *variables))]
     results: tuple[torch.Tensor, ...] = _apply((call, outputs, saveable(residuals)), *saved)
     return results
@@ -124,31 +122,30 @@ def attach_constant(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any,
         raise messages.changed_argument(fun.name)
     if type(pair) is tuple and len(pair) == 2 and is_plain(pair[0]) and not pair[0].requires_grad and callable(pair[1]):
         return pair[:1]
-    return record(fun, tensors, tensors, start, *fun.returned(tensors, pair))
+    outputs, *rest = fun.accept(pair)
+    return record(fun, tensors, tensors, start, outputs, fun.pullback(tensors, *rest))
 
 
-class Call:
+class Call(NamedTuple):
     """The state of one call that the backward pass needs, without the saved tensors.
 
     Attributes:
         fun: The function, which runs again for higher orders.
-        count: How many arguments it has.
+        number: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
-        facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         watched: The inputs and outputs, whose memory the rule may hold, each with its version.
         storages: Where the memory of the arguments and outputs begins.
+        facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         autocasts: The autocast of the first run, if there was one.
-        reads: Gets for each gradient whether it hangs on what only the rule reads; None if nothing asks.
     """
 
     fun: Function
-    count: int
+    number: int
     pullback: Pullback | None = None
-    facts: Any = None
     watched: Sequence[tuple[torch.Tensor, int]] = ()
     storages: frozenset[int] | set[int] = frozenset()
+    facts: Any = None
     autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
-    reads: list[bool] | None = None
 
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
         """Returns the pullback of another run, which must be that of the first."""
@@ -177,11 +174,12 @@ class Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, computed: tuple[Call, Any, Any], *tensors: torch.Tensor) -> Any:
         call, outputs, residuals = computed
-        ctx.call = call
         ctx.save_for_backward(*tensors, *residuals)
-        sharing = {storage_of(tensor): tensor for tensor in tensors[: call.count]}
+        # Gets for each gradient whether it hangs on what only the rule reads; None if nothing asks.
+        ctx.reads = None
+        sharing = {storage_of(tensor): tensor for tensor in tensors[: call.number]}
         sharing.pop(0, None)
-        call.storages = {*sharing, *map(storage_of, outputs)} - {0}
+        ctx.call = call._replace(storages={*sharing, *map(storage_of, outputs)} - {0})
         results = []
         for output in outputs:
             base = sharing.get(storage_of(output))
@@ -198,7 +196,7 @@ class Attached(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
-        count, stop, pullback = call.count, len(needs_grad), call.pullback
+        count, stop, pullback = call.number, len(needs_grad), call.pullback
         is_recorded = torch.is_grad_enabled()
         # Read once: a checkpoint recomputes saved tensors only once.
         saved = ctx.saved_tensors if is_recorded or pullback is None or stop > count else ()
@@ -208,19 +206,24 @@ class Attached(torch.autograd.Function):
             pullback = call.again([tensor.detach() for tensor in saved[:count]], saved[stop:])
         else:
             call.refuse_changes()
-        if not is_recorded and call.reads is not None:
-            pullback = functools.partial(_read, call.reads, pullback)
+        if not is_recorded and ctx.reads is not None:
+            pullback = functools.partial(_read, ctx.reads, pullback)
         gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count])
         if not is_recorded:
             gradients = copied(gradients, call.storages)
         if not keeps_graph():
-            call.pullback, call.watched = None, ()
+            ctx.call = call._replace(pullback=None, watched=())
         return (None, *gradients, *others)
 
 
 # The C part of `Function.apply`. The Python part (torch 2.13) looks for transforms, as `attach_any` did, for a
 # `setup_context`, which is not here, and for dead wrappers, as `record` did: 3 of 37 us.
 _apply: Callable[..., Any] = super(torch.autograd.Function, Attached).apply
+
+
+def is_attached(node: Any) -> bool:
+    """Whether a node of the graph is that of a call, which writes into `reads` what only its rule reads."""
+    return hasattr(node, "reads")
 
 
 # --- what the backward pass asks -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from keras_cg.backends.torch.attach import Call
+from keras_cg.backends.torch.attach import is_attached
 from keras_cg.backends.torch.tensors import edges, saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
 
@@ -37,9 +37,8 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
     if outer and not further:
         # A rule may read a tensor that is differentiated outside, and that no output depends on: it tells when it runs.
         for node, _, _ in edges(outputs):
-            call = getattr(node, "call", None)
-            if isinstance(call, Call):
-                call.reads = reads
+            if is_attached(node):
+                node.reads = reads
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]

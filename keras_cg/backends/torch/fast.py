@@ -1,4 +1,4 @@
-"""The fast path: plain tensors in, plain floating-point tensors out, and no special state of torch.
+"""The fast path: plain tensors in, plain floating tensors out, a rule of one parameter, no special state of torch.
 
 Any other call continues in `attach_any`, `record` or `Attached.backward`, from the line where the difference shows.
 """
@@ -20,7 +20,6 @@ from keras_cg.backends.torch.tensors import (
     hooks,
     is_autocast,
     is_included,
-    is_plain,
     is_tracing,
     keeps_graph,
     sequence_number,
@@ -35,7 +34,7 @@ def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return attach_any(fun, tensors)
     if forward_ad._current_level >= 0 or is_included(PRE_DISPATCH) or is_autocast() or hooks(False) is not None:
         return attach_any(fun, tensors)
-    if dynamo_callback() is not None or not (fun.is_ordinary or all(map(is_plain, tensors))):
+    if dynamo_callback() is not None or not fun.is_plain:
         return attach_any(fun, tensors)
     for tensor in tensors:
         if tensor.requires_grad:
@@ -52,47 +51,65 @@ def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
     except RuntimeError:  # an inference tensor has no version, a sparse one no storage
         return attach_any(fun, tensors)
     start = sequence_number()
-    outputs, pullback = fun.returned(inputs, fun.user(*inputs)) if fun.is_ordinary else fun(*inputs)
+    pullback: Any = None
+    if fun.is_ordinary:
+        outputs, rule, structure = fun.accept(fun.user(*inputs))
+    else:
+        outputs, pullback = fun(*inputs)
+        rule, structure = pullback.rule, pullback.output
     for detached, version in watched:
         if detached._version != version:
             raise messages.changed_argument(fun.name)
+    is_fast = fun.takes_one(rule) and len(outputs) == len(structure.places)
     for output in outputs:
-        is_usual = is_plain(output) and not output.requires_grad and output.layout is torch.strided
-        storage = output.untyped_storage().data_ptr() if is_usual and output.is_floating_point() else None
+        is_usual = is_fast and type(output) is torch.Tensor and output.layout is torch.strided
+        is_usual = is_usual and output.is_floating_point() and not output.requires_grad
+        storage = output.untyped_storage().data_ptr() if is_usual else None
         if storage is None or storage in storages:
+            pullback = pullback or fun.pullback(inputs, rule, structure)
             return record(fun, tensors, inputs, start, outputs, pullback)
         storages.add(storage)
         watched.append((output, output._version))
-    call = Call()
-    call.fun, call.count, call.pullback, call.storages = fun, len(inputs), pullback, storages
-    if pullback.holds_anything():
-        call.watched = watched
-    results: tuple[Any, ...] = _apply((call, outputs), *tensors)
-    return results
+    if rule.__closure__ is None and rule.__defaults__ is None:
+        watched = []  # an output would live as long as the graph
+    results: Any = _apply(((fun, inputs, rule, structure, watched, storages), outputs), *tensors)
+    return results if type(results) is tuple else (results,)
 
 
-class _Ordinary(Attached):
-    """`Attached` for such outputs."""
+class _Bare(torch.autograd.Function):
+    """`Attached` for such outputs, with the bare rule: None after a backward pass that does not keep the graph."""
 
     @staticmethod
-    def forward(ctx: Any, computed: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
-        ctx.call, outputs = computed
+    def forward(ctx: Any, known: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+        ctx.known, outputs = known
+        ctx.reads = None
         ctx.save_for_backward(*tensors)
-        return tuple([output.detach() for output in outputs])
+        return outputs[0].detach() if len(outputs) == 1 else tuple([output.detach() for output in outputs])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        call = ctx.call
-        pullback = call.pullback
-        if pullback is None or call.reads is not None or torch.is_grad_enabled():
-            return Attached.backward(ctx, *cotangents)
-        for tensor, version in call.watched:
+        fun, inputs, rule, structure, watched, storages = ctx.known
+        if rule is None or ctx.reads is not None or torch.is_grad_enabled():
+            return _any_backward(ctx, cotangents)
+        for tensor, version in watched:
             if tensor._version != version:
-                return Attached.backward(ctx, *cotangents)
-        gradients = copied(pullback(cotangents, (), ctx.needs_input_grad[1:])[0], call.storages)
+                return _any_backward(ctx, cotangents)
+        gradients = fun.gradients(inputs, rule, structure, cotangents, ctx.needs_input_grad[1:])
+        gradients = copied(gradients, storages)
         if not keeps_graph():
-            call.pullback, call.watched = None, ()
+            ctx.known = fun, (), None, structure, (), storages
         return None, *gradients
 
 
-_apply: Callable[..., Any] = super(torch.autograd.Function, _Ordinary).apply
+def _any_backward(ctx: Any, cotangents: Sequence[Any]) -> Any:
+    """Continues in `Attached.backward`, with the `Call` that it needs."""
+    fun, inputs, rule, structure, watched, storages = ctx.known
+    pullback = None if rule is None else fun.pullback(inputs, rule, structure)
+    ctx.call = Call(fun, len(ctx.needs_input_grad) - 1, pullback, watched, storages)
+    result = Attached.backward(ctx, *cotangents)
+    if not keeps_graph():
+        ctx.known = fun, (), None, structure, (), storages
+    return result
+
+
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Bare).apply

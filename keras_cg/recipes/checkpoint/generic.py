@@ -50,7 +50,7 @@ class _Unchanged:
 class _Recompute:
     """A function whose rule runs it again."""
 
-    is_ordinary = False
+    is_ordinary = is_plain = False
 
     def __init__(self, fun: OutputFunction, run: Callable[..., Tensors], unchanged: _Unchanged):
         self.backend, self.name, self.user = fun.backend, fun.name, fun.user

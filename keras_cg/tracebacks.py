@@ -1,0 +1,32 @@
+"""Shortens the traceback of an exception to the frames of the user."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from keras_cg import errors, user_code
+
+
+def hide_frames(error: BaseException) -> None:
+    """Takes all frames of keras_cg but the first out of the traceback of the user's exception, or of a message of ours.
+
+    All frames stay with the environment variable `KERAS_CG_TRACEBACK=full`.
+    """
+    if user_code.is_traced_by_dynamo() or os.environ.get("KERAS_CG_TRACEBACK") == "full":
+        return
+    shown: list[TracebackType] = []
+    entry = error.__traceback__
+    while entry is not None:
+        if not shown or not user_code.is_own(entry.tb_frame):
+            shown.append(entry)
+        last, entry = entry, entry.tb_next
+    # Another exception from inside keras_cg is a bug, and its report needs the frames.
+    if shown and (last is shown[-1] or is_reported(error)):
+        for entry, following in zip(shown, [*shown[1:], None], strict=True):
+            entry.tb_next = following
+
+
+def is_reported(error: BaseException) -> bool:
+    """Whether an exception has one of our messages."""
+    return vars(error).keys() >= set(errors.DATA)
