@@ -299,23 +299,6 @@ def test_orders_to_four(eager, backend):
         check(jax.vmap(compile_(g))(eager.tensor(X)))
 
 
-def test_the_composite_of_log1pexp(backend):
-    import jax
-
-    @custom_gradient
-    def log1pexp(x):
-        e = ops.exp(x)
-        return ops.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e))
-
-    s, value = 1 / (1 + np.exp(-0.5)), np.log1p(np.exp(0.5))
-    expected = 2 * s * s + 2 * value * s * (1 - s)
-    assert round(expected, 4) == 1.2327
-    square = lambda x: log1pexp(x) ** 2
-    with jax.enable_x64(True):
-        for transform in (jax.grad(jax.grad(square)), jax.jit(jax.hessian(square))):
-            np.testing.assert_allclose(transform(0.5), expected, rtol=1e-12)
-
-
 def test_mixed_partials(eager, backend):
     import jax
 
