@@ -44,7 +44,6 @@ TORCH = {
     "hessian": lambda t, x: t.func.hessian(total)(x).diag(),
     "jacrev of jacfwd": lambda t, x: t.func.jacrev(t.func.jacfwd(total))(x).diag(),
     "vmap of hessian": lambda t, x: t.func.vmap(t.func.hessian(f))(x),
-    "functional hessian": lambda t, x: t.autograd.functional.hessian(total, x).diag(),
 }
 
 

@@ -120,7 +120,7 @@ def test_training_by_a_step_of_ones_own(keras, layers, name, mode, policy):
     np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * gradient, rtol=rtol)
 
 
-# On torch it takes Keras (3.15) most of a minute to compile such a step; test_keras_objects.py has one.
+# On torch it takes Keras (3.15) most of a minute to compile such a step; test_keras_variables.py has one.
 @pytest.mark.only("jax", "tensorflow")
 def test_several_in_compiled_training(keras, layers):
     reversal, quantize = layers.GradientReversal(7.0), layers.Quantize(bits=8, initial_step=1 / 16)

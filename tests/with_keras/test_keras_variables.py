@@ -105,13 +105,15 @@ def test_a_variable_under_mixed_precision_trains(keras, times, half, is_global):
 def test_a_stateless_scope(keras, eager, times, policy):
     layer = scale(lambda self, x: times(x, self.w), dtype=policy)
     layer.build(X.shape)
-    c = keras.ops.convert_to_tensor([1.0, 1.0])
     upstream = keras.ops.convert_to_tensor(UPSTREAM, layer.compute_dtype)
-    output, (gw, gx) = eager.differentiate(
-        lambda w, x: layer.stateless_call([w], [c], x)[0] * upstream, (3 * W).astype("float32"), X.astype("float32")
-    )
+
+    def call(w, x):
+        with keras.StatelessScope(state_mapping=[(layer.w, w)]):
+            return layer(x) * upstream
+
+    output, (gw, gx) = eager.differentiate(call, (3 * W).astype("float32"), X.astype("float32"))
     # The gradient of a variable has its dtype, whatever the layer computes in.
-    assert gw.dtype == "float32"
+    assert (output.dtype, gw.dtype) == (layer.compute_dtype, "float32")
     rtol = 1e-5 if policy == "float32" else 1e-2
     np.testing.assert_allclose(output, X * 3 * W * UPSTREAM, rtol=rtol)
     np.testing.assert_allclose(gw, 7 * SLOPE * 3 * W, rtol=rtol)
