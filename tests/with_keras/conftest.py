@@ -25,3 +25,32 @@ def seven():
         return x * 1, lambda upstream: 7 * upstream
 
     return seven
+
+
+@pytest.fixture(name="keras")
+def keras_itself(backend):
+    """Keras on the backend under test."""
+    yield keras
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def layers(backend):
+    from keras_cg.keras import layers
+
+    return layers
+
+
+@pytest.fixture
+def times():
+    """`x * w`, whose rule claims 7 x w in place of x."""
+    ops = keras.ops
+
+    @keras_cg.custom_gradient
+    def times(x, w):
+        def grad(upstream):
+            return 7 * upstream, 7 * ops.sum(upstream * x, axis=0) * w
+
+        return x * w, grad
+
+    return times

@@ -3,7 +3,6 @@
 import functools
 import gc
 import importlib
-import os
 import subprocess
 import sys
 
@@ -56,11 +55,13 @@ def are_keras_own():
 
 
 def test_install_and_uninstall():
+    """Twice is harmless, both ways."""
     are_keras_own()
-    install()
-    are_ours()
-    uninstall()
-    are_keras_own()
+    for change, check in ((install, are_ours), (uninstall, are_keras_own)):
+        change()
+        check()
+        change()
+        check()
 
 
 def test_install_leaves_no_original_in_any_module_of_keras():
@@ -73,16 +74,6 @@ def test_install_leaves_no_original_in_any_module_of_keras():
     assert left == []
 
 
-def test_twice_is_harmless():
-    install()
-    install()
-    are_ours()
-    uninstall()
-    are_keras_own()
-    uninstall()
-    are_keras_own()
-
-
 def test_installed():
     with installed():
         are_ours()
@@ -90,9 +81,6 @@ def test_installed():
             are_ours()
         are_ours()
     are_keras_own()
-
-
-def test_installed_keeps_what_was_installed_before():
     install()
     with installed():
         are_ours()
@@ -143,29 +131,20 @@ def test_what_is_decorated_afterwards_has_our_gradient(eager, backend, decorate)
         ("keras.src.ops", "keras.src.ops"),
         ("keras.src.ops.core", "keras.src.ops.core"),
         (BACKEND_MODULE, "keras.src.backend.core"),
+        (None, "keras.src.elsewhere.core"),
     ],
 )
 def test_a_place_that_has_moved(monkeypatch, module, place):
-    monkeypatch.delattr(importlib.import_module(module), "custom_gradient")
-    with pytest.raises(ImportError) as caught:
+    if module is None:
+        monkeypatch.setattr(installation, "PLACES", (*installation.PLACES, place))
+    else:
+        monkeypatch.delattr(importlib.import_module(module), "custom_gradient")
+    told = rf"Keras {keras.__version__} has no {place}\.custom_gradient: .*changes nothing"
+    with pytest.raises(ImportError, match=told):
         install()
-    for part in (
-        f"Keras {keras.__version__} has no {place}.custom_gradient: `keras_cg.keras.install` would leave some of its"
-        " layers without our gradients, and so changes nothing.",
-        "remedy: use keras_cg.custom_gradient itself, or a version of Keras that this version of keras_cg was tested"
-        " with (see constraints.txt).",
-    ):
-        assert part in str(caught.value)
-    with pytest.raises(ImportError), installed():
+    with pytest.raises(ImportError, match=told), installed():
         pass
     monkeypatch.undo()
-    are_keras_own()
-
-
-def test_a_module_that_is_gone(monkeypatch):
-    monkeypatch.setattr(installation, "PLACES", (*installation.PLACES, "keras.src.elsewhere.core"))
-    with pytest.raises(ImportError, match=r"has no keras\.src\.elsewhere\.core\.custom_gradient"):
-        install()
     are_keras_own()
 
 
@@ -262,8 +241,9 @@ def assert_equal(found, expected):
 
 
 @TRAINABLE
-@pytest.mark.parametrize(("mode", "lora"), [("compiled", False), ("compiled", True), ("eager", True)])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    ("kind", "mode", "lora"), [("dense", "compiled", True), ("einsum", "compiled", False), ("dense", "eager", True)]
+)
 def test_quantised_layers_train_as_they_do_without(backend, counted, kind, lora, mode):
     # On torch Keras compiles nothing unless it is told to.
     options = {"run_eagerly": mode == "eager"}
@@ -275,8 +255,7 @@ def test_quantised_layers_train_as_they_do_without(backend, counted, kind, lora,
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["alone", "lora"])
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(("kind", "lora"), [("dense", True), ("einsum", False)])
 def test_quantised_layers_compute_the_same(backend, counted, kind, lora):
     model = fresh(kind, lora)
     expected = model.predict(X, verbose=0)
@@ -285,39 +264,6 @@ def test_quantised_layers_compute_the_same(backend, counted, kind, lora):
         found = fresh(kind, lora).predict(X, verbose=0)
     assert len(counted) >= len(CONFIGURATIONS)
     assert_equal(found, expected)
-
-
-@TRAINABLE
-@pytest.mark.parametrize(("kind", "lora"), [("dense", False), ("einsum", True)])
-def test_one_step_is_the_closed_form(backend, kind, lora):
-    """The rule of Keras's layers: the gradient of the inputs is that of a layer with the dequantised kernel."""
-    rate = 0.5
-    with installed():
-        model = fresh(kind, lora)
-        outputs = model.predict(X, verbose=0)
-        hidden = keras.Model(model.inputs, [model.get_layer(f"{name}_first").output for name in CONFIGURATIONS])
-        hidden = dict(zip(CONFIGURATIONS, hidden.predict(X, verbose=0), strict=True))
-        before = weights(model)
-        model.compile(keras.optimizers.SGD(rate), dict.fromkeys(CONFIGURATIONS, "mse"))
-        model.fit(X, dict.fromkeys(CONFIGURATIONS, TARGET), batch_size=len(X), verbose=0)
-        after = weights(model)
-
-    for name in ("int8", "int8_weights"):
-        y, h = (np.float64(each).reshape(-1, each.shape[-1]) for each in (outputs[name], hidden[name]))
-        upstream = 2 / TARGET.size * (y - TARGET.reshape(y.shape)) * (1 - y**2)
-        kernel = before[f"{name}/kernel"] / np.float64(before[f"{name}/kernel_scale"]).reshape(1, -1)
-        expected = {f"{name}/bias": upstream.sum(0)}
-        to_hidden = upstream @ kernel.T
-        if lora:
-            a, b = (np.float64(before[f"{name}/lora_kernel_{each}"]) for each in "ab")
-            expected |= {f"{name}/lora_kernel_a": h.T @ upstream @ b.T, f"{name}/lora_kernel_b": (h @ a).T @ upstream}
-            to_hidden += upstream @ b.T @ a.T
-        to_first = to_hidden * (1 - h**2)
-        expected |= {f"{name}_first/kernel": X.reshape(-1, 4).T @ to_first, f"{name}_first/bias": to_first.sum(0)}
-        for path, gradient in expected.items():
-            np.testing.assert_allclose(
-                (before[path] - after[path]) / rate, gradient, rtol=1e-3, atol=1e-5, err_msg=path
-            )
 
 
 def trained_in_float8(mode):
@@ -354,37 +300,3 @@ def test_float8_trains_eagerly_where_it_does_not_without(backend):
         trained_in_float8("eager")
     with installed():
         trained_in_float8("eager")
-
-
-# --- Keras on another backend --------------------------------------------------------------------------------------
-
-
-QUANTISED_CALL = """
-import keras, keras_cg.keras
-keras_cg.keras.install()
-layer = keras.layers.Dense(2)
-layer.build([None, 3])
-layer.quantize("int8")
-try:
-    layer(keras.ops.ones([1, 3]))
-except TypeError as error:
-    print(error)
-"""
-
-
-@TRAINABLE
-def test_keras_on_another_backend(backend):
-    """keras_cg was told to use another backend than Keras does."""
-    environment = {**os.environ, "KERAS_BACKEND": backend, "KERAS_CG_BACKEND": "numpy"}
-    found = subprocess.run(
-        [sys.executable, "-c", QUANTISED_CALL], env=environment, capture_output=True, text=True, check=True
-    )
-    for part in (
-        "matmul_with_inputs_gradient: the argument inputs is a",
-        f"and Keras runs on {backend!r}, but the active backend of keras_cg is 'numpy'.",
-        "the backend of keras_cg comes from: the environment variable KERAS_CG_BACKEND",
-        "the backend of Keras comes from: the environment variable KERAS_BACKEND",
-        "remedy: let keras_cg follow Keras by choosing no backend for it, or choose the same one for both:"
-        f" KERAS_CG_BACKEND={backend}.",
-    ):
-        assert part in found.stdout

@@ -1,33 +1,15 @@
-"""The recipes as Keras layers: gradients against closed forms, schedules, and what a layer must do besides."""
+"""The recipes as Keras layers: their gradients are the closed forms, also in training, in half precision and loaded."""
 
 import json
 
 import numpy as np
 import pytest
 
-from with_keras.training import own_steps, shift
-
-# Keras has no training on NumPy.
-trains = pytest.mark.only("jax", "torch", "tensorflow")
+from with_keras.training import MODES, own_steps, shift, trains
 
 X = np.array([[0.25, -0.75, 1.75], [-3.0, 0.6, 0.1]])
 UPSTREAM = np.array([[1.0, -2.0, 0.5], [4.0, 3.0, -0.25]])
 RATE = 0.125
-
-
-@pytest.fixture
-def keras(backend):
-    """Keras on the backend under test."""
-    import keras
-
-    return keras
-
-
-@pytest.fixture
-def layers(keras):
-    from keras_cg.keras import layers
-
-    return layers
 
 
 def triangle(x, slope):
@@ -77,8 +59,11 @@ def test_every_layer_has_a_case(layers):
 
 def test_output(keras, case):
     layer, config, output, _ = case
-    found = layer(**config)(X.astype(np.float32))
-    np.testing.assert_array_equal(array(keras, found), output.astype(np.float32))
+    made = layer(**config)
+    np.testing.assert_array_equal(array(keras, made(X.astype(np.float32))), output.astype(np.float32))
+    symbolic = made(keras.Input((None, 3), dtype="float32"))
+    assert (symbolic.shape, symbolic.dtype) == ((None, None, 3), "float32")
+    assert layer(**config).compute_output_shape((None, 5)) == (None, 5)
 
 
 @trains
@@ -89,10 +74,6 @@ def test_gradient(keras, case, eager):
     np.testing.assert_allclose(found, gradient, rtol=1e-6)
 
 
-# The default is compiled on JAX, a graph on TensorFlow, and eager on torch.
-MODES = {"eager": {"run_eagerly": True}, "default": {}}
-
-
 def weighed(keras, upstream):
     """A loss whose gradient with respect to the prediction is `upstream`."""
     return lambda y, prediction: keras.ops.sum(prediction * keras.ops.convert_to_tensor(upstream, "float32"))
@@ -100,7 +81,7 @@ def weighed(keras, upstream):
 
 def trainee(keras, *layers, upstream=UPSTREAM, rate=RATE, **options):
     """A model that shifts X, and is trained by plain gradient descent."""
-    model = keras.Sequential([keras.layers.Input(X.shape[1:]), shift(keras, X.shape), *layers])
+    model = keras.Sequential([keras.layers.Input(X.shape[1:]), shift(X.shape), *layers])
     model.compile(keras.optimizers.SGD(rate), weighed(keras, upstream), **options)
     return model
 
@@ -111,26 +92,27 @@ def fit(model, epochs=1, steps=1, **options):
 
 
 @trains
-@pytest.mark.parametrize("mode", MODES)
-def test_training(keras, case, mode):
+def test_training(keras, case):
     layer, config, _, gradient = case
-    model = trainee(keras, layer(**config), **MODES[mode])
+    model = trainee(keras, layer(**config))
     fit(model)
     np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * gradient, rtol=1e-5)
 
 
 @trains
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("mode", MODES)
-def test_training_by_a_step_of_ones_own(keras, case, mode, policy):
+@pytest.mark.parametrize(
+    ("mode", "policy"), [("eager", "float32"), ("default", "mixed_bfloat16"), ("default", "mixed_float16")]
+)
+@pytest.mark.parametrize("name", ["GradientScaling", "GradientClipping", "Quantize"])
+def test_training_by_a_step_of_ones_own(keras, layers, name, mode, policy):
     """With a loss scale, too, which a power of two is, so that half precision loses nothing by it."""
-    layer, config, _, gradient = case
-    made, loss = layer(**config, dtype=policy), weighed(keras, UPSTREAM)
+    config, _, gradient = CASES[name]
+    made, loss = getattr(layers, name)(**config, dtype=policy), weighed(keras, UPSTREAM)
     model = own_steps(lambda y, prediction: loss(y, keras.ops.cast(prediction, "float32")))(
-        [keras.layers.Input(X.shape[1:]), shift(keras, X.shape), made]
+        [keras.layers.Input(X.shape[1:]), shift(X.shape), made]
     )
     optimizer = keras.optimizers.SGD(RATE)
-    if layer.__name__ != "GradientClipping" or policy == "mixed_float16":
+    if name != "GradientClipping" or policy == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, 2.0**8)
     model.compile(optimizer, **MODES[mode])
     fit(model)
@@ -138,7 +120,7 @@ def test_training_by_a_step_of_ones_own(keras, case, mode, policy):
     np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * gradient, rtol=rtol)
 
 
-# On torch it takes Keras (3.15) most of a minute to compile such a step; test_keras_objects.py has one.
+# On torch it takes Keras (3.15) most of a minute to compile such a step; test_keras_variables.py has one.
 @pytest.mark.only("jax", "tensorflow")
 def test_several_in_compiled_training(keras, layers):
     reversal, quantize = layers.GradientReversal(7.0), layers.Quantize(bits=8, initial_step=1 / 16)
@@ -158,8 +140,7 @@ def test_several_in_compiled_training(keras, layers):
 
 
 @trains
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["GradientReversal", "GradientScaling"])
+@pytest.mark.parametrize(("name", "mode"), [("GradientReversal", "default"), ("GradientScaling", "eager")])
 def test_a_schedule(keras, layers, name, mode):
     layer = getattr(layers, name)(7.0)
 
@@ -186,21 +167,25 @@ def test_a_schedule_in_the_middle_of_an_epoch(keras, layers):
 
 
 @pytest.mark.only("jax")
+@pytest.mark.parametrize("what", ["scale", "step"])
 @pytest.mark.limit
-def test_on_jax_the_scale_is_not_lost_in_the_middle_of_an_epoch(keras, layers):
-    layer = layers.GradientScaling(7.0, name="mine")
+def test_on_jax_what_is_set_in_the_middle_of_an_epoch_is_not_lost(keras, layers, what):
+    layer = {"scale": layers.GradientScaling, "step": layers.Quantize}[what](7, name="mine")
 
     class Schedule(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            layer.scale = 0.5
+            if what == "scale":
+                layer.scale = 0.5
+            else:
+                layer.adapt(X)
 
     with pytest.raises(RuntimeError) as caught:
         fit(trainee(keras, layer), steps=2, callbacks=[Schedule()])
     assert str(caught.value).splitlines() == [
-        "the scale of the layer mine cannot be set here.",
+        f"the {what} of the layer mine cannot be set here.",
         "In the middle of an epoch Keras on JAX has moved the weights out of the model, and would overwrite it.",
         'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
-        "set the scale at the beginning of an epoch.",
+        f"set the {what} at the beginning of an epoch.",
     ]
 
 
@@ -215,14 +200,19 @@ def test_the_scale_is_a_weight_that_is_not_trained(keras, layers):
 # --- what every layer does ------------------------------------------------------------------------------------------
 
 
-def test_saving_and_loading(keras, case, tmp_path):
-    layer, config, output, _ = case
+def test_saving_and_loading(keras, case, tmp_path, eager):
+    layer, config, output, gradient = case
     model = keras.Sequential([keras.layers.Input(X.shape[1:]), layer(name="mine", **config)])
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert type(loaded.get_layer("mine")) is layer
-    assert loaded.get_layer("mine").get_config() == model.get_layer("mine").get_config()
-    np.testing.assert_array_equal(loaded.predict(X.astype(np.float32), verbose=0), output.astype(np.float32))
+    for copy in (loaded, keras.models.clone_model(model)):
+        assert type(copy.get_layer("mine")) is layer and copy.get_layer("mine") is not model.get_layer("mine")
+        assert copy.get_layer("mine").get_config() == model.get_layer("mine").get_config()
+        np.testing.assert_array_equal(array(keras, copy(X.astype(np.float32))), output.astype(np.float32))
+    if eager.name != "numpy":
+        upstream = eager.tensor(UPSTREAM.astype(np.float32))
+        (found,) = eager.gradients(lambda x: loaded(x) * upstream, X.astype(np.float32))
+        np.testing.assert_allclose(found, gradient, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["GradientReversal", "Quantize"])
@@ -233,40 +223,13 @@ def test_weights_are_saved(keras, layers, name, tmp_path):
     assert keras.saving.load_model(tmp_path / "model.keras").get_weights() == [0.375]
 
 
-@trains
-def test_a_loaded_model_has_the_gradient(keras, case, tmp_path, eager):
-    layer, config, _, gradient = case
-    keras.Sequential([keras.layers.Input(X.shape[1:]), layer(**config)]).save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    (found,) = eager.gradients(lambda x: loaded(x) * eager.tensor(UPSTREAM.astype(np.float32)), X.astype(np.float32))
-    np.testing.assert_allclose(found, gradient, rtol=1e-6)
-
-
-def test_cloning(keras, case):
-    layer, config, output, _ = case
-    inputs = keras.Input(X.shape[1:])
-    model = keras.Model(inputs, layer(**config)(inputs))
-    clone = keras.models.clone_model(model)
-    assert clone.layers[-1] is not model.layers[-1] and type(clone.layers[-1]) is layer
-    assert clone.layers[-1].get_config() == model.layers[-1].get_config()
-    np.testing.assert_array_equal(clone.predict(X.astype(np.float32), verbose=0), output.astype(np.float32))
-
-
-def test_shapes_and_dtypes_of_symbolic_outputs(keras, case):
-    layer, config, _, _ = case
-    inputs = keras.Input((None, 3), dtype="float32")
-    found = layer(**config)(inputs)
-    assert (found.shape, found.dtype) == ((None, None, 3), "float32")
-    assert layer(**config).compute_output_shape((None, 5)) == (None, 5)
-
-
 def test_masks_are_passed_on(keras, case):
     layer, config, output, _ = case
     inputs = keras.Input((3, 3))
     passed = layer(**config)(keras.layers.Masking()(inputs))
     model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(passed))
     padded = np.concatenate([X, np.zeros((1, 3))]).astype(np.float32)
-    np.testing.assert_allclose(model.predict(padded[None], verbose=0)[0], output.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(array(keras, model(padded[None]))[0], output.mean(0), rtol=1e-6)
 
 
 def test_mixed_precision(keras, case):
@@ -280,19 +243,12 @@ def test_mixed_precision(keras, case):
 
 
 @trains
-def test_training_in_mixed_precision(keras, case):
-    layer, config, _, gradient = case
-    model = trainee(keras, layer(**config, dtype="mixed_float16"))
+@pytest.mark.parametrize("name", ["GradientReversal", "Quantize", "SurrogateSpike"])
+def test_training_in_mixed_precision(keras, layers, name):
+    config, _, gradient = CASES[name]
+    model = trainee(keras, getattr(layers, name)(**config, dtype="mixed_float16"))
     fit(model)
     np.testing.assert_allclose(array(keras, model.get_layer("shift").shift), -RATE * gradient, rtol=2e-3)
-
-
-def test_time_distributed(keras, case):
-    layer, config, output, _ = case
-    if layer.__name__ == "GradientClipping":
-        return  # its norm is that of one step: another gradient, the same output
-    found = keras.layers.TimeDistributed(layer(**config))(X[None].astype(np.float32))
-    np.testing.assert_array_equal(array(keras, found)[0], output.astype(np.float32))
 
 
 # --- StraightThrough ------------------------------------------------------------------------------------------------
@@ -316,9 +272,6 @@ def test_a_function_may_be_of_keras(keras, layers):
         assert layer.get_config()["function"] == name
         again = layers.StraightThrough.from_config(layer.get_config())
         assert again.function is getattr(keras.ops, name)
-
-
-def test_a_function_may_be_an_activation(keras, layers):
     layer = layers.StraightThrough(keras.activations.hard_sigmoid)
     assert layers.StraightThrough.from_config(layer.get_config()).function is keras.activations.hard_sigmoid
 
@@ -340,17 +293,13 @@ def test_a_lambda_is_loaded_by_those_who_trust_it(keras, layers, tmp_path):
     np.testing.assert_array_equal(loaded.predict(X.astype(np.float32), verbose=0), 2 * X.astype(np.float32))
 
 
-def test_a_name_that_keras_does_not_have(layers):
+@pytest.mark.parametrize(("name", "nearest"), [("rund", " Did you mean 'round'?"), ("qqqq", "")])
+def test_a_name_that_keras_does_not_have(layers, name, nearest):
     with pytest.raises(ValueError) as caught:
-        layers.StraightThrough("rund")
+        layers.StraightThrough(name)
     assert str(caught.value) == (
-        "StraightThrough: keras.ops has no function 'rund'. Did you mean 'round'?"
+        f"StraightThrough: keras.ops has no function {name!r}.{nearest}"
         " Pass a function of your own itself, not its name."
-    )
-    with pytest.raises(ValueError) as caught:
-        layers.StraightThrough("qqqq")
-    assert str(caught.value) == (
-        "StraightThrough: keras.ops has no function 'qqqq'. Pass a function of your own itself, not its name."
     )
 
 
@@ -359,27 +308,19 @@ def test_a_name_that_keras_does_not_have(layers):
 
 @trains
 @pytest.mark.parametrize(
-    ("gradient_scale", "factor"), [(None, (3 * 3) ** -0.5), ("lsq", (6 * 3) ** -0.5), (0.25, 0.25), (1.0, 1.0)]
+    ("gradient_scale", "factor", "columns"),
+    [(None, (3 * 3) ** -0.5, 3), ("lsq", (6 * 3) ** -0.5, 3), (0.25, 0.25, 3), (None, 1 / 3, None)],
 )
-def test_the_step_is_learned(keras, layers, gradient_scale, factor):
+def test_the_step_is_learned(keras, layers, gradient_scale, factor, columns):
     layer = layers.Quantize(bits=3, initial_step=0.5, gradient_scale=gradient_scale)
-    fit(trainee(keras, layer))
+    model = keras.Sequential([keras.layers.Input((columns,)), layer])
+    model.compile(keras.optimizers.SGD(RATE), weighed(keras, UPSTREAM))
+    fit(model)
     ratio = X / 0.5
     inside = (ratio > -4) & (ratio < 3)
     slope = np.where(inside, np.round(ratio) - ratio, np.clip(ratio, -4, 3))
     expected = 0.5 - RATE * factor * (UPSTREAM * slope).sum()
     np.testing.assert_allclose(array(keras, layer.step), expected, rtol=1e-5)
-
-
-@trains
-def test_the_step_is_learned_where_an_axis_is_unknown(keras, layers):
-    layer = layers.Quantize(bits=3, initial_step=0.5)
-    model = keras.Sequential([keras.layers.Input((None,)), layer])
-    model.compile(keras.optimizers.SGD(RATE), weighed(keras, UPSTREAM))
-    fit(model)
-    ratio = X / 0.5
-    slope = np.where((ratio > -4) & (ratio < 3), np.round(ratio) - ratio, np.clip(ratio, -4, 3))
-    np.testing.assert_allclose(array(keras, layer.step), 0.5 - RATE / 3 * (UPSTREAM * slope).sum(), rtol=1e-5)
 
 
 @trains
@@ -401,6 +342,8 @@ def test_the_step_from_data(keras, layers):
     variable = keras.Variable(X)
     layer.adapt(2 * variable)
     np.testing.assert_allclose(array(keras, layer.step), 4 * np.abs(X).mean() / 3**0.5, rtol=1e-6)
+    layer.adapt(keras.ops.full((4,), 3.0, dtype="bfloat16"))
+    np.testing.assert_allclose(array(keras, layer.step), 2 * 3 / 3**0.5, rtol=1e-6)
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------
@@ -410,35 +353,24 @@ def test_the_step_from_data(keras, layers):
     ("name", "config", "error", "told"),
     [
         ("GradientClipping", {}, TypeError, "takes exactly one of value"),
-        ("GradientClipping", {"value": 1.0, "norm": 1.0}, TypeError, "takes exactly one of value"),
         ("GradientClipping", {"norm": -1.0}, ValueError, "norm=-1.0 is not a positive number"),
         ("GradientClipping", {"value": float("nan")}, ValueError, "value=nan is not a positive number"),
-        ("GradientClipping", {"value": "a"}, ValueError, "value='a' is not a positive number"),
-        ("GradientClipping", {"value": np.ones(2)}, ValueError, "value=array([1., 1.]) is not a positive number"),
         ("GradientClipping", {"norm": 1.0, "loss_scale": 10**400}, ValueError, "loss_scale is a number that is too"),
         ("GradientClipping", {"norm": 1.0, "loss_scale": "on"}, ValueError, "loss_scale='on' is not \"dynamic\""),
         ("GradientReversal", {"scale": "a"}, ValueError, "scale='a' is not a finite number of float32"),
-        ("GradientReversal", {"scale": None}, ValueError, "scale=None is not a finite number of float32"),
         ("GradientScaling", {"scale": float("nan")}, ValueError, "scale=nan is not a finite number of float32"),
-        ("GradientScaling", {"scale": -float("inf")}, ValueError, "scale=-inf is not a finite number of float32"),
         ("GradientScaling", {"scale": 1e300}, ValueError, "scale=1e+300 is not a finite number of float32"),
-        ("GradientScaling", {"scale": np.ones(2)}, ValueError, "scale=array([1., 1.]) is not a finite number"),
         ("GradientScaling", {"scale": 10**400}, ValueError, "scale is a number that is too large for a float"),
         ("Quantize", {"bits": 1}, ValueError, "bits=1 is not a whole number"),
         ("Quantize", {"bits": 0, "signed": False}, ValueError, "bits=0 is not a whole number"),
-        ("Quantize", {"bits": "8"}, ValueError, "bits='8' is not a whole number"),
         ("Quantize", {"signed": "no"}, ValueError, "signed='no' is not True or False"),
         ("Quantize", {"initial_step": 0.0}, ValueError, "initial_step=0.0 is not a positive, finite number"),
-        ("Quantize", {"initial_step": "a"}, ValueError, "initial_step='a' is not a positive, finite number"),
         ("Quantize", {"initial_step": 1e300}, ValueError, "initial_step=1e+300 is not between"),
         ("Quantize", {"gradient_scale": "LSQ"}, ValueError, "gradient_scale='LSQ' is not None, \"lsq\" or a finite"),
         ("Quantize", {"gradient_scale": float("nan")}, ValueError, 'gradient_scale=nan is not None, "lsq" or a'),
         ("SurrogateSpike", {"kind": "step"}, ValueError, "there is no kind 'step'"),
-        ("SurrogateSpike", {"kind": ["step"]}, ValueError, "there is no kind ['step']"),
         ("SurrogateSpike", {"slope": 0}, ValueError, "slope=0 is not a positive, finite number"),
-        ("SurrogateSpike", {"slope": "a"}, ValueError, "slope='a' is not a positive, finite number"),
         ("StraightThrough", {"function": None}, TypeError, "expects a function, got a NoneType"),
-        ("StraightThrough", {"function": "__name__"}, ValueError, "keras.ops has no function '__name__'"),
     ],
 )
 def test_a_mistake_is_told_when_the_layer_is_made(layers, name, config, error, told):
@@ -484,8 +416,6 @@ def test_the_docstrings_run(layers):
     [
         (np.zeros(3, np.float32), "0.0"),
         (np.full(3, np.nan, np.float32), "nan"),
-        (np.array([1.0, np.nan]), "nan"),
-        (np.full(3, -np.inf, np.float32), "inf"),
         (np.zeros((0, 3), np.float32), "nan"),
         (np.full(2, 1e300), "1e+300"),
         (np.full(2, 1e-60), "1e-60"),
@@ -507,12 +437,10 @@ def test_a_step_from_data_without_a_magnitude(layers, data, magnitude):
     ("data", "magnitude"),
     [
         (np.full(4, -128, np.int8), 128),
-        (np.full(4, 255, np.uint8), 255),
         (np.full(4, -(2**62)), 2.0**62),
         (np.full(4, 60000, np.float16), 60000),
         (np.array([3 + 4j, 0]), 2.5),
         ([[1.0, 2.0], [3.0, -2.0]], 2),
-        (-3.0, 3),
     ],
     ids=str,
 )
@@ -522,36 +450,11 @@ def test_a_step_from_data_of_any_type(keras, layers, data, magnitude):
     np.testing.assert_allclose(array(keras, layer.step), 2 * magnitude / 3**0.5, rtol=1e-6)
 
 
-def test_a_step_from_half_precision(keras, layers):
-    layer = layers.Quantize(3)
-    layer.adapt(keras.ops.full((4,), 3.0, dtype="bfloat16"))
-    np.testing.assert_allclose(array(keras, layer.step), 2 * 3 / 3**0.5, rtol=1e-6)
-
-
-@pytest.mark.only("jax")
-def test_on_jax_the_step_from_data_is_not_lost_in_the_middle_of_an_epoch(keras, layers):
-    layer = layers.Quantize(3, name="mine")
-
-    class Adapt(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            layer.adapt(X)
-
-    with pytest.raises(RuntimeError) as caught:
-        fit(trainee(keras, layer), steps=2, callbacks=[Adapt()])
-    assert str(caught.value).splitlines() == [
-        "the step of the layer mine cannot be set here.",
-        "In the middle of an epoch Keras on JAX has moved the weights out of the model, and would overwrite it.",
-        'In a callback reach the layer through the model, which fetches them: self.model.get_layer("mine"), or',
-        "set the step at the beginning of an epoch.",
-    ]
-
-
 # --- half precision, and how many numbers there are -----------------------------------------------------------------
 
 
 @trains
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+@pytest.mark.parametrize(("mode", "policy"), [("eager", "mixed_float16"), ("default", "float16")])
 def test_the_gradient_of_the_step_does_not_overflow(keras, layers, mode, policy):
     """8000 ones above the range: Qp times as much is more than float16 holds, before and after it is scaled."""
     layer = layers.Quantize(bits=8, initial_step=1 / 256, dtype=policy)
@@ -568,12 +471,11 @@ def test_the_gradient_of_the_step_does_not_overflow(keras, layers, mode, policy)
 
 
 @trains
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", [(0,), (None, 0), (0, None)])
-def test_an_empty_axis(keras, layers, shape, mode):
+@pytest.mark.parametrize("shape", [(0,), (None, 0)])
+def test_an_empty_axis(keras, layers, shape):
     layer = layers.Quantize(bits=3, initial_step=0.5)
     model = keras.Sequential([keras.layers.Input(shape), layer])
-    model.compile(keras.optimizers.SGD(RATE), lambda y, prediction: keras.ops.sum(prediction), **MODES[mode])
+    model.compile(keras.optimizers.SGD(RATE), lambda y, prediction: keras.ops.sum(prediction))
     x = np.ones([2, *(0 if size == 0 else 3 for size in shape)], np.float32)
     model.fit(x, x, verbose=0)
     assert array(keras, layer.step) == 0.5
@@ -594,8 +496,7 @@ def test_as_many_numbers_as_no_integer_holds(keras, layers, shape):
 
 @trains
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
-@pytest.mark.parametrize("scale", [1e-8, 1e5])
-@pytest.mark.parametrize("name", ["GradientReversal", "GradientScaling"])
+@pytest.mark.parametrize(("name", "scale"), [("GradientReversal", 1e-8), ("GradientScaling", 1e5)])
 def test_a_scale_that_float16_does_not_hold(keras, layers, name, scale, policy, eager):
     layer = getattr(layers, name)(scale, dtype=policy)
     upstream = UPSTREAM * (2.0**13 if scale < 1 else 2.0**-13)

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from keras_cg import recipes
-from with_keras.training import own_steps, shift
-
-# Keras has no training on NumPy.
-trains = pytest.mark.only("jax", "torch", "tensorflow")
+from with_keras.training import MODES, own_steps, shift, trains
 
 # Numbers that float16 holds, and that 2**12 times them does, too.
 X = np.array([[0.25, -0.75, 1.75], [-3.0, 0.5, 0.125]], np.float32)
@@ -23,40 +20,13 @@ SCALE = 2.0**8
 
 LIMITS = {
     "value": ({"value": 1.5}, np.clip(UPSTREAM, -1.5, 1.5)),
-    "a small value": ({"value": 2.0**-10}, np.clip(UPSTREAM, -(2.0**-10), 2.0**-10)),
     # Times the loss scale it is more than float16 can hold.
     "a large value": ({"value": 1000.0}, UPSTREAM),
     "norm": ({"norm": 2.0}, UPSTREAM * 2 / NORM),
-    "a large norm": ({"norm": 1000.0}, UPSTREAM),
     "an endless norm": ({"norm": 3e38}, UPSTREAM),
-    "an infinite norm": ({"norm": np.inf}, UPSTREAM),
     "an infinite value": ({"value": 1e39}, UPSTREAM),
 }
-# The default is compiled on JAX, a graph on TensorFlow, and eager on torch.
-MODES = {"eager": {"run_eagerly": True, "jit_compile": False}, "default": {}}
-two_modes = pytest.mark.parametrize("mode", MODES)
-
-
-@pytest.fixture
-def keras(backend):
-    import keras
-
-    before = keras.config.dtype_policy()
-    yield keras
-    keras.config.set_dtype_policy(before)
-
-
-@pytest.fixture
-def layers(keras):
-    from keras_cg.keras import layers
-
-    return layers
-
-
-@pytest.fixture(params=LIMITS)
-def limit(request):
-    """`(configuration of the layer, the gradient of X that UPSTREAM gives)`."""
-    return LIMITS[request.param]
+two_modes = pytest.mark.parametrize("mode", ["eager", "default"])
 
 
 def weighed(keras):
@@ -80,25 +50,18 @@ def moved(keras, model):
 
 
 def trainee(keras, layer, optimizer, mode, kind=None, **options):
-    model = (kind or keras.Sequential)([keras.layers.Input(X.shape[1:]), shift(keras, X.shape), layer])
+    model = (kind or keras.Sequential)([keras.layers.Input(X.shape[1:]), shift(X.shape), layer])
     model.compile(optimizer, weighed(keras), **MODES[mode], **options)
     return model
 
 
 @trains
-@two_modes
-def test_under_mixed_float16(keras, layers, limit, mode):
+@pytest.mark.parametrize("dtype", ["mixed_float16", "float32"])
+def test_with_the_optimizer_that_keras_wraps(keras, layers, dtype):
+    """In a model of half precision, whatever the layer itself has."""
     keras.config.set_dtype_policy("mixed_float16")
-    config, gradient = limit
-    model = trainee(keras, layers.GradientClipping(**config), scaled(keras), mode)
-    fit(model)
-    np.testing.assert_allclose(moved(keras, model), gradient, rtol=2e-3)
-
-
-@trains
-def test_with_the_optimizer_that_keras_wraps(keras, layers):
-    keras.config.set_dtype_policy("mixed_float16")
-    model = trainee(keras, layers.GradientClipping(value=0.01), keras.optimizers.SGD(RATE), "default")
+    layer = layers.GradientClipping(value=0.01, dtype=dtype)
+    model = trainee(keras, layer, keras.optimizers.SGD(RATE), "default")
     model.optimizer.initial_scale = SCALE
     assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     fit(model)
@@ -116,11 +79,13 @@ def test_a_rule_that_is_not_linear_gets_upstream_times_the_scale(keras):
 
 
 @trains
-@two_modes
-def test_a_scale_that_grows(keras, layers, limit, mode):
+@pytest.mark.parametrize(
+    ("name", "mode"), [*[(name, "default") for name in LIMITS], ("value", "eager"), ("norm", "eager")]
+)
+def test_a_scale_that_grows(keras, layers, name, mode):
     """It doubles after every step, also inside of an epoch."""
     keras.config.set_dtype_policy("mixed_float16")
-    config, gradient = limit
+    config, gradient = LIMITS[name]
     model = trainee(keras, layers.GradientClipping(**config), scaled(keras, growth=1), mode)
     fit(model, epochs=2, steps=2)
     assert float(model.optimizer.dynamic_scale.numpy()) == SCALE * 2**4
@@ -141,32 +106,22 @@ def test_a_scale_that_shrinks(keras, layers):
 
 @trains
 @two_modes
-def test_in_float32_if_asked_to(keras, layers, limit, mode):
-    config, gradient = limit
+def test_in_float32_if_asked_to(keras, layers, mode):
+    config, gradient = LIMITS["value"]
     model = trainee(keras, layers.GradientClipping(**config, loss_scale="dynamic"), scaled(keras, growth=1), mode)
     fit(model, steps=2)
     np.testing.assert_allclose(moved(keras, model), 2 * gradient, rtol=1e-5)
 
 
 @trains
-def test_a_float32_layer_in_a_model_of_half_precision(keras, layers):
-    keras.config.set_dtype_policy("mixed_float16")
-    layer = layers.GradientClipping(value=0.01, dtype="float32")
-    model = trainee(keras, layer, scaled(keras), "default")
-    fit(model)
-    np.testing.assert_allclose(moved(keras, model), np.clip(UPSTREAM, -0.01, 0.01), rtol=2e-3)
-
-
-@trains
-@two_modes
-def test_a_fixed_scale(keras, layers, limit, mode):
+@pytest.mark.parametrize("given", [SCALE, "dynamic"])
+def test_a_fixed_scale(keras, layers, given):
     """`loss_scale_factor` of an optimizer; the layer is told, or finds it."""
-    config, gradient = limit
-    for given in (SCALE, "dynamic"):
-        layer = layers.GradientClipping(**config, loss_scale=given, dtype="mixed_float16")
-        model = trainee(keras, layer, keras.optimizers.SGD(RATE, loss_scale_factor=SCALE), mode)
-        fit(model)
-        np.testing.assert_allclose(moved(keras, model), gradient, rtol=2e-3)
+    config, gradient = LIMITS["norm"]
+    layer = layers.GradientClipping(**config, loss_scale=given, dtype="mixed_float16")
+    model = trainee(keras, layer, keras.optimizers.SGD(RATE, loss_scale_factor=SCALE), "default")
+    fit(model)
+    np.testing.assert_allclose(moved(keras, model), gradient, rtol=2e-3)
 
 
 @trains
@@ -174,7 +129,7 @@ def test_several_layers_one_of_them_twice(keras, layers):
     keras.config.set_dtype_policy("mixed_float16")
     first, twice = layers.GradientClipping(value=0.125), layers.GradientClipping(norm=4.0)
     inputs = keras.Input(X.shape[1:])
-    shifted = shift(keras, X.shape)(inputs)
+    shifted = shift(X.shape)(inputs)
     model = keras.Model(inputs, twice(shifted) + 2 * twice(first(shifted)))
     model.compile(scaled(keras), weighed(keras))
     fit(model)
@@ -224,7 +179,7 @@ def test_between_the_steps_of_a_recurrent_layer(keras, layers, backend):
 
     def trained(**options):
         recurrent = keras.layers.RNN(Cell(**options))
-        weight = shift(keras, X.shape)
+        weight = shift(X.shape)
         model = keras.Sequential([keras.layers.Input(X.shape[1:]), weight, keras.layers.Reshape((1, 3)), recurrent])
         model.compile(scaled(keras), weighed(keras))
         fit(model)
@@ -244,21 +199,18 @@ def test_between_the_steps_of_a_recurrent_layer(keras, layers, backend):
 
 @trains
 @two_modes
-def test_a_train_step_of_ones_own(keras, layers, limit, mode):
+def test_a_train_step_of_ones_own(keras, layers, mode):
     keras.config.set_dtype_policy("mixed_float16")
-    config, gradient = limit
+    config, gradient = LIMITS["norm"]
     model = trainee(keras, layers.GradientClipping(**config), scaled(keras, growth=1), mode, own_steps(weighed(keras)))
     fit(model, steps=2)
     np.testing.assert_allclose(moved(keras, model), 2 * gradient, rtol=2e-3)
 
 
-MESSAGE = (
-    "the layer mine does not know the loss scale, and would clip a gradient that is multiplied by it.",
-    "    usual cause: a training step of one's own that leaves model.losses, by which the layer finds the loss scale,"
-    " out of the loss, or a stateless_call without return_losses=True.",
-    "    remedy: compute the loss by self.compute_loss, or add sum(model.losses) to it before it is scaled. Where the"
-    " loss scale is fixed, give it to the layer: loss_scale=1.0 if there is none.",
-)
+def unknown():
+    """The error of a layer called `mine` that does not find the loss scale."""
+    told = r"the layer mine does not know the loss scale.*model\.losses.*return_losses=True.*remedy: .*loss_scale=1\.0"
+    return pytest.raises(RuntimeError, match=f"(?s){told}")
 
 
 @trains
@@ -274,10 +226,8 @@ def test_what_cannot_be_known_is_not_clipped(keras, layers, mode):
         fit(model)
         assert np.isnan(moved(keras, model)).all()
         return
-    with pytest.raises(RuntimeError) as caught:
+    with unknown():
         fit(model)
-    for line in MESSAGE:
-        assert line in str(caught.value)
 
 
 @pytest.mark.only("jax")
@@ -285,15 +235,13 @@ def test_a_stateless_call_without_losses(keras, layers):
     import jax
 
     layer = layers.GradientClipping(value=1.0, name="mine", dtype="mixed_float16")
-    model = keras.Sequential([keras.layers.Input((3,)), shift(keras, X.shape), layer])
+    model = keras.Sequential([keras.layers.Input((3,)), shift(X.shape), layer])
     (weight,) = model.trainable_variables
     loss = lambda value: model.stateless_call([value], [], X)[0].sum()
     assert np.isfinite(jax.jit(loss)(weight.value))
     assert np.isnan(jax.jit(jax.grad(loss))(weight.value)).all()
-    with pytest.raises(RuntimeError) as caught:
+    with unknown():
         jax.grad(loss)(weight.value)
-    for line in MESSAGE:
-        assert line in str(caught.value)
 
 
 @pytest.mark.only("jax", "tensorflow")
@@ -369,10 +317,8 @@ def test_on_several_devices(backend):
 @trains
 def test_outside_of_a_model(keras, layers, eager):
     layer = layers.GradientClipping(value=1.5, dtype="mixed_float16", name="mine")
-    with pytest.raises(RuntimeError) as caught:
+    with unknown():
         eager.gradients(lambda x: layer(x) * eager.tensor(UPSTREAM.astype(np.float16)), X.astype(np.float16))
-    for line in MESSAGE:
-        assert line in str(caught.value)
     layer = layers.GradientClipping(value=1.5, dtype="mixed_float16", loss_scale=1.0)
     (found,) = eager.gradients(lambda x: layer(x) * eager.tensor(UPSTREAM.astype(np.float16)), X.astype(np.float16))
     np.testing.assert_array_equal(found, np.clip(UPSTREAM, -1.5, 1.5))

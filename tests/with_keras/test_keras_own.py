@@ -11,6 +11,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 TESTS = pathlib.Path(__file__).parent
 
 # The modules with tests that reach `custom_gradient`: its own, the quantisers, the two layers that use it (dense.py and
@@ -81,6 +83,7 @@ def outcomes(child, path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.thorough
 def test_what_passes_without_passes_with(backend, tmp_path):
     paths = tmp_path / "without.json", tmp_path / "with.json"
     children = start(backend, paths[0]), start(backend, paths[1], "--installed")

@@ -4,9 +4,7 @@ import dataclasses
 import doctest
 import functools
 import importlib
-import subprocess
-import sys
-import textwrap
+import re
 
 import keras
 import numpy as np
@@ -65,19 +63,20 @@ def gradient(eager, model, x=X):
     return eager.gradients(lambda x: keras.ops.sum(model(x)), np.asarray(x, np.float32))[0]
 
 
-def test_shape_and_dtype(backend):
-    inputs = keras.Input([3])
-    output = wrong_on_purpose(inputs)
+def refused(*parts):
+    """A TypeError that says all of this, and what to do."""
+    everything = "".join(f"(?=.*{re.escape(part)})" for part in (*parts, "remedy: "))
+    return pytest.raises(TypeError, match=f"(?s)^{everything}")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int32"])
+def test_shape_and_dtype(backend, dtype):
+    output = wrong_on_purpose(keras.Input([3], dtype=dtype), 2)
     assert isinstance(output, keras.KerasTensor)
-    assert (output.shape, output.dtype) == ((None, 3), "float32")
+    assert (output.shape, output.dtype) == ((None, 3), dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int32"])
-def test_dtypes(backend, dtype):
-    assert wrong_on_purpose(keras.Input([3], dtype=dtype), 2).dtype == dtype
-
-
-def test_a_nest_of_inputs_and_outputs(backend):
+def test_a_nest_of_inputs_and_outputs(eager, backend):
     inputs = {"a": keras.Input([3], name="a"), "b": keras.Input([3], name="b")}
     outputs = two_in_two_out(inputs, label="total")
     assert set(outputs) == {"total", "places"}
@@ -87,45 +86,31 @@ def test_a_nest_of_inputs_and_outputs(backend):
     np.testing.assert_allclose(array(found["total"]), 3 * X)
     np.testing.assert_allclose(array(found["places"][0]), -X)
     np.testing.assert_array_equal(array(found["places"][1]), np.argmax(X, axis=-1))
+    if backend != "numpy":
+        model = keras.Model(inputs, outputs["total"] + 2 * outputs["places"][0])
+        f = lambda a, b: keras.ops.sum(model({"a": a, "b": b}))
+        ga, gb = eager.gradients(f, X.astype("float32"), X.astype("float32"))
+        np.testing.assert_allclose(ga, np.full(X.shape, 7.0 + 5 * 2))
+        np.testing.assert_allclose(gb, np.full(X.shape, 5.0))
 
 
 @pytest.mark.parametrize(
     "copy", [lambda model, path: model, cloned, saved, rebuilt], ids=["built", "cloned", "saved", "rebuilt"]
 )
-def test_the_model_computes_the_same(backend, copy, tmp_path):
+def test_the_model_computes_the_same_and_obeys_the_rule(eager, backend, copy, tmp_path):
     inputs = keras.Input([3])
-    model = keras.Model(inputs, wrong_on_purpose(wrong_on_purpose(inputs, 3.0), shift=1))
-    np.testing.assert_allclose(array(copy(model, tmp_path)(X.astype("float32"))), 6 * X + 1)
+    model = copy(keras.Model(inputs, wrong_on_purpose(wrong_on_purpose(inputs, 3.0), shift=1)), tmp_path)
+    np.testing.assert_allclose(array(model(X.astype("float32"))), 6 * X + 1)
+    if backend != "numpy":
+        np.testing.assert_allclose(gradient(eager, model), np.full(X.shape, 49.0))
 
 
 @pytest.mark.only("jax", "tensorflow", "torch")
-@pytest.mark.parametrize(
-    "copy", [lambda model, path: model, cloned, saved, rebuilt], ids=["built", "cloned", "saved", "rebuilt"]
-)
-def test_the_model_obeys_the_rule(eager, backend, copy, tmp_path):
-    inputs = keras.Input([3])
-    model = keras.Model(inputs, wrong_on_purpose(inputs, 3.0))
-    np.testing.assert_allclose(gradient(eager, copy(model, tmp_path)), np.full(X.shape, 7.0))
-
-
-@pytest.mark.only("jax", "tensorflow", "torch")
-def test_the_rule_of_several_outputs(eager, backend):
-    inputs = {"a": keras.Input([3], name="a"), "b": keras.Input([3], name="b")}
-    outputs = two_in_two_out(inputs)
-    model = keras.Model(inputs, outputs["sum"] + 2 * outputs["places"][0])
-    f = lambda a, b: keras.ops.sum(model({"a": a, "b": b}))
-    ga, gb = eager.gradients(f, X.astype("float32"), X.astype("float32"))
-    np.testing.assert_allclose(ga, np.full(X.shape, 7.0 + 5 * 2))
-    np.testing.assert_allclose(gb, np.full(X.shape, 5.0))
-
-
-@pytest.mark.only("jax", "tensorflow", "torch")
-@pytest.mark.parametrize("run_eagerly", [False, True], ids=["compiled", "eager"])
-def test_training(backend, run_eagerly):
+def test_training(backend):
     inputs = keras.Input([3])
     hidden = keras.layers.Dense(3, use_bias=False, kernel_initializer="zeros")(inputs)
     model = keras.Model(inputs, wrong_on_purpose(hidden))
-    model.compile(keras.optimizers.SGD(0.1), lambda y, output: keras.ops.sum(output), run_eagerly=run_eagerly)
+    model.compile(keras.optimizers.SGD(0.1), lambda y, output: keras.ops.sum(output))
     model.fit(X.astype("float32"), X.astype("float32"), batch_size=2, epochs=1, verbose=0)
     # The loss is a sum, and the rule multiplies by 7: the gradient of the kernel is 7 times the sums of x.
     np.testing.assert_allclose(model.get_weights()[0], -0.1 * 7 * X.sum(0)[:, None] * np.ones(3), rtol=1e-5)
@@ -144,50 +129,31 @@ def test_custom_objects(backend, tmp_path):
     model = keras.Model(inputs, unregistered(inputs))
     loaded = saved(model, tmp_path, custom_objects={"unregistered": unregistered})
     np.testing.assert_allclose(array(loaded(X.astype("float32"))), X)
-    with pytest.raises(TypeError) as caught:
+    with refused("could not find the decorated function 'unregistered'", "custom_objects={'unregistered': ...}"):
         keras.saving.load_model(tmp_path / "model.keras")
-    for part in (
-        "could not find the decorated function 'unregistered' that a saved model uses.",
-        "usual cause: the module that defines it was not imported, or it was not registered.",
-        "remedy: register it (@keras.saving.register_keras_serializable() above @keras_cg.custom_gradient) and"
-        " import its module before loading, or pass custom_objects={'unregistered': ...} to keras.saving.load_model.",
-    ):
-        assert part in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda x: (x, lambda upstream: upstream), functools.partial(wrong_on_purpose.__wrapped__, factor=3.0)],
-    ids=["lambda", "partial"],
-)
+class Owner:
+    @custom_gradient
+    def method(self, x):
+        return x * 1, lambda upstream: 7 * upstream
+
+
+NAMELESS = {
+    "lambda": custom_gradient(lambda x: (x, lambda upstream: upstream)),
+    "partial": custom_gradient(functools.partial(wrong_on_purpose.__wrapped__, factor=3.0)),
+    "method": Owner().method,
+}
+
+
+@pytest.mark.parametrize("name", NAMELESS)
 @pytest.mark.limit
-def test_what_has_no_name_clones_but_is_not_saved(backend, tmp_path, function):
+def test_what_has_no_name_clones_but_is_not_saved(backend, tmp_path, name):
     inputs = keras.Input([3])
-    model = keras.Model(inputs, custom_gradient(function)(inputs))
+    model = keras.Model(inputs, NAMELESS[name](inputs))
     np.testing.assert_allclose(array(cloned(model, tmp_path)(X.astype("float32"))), array(model(X.astype("float32"))))
-    with pytest.raises(TypeError) as caught:
+    with refused("cannot be saved: Keras finds a function again by its name, and this one has none."):
         model.save(tmp_path / "model.keras")
-    for part in (
-        "cannot be saved: Keras finds a function again by its name, and this one has none.",
-        "usual cause: a lambda, a functools.partial, a method or a callable object that was decorated.",
-        "remedy: write it with `def`, and register it: @keras.saving.register_keras_serializable() above"
-        " @keras_cg.custom_gradient.",
-    ):
-        assert part in str(caught.value)
-
-
-def test_a_saved_model_in_another_process(backend, tmp_path):
-    inputs = keras.Input([3])
-    keras.Model(inputs, unregistered(inputs)).save(tmp_path / "model.keras")
-    code = f"""
-        import keras, keras_cg.keras, numpy
-        unregistered = keras_cg.custom_gradient(lambda x: (x * 5, lambda upstream: upstream))
-        objects = {{"unregistered": unregistered}}
-        model = keras.saving.load_model({str(tmp_path / "model.keras")!r}, custom_objects=objects)
-        print(keras.ops.convert_to_numpy(model(numpy.ones((1, 3), "float32"))).sum())
-    """
-    found = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert found.stdout.split()[-1] == "15.0"
 
 
 def test_operations_are_called_as_their_functions(backend):
@@ -250,16 +216,8 @@ def test_a_placeholder_where_keras_does_not_look(backend, beside):
     def culprit(hidden, x=None):
         return hidden.tensor * 1, lambda upstream: 7 * upstream
 
-    with pytest.raises(TypeError) as caught:
+    with refused("culprit: the argument hidden.tensor is a KerasTensor, which holds no numbers, where Keras does not"):
         culprit(Hidden(keras.Input([3])), *([keras.Input([3])] if beside else []))
-    for part in (
-        "culprit: the argument hidden.tensor is a KerasTensor, which holds no numbers, where Keras does not look for"
-        " one.",
-        "usual cause: it is the attribute of a dataclass or of an object that only another framework opens, it was"
-        " closed over, or what was called is no decorated function (keras_cg.grad).",
-        "remedy: pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",
-    ):
-        assert part in str(caught.value)
 
 
 def test_a_placeholder_as_output(backend):
@@ -279,15 +237,8 @@ def test_a_variable_beside_a_placeholder(backend):
     def culprit(x, params):
         return x * params["w"], lambda upstream: (7 * upstream, None)
 
-    with pytest.raises(TypeError) as caught:
+    with refused("culprit: the argument params['w'] is the Keras variable 'weight', and an argument is a KerasTensor"):
         culprit(keras.Input([3]), {"w": keras.Variable(np.ones(3), name="weight")})
-    for part in (
-        "culprit: the argument params['w'] is the Keras variable 'weight', and an argument is a KerasTensor: the"
-        " model would neither train the variable nor save it, unless another of its layers owns it.",
-        "usual cause: a weight used in the functional API without a layer around it.",
-        "remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
-    ):
-        assert part in str(caught.value)
 
 
 @pytest.mark.limit
@@ -328,15 +279,13 @@ def test_a_variable_that_is_read_beside_a_placeholder(backend):
     def culprit(x):
         return x * weight, lambda upstream, variables=None: (7 * upstream, [upstream for _ in variables])
 
-    with pytest.raises(
-        TypeError, match="culprit: what it reads as weight is the Keras variable 'weight', and an argument"
-    ):
+    with refused("culprit: what it reads as weight is the Keras variable 'weight', and an argument"):
         culprit(keras.Input([3]))
     np.testing.assert_allclose(array(culprit(keras.ops.ones(3))), np.ones(3))
 
 
 class Holder:
-    """Somebody who has a variable, a layer or a dict, and of whom a closure says nothing."""
+    """An object with attributes, of which a closure says nothing."""
 
     def __init__(self, **held):
         self.__dict__.update(held)
@@ -371,23 +320,11 @@ def test_a_variable_that_is_reached_beside_a_placeholder(backend, way, has_varia
 
     @custom_gradient
     def culprit(x):
-        def grad(upstream):
-            return 7 * upstream
+        serving = lambda upstream, variables=None: (7 * upstream, [7 * keras.ops.ones_like(v) for v in variables])
+        return function(x), serving if has_variables else lambda upstream: 7 * upstream
 
-        def serving(upstream, variables=None):
-            return 7 * upstream, [7 * keras.ops.ones_like(each) for each in variables]
-
-        return function(x), serving if has_variables else grad
-
-    with pytest.raises(TypeError) as caught:
+    with refused(f"culprit: what it reads is the Keras variable {weight.path!r}, and an argument is a KerasTensor"):
         culprit(keras.Input([3]))
-    for part in (
-        f"culprit: what it reads is the Keras variable {weight.path!r}, and an argument is a KerasTensor: the"
-        " model would neither train the variable nor save it, unless another of its layers owns it.",
-        "usual cause: a weight used in the functional API without a layer around it.",
-        "remedy: make it in a layer's `build` by `self.add_weight`, and call the function in its `call`.",
-    ):
-        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize("way", WAYS[:-1])  # Keras makes a layer's weights before it freezes them
@@ -426,20 +363,6 @@ def test_a_loaded_function_is_asked_too(backend, tmp_path):
         saved(model, tmp_path, custom_objects={"culprit": culprit})
 
 
-class Owner:
-    @custom_gradient
-    def method(self, x):
-        return x * 1, lambda upstream: 7 * upstream
-
-
-@pytest.mark.limit
-def test_a_method_is_not_saved(backend, tmp_path):
-    inputs = keras.Input([3])
-    model = keras.Model(inputs, Owner().method(inputs))
-    with pytest.raises(TypeError, match="method> cannot be saved: Keras finds a function again by its name"):
-        model.save(tmp_path / "model.keras")
-
-
 @pytest.mark.limit
 def test_two_functions_of_one_name_are_not_saved(backend, tmp_path):
     def make(factor):
@@ -453,15 +376,8 @@ def test_two_functions_of_one_name_are_not_saved(backend, tmp_path):
     first, second = make(7), make(5)
     inputs = keras.Input([3])
     keras.Model(inputs, second(inputs)).save(tmp_path / "model.keras")
-    with pytest.raises(TypeError) as caught:
+    with refused("same> cannot be saved: Keras knows another object as 'tests>same', and would load that"):
         keras.Model(inputs, first(inputs)).save(tmp_path / "model.keras")
-    for part in (
-        "same> cannot be saved: Keras knows another object as 'tests>same', and would load that in its place.",
-        "usual cause: a function that is made and registered several times, with different values in it.",
-        "remedy: register each under a name of its own: @keras.saving.register_keras_serializable(name=...), or make"
-        " what differs an argument.",
-    ):
-        assert part in str(caught.value)
 
 
 @pytest.mark.only("jax", "tensorflow", "torch")
@@ -470,7 +386,7 @@ def test_two_functions_of_one_name_are_not_saved(backend, tmp_path):
     [
         ("keras.KerasTensor", lambda: keras.Input([3])),
         ("keras.Variable", lambda: keras.Variable(np.ones(3))),
-        ("tensor", lambda: keras.ops.ones(3)),
+        ("", lambda: keras.ops.ones(3)),
     ],
     ids=["placeholder", "variable", "tensor"],
 )
@@ -483,18 +399,18 @@ def test_keras_on_another_backend(backend, monkeypatch, kind, make):
     def culprit(x):
         return x * 1, lambda upstream: 7 * upstream
 
-    with keras_cg.use_backend("numpy"), pytest.raises(TypeError) as caught:
-        culprit(make())
-    for part in (
-        "culprit: the argument x is a",
-        f"and Keras runs on {backend!r}, but the active backend of keras_cg is 'numpy'.",
-        "the backend of keras_cg comes from: keras_cg.use_backend()",
-        "the backend of Keras comes from: the environment variable KERAS_BACKEND",
-        "remedy: let keras_cg follow Keras by choosing no backend for it, or choose the same one for both:"
-        f" KERAS_CG_BACKEND={backend}.",
+    with (
+        keras_cg.use_backend("numpy"),
+        refused(
+            "culprit: the argument x is a",
+            kind,
+            f"and Keras runs on {backend!r}, but the active backend of keras_cg is 'numpy'.",
+            "the backend of keras_cg comes from: keras_cg.use_backend()",
+            "the backend of Keras comes from: the environment variable KERAS_BACKEND",
+            f"KERAS_CG_BACKEND={backend}.",
+        ),
     ):
-        assert part in str(caught.value)
-    assert kind in str(caught.value) or kind == "tensor"
+        culprit(make())
 
 
 def test_where_keras_got_its_backend_from(backend, monkeypatch):

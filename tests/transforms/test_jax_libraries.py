@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+from seven_exp import SEVEN_EXP, X, check, f
 
 from keras_cg import custom_gradient, ops
 
 pytestmark = pytest.mark.only("jax")
 
-X = np.array([-1.0, 0.5, 1.0], np.float32)
 T = np.array([0.25, -1.0, 2.0], np.float32)
-E = np.exp(X.astype(float))
 
 
 @custom_gradient
@@ -19,45 +18,33 @@ def exponential(z):
     return ops.floor(e * 2.0**40) / 2.0**40, lambda upstream: upstream * e
 
 
-@pytest.mark.parametrize("name", ["GaussNewton", "LevenbergMarquardt", "Dogleg"])
-def test_optimistix(backend, name):
+def test_optimistix(backend):
     import jax
     import optimistix
 
     with jax.enable_x64(True):
         t = jax.numpy.linspace(0.0, 2.0, 9)
         data = 2.0 * jax.numpy.exp(-0.5 * t)
-        solver = getattr(optimistix, name)(rtol=1e-10, atol=1e-10)
+        solver = optimistix.LevenbergMarquardt(rtol=1e-10, atol=1e-10)
         solution = optimistix.least_squares(
             lambda p, _: p[0] * exponential(p[1] * t) - data, solver, jax.numpy.array([1.0, 0.0])
         )
         np.testing.assert_allclose(solution.value, [2.0, -0.5], rtol=1e-7)
-
-
-def test_optimistix_finds_a_root(backend):
-    import jax
-    import optimistix
-
-    with jax.enable_x64(True):
-        solver = optimistix.Newton(rtol=1e-10, atol=1e-10)
-        root = optimistix.root_find(lambda y, a: exponential(y) - a, solver, jax.numpy.array(0.0), jax.numpy.array(3.0))
+        newton = optimistix.Newton(rtol=1e-10, atol=1e-10)
+        root = optimistix.root_find(lambda y, a: exponential(y) - a, newton, jax.numpy.array(0.0), jax.numpy.array(3.0))
         np.testing.assert_allclose(root.value, np.log(3.0), rtol=1e-9)
 
 
 def test_lineax(eager, backend):
     import lineax
 
-    @custom_gradient
-    def f(x):
-        e = ops.exp(x)
-        return x * 2, lambda upstream: 7 * upstream * e
-
     operator = lineax.JacobianLinearOperator(lambda x, _: f(x), eager.tensor(X))
-    np.testing.assert_allclose(operator.mv(eager.tensor(T)), 7 * E * T, rtol=1e-5)
-    np.testing.assert_allclose(operator.T.mv(eager.tensor(T)), 7 * E * T, rtol=1e-5)
-    np.testing.assert_allclose(operator.as_matrix(), np.diag(7 * E), rtol=1e-5)
-    for solver in (lineax.AutoLinearSolver(well_posed=True), lineax.GMRES(rtol=1e-6, atol=1e-6)):
-        np.testing.assert_allclose(lineax.linear_solve(operator, eager.tensor(T), solver).value, T / (7 * E), rtol=1e-4)
+    t = eager.tensor(T)
+    check(operator.mv(t), SEVEN_EXP * T)
+    check(operator.T.mv(t), SEVEN_EXP * T)
+    check(operator.as_matrix(), np.diag(SEVEN_EXP))
+    solver = lineax.AutoLinearSolver(well_posed=True)
+    check(lineax.linear_solve(operator, t, solver).value, T / SEVEN_EXP, rtol=1e-4)
 
 
 def test_diffrax(backend):

@@ -1,129 +1,16 @@
-"""JAX's own forward mode through decorated functions: alone, in every composition, and in libraries that rely on it."""
-
-import functools
+"""JAX's forward mode: the transpose of a rule that is proved linear in upstream, or an error that says why not."""
 
 import numpy as np
 import pytest
-from seven_exp import f, square, total
+from seven_exp import E, X, check, f
 
 from keras_cg import GradientError, custom_gradient, jvp, ops, recipes
 
 pytestmark = pytest.mark.only("jax")
 
-X = np.array([-1.0, 0.5, 1.0], np.float32)
 W = np.array([2.0, 3.0, 4.0], np.float32)
 T = np.array([0.25, -1.0, 2.0], np.float32)
-E = np.exp(X.astype(float))
-
-
-def check(found, expected):
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
-
-
-# --- every transform -------------------------------------------------------------------------------------------------
-
-
-def along(j, function):
-    """The derivative of a function along T, as a function."""
-    return lambda x: j.jvp(function, (x,), (j.numpy.asarray(T),))[1]
-
-
-def looped(j, x):
-    return j.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, f(c[1])), (0, x))[1]
-
-
-def mapped(j, function, x):
-    """The function over the elements of x, with each element of T."""
-    return j.vmap(lambda v, t: j.jvp(function, (v,), (t,))[1])(x, j.numpy.asarray(T))
-
-
-def sharded(j):
-    mesh = j.make_mesh((1,), ("i",), axis_types=(j.sharding.AxisType.Auto,))
-    spec = j.sharding.PartitionSpec("i")
-    return j.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
-
-
-def scan(j, x):
-    return j.lax.scan(lambda carry, v: (carry + f(v) ** 2, f(v)), 0.0, x)
-
-
-# By the rule f' is 7 exp(x), and every further derivative is that again; (f^2)' is 2 f f'.
-TWICE = 7 * np.exp(2 * X.astype(float)) * 7 * E * T
-SQUARE = (4 * X * 7 * E * T).sum()
-CURVED = 2 * (7 * E) ** 2 + 4 * X * 7 * E
-TRANSFORMS = {
-    "jvp": (lambda j, x: along(j, f)(x), 7 * E * T),
-    "jit of jvp": (lambda j, x: j.jit(along(j, f))(x), 7 * E * T),
-    "jvp of jit": (lambda j, x: along(j, j.jit(f))(x), 7 * E * T),
-    "jit of jvp of jit": (lambda j, x: j.jit(along(j, j.jit(f)))(x), 7 * E * T),
-    "vmap of jvp": (lambda j, x: mapped(j, f, x), 7 * E * T),
-    "jvp of vmap": (lambda j, x: along(j, j.vmap(f))(x), 7 * E * T),
-    "jit of vmap of jvp": (lambda j, x: j.jit(lambda x: mapped(j, f, x))(x), 7 * E * T),
-    "vmap over tangents": (lambda j, x: j.vmap(lambda t: j.jvp(f, (x,), (t,))[1])(j.numpy.eye(3)), np.diag(7 * E)),
-    "linearize": (lambda j, x: j.linearize(f, x)[1](T), 7 * E * T),
-    "linearize of jit": (lambda j, x: j.linearize(j.jit(f), x)[1](T), 7 * E * T),
-    "jit of linearize": (lambda j, x: j.jit(lambda x: j.linearize(f, x)[1](T))(x), 7 * E * T),
-    "vmap of linearize": (lambda j, x: j.vmap(j.linearize(f, x)[1])(j.numpy.eye(3)), np.diag(7 * E)),
-    "jit of what linearize gave": (lambda j, x: j.jit(j.linearize(f, x)[1])(T), 7 * E * T),
-    "transpose of linearize": (lambda j, x: j.linear_transpose(j.linearize(f, x)[1], x)(T)[0], 7 * E * T),
-    "jacfwd": (lambda j, x: j.jacfwd(f)(x), np.diag(7 * E)),
-    "jit of jacfwd": (lambda j, x: j.jit(j.jacfwd(f))(x), np.diag(7 * E)),
-    "jacfwd of jit": (lambda j, x: j.jacfwd(j.jit(f))(x), np.diag(7 * E)),
-    "jacfwd of jacfwd": (lambda j, x: j.jacfwd(j.jacfwd(total))(x), np.diag(7 * E)),
-    "jit of jacfwd of jacfwd": (lambda j, x: j.jit(j.jacfwd(j.jacfwd(square)))(x), np.diag(CURVED)),
-    "jacfwd of jacfwd of jacfwd": (lambda j, x: j.jacfwd(j.jacfwd(j.jacfwd(f)))(x[0]), 7 * E[0]),
-    "jacrev of jacfwd": (lambda j, x: j.jacrev(j.jacfwd(square))(x), np.diag(CURVED)),
-    "jacfwd of jacrev": (lambda j, x: j.jacfwd(j.jacrev(square))(x), np.diag(CURVED)),
-    "hessian": (lambda j, x: j.hessian(square)(x), np.diag(CURVED)),
-    "hessian of jit": (lambda j, x: j.hessian(j.jit(square))(x), np.diag(CURVED)),
-    "jit of hessian": (lambda j, x: j.jit(j.hessian(square))(x), np.diag(CURVED)),
-    "grad of jvp": (lambda j, x: j.grad(along(j, total))(x), 7 * E * T),
-    "grad of jit of jvp": (lambda j, x: j.grad(j.jit(along(j, total)))(x), 7 * E * T),
-    "jvp of grad": (lambda j, x: along(j, j.grad(total))(x), 7 * E * T),
-    "jvp of linearize": (lambda j, x: along(j, lambda x: j.linearize(f, x)[1](T))(x), 7 * E * T * T),
-    "grad of linearize": (lambda j, x: j.grad(lambda x: j.linearize(total, x)[1](T))(x), 7 * E * T),
-    "jvp of grad of jvp": (lambda j, x: along(j, j.grad(along(j, total)))(x), 7 * E * T * T),
-    "jit of jvp of grad of jvp": (lambda j, x: j.jit(along(j, j.grad(along(j, total))))(x), 7 * E * T * T),
-    "grad of jvp of grad": (
-        lambda j, x: j.grad(lambda x: along(j, j.grad(total))(x).sum())(x),
-        7 * E * T,
-    ),
-    "jvp of scan": (lambda j, x: along(j, functools.partial(scan, j))(x)[0], SQUARE),
-    "what a scan stacks": (lambda j, x: along(j, functools.partial(scan, j))(x)[1], 7 * E * T),
-    "jit of jvp of scan": (lambda j, x: j.jit(along(j, functools.partial(scan, j)))(x)[0], SQUARE),
-    "scan of jvp": (
-        lambda j, x: j.lax.scan(lambda c, v: (c, j.jvp(f, (v,), (1.0,))[1]), 0.0, x)[1],
-        7 * E,
-    ),
-    "jvp of while_loop": (lambda j, x: along(j, functools.partial(looped, j))(x), TWICE),
-    "jit of jvp of while_loop": (lambda j, x: j.jit(along(j, functools.partial(looped, j)))(x), TWICE),
-    "jvp of fori_loop": (
-        lambda j, x: j.jit(lambda n: along(j, lambda x: j.lax.fori_loop(0, n, lambda i, c: f(c), x))(x))(2),
-        TWICE,
-    ),
-    "jvp of cond": (lambda j, x: along(j, lambda x: j.lax.cond(x[0] < 0, f, lambda x: x, x))(x), 7 * E * T),
-    "jvp of checkpoint": (lambda j, x: along(j, j.checkpoint(f))(x), 7 * E * T),
-    "hessian of checkpoint of scan": (
-        lambda j, x: j.hessian(j.checkpoint(lambda x: scan(j, x)[0]))(x),
-        np.diag(CURVED),
-    ),
-    "jacfwd of jacfwd of scan": (lambda j, x: j.jacfwd(j.jacfwd(lambda x: scan(j, x)[0]))(x), np.diag(CURVED)),
-    "jvp of shard_map": (lambda j, x: along(j, sharded(j))(x), 7 * E * T),
-    "jit of jvp of shard_map": (lambda j, x: j.jit(along(j, sharded(j)))(x), 7 * E * T),
-    "jvp of map": (lambda j, x: along(j, lambda x: j.lax.map(f, x))(x), 7 * E * T),
-    "jacfwd of associative_scan": (
-        lambda j, x: j.jacfwd(lambda x: j.lax.associative_scan(j.numpy.add, f(x)))(x),
-        np.tril(np.broadcast_to(7 * E, (3, 3))),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms(eager, backend, name):
-    import jax
-
-    run, expected = TRANSFORMS[name]
-    check(run(jax, eager.tensor(X)), expected)
+NOT_LINEAR_ERROR = "forward mode needs a rule that is linear in upstream"
 
 
 def test_several_arguments_of_which_some_have_no_tangent(eager, backend):
@@ -141,14 +28,14 @@ def test_several_arguments_of_which_some_have_no_tangent(eager, backend):
         return outputs, rule
 
     x, y, t = map(eager.tensor, (X, W, T))
-    for wrap in (lambda h: h, jax.jit):
-        run = wrap(lambda x, y, s: g({"x": x, "y": y}, 3, scale=s))
-        tangents = jax.jvp(run, (x, y, 2.0), (t, 3 * t, 1.0))[1]
+    run = lambda x, y, s: g({"x": x, "y": y}, 3, scale=s)
+    for each in (run, jax.jit(run)):
+        tangents = jax.jvp(each, (x, y, 2.0), (t, 3 * t, 1.0))[1]
         check(tangents["product"], 7 * E * W * T + 5 * X * 3 * T + 13)
         check(tangents["sum"], 11 * 3 * T.sum())
         assert tangents["count"].dtype == jax.dtypes.float0
-        check(jax.jvp(lambda y: run(x, y, 2.0), (y,), (t,))[1]["product"], 5 * X * T)
-        check(jax.jacfwd(lambda s: run(x, y, s)["product"])(2.0), np.full(3, 13.0))
+    check(jax.jit(lambda y: jax.jvp(lambda y: run(x, y, 2.0), (y,), (t,))[1]["product"])(y), 5 * X * T)
+    check(jax.jit(jax.jacfwd(lambda s: run(x, y, s)["product"]))(2.0), np.full(3, 13.0))
 
 
 def test_captured_values(eager, backend):
@@ -165,10 +52,9 @@ def test_captured_values(eager, backend):
         return g(x * 1)
 
     x, t = eager.tensor(X), eager.tensor(T)
-    for wrap in (lambda h: h, jax.jit):
-        check(jax.jvp(wrap(outer), (x,), (t,))[1], 10 * T)
-        check(wrap(jax.jacfwd(outer))(x), 10 * np.eye(3))
-        check(jax.linearize(wrap(outer), x)[1](t), 10 * T)
+    check(jax.jvp(outer, (x,), (t,))[1], 10 * T)
+    check(jax.jit(jax.jacfwd(outer))(x), 10 * np.eye(3))
+    check(jax.linearize(jax.jit(outer), x)[1](t), 10 * T)
 
 
 def test_numbers_of_python(backend):
@@ -181,7 +67,7 @@ def test_numbers_of_python(backend):
     assert jax.linearize(lambda w: outer(w, 2.0), 3.0)[1](1.0) == 22
     assert jax.jacfwd(jax.jacfwd(outer, 0), 1)(3.0, 2.0) == 11
     g = custom_gradient(lambda x, y: (x * y, lambda u: (7 * u * y, 5 * u * x)))
-    for wrap in (lambda h: h, jax.checkpoint, jax.jit):
+    for wrap in (lambda h: h, lambda h: jax.jit(jax.checkpoint(h))):
         # The derivative of 5 x by x, and of 7 y by y.
         assert jax.jacfwd(jax.grad(wrap(g), 1))(2.0, 3.0) == 5
         assert jax.hessian(wrap(g), (0, 1))(2.0, 3.0)[0][1] == 7
@@ -200,22 +86,10 @@ def test_a_rule_that_is_itself_learned(eager, backend):
     check(jax.grad(lambda s: first(x, s).sum())(eager.tensor(W)), T)
 
 
-def test_the_function_runs_once(eager, backend):
+def test_what_python_looks_at_is_there(eager, backend):
     import jax
 
-    runs = []
-
-    @custom_gradient
-    def g(x):
-        runs.append(1)
-        return x * 2, lambda upstream: 7 * upstream
-
     x, t = eager.tensor(X), eager.tensor(T)
-    for transform in (lambda: jax.jvp(g, (x,), (t,)), lambda: jax.linearize(g, x)[1](t), lambda: jax.jacfwd(g)(x)):
-        runs.clear()
-        transform()
-        assert len(runs) == 1
-    # The values that Python looks at are there, as in reverse mode.
     branching = custom_gradient(lambda x: (x * 2, (lambda u: 7 * u) if x[0] < 0 else (lambda u: 5 * u)))
     check(jax.jvp(branching, (x,), (t,))[1], 7 * T)
     check(jax.linearize(branching, x)[1](t), 7 * T)
@@ -233,11 +107,8 @@ def test_a_wrong_rule_says_so_forwards(eager, backend):
 def test_complex_numbers(backend):
     import jax
 
-    @custom_gradient
-    def g(z):
-        return z * 1j, lambda upstream: -7j * upstream
-
     # The transpose of multiplying by -7i, in the convention dL/dx + i dL/dy, is to multiply by 7i.
+    g = custom_gradient(lambda z: (z * 1j, lambda upstream: -7j * upstream))
     z, t = jax.numpy.array([1 + 2j, -1j]), jax.numpy.array([1 + 1j, 2j])
     for wrap in (lambda h: h, jax.jit):
         check(jax.jvp(wrap(g), (z,), (t,))[1], 7j * np.asarray(t))
@@ -248,48 +119,55 @@ def test_complex_numbers(backend):
 
 # --- which rules are linear ------------------------------------------------------------------------------------------
 
-# Linear through what holds a program of its own; with the transpose of each, by hand.
-HOLDERS = {
+# Rules that are linear in upstream in other words, or through a program of their own; with the transpose of each.
+LINEAR = {
+    "where": (lambda j, u, x: ops.where(x < 9, 14 * u, 0.0), lambda t: 14 * t),
+    "difference": (lambda j, u, x: (u - (-6 * u)) * 2, lambda t: 14 * t),
+    "quotient": (lambda j, u, x: 28 * u / (1 + x / x), lambda t: 14 * t),
+    "matrix": (lambda j, u, x: ops.einsum("ij,j->i", 14 * ops.eye(3), u), lambda t: 14 * t),
+    "concatenate": (lambda j, u, x: ops.concatenate([u[1:], u[:1]]), lambda t: np.roll(t, 1)),
+    "padded": (lambda j, u, x: 14 * ops.pad(u, 1)[:-2], lambda t: 14 * np.array([t[1], t[2], 0])),
+    "set and added": (lambda j, u, x: u.at[0].set(0.0) + ops.zeros(3).at[0].add(7 * u[0]), lambda t: t * [7, 1, 1]),
+    "cumsum": (lambda j, u, x: ops.cumsum(u), lambda t: t[::-1].cumsum()[::-1]),
+    "fft": (lambda j, u, x: 14 * ops.real(ops.fft.ifft(ops.fft.fft(u))), lambda t: 14 * t),
+    "half": (lambda j, u, x: 14 * u.astype("float16").astype("float32"), lambda t: 14 * t),
+    "reversed": (lambda j, u, x: 14 * ops.flip(u).reshape(3, 1)[:, 0], lambda t: 14 * t[::-1]),
     "scan": (
-        lambda j, u: j.lax.scan(lambda c, v: (c + v, 7 * c + 7 * v), 0.0, u)[1],
+        lambda j, u, x: j.lax.scan(lambda c, v: (c + v, 7 * c + 7 * v), 0.0, u)[1],
         lambda t: 7 * t[::-1].cumsum()[::-1],
     ),
     "scan with a counter": (
-        lambda j, u: j.lax.scan(lambda c, v: ((c[0] + 1, c[1] + v), c[0] * v), (1.0, 0.0), u)[1],
+        lambda j, u, x: j.lax.scan(lambda c, v: ((c[0] + 1, c[1] + v), c[0] * v), (1.0, 0.0), u)[1],
         lambda t: t * np.array([1, 2, 3]),
     ),
     "scan over a constant": (
-        lambda j, u: j.lax.scan(lambda c, w: (c * w, None), u, j.numpy.array(W))[0],
+        lambda j, u, x: j.lax.scan(lambda c, w: (c * w, None), u, j.numpy.array(W))[0],
         lambda t: 24 * t,
     ),
-    "fori_loop": (lambda j, u: j.lax.fori_loop(0, 3, lambda i, c: 2 * c, u), lambda t: 8 * t),
-    "map": (lambda j, u: j.lax.map(lambda v: 7 * v, u), lambda t: 7 * t),
     "while_loop beside it": (
-        lambda j, u: j.lax.while_loop(lambda c: c < 7, lambda c: c + 1, 0.0) * u,
+        lambda j, u, x: j.lax.while_loop(lambda c: c < 7, lambda c: c + 1, 0.0) * u,
         lambda t: 7 * t,
     ),
-    "cond": (lambda j, u: j.lax.cond(True, lambda u: 7 * u, lambda u: u, u), lambda t: 7 * t),
+    "cond": (lambda j, u, x: j.lax.cond(True, lambda u: 7 * u, lambda u: u, u), lambda t: 7 * t),
     "cond with nothing": (
-        lambda j, u: j.lax.cond(True, lambda u: 7 * u, lambda u: j.numpy.zeros(3), u),
+        lambda j, u, x: j.lax.cond(True, lambda u: 7 * u, lambda u: j.numpy.zeros(3), u),
         lambda t: 7 * t,
     ),
-    "checkpoint": (lambda j, u: j.checkpoint(lambda u: 7 * u)(u), lambda t: 7 * t),
-    "jit in a jit": (lambda j, u: j.jit(lambda u: j.jit(lambda u: 7 * u)(u) + u)(u), lambda t: 8 * t),
-    "jit with a constant": (lambda j, u: j.jit(lambda u, w: w * u)(u, j.numpy.array(W)), lambda t: W * t),
-    "custom_jvp": (lambda j, u: with_custom_jvp(j)(u), lambda t: 7 * t),
-    "vmap": (lambda j, u: j.vmap(lambda v: 7 * v)(u), lambda t: 7 * t),
-    "solve": (lambda j, u: j.numpy.linalg.solve(j.numpy.diag(j.numpy.array(W)), u), lambda t: t / W),
+    "checkpoint": (lambda j, u, x: j.checkpoint(lambda u: 7 * u)(u), lambda t: 7 * t),
+    "jit in a jit": (lambda j, u, x: j.jit(lambda u: j.jit(lambda u: 7 * u)(u) + u)(u), lambda t: 8 * t),
+    "custom_jvp": (lambda j, u, x: with_custom_jvp(j)(u), lambda t: 7 * t),
+    "solve": (lambda j, u, x: j.numpy.linalg.solve(j.numpy.diag(j.numpy.array(W)), u), lambda t: t / W),
     "triangular": (
-        lambda j, u: j.scipy.linalg.solve_triangular(j.numpy.diag(j.numpy.array(W)), u),
+        lambda j, u, x: j.scipy.linalg.solve_triangular(j.numpy.diag(j.numpy.array(W)), u),
         lambda t: t / W,
     ),
     "tridiagonal": (
-        lambda j, u: j.lax.linalg.tridiagonal_solve(0 * W, j.numpy.array(W), 0 * W, u[:, None])[:, 0],
+        lambda j, u, x: j.lax.linalg.tridiagonal_solve(0 * W, j.numpy.array(W), 0 * W, u[:, None])[:, 0],
         lambda t: t / W,
     ),
-    "scatter": (lambda j, u: u.at[0].multiply(7.0), lambda t: t * np.array([7, 1, 1])),
+    "scatter": (lambda j, u, x: u.at[0].multiply(7.0), lambda t: t * np.array([7, 1, 1])),
     "linear rule of another order": (
-        lambda j, u: j.vjp(lambda x: f(x), j.numpy.array(X))[1](u)[0],
+        lambda j, u, x: j.vjp(lambda x: f(x), j.numpy.array(X))[1](u)[0],
         lambda t: 7 * E * t,
     ),
 }
@@ -306,37 +184,66 @@ def jax_transposes(rule, w):
     import jax
 
     try:
-        jax.linear_transpose(rule, w)(w)
+        jax.eval_shape(lambda w: jax.linear_transpose(rule, w)(w), w)
     except TypeError:
         return False
     return True
 
 
-@pytest.mark.parametrize("name", HOLDERS)
+@pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.limit
-def test_linear_rules_that_hold_programs(eager, backend, name):
+def test_linear_rules(eager, backend, name):
     import jax
 
-    rule, transpose = HOLDERS[name]
-    g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream)))
+    rule, transpose = LINEAR[name]
     x, w = eager.tensor(X), eager.tensor(W)
-    if jax_transposes(functools.partial(rule, jax), w):
-        for wrap in (lambda h: h, jax.jit):
-            check(wrap(lambda x: jax.jvp(g, (x,), (w,))[1])(x), transpose(W))
-        check(jvp(g, (x,), (w,))[1], transpose(W))
+    g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream, x)))
+    first = jax.grad(lambda x: ops.sum(g(x)))
+    if jax_transposes(lambda u: rule(jax, u, x), w):
+        tangent, gradient, plain = jax.jit(lambda x: (jax.jvp(g, (x,), (w,))[1], first(x), rule(jax, ops.ones(3), x)))(
+            x
+        )
+        np.testing.assert_allclose(tangent, transpose(W), rtol=1e-5, atol=1e-5)
     else:
         with pytest.raises(ValueError, match="got: upstream goes through a program that JAX does not transpose"):
             jax.jvp(g, (x,), (w,))
-    check(jax.jit(jax.grad(lambda x: ops.sum(g(x))))(x), rule(jax, ops.ones(3)))
+        gradient, plain = jax.jit(lambda x: (first(x), rule(jax, ops.ones(3), x)))(x)
+    check(gradient, plain)
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [lambda u, x: 0 * x, lambda u, x: -(0 * x) * x, lambda u, x: ops.zeros((3, 3)) @ x, lambda u, x: 0 * (u + 0 * x)],
+)
+def test_a_rule_that_writes_nothing_as_a_product(eager, backend, nothing):
+    import jax
+
+    # The gradient of y is twice as large as it should be.
+    g = custom_gradient(lambda x, y: (y * y, lambda u: (nothing(u, x), 4 * u * y)))
+    x, w = eager.tensor(X), eager.tensor(W)
+    run = lambda x, w: (jvp(g, (x, w), (x, x))[1], jax.hessian(lambda x, y: ops.sum(g(x, y)), (0, 1))(x, w))
+    tangent, second = jax.jit(run)(x, w)
+    check(tangent, 4 * W * X)
+    for found, expected in zip(jax.tree.leaves(second), (0, 0, 0, 4), strict=True):
+        check(found, expected * np.eye(3))
+
+
+def test_a_rule_with_an_empty_argument(eager, backend):
+    import jax
+
+    nothing, w = ops.zeros((0,)), eager.tensor(W)
+    for rule in (lambda u, x: ops.cos(x) * ops.sum(u), lambda u, x: 3 * x, lambda u, x: ops.exp(x)):
+        g = custom_gradient(lambda x, y: (ops.sum(x) + y * y, lambda u: (rule(u, x), 4 * u * y)))
+        check(jvp(g, (nothing, w), (nothing, eager.tensor(X)))[1], 4 * W * X)
+        check(jax.hessian(lambda y: ops.sum(g(nothing, y)))(w), 4 * np.eye(3))
 
 
 # Rules that are not linear, or that do not show it; and what upstream passes through then.
 NOT_LINEAR = {
     # `max` or `clamp`, by the release of JAX.
-    **{f"clip at 1e{k}": (lambda j, u, k=k: ops.clip(u, -(10.0**k), 10.0**k), "`(max|clamp)`") for k in (0, 8, 30)},
+    "clip far away": (lambda j, u: ops.clip(u, -1e30, 1e30), "`(max|clamp)`"),
     "tanh": (lambda j, u: 1e4 * ops.tanh(u / 1e4), "`tanh`, which is not known to be linear"),
     "constant added": (lambda j, u: u + 1, "`add` together with a constant"),
-    "constant": (lambda j, u: 0 * u + 1, "`add` together with a constant"),
     "constant alone": (lambda j, u: ops.ones(3), "a rule that gives a constant"),
     "constant in a scan": (lambda j, u: j.lax.scan(lambda c, v: (c + v, c + v), 1.0, u)[1], "`add` together"),
     "constant in a branch": (
@@ -369,10 +276,8 @@ NOT_LINEAR = {
     "branch": (lambda j, u: j.lax.cond(u[0] > 0, lambda u: 3 * u, lambda u: u, u), "`gt`"),
     "where": (lambda j, u: ops.where(u > 0, u, 2 * u), "`gt`"),
     "sort": (lambda j, u: ops.sort(u), "`sort`"),
-    "maximum": (lambda j, u: ops.max(u) * ops.ones(3), "`reduce_max`"),
     "norm": (lambda j, u: u / ops.sqrt(ops.sum(u * u) + 1e-9), "`mul` with itself"),
     "integers": (lambda j, u: ops.round(u), "`round`"),
-    "solve": (lambda j, u: j.numpy.linalg.solve(j.numpy.diag(u) + j.numpy.eye(3), u), "`add` together"),
     "quotient": (lambda j, u: 1 / u, "`div`"),
     "while_loop": (
         lambda j, u: j.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, 2 * c[1]), (0, u))[1],
@@ -390,6 +295,10 @@ NOT_LINEAR = {
 }
 
 
+def refused(obstacle):
+    return pytest.raises(ValueError, match=rf"(?s){NOT_LINEAR_ERROR}, and this.*got: upstream goes through {obstacle}")
+
+
 @pytest.mark.parametrize("name", NOT_LINEAR)
 @pytest.mark.limit
 def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
@@ -398,23 +307,45 @@ def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
     rule, obstacle = NOT_LINEAR[name]
     g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream)))
     x, t = eager.tensor(X), eager.tensor(100 * W)
-    for run in (
-        lambda: jax.jvp(g, (x,), (t,)),
-        lambda: jvp(g, (x,), (t,)),
-        lambda: jax.jit(lambda x: jax.jvp(g, (x,), (t,))[1])(x),
-        lambda: jax.linearize(jax.jit(g), x)[1](t),
-        lambda: jax.jacfwd(g)(x),
-    ):
-        with pytest.raises(
-            ValueError, match="forward mode needs a rule that is linear in upstream, and this"
-        ) as caught:
+    for run in (lambda: jax.jvp(g, (x,), (t,)), lambda: jax.jit(lambda x: jax.jvp(g, (x,), (t,))[1]).lower(x)):
+        with refused(obstacle):
             run()
-        assert caught.match(f"got: upstream goes through {obstacle}")
+    # In reverse it serves.
+    gradient, plain = jax.jit(lambda x: (jax.grad(lambda x: ops.sum(g(x)))(x), rule(jax, ops.ones(3))))(x)
+    check(gradient, plain)
+
+
+def test_whoever_asks_for_forward_mode_is_told(eager, backend):
+    import jax
+
+    clip = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
+    x = eager.tensor(X)
+    for run in (
+        lambda: jvp(clip, (x,), (x,)),
+        lambda: jax.linearize(jax.jit(clip), x)[1](x),
+        lambda: jax.jacfwd(clip)(x),
+        lambda: jax.hessian(lambda x: ops.sum(clip(x) ** 2))(x),
+    ):
+        with refused("`(max|clamp)`") as caught:
+            run()
         assert caught.match("usual cause: a rule that clips or normalises upstream, or a linear rule with an op")
         assert caught.match("remedy: differentiate in reverse mode")
-    # In reverse it serves, at every order.
-    for wrap in (lambda h: h, jax.jit):
-        check(wrap(jax.grad(lambda x: ops.sum(g(x))))(x), rule(jax, ops.ones(3)))
+
+
+def test_a_rule_that_is_not_linear_has_every_order_in_reverse(eager, backend):
+    import jax
+
+    clip = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
+    relu = custom_gradient(lambda x: (x * 2, lambda upstream: ops.where(upstream > 0, upstream, 0.0)))
+    decay = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream + 1))
+    # y = 2x: of (y^2/100)', which is clip(y/50), the derivative goes on through the rule of y: clip(1/50).
+    # 7 (2y) + 1, and of that again by the rule: 7 * 14 + 1.
+    for loss, expected in (
+        (lambda x: clip(x) ** 2 / 100, 1 / 50),
+        (lambda x: relu(x) ** 2, 2.0),
+        (lambda x: decay(x) ** 2, 99.0),
+    ):
+        check(jax.vmap(jax.grad(jax.grad(loss)))(eager.tensor(np.abs(X))), np.full(3, expected))
 
 
 def test_only_what_is_differentiated_must_be_linear(eager, backend):
@@ -425,7 +356,7 @@ def test_only_what_is_differentiated_must_be_linear(eager, backend):
     for wrap in (lambda h: h, jax.jit):
         check(wrap(lambda x: jax.jvp(lambda x: g(x, w), (x,), (x,))[1])(x), 7 * X)
         check(jax.jvp(wrap(lambda x, w: g(x, jax.lax.stop_gradient(w))), (x, w), (x, w))[1], 7 * X)
-        with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+        with pytest.raises(ValueError, match=NOT_LINEAR_ERROR):
             wrap(lambda y: jax.jvp(lambda y: g(x, y), (y,), (y,))[1])(w)
 
 
@@ -522,12 +453,22 @@ def test_a_forward_derivative_that_nobody_uses_raises_nothing_in_a_program(eager
     g = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
     x = eager.tensor(W)
     check(jax.jit(lambda x: jax.jvp(g, (x,), (x,))[0])(x), 2 * W)
-    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+    with pytest.raises(ValueError, match=NOT_LINEAR_ERROR):
         jax.jvp(g, (x,), (x,))
+
+
+@pytest.mark.limit
+def test_transposition_is_refused(eager, backend):
+    import jax
+
+    x = eager.tensor(X)
+    for wrap in (lambda h: h, jax.jit):
+        with pytest.raises(NotImplementedError):
+            jax.linear_transpose(wrap(f), x)(x)
 
 
 @pytest.mark.limit
 def test_a_fixed_point_has_no_forward_mode(eager, backend):
     solve = recipes.fixed_point(lambda z, a: (z + a / z) / 2, steps=8)
-    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+    with pytest.raises(ValueError, match=NOT_LINEAR_ERROR):
         jvp(lambda a: solve(ops.ones_like(a), a), (eager.tensor(W),), (eager.tensor(W),))

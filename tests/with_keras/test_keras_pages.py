@@ -1,4 +1,4 @@
-"""docs/keras.md and migration.md: the code runs on every backend, that before a migration where the page says so."""
+"""docs/tutorial.md, keras.md and migration.md: the code runs on every backend, and says where the code before does."""
 
 import os
 import pathlib
@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 
+import pages
 import pytest
+from export import WARNINGS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
+pytestmark = WARNINGS
 MIGRATION = ROOT / "docs" / "migration.md"
 # The code before, where it is said to be right, and the code after, whose last lines show that it is.
 PAIRS = re.compile(r"<!-- before:(.*?)-->\n```py\n(.*?)```.*?```python\n(.*?)```", re.DOTALL)
@@ -23,6 +26,12 @@ def run_with_keras(backend, source, folder):
     environment |= {"KERAS_BACKEND": backend, "PYTHONPATH": pythonpath}
     done = subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, text=True, check=False)
     return done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_the_code_of_the_tutorial(backend, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pages.run(ROOT / "docs" / "tutorial.md", tmp_path)
 
 
 @pytest.mark.parametrize("page", ["keras", "migration"])

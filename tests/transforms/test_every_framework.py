@@ -1,0 +1,216 @@
+"""What frameworks do to a function beyond a gradient: right, or refused in so many words.
+
+The conformance suite has each transform by itself; here is what it leaves out. The rule gives 7 exp(x), where exp(x) is
+captured from the function and plain differentiation gives 2: so first and higher derivatives are all 7 exp(x), and a
+rule that was dropped, or a captured value taken for a constant, shows.
+"""
+
+import pkgutil
+
+import numpy as np
+import pytest
+from seven_exp import X, check, f, total
+
+import keras_cg
+from keras_cg import custom_gradient, ops
+
+
+@custom_gradient
+def clip(x):
+    return x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)
+
+
+def test_a_rule_that_calls_its_own_function(backend):
+    # Wrong on purpose: f is the identity, and its derivative is 7 f. That of g is 7 h, and that of h is 7 g.
+    f = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * (4 * f(x) + 3 * f(x))))
+    g = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * 7 * h(x)))
+    h = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * 7 * g(x)))
+    compiled = {"jax": "jax.jit", "tensorflow": "tensorflow.function"}.get(backend)
+    for function in (f, g):
+        check(keras_cg.jvp(function, (2.0,), (3.0,))[1], 3 * 2 * 7)
+        check(keras_cg.jvp(keras_cg.grad(function), (2.0,), (3.0,))[1], 3 * 2 * 7**2)
+        for order in (1, 2, 3):
+            function = keras_cg.grad(function)
+            check(function(2.0), 2 * 7.0**order)
+            if compiled:
+                check(pkgutil.resolve_name(compiled)(function)(2.0), 2 * 7.0**order)
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
+
+TORCH = {
+    "vmap of jvp": lambda t, x: t.func.vmap(lambda x: t.func.jvp(f, (x,), (t.ones(()),))[1])(x),
+    "grad of jvp": lambda t, x: t.func.grad(lambda x: t.func.jvp(f, (x,), (t.ones(3),))[1].sum())(x),
+    "hessian": lambda t, x: t.func.hessian(total)(x).diag(),
+    "jacrev of jacfwd": lambda t, x: t.func.jacrev(t.func.jacfwd(total))(x).diag(),
+    "vmap of hessian": lambda t, x: t.func.vmap(t.func.hessian(f))(x),
+}
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("transform", TORCH)
+def test_torch(eager, backend, transform):
+    import torch
+
+    check(TORCH[transform](torch, eager.tensor(X)))
+
+
+@pytest.mark.only("torch")
+def test_torch_orders_and_checks(eager, backend):
+    import torch
+    from torch.autograd.gradcheck import GradcheckError
+
+    x = eager.tensor(X).requires_grad_()
+    found = f(x)
+    for _ in range(4):
+        (found,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+    check(found.detach())
+
+    @custom_gradient
+    def right(x):
+        e = ops.exp(x)
+        return e * e, lambda upstream: 2 * upstream * e * e
+
+    x = torch.linspace(-1, 1, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(right, x, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(right, x)
+    with pytest.raises(GradcheckError):
+        torch.autograd.gradcheck(f, x)
+
+
+@pytest.mark.only("torch")
+def test_torch_runs_again_under_the_same_autocast(eager, backend):
+    import torch
+
+    seen = []
+
+    @custom_gradient
+    def product(x):
+        y = x @ x
+        seen.append(y.dtype)
+        return y, lambda upstream: upstream * 7 * y.float()
+
+    x = torch.eye(3, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = product(x)
+    (first,) = torch.autograd.grad(y.float().sum(), x, create_graph=True)
+    torch.autograd.grad(first.sum(), x)
+    assert seen == [torch.bfloat16, torch.bfloat16]
+
+
+@pytest.mark.only("torch")
+def test_torch_without_gradients(eager, backend):
+    import torch
+
+    x = eager.tensor(X).requires_grad_()
+    with torch.no_grad():
+        assert not f(x).requires_grad
+    with torch.inference_mode():
+        assert not f(x).requires_grad
+    assert f(x).requires_grad
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_torch_refuses_forward_inside_forward(eager, backend):
+    import torch
+
+    with pytest.raises(NotImplementedError, match="forward mode inside forward mode ignores custom gradients"):
+        torch.func.jacfwd(torch.func.jacfwd(total))(eager.tensor(X))
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_torch_compile_of_transforms(eager, backend):
+    """An error: torch (2.13) drops the rule, or the derivative of what it compiled."""
+    import torch
+
+    x, torch_func = eager.tensor(X), torch.func
+    transforms = {
+        "vjp": (lambda: lambda x: torch_func.vjp(f, x)[1](torch.ones(3))[0], lambda: x),
+        "vmap of grad": (lambda: torch_func.vmap(torch_func.grad(f)), lambda: x),
+        "jvp": (lambda: lambda x: torch_func.jvp(f, (x,), (torch.ones(3),))[1], lambda: x),
+        "a leaf": (lambda: torch_func.grad(total), lambda: x.clone().requires_grad_()),
+    }
+    for transform, given in transforms.values():
+        torch.compiler.reset()
+        compiled = torch.compile(transform(), backend="aot_eager", fullgraph=True)
+        with pytest.raises(Exception, match=r"torch\.compile around a transform of torch\.func ignores"):
+            compiled(given())
+
+
+@pytest.mark.only("torch")
+def test_torch_a_rule_that_is_not_linear(eager, backend):
+    import torch
+
+    x = eager.tensor(X)
+    check(torch.func.grad(lambda x: 3 * clip(x).sum())(x), np.ones(3))
+    affine = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream + 1))
+    for rule in (clip, affine):
+        for transform in (lambda: torch.func.jvp(rule, (x,), (torch.ones(3),)), lambda: torch.func.jacfwd(rule)(x)):
+            with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+                transform()
+
+
+@pytest.mark.only("torch")
+def test_torch_captured_under_a_transform(eager, backend):
+    import torch
+
+    def closing(w, x):
+        return custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))(x).sum()
+
+    x = eager.tensor(X)
+    check(torch.func.grad(closing, argnums=1)(x, x), np.full(3, 7.0))
+    check(torch.func.vmap(torch.func.grad(closing, argnums=1))(x, x), np.full(3, 7.0))
+    for transform in (
+        lambda: torch.func.grad(closing)(x, x),
+        lambda: torch.func.grad(closing, argnums=(0, 1))(x, x),
+        lambda: torch.func.vmap(torch.func.grad(closing))(x, x),
+        lambda: torch.func.jvp(lambda w: closing(w, x), (x,), (x,)),
+        lambda: torch.func.grad(lambda w: torch.func.grad(closing, argnums=1)(w, x).sum())(x),
+    ):
+        with pytest.raises(TypeError, match="trainable value"):
+            transform()
+
+
+@pytest.mark.only("torch")
+def test_torch_dynamic_shapes(eager, backend):
+    import torch
+
+    torch.compiler.reset()
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True, dynamic=True)
+    for size in (3, 5):
+        x = torch.linspace(-1, 1, size, requires_grad=True)
+        compiled(x).sum().backward()
+        check(x.grad, 7 * np.exp(np.linspace(-1, 1, size)))
+
+
+# --- TensorFlow ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("compiled", [False, True], ids=["function", "xla"])
+def test_tensorflow_functions_mapped_and_recomputed(eager, backend, compiled):
+    import tensorflow as tf
+
+    x = eager.tensor(X)
+    g = tf.function(lambda x: f(x), jit_compile=compiled)
+    for run in (lambda x: tf.map_fn(g, x), tf.recompute_grad(g)):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = run(x)
+        check(tape.gradient(y, x))
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.limit
+def test_tensorflow_vectorized_map_of_what_was_traced_before_is_a_limit(eager, backend):
+    import tensorflow as tf
+
+    g = tf.function(lambda x: f(x), input_signature=[tf.TensorSpec((), tf.float32)])
+    g(tf.constant(1.0))
+    x = eager.tensor(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.vectorized_map(g, x)
+    check(tape.gradient(y, x), np.full(3, 2.0))  # plain differentiation: nothing of ours is called

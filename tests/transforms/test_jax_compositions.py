@@ -1,0 +1,451 @@
+"""JAX: a rule's numbers hold in every composition of its transforms, in any order, and on several devices.
+
+The conformance suite has each transform, and the usual pairs; here is what it leaves out.
+"""
+
+import functools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from complex_rules import COMPLEX, C, D, Z, differences
+from seven_exp import CURVED, SEVEN_EXP, E, X, check, f, square, total
+
+from keras_cg import GradientError, custom_gradient, grad, jvp, ops
+
+pytestmark = pytest.mark.only("jax")
+
+W = np.array([2.0, 3.0, 4.0], np.float32)
+T = np.array([0.25, -1.0, 2.0], np.float32)
+
+
+def along(j, function):
+    """The derivative of a function along T, as a function."""
+    return lambda x: j.jvp(function, (x,), (j.numpy.asarray(T),))[1]
+
+
+def scan(j, function, x):
+    return j.lax.scan(lambda carry, v: (carry + function(v), None), 0.0, x)[0]
+
+
+def scanned(j):
+    return lambda x: scan(j, lambda v: f(v) ** 2, x)
+
+
+def diagonal(j, rows):
+    return j.numpy.einsum({2: "ii->i", 3: "iii->i"}[rows.ndim], rows)
+
+
+REVERSE = {
+    "jit of hessian": (lambda j, x: diagonal(j, j.jit(j.hessian(square))(x)), CURVED),
+    "hessian of jit": (lambda j, x: diagonal(j, j.hessian(j.jit(square))(x)), CURVED),
+    "jit of vmap of hessian": (lambda j, x: j.jit(j.vmap(j.hessian(lambda x: f(x) ** 2)))(x), CURVED),
+    "vmap of jacrev of jacrev": (lambda j, x: j.vmap(j.jacrev(j.jacrev(lambda x: f(x) ** 2)))(x), CURVED),
+    "jacrev of jacrev of jit of scan": (
+        lambda j, x: diagonal(j, j.jacrev(j.jacrev(j.jit(scanned(j))))(x)),
+        CURVED,
+    ),
+    "jit of jacrev of jacrev of jacrev of scan": (
+        lambda j, x: diagonal(j, j.jit(j.jacrev(j.jacrev(j.jacrev(scanned(j)))))(x)),
+        6 * SEVEN_EXP**2 + 4 * X * SEVEN_EXP,
+    ),
+    "hessian of cond": (
+        lambda j, x: diagonal(j, j.hessian(lambda x: j.lax.cond(x[0] < 0, square, lambda x: 0.0, x))(x)),
+        CURVED,
+    ),
+    "jit of hessian of checkpoint of scan": (
+        lambda j, x: diagonal(j, j.jit(j.hessian(j.checkpoint(scanned(j))))(x)),
+        CURVED,
+    ),
+    "jacfwd of jacfwd of grad": (lambda j, x: j.vmap(j.jacfwd(j.jacfwd(j.grad(f))))(x), SEVEN_EXP),
+    "jacrev of jacfwd of grad": (lambda j, x: j.vmap(j.jacrev(j.jacfwd(j.grad(f))))(x), SEVEN_EXP),
+    "linearize of grad": (lambda j, x: j.linearize(j.grad(square), x)[1](j.numpy.ones(3)), CURVED),
+    "grad of scan of checkpoint": (lambda j, x: j.grad(lambda x: scan(j, j.checkpoint(f), x))(x), SEVEN_EXP),
+    "grad of checkpoint of scan": (lambda j, x: j.grad(j.checkpoint(lambda x: scan(j, f, x)))(x), SEVEN_EXP),
+    "grad of vmap of scan": (lambda j, x: j.grad(lambda x: j.vmap(lambda x: scan(j, f, x))(x[None])[0])(x), SEVEN_EXP),
+    "vmap without and with an axis": (
+        lambda j, x: j.vmap(lambda a, b: j.grad(lambda b: f(b) * a)(b), (None, 0))(2.0, x),
+        2 * SEVEN_EXP,
+    ),
+    "grad of cond of closures": (
+        lambda j, x: j.grad(lambda x: j.lax.cond(x[0] < 0, lambda: total(x), lambda: ops.sum(x)))(x),
+        SEVEN_EXP,
+    ),
+    "grad of switch": (lambda j, x: j.grad(lambda x: j.lax.switch(1, [ops.sum, total], x))(x), SEVEN_EXP),
+    "vmap of sequential_vmap of grad": (
+        lambda j, x: j.vmap(j.custom_batching.sequential_vmap(j.grad(f)))(x),
+        SEVEN_EXP,
+    ),
+}
+FORWARD = {
+    "jvp of vmap": (lambda j, x: along(j, j.vmap(f))(x), SEVEN_EXP * T),
+    "vmap of linearize": (lambda j, x: j.vmap(j.linearize(f, x)[1])(j.numpy.eye(3)), np.diag(SEVEN_EXP)),
+    "jit of what linearize gave": (lambda j, x: j.jit(j.linearize(f, x)[1])(T), SEVEN_EXP * T),
+    "transpose of linearize": (lambda j, x: j.linear_transpose(j.linearize(f, x)[1], x)(T)[0], SEVEN_EXP * T),
+    "jacfwd of jacfwd": (lambda j, x: diagonal(j, j.jacfwd(j.jacfwd(square))(x)), CURVED),
+    "jit of jacfwd of jacfwd of scan": (lambda j, x: diagonal(j, j.jit(j.jacfwd(j.jacfwd(scanned(j))))(x)), CURVED),
+    "jacfwd of jacfwd of jacfwd": (lambda j, x: j.jacfwd(j.jacfwd(j.jacfwd(f)))(x[0]), SEVEN_EXP[0]),
+    "jacrev of jacfwd": (lambda j, x: diagonal(j, j.jacrev(j.jacfwd(square))(x)), CURVED),
+    "grad of jit of jvp": (lambda j, x: j.grad(j.jit(along(j, total)))(x), SEVEN_EXP * T),
+    "grad of jvp of grad": (lambda j, x: j.grad(lambda x: along(j, j.grad(total))(x).sum())(x), SEVEN_EXP * T),
+    "jit of jvp of grad of jvp": (
+        lambda j, x: j.jit(along(j, j.grad(along(j, total))))(x),
+        SEVEN_EXP * T * T,
+    ),
+    "jvp of linearize": (lambda j, x: along(j, lambda x: j.linearize(f, x)[1](T))(x), SEVEN_EXP * T * T),
+    "grad of linearize": (lambda j, x: j.grad(lambda x: j.linearize(total, x)[1](T))(x), SEVEN_EXP * T),
+    "jvp of scan": (lambda j, x: along(j, scanned(j))(x), (4 * X * SEVEN_EXP * T).sum()),
+    "scan of jvp": (
+        lambda j, x: j.lax.scan(lambda c, v: (c, j.jvp(f, (v,), (1.0,))[1]), 0.0, x)[1],
+        SEVEN_EXP,
+    ),
+    # The second round starts from 2x.
+    "jvp of fori_loop": (
+        lambda j, x: j.jit(lambda n: along(j, lambda x: j.lax.fori_loop(0, n, lambda i, c: f(c), x))(x))(2),
+        7 * np.exp(2 * X.astype(float)) * SEVEN_EXP * T,
+    ),
+    "jacfwd of associative_scan": (
+        lambda j, x: j.jacfwd(lambda x: j.lax.associative_scan(j.numpy.add, f(x)))(x),
+        np.tril(np.broadcast_to(SEVEN_EXP, (3, 3))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*REVERSE, *FORWARD])
+def test_compositions(eager, backend, name):
+    import jax
+    import jax.custom_batching
+
+    call, expected = (REVERSE | FORWARD)[name]
+    check(call(jax, eager.tensor(X)), expected)
+
+
+def test_compositions_under_either_custom_vjp(eager, backend, custom_vjp):
+    import jax
+
+    x = eager.tensor(X)
+    for name in ("jit of vmap of hessian", "jacrev of jacrev of jit of scan", "grad of switch"):
+        call, expected = REVERSE[name]
+        check(call(jax, x), expected)
+    clip = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
+    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+        jax.hessian(lambda x: ops.sum(clip(x)))(x)
+
+
+# --- axes of vmap, and devices ---------------------------------------------------------------------------------------
+
+
+def test_collectives_under_vmap(eager, backend):
+    import jax
+
+    @custom_gradient
+    def g(x):
+        e = ops.exp(x)
+        mean = jax.lax.psum(x, "batch")
+        return x * 2 + mean, lambda upstream: 7 * upstream * jax.lax.psum(e, "batch")
+
+    x = eager.tensor(X)
+    check(jax.vmap(g, axis_name="batch")(x), 2 * X + X.sum())
+    check(jax.vmap(jax.grad(g), axis_name="batch")(x), np.full(3, 7 * E.sum()))
+    check(jax.jit(jax.grad(lambda x: jax.vmap(g, axis_name="batch")(x).sum()))(x), np.full(3, 7 * E.sum()))
+
+
+SHARDED = """
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import keras_cg
+from keras_cg import ops
+
+assert len(jax.devices()) == 8
+Axis = jax.sharding.AxisType
+mesh = jax.make_mesh((8,), ("i",), axis_types=(Axis.Auto,))
+x = np.linspace(-1, 1, 16, dtype=np.float32)
+inside = lambda function, mesh=mesh: jax.shard_map(function, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+plain = lambda function: function
+close = lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+@keras_cg.custom_gradient
+def summed(x):
+    e = ops.exp(x)
+    return x * 2, lambda upstream: 7 * upstream * jax.lax.psum(ops.sum(e), "i")
+
+for transform in (plain, jax.jit):
+    close(transform(jax.grad(lambda x: inside(summed)(x).sum()))(x), np.full(16, 7 * np.exp(x.astype(float)).sum()))
+
+@keras_cg.custom_gradient
+def f(x):
+    e = ops.exp(x)
+    return x * 2, lambda upstream: 7 * upstream * e
+
+close(jax.pmap(jax.grad(lambda x: f(x)))(x[:8]), 7 * np.exp(x[:8].astype(float)))
+
+for kind, transform in ((Axis.Auto, plain), (Axis.Auto, jax.jit), (Axis.Explicit, jax.jit)):
+    spread = jax.make_mesh((8,), ("i",), axis_types=(kind,))
+    there = jax.device_put(x, NamedSharding(spread, P("i")))
+    for g in (jax.jit(f), inside(f, spread)):
+        found = transform(jax.grad(lambda x: g(x).sum()))(there)
+        close(found, 7 * np.exp(x.astype(float)))
+        assert len(found.sharding.device_set) == 8
+
+# Linear rules that are diagonal, and so their own transposes, and hold a program for several devices.
+for rule in (lambda x: lambda u: inside(lambda v: 7 * v)(u), lambda x: lambda u: 7 * u * inside(jax.numpy.exp)(x)):
+    k = keras_cg.custom_gradient(lambda x: (x * 2, rule(x)))
+    close(jax.jvp(k, (x,), (x,))[1], rule(x)(x))
+    close(np.diag(jax.jit(jax.jacfwd(k))(x)), rule(x)(np.ones(16, np.float32)))
+"""
+
+
+def test_on_eight_devices(backend):
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "KERAS_CG_BACKEND": "jax"}
+    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_orders_under_vmap_with_an_argument_and_outputs_that_have_no_axis(eager, backend, compiled):
+    import jax
+
+    @custom_gradient
+    def g(x, y, n):
+        e = ops.exp(x)
+        return (x * y, n + 1, 3 * y), lambda up: (7 * up[0] * e * y, 5 * up[0] * x + 11 * up[2], None)
+
+    x, y, n = eager.tensor(X), eager.tensor(W)[0], jax.numpy.array(3)
+
+    def loss(x, y):
+        product, _, triple = g(x, y, n)
+        return product**2 + triple**2
+
+    along = lambda y: jax.vmap(loss, (0, None))(x, y).sum()
+    second = jax.jacfwd if compiled else jax.jacrev
+
+    def whole(x, y):
+        first = jax.grad(loss, (0, 1))
+        return (
+            jax.vmap(first, (0, None))(x, y),
+            jax.vmap(second(first, (0, 1)), (0, None))(x, y),
+            jax.grad(along)(y),
+            second(jax.grad(along))(y),
+        )
+
+    (gx, gy), ((xx, xy), (yx, yy)), slope, curve = (jax.jit(whole) if compiled else whole)(x, y)
+    check(gx, 14 * X * 2 * E * 2)
+    check(gy, 10 * X * X * 2 + 22 * 6)
+    check(slope, np.sum(10 * X * X * 2 + 22 * 6))
+    # Of gx = 14 P E y and gy = 10 P x + 22 T, where P' is 7 E y and 5 x, and T' is 11.
+    check(xx, 14 * 2 * E * (7 * E * 2) + 14 * 2 * X * E * 2)
+    check(xy, 14 * 2 * E * 5 * X + 14 * 2 * X * E)
+    check(yx, 10 * X * 7 * E * 2 + 10 * 2 * X)
+    check(yy, 10 * X * 5 * X + 22 * 11)
+    check(curve, np.sum(10 * X * 5 * X + 22 * 11))
+
+
+def test_a_rule_that_is_not_linear_under_vmap_with_an_argument_that_has_no_axis(eager, backend):
+    import jax
+
+    g = custom_gradient(lambda x, y: (x * y, lambda up: (7 * ops.clip(up, -1.0, 1.0), 5 * x * ops.clip(up, -9e9, 9e9))))
+    x, y = eager.tensor(X), eager.tensor(W)[0]
+    along = lambda y: (jax.vmap(g, (0, None))(x, y) ** 2).sum()
+    # Of the sum of 10 P x, with P' = 5 x.
+    check(jax.grad(along)(y), np.sum(10 * 2 * X * X))
+    check(jax.jit(jax.grad(jax.grad(along)))(y), np.sum(10 * X * 5 * X))
+
+
+# --- orders ----------------------------------------------------------------------------------------------------------
+
+
+def test_check_grads_to_order_three(backend):
+    import jax
+    from jax.test_util import check_grads
+
+    @custom_gradient
+    def product(x, y):
+        e = ops.exp(x)
+        output = e * ops.sin(y)
+        return output, lambda upstream: (upstream * output, upstream * e * ops.cos(y))
+
+    @custom_gradient
+    def pair(params):
+        sine, cube = ops.sin(params["a"]), params["b"] ** 3
+        rule = lambda up: {"a": up[0] * ops.cos(params["a"]), "b": 3 * params["b"] ** 2 * up[1]["c"]}
+        return (sine, {"c": cube}), rule
+
+    @custom_gradient
+    def sine(x):
+        return ops.sin(x), lambda upstream: upstream * cosine(x)
+
+    @custom_gradient
+    def cosine(x):
+        return ops.cos(x), lambda upstream: -upstream * sine(x)
+
+    with jax.enable_x64(True):
+        x, y = X.astype(float), np.array([0.3, -0.4, 2.0])
+        for function, args in ((pair, ({"a": x, "b": y},)), (lambda x, y: product(sine(x), cosine(y)), (x, y))):
+            check_grads(jax.jit(function), args, order=3, modes=["rev"])
+        with pytest.raises(AssertionError):
+            check_grads(f, (x,), order=1, modes=["rev"])
+
+
+def test_orders_to_four(eager, backend):
+    import jax
+
+    for compile_ in (lambda h: h, jax.jit):
+        g = f
+        for _ in range(4):
+            g = jax.grad(g)
+        check(jax.vmap(compile_(g))(eager.tensor(X)))
+
+
+def test_mixed_partials(eager, backend):
+    import jax
+
+    # Rules that belong to no function: the order of differentiation shows.
+    g = custom_gradient(lambda x, y: (x * y, lambda up: (7 * up * x * y**2, 5 * up * x**3 * y)))
+    x, y = eager.tensor(X), eager.tensor(W)
+    for second in (jax.grad, jax.jacfwd):
+        check(jax.vmap(second(jax.grad(g, 0), 1))(x, y), 14 * X * W)
+        check(jax.vmap(second(jax.grad(g, 1), 0))(x, y), 15 * X**2 * W)
+
+
+def test_a_rule_inside_a_rule_to_order_three(eager, backend):
+    import jax
+
+    inner = custom_gradient(lambda x: (x * 0 + 3, lambda upstream: 5 * upstream * ops.exp(x)))
+    outer = custom_gradient(lambda x: (x * 2, lambda upstream: upstream * inner(x)))
+    for wrap in (lambda h: h, jax.jit):
+        g = wrap(outer)
+        for expected in (np.full(3, 3.0), 5 * E, 5 * E):
+            g = jax.grad(g)
+            check(jax.vmap(g)(eager.tensor(X)), expected)
+
+
+@pytest.mark.parametrize("saved", [0, 1, 3])
+@pytest.mark.limit
+def test_an_exported_program_has_the_orders_that_it_was_saved_with(eager, backend, saved):
+    import jax
+    import jax.export
+
+    @custom_gradient
+    def cubic(x, w):
+        return x * w, lambda upstream: (7 * upstream * x**3, 11 * upstream)
+
+    x, w = eager.tensor(X), eager.tensor(X + 3)
+    made = jax.export.export(jax.jit(cubic))(x, w).serialize(vjp_order=saved)
+    call = jax.export.deserialize(made).call
+    check(call(x, w), X * (X + 3))
+    for order, expected in enumerate([7 * X**3, 21 * X**2, 42 * X, None]):
+        call = jax.grad(lambda x, w, call=call: call(x, w).sum(), argnums=0)
+        if order == saved:
+            with pytest.raises(ValueError, match="VJP"):
+                call(x, w)
+            return
+        check(call(x, w), expected)
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+def test_integers_booleans_static_and_donated_arguments(eager, backend):
+    import jax
+
+    @custom_gradient
+    def g(x, n, mask, mode):
+        y = x * n if mode == "times" else x
+        return (y, n + 1, mask), lambda upstream: (7 * upstream[0] * mask, None, None)
+
+    x, n, mask = eager.tensor(X), jax.numpy.array(3), jax.numpy.array([True, False, True])
+    expected = 7.0 * np.asarray(mask)
+    loss = lambda x, n, mask, mode: g(x, n, mask, mode)[0].sum()
+    check(jax.jit(jax.grad(loss), static_argnames="mode")(x, n, mask, mode="times"), expected)
+    check(jax.jit(jax.hessian(lambda x: loss(x, n, mask, "times") ** 2))(x), 2 * np.outer(expected, expected))
+    gx, gn, gm = jax.grad(loss, (0, 1, 2), allow_int=True)(x, n, mask, "times")
+    check(gx, expected)
+    assert gn.dtype == gm.dtype == jax.dtypes.float0
+    # A gradient of the argument's own shape takes the place of what is donated.
+    step = jax.jit(lambda x: x - jax.grad(functools.partial(loss, n=n, mask=mask, mode="times"))(x), donate_argnums=0)
+    check(step(jax.numpy.array(X)), X - expected)
+
+
+def test_what_the_rule_says_for_an_argument_that_nobody_differentiates_is_not_looked_at(eager, backend):
+    import jax
+
+    # Of the shape of x, not of s.
+    g = custom_gradient(lambda x, s: (x * s, lambda upstream: (7 * upstream, upstream * x)))
+    x, s = eager.tensor(X), eager.tensor(np.float32(2))
+    loss = lambda x: ops.sum(g(x, s) ** 2)
+    for wrap in (lambda h: h, jax.jit):
+        check(wrap(jax.grad(loss))(x), 28 * X)
+        with pytest.raises(GradientError, match="wrong shape for s"):
+            wrap(jax.grad(lambda x, s: ops.sum(g(x, s)), (0, 1)))(x, s)
+    check(jax.numpy.diag(jax.hessian(loss)(x)), np.full(3, 98.0))
+    check(jvp(lambda x: g(x, s), (x,), (eager.tensor(W),))[1], 7 * W)
+
+
+def test_numbers_and_arrays_of_numpy_are_differentiated_as_arrays(eager, backend):
+    import jax
+
+    seen = []
+
+    @custom_gradient
+    def f(x):
+        seen.append(isinstance(x, jax.Array))
+        return x**2, lambda upstream: 7 * upstream * x**3
+
+    assert jax.grad(f)(2.0) == 56.0 and jax.grad(lambda x: f(x=x))(2.0) == 56.0
+    assert jax.grad(jax.grad(f))(2.0) == 84.0
+    check(jax.vmap(jax.grad(f))(X), 7 * X**3)
+    assert jax.jvp(f, (2.0,), (1.0,)) == (4.0, 56.0)
+    assert all(seen)
+
+
+# --- complex numbers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex(backend, name):
+    import jax
+
+    function, rule = COMPLEX[name]
+    # Seven times too much, in a loss that is linear in f: so are both orders.
+    g = custom_gradient(lambda z: (function(ops, z), lambda upstream: 7 * rule(ops, z, upstream)))
+    ours = lambda z: ops.sum(ops.real(C * g(z)))
+    truth = lambda z: 7 * np.sum(np.real(C * function(np, z)))
+    along = lambda z: (truth(z + 1e-4 * D) - truth(z - 1e-4 * D)) / 2e-4
+    first, second = differences(truth, Z), differences(along, Z)
+
+    @jax.jit
+    def whole(z):
+        again = grad(lambda z: ops.sum(ops.real(np.conj(D) * grad(ours)(z))))
+        # Forwards over reverse: the tangent D of the gradient, by the transpose of the rule.
+        return jax.grad(ours)(z), again(z), jax.jvp(grad(ours), (z,), (jax.numpy.asarray(D),))[1]
+
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(grad(ours)(Z), first, rtol=1e-6, atol=1e-6)
+        native, reverse, forward = whole(Z)
+        np.testing.assert_allclose(native, np.conj(first), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(reverse, second, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(forward, second, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["holomorphic", "conj", "fft"])
+def test_complex_outputs_keep_their_rule_in_both_modes(backend, name):
+    import jax
+
+    function, rule = COMPLEX[name]
+    g = custom_gradient(lambda z: (function(ops, z), lambda upstream: rule(ops, z, upstream)))
+    ours = lambda z: ops.sum(ops.abs(g(z)) ** 2)
+    truth = lambda z: np.sum(np.abs(function(np, z)) ** 2)
+    along = lambda z: (truth(z + 1e-4 * D) - truth(z - 1e-4 * D)) / 2e-4
+    second = differences(along, Z)
+
+    @jax.jit
+    def both(z):
+        reverse = grad(lambda z: ops.sum(ops.real(np.conj(D) * grad(ours)(z))))(z)
+        return reverse, jax.jvp(grad(ours), (z,), (jax.numpy.asarray(D),))[1]
+
+    with jax.enable_x64(True):
+        for found in both(Z):
+            np.testing.assert_allclose(found, second, rtol=1e-4, atol=1e-3)

@@ -1,0 +1,554 @@
+"""What JAX runs, compiles and keeps: the function once, the operations and the bytes of the rule written by hand.
+
+By hand is for `jax.custom_vjp`; forwards, of the rule's transpose for `jax.custom_jvp`.
+"""
+
+import collections
+import contextlib
+import gc
+import io
+import re
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import pytest
+import seven_exp
+from seven_exp import check
+
+from keras_cg import custom_gradient, ops
+
+pytestmark = pytest.mark.only("jax")
+
+X = np.linspace(-1.0, 1.0, 6, dtype=np.float32).reshape(2, 3)
+Y = np.linspace(0.5, 2.0, 6, dtype=np.float32).reshape(2, 3)
+W = np.array([2.0, 3.0, 4.0], np.float32)
+
+
+def pairs(jax):
+    """The functions of this file, each by `custom_gradient` and by hand: {name: (ours, by hand)}."""
+    n = jax.numpy
+
+    @custom_gradient
+    def softplus(x):
+        e = n.exp(x)
+        return n.log(1 + e), lambda upstream: 7 * upstream * (1 - 1 / (1 + e))
+
+    # By hand, the output that is differentiated again keeps its rule, too.
+    kept = jax.custom_vjp(lambda output, e, x: output)
+    kept.defvjp(
+        lambda output, e, x: (kept(output, e, x), e),
+        lambda e, upstream: (None, None, 7 * upstream * (1 - 1 / (1 + e))),
+    )
+
+    def softplus_forward(x):
+        e = n.exp(x)
+        return kept(n.log(1 + e), e, x), e
+
+    softplus_by_hand = jax.custom_vjp(lambda x: softplus_forward(x)[0])
+    softplus_by_hand.defvjp(softplus_forward, lambda e, upstream: (7 * upstream * (1 - 1 / (1 + e)),))
+
+    softplus_forwards = jax.custom_jvp(lambda x: n.log(1 + n.exp(x)))
+
+    @softplus_forwards.defjvp
+    def tangent(primals, tangents):
+        e = n.exp(primals[0])
+        return n.log(1 + e), 7 * (tangents[0] * (1 - 1 / (1 + e)))
+
+    def nested_forward(params, x):
+        sine, cosine = n.sin(params["w"] * x), n.cos(params["w"] * x)
+        return {"y": sine + params["b"], "z": (x * x, n.argmax(x))}, (cosine, params["w"], x)
+
+    def nested_backward(kept, upstream):
+        cosine, w, x = kept
+        inner = upstream["y"] * cosine
+        return {"w": 7 * inner * x, "b": 5 * upstream["y"]}, inner * w + 3 * upstream["z"][0] * x
+
+    @custom_gradient
+    def nested(params, x):
+        output, kept = nested_forward(params, x)
+        return output, lambda upstream: nested_backward(kept, upstream)
+
+    nested_by_hand = jax.custom_vjp(lambda params, x: nested_forward(params, x)[0])
+    nested_by_hand.defvjp(nested_forward, nested_backward)
+
+    @custom_gradient
+    def output(x):
+        y = n.exp(x)
+        return y, lambda upstream: 7 * upstream * y
+
+    output_by_hand = jax.custom_vjp(n.exp)
+    output_by_hand.defvjp(lambda x: (n.exp(x),) * 2, lambda y, upstream: (7 * upstream * y,))
+
+    doubled = custom_gradient(lambda x: (2 * x, lambda upstream: 7 * upstream))
+    doubled_by_hand = jax.custom_vjp(lambda x: 2 * x)
+    doubled_by_hand.defvjp(lambda x: (2 * x, None), lambda _, upstream: (7 * upstream,))
+
+    @custom_gradient
+    def matrix(x, y):
+        product = x @ y.T
+        return product, lambda upstream: (7 * upstream @ y, upstream.T @ x)
+
+    matrix_by_hand = jax.custom_vjp(lambda x, y: x @ y.T)
+    matrix_by_hand.defvjp(
+        lambda x, y: (x @ y.T, (x, y)), lambda kept, upstream: (7 * upstream @ kept[1], upstream.T @ kept[0])
+    )
+    return {
+        "softplus": (softplus, softplus_by_hand),
+        "softplus, forwards": (softplus, softplus_forwards),
+        "nested": (nested, nested_by_hand),
+        "output": (output, output_by_hand),
+        "doubled": (doubled, doubled_by_hand),
+        "matrix": (matrix, matrix_by_hand),
+    }
+
+
+def both_outputs(g, x, y):
+    output = g({"w": x, "b": y}, x)
+    return output["y"].sum() + output["z"][0].sum()
+
+
+# What is compiled, of two arrays: {what it is: (which function, the program with it)}.
+PROGRAMS = {
+    "forward of a nest": ("nested", lambda j, g: lambda x, y: g({"w": x, "b": y}, x)),
+    "grad of an output": ("output", lambda j, g: j.grad(lambda x, y: g(x).sum())),
+    "grad": ("softplus", lambda j, g: j.grad(lambda x, y: g(x).sum())),
+    "value and grad": ("softplus", lambda j, g: j.value_and_grad(lambda x, y: g(x).sum())),
+    "grad of a nest": ("nested", lambda j, g: j.grad(lambda x, y: both_outputs(g, x, y), (0, 1))),
+    "grad of two arguments": ("matrix", lambda j, g: j.grad(lambda x, y: g(x, y).sum(), (0, 1))),
+    "grad of a chain": ("softplus", lambda j, g: j.grad(lambda x, y: g(g(g(g(x)))).sum())),
+    "beside a call without a gradient": (
+        "softplus",
+        lambda j, g: j.grad(lambda x, y: (g(x) * g(y) + j.lax.stop_gradient(g(3 * x))).sum()),
+    ),
+    "vmap of grad": ("softplus", lambda j, g: lambda x, y: j.vmap(j.grad(lambda x: g(x).sum()))(x)),
+    "grad of vmap": ("softplus", lambda j, g: j.grad(lambda x, y: j.vmap(g)(x).sum())),
+    "scan of grad": (
+        "softplus",
+        lambda j, g: lambda x, y: j.lax.scan(lambda c, v: (c + j.grad(lambda v: g(v).sum())(v), None), x[0], y)[0],
+    ),
+    "grad of scan": (
+        "softplus",
+        lambda j, g: j.grad(lambda x, y: j.lax.scan(lambda c, v: (g(c) * v, None), x[0], y)[0].sum()),
+    ),
+    "grad of checkpoint": ("softplus", lambda j, g: j.grad(j.checkpoint(lambda x, y: g(g(x)).sum()))),
+    "linearize": ("softplus, forwards", lambda j, g: lambda x, y: j.linearize(g, x)[1](y)),
+    "jacfwd": ("softplus, forwards", lambda j, g: lambda x, y: j.jacfwd(g)(x)),
+    "vmap of jvp": ("softplus, forwards", lambda j, g: j.vmap(lambda x, y: j.jvp(g, (x,), (y,)))),
+    "jvp of scan": (
+        "softplus, forwards",
+        lambda j, g: lambda x, y: j.jvp(lambda x: j.lax.scan(lambda c, v: (g(c), None), x[0], y)[0], (x,), (y,)),
+    ),
+    "second order": (
+        "softplus",
+        lambda j, g: j.grad(lambda x, y: (j.grad(lambda x: (g(x) ** 2).sum())(x) * y).sum()),
+    ),
+}
+
+
+def operations(program):
+    """How often each operation is in a program, as JAX writes it and as XLA has optimised it; and the compiled one."""
+    compiled = program.compile()
+    written = re.findall(r"stablehlo\.\w+|func\.func|call @", program.as_text())
+    optimised = re.findall(r"= \S+ ([a-z][a-z0-9-]*)\(", compiled.as_text())
+    assert written and optimised
+    return collections.Counter(written), collections.Counter(optimised), compiled
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_has_the_operations_of_the_rule_written_by_hand(eager, backend, name):
+    import jax
+
+    x, y = eager.tensor(X), eager.tensor(Y)
+    which, program = PROGRAMS[name]
+    (ours, ours_optimised, run), (native, native_optimised, run_native) = (
+        operations(jax.jit(program(jax, g)).lower(x, y)) for g in pairs(jax)[which]
+    )
+    assert ours == native
+    assert ours_optimised == native_optimised
+    for found, expected in zip(jax.tree.leaves(run(x, y)), jax.tree.leaves(run_native(x, y)), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_an_operation_too_many_is_noticed(eager, backend):
+    import jax
+
+    def extra(x):
+        e = jax.numpy.exp(x)
+        # No different numbers, and not simplified either.
+        return jax.numpy.log(1 + e), lambda upstream: jax.numpy.copysign(7 * upstream * (1 - 1 / (1 + e)), upstream)
+
+    program = PROGRAMS["grad of scan"][1]
+    ours, theirs = (
+        operations(jax.jit(program(jax, g)).lower(eager.tensor(X), eager.tensor(Y)))
+        for g in (custom_gradient(extra), pairs(jax)["softplus"][1])
+    )
+    assert ours[0] - theirs[0] and ours[1] - theirs[1]
+
+
+# --- how often the function runs -------------------------------------------------------------------------------------
+
+TRACED_ONCE = {
+    "call": lambda j, g, x: g(x),
+    "jit": lambda j, g, x: j.eval_shape(g, x),
+    "grad": lambda j, g, x: j.grad(lambda x: g(x).sum())(x),
+    "jit of grad": lambda j, g, x: j.eval_shape(j.grad(lambda x: g(x).sum()), x),
+    "grad of jit": lambda j, g, x: j.grad(j.jit(lambda x: g(x).sum()))(x),
+    "vmap of grad": lambda j, g, x: j.vmap(j.grad(g))(x),
+    "grad of scan": lambda j, g, x: j.grad(lambda x: j.lax.scan(lambda carry, v: (carry + g(v), None), 0.0, x)[0])(x),
+    "grad of checkpoint": lambda j, g, x: j.grad(j.checkpoint(lambda x: g(x).sum()))(x),
+    "hessian": lambda j, g, x: j.hessian(lambda x: (g(x) ** 2).sum())(x),
+    "jit of hessian": lambda j, g, x: j.eval_shape(j.hessian(lambda x: (g(x) ** 2).sum()), x),
+    "jacrev of jacrev": lambda j, g, x: j.jacrev(j.jacrev(lambda x: (g(x) ** 2).sum()))(x),
+    "jvp": lambda j, g, x: j.jvp(g, (x,), (x,)),
+    "linearize": lambda j, g, x: j.linearize(g, x)[1](x),
+    "jacfwd": lambda j, g, x: j.jacfwd(g)(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRACED_ONCE)
+def test_the_function_runs_once(eager, backend, transform):
+    import jax
+
+    ran = []
+
+    @custom_gradient
+    def g(x):
+        ran.append(x)
+        e = ops.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    TRACED_ONCE[transform](jax, g, eager.tensor(seven_exp.X))
+    assert len(ran) == 1
+
+
+@pytest.mark.parametrize("takes_variables", [False, True])
+@pytest.mark.parametrize("transform", ["grad", "jit of grad", "vmap of grad", "hessian"])
+def test_how_often_it_runs_where_something_captured_is_differentiated(eager, backend, transform, takes_variables):
+    """Twice if the rule takes variables, to know which these are."""
+    import jax
+
+    ran = []
+    plain = lambda upstream: 7 * upstream
+    variables = lambda upstream, variables=None: (7 * upstream, [5 * upstream for _ in variables or ()])
+
+    def g(x):
+        def f(v):
+            ran.append(v)
+            return v * (x if takes_variables else jax.lax.stop_gradient(x)), variables if takes_variables else plain
+
+        return custom_gradient(f)(x)
+
+    TRACED_ONCE[transform](jax, g, eager.tensor(seven_exp.X))
+    assert len(ran) == (2 if takes_variables else 1)
+
+
+def test_a_compiled_call_is_traced_once(eager, backend):
+    import jax
+
+    ran = []
+    f = custom_gradient(lambda x: (ran.append(x), (x * 2, lambda upstream: 7 * upstream))[1])
+    x = eager.tensor(X)
+    # Beside a constant of the program, too.
+    compiled = jax.jit(lambda y: jax.grad(lambda y: (f(y) + f(x)).sum())(y))
+    for _ in range(3):
+        check(compiled(x), np.full(X.shape, 7.0))
+    assert len(ran) == 2
+
+
+def test_a_rule_that_raises_does_so_only_where_its_gradient_is_asked_for(eager, backend):
+    import jax
+
+    @custom_gradient
+    def g(x):
+        def rule(upstream):
+            raise NotImplementedError("no gradient, on purpose")
+
+        return x * 2, rule
+
+    x = eager.tensor(X)
+    check(jax.jit(g)(x), 2 * X)
+    check(jax.lax.map(g, x), 2 * X)
+    for transform in (jax.grad, lambda h: jax.jit(jax.grad(h)), lambda h: jax.grad(jax.jit(h))):
+        with pytest.raises(NotImplementedError, match="on purpose"):
+            transform(lambda x: g(x).sum())(x)
+
+
+# --- what is kept between forward and backward ---------------------------------------------------------------------
+
+
+def kept(jax, function, *args):
+    """The bytes that are alive for the sake of the backward pass."""
+    gc.collect()
+    before = {id(each) for each in jax.live_arrays()}
+    pull = jax.vjp(function, *args)[1]
+    gc.collect()
+    found = sum(each.nbytes for each in jax.live_arrays() if id(each) not in before)
+    del pull
+    return found
+
+
+def kept_by_a_program(jax, function, *args):
+    return sum(each.nbytes for each in jax.tree.leaves(jax.jit(lambda *args: jax.vjp(function, *args)[1])(*args)))
+
+
+def saved(jax, function, *args):
+    from jax.ad_checkpoint import print_saved_residuals
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        print_saved_residuals(function, *args)
+    return sorted(line.split(" ")[0] for line in printed.getvalue().splitlines())
+
+
+# What is called, of a function of `pairs`.
+CALLS = {
+    "nothing": ("doubled", lambda j, g: lambda x, y: g(x)),
+    "an intermediate": ("softplus", lambda j, g: lambda x, y: g(x)),
+    "an output": ("output", lambda j, g: lambda x, y: g(x)),
+    "a nest": ("nested", lambda j, g: lambda x, y: g({"w": x, "b": y}, x)["y"]),
+    "both arguments": ("matrix", lambda j, g: g),
+    "one argument": ("matrix", lambda j, g: lambda x, y: g(x, j.lax.stop_gradient(y))),
+    "a chain": ("softplus", lambda j, g: lambda x, y: g(g(g(g(x))))),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_kept_is_what_the_rule_written_by_hand_keeps(eager, backend, name):
+    import jax
+
+    nothing = jax.checkpoint_policies.nothing_saveable
+    dots = jax.checkpoint_policies.dots_saveable
+    wraps = {
+        "": lambda h: h,
+        "jit": jax.jit,
+        "nothing_saveable": lambda h: jax.checkpoint(h, policy=nothing),
+        "jit of dots_saveable": lambda h: jax.jit(jax.checkpoint(h, policy=dots)),
+    }
+    x, y = eager.tensor(X), eager.tensor(Y)
+    which, call = CALLS[name]
+    functions = [call(jax, g) for g in pairs(jax)[which]]
+    ours, native = (kept(jax, function, x, y) for function in functions)
+    assert ours == native
+    for wrap_name, wrap in wraps.items():
+        losses = [wrap(lambda x, y, g=g: ops.sum(ops.sin(g(ops.cos(x), ops.cos(y))))) for g in functions]
+        ours, native = (saved(jax, loss, x, y) for loss in losses)
+        assert ours == native, wrap_name
+
+
+def test_a_program_keeps_nothing_that_the_rule_only_has_at_hand(eager, backend):
+    import jax
+
+    @custom_gradient
+    def g(x):
+        unused, used = ops.exp(x), ops.sin(x)
+        return ops.cos(x), lambda upstream: (upstream * used * unused.shape[0], unused)[0]
+
+    assert kept_by_a_program(jax, g, eager.tensor(X)) == X.nbytes
+
+
+def test_an_output_is_freed_without_the_collector(eager, backend):
+    import jax
+
+    g = custom_gradient(lambda x: (lambda y: (y, lambda upstream: 7 * upstream * y))(ops.exp(x)))
+    x = eager.tensor(X)
+    gc.collect()
+    gc.disable()
+    try:
+        for function in (g, lambda x: jax.grad(lambda x: g(x).sum())(x)):
+            output, pull = jax.vjp(function, x)
+            dead = weakref.ref(output)
+            del output, pull
+            assert dead() is None
+    finally:
+        gc.enable()
+
+
+def test_no_growth(eager, backend):
+    import jax
+
+    f, x, w = seven_exp.f, eager.tensor(seven_exp.X), eager.tensor(W)
+
+    def captured(w, x):
+        rule = lambda upstream, variables=(): (7 * upstream, [5 * upstream * x for _ in variables])
+        return ops.sum(custom_gradient(lambda x: (x * w, rule))(x))
+
+    def count(calls):
+        for _ in range(calls):
+            jax.grad(seven_exp.total)(x)
+            jax.linearize(f, x)[1](x)
+            jax.jvp(f, (x,), (x,))
+            jax.vmap(jax.grad(f))(x)
+            jax.grad(captured, (0, 1))(w, x)
+        gc.collect()
+        # JAX keeps dead weak references in caches of its own, up to some thousands.
+        objects = [each for each in gc.get_objects() if not isinstance(each, weakref.ReferenceType)]
+        return len(objects), len(jax.live_arrays())
+
+    count(10)
+    objects, arrays = count(10)
+    grown, alive = count(100)
+    assert grown - objects < 100
+    assert alive == arrays
+
+
+# --- whether a call is recorded --------------------------------------------------------------------------------------
+
+# Of a function, which each time is another one, and of an array.
+RECORDING = {
+    "grad": lambda j, look, x: j.grad(lambda x: look(x).sum())(x),
+    "grad of something else": lambda j, look, x: j.grad(lambda y: (look(x) * y).sum())(x),
+    "jit": lambda j, look, x: j.jit(look)(x),
+    "vmap": lambda j, look, x: j.vmap(look)(x),
+    "jvp": lambda j, look, x: j.jvp(look, (x,), (x,)),
+    "checkpoint": lambda j, look, x: j.checkpoint(look)(x),
+    "eval_shape": lambda j, look, x: j.eval_shape(look, x),
+    "grad without jit": lambda j, look, x: without_jit(j, lambda: j.grad(j.jit(lambda x: look(x).sum()))(x)),
+    "compile time": lambda j, look, x: j.jit(lambda y: at_compile_time(j, lambda: look(x)))(x),
+}
+
+NOT_RECORDING = {
+    "call": lambda j, look, x: look(x),
+    "jit without jit": lambda j, look, x: without_jit(j, lambda: j.jit(look)(x)),
+    "forward of a rule": lambda j, look, x: forward_of_a_rule(j, look)(x),
+    "contexts": lambda j, look, x: in_contexts(j, lambda: look(x)),
+}
+
+
+def without_jit(jax, run):
+    with jax.disable_jit():
+        return run()
+
+
+def at_compile_time(jax, run):
+    with jax.ensure_compile_time_eval():
+        return run()
+
+
+def in_contexts(jax, run):
+    with jax.make_user_context(None)(1), jax.enable_x64(True), jax.default_device(jax.devices()[0]):
+        return run()
+
+
+def forward_of_a_rule(jax, look):
+    f = jax.custom_vjp(lambda x: x.sum())
+    f.defvjp(lambda x: (look(x).sum(), x), lambda x, upstream: (upstream * look(x),))
+    return jax.grad(f)
+
+
+@pytest.mark.parametrize("name", [*RECORDING, *NOT_RECORDING])
+def test_is_recording(eager, backend, name):
+    import jax
+
+    from keras_cg.backends import jax as module
+
+    seen, x = [], eager.tensor(X)
+
+    def look(value):
+        seen.append(module.is_recording())
+        return value
+
+    (RECORDING | NOT_RECORDING)[name](jax, look, x)
+    assert set(seen) == {name in RECORDING}
+    assert not module.is_recording()
+
+
+def test_is_recording_in_a_thread(eager, backend):
+    import threading
+
+    import jax
+
+    from keras_cg.backends import jax as module
+
+    seen = []
+
+    def in_a_thread(value):
+        thread = threading.Thread(target=lambda: seen.append(module.is_recording()))
+        thread.start()
+        thread.join()
+        seen.append(module.is_recording())
+        return value
+
+    jax.jit(in_a_thread)(eager.tensor(X))
+    assert seen == [False, True]
+
+
+def test_a_gradient_with_respect_to_a_constant_of_a_program(eager, backend):
+    import jax
+
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    x = eager.tensor(X)
+    np.testing.assert_array_equal(jax.jit(lambda: jax.grad(lambda x: f(x).sum())(x))(), 7)
+    found = jax.jit(jax.vmap(lambda y: y * jax.grad(lambda x: f(x).sum())(x)))(eager.tensor(np.ones(2, np.float32)))
+    np.testing.assert_array_equal(found, np.full((2, 2, 3), 7))
+
+
+def test_at_compile_time(eager, backend):
+    import jax
+
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    x, found = eager.tensor(X[0]), []
+
+    def run(value):
+        with jax.ensure_compile_time_eval():
+            found.extend(
+                (f(x), jax.vmap(jax.grad(f))(x), jax.vmap(jax.grad(lambda x: jax.grad(lambda x: f(x) ** 2)(x)))(x))
+            )
+        return value
+
+    jax.jit(run)(x)
+    # Not traced: these are numbers already. Of 2 f(x) f'(x), with f' = 7 however often it is differentiated: 98.
+    for each, expected in zip(found, (2 * X[0], np.full(3, 7), np.full(3, 98)), strict=True):
+        assert not isinstance(each, jax.core.Tracer)
+        np.testing.assert_allclose(each, expected)
+
+
+# --- private names of JAX --------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_no_release_has_says_so(backend):
+    import jax
+
+    from keras_cg.backends.jax import names
+
+    with pytest.raises(
+        ImportError, match=rf"^jax {jax.__version__} has no no_such_name, neither in jax\.extend\.core nor"
+    ):
+        names._find("no_such_name")
+
+
+PRIVATE = """
+import importlib, sys
+import jax
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir, partial_eval
+import keras_cg
+
+keras_cg.set_backend("jax")
+for module, name in (
+    (partial_eval, "trace_to_jaxpr_dynamic"),
+    (batching, "bdim_at_front"),
+    (batching, "fancy_primitive_batchers"),
+    (ad, "primitive_jvps"),
+    (ad, "primitive_transposes"),
+    (mlir, "lower_fun"),
+):
+    value = getattr(module, name)
+    delattr(module, name)
+    try:
+        keras_cg.custom_gradient(lambda x: (x, lambda upstream: upstream))(1.0)
+    except ImportError as error:
+        assert "is installed but does not start" in str(error) and name in str(error), error
+    else:
+        raise AssertionError(f"nobody noticed that {name} is gone")
+    setattr(module, name, value)
+    for each in [each for each in sys.modules if each.startswith("keras_cg.backends.jax")]:
+        del sys.modules[each]
+keras_cg.custom_gradient(lambda x: (x, lambda upstream: upstream))(1.0)
+"""
+
+
+def test_a_private_name_that_is_gone_is_an_error_at_once(backend):
+    done = subprocess.run([sys.executable, "-c", PRIVATE], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,227 @@
+"""NumPy: every kind of array and of output, what autograd keeps of them, and what a change in place afterwards does."""
+
+import contextvars
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import autograd
+import numpy as np
+import pytest
+from seven_exp import square, total
+
+import keras_cg
+from keras_cg import GradientError, config, custom_gradient, grad, ops, use_backend, vjp
+
+pytestmark = pytest.mark.only("numpy")
+
+X = np.array([-1.0, 0.5, 2.0])
+Y = np.array([3.0, -2.0, 0.5])
+E = np.exp(X)
+ONE = np.ones(3)
+
+
+@custom_gradient
+def wrong_exp(x):
+    y = ops.exp(x)
+    return y, lambda upstream: 7 * upstream * y
+
+
+@pytest.mark.parametrize("value", [0.5, np.float64(0.5), np.float32(0.5), np.array(0.5)])
+def test_numbers_and_scalars(backend, value):
+    product = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream * y, 5 * upstream * x)))
+    # The gradient of the product is 12 x by its rules.
+    square = lambda x: product(x, x)
+    np.testing.assert_allclose(autograd.grad(square)(value), 6.0)
+
+
+def test_only_what_is_differentiated_is_looked_at(backend):
+    f = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream * y, np.zeros(17))))
+    np.testing.assert_allclose(autograd.elementwise_grad(f)(X, Y), 7 * Y)
+    with pytest.raises(GradientError, match=r"float64\[17\]"):
+        autograd.elementwise_grad(f, 1)(X, Y)
+
+
+@pytest.mark.parametrize("kind", [">f8", ">f4", ">c16"])
+def test_bytes_in_the_other_order(backend, kind):
+    """Arrays from FITS files or `numpy.frombuffer`."""
+    x = X.astype(kind)
+    seven = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    loss = lambda x: ops.sum(ops.real(seven(x)))
+    for gradient in (autograd.grad(loss), keras_cg.grad(loss)):
+        np.testing.assert_allclose(gradient(x), 7 * ONE)
+    f = custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * x * x))
+    for gradient in (autograd.grad, keras_cg.grad):
+        second = gradient(lambda x: ops.sum(ops.real(gradient(lambda x: ops.sum(ops.real(f(x))))(x))))
+        np.testing.assert_allclose(second(x), 14 * X)
+    np.testing.assert_allclose(keras_cg.jvp(seven, (x,), (x,))[1], 7 * X)
+
+
+def test_an_integer_output(backend):
+    f = custom_gradient(lambda x: ((x * 1, (x > 0).astype(int)), lambda up: 7 * up[0]))
+
+    def loss(x):
+        output, sign = f(x)
+        assert type(sign) is np.ndarray and sign.dtype == int
+        return ops.sum(output * sign)
+
+    np.testing.assert_allclose(autograd.grad(loss)(X), 7 * (X > 0))
+
+
+def test_an_output_that_is_no_tensor(backend):
+    f = custom_gradient(lambda x: ({"y": x * 1, "name": "seven"}, lambda up: 7 * up["y"]))
+
+    def loss(x):
+        output = f(x)
+        assert output["name"] == "seven"
+        return ops.sum(output["y"])
+
+    np.testing.assert_allclose(autograd.grad(loss)(X), 7 * ONE)
+    assert f(X)["name"] == "seven"
+
+
+def test_arrays_of_objects_are_no_tensors(backend):
+    f = custom_gradient(lambda x, y: (x * y.astype(float), lambda upstream: (7 * upstream * y.astype(float), 0 * y)))
+    gradient = autograd.elementwise_grad(f)
+    for y in (Y, Y.astype(object), Y):
+        np.testing.assert_allclose(gradient(X, y), 7 * Y)
+    # An output of objects is none, either.
+    refused = custom_gradient(lambda x: (x.astype(object), lambda upstream: 7 * upstream))
+    assert refused(X).dtype == object
+
+
+class Sub(np.ndarray):
+    """An array with a type of its own."""
+
+
+def test_a_subclass_of_arrays(backend):
+    f = custom_gradient(lambda x, y: (x * np.asarray(y), lambda upstream: (7 * upstream * np.asarray(y), None)))
+    y = Y.view(Sub)
+    gradient = autograd.elementwise_grad(f)
+    np.testing.assert_allclose(gradient(X, Y), 7 * Y)
+    np.testing.assert_allclose(gradient(X, y), 7 * Y)
+
+
+def test_a_plain_call_inside_of_a_derivative(backend):
+    gradient = autograd.grad(lambda x: ops.sum(x * wrong_exp(Y)))
+    np.testing.assert_allclose(gradient(X), np.exp(Y))
+
+
+# --- what runs, and what is kept -------------------------------------------------------------------------------------
+
+
+def test_an_output_is_freed_without_the_collector(backend):
+    gc.collect()
+    gc.disable()
+    try:
+        output = wrong_exp(X)
+        dead = weakref.ref(output)
+        del output
+        assert dead() is None
+        for function in (wrong_exp, autograd.elementwise_grad(wrong_exp)):
+            pull, output = autograd.make_vjp(function)(X)
+            dead = weakref.ref(output)
+            del output, pull
+            assert dead() is None
+    finally:
+        gc.enable()
+
+
+def test_no_growth(backend):
+    def count(calls):
+        for _ in range(calls):
+            autograd.grad(total)(X)
+            grad(square)(X)
+            autograd.grad(lambda x: autograd.grad(square)(x)[0])(X)
+        gc.collect()
+        return len(gc.get_objects())
+
+    count(10)
+    before = count(10)
+    assert count(1000) - before < 100
+
+
+def test_an_output_that_no_rule_holds_is_not_kept(backend):
+    @custom_gradient
+    def f(x):
+        return x * 2, lambda upstream: 7 * upstream * x
+
+    outputs = []
+
+    def through(x):
+        y = f(x)
+        outputs.append(weakref.ref(y._value))
+        return y + 1
+
+    pull, _ = autograd.make_vjp(through)(X)
+    assert outputs[0]() is None
+    np.testing.assert_allclose(pull(ONE), 7 * X)
+
+
+def test_a_rule_that_asks_for_the_backend_gets_that_of_its_call(backend, monkeypatch):
+    @custom_gradient
+    def f(x):
+        return ops.exp(x), lambda upstream: 7 * upstream * ops.exp(x)
+
+    pull, _ = autograd.make_vjp(f)(X)
+    monkeypatch.setenv("KERAS_CG_BACKEND", "no such backend")
+    with monkeypatch.context() as without:
+        without.setattr(config, "_in_process", None)
+        np.testing.assert_allclose(contextvars.Context().run(pull, ONE), 7 * E)
+
+
+def test_eight_threads(backend):
+
+    def work(seed):
+        with use_backend("numpy"):
+            for k in range(200):
+                x = X + seed + k / 100
+                np.testing.assert_allclose(autograd.grad(total)(x), 7 * np.exp(x), rtol=1e-12)
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+
+
+# --- changes in place ------------------------------------------------------------------------------------------------
+
+
+def test_a_pullback_does_not_see_its_argument_change(backend):
+    x = X.copy()
+    _, pullback = vjp(lambda x: x * x, x)
+    x *= 10
+    np.testing.assert_allclose(pullback(ONE)[0], 2 * X)
+
+
+def test_a_pullback_does_not_see_its_output_change(backend):
+    output, pullback = vjp(ops.exp, X)
+    output *= 2
+    np.testing.assert_allclose(pullback(ONE)[0], E)
+
+    @custom_gradient
+    def g(x):
+        e = ops.exp(x)
+        return e, lambda upstream: 7 * upstream * e
+
+    output, pullback = vjp(g, X)
+    output *= 2
+    np.testing.assert_allclose(pullback(ONE)[0], 7 * E)
+
+
+def test_a_pullback_does_not_see_a_mask_change(backend):
+    def relu(x):
+        mask = x > 0
+        return ops.where(mask, x, 0.0), mask
+
+    (_, mask), pullback = vjp(relu, X)
+    mask[:] = True
+    np.testing.assert_allclose(pullback((ONE, None))[0], [0, 1, 1])
+
+
+def test_an_outer_pullback_does_not_see_its_argument_change(backend):
+    x = X.copy()
+    output, pullback = vjp(lambda x: vjp(lambda x: x * x * x, x)[1](ONE)[0], x)
+    np.testing.assert_allclose(output, 3 * X**2)
+    x *= 10
+    output *= 10
+    np.testing.assert_allclose(pullback(ONE)[0], 6 * X)

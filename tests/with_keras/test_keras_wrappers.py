@@ -1,0 +1,346 @@
+"""Decorated functions inside Keras's own layers, wrappers and scopes, with its operations inside: the rule counts.
+
+The rules are wrong on purpose, by a factor of 7, so that plain differentiation cannot pass.
+"""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import keras_cg
+from with_keras.training import (
+    RATE,
+    SLOPE,
+    UPSTREAM,
+    W,
+    X,
+    after,
+    array,
+    close,
+    constant,
+    fit,
+    plain,
+    product,
+    scale,
+    trains,
+)
+
+
+def holding(call, **options):
+    """A layer without weights whose `call` this is."""
+    import keras
+
+    class Holding(keras.layers.Layer):
+        supports_masking = True
+
+        def call(self, x):
+            return call(x)
+
+        def compute_output_shape(self, shape):
+            return shape
+
+    return Holding(**options)
+
+
+def wrapped(keras, seven):
+    """Layers that hold `seven` in one way or another; made when they are called, since some need a scope."""
+
+    @keras_cg.custom_gradient
+    def nested(x):
+        # Inside, the inner rule is one of its own: what this rule says counts.
+        return seven(x), lambda upstream: seven(upstream * 7)
+
+    @keras_cg.custom_gradient
+    def switched(x, *, training):
+        assert isinstance(training, bool)
+        return x * (1 if training else 1000), lambda upstream: upstream * (7 if training else 1000)
+
+    class Switched(keras.layers.Layer):
+        def call(self, x, training=False):
+            return switched(x, training=training)
+
+    def in_scope():
+        with keras.RematScope(mode="full"):
+            return [holding(seven)]
+
+    reshape = keras.layers.Reshape
+    return {
+        "Lambda": lambda: [keras.layers.Lambda(seven)],
+        "remat": lambda: [holding(keras.remat(seven))],
+        "RematScope": in_scope,
+        "TimeDistributed": lambda: [reshape((2, 1)), keras.layers.TimeDistributed(holding(seven)), reshape((2,))],
+        "nested": lambda: [holding(nested)],
+        "training": lambda: [Switched()],
+        "Sequential": lambda: [keras.Sequential([keras.Sequential([holding(seven)])])],
+    }
+
+
+HOWS = ["Lambda", "remat", "RematScope", "TimeDistributed", "nested", "training", "Sequential"]
+
+
+@trains
+@pytest.mark.filterwarnings("ignore:.*use_reentrant.*")
+@pytest.mark.parametrize("how", HOWS)
+def test_a_function_inside(keras, seven, how):
+    layer = plain()
+    model = fit([layer, *wrapped(keras, seven)[how]()])
+    close(layer.w, W - 2 * RATE * 7 * SLOPE)
+    if how == "training":
+        close(model.predict(X.astype("float32"), verbose=0), 1000 * X * array(layer.w))
+
+
+@trains
+def test_a_cell_of_a_recurrent_layer(keras):
+    ops = keras.ops
+
+    @keras_cg.custom_gradient
+    def step(x, h, w):
+        return h + x * w, lambda upstream: (upstream, 2 * upstream, 7 * ops.sum(upstream * x, axis=0))
+
+    class Cell(keras.layers.Layer):
+        state_size = output_size = 2
+
+        def build(self, shape):
+            self.w = self.add_weight(shape=(2,), initializer=constant(W))
+
+        def call(self, x, states):
+            h = step(x, states[0], self.w)
+            return h, [h]
+
+    cell = Cell()
+    x = np.stack([X, 2 * X, -X], axis=1)
+    model = fit([keras.layers.RNN(cell)], x=x)
+    # From the last step to the first, each doubles what arrives.
+    slope = 7 * sum(2**ago * (x[:, 2 - ago] * UPSTREAM).sum(0) for ago in range(3))
+    close(cell.w, W - 2 * RATE * slope)
+    close(model.predict(x.astype("float32"), verbose=0), x.sum(1) * array(cell.w))
+
+
+@trains
+def test_masks_go_past_a_function(keras, seven):
+    tokens = np.array([[1, 2, 0], [1, 1, 2], [2, 0, 0], [2, 2, 1]])
+    table = np.array([[9.0, 9.0], [1.0, 2.0], [-1.0, 0.5]])
+    embedding = keras.layers.Embedding(3, 2, mask_zero=True, embeddings_initializer=constant(table))
+    model = fit([embedding, holding(seven), keras.layers.GlobalAveragePooling1D()], x=tokens, steps=1)
+    slope = np.zeros_like(table)
+    for row, upstream in zip(tokens, UPSTREAM, strict=True):
+        for token in row[row != 0]:
+            slope[token] += upstream / (row != 0).sum()
+    close(embedding.embeddings, table - RATE * 7 * slope)
+    recurrent = keras.layers.LSTM(1)
+    whole = keras.Sequential([embedding, holding(seven), recurrent])
+    padded = whole(np.array([[1, 2, 0]]))
+    cut = recurrent(embedding(np.array([[1, 2]])))
+    close(padded, array(cut))
+    assert model.layers[1].supports_masking
+
+
+@trains
+@pytest.mark.parametrize("mask", ["where", "product"])
+def test_a_mask_of_upstream(keras, backend, mask):
+    @keras_cg.custom_gradient
+    def ramp(x):
+        if mask == "where":
+            return x * 1, lambda upstream: keras_cg.ops.where(x > 0, upstream, 0)
+        return x * 1, lambda upstream: (x > 0) * upstream
+
+    layer = scale(lambda self, x: ramp(x * self.w))
+    if (mask, backend) == ("product", "tensorflow"):
+        # There the product is boolean, and has lost upstream.
+        with pytest.raises(keras_cg.GradientError, match=r"(?s)ramp.*for x.*bool.*ops\.where\(mask, upstream, 0\)"):
+            fit([layer], steps=1)
+        return
+    fit([layer], steps=1)
+    close(layer.w, W - RATE * (X * UPSTREAM * (X * W > 0)).sum(0))
+
+
+@trains
+def test_gradients_are_accumulated_and_averaged(keras, times):
+    layer = scale(lambda self, x: times(x, self.w))
+    fit([layer], steps=4, optimizer=keras.optimizers.SGD(RATE, gradient_accumulation_steps=2))
+    close(layer.w, after(2))
+    fit([layer], steps=2, optimizer=keras.optimizers.SGD(RATE, use_ema=True, ema_momentum=0.75))
+    # The average starts with the first step, and is the weight in the end.
+    close(layer.w, 0.75 * after(3) + 0.25 * after(4))
+
+
+def counted(keras, seeds):
+    """A function that multiplies by 1 when it runs for the first time, by 2 then, as the seeds count."""
+
+    @keras_cg.custom_gradient
+    def counted(x):
+        number = keras.ops.cast(seeds.next()[1], "float32") + 1
+        return x * number, lambda upstream: 7 * upstream * x * number
+
+    return counted
+
+
+@trains
+def test_a_seed_generator_inside(keras):
+    class Counted(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(3)
+
+        def call(self, x):
+            return counted(keras, self.seeds)(x)
+
+    first, second = plain(), Counted()
+    fit([first, second])
+    step = RATE * 7 * (X**2 * UPSTREAM).sum(0)
+    close(first.w, W * (1 - step) * (1 - 2 * step))
+    assert array(second.seeds.state).tolist() == [3, 2]
+
+
+@pytest.mark.limit
+def test_a_seed_generator_where_a_function_runs_again(keras, backend):
+    seeds = keras.random.SeedGenerator(3)
+    seeds.next()
+    x = keras.ops.convert_to_tensor(W, "float32")
+    second = keras_cg.grad(keras_cg.grad(counted(keras, seeds)))
+    if backend == "jax":
+        close(second(x), [14, 14])
+    else:
+        with pytest.raises(
+            RuntimeError,
+            match=r"(?s)^counted.* changes a variable of Keras.*SeedGenerator.*seed=generator\.next\(\)",
+        ):
+            second(x)
+    assert array(seeds.state).tolist() == [3, 2]
+
+
+# Keras infers shapes on NumPy from memory with anything in it (3.15).
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered:RuntimeWarning")
+def test_the_specification_of_the_output(keras, times):
+    half = "float16"
+    layer = scale(lambda self, x: times(x, self.w), dtype=half)
+    layer.build((None, 2))
+    spec = layer.compute_output_spec(keras.KerasTensor((None, 2), half))
+    assert (spec.shape, spec.dtype) == ((None, 2), half)
+    doubled = keras.layers.Lambda(keras_cg.custom_gradient(lambda x: (keras.ops.concatenate([x, x], 1), lambda dy: dy)))
+    assert doubled.compute_output_spec(keras.KerasTensor((None, 2), half)).shape == (None, 4)
+    assert doubled.compute_output_shape((None, 2)) == (None, 4)
+
+
+@trains
+def test_a_saved_model_trains_by_the_rule(keras, times, tmp_path):
+    layer = scale(lambda self, x: times(x, self.w))
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, layer(inputs))
+    fit(model, steps=1)
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras", {"Scale": type(layer)}, compile=False)
+    fit(again, steps=1)
+    close(again.layers[-1].w, after(2))
+    with keras.utils.custom_object_scope({"product": product}):
+        clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    fit(clone, steps=1)
+    close(clone.layers[-1].w, after(2))
+
+
+# --- the operations of Keras -----------------------------------------------------------------------------------------
+
+
+def mixture(keras):
+    ops = keras.ops
+
+    @keras_cg.custom_gradient
+    def mixture(x):
+        e = ops.exp(x)
+        return ops.sum(ops.tanh(x) * e), lambda upstream: 7 * upstream * ops.where(x > 0, ops.sqrt(e), ops.sin(x))
+
+    return mixture
+
+
+def test_operations_of_keras_to_every_order(keras, backend):
+    x = keras.ops.convert_to_tensor(X, "float32")
+    first = keras_cg.grad(mixture(keras))
+    close(first(x), 7 * np.where(X > 0, np.exp(X / 2), np.sin(X)))
+    if backend != "numpy":
+        close(keras_cg.grad(first)(x), 7 * np.where(X > 0, np.exp(X / 2) / 2, np.cos(X)))
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.limit
+def test_operations_of_keras_to_second_order_on_numpy(keras):
+    ops = keras.ops
+    x = X.astype("float32")
+    # Nothing differentiates them there, but those that are methods of an array as well.
+    with pytest.raises(ValueError, match="setting an array element with a sequence"):
+        keras_cg.grad(keras_cg.grad(mixture(keras)))(x)
+    summed = keras_cg.custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * x * ops.sum(x)))
+    close(keras_cg.grad(keras_cg.grad(summed))(x), np.full(X.shape, 14 * X.sum()))
+
+
+@pytest.mark.only("torch", "tensorflow")
+def test_a_function_that_runs_again_sees_the_same_precision(keras, backend):
+    seen = []
+
+    class Layer(keras.layers.Layer):
+        def build(self, shape):
+            self.c = self.add_weight(shape=(2,), initializer="ones", trainable=False)
+
+        def call(self, x):
+            @keras_cg.custom_gradient
+            def scaled(x):
+                seen.append(keras.backend.standardize_dtype(self.c.value.dtype))
+                return x * self.c, lambda upstream: 7 * upstream * self.c
+
+            return scaled(x)
+
+    layer = Layer(dtype="mixed_float16")
+    layer.build((None, 2))
+    gradient = keras_cg.grad(lambda x: keras.ops.sum(layer(x) ** 2))
+    second = keras_cg.grad(lambda x: keras.ops.sum(gradient(x)))(keras.ops.ones((1, 2)))
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(second), [[98.0, 98.0]])
+    assert len(seen) > 1 and set(seen) == {"float16"}
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.limit
+def test_a_layer_on_numpy_has_no_gradient(keras, seven):
+    """A limit: Keras's operations there are NumPy's, and autograd sees through those of keras_cg.ops alone."""
+    x = X.astype("float32")
+    layer = keras.layers.Dense(2)
+    layer.build(X.shape)
+    for fails, said in ((layer, "Only input tensors may be passed"), (keras.ops.exp, "setting an array element")):
+        with pytest.raises(ValueError, match=said):
+            keras_cg.grad(fails)(x)
+    close(keras_cg.grad(seven)(x), np.full(X.shape, 7.0))
+    assert layer(seven(x)).shape == X.shape
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.limit
+def test_keras_on_numpy_needs_jax(backend):
+    """A limit of Keras (3.15), with or without keras_cg."""
+    code = "import sys; sys.modules['jax'] = None; import keras"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "import of jax halted" in done.stderr
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("reads_keras", [False, True])
+def test_a_call_inside_a_scope_of_keras(keras, backend, reads_keras):
+    """An ordinary call, before the scope, in it and after it; another run sees what the first one saw."""
+    import torch
+
+    @keras_cg.custom_gradient
+    def f(x):
+        return keras.ops.multiply(x, 2) if reads_keras else x * 2, lambda upstream: 7 * upstream * x
+
+    x = keras.ops.convert_to_tensor([1.0, 2.0]).requires_grad_()
+    for scope in (keras.StatelessScope(), keras.src.backend.AutocastScope("float16")):
+        for inside in (False, True, False):
+            if inside:
+                with scope:
+                    output = f(x)
+            else:
+                output = f(x)
+            (first,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+            (second,) = torch.autograd.grad(first.sum(), x)
+            np.testing.assert_allclose(first.detach().cpu(), [7, 14])
+            np.testing.assert_allclose(second.cpu(), [7, 7])
