@@ -361,6 +361,5 @@ def test_planted_foreign_gradients(backends):
 @pytest.mark.once
 def test_what_the_tests_of_a_compiled_mode_are_tried_with_can_still_be_planted():
     for module, _, old, new in faults.FAULTS:
-        with faults.planted(module, old, new):
-            pass
+        faults.changed(module, old, new)
     assert len({what for _, what, _, _ in faults.FAULTS}) == len(faults.FAULTS)
