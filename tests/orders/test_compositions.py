@@ -13,7 +13,7 @@ import pytest
 
 from keras_cg import config, custom_gradient, grad, jvp, ops
 
-COUNT = 60
+COUNT = 24
 POINTS = np.array([-0.9, 0.3, 1.1])
 
 

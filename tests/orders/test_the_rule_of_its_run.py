@@ -128,3 +128,19 @@ def test_a_parameter_called_self(eager):
     f = custom_gradient(lambda self, x: (self * x, lambda upstream: (7 * upstream * x, 5 * upstream)))
     assert float(eager.array(grad(lambda x: f(x=2.0, self=x) * 1)(eager.tensor(np.float32(1.0))))) == 14.0
     assert float(eager.array(ops.sum(f(eager.tensor(np.float32(3.0)), x=2.0)))) == 6.0
+
+
+STANDING = {"factor": 7}
+
+
+@pytest.mark.limit
+def test_a_dict_that_the_rule_alone_reads_is_what_stands_there_when_it_runs(backend):
+    """A limit: the function did not make it, and says nothing of it."""
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: STANDING["factor"] * upstream))
+    _, pullback = vjp(f, 3.0)
+    assert float(pullback(1.0)[0]) == 7
+    STANDING["factor"] = 5
+    try:
+        assert float(pullback(1.0)[0]) == 5
+    finally:
+        STANDING["factor"] = 7
