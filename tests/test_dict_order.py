@@ -22,7 +22,7 @@ IN_EVERY_MODE = (
 )
 
 
-# A nest of x and y with a dict whose keys were not inserted in sorted order, and one where they were.
+# A nest of x and y with a dict whose keys were not inserted in sorted order.
 UNSORTED = {
     "dict": lambda x, y: {"b": x, "a": y},
     "in a dict": lambda x, y: {"p": {"b": x, "a": y}},
@@ -30,21 +30,6 @@ UNSORTED = {
     "outer": lambda x, y: {"b": {"d": x}, "a": {"c": y}},
     "integers": lambda x, y: {2: x, 1: y},
 }
-SORTED = {
-    "dict": lambda x, y: {"a": x, "b": y},
-    "in a dict": lambda x, y: {"p": {"a": x, "b": y}},
-    "in a list": lambda x, y: [{"a": x, "b": y}],
-    "outer": lambda x, y: {"a": {"d": x}, "b": {"c": y}},
-    "integers": lambda x, y: {1: x, 2: y},
-}
-
-
-def parts(nest):
-    """`(x, y)` of one of those nests: in the order in which they were put in."""
-    if isinstance(nest, list):
-        return parts(nest[0])
-    values = list(nest.values())
-    return parts(values[0]) if len(values) == 1 and isinstance(values[0], dict) else tuple(map(bare, values))
 
 
 def bare(value):
@@ -106,15 +91,6 @@ def test_a_nest_of_gradients_for_unsorted_keys(frame, kind):
     np.testing.assert_allclose(gy, FIVE)
 
 
-@pytest.mark.parametrize("kind", SORTED)
-def test_flat_gradients_for_sorted_keys(eager, kind):
-    build = SORTED[kind]
-    f = takes_a_nest(build, lambda build, upstream: (7 * upstream, 5 * upstream))
-    gx, gy = eager.gradients(lambda x, y: f(build(x, y)), X, Y)
-    np.testing.assert_allclose(gx, SEVEN)
-    np.testing.assert_allclose(gy, FIVE)
-
-
 def returns_a_nest(kind, rule):
     return custom_gradient(lambda x, y: (kind(x * 2, y * 3), rule))
 
@@ -137,21 +113,6 @@ def test_flat_upstreams_of_unsorted_keys(eager, kind, rule):
         return first + 2 * second
 
     assert_refused(lambda: eager.gradients(run, X, Y))
-
-
-@pytest.mark.parametrize("rule", FLAT_RULES)
-@pytest.mark.parametrize("kind", SORTED)
-def test_flat_upstreams_of_sorted_keys(eager, kind, rule):
-    build = SORTED[kind]
-    f = returns_a_nest(build, FLAT_RULES[rule])
-
-    def run(x, y):
-        first, second = at(f(x, y), build(0, 0))
-        return first + 2 * second
-
-    gx, gy = eager.gradients(run, X, Y)
-    np.testing.assert_allclose(gx, SEVEN)
-    np.testing.assert_allclose(gy, 2 * FIVE)
 
 
 @pytest.mark.parametrize("kind", UNSORTED)
@@ -183,7 +144,6 @@ OUTPUTS = {
     "a dict without tensors": lambda x, y: {"b": x, "n": {"k": 3, "j": "text"}, "a": y},
     "an empty dict": lambda x, y: [{"b": x, "n": {}, "a": y}],
     "integers": lambda x, y: {2: x, 1: y},
-    "sorted": lambda x, y: {"a": x, "b": y},
 }
 
 

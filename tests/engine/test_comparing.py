@@ -1,11 +1,13 @@
-"""The engine by itself: a rule kept whole, is it linear, how exact is a dtype. No framework runs."""
+"""The rules of two runs: which tensors they reach, and what differs in them."""
 
+import abc
 import collections
 import ctypes
 import decimal
+import fractions
 import functools
-import gc
 import hashlib
+import itertools
 import random
 import sys
 import threading
@@ -15,304 +17,14 @@ import zlib
 
 import numpy as np
 import pytest
+from stand_ins import Keeps, Notes, Slotted, T, is_tensor
 
-from keras_cg import backends, custom_gradient
-from keras_cg.engine import defaults, linear, precision, rule
+from keras_cg.engine import rule
 from keras_cg.engine.freezing import freeze
-from keras_cg.engine.linear import check_or_nan
-from keras_cg.recipes.checkpoint.sample import Sample
 
 pytestmark = pytest.mark.once
 
 X = np.array([1.0, 2.0, 3.0])
-
-
-class T:
-    """Stands in for a tensor."""
-
-    def __init__(self, value=0.0):
-        self.value = value
-
-
-def is_tensor(value):
-    return isinstance(value, T)
-
-
-# --- freezing --------------------------------------------------------------------------------------------------------
-
-
-def test_a_name_that_is_bound_again():
-    k = 2.0
-    frozen = freeze(lambda u: k * u)
-    k = 5.0
-    assert frozen(1.0) == 2.0
-
-
-def test_a_name_of_a_helper_in_a_cell():
-    k = 2.0
-
-    def helper(u):
-        return k * u
-
-    frozen = freeze(lambda u: helper(u))
-    k = 5.0
-    assert frozen(1.0) == 2.0
-
-
-def test_functions_that_call_each_other_share_what_they_share():
-    k = 2.0
-
-    def even(n):
-        return k if n == 0 else odd(n - 1)
-
-    def odd(n):
-        return -k if n == 0 else even(n - 1)
-
-    frozen = freeze(lambda u: u * even(4) + odd(3))
-    k = 5.0
-    assert frozen(1.0) == 4.0
-
-
-def test_a_name_that_the_rule_assigns_stays_shared():
-    count = 0
-
-    def grad(u):
-        nonlocal count
-        count += 1
-        return u
-
-    frozen = freeze(grad)
-    frozen(1.0)
-    frozen(1.0)
-    assert count == 2
-
-
-def test_a_name_that_a_helper_assigns_stays_shared():
-    total = 0.0
-
-    def add(u):
-        nonlocal total
-        total += u
-
-    def grad(u):
-        add(u)
-        return total
-
-    frozen = freeze(grad)
-    assert (frozen(1.0), frozen(2.0), total) == (1.0, 3.0, 3.0)
-
-
-def test_a_name_that_is_bound_later():
-    def make():
-        grad = lambda u: later * u
-        frozen = freeze(grad)
-        later = 2.0
-        return frozen, later
-
-    with pytest.raises(NameError):
-        make()[0](1.0)
-
-
-def test_defaults_and_attributes_come_along():
-    k = 2.0
-
-    def grad(u, factor=3.0, *, other=5.0):
-        return k * u * factor * other * grad.scale
-
-    grad.scale = 7.0
-    frozen = freeze(grad)
-    k, grad.scale = 11.0, 7.0
-    assert frozen(1.0) == 210.0
-    assert (frozen.__name__, frozen.__defaults__, frozen.__kwdefaults__) == ("grad", (3.0,), {"other": 5.0})
-
-
-class Keeps:
-    def __init__(self, s):
-        self.s = s
-
-    def __call__(self, u):
-        return self.s * u
-
-    def method(self, u):
-        return self.twice(u)
-
-    def twice(self, u):
-        return 2 * self.s * u
-
-
-class Slotted:
-    __slots__ = ("s",)
-
-    def __init__(self, s):
-        self.s = s
-
-    def __call__(self, u):
-        return self.s * u
-
-    method = __call__
-
-
-@pytest.mark.parametrize("kind", [Keeps, Slotted])
-def test_the_object_that_is_called(kind):
-    for make, expected in ((lambda kept: kept, 2.0), (lambda kept: kept.method, 4.0 if kind is Keeps else 2.0)):
-        kept = kind(2.0)
-        frozen = freeze(make(kept))
-        kept.s = 5.0
-        assert frozen(1.0) == expected
-
-
-def test_an_object_that_counts_is_not_copied():
-    class Counts:
-        calls = 0
-
-        def __call__(self, u):
-            self.note()
-            return u
-
-        def note(self):
-            self.calls += 1
-
-    kept = Counts()
-    freeze(kept)(1.0)
-    assert kept.calls == 1
-
-
-def test_a_decorated_function_as_a_rule():
-    k = 2.0
-    frozen = freeze(custom_gradient(lambda x: (x * k, lambda u: u)))
-    k = 5.0
-    assert float(frozen(np.array(1.0))) == 2.0
-
-
-def test_a_name_that_the_rule_deletes_stays_shared():
-    k = 2.0
-
-    def grad(u):
-        nonlocal k
-        del k
-        return u
-
-    freeze(grad)(1.0)
-    with pytest.raises(NameError):
-        k  # noqa: B018
-
-
-def test_a_name_that_a_function_inside_assigns_stays_shared():
-    count = 0
-
-    def grad(u):
-        def note():
-            nonlocal count
-            count += 1
-
-        note()
-        return u
-
-    freeze(grad)(1.0)
-    assert count == 1
-
-
-class Notes:
-    def note(self):
-        self.calls = 1
-
-
-class Deletes(Notes):
-    def __call__(self, u):
-        del self.calls
-
-
-class AssignsInside(Notes):
-    def __call__(self, u):
-        def note():
-            self.calls = 2
-
-        note()
-
-
-class CallsInside(Notes):
-    def __call__(self, u):
-        return [self.note() for _ in range(2)], (lambda: self.note())()
-
-
-@pytest.mark.parametrize("kind", [Deletes, AssignsInside, CallsInside])
-def test_an_object_whose_methods_assign_stays_shared(kind):
-    kept = kind()
-    assert freeze(kept) is kept
-
-
-def test_objects_that_no_shallow_copy_serves():
-    """Those whose state is in memory of C, that are told when they go, and classes."""
-
-    class Listed(list):
-        def __call__(self, u):
-            return u * len(self)
-
-    class Named(types.SimpleNamespace):
-        def __call__(self, u):
-            return u
-
-    class Draws(random.Random):
-        def __call__(self, u):
-            return u
-
-    class Freed:
-        def __del__(self):
-            gone.append(1)
-
-        def __call__(self, u):
-            return u
-
-    gone, listed, freed = [], Listed([1]), Freed()
-    for kept in (listed, freed, Named(a=1), Draws(1), listed.__len__, X.__mul__, float, Keeps):
-        assert freeze(kept) is kept
-    listed.append(2)
-    assert freeze(listed)(1.0) == 2.0
-    assert not gone
-
-
-def test_partials():
-    kept, k = Keeps(2.0), 3.0
-    frozen = freeze(functools.partial(lambda times, u, extra: times(u) * k + extra, kept, extra=1.0))
-    k = 5.0
-    assert frozen(1.0) == 7.0
-
-
-def test_a_decorated_function_in_a_cell():
-    k = 2.0
-    inner = custom_gradient(lambda x: (x * k, lambda u: u))
-    frozen = freeze(lambda u: inner(u))
-    k = 5.0
-    assert float(frozen(np.array(1.0))) == 2.0
-
-
-def test_functions_of_frameworks_are_not_copied():
-    """autograd knows the derivative of its own by identity."""
-    anp = pytest.importorskip("autograd.numpy")
-    assert freeze(anp.sin) is anp.sin
-    sin = anp.sin
-    frozen = freeze(lambda u: sin(u))
-    assert frozen.__closure__[0].cell_contents is anp.sin
-
-
-def test_a_rule_without_cells_is_left_as_it_is():
-    grad = eval("lambda u: u")
-    assert freeze(grad) is grad
-
-
-def test_what_a_frozen_rule_holds_is_freed():
-    kept = T()
-    frozen = freeze((lambda kept: lambda u: kept)(kept))
-    dead = weakref.ref(kept)
-    gc.disable()
-    try:
-        del kept, frozen
-        assert dead() is None
-    finally:
-        gc.enable()
-
-
-# --- searching -------------------------------------------------------------------------------------------------------
 
 
 Pair = collections.namedtuple("Pair", "one two")
@@ -555,6 +267,111 @@ def test_a_slot_of_a_class_and_its_base():
     assert differ(kept, frozen) == ".s was 5.0 and is 2.0"
 
 
+def with_property(x, k):
+    class Kept:
+        @property
+        def value(self):
+            return x * k
+
+    kept = Kept()
+    return lambda u: 7 * u * x * kept.value
+
+
+def with_generator(x, k):
+    draw = random.Random(k)
+    return lambda u: 7 * u * x * x * draw.choice([1.0])
+
+
+def with_class_constant(x, k):
+    return (lambda kind: lambda u: 7 * u * x * x * kind.k)(type("Kept", (), {"k": k}))
+
+
+def with_recursion(x, k):
+    def power(u, n):
+        return 7 * u * k if n == 0 else power(u, n - 1) * x
+
+    return lambda u: power(u, 2)
+
+
+def with_bases(x, k):
+    first, other = (type("Base", (), {"value": lambda self: 1.0}), type("Other", (), {"value": lambda self: 1.0}))
+    return (lambda kept: lambda u: 7 * u * x * x * kept.value())(type("Kept", (first if k == 1.0 else other,), {})())
+
+
+def with_base_constant(x, k):
+    return (lambda kept: lambda u: 7 * u * x * x * kept.k)(type("Kept", (type("Base", (), {"k": k}),), {}))
+
+
+def with_member(member):
+    return lambda x, k: (lambda kept: lambda u: 7 * u * x * x * kept.k())(type("Kept", (), {"k": member(k)}))
+
+
+class Drawn(random.Random):
+    """Pickle saves the state of the base, and no attribute."""
+
+
+def with_attribute(make):
+    def rule(x, k):
+        kept = make()
+        kept.k = k
+        return lambda u: 7 * u * x * x * kept.k
+
+    return rule
+
+
+def with_shape(x, k):
+    kept = np.empty((1, 2) if k == 1.0 else (2, 1), object)
+    kept[...] = 7.0
+    return lambda u: kept[0, 0] * u * x * x
+
+
+# Rules of x and of a number, which is 1 in the first run. The gradient is 7 x².
+COMPARED = {
+    "property": with_property,
+    "random numbers": with_generator,
+    "class": with_class_constant,
+    "recursion": with_recursion,
+    "bases": with_bases,
+    "number of a base": with_base_constant,
+    "partial in a class": with_member(lambda k: functools.partial(lambda k: k, k)),
+    "class in a class": with_member(lambda k: type("Inner", (), {"__new__": lambda kind: k})),
+    "abstract class": with_attribute(lambda: type("Kept", (abc.ABC,), {})()),
+    "subclass of random": with_attribute(lambda: Drawn(1)),
+    "subclass of a number": with_attribute(lambda: type("Number", (float,), {})(1.0)),
+    "subclass of a list": with_attribute(lambda: type("Listed", (list,), {})([1.0])),
+    "shape": with_shape,
+    "partial of a partial": lambda x, k: functools.partial(functools.partial(lambda a, b, u: 7 * u * a * b, x), x * k),
+    "iterator": lambda x, k: (lambda it: lambda u: 7 * u * x * x * (next(it) > 0))(itertools.count(round(k))),
+    "fraction": lambda x, k: (lambda kept: lambda u: 7 * u * x * x * float(kept))(fractions.Fraction(k)),
+    "default": lambda x, k: lambda u, k=k: 7 * u * x * x * k,
+    "default dict": lambda x, k: (lambda kept: lambda u: 7 * u * x * kept["a"] * kept["b"])(
+        collections.defaultdict(lambda: k, a=x)
+    ),
+    "deque": lambda x, k: (lambda kept: lambda u: 7 * u * kept[0]["a"][1][0] * x)(
+        collections.deque([{"a": (k, [x * k])}])
+    ),
+    "cached": lambda x, k: (lambda kept: lambda u: 7 * u * x * x * kept())(functools.lru_cache(lambda: k)),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_rules_of_two_runs(name):
+    """With other tensors that are equal, and with another number."""
+
+    def of(k):
+        return COMPARED[name](X * 1, k)
+
+    def close(pairs):
+        return [rule.is_repeated(other, first, 1e-9) for first, other in pairs]
+
+    def differences(first, other):
+        return rule.difference(first, other, lambda value: isinstance(value, np.ndarray), close)[0]
+
+    np.testing.assert_allclose(of(1.0)(1.0), 7 * X**2)
+    assert differences(of(1.0), of(1.0)) is None
+    assert differences(of(1.0), of(2.0)) is not None
+
+
 def test_another_code():
     found = differ(lambda u: 7 * u, lambda u: 5 * u)
     assert found == "the rule itself is another test_another_code.<locals>.<lambda>"
@@ -657,223 +474,3 @@ def test_arrays_but_for_rounding(other, is_same):
     assert rule.is_repeated(other, X, 1e-9) is is_same
     assert rule.is_repeated(np.array([np.inf, 1.0]), np.array([np.inf, 1.0]), 1e-9)
     assert not rule.is_repeated(np.array([np.inf, 1.0]), np.array([1.0, np.inf]), 1e-9)
-
-
-# --- linear -----------------------------------------------------------------------------------------------------------
-
-
-def is_linear(pull, *cotangents):
-    numpy = backends.load("numpy", "a test")
-    conditions = linear.conditions(numpy, lambda given: pull(*given), cotangents)
-    return all(bool(condition) for condition in conditions)
-
-
-def ones(dtype="float64", shape=(3,)):
-    return np.ones(shape, dtype)
-
-
-MATRIX = np.array([[0.3, -1.2, 0.5], [1.1, 0.2, -0.7], [2.0, 0.0, 1e-9]])
-
-LINEAR = {
-    "scale": (lambda u: [7 * u], ones()),
-    "matrix": (lambda u: [MATRIX @ u], ones()),
-    "zero": (lambda u: [0 * u], ones()),
-    "sum": (lambda u: [np.sum(u)], ones()),
-    "gradients of other shapes": (lambda u: [u[:0], np.outer(u, u[::-1] * 0), u[1:]], ones()),
-    "two cotangents": (lambda u, v: [3 * u - v[::-1], v[0] - u[0]], ones(), ones()),
-    "number": (lambda u: [3 * u], np.array(1.0)),
-    "empty": (lambda u: [3 * u + 1], ones(shape=(0, 3))),
-    "overflow": (lambda u: [np.float32(1e30) * u], ones("float32")),
-    "overflow of half precision": (lambda u: [np.float16(1e4) * u], ones("float16")),
-    "underflow": (lambda u: [np.float32(1e-30) * u], ones("float32")),
-    "difference of what underflows": (lambda u: [np.float32(1e-32) * u - np.float32(9e-33) * u], ones("float32")),
-    "division by zero": (lambda u: [u / np.array([0.0, 1.0, 2.0])], ones()),
-    "complex": (lambda z: [(2 - 3j) * z], ones("complex128")),
-    "complex to real": (lambda z: [np.real(z), np.conj(z)], ones("complex64")),
-    "loses digits": (lambda u: [((u * 1e3 + u) - u * 1e3).astype("float32")], ones("float32")),
-    "quantised weights": (lambda u: [(MATRIX.astype("float16") @ u)], ones("float16")),
-}
-
-
-@pytest.mark.parametrize("name", LINEAR)
-def test_what_is_linear(name):
-    pull, *cotangents = LINEAR[name]
-    assert is_linear(pull, *cotangents)
-
-
-def largest_alone(u):
-    """Odd, and homogeneous for every scale."""
-    return [u * (abs(u) == np.max(abs(u)))]
-
-
-def clip(limit):
-    return lambda u: [np.clip(2 * u, -limit, limit)]
-
-
-CURVED = {
-    "constant": (lambda u: [7 * u + 1], ones()),
-    "constant at zero": (lambda u: [np.where(u == 0, 1, u)], ones()),
-    "small constant": (lambda u: [7 * u + 1e-3], ones("float32")),
-    "absolute value": (lambda u: [abs(u)], ones()),
-    "absolute value of a number": (lambda u: [abs(u)], np.array(1.0)),
-    "positive part": (lambda u: [np.maximum(u, 0)], ones()),
-    "positive part of a number": (lambda u: [np.maximum(u, 0)], np.array(1.0)),
-    "negative part of a number": (lambda u: [np.minimum(u, 0)], np.array(1.0)),
-    "square": (lambda u: [u * u], ones()),
-    "cube": (lambda u: [u**3], ones()),
-    "norm": (lambda u: [u / np.sqrt(1 + np.sum(u**2))], ones()),
-    "unit": (lambda u: [u / (np.sqrt(np.sum(u**2)) + 1e-300)], ones()),
-    "tanh": (lambda u: [1e4 * np.tanh(u / 1e4)], ones()),
-    "dead zone": (lambda u: [np.where(abs(u) < 1e-9, 0, u)], ones()),
-    "dead zone of half precision": (lambda u: [np.where(abs(u) < 0.01, 0, u)], ones("float16")),
-    "largest alone": (largest_alone, ones()),
-    "neighbour's sign": (lambda u: [abs(u) * np.sign(u[::-1])], ones(shape=(4,))),
-    "product": (lambda u, v: [u * v], ones(), ones()),
-    "second gradient": (lambda u: [7 * u, abs(u)], ones()),
-    "complex gate": (lambda z: [np.where(np.real(z) > 0, z, 0)], ones("complex128")),
-    "length of the imaginary part": (lambda z: [np.real(z) + abs(np.imag(z))], ones("complex128")),
-    "complex length": (lambda z: [abs(z)], ones("complex64")),
-    "infinite from a hundred on": (lambda u: [np.where(abs(u) > 100, np.nan, abs(u))], ones()),
-    "steps": (lambda u: [np.round(u)], ones()),
-    "a part in ten thousand": (lambda u: [u + 1e-4 * abs(u)], ones()),
-    "two per cent of a float32": (lambda u: [u + 0.02 * abs(u)], ones("float32")),
-    "5% of curvature": (lambda u: [u + 0.05 * abs(u)], ones()),
-    "third element only": (lambda u: [np.stack([u[0], u[1], abs(u[2])])], ones()),
-    "matrix": (lambda u: [u * np.sign(u[:, :1])], ones(shape=(2, 3))),
-    "antisymmetric part": (lambda u: [u + abs(u - u.T)], ones(shape=(3, 3))),
-    **{f"clip at {limit:g}": (clip(limit), ones()) for limit in 10.0 ** np.arange(-9, 13)},
-    "clip a small float32": (clip(1e-9), ones("float32", ())),
-    "clip a large float32": (clip(1e11), ones("float32", ())),
-    "clip a small float16": (clip(1e-2), ones("float16", ())),
-    "clip a large float16": (clip(1e4), ones("float16", ())),
-    "clip a large float16 beside a float64": (lambda u, v: [np.clip(u, -1e4, 1e4), v], ones("float16"), ones()),
-}
-
-
-@pytest.mark.parametrize("name", CURVED)
-def test_what_is_not_linear(name):
-    pull, *cotangents = CURVED[name]
-    assert not is_linear(pull, *cotangents)
-
-
-def test_what_is_tried():
-    """Zero; the direction at scales of either sign; the further direction by itself and taken away."""
-    numpy = backends.load("numpy", "a test")
-    tried = []
-    linear.conditions(numpy, lambda given: [tried.append(given[0]) or given[0]], [np.ones(3)])
-    one, two = tried[0], tried[1]
-    assert one[0] > 0 and min(one) < 0 < max(one) and min(abs(one)) > 0.1 and abs(np.dot(one, two)) < 0.99 * 3
-    assert not np.allclose(one / two, (one / two)[0])
-    np.testing.assert_allclose(tried[2], one - 2 * two)
-    scales = [float(given[0] / one[0]) for given in tried[3:]]
-    assert scales == [0.0, *(sign * 2.0**power for power in (80, 40, -40, -80) for sign in (1, -1))]
-
-
-def is_transpose(pull, push, cotangent, tangent):
-    numpy = backends.load("numpy", "a test")
-    with np.errstate(all="ignore"):
-        return [bool(each) for each in linear.transposes(numpy, pull, push, [cotangent], [tangent])]
-
-
-def test_a_transpose():
-    forth, back = lambda given: [MATRIX @ given[0]], lambda given: [MATRIX.T @ given[0]]
-    assert is_transpose(forth, back, X, X) == [True]
-    assert is_transpose(forth, forth, X, X) == [False]
-    assert is_transpose(lambda given: [7 * given[0]], lambda given: [5 * given[0]], X, X) == [False]
-    # Both overflow.
-    large = lambda given: [np.float32(1e30) * given[0] * np.float32(1e30)]
-    assert is_transpose(large, large, ones("float32"), ones("float32")) == [True]
-    # Terms that cancel: the inner products are 0 and 1e-7, the sums of absolute values 1,000.
-    along, across = (linear._uneven(backends.load("numpy", "a test"), np.ones(1000), step, 0.5) for step in (1.0, 0.3))
-    weights = np.where(np.arange(1000) % 2, 1, -1) / (along * across)
-    push = lambda given: [weights * given[0] + 1e-7 * along / np.sum(along**2)]
-    assert is_transpose(lambda given: [weights * given[0]], push, np.ones(1000), np.ones(1000)) == [True]
-    assert is_transpose(lambda given: [1j * given[0]], forth, ones("complex64"), X) == []
-
-
-# --- precision --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_the_table_is_that_of_the_dtypes(dtype):
-    info, known = np.finfo(dtype), precision.of(dtype)
-    assert known.epsilon == float(info.eps)
-    assert known.smallest == float(info.tiny)
-    assert 2.0**known.reach < float(info.max) ** 0.98 and 2.0**-known.reach >= float(info.tiny)
-    assert known.epsilon < known.repeated < known.linear <= 0.1
-
-
-def test_the_precision_of_other_dtypes():
-    assert [*map(precision.is_differentiable, ("float16", "bfloat16", "float8_e4m3fn", "complex64"))] == [True] * 4
-    assert not any(map(precision.is_differentiable, ("int32", "bool", "uint8")))
-    assert precision.of("complex64") == precision.of("float32")
-    assert precision.of("complex128") == precision.of("float64") == precision.of("int32")
-    half = precision.of("bfloat16")
-    assert (half.epsilon, half.smallest) == (2.0**-7, 2.0**-126)
-    assert (half.reach, half.repeated, half.linear) == (40, 0.05, 0.1)
-
-
-# --- what is only traced ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """The NumPy backend, as if no value could be looked at."""
-    backend = backends.load("numpy", "a test")
-    monkeypatch.setattr(backend, "is_known", lambda tensors: False)
-    return backend
-
-
-def test_what_holds_only_if_conditions_do():
-    backend = backends.load("numpy", "a test")
-    assert check_or_nan(backend, [X], [], ZeroDivisionError)[0] is X
-    assert check_or_nan(backend, [X], [np.bool_(True)], ZeroDivisionError)[0] is X
-    with pytest.raises(ZeroDivisionError):
-        check_or_nan(backend, [X], [np.bool_(True), np.array([True, False])], ZeroDivisionError)
-
-
-def test_what_holds_only_if_conditions_do_in_a_program(traced):
-    half = X.astype(np.float16)
-    assert check_or_nan(traced, [X], [], ZeroDivisionError)[0] is X
-    for conditions, expected in (
-        ([np.array([True, True])], X),
-        ([np.bool_(True), np.array([True, False])], X * np.nan),
-    ):
-        found = check_or_nan(traced, [X, half], conditions, ZeroDivisionError)
-        np.testing.assert_array_equal(found[0], expected)
-        assert found[1].dtype == np.float16 and np.isnan(found[1]).all() == np.isnan(expected).all()
-
-
-# --- defaults ---------------------------------------------------------------------------------------------------------
-
-
-def test_what_stops_gradients_is_a_copy():
-    x = X.copy()
-    copy = defaults.stop_gradient(backends.load("numpy", "a test"), x)
-    x[0] = 100.0
-    np.testing.assert_array_equal(copy, X)
-
-
-def test_tensors_of_two_dtypes_never_agree():
-    """bfloat16 has no NumPy array of its own."""
-    backend = types.SimpleNamespace(dtype=lambda tensor: tensor[0], to_numpy=lambda tensor: tensor[1])
-    one, two = ("bfloat16", X), ("float32", X)
-    assert defaults.agreement(backend, [(one, one), (one, two)]) == [True, False]
-
-
-def test_arrays_but_for_rounding_in_a_program():
-    repeated = functools.partial(defaults.is_repeated_later, backends.load("numpy", "a test"))
-    odd = np.array([np.nan, np.inf, 1.0])
-    assert repeated(odd, odd) and repeated(X * (1 + 1e-15), X) and repeated(np.arange(3), np.arange(3))
-    assert repeated(X[:0], X[:0])
-    for other in (X + 1e-3, np.array([np.nan, 2.0, 3.0]), np.array([np.inf, 2.0, 3.0])):
-        assert not repeated(other, X)
-    with pytest.raises(RuntimeError, match="ran again for its gradient"):
-        repeated(X[:2], X)
-
-
-def test_a_sample_in_a_program(traced):
-    long = np.arange(1000.0)
-    sample = Sample(traced, [long, X])
-    (same, close), (other, _) = sample.compare("f", [long, X]), sample.compare("f", [long + 1, X])
-    assert same.all() and close.all() and not other.all()
