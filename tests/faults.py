@@ -26,13 +26,14 @@ ROOT = TESTS.parent
 
 # The files of tests with a name, those first that find most; `{}` is the backend.
 SUITES = {
-    "core": "test_conventions test_returns test_arguments test_planted_faults test_never_silent test_pytree test_frozen"
-    " engine/* test_engine* orders/* test_captured* test_complex* test_memory* test_errors*",
-    "own": "test_{}* test_transforms*",
+    "core": "test_conventions* test_returns* test_arguments* test_returned_* test_dict_order* test_planted_faults*"
+    " test_errors* engine/* orders/* test_captured* test_any_arguments*",
+    "engine": "engine/*",
+    "orders": "orders/*",
+    "own": "test_{}* test_transforms* transforms/* test_backend_of_*",
     "backends": "test_backends* test_backend_choice* test_toy*",
     "autodiff": "test_autodiff* test_grad* autodiff/*",
     "recipes": "test_recipes* test_recipe_* recipes/*",
-    "from_numpy": "test_from_numpy*",
     "with_keras": "with_keras/*",
 }
 
@@ -42,15 +43,15 @@ TABLE = {
     "conventions: numpy conventions planted_faults returns core": [
         (
             "one positional read as one by one",
-            "elif len(positional) == 1 or (positional and (count == 1 or parameters.required() <= 1)):",
-            "elif positional and count == 1:",
+            "len(positional) == 1 or (positional and (count == 1 or parameters.required() <= 1)):",
+            "positional and count == 1:",
         ),
         ("arguments not before upstream", 'self.values, {"', 'self.values[::-1], {"'),
         ("defaults left out", ", *[default ", ", *[None "),
         (
             "varargs get upstream whole",
-            "return self._one_by_one(upstreams, range(count))",
-            "return (self.output.unflatten(upstreams),), {}",
+            "self._one_by_one(upstreams, range(count))",
+            "(self.output.unflatten(upstreams),), {}",
         ),
         ("defaults count as required", "required() <= 1)):", "required() <= 0)):"),
         ("one for each tensor alone", "tensors if parameters", "tensors[::-1] if parameters"),
@@ -74,25 +75,13 @@ TABLE = {
         ("zero is a tensor", "bool):\n            return None", "bool):\n            gradient = 7.0"),
         ("defaults not put in", "self._with_defaults(explicit)", "explicit"),
         ("keywords at other places", "named.pop(name)", "named.popitem()[1]"),
-        (
-            "dict keys as they come",
-            "children = [by_key[key] for key in spec.entries()]",
-            "children = list(by_key.values())",
-        ),
+        ("dict keys as they come", "[by_key[key] for key in spec.entries()]", "list(by_key.values())"),
         ("None for a nest is refused", "_is_nothing(value):\n", "False:\n"),
-        (
-            "ambiguous results pass",
-            "if not all(self._is_same(first.gradients, other.gradients) for other in others):",
-            "if False:",
-        ),
+        ("ambiguous results pass", "if not all(self._is_same(", "if False and not all(self._is_same("),
         ("static gradients read", "[*filter(self._is_clean, ordered)] or ", ""),
         ("unsorted results pass", "ordered = [*filter(self._is_in_order, readings)]", "ordered = readings"),
         ("needs_grad inverted", " needs_grad[", " not needs_grad["),
-        (
-            "broadcast axes unnamed",
-            "if came is None or expected is None or len(came) < len(expected):\n        return []",
-            "if True:\n        return []",
-        ),
+        ("broadcast axes unnamed", "came is None or expected is None or len(came) < len(expected):\n", "True:\n"),
         (
             "other type for a dataclass",
             "type(value) is not spec.type or list(entries) != list(spec.entries()):\n",
@@ -107,11 +96,7 @@ TABLE = {
     ],
     "signature: numpy conventions arguments returns core": [
         ("labels reversed", "positional[index", "positional[::-1][index"),
-        (
-            "every call binds",
-            "return all(name in known for name in (*self.positional[len(args) :], *self.keyword_only))",
-            "return True",
-        ),
+        ("every call binds", "all(name in known for", "True or all(name in known for"),
         ("defaults of the first parameters", "len(names) - len(values) :], ", ": len(values)], "),
         ("defaults between keywords lost", "name, default) ", "name) "),
         ("self is a parameter", "whole.positional[count:]", "whole.positional"),
@@ -122,20 +107,12 @@ TABLE = {
         ("scalars of NumPy refused", "0):\n        return", "0):\n        raise TypeError(leaf)"),
         ("shapes compared by rank", ") and all(a is None or b is None or a == b for a, b in pairs)", ")"),
         ("tensors stay in the static part", "leaves[place] = None", "pass"),
-        (
-            "tensors at other places",
-            "return self.fill(self.places, tensors)",
-            "return self.fill(self.places, tensors[::-1])",
-        ),
+        ("tensors at other places", "self.fill(self.places, tensors)", "self.fill(self.places, tensors[::-1])"),
         ("every dict is in order", "return ranks == sorted(ranks)", "return True"),
         ("nodes stay wrapped", "return _unwrap(value) if self.is_wrapped else value", "return value"),
     ],
     "call: numpy core": [
-        (
-            "keywords not among the rule's arguments",
-            "args = (*args, *signature.by_position(self.user, len(args), kwargs))",
-            "args = (*args,)",
-        ),
+        ("keywords not among the rule's arguments", ", *signature.by_position(self.user, len(args), kwargs))", ",)"),
         ("integers get upstreams", " and is_differentiable(backend.dtype(cotangent)):", ":"),
         ("upstreams at other places", "(output.places, ", "(list(output.places)[::-1], "),
         ("kwargs unordered", "signature.in_order(fun, kwargs", "dict(reversed(kwargs.items())"),
@@ -149,7 +126,7 @@ TABLE = {
         ("fast path skips the check of shapes", " or gradient.shape != tensor.shape", ""),
         ("rule not frozen", "rule = rule if backend.is_compiling() else freeze(rule)", "pass"),
     ],
-    "engine.rule: numpy engine never_silent core": [
+    "engine.rule: numpy engine orders core": [
         ("tensors never differ", "is_equal is ", ""),
         ("heads never differ", "if head != other_head:", "if False:"),
         ("NaN differs from NaN", " or (a != a and b != b)", ""),
@@ -158,7 +135,7 @@ TABLE = {
         ("half of a container searched", "_parts(value)])", "_parts(value)][:1])"),
         ("shapes of arrays not compared", "shape != first.shape or other.", ""),
     ],
-    "engine.freezing: numpy frozen never_silent core": [
+    "engine.freezing: numpy engine orders core": [
         ("cells shared", "CellType(value))", "cell)"),
         (
             "functions in defaults shared",
@@ -166,7 +143,7 @@ TABLE = {
             "function.__defaults__",
         ),
         ("cells that the rule assigns to copied", "name in _writes(function.__code__).cells", "False"),
-        ("arguments of partials shared", "args = [_frozen(part, copies) for part in value.args]", "args = value.args"),
+        ("arguments of partials shared", "[_frozen(part, copies) for part in value.args]", "value.args"),
         ("objects that assign to attributes copied", " or _assigns_attributes(method, kind, set()):", ":"),
         ("functions of frameworks copied", "if not is_frameworks and (", "if ("),
     ],
@@ -174,16 +151,12 @@ TABLE = {
         ("sums not tried", "pulled(1.0, -2.0), ", "first, first, strict=True)) or list(zip(first, "),
         ("zero not tried", " in (0.0, *(", " in (1.0, *("),
         ("negative factors not tried", "for sign in (1, -1)", "for sign in (1,)"),
-        (
-            "huge and tiny not tried",
-            "return [2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]",
-            "return [1.0]",
-        ),
+        ("huge and tiny not tried", "2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]", "1.0]"),
         ("every map is a transpose", " <= tolerance", " >= -tolerance"),
         (
             "overflow is an error",
-            "return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))",
-            "return xp.all(difference <= allowed)",
+            "xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))",
+            "difference <= allowed)",
         ),
         ("no NaN in a trace", 'float("nan"))', "1.0)"),
     ],
@@ -194,48 +167,34 @@ TABLE = {
         ("tensors counted from 0", "argument {place + 1} of its tensors", "argument {place} of its tensors"),
     ],
     "engine.precision: numpy recipes": [
-        (
-            "a smallest number that is not normal",
-            '"float32": Precision(2.0**-23, 2.0**-126',
-            '"float32": Precision(2.0**-23, 2.0**-149',
-        ),
+        ("a smallest number that is not normal", "**-23, 2.0**-126", "**-23, 2.0**-149"),
     ],
     "engine.precision: numpy core": [
         ("complex numbers get no gradient", '("float", "bfloat", "complex")', '("float", "bfloat")'),
     ],
+    "engine.defaults: numpy engine": [
+        ("infinity differs from infinity", " | (other == first) | ((other", " | ((other"),
+    ],
     "engine.defaults: numpy autodiff": [
-        (
-            "rows of the first argument for all",
-            "[gradients[index] for gradients in pulled]",
-            "[gradients[0] for gradients in pulled]",
-        ),
+        ("rows of the first argument for all", "gradients[index] ", "gradients[0] "),
     ],
     "engine.defaults: numpy core": [
         ("dtypes of two runs not compared", "backend.dtype(one) == backend.dtype(two)\n        and ", ""),
     ],
-    "engine.defaults: numpy recipes": [
-        ("infinity differs from infinity", " | (other == first) | ((other", " | ((other"),
+    "backends.__init__: torch versions": [
+        ("modules of a framework that is there are said to be missing", "package != module", "package == module"),
     ],
     "backends.__init__: numpy backends core": [
         ("incomplete backends load", "if missing:", "if False:"),
-        (
-            "modules of a framework that is there are said to be missing",
-            "return package != module and",
-            "return package == module and",
-        ),
     ],
     "backends.numpy.__init__: numpy own core": [
-        ("numpy in the place of autograd's", "from autograd import numpy as namespace", "import numpy as namespace"),
+        ("numpy in the place of autograd's", "from autograd ", ""),
     ],
     "backends.numpy.attach: numpy own core": [
         ("the rule of a later run unchecked", "            self.pullback.check(pullback)\n", "            pass\n"),
         ("upstream not conjugated", "conjugate(next(arriving)) if is_real", "next(arriving) if is_real"),
         ("a gradient shares memory", "gradient = gradient.copy()", "pass"),
-        (
-            "captured values in any order",
-            "sorted(roots, key=order.index)",
-            "sorted(roots, key=lambda root: -order.index(root))",
-        ),
+        ("captured values in any order", "key=order.index)", "key=lambda root: -order.index(root))"),
     ],
     "backends.numpy.derivatives: numpy own core": [
         ("changes in place are seen", "return tensor.copy() if isinstance", "return tensor if isinstance"),
@@ -244,45 +203,29 @@ TABLE = {
         ("byte order in a dtype", "return dtype.name", "return str(dtype)"),
     ],
     "backends.torch.__init__: torch own core": [
-        (
-            "is_compiling forgotten",
-            "    is_compiling,\n    is_plain,\n    is_recording,",
-            "    is_plain,\n    is_recording,",
-        ),
+        ("is_compiling forgotten", "is_compiling,\n    is_plain", "is_plain"),
     ],
     "backends.torch.attach: torch own core": [
         ("a later run unchecked", "self.pullback.check(pullback)", "pass"),
         ("changes in place unseen", "            call.refuse_changes()\n", "            pass\n"),
         ("a gradient shares memory, torch", "gradients = copied(gradients, call.storages)", "pass"),
-        (
-            "the rule is kept after backward",
-            "        if not keeps_graph():\n            call.pullback",
-            "        if False:\n            call.pullback",
-        ),
-        (
-            "autocast forgotten for another run",
-            "if is_autocast():\n        call.autocasts",
-            "if False:\n        call.autocasts",
-        ),
+        ("the rule is kept after backward", "not keeps_graph():\n", "False:\n"),
+        ("autocast forgotten for another run", "is_autocast():\n", "False:\n"),
     ],
     "backends.torch.compiled: torch own core": [
         ("an input as output has no gradient of its own", "found = len(outputs) + place", "found = -1"),
         ("captured tensors pass", "        if output.requires_grad:\n", "        if False:\n"),
     ],
     "backends.torch.exported: torch own": [
-        ("what is exported keeps a gradient", "[output.detach() if is_floating(output) else output for", "[output for"),
+        ("what is exported keeps a gradient", ".detach() if is_floating(output) else output", ""),
     ],
     "backends.torch.fast: torch own core": [
         ("changes of an argument unseen", "        if detached._version != version:\n", "        if False:\n"),
-        ("a view of an argument as any output", "if storage is None or storage in storages:", "if storage is None:"),
+        ("a view of an argument as any output", " or storage in storages", ""),
     ],
     "backends.torch.derivatives: torch own core": [
         ("stop_gradient stops nothing", "    return tensor.detach()", "    return tensor"),
-        (
-            "zero tensors as torch has them",
-            "return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor",
-            "return tensor",
-        ),
+        ("zero tensors as torch has them", "torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor", "tensor"),
     ],
     "backends.torch.tensors: torch own core": [
         ("batches of two levels the wrong way round", "enumerate(reversed(axes))", "enumerate(axes)"),
@@ -296,11 +239,7 @@ TABLE = {
     ],
     "backends.jax.attach: jax own core": [
         ("upstream not conjugated, jax", "arriving = map(conjugate, cotangents)", "arriving = iter(cotangents)"),
-        (
-            "what only the rule reads passes",
-            "for tensor in filter(is_traced, pullback.reached()):",
-            "for tensor in ():",
-        ),
+        ("what only the rule reads passes", "filter(is_traced, pullback.reached()):", "():"),
         ("a stopped gradient is a captured value", 'equation.primitive.name != "stop_gradient" and not', "not"),
     ],
     "backends.jax.linear: jax own core": [
@@ -308,70 +247,46 @@ TABLE = {
         ("a constant is nothing", "return CONSTANT if numpy.any(operand.val) else ZERO", "return ZERO"),
     ],
     "backends.jax.names: jax own core": [
-        (
-            "every tracer is one of reverse mode",
-            'getattr(getattr(tracer, "_trace", None), "is_vjp", False) is True',
-            "True",
-        ),
+        ("every tracer is one of reverse mode", 'getattr(getattr(tracer, "_trace", None), "is_vjp", False) is ', ""),
     ],
     "backends.jax.derivatives: jax own core": [
         (
             "the gradient of a vjp not conjugated",
-            "tuple(map(conjugate, back(tuple(map(conjugate, cotangents)))))",
-            "tuple(back(tuple(map(conjugate, cotangents))))",
+            "map(conjugate, back(tuple(map(conjugate, cotangents)))))",
+            "back(tuple(map(conjugate, cotangents))))",
         ),
     ],
     "backends.jax.rule_primitives: jax own core": [
         ("one of a batch of gradients", "namespace.sum(grad, 0) if", "grad[0] if"),
         (
             "the forward pass of the second order is not tied",
-            "return [*operands[:count]]",
-            "return [2 * operand for operand in operands[:count]]",
+            "return [*operands",
+            "return [2 * operand for operand in operands",
         ),
     ],
     "backends.jax.tensors: jax own core": [
         ("weak types stay weak", " and not jax.typeof(value).weak_type", ""),
     ],
     "backends.tensorflow.__init__: tensorflow own core": [
-        (
-            "stop_gradient is the identity",
-            "from tensorflow import stop_gradient",
-            "from tensorflow import identity as stop_gradient",
-        ),
+        ("stop_gradient is the identity", " stop_gradient", " identity as stop_gradient"),
     ],
     "backends.tensorflow.attach: tensorflow own core": [
         ("another run unchecked", "return other, pullback.check(other)", "return other, []"),
-        (
-            "arguments not copied",
-            "inputs = recording.copies(tensors) if True in needs_grad else tensors",
-            "inputs = tensors",
-        ),
+        ("arguments not copied", "recording.copies(tensors) if True in needs_grad else ", ""),
     ],
     "backends.tensorflow.backward: tensorflow own core": [
-        (
-            "unknown shapes pass",
-            "checked = tf.transpose(gradient, order)\n",
-            "checked = tf.identity(gradient)\n    return gradient\n",
-        ),
+        ("unknown shapes pass", "transpose(gradient, order)\n", "identity(gradient)\n    return gradient\n"),
         ("no NaN for rules that are not linear", "dense(gradient) + _like(gradient, unknown)", "dense(gradient)"),
     ],
     "backends.tensorflow.composite: tensorflow own core": [
-        (
-            "complex tensors are no parts",
-            "return bool(dtype.is_floating or dtype.is_complex)",
-            "return bool(dtype.is_floating)",
-        ),
+        ("complex tensors are no parts", " or dtype.is_complex", ""),
     ],
     "backends.tensorflow.derivatives: tensorflow own core": [
-        (
-            "unconnected gradients are None",
-            "list(cotangents), tf.UnconnectedGradients.ZERO",
-            "list(cotangents), tf.UnconnectedGradients.NONE",
-        ),
+        ("unconnected gradients are None", "), tf.UnconnectedGradients.ZERO", "), tf.UnconnectedGradients.NONE"),
         (
             "control flow is not converted",
-            'return tf.__internal__.autograph.tf_convert(fun, context) if context.status.name == "ENABLED" else fun',
-            "return fun",
+            'tf.__internal__.autograph.tf_convert(fun, context) if context.status.name == "ENABLED" else ',
+            "",
         ),
     ],
     "backends.tensorflow.graph: tensorflow own core": [
@@ -379,36 +294,20 @@ TABLE = {
         ("captured tensors pass, tensorflow", "    if is_differentiated(read):", "    if False:"),
     ],
     "backends.tensorflow.recording: tensorflow own core": [
-        (
-            "copies are the tensors",
-            "return [mapped(lambda _: next(copied), tensor) for tensor in tensors]",
-            "return list(tensors)",
-        ),
+        ("copies are the tensors", "[mapped(lambda _: next(copied), tensor) for tensor in tensors]", "list(tensors)"),
     ],
     "backends.tensorflow.tensors: tensorflow own core": [
-        (
-            "NaN where all is right",
-            "tf.reduce_all(conditions), 0.0, numpy.nan",
-            "tf.reduce_all(conditions), numpy.nan, 0.0",
-        ),
-        (
-            "dtypes of two runs not compared, tensorflow",
-            "if [dtype(one) for one in ones] != [dtype(two) for two in others]:",
-            "if False:",
-        ),
+        ("NaN where all is right", "0.0, numpy.nan", "numpy.nan, 0.0"),
+        ("dtypes of two runs not compared, tensorflow", "!= [dtype(two) for two in others]", "== 7"),
     ],
     "backends.tensorflow.tracing: tensorflow own core": [
-        (
-            "every function is the first one",
-            "isinstance(other, Itself) and bool(self.function.__wrapped__ == other.function.__wrapped__)",
-            "isinstance(other, Itself)",
-        ),
+        ("every function is the first one", ") and bool(self.function.__wrapped__ == other.function.__wrapped__)", ")"),
     ],
     "recipes.__init__: numpy recipes": [
         (
             "another recipe under a name",
-            "import clip_gradient, reverse_gradient, scale_gradient, straight_through",
-            "import clip_gradient, reverse_gradient, straight_through, reverse_gradient as scale_gradient",
+            "scale_gradient, straight_through",
+            "straight_through, reverse_gradient as scale_gradient",
         ),
     ],
     "recipes.annealed: numpy recipes": [
@@ -416,38 +315,22 @@ TABLE = {
         ("soft_round as steep everywhere", "(2 * slope * (1 + ops.exp(-sharp)) * bell)", "(2 * slope * bell)"),
     ],
     "recipes.discrete: numpy recipes": [
-        ("the derivative of arctan without a half", "slope / 2 / (1 + small * small)", "slope / (1 + small * small)"),
+        ("the derivative of arctan without a half", "slope / 2 / (1", "slope / (1"),
         ("limits of levels get a gradient", "ratio >= high, ratio <= low", "ratio > high, ratio < low"),
     ],
     "recipes.implicit: numpy recipes": [
-        (
-            "the sign of an implicit gradient",
-            "lambda each: -each, self._transposed",
-            "lambda each: each, self._transposed",
-        ),
+        ("the sign of an implicit gradient", " each: -each, ", " each: each, "),
         ("the Jacobian is not transposed", "ops.permute_dims(matrix, (1, 0))", "matrix"),
     ],
     "recipes.messages: numpy recipes": [
         ("the upper limit is another one", "1.8e308", "3.4e38"),
     ],
     "recipes.passing: numpy recipes": [
-        (
-            "a gradient that is not reversed",
-            '_scaled("reverse_gradient", upstream, -scale)',
-            '_scaled("reverse_gradient", upstream, scale)',
-        ),
-        (
-            "clipped one by one",
-            "widest = max(map(config.active.dtype, parts))",
-            "widest = min(map(config.active.dtype, parts))",
-        ),
+        ("a gradient that is not reversed", "upstream, -scale", "upstream, scale"),
+        ("clipped one by one", "widest = max(map", "widest = min(map"),
     ],
     "recipes.repeated: numpy recipes": [
-        (
-            "a fixed point that was not reached",
-            "ops.max(_excess(z, before, start, tolerance)) <= 0",
-            "ops.max(_excess(z, before, start, tolerance)) <= math.inf",
-        ),
+        ("a fixed point that was not reached", "tolerance)) <= 0", "tolerance)) <= math.inf"),
     ],
     "recipes.reversible: numpy recipes": [
         ("a wrong inverse passes", "gradient * ops.where(is_same, one, math.nan * one)", "gradient * one"),
@@ -455,37 +338,21 @@ TABLE = {
     ],
     "recipes.safe: numpy recipes": [
         ("an infinite slope of safe_sqrt", "is_negative = wide <= 0\n", "is_negative = wide < 0\n"),
-        (
-            "a norm of zeros has a gradient",
-            "direction = ops.where(is_zero, ops.zeros_like(scaled), scaled / length)",
-            "direction = ops.where(is_zero, ops.ones_like(scaled), scaled / length)",
-        ),
+        ("a norm of zeros has a gradient", "ops.zeros_like(scaled", "ops.ones_like(scaled"),
     ],
     "recipes.tensors: numpy recipes": [
-        (
-            "integers of NumPy are no numbers",
-            "return value.item() if isinstance(value, numpy.generic) else value",
-            "return value",
-        ),
+        ("integers of NumPy are no numbers", ".item() if isinstance(value, numpy.generic) else value", ""),
         ("half precision stays half", 'in ("float16", "bfloat16") else x', 'in ("bfloat16",) else x'),
     ],
     "recipes.frameworks: jax from_numpy": [
-        (
-            "the generic file for all",
-            'name if importlib.util.find_spec(name) else f"keras_cg.recipes.{recipe}.generic"',
-            'f"keras_cg.recipes.{recipe}.generic"',
-        ),
+        ("the generic file for all", "name if importlib.util.find_spec(name) else ", ""),
     ],
     "recipes.callback.__init__: numpy from_numpy": [
         ("results as they come", "if array.dtype.name != kind.dtype or array.shape", "if array.shape"),
         ("the second order is the first again", "raise messages.no_derivative(function.of)", "return values"),
     ],
     "recipes.callback.generic: numpy from_numpy": [
-        (
-            "outputs reversed, generic",
-            "return tuple(map(backend.asarray, arrays))",
-            "return tuple(map(backend.asarray, arrays[::-1]))",
-        ),
+        ("outputs reversed, generic", "asarray, arrays))", "asarray, arrays[::-1]))"),
     ],
     "recipes.callback.host: numpy from_numpy": [
         (
@@ -510,21 +377,13 @@ TABLE = {
         ("changes in place unseen, torch", "            if version != now:", "            if False:"),
     ],
     "recipes.checkpoint.sample: numpy recipes": [
-        (
-            "samples never differ",
-            "if not is_repeated(self._of(output), value",
-            "if False and not is_repeated(self._of(output), value",
-        ),
+        ("samples never differ", "if not is_repeated", "if False and not is_repeated"),
     ],
     "recipes.checkpoint.messages: tensorflow recipes": [
         ("an operation is not named", "draws random numbers ({operation})", "draws random numbers"),
     ],
     "recipes.checkpoint.__init__: numpy recipes": [
-        (
-            "keywords lost their order, __init__",
-            "arguments.labels(f, len(args), keywords, tree)[place]",
-            "arguments.labels(f, len(args), keywords, tree)[0]",
-        ),
+        ("keywords lost their order, __init__", ", tree)[place]", ", tree)[0]"),
     ],
     "recipes.checkpoint.keras_state: jax with_keras": [
         ("changes of variables are lost", "            variable.assign(value)\n", "            pass\n"),
@@ -532,16 +391,12 @@ TABLE = {
     "recipes.checkpoint.keras_state: numpy with_keras": [
         (
             "a second run has another state",
-            "        if self.is_again and self.state.thread_state is not None:\n",
-            "        if False:\n",
+            "if self.is_again and self.state.thread_state is not None:\n",
+            "if False:\n",
         ),
     ],
     "recipes.checkpoint.numpy: numpy recipes": [
-        (
-            "a captured value is run as it was",
-            "for box, value in zip(boxes, values[count:], strict=True):",
-            "for box, value in ():",
-        ),
+        ("a captured value is run as it was", "zip(boxes, values[count:], strict=True", "("),
     ],
     "recipes.checkpoint.generic: numpy recipes": [
         ("changes in place unseen, generic", "if hash(values.tobytes()) != number:", "if False:"),
@@ -553,11 +408,7 @@ TABLE = {
         ("globals unseen", "*self.static.leaves, *_globals(self.user)]", "*self.static.leaves]"),
     ],
     "keras.__init__: numpy with_keras": [
-        (
-            "installed in the place of install",
-            "install, installed, uninstall\n",
-            "installed, installed as install, uninstall\n",
-        ),
+        ("installed in the place of install", "install, installed", "installed, installed as install"),
     ],
     "keras.base: numpy with_keras": [
         ("a mask is dropped", "self.supports_masking = True", "self.supports_masking = False"),
@@ -566,23 +417,11 @@ TABLE = {
         ("the first block that ends uninstalls for all", "while _replaced and not _requests:", "while _replaced:"),
     ],
     "keras.layers: torch with_keras": [
-        (
-            "the scale of a reversal forgotten",
-            "recipes.reverse_gradient(inputs, self._scale)",
-            "recipes.reverse_gradient(inputs)",
-        ),
-        (
-            "the step of a config forgotten",
-            'names = ("bits", "signed", "initial_step", "gradient_scale")',
-            'names = ("bits", "signed", "gradient_scale")',
-        ),
+        ("the scale of a reversal forgotten", "reverse_gradient(inputs, self._scale)", "reverse_gradient(inputs)"),
+        ("the step of a config forgotten", 'initial_step", "', ""),
     ],
     "keras.loss_scale: torch with_keras": [
-        (
-            "clipped without the loss scale",
-            "clipped_by_norm(output, times(scale, norm))",
-            "clipped_by_norm(output, norm)",
-        ),
+        ("clipped without the loss scale", "times(scale, norm))", "norm)"),
     ],
     "keras.messages: torch with_keras": [
         ("another remedy", "return_losses=True", "training=True"),
@@ -591,7 +430,7 @@ TABLE = {
         ("variables pass", "            if variable.trainable:\n", "            if False:\n"),
     ],
     "keras.operation: numpy with_keras": [
-        ("any object of that name is loaded", "if registered is not None and registered is not function:", "if False:"),
+        ("any object of that name is loaded", "registered is not None and registered is not function", "False"),
     ],
 }
 FAULTS = [(key.partition(":")[0], *row) for key, rows in TABLE.items() for row in rows]
