@@ -5,30 +5,13 @@ import threading
 
 import numpy as np
 import pytest
+from ways import WAYS, check, gradient, pull
 
 import keras_cg
 from keras_cg import custom_gradient, grad, ops, use_backend, vjp
 
 X = np.array([-1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.5, 2.5], np.float32)
-# keras_cg's own means, the framework's own, and its other one: torch.func, and what is compiled.
-WAYS = ("keras_cg", "native", "transformed")
-
-
-def gradient(eager, f, way):
-    return grad(f) if way == "keras_cg" else eager.native.gradient(f, way)
-
-
-def pull(eager, f, x, way):
-    """`(f(x), pullback)`, where the pullback gives the one gradient."""
-    if way == "keras_cg":
-        output, pullback = vjp(f, x)
-        return output, lambda upstream: pullback(upstream)[0]
-    return eager.native.vjp(f, x, way)
-
-
-def check(eager, tensor, expected, rtol=1e-5):
-    np.testing.assert_allclose(eager.array(tensor), expected, rtol=rtol)
 
 
 def plainly(run):

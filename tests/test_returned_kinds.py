@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from outcomes import right_or_refused
+from ways import check
 
 from keras_cg import GradientError, custom_gradient, grad, jacobian, jvp, ops, vjp
 
@@ -20,10 +21,6 @@ IN_EVERY_MODE = (
     "test_a_sloppy_gradient_that_nobody_wants",
     "test_a_sloppy_gradient_that_somebody_wants[shape]",
 )
-
-
-def check(eager, tensor, expected):
-    np.testing.assert_allclose(eager.array(tensor), expected, rtol=1e-5)
 
 
 # --- a boolean gradient ---------------------------------------------------------------------------------------------

@@ -132,33 +132,60 @@ def test_functions_that_call_each_other_share_what_they_share():
     assert frozen(1.0) == 4.0
 
 
-def test_a_name_that_the_rule_assigns_stays_shared():
-    count = 0
+def assigned():
+    calls = 0
 
     def grad(u):
-        nonlocal count
-        count += 1
+        nonlocal calls
+        calls += 1
         return u
 
-    frozen = freeze(grad)
-    frozen(1.0)
-    frozen(1.0)
-    assert count == 2
+    return grad, lambda: calls
 
 
-def test_a_name_that_a_helper_assigns_stays_shared():
-    total = 0.0
+def assigned_by_a_helper():
+    calls = 0
 
-    def add(u):
-        nonlocal total
-        total += u
+    def note():
+        nonlocal calls
+        calls += 1
+
+    return lambda u: (note(), u), lambda: calls
+
+
+def assigned_by_a_function_inside():
+    calls = 0
 
     def grad(u):
-        add(u)
-        return total
+        def note():
+            nonlocal calls
+            calls += 1
 
+        note()
+        return u
+
+    return grad, lambda: calls
+
+
+@pytest.mark.parametrize("make", [assigned, assigned_by_a_helper, assigned_by_a_function_inside])
+def test_a_name_that_is_assigned_stays_shared(make):
+    grad, calls = make()
     frozen = freeze(grad)
-    assert (frozen(1.0), frozen(2.0), total) == (1.0, 3.0, 3.0)
+    frozen(1.0)
+    frozen(1.0)
+    assert calls() == 2
+
+
+def test_a_name_that_is_deleted_stays_shared():
+    k = 2.0
+
+    def grad(u):
+        nonlocal k
+        del k
+
+    freeze(grad)(1.0)
+    with pytest.raises(NameError):
+        k  # noqa: B018
 
 
 def test_a_name_that_is_bound_later():
@@ -199,34 +226,6 @@ def test_an_object_that_counts_is_not_copied():
     kept = Counts()
     freeze(kept)(1.0)
     assert kept.calls == 1
-
-
-def test_a_name_that_the_rule_deletes_stays_shared():
-    k = 2.0
-
-    def grad(u):
-        nonlocal k
-        del k
-        return u
-
-    freeze(grad)(1.0)
-    with pytest.raises(NameError):
-        k  # noqa: B018
-
-
-def test_a_name_that_a_function_inside_assigns_stays_shared():
-    count = 0
-
-    def grad(u):
-        def note():
-            nonlocal count
-            count += 1
-
-        note()
-        return u
-
-    freeze(grad)(1.0)
-    assert count == 1
 
 
 class Deletes(Notes):

@@ -5,38 +5,12 @@ import random
 import numpy as np
 import pytest
 from outcomes import right_or_refused
+from ways import PAIRS, WAYS, check, gradient, pull
 
-from keras_cg import custom_gradient, grad, ops, vjp
+from keras_cg import custom_gradient, ops
 
 X = np.array([-1.0, 2.0, 3.0], np.float32)
 ONES = np.ones(3, np.float32)
-
-# keras_cg's own means, the framework's own, and its other one: torch.func, and what is compiled.
-WAYS = ("keras_cg", "native", "transformed")
-# The derivative of keras_cg by every means, and each framework's means by themselves.
-PAIRS = [
-    ("keras_cg", "keras_cg"),
-    ("native", "keras_cg"),
-    ("transformed", "keras_cg"),
-    ("native", "native"),
-    ("transformed", "transformed"),
-]
-
-
-def gradient(eager, f, way):
-    return grad(f) if way == "keras_cg" else eager.native.gradient(f, way)
-
-
-def pull(eager, f, x, way):
-    """`(f(x), pullback)`, where the pullback gives the one gradient."""
-    if way == "keras_cg":
-        output, pullback = vjp(f, x)
-        return output, lambda upstream: pullback(upstream)[0]
-    return eager.native.vjp(f, x, way)
-
-
-def check(eager, tensor, expected, rtol=1e-5):
-    np.testing.assert_allclose(eager.array(tensor), expected, rtol=rtol)
 
 
 WIDE = np.arange(1, 17, dtype=np.float32)
@@ -47,20 +21,20 @@ def refused_where_recorded(way):
     return () if way in ("keras_cg", "backward") else (RuntimeError,)
 
 
-def dropped(module):
-    """A function with dropout inside, with the gradient 7 m x for the mask m."""
-    import torch
+def masked(draw, masks):
+    """A function with the gradient 7 m x for a mask m, which `draw()` gives and `masks` gets."""
 
     @custom_gradient
     def f(x):
-        mask = module(torch.ones(16))
+        mask = draw()
+        masks.append(mask)
         return x * mask, lambda upstream: 7 * upstream * mask * x
 
     return f
 
 
 def pulled_after_eval(eager, masks, way):
-    """The gradient as a function of x, where dropout is switched off after the call; `masks` gets the mask."""
+    """The gradient as a function of x, where dropout is switched off after the call."""
     import torch
 
     torch.manual_seed(0)
@@ -68,9 +42,8 @@ def pulled_after_eval(eager, masks, way):
 
     def first(x):
         module.train()
-        output, pullback = pull(eager, dropped(module), x, way)
-        masks.append(eager.array(output) / WIDE)
-        assert 0 < masks[-1].mean() < 2
+        _, pullback = pull(eager, masked(lambda: module(torch.ones(16)), masks), x, way)
+        assert 0 < float(masks[0].mean()) < 2
         module.eval()
         return pullback(torch.ones(16))
 
@@ -79,50 +52,40 @@ def pulled_after_eval(eager, masks, way):
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("way", WAYS)
-def test_dropout_that_is_switched_off_in_between(eager, backend, way):
+@pytest.mark.parametrize("order", [1, 2])
+def test_dropout_that_is_switched_off_in_between(eager, backend, order, way):
     masks = []
 
     def run():
-        return eager.array(pulled_after_eval(eager, masks, way)(eager.tensor(WIDE))) - 7 * masks[-1] * WIDE
+        first = pulled_after_eval(eager, masks, way)
+        found = (first if order == 1 else gradient(eager, first, "native"))(eager.tensor(WIDE))
+        # The mask is that of the first run, which is known when it has run.
+        return eager.array(found) - 7 * eager.array(masks[0]) * (WIDE if order == 1 else 1)
 
-    right_or_refused(run, np.zeros(16), *refused_where_recorded(way), match="again")
-
-
-@pytest.mark.only("torch")
-@pytest.mark.parametrize("way", WAYS)
-def test_the_second_order_with_dropout_that_is_switched_off(eager, backend, way):
-    masks = []
-
-    def second():
-        found = gradient(eager, pulled_after_eval(eager, masks, way), "native")(eager.tensor(WIDE))
-        # The mask is that of this run, which is known when it has run.
-        return eager.array(found) - 7 * masks[0]
-
-    right_or_refused(second, np.zeros(16), RuntimeError, match="again")
+    refused = refused_where_recorded(way) if order == 1 else (RuntimeError,)
+    right_or_refused(run, np.zeros(16), *refused, match="again")
 
 
 @pytest.mark.only("torch")
-@pytest.mark.parametrize("way", ["native", "transformed", "backward", "vmap"])
+@pytest.mark.parametrize("way", ["native", "transformed", "backward", "vmap", "second"])
 def test_a_generator_of_ones_own(eager, backend, way):
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-
-    @custom_gradient
-    def f(x):
-        mask = torch.bernoulli(torch.full((16,), 0.5), generator=generator)
-        return x * mask, lambda upstream: 7 * upstream * mask * x
+    generator, masks = torch.Generator().manual_seed(0), []
+    f = masked(lambda: torch.bernoulli(torch.full((16,), 0.5), generator=generator), masks)
 
     def run():
         x = eager.tensor(WIDE)
+        if way == "second":
+            found = gradient(eager, gradient(eager, f, "native"), "native")(x)
+            return eager.array(found) - 7 * eager.array(masks[0])
         if way == "vmap":
 
             def loss(x):
                 output = f(x)
                 return output.sum(), output
 
-            found, output = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="different")(x[None])
-            found, output = found[0], output[0]
+            (found,), (output,) = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="different")(x[None])
         elif way == "backward":
             output = f(x.requires_grad_())
             output.sum().backward()
@@ -134,26 +97,6 @@ def test_a_generator_of_ones_own(eager, backend, way):
         return eager.array(found) - 7 * eager.array(output)
 
     right_or_refused(run, np.zeros(16), *refused_where_recorded(way), match="again")
-
-
-@pytest.mark.only("torch")
-def test_the_second_order_with_a_generator_of_ones_own(eager, backend):
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    masks = []
-
-    @custom_gradient
-    def f(x):
-        mask = torch.bernoulli(torch.full((16,), 0.5), generator=generator)
-        masks.append(mask)
-        return x * mask, lambda upstream: 7 * upstream * mask * x
-
-    def second():
-        found = gradient(eager, gradient(eager, f, "native"), "native")(eager.tensor(WIDE))
-        return eager.array(found) - 7 * eager.array(masks[0])
-
-    right_or_refused(second, np.zeros(16), RuntimeError, match="again")
 
 
 @pytest.mark.only("torch")
@@ -275,7 +218,7 @@ def test_the_first_order_with_a_float_that_changes(eager, way, make):
 
 
 @pytest.mark.parametrize("make", [annealed, annealed_and_held, annealed_at_an_attribute])
-@pytest.mark.parametrize(("outer", "inner"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+@pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
 def test_the_second_order_with_a_float_that_changes(eager, outer, inner, make):
     first = pulled_after_a_change(eager, make, inner)
     expected = 2 * ONES if make is annealed_and_held else -2 * ONES
@@ -287,7 +230,7 @@ def test_the_second_order_with_a_float_that_changes(eager, outer, inner, make):
     right_or_refused(run, expected, RuntimeError, match=text)
 
 
-@pytest.mark.parametrize(("outer", "inner"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+@pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
 def test_a_branch_that_the_second_run_would_not_take(eager, outer, inner):
     def first(x):
         signs = [True]

@@ -6,14 +6,12 @@ On torch, a backward pass with `create_graph` is recorded, and so is every level
 import numpy as np
 import pytest
 from outcomes import right_or_refused
+from ways import WAYS, gradient
 
 from keras_cg import CapturedVariableError, custom_gradient, grad, jacobian, ops, vjp
 
 X = np.array([0.25, 0.5, 1.0], np.float32)
 E = np.exp(X)
-
-# keras_cg's own means, the framework's own, and its other one: torch.func, and what is compiled.
-WAYS = ("keras_cg", "native", "transformed")
 
 
 class Rule:
@@ -43,10 +41,6 @@ def counted(holder="closure"):
 def recorded(eager, way):
     """How many of the backward passes of a way are recorded, whether or not anybody asks for a second order."""
     return int(eager.name == "torch" and way != "keras_cg")
-
-
-def gradient(eager, f, way):
-    return grad(f) if way == "keras_cg" else eager.native.gradient(f, way)
 
 
 def check(eager, found, expected=7 * E):

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 from outcomes import right_or_refused
+from ways import WAYS, gradient
 
 from keras_cg import custom_gradient, grad, ops, vjp
-
-WAYS = ("keras_cg", "native", "transformed")
 
 
 def looped(x):
@@ -62,10 +61,6 @@ def called_twice(x):
 
 # At 2.
 FIRST = {looped: 35.0, bound_again: 14.0, by_a_helper: 14.0, called_twice: 140.0}
-
-
-def gradient(eager, f, way):
-    return grad(f) if way == "keras_cg" else eager.native.gradient(f, way)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 import pytest
 from outcomes import right_or_refused
+from ways import PAIRS, WAYS, gradient
 
 import keras_cg
 from keras_cg import custom_gradient, grad, ops
@@ -22,13 +23,6 @@ pytestmark = pytest.mark.together
 
 X = np.array([-1.3, 0.4, 0.8], np.float32)
 E = np.exp(X)
-
-# keras_cg's own means, the framework's own, and its other one: torch.func, and what is compiled.
-WAYS = ("keras_cg", "native", "transformed")
-
-
-def gradient(eager, f, way):
-    return grad(f) if way == "keras_cg" else eager.native.gradient(f, way)
 
 
 # --- the places ------------------------------------------------------------------------------------------------------
@@ -277,18 +271,9 @@ def test_the_first_and_the_second_order(eager, place, way):
 
 # --- what the rule alone reads ---------------------------------------------------------------------------------------
 
-# The derivative of keras_cg by every means, and each framework's means by themselves.
-PAIRS = [
-    ("keras_cg", "keras_cg"),
-    ("native", "keras_cg"),
-    ("transformed", "keras_cg"),
-    ("native", "native"),
-    ("transformed", "transformed"),
-]
-
 
 @pytest.mark.parametrize("place", ["cell", "list", "dict", "partial", "attribute", "object", "bound method", "global"])
-@pytest.mark.parametrize(("outer", "inner"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+@pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
 def test_what_the_rule_alone_reads(eager, place, outer, inner):
     """The slope s of a surrogate that is itself learned: of 7 s², the derivative is 14 s."""
     x = eager.tensor(X)

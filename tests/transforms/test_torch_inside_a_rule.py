@@ -4,6 +4,7 @@ import importlib
 
 import numpy as np
 import pytest
+from ways import check, gradient
 
 import keras_cg
 from keras_cg import custom_gradient, grad, jacobian, jvp, vjp
@@ -11,14 +12,6 @@ from keras_cg import custom_gradient, grad, jacobian, jvp, vjp
 X = np.array([-1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.5, 2.5], np.float32)
 SEVEN = np.full(3, 7.0)
-
-
-def gradient(eager, f, way):
-    return grad(f) if way == "keras_cg" else eager.native.gradient(f, way)
-
-
-def check(eager, tensor, expected, rtol=1e-5):
-    np.testing.assert_allclose(eager.array(tensor), expected, rtol=rtol)
 
 
 # Each gives 3 x^2 upstream.
