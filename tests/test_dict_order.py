@@ -18,7 +18,6 @@ IN_EVERY_MODE = (
     "test_dicts_as_outputs[static-arguments]",
     "test_dicts_as_outputs[a dict without tensors-upstream]",
     "test_dicts_as_outputs[an empty dict-arguments]",
-    "test_dicts_as_outputs[integers-upstream]",
 )
 
 

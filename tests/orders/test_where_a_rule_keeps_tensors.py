@@ -19,8 +19,6 @@ from ways import PAIRS, WAYS, gradient
 import keras_cg
 from keras_cg import custom_gradient, grad, ops
 
-pytestmark = pytest.mark.together
-
 X = np.array([-1.3, 0.4, 0.8], np.float32)
 E = np.exp(X)
 
@@ -430,6 +428,7 @@ def by_torch(f, argnums=0):
     return torch.func.grad(lambda *args: f(*args).sum(), argnums)
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("name", CAPTURED)
 def test_with_a_captured_value(eager, name):
     take, f, expected = CAPTURED[name]

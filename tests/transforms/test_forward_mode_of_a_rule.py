@@ -97,11 +97,10 @@ def test_a_rule_that_is_not_linear_works_in_reverse(frame):
     np.testing.assert_allclose(gx, np.full(3, 1.5))
 
 
-@pytest.mark.parametrize("limit", [1.0, 1e3, 1e6])
-def test_the_checker_has_the_same_answer(backend, limit):
+def test_the_checker_has_the_same_answer(backend):
     from keras_cg.testing import check_gradients
 
-    report = check_gradients(with_rule(clipping(limit)), np.array([0.5, -1.0, 2.0]), backends=(backend,))
+    report = check_gradients(with_rule(clipping(1e3)), np.array([0.5, -1.0, 2.0]), backends=(backend,))
     assert not report
     assert "not linear in upstream" in str(report)
 
