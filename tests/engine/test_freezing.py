@@ -118,6 +118,14 @@ def test_a_rule_of_a_loop(name):
     assert float(frozen(1.0)) == 14.0
 
 
+def test_a_name_that_is_bound_again():
+    """A cell with a number, which is copied in another way than one with a function."""
+    k = 2.0
+    frozen = freeze(lambda u: k * u)
+    k = 5.0
+    assert frozen(1.0) == 2.0
+
+
 def test_functions_that_call_each_other_share_what_they_share():
     k = 2.0
 
