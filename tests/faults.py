@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 TESTS = pathlib.Path(__file__).parent
 ROOT = TESTS.parent
@@ -513,13 +513,15 @@ def main():
         with planted(module, old, new) as folder:
             return first_failure(folder, given.where or WHERE[what], *options), time.monotonic() - start
 
-    faults, missed = [*chosen(given.words)], []
+    missed = []
     with ThreadPoolExecutor(given.jobs) as pool:
-        found = pool.map(find, [fault for _, fault in faults])
-        for (number, (module, what, _, _)), (test, seconds) in zip(faults, found, strict=True):
+        faults = {pool.submit(find, fault): (number, fault) for number, fault in chosen(given.words)}
+        for each in as_completed(faults):
+            number, (module, what, _, _) = faults[each]
+            test, seconds = each.result()
             missed += [] if test else [number]
             print(f"{number:3} {module}: {what} | {test or 'NOT FOUND'} | {seconds:.0f} s", flush=True)  # noqa: T201
-    print(f"{len(faults)} faults, not found: {missed or 'none'}")  # noqa: T201
+    print(f"{len(faults)} faults, not found: {sorted(missed) or 'none'}")  # noqa: T201
     return bool(missed)
 
 
