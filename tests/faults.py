@@ -469,18 +469,17 @@ def files(backend, suites):
     return [*dict.fromkeys(map(str, found))]
 
 
-def first_failure(folder, where, *options, seconds=900):
-    """The first test that fails with the package of a folder, or None."""
-    backend, *suites = where.split()
+def first_failure(folder, backend, tests, *options, seconds=900):
+    """The first of some tests that fails with the package of a folder, or None."""
     paths = [folder, TESTS, os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    if "with_keras" in suites:
+    if any("with_keras" in test for test in tests):
         environment["KERAS_BACKEND"] = backend
     # -P, because Python would import the package of the working directory first.
-    command = (sys.executable, "-P", "-m", "pytest", "-xq", "-rfE", "--tb=no", "-pno:cacheprovider", "-pno:randomly")
-    tests = (f"--backends={backend}", *options, *files(backend, suites))
+    command = (sys.executable, "-P", "-m", "pytest", "-xq", "-rfE", "--tb=no", "-pno:cacheprovider")
+    command = (*command, f"--backends={backend}", *options, *tests)
     try:
-        run = subprocess.run([*command, *tests], cwd=ROOT, env=environment, capture_output=True, timeout=seconds)
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return "(time is over)"
     lines = run.stdout.decode().splitlines()
@@ -488,6 +487,18 @@ def first_failure(folder, where, *options, seconds=900):
     if failed:
         return failed[0].partition(" - ")[0].partition(" ")[2]
     return None if run.returncode == 0 else (lines or run.stderr.decode().splitlines() or ["?"])[-1]
+
+
+def finder(fault, where, *options):
+    """The first test that fails with a fault and not without it, or None."""
+    module, what, old, new = fault
+    backend, *suites = (where or WHERE[what]).split()
+    with planted(module, old, new) as folder:
+        test = first_failure(folder, backend, files(backend, suites), *options)
+    if test and "::" in test and first_failure(ROOT, backend, [test]):
+        print(f"{test} fails without a fault, too", flush=True)  # noqa: T201
+        return None
+    return test
 
 
 def chosen(words):
@@ -508,10 +519,8 @@ def main():
         parser.error("numbers, words or --all")
 
     def find(fault):
-        module, what, old, new = fault
         start = time.monotonic()
-        with planted(module, old, new) as folder:
-            return first_failure(folder, given.where or WHERE[what], *options), time.monotonic() - start
+        return finder(fault, given.where, *options), time.monotonic() - start
 
     missed = []
     with ThreadPoolExecutor(given.jobs) as pool:
