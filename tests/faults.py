@@ -163,7 +163,7 @@ TABLE = {
     "engine.contract: numpy backends core": [
         ("gradient is required of a backend", '_NAMES.index("gradient")', '_NAMES.index("jvp")'),
     ],
-    "engine.messages: tensorflow own core": [
+    "engine.messages: tensorflow tensorflow_shapes own": [
         ("tensors counted from 0", "argument {place + 1} of its tensors", "argument {place} of its tensors"),
     ],
     "engine.precision: numpy recipes": [
@@ -205,7 +205,7 @@ TABLE = {
     "backends.torch.__init__: torch own core": [
         ("is_compiling forgotten", "is_compiling,\n    is_plain", "is_plain"),
     ],
-    "backends.torch.attach: torch own core": [
+    "backends.torch.attach: torch torch_calls own core": [
         ("a later run unchecked", "self.pullback.check(pullback)", "pass"),
         ("changes in place unseen", "            call.refuse_changes()\n", "            pass\n"),
         ("a gradient shares memory, torch", "gradients = copied(gradients, call.storages)", "pass"),
@@ -216,10 +216,10 @@ TABLE = {
         ("an input as output has no gradient of its own", "found = len(outputs) + place", "found = -1"),
         ("captured tensors pass", "        if output.requires_grad:\n", "        if False:\n"),
     ],
-    "backends.torch.exported: torch own": [
+    "backends.torch.exported: torch torch_export own": [
         ("what is exported keeps a gradient", ".detach() if is_floating(output) else output", ""),
     ],
-    "backends.torch.fast: torch own core": [
+    "backends.torch.fast: torch torch_calls own core": [
         ("changes of an argument unseen", "        if detached._version != version:\n", "        if False:\n"),
         ("a view of an argument as any output", " or storage in storages", ""),
     ],
@@ -242,11 +242,11 @@ TABLE = {
         ("what only the rule reads passes", "filter(is_traced, pullback.reached()):", "():"),
         ("a stopped gradient is a captured value", 'equation.primitive.name != "stop_gradient" and not', "not"),
     ],
-    "backends.jax.linear: jax own core": [
+    "backends.jax.linear: jax jax_forward own core": [
         ("a product with itself is linear", "numbers.count(LINEAR) == 1 else", "numbers.count(LINEAR) >= 1 else"),
         ("a constant is nothing", "return CONSTANT if numpy.any(operand.val) else ZERO", "return ZERO"),
     ],
-    "backends.jax.names: jax own core": [
+    "backends.jax.names: jax jax_forward own core": [
         ("every tracer is one of reverse mode", 'getattr(getattr(tracer, "_trace", None), "is_vjp", False) is ', ""),
     ],
     "backends.jax.derivatives: jax own core": [
