@@ -63,11 +63,13 @@ TABLE = {
         ("misfits pass", "raise self._misfit(count)", "return (upstreams[0],), {}"),
         ("unsorted outputs pass", "if not self.output.is_in_order(places):", "if False:"),
     ],
+    "gradients: torch returns core": [
+        ("no cast", "return gradient if came == dtype else backend.cast(gradient, dtype)", "return gradient"),
+    ],
     "gradients: numpy planted_faults returns arguments core": [
         ("a row reversed", "     return gradients", "     return gradients[::-1]"),
         ("whole nest read as inserted", " static.places]", " static.places][::-1]"),
         ("None is an error", " or (type(value) in (int, float) and value == 0)", ""),
-        ("no cast", "return gradient if came == dtype else backend.cast(gradient, dtype)", "return gradient"),
         ("shape unchecked", "if not compatible(size, shape):", "if False:"),
         ("complex unchecked", 'if came.startswith("complex") and not dtype.startswith("complex"):', "if False:"),
         ("boolean unchecked", 'if came == "bool":', "if False:"),
@@ -103,10 +105,14 @@ TABLE = {
         ("parameters before a partial's keyword lost", "positional[:first],", "(),"),
         ("two parameters are one", "code.co_argcount != 1", "code.co_argcount not in (1, 2)"),
     ],
-    "pytree: numpy pytree arguments returns core": [
+    "pytree: torch arguments core own": [
         ("scalars of NumPy refused", "0):\n        return", "0):\n        raise TypeError(leaf)"),
-        ("shapes compared by rank", ") and all(a is None or b is None or a == b for a, b in pairs)", ")"),
+    ],
+    "pytree: torch torch_calls arguments core own": [
         ("tensors stay in the static part", "leaves[place] = None", "pass"),
+    ],
+    "pytree: numpy pytree arguments returns core": [
+        ("shapes compared by rank", ") and all(a is None or b is None or a == b for a, b in pairs)", ")"),
         ("tensors at other places", "self.fill(self.places, tensors)", "self.fill(self.places, tensors[::-1])"),
         ("every dict is in order", "return ranks == sorted(ranks)", "return True"),
         ("nodes stay wrapped", "return _unwrap(value) if self.is_wrapped else value", "return value"),
@@ -190,7 +196,7 @@ TABLE = {
     "backends.numpy.__init__: numpy own core": [
         ("numpy in the place of autograd's", "from autograd ", ""),
     ],
-    "backends.numpy.attach: numpy own core": [
+    "backends.numpy.attach: numpy memory own core": [
         ("the rule of a later run unchecked", "            self.pullback.check(pullback)\n", "            pass\n"),
         ("upstream not conjugated", "conjugate(next(arriving)) if is_real", "next(arriving) if is_real"),
         ("a gradient shares memory", "gradient = gradient.copy()", "pass"),
