@@ -8,7 +8,7 @@ from keras_cg import custom_gradient
 X = np.array([1.0, 2.0, 3.0])
 
 # The gradient of a function with the output x * 1, from x and that output.
-SHARED = {"the argument": lambda x, y: x, "a view of it": lambda x, y: x[::-1], "the output": lambda x, y: y}
+SHARED = {"the argument": lambda x, y: x, "a view of it": lambda x, y: x[:], "the output": lambda x, y: y}
 
 
 @pytest.mark.only("numpy", "torch")
