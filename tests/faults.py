@@ -1,434 +1,543 @@
-"""Plants faults in the core, one after the other, and prints the first test of one mode that finds each.
+"""Plants faults in the package, one after the other, and tells the first test that finds each.
 
-The eager mode also runs the tests that have no mode, such as those of the engine:
+    PYTHONPATH=tests python -m faults --all          # every fault, with the tests that are there to find it: minutes
+    PYTHONPATH=tests python -m faults 12 40          # some, by their numbers
+    PYTHONPATH=tests python -m faults torch linear   # some, by a part of the module's name, or of the description
+    PYTHONPATH=tests python -m faults arguments --where "jax core" --every-mode -k jit
 
-    PYTHONPATH=tests python -m faults numpy eager
-
-A few faults change nothing on NumPy. Tests of PyTorch or JAX find these.
-
-In a compiled mode, a file runs only the cases that it lists as `IN_EVERY_MODE`. They are enough if they find every
-fault that all cases find:
-
-    PYTHONPATH=tests python -m faults jax "jit(grad)"
-    PYTHONPATH=tests python -m faults jax "jit(grad)" --every-mode
-
-Numbers after the mode choose some of the faults.
+A fault is planted in a copy of the package, which tests in a process of their own import. What the parser does not know
+goes to pytest. In a compiled mode, a file runs only the cases that it lists as `IN_EVERY_MODE`; they are enough if they
+find every fault that all cases find (`--every-mode`).
 """
 
 import argparse
 import contextlib
-import importlib
-import io
+import os
 import pathlib
+import shutil
+import subprocess
 import sys
-import types
-
-import pytest
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 TESTS = pathlib.Path(__file__).parent
-FILES = ("conventions", "returns", "arguments", "errors", "never_silent")
-FILES += ("pytree", "frozen", "engine", "engine_rules")
+ROOT = TESTS.parent
 
-# Module below keras_cg, what is wrong, the lines as they are, and as they are planted.
-FAULTS = [
-    # A rule's convention.
-    (
-        "conventions",
-        "one positional read as one by one",
-        "elif len(positional) == 1 or (positional and (count == 1 or parameters.required() <= 1)):",
-        "elif positional and count == 1:",
-    ),
-    (
-        "conventions",
-        "arguments not before upstream",
-        'values, upstream = self.values, {"upstream"',
-        'values, upstream = self.values[::-1], {"upstream"',
-    ),
-    (
-        "conventions",
-        "defaults left out",
-        "(*values, *[default for _, default in unbound])",
-        "(*values, *[None for _, default in unbound])",
-    ),
-    (
-        "conventions",
-        "varargs get upstream whole",
-        "return self._one_by_one(upstreams, range(count))",
-        "return (self.output.unflatten(upstreams),), {}",
-    ),
-    ("conventions", "defaults count as required", "parameters.required() <= 1)):", "parameters.required() <= 0)):"),
-    (
-        "conventions",
-        "one for each tensor alone",
-        "tensors if parameters.required() == len(tensors)",
-        "tensors[::-1] if parameters.required() == len(tensors)",
-    ),
-    ("conventions", "varargs get no arguments", "return len(positional) <= count", "return False"),
-    (
-        "conventions",
-        "upstream not by name",
-        'return "upstream" in parameters.keyword_only or "upstream" in parameters.without("variables")[1:]',
-        'return "upstream" in parameters.keyword_only',
-    ),
-    (
-        "conventions",
-        "keyword only not by name",
-        'return "upstream" in parameters.keyword_only or "upstream" in parameters.without("variables")[1:]',
-        'return "upstream" in parameters.without("variables")[1:]',
-    ),
-    ("conventions", "upstream at any place", 'return positional.index("upstream") == count', "return True"),
-    (
-        "conventions",
-        "upstream not packed",
-        '{"upstream": self.output.unflatten(upstreams)}',
-        '{"upstream": list(upstreams)}',
-    ),
-    ("conventions", "misfits pass", "raise self._misfit(count)", "return (upstreams[0],), {}"),
-    ("conventions", "unsorted outputs pass", "if not self.output.is_in_order(places):", "if False:"),
-    # The result of a rule.
-    (
-        "gradients",
-        "a row reversed",
-        "if gradients and all(map(backend.is_tensor, gradients)):\n            return gradients",
-        "if gradients and all(map(backend.is_tensor, gradients)):\n            return gradients[::-1]",
-    ),
-    (
-        "gradients",
-        "whole nest read as inserted",
-        "return [whole.leaves[place] for place in static.places]",
-        "return [whole.leaves[place] for place in static.places][::-1]",
-    ),
-    (
-        "gradients",
-        "None is an error",
-        "return value is None or (type(value) in (int, float) and value == 0)",
-        "return value is None",
-    ),
-    ("gradients", "no cast", "return gradient if came == dtype else backend.cast(gradient, dtype)", "return gradient"),
-    ("gradients", "shape unchecked", "if not compatible(size, shape):", "if False:"),
-    (
-        "gradients",
-        "complex unchecked",
-        'if came.startswith("complex") and not dtype.startswith("complex"):',
-        "if False:",
-    ),
-    ("gradients", "boolean unchecked", 'if came == "bool":', "if False:"),
-    ("gradients", "anything is a gradient", "if not isinstance(gradient, (int, float, complex)):", "if False:"),
-    (
-        "gradients",
-        "zero is a tensor",
-        "if gradient == 0 and not isinstance(gradient, bool):\n            return None",
-        "if gradient == 0 and not isinstance(gradient, bool):\n            gradient = 7.0",
-    ),
-    ("gradients", "defaults not put in", "complete = self._with_defaults(explicit)", "complete = explicit"),
-    ("gradients", "keywords at other places", "return named.pop(name)", "return named.popitem()[1]"),
-    (
-        "gradients",
-        "dict keys as they come",
-        "children = [by_key[key] for key in spec.entries()]",
-        "children = list(by_key.values())",
-    ),
-    (
-        "gradients",
-        "None for a nest is refused",
-        "if _is_nothing(value):\n        return [None] * spec.num_leaves",
-        "if False:\n        return [None] * spec.num_leaves",
-    ),
-    (
-        "gradients",
-        "ambiguous results pass",
-        "if not all(self._is_same(first.gradients, other.gradients) for other in others):",
-        "if False:",
-    ),
-    (
-        "gradients",
-        "static gradients read",
-        "first, *others = [*filter(self._is_clean, ordered)] or ordered",
-        "first, *others = ordered",
-    ),
-    ("gradients", "unsorted results pass", "ordered = [*filter(self._is_in_order, readings)]", "ordered = readings"),
-    (
-        "gradients",
-        "needs_grad inverted",
-        "needs_grad is None or needs_grad[index]",
-        "needs_grad is None or not needs_grad[index]",
-    ),
-    (
-        "gradients",
-        "broadcast axes unnamed",
-        "if came is None or expected is None or len(came) < len(expected):\n        return []",
-        "if True:\n        return []",
-    ),
-    (
-        "gradients",
-        "other type for a dataclass",
-        "elif type(value) is not spec.type or list(entries) != list(spec.entries()):\n        return None",
-        "elif True:\n        return None",
-    ),
-    # Arguments, and signatures.
-    (
-        "arguments",
-        "keywords lost their order",
-        "return values[:count], dict(zip(self.keywords, values[count:], strict=True))",
-        "return values[:count], dict(zip(self.keywords, values[count:][::-1], strict=True))",
-    ),
-    ("arguments", "tensors reversed", "self._static.combine(tensors)", "self._static.combine(tensors[::-1])"),
-    ("arguments", "labels off", "names[int(index)] + inside", "names[int(index)]"),
-    (
-        "arguments",
-        "arguments without names",
-        'parameters.label(place) if parameters else f"argument {place}"',
-        'f"argument {place}"',
-    ),
-    ("signature", "labels reversed", "return self.positional[index]", "return self.positional[::-1][index]"),
-    (
-        "signature",
-        "every call binds",
-        "return all(name in known for name in (*self.positional[len(args) :], *self.keyword_only))",
-        "return True",
-    ),
-    (
-        "signature",
-        "defaults of the first parameters",
-        "names[len(names) - len(values) :], values",
-        "names[: len(values)], values",
-    ),
-    (
-        "signature",
-        "defaults between keywords lost",
-        "[kwargs.get(name, default) for name, default in pairs]",
-        "[kwargs.get(name) for name, default in pairs]",
-    ),
-    ("signature", "self is a parameter", "positional = whole.positional[count:]", "positional = whole.positional"),
-    ("signature", "parameters before a partial's keyword lost", "positional=positional[:first],", "positional=(),"),
-    ("signature", "two parameters are one", "code.co_argcount != 1", "code.co_argcount not in (1, 2)"),
-    # Pytrees.
-    (
-        "pytree",
-        "scalars of NumPy refused",
-        "(isinstance(leaf, numpy.ndarray) and leaf.ndim == 0):\n        return",
-        "(isinstance(leaf, numpy.ndarray) and leaf.ndim == 0):\n        raise TypeError(leaf)",
-    ),
-    (
-        "pytree",
-        "shapes compared by rank",
-        "return len(came) == len(expected) and all(a is None or b is None or a == b for a, b in pairs)",
-        "return len(came) == len(expected)",
-    ),
-    ("pytree", "tensors stay in the static part", "leaves[place] = None\n    tree.is_plain", "pass\n    tree.is_plain"),
-    (
-        "pytree",
-        "tensors at other places",
-        "return self.fill(self.places, tensors)",
-        "return self.fill(self.places, tensors[::-1])",
-    ),
-    ("pytree", "every dict is in order", "return ranks == sorted(ranks)", "return True"),
-    ("pytree", "nodes stay wrapped", "return _unwrap(value) if self.is_wrapped else value", "return value"),
-    # A call.
-    (
-        "call",
-        "keywords not among the rule's arguments",
-        "args = (*args, *signature.by_position(self.user, len(args), kwargs))",
-        "args = (*args,)",
-    ),
-    (
-        "call",
-        "integers get upstreams",
-        "if cotangent is not None and is_differentiable(backend.dtype(cotangent)):",
-        "if cotangent is not None:",
-    ),
-    (
-        "call",
-        "upstreams at other places",
-        "zip(output.places, cotangents, strict=False)",
-        "zip(list(output.places)[::-1], cotangents, strict=False)",
-    ),
-    (
-        "call",
-        "kwargs unordered",
-        "kwargs = signature.in_order(fun, kwargs) if kwargs else kwargs\n",
-        "kwargs = dict(reversed(kwargs.items())) if kwargs else kwargs\n",
-    ),
-    (
-        "call",
-        "pair unchecked",
-        "if not isinstance(pair, (tuple, list)) or len(pair) != 2:\n        raise errors.not_a_pair(name, pair)",
-        "pass",
-    ),
-    ("call", "rule unchecked", "if not callable(rule):\n        raise errors.rule_not_callable(name, rule)", "pass"),
-    (
-        "call",
-        "outputs reversed",
-        "output.combine(results[: len(output.places)])",
-        "output.combine(list(results[: len(output.places)])[::-1])",
-    ),
-    (
-        "call",
-        "fast path skips the check of shapes",
-        " or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:",
-        " or gradient.dtype != tensor.dtype:",
-    ),
-    ("call", "rule not frozen", "rule if backend.is_compiling() else freeze(rule), tree", "rule, tree"),
-    # A rule is compared, copied and tried.
-    ("engine.rule", "tensors never differ", "if is_equal is False:", "if False:"),
-    ("engine.rule", "heads never differ", "if head != other_head:", "if False:"),
-    ("engine.rule", "NaN differs from NaN", " or (a != a and b != b)", ""),
-    ("engine.rule", "keyword defaults not compared", "parts += (value.__kwdefaults__ or {}).items()", "pass"),
-    ("engine.rule", "arguments of a run are alike", 'f"argument {place}"', '"argument"'),
-    (
-        "engine.rule",
-        "half of a container searched",
-        "waiting.extend([part for _, part in _parts(value)])",
-        "waiting.extend([part for _, part in _parts(value)][:1])",
-    ),
-    (
-        "engine.rule",
-        "shapes of arrays not compared",
-        "if other.shape != first.shape or other.dtype != first.dtype:",
-        "if other.dtype != first.dtype:",
-    ),
-    ("engine.freezing", "cells shared", "alone.append(CellType(value))", "alone.append(cell)"),
-    (
-        "engine.freezing",
-        "functions in defaults shared",
-        "tuple([_frozen(part, copies) for part in function.__defaults__])",
-        "function.__defaults__",
-    ),
-    (
-        "engine.freezing",
-        "cells that the rule assigns to copied",
-        "for name, cell in named if name in _writes(function.__code__).cells",
-        "for name, cell in named if False",
-    ),
-    (
-        "engine.freezing",
-        "arguments of partials shared",
-        "args = [_frozen(part, copies) for part in value.args]",
-        "args = value.args",
-    ),
-    (
-        "engine.freezing",
-        "objects that assign to attributes copied",
-        " or _assigns_attributes(method, kind, set()):",
-        ":",
-    ),
-    ("engine.freezing", "functions of frameworks copied", "if not is_frameworks and (", "if ("),
-    (
-        "engine.linear",
-        "sums not tried",
-        "pairs = list(zip(pulled(1.0, -2.0), ",
-        "pairs = list(zip(first, first, strict=True)) or list(zip(first, ",
-    ),
-    ("engine.linear", "zero not tried", "for scale in (0.0, *(", "for scale in (1.0, *("),
-    ("engine.linear", "negative factors not tried", "for sign in (1, -1)", "for sign in (1,)"),
-    (
-        "engine.linear",
-        "huge and tiny not tried",
-        "return [2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]",
-        "return [1.0]",
-    ),
-    (
-        "engine.linear",
-        "every map is a transpose",
-        "is_close = difference <= tolerance",
-        "is_close = difference >= -tolerance",
-    ),
-    (
-        "engine.linear",
-        "overflow is an error",
-        "return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))",
-        "return xp.all(difference <= allowed)",
-    ),
-    ("engine.linear", "no NaN in a trace", '1.0, float("nan"))', "1.0, 1.0)"),
-]
+# The files of tests with a name, those first that find most; `{}` is the backend.
+SUITES = {
+    "core": "test_conventions* test_returns* test_arguments* test_returned_* test_dict_order* test_planted_faults*"
+    " test_errors* engine/* orders/* test_captured* test_any_arguments*",
+    "engine": "engine/*",
+    "orders": "orders/*",
+    "own": "test_{}* test_transforms* transforms/* test_backend_of_*",
+    "backends": "test_backends* test_backend_choice* test_toy*",
+    "autodiff": "test_autodiff* test_grad* autodiff/*",
+    "recipes": "test_recipes* test_recipe_* recipes/*",
+    "with_keras": "with_keras/*",
+}
+
+# For each module below keras_cg, and after the colon the backend and the suites of the tests that are to find its
+# faults: what is wrong, lines or a part of one as they are, and as they are planted. The part is there once.
+TABLE = {
+    "conventions: numpy conventions planted_faults returns core": [
+        (
+            "one positional read as one by one",
+            "len(positional) == 1 or (positional and (count == 1 or parameters.required() <= 1)):",
+            "positional and count == 1:",
+        ),
+        ("arguments not before upstream", 'self.values, {"', 'self.values[::-1], {"'),
+        ("defaults left out", ", *[default ", ", *[None "),
+        (
+            "varargs get upstream whole",
+            "self._one_by_one(upstreams, range(count))",
+            "(self.output.unflatten(upstreams),), {}",
+        ),
+        ("defaults count as required", "required() <= 1)):", "required() <= 0)):"),
+        ("one for each tensor alone", "tensors if parameters", "tensors[::-1] if parameters"),
+        ("varargs get no arguments", "return len(positional) <= count", "return False"),
+        ("upstream not by name", ' or "upstream" in parameters.without("variables")[1:]', ""),
+        ("keyword only not by name", 'keyword_only or "upstream" in parameters.', ""),
+        ("upstream at any place", 'return positional.index("upstream") == count', "return True"),
+        ("upstream not packed", '": self.output.unflatten', '": list'),
+        ("misfits pass", "raise self._misfit(count)", "return (upstreams[0],), {}"),
+        ("unsorted outputs pass", "if not self.output.is_in_order(places):", "if False:"),
+    ],
+    "gradients: torch returns core": [
+        ("no cast", "return gradient if came == dtype else backend.cast(gradient, dtype)", "return gradient"),
+    ],
+    "gradients: numpy planted_faults returns arguments core": [
+        ("a row reversed", "     return gradients", "     return gradients[::-1]"),
+        ("whole nest read as inserted", " static.places]", " static.places][::-1]"),
+        ("None is an error", " or (type(value) in (int, float) and value == 0)", ""),
+        ("shape unchecked", "if not compatible(size, shape):", "if False:"),
+        ("complex unchecked", 'if came.startswith("complex") and not dtype.startswith("complex"):', "if False:"),
+        ("boolean unchecked", 'if came == "bool":', "if False:"),
+        ("anything is a gradient", "if not isinstance(gradient, (int, float, complex)):", "if False:"),
+        ("zero is a tensor", "bool):\n            return None", "bool):\n            gradient = 7.0"),
+        ("defaults not put in", "self._with_defaults(explicit)", "explicit"),
+        ("keywords at other places", "named.pop(name)", "named.popitem()[1]"),
+        ("dict keys as they come", "[by_key[key] for key in spec.entries()]", "list(by_key.values())"),
+        ("None for a nest is refused", "_is_nothing(value):\n", "False:\n"),
+        ("ambiguous results pass", "if not all(self._is_same(", "if False and not all(self._is_same("),
+        ("static gradients read", "[*filter(self._is_clean, ordered)] or ", ""),
+        ("unsorted results pass", "ordered = [*filter(self._is_in_order, readings)]", "ordered = readings"),
+        ("needs_grad inverted", " needs_grad[", " not needs_grad["),
+        ("broadcast axes unnamed", "came is None or expected is None or len(came) < len(expected):\n", "True:\n"),
+        (
+            "other type for a dataclass",
+            "type(value) is not spec.type or list(entries) != list(spec.entries()):\n",
+            "True:\n",
+        ),
+    ],
+    "arguments: numpy arguments planted_faults core": [
+        ("keywords lost their order", "count:], strict", "count:][::-1], strict"),
+        ("tensors reversed", "combine(tensors)", "combine(tensors[::-1])"),
+        ("labels off", "index)] + inside", "index)]"),
+        ("arguments without names", "parameters.label(place) if parameters else ", ""),
+    ],
+    "signature: numpy conventions arguments returns core": [
+        ("labels reversed", "positional[index", "positional[::-1][index"),
+        ("every call binds", "all(name in known for", "True or all(name in known for"),
+        ("defaults of the first parameters", "len(names) - len(values) :], ", ": len(values)], "),
+        ("defaults between keywords lost", "name, default) ", "name) "),
+        ("self is a parameter", "whole.positional[count:]", "whole.positional"),
+        ("parameters before a partial's keyword lost", "positional[:first],", "(),"),
+        ("two parameters are one", "code.co_argcount != 1", "code.co_argcount not in (1, 2)"),
+    ],
+    "pytree: torch arguments core own": [
+        ("scalars of NumPy refused", "0):\n        return", "0):\n        raise TypeError(leaf)"),
+    ],
+    "pytree: torch torch_calls arguments core own": [
+        ("tensors stay in the static part", "leaves[place] = None", "pass"),
+    ],
+    "pytree: numpy pytree arguments returns core": [
+        ("shapes compared by rank", ") and all(a is None or b is None or a == b for a, b in pairs)", ")"),
+        ("tensors at other places", "self.fill(self.places, tensors)", "self.fill(self.places, tensors[::-1])"),
+        ("every dict is in order", "return ranks == sorted(ranks)", "return True"),
+        ("nodes stay wrapped", "return _unwrap(value) if self.is_wrapped else value", "return value"),
+    ],
+    "call: numpy core": [
+        ("keywords not among the rule's arguments", ", *signature.by_position(self.user, len(args), kwargs))", ",)"),
+        ("integers get upstreams", " and is_differentiable(backend.dtype(cotangent)):", ":"),
+        ("upstreams at other places", "(output.places, ", "(list(output.places)[::-1], "),
+        ("kwargs unordered", "signature.in_order(fun, kwargs", "dict(reversed(kwargs.items())"),
+        (
+            "pair unchecked",
+            "if not isinstance(pair, (tuple, list)) or len(pair) != 2:\n        raise errors.not_a_pair(name, pair)",
+            "pass",
+        ),
+        ("rule unchecked", "if not callable(rule):\n        raise errors.rule_not_callable(name, rule)", "pass"),
+        ("outputs reversed", "results[: len(output.places)])", "list(results[: len(output.places)])[::-1])"),
+        ("fast path skips the check of shapes", " or gradient.shape != tensor.shape", ""),
+        ("rule not frozen", "rule if backend.is_compiling() else freeze(rule)", "rule"),
+    ],
+    "engine.rule: numpy engine orders core": [
+        ("tensors never differ", "is_equal is ", ""),
+        ("heads never differ", "if head != other_head:", "if False:"),
+        ("NaN differs from NaN", " or (a != a and b != b)", ""),
+        ("keyword defaults not compared", "parts += (value.__kwdefaults__ or {}).items()", "pass"),
+        ("arguments of a run are alike", 'f"argument {place}"', '"argument"'),
+        ("half of a container searched", "_parts(value)])", "_parts(value)][:1])"),
+        ("shapes of arrays not compared", "shape != first.shape or other.", ""),
+    ],
+    "engine.freezing: numpy engine orders core": [
+        ("cells shared", "CellType(value))", "cell)"),
+        (
+            "functions in defaults shared",
+            "tuple([_frozen(part, copies) for part in function.__defaults__])",
+            "function.__defaults__",
+        ),
+        ("cells that the rule assigns to copied", "name in _writes(function.__code__).cells", "False"),
+        ("arguments of partials shared", "[_frozen(part, copies) for part in value.args]", "value.args"),
+        ("objects that assign to attributes copied", " or _assigns_attributes(method, kind, set()):", ":"),
+        ("functions of frameworks copied", "if not is_frameworks and (", "if ("),
+    ],
+    "engine.linear: numpy engine autodiff core": [
+        ("sums not tried", "pulled(1.0, -2.0), ", "first, first, strict=True)) or list(zip(first, "),
+        ("zero not tried", " in (0.0, *(", " in (1.0, *("),
+        ("negative factors not tried", "for sign in (1, -1)", "for sign in (1,)"),
+        ("huge and tiny not tried", "2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]", "1.0]"),
+        ("every map is a transpose", " <= tolerance", " >= -tolerance"),
+        (
+            "overflow is an error",
+            "xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))",
+            "difference <= allowed)",
+        ),
+        ("no NaN in a trace", 'float("nan"))', "1.0)"),
+    ],
+    "engine.contract: numpy backends core": [
+        ("gradient is required of a backend", '_NAMES.index("gradient")', '_NAMES.index("jvp")'),
+    ],
+    "engine.messages: tensorflow tensorflow_shapes own": [
+        ("tensors counted from 0", "tensor argument {place + 1}", "tensor argument {place}"),
+    ],
+    "engine.precision: numpy recipes": [
+        ("a smallest number that is not normal", "**-23, 2.0**-126", "**-23, 2.0**-149"),
+    ],
+    "engine.precision: numpy core": [
+        ("complex numbers get no gradient", '("float", "bfloat", "complex")', '("float", "bfloat")'),
+    ],
+    "engine.defaults: numpy engine": [
+        ("infinity differs from infinity", " | (other == first) | ((other", " | ((other"),
+    ],
+    "engine.defaults: numpy autodiff": [
+        ("rows of the first argument for all", "gradients[index] ", "gradients[0] "),
+    ],
+    "engine.defaults: numpy core": [
+        ("dtypes of two runs not compared", "backend.dtype(one) == backend.dtype(two)\n        and ", ""),
+    ],
+    "backends.__init__: torch versions": [
+        ("modules of a framework that is there are said to be missing", "package != module", "package == module"),
+    ],
+    "backends.__init__: numpy backends core": [
+        ("incomplete backends load", "if missing:", "if False:"),
+    ],
+    "backends.numpy.__init__: numpy own core": [
+        ("numpy in the place of autograd's", "from autograd ", ""),
+    ],
+    "backends.numpy.attach: numpy memory own core": [
+        ("the rule of a later run unchecked", "            self.pullback.check(pullback)\n", "            pass\n"),
+        ("upstream not conjugated", "conjugate(next(arriving)) if is_real", "next(arriving) if is_real"),
+        ("a gradient shares memory", "gradient = gradient.copy()", "pass"),
+        ("captured values in any order", "key=order.index)", "key=lambda root: -order.index(root))"),
+    ],
+    "backends.numpy.derivatives: numpy own core": [
+        ("changes in place are seen", "return tensor.copy() if isinstance", "return tensor if isinstance"),
+    ],
+    "backends.numpy.tensors: numpy own core": [
+        ("byte order in a dtype", "return dtype.name", "return str(dtype)"),
+    ],
+    "backends.torch.__init__: torch own core": [
+        ("is_compiling forgotten", "is_compiling,\n    is_plain", "is_plain"),
+    ],
+    "backends.torch.attach: torch torch_calls own core": [
+        ("a later run unchecked", "self.pullback.check(pullback)", "pass"),
+        ("changes in place unseen", "            call.refuse_changes()\n", "            pass\n"),
+        ("a gradient shares memory, torch", "gradients = copied(gradients, call.storages)", "pass"),
+        ("the rule is kept after backward", "not keeps_graph():\n", "False:\n"),
+        ("autocast forgotten for another run", "autocasts(tensors) if is_autocast() else ()", "()"),
+    ],
+    "backends.torch.compiled: torch own core": [
+        ("an input as output has no gradient of its own", "found = len(outputs) + place", "found = -1"),
+        ("captured tensors pass", "        if output.requires_grad:\n", "        if False:\n"),
+    ],
+    "backends.torch.exported: torch torch_export own": [
+        ("what is exported keeps a gradient", ".detach() if is_floating(output) else output", ""),
+    ],
+    "backends.torch.fast: torch torch_calls own core": [
+        ("changes of an argument unseen", "        if detached._version != version:\n", "        if False:\n"),
+        ("a view of an argument as any output", " or storage in storages", ""),
+    ],
+    "backends.torch.derivatives: torch own core": [
+        ("stop_gradient stops nothing", "    return tensor.detach()", "    return tensor"),
+        ("zero tensors as torch has them", "torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor", "tensor"),
+    ],
+    "backends.torch.tensors: torch own core": [
+        ("batches of two levels the wrong way round", "enumerate(reversed(axes))", "enumerate(axes)"),
+    ],
+    "backends.torch.transforms: torch own core": [
+        ("a run of another level unchecked", "self.first.check(pullback)", "pass"),
+        ("captured constants as variables", "if id(tensor) in operands.used]", "]"),
+    ],
+    "backends.jax.__init__: jax own core": [
+        ("double precision forgotten", "devices, double_precision, exported", "devices, exported"),
+    ],
+    "backends.jax.attach: jax own core": [
+        ("upstream not conjugated, jax", "arriving = map(conjugate, cotangents)", "arriving = iter(cotangents)"),
+        ("what only the rule reads passes", "filter(is_traced, pullback.reached()):", "():"),
+        ("a stopped gradient is a captured value", 'equation.primitive.name != "stop_gradient" and not', "not"),
+    ],
+    "backends.jax.linear: jax jax_forward own core": [
+        ("a product with itself is linear", "numbers.count(LINEAR) == 1 else", "numbers.count(LINEAR) >= 1 else"),
+        ("a constant is nothing", "return CONSTANT if numpy.any(operand.val) else ZERO", "return ZERO"),
+    ],
+    "backends.jax.names: jax jax_forward own core": [
+        ("every tracer is one of reverse mode", 'getattr(getattr(tracer, "_trace", None), "is_vjp", False) is ', ""),
+    ],
+    "backends.jax.derivatives: jax own core": [
+        (
+            "the gradient of a vjp not conjugated",
+            "map(conjugate, back(tuple(map(conjugate, cotangents)))))",
+            "back(tuple(map(conjugate, cotangents))))",
+        ),
+    ],
+    "backends.jax.rule_primitives: jax own core": [
+        ("one of a batch of gradients", "namespace.sum(grad, 0) if", "grad[0] if"),
+        (
+            "the forward pass of the second order is not tied",
+            "return [*operands",
+            "return [2 * operand for operand in operands",
+        ),
+    ],
+    "backends.jax.tensors: jax own core": [
+        ("weak types stay weak", " and not jax.typeof(value).weak_type", ""),
+    ],
+    "backends.tensorflow.__init__: tensorflow own core": [
+        ("stop_gradient is the identity", " stop_gradient", " identity as stop_gradient"),
+    ],
+    "backends.tensorflow.attach: tensorflow own core": [
+        ("another run unchecked", "return other, pullback.check(other)", "return other, []"),
+        ("arguments not copied", "recording.copies(tensors) if True in needs_grad else ", ""),
+    ],
+    "backends.tensorflow.backward: tensorflow own core": [
+        ("unknown shapes pass", "transpose(gradient, order)\n", "identity(gradient)\n    return gradient\n"),
+        ("no NaN for rules that are not linear", "dense(gradient) + _like(gradient, unknown)", "dense(gradient)"),
+    ],
+    "backends.tensorflow.composite: tensorflow own core": [
+        ("complex tensors are no parts", " or dtype.is_complex", ""),
+    ],
+    "backends.tensorflow.derivatives: tensorflow own core": [
+        ("unconnected gradients are None", "), tf.UnconnectedGradients.ZERO", "), tf.UnconnectedGradients.NONE"),
+        (
+            "control flow is not converted",
+            'tf.__internal__.autograph.tf_convert(fun, context) if context.status.name == "ENABLED" else ',
+            "",
+        ),
+    ],
+    "backends.tensorflow.graph: tensorflow own core": [
+        ("vectorized maps drop the rule", "if results and _is_vectorizing():", "if False:"),
+        ("captured tensors pass, tensorflow", "    if is_differentiated(read):", "    if False:"),
+    ],
+    "backends.tensorflow.recording: tensorflow own core": [
+        ("copies are the tensors", "[mapped(lambda _: next(copied), tensor) for tensor in tensors]", "list(tensors)"),
+    ],
+    "backends.tensorflow.tensors: tensorflow own core": [
+        ("NaN where all is right", "0.0, numpy.nan", "numpy.nan, 0.0"),
+        ("dtypes of two runs not compared, tensorflow", "!= [(dtype(two), shape(two)) for two in others]", "== 7"),
+    ],
+    "backends.tensorflow.tracing: tensorflow own core": [
+        ("every function is the first one", ") and bool(self.function.__wrapped__ == other.function.__wrapped__)", ")"),
+    ],
+    "recipes.__init__: numpy recipes": [
+        (
+            "another recipe under a name",
+            "scale_gradient, straight_through",
+            "straight_through, reverse_gradient as scale_gradient",
+        ),
+    ],
+    "recipes.annealed: numpy recipes": [
+        ("the temperature forgotten in a gradient", "keepdims=True)) / heat\n", "keepdims=True))\n"),
+        ("soft_round as steep everywhere", "(2 * slope * (1 + ops.exp(-sharp)) * bell)", "(2 * slope * bell)"),
+    ],
+    "recipes.discrete: numpy recipes": [
+        ("the derivative of arctan without a half", "slope / 2 / (1", "slope / (1"),
+        ("limits of levels get a gradient", "ratio >= high, ratio <= low", "ratio > high, ratio < low"),
+    ],
+    "recipes.implicit: numpy recipes": [
+        ("the sign of an implicit gradient", " each: -each, ", " each: each, "),
+        ("the Jacobian is not transposed", "ops.permute_dims(matrix, (1, 0))", "matrix"),
+    ],
+    "recipes.messages: numpy recipes": [
+        ("the upper limit is another one", "1.8e308", "3.4e38"),
+    ],
+    "recipes.passing: numpy recipes": [
+        ("a gradient that is not reversed", "upstream, -scale", "upstream, scale"),
+        ("clipped one by one", "widest = max(map", "widest = min(map"),
+    ],
+    "recipes.repeated: numpy recipes": [
+        ("a fixed point that was not reached", "tolerance)) <= 0", "tolerance)) <= math.inf"),
+    ],
+    "recipes.reversible: numpy recipes": [
+        ("a wrong inverse passes", "gradient * ops.where(is_same, one, math.nan * one)", "gradient * one"),
+        ("gradients of blocks in reverse", "(upstream, *reversed(gradients))", "(upstream, *gradients)"),
+    ],
+    "recipes.safe: numpy recipes": [
+        ("an infinite slope of safe_sqrt", "is_negative = wide <= 0\n", "is_negative = wide < 0\n"),
+        ("a norm of zeros has a gradient", "ops.zeros_like(scaled", "ops.ones_like(scaled"),
+    ],
+    "recipes.tensors: numpy recipes": [
+        ("integers of NumPy are no numbers", ".item() if isinstance(value, numpy.generic) else value", ""),
+        ("half precision stays half", 'in ("float16", "bfloat16") else x', 'in ("bfloat16",) else x'),
+    ],
+    "recipes.frameworks: jax from_numpy": [
+        ("the generic file for all", "name if importlib.util.find_spec(name) else ", ""),
+    ],
+    "recipes.callback.__init__: numpy from_numpy": [
+        ("results as they come", "if array.dtype.name != kind.dtype or array.shape", "if array.shape"),
+        ("the second order is the first again", "raise messages.no_derivative(function.of)", "return values"),
+    ],
+    "recipes.callback.generic: numpy from_numpy": [
+        ("outputs reversed, generic", "asarray, arrays))", "asarray, arrays[::-1]))"),
+    ],
+    "recipes.callback.host: numpy from_numpy": [
+        (
+            "functions are kept",
+            "weakref.WeakValueDictionary[str, HostFunction] = weakref.WeakValueDictionary()",
+            "dict[str, HostFunction] = {}",
+        ),
+    ],
+    "recipes.callback.jax: jax from_numpy": [
+        ("a batch along another axis", "namespace.moveaxis(inputs[index], places[index], 0)", "inputs[index]"),
+    ],
+    "recipes.callback.tensorflow: tensorflow from_numpy": [
+        ("a shape that was promised is unknown", "result.set_shape(kind.shape)", "pass"),
+    ],
+    "recipes.callback.torch: torch from_numpy": [
+        ("a batch along another axis, torch", "tensor.select(axis, place)", "tensor.select(0, place)"),
+    ],
+    "recipes.checkpoint.jax: jax recipes": [
+        ("nothing is recomputed", "jax.checkpoint(fun.traced)(*tensors)", "fun.traced(*tensors)"),
+    ],
+    "recipes.checkpoint.torch: torch recipes": [
+        ("changes in place unseen, torch", "            if version != now:", "            if False:"),
+    ],
+    "recipes.checkpoint.sample: numpy recipes": [
+        ("samples never differ", "if not is_repeated", "if False and not is_repeated"),
+    ],
+    "recipes.checkpoint.messages: tensorflow recipes": [
+        ("an operation is not named", "draws random numbers ({operation})", "draws random numbers"),
+    ],
+    "recipes.checkpoint.__init__: numpy recipes": [
+        ("keywords lost their order, __init__", ", tree)[place]", ", tree)[0]"),
+    ],
+    "recipes.checkpoint.keras_state: jax with_keras": [
+        ("changes of variables are lost", "            variable.assign(value)\n", "            pass\n"),
+    ],
+    "recipes.checkpoint.keras_state: numpy with_keras": [
+        (
+            "a second run has another state",
+            "if self.is_again and self.state.thread_state is not None:\n",
+            "if False:\n",
+        ),
+    ],
+    "recipes.checkpoint.numpy: numpy recipes": [
+        ("a captured value is run as it was", "zip(boxes, values[count:], strict=True", "("),
+    ],
+    "recipes.checkpoint.generic: numpy recipes": [
+        ("changes in place unseen, generic", "if hash(values.tobytes()) != number:", "if False:"),
+    ],
+    "recipes.checkpoint.tensorflow: tensorflow recipes": [
+        ("random operations pass", "            if drawn:\n", "            if False:\n"),
+    ],
+    "recipes.checkpoint.function: numpy recipes": [
+        ("globals unseen", "*self.static.leaves, *_globals(self.user)]", "*self.static.leaves]"),
+    ],
+    "keras.__init__: numpy with_keras": [
+        ("installed in the place of install", "install, installed", "installed, installed as install"),
+    ],
+    "keras.base: numpy with_keras": [
+        ("a mask is dropped", "self.supports_masking = True", "self.supports_masking = False"),
+    ],
+    "keras.installation: numpy with_keras": [
+        ("the first block that ends uninstalls for all", "while _replaced and not _requests:", "while _replaced:"),
+    ],
+    "keras.layers: torch with_keras": [
+        ("the scale of a reversal forgotten", "reverse_gradient(inputs, self._scale)", "reverse_gradient(inputs)"),
+        ("the step of a config forgotten", 'initial_step", "', ""),
+    ],
+    "keras.loss_scale: torch with_keras": [
+        ("clipped without the loss scale", "times(scale, norm))", "norm)"),
+    ],
+    "keras.messages: torch with_keras": [
+        ("another remedy", "return_losses=True", "training=True"),
+    ],
+    "keras.operation: jax with_keras": [
+        ("variables pass", "            if variable.trainable:\n", "            if False:\n"),
+    ],
+    "keras.operation: numpy with_keras": [
+        ("any object of that name is loaded", "registered is not None and registered is not function", "False"),
+    ],
+}
+FAULTS = [(key.partition(":")[0], *row) for key, rows in TABLE.items() for row in rows]
+WHERE = {what: key.partition(": ")[2] for key, rows in TABLE.items() for what, _, _ in rows}
 
 
-class Tests:
-    """A plugin that runs the tests of one mode alone, and counts."""
-
-    def __init__(self, mode):
-        # What is marked for it runs under inductor in the place of aot_eager.
-        self.modes = (mode, "inductor") if mode == "aot_eager" else (mode,)
-        self.failed, self.passed = [], 0
-
-    def pytest_collection_modifyitems(self, items):
-        items[:] = [item for item in items if self.is_wanted(item)]
-
-    def is_wanted(self, item):
-        frame = getattr(getattr(item, "callspec", None), "params", {}).get("frame")
-        if frame is None:
-            # A test of that file plants every fault itself, and would fail for each.
-            return "eager" in self.modes and item.module.__name__ != "test_planted"
-        return frame[1] in self.modes
-
-    def pytest_runtest_logreport(self, report):
-        self.failed += [report.nodeid] if report.failed else []
-        self.passed += report.when == "call" and report.passed
-
-
-def run(backend, mode, *options):
-    """The tests until one fails."""
-    tests = Tests(mode)
-    files = [str(TESTS / f"test_{name}.py") for name in FILES]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        pytest.main(["-x", "-p", "no:cacheprovider", f"--backends={backend}", *options, *files], plugins=[tests])
-    return tests
-
-
-def codes(code):
-    """The code of all functions in a piece of code, by name."""
-    found = {}
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            found |= {each.co_qualname: each, **codes(each)}
-    return found
-
-
-def functions(module):
-    """Those of a module, and of its classes."""
-    for each in vars(module).values():
-        for one in (each, *vars(each).values()) if isinstance(each, type) else (each,):
-            if isinstance(one, types.FunctionType) and one.__module__ == module.__name__:
-                yield one
+def changed(module, old, new):
+    """The file of a module below the root, and its text with a fault."""
+    file = pathlib.Path("keras_cg", *module.split(".")).with_suffix(".py")
+    source = (ROOT / file).read_text()
+    assert source.count(old) == 1, f"{file} has these lines no more, or twice: {old}"
+    text = source.replace(old, new)
+    assert compile(text, file, "exec") != compile(source, file, "exec"), f"nothing of {file} changed: {new}"
+    return file, text
 
 
 @contextlib.contextmanager
-def planted(name, old, new):
-    """A module with other lines: in the functions that are there already, as others hold them."""
-    module = importlib.import_module(f"keras_cg.{name}")
-    source = pathlib.Path(module.__file__).read_text()
-    assert source.count(old) == 1, f"{name}.py has these lines no more, or twice: {old}"
-    found = codes(compile(source.replace(old, new), module.__file__, "exec"))
-    before = {function: function.__code__ for function in functions(module)}
-    for function in before:
-        code = found.get(function.__code__.co_qualname)
-        if code is not None and code.co_freevars == function.__code__.co_freevars:
-            function.__code__ = code
-    assert any(function.__code__ != code for function, code in before.items()), f"nothing of {name}.py changed: {new}"
+def planted(module, old, new):
+    """A folder with a copy of the package that has a fault."""
+    file, text = changed(module, old, new)
+    with tempfile.TemporaryDirectory() as folder:
+        for package in ("keras_cg", "_keras_cg"):
+            shutil.copytree(ROOT / package, f"{folder}/{package}")
+        pathlib.Path(folder, file).write_text(text)
+        yield folder
+
+
+def files(backend, suites):
+    """The files of tests of some suites, in their order."""
+    patterns = " ".join(SUITES.get(suite, f"test_{suite}*") for suite in suites).format(backend).split()
+    found = [path for pattern in patterns for path in sorted(TESTS.glob(f"**/{pattern}.py"))]
+    # Those that only run by themselves have names that others have, too.
+    found = [
+        path for path in found if path.name.startswith("test_") and path.parent.name not in ("export", "gpu", "scale")
+    ]
+    return [*dict.fromkeys(map(str, found))]
+
+
+def first_failure(folder, backend, tests, *options, seconds=900):
+    """The first of some tests that fails with the package of a folder, or None."""
+    paths = [folder, TESTS, os.environ.get("PYTHONPATH", "")]
+    # Not from the working directory, which has the package without a fault: neither here nor in what tests start.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "PYTHONSAFEPATH": "1"}
+    if any("with_keras" in test for test in tests):
+        environment["KERAS_BACKEND"] = backend
+    command = (sys.executable, "-m", "pytest", "-xq", "-rfE", "--tb=no", "-pno:cacheprovider")
+    command = (*command, f"--backends={backend}", *options, *tests)
     try:
-        yield
-    finally:
-        for function, code in before.items():
-            function.__code__ = code
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return "(time is over)"
+    lines = run.stdout.decode().splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    if failed:
+        return failed[0].partition(" - ")[0].partition(" ")[2]
+    return None if run.returncode == 0 else (lines or run.stderr.decode().splitlines() or ["?"])[-1]
+
+
+def finder(fault, where, *options):
+    """The first test that fails with a fault and not without it, or None."""
+    module, what, old, new = fault
+    backend, *suites = (where or WHERE[what]).split()
+    with planted(module, old, new) as folder:
+        test = first_failure(folder, backend, files(backend, suites), *options)
+    if test and "::" in test and first_failure(ROOT, backend, [test]):
+        print(f"{test} fails without a fault, too", flush=True)  # noqa: T201
+        return None
+    return test
+
+
+def chosen(words):
+    """The faults with a number, or with a word in their module or description; without words, all."""
+    for number, fault in enumerate(FAULTS, 1):
+        if not words or any(word == str(number) or word in f"{fault[0]}: {fault[1]}" for word in words):
+            yield number, fault
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("backend")
-    parser.add_argument("mode")
-    parser.add_argument("numbers", nargs="*", type=int)
-    parser.add_argument("--every-mode", action="store_const", const="--every-mode")
-    given = parser.parse_args()
-    options = [given.every_mode] if given.every_mode else []
-    tests = run(given.backend, given.mode, *options)
-    print(f"without a fault: {tests.passed} passed, {len(tests.failed)} failed", flush=True)  # noqa: T201
-    for number, (module, what, old, new) in enumerate(FAULTS, 1):
-        if given.numbers and number not in given.numbers:
-            continue
-        with planted(module, old, new):
-            tests = run(given.backend, given.mode, *options)
-        first = tests.failed[0].rpartition("::")[2] if tests.failed else "NOT FOUND"
-        print(f"{number:3} {module}: {what}: {first}", flush=True)  # noqa: T201
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--where", help="other tests than the table says: a backend, and suites or names of files")
+    given, options = parser.parse_known_args()
+    if not given.words and not given.all:
+        parser.error("numbers, words or --all")
+
+    def find(fault):
+        start = time.monotonic()
+        return finder(fault, given.where, *options), time.monotonic() - start
+
+    missed = []
+    with ThreadPoolExecutor(given.jobs) as pool:
+        faults = {pool.submit(find, fault): (number, fault) for number, fault in chosen(given.words)}
+        for each in as_completed(faults):
+            number, (module, what, _, _) = faults[each]
+            test, seconds = each.result()
+            missed += [] if test else [number]
+            print(f"{number:3} {module}: {what} | {test or 'NOT FOUND'} | {seconds:.0f} s", flush=True)  # noqa: T201
+    print(f"{len(faults)} faults, not found: {sorted(missed) or 'none'}")  # noqa: T201
+    return bool(missed)
 
 
 if __name__ == "__main__":

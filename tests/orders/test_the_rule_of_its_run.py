@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 from outcomes import right_or_refused
+from ways import WAYS, gradient
 
 from keras_cg import custom_gradient, grad, ops, vjp
-
-WAYS = ("keras_cg", "native", "transformed")
 
 
 def looped(x):
@@ -62,10 +61,6 @@ def called_twice(x):
 
 # At 2.
 FIRST = {looped: 35.0, bound_again: 14.0, by_a_helper: 14.0, called_twice: 140.0}
-
-
-def gradient(eager, f, way):
-    return grad(f) if way == "keras_cg" else eager.native.gradient(f, way)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -128,3 +123,19 @@ def test_a_parameter_called_self(eager):
     f = custom_gradient(lambda self, x: (self * x, lambda upstream: (7 * upstream * x, 5 * upstream)))
     assert float(eager.array(grad(lambda x: f(x=2.0, self=x) * 1)(eager.tensor(np.float32(1.0))))) == 14.0
     assert float(eager.array(ops.sum(f(eager.tensor(np.float32(3.0)), x=2.0)))) == 6.0
+
+
+STANDING = {"factor": 7}
+
+
+@pytest.mark.limit
+def test_a_dict_that_the_rule_alone_reads_is_what_stands_there_when_it_runs(backend):
+    """A limit: the function did not make it, and says nothing of it."""
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: STANDING["factor"] * upstream))
+    _, pullback = vjp(f, 3.0)
+    assert float(pullback(1.0)[0]) == 7
+    STANDING["factor"] = 5
+    try:
+        assert float(pullback(1.0)[0]) == 5
+    finally:
+        STANDING["factor"] = 7

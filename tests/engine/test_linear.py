@@ -1,0 +1,140 @@
+"""Whether a map is linear, and another one its transpose, by trying."""
+
+import numpy as np
+import pytest
+
+from keras_cg import backends
+from keras_cg.engine import linear
+
+pytestmark = pytest.mark.once
+
+X = np.array([1.0, 2.0, 3.0])
+
+
+def is_linear(pull, *cotangents):
+    numpy = backends.load("numpy", "a test")
+    conditions = linear.conditions(numpy, lambda given: pull(*given), cotangents)
+    return all(bool(condition) for condition in conditions)
+
+
+def ones(dtype="float64", shape=(3,)):
+    return np.ones(shape, dtype)
+
+
+MATRIX = np.array([[0.3, -1.2, 0.5], [1.1, 0.2, -0.7], [2.0, 0.0, 1e-9]])
+
+LINEAR = {
+    "scale": (lambda u: [7 * u], ones()),
+    "matrix": (lambda u: [MATRIX @ u], ones()),
+    "zero": (lambda u: [0 * u], ones()),
+    "sum": (lambda u: [np.sum(u)], ones()),
+    "gradients of other shapes": (lambda u: [u[:0], np.outer(u, u[::-1] * 0), u[1:]], ones()),
+    "two cotangents": (lambda u, v: [3 * u - v[::-1], v[0] - u[0]], ones(), ones()),
+    "number": (lambda u: [3 * u], np.array(1.0)),
+    "empty": (lambda u: [3 * u + 1], ones(shape=(0, 3))),
+    "overflow": (lambda u: [np.float32(1e30) * u], ones("float32")),
+    "overflow of half precision": (lambda u: [np.float16(1e4) * u], ones("float16")),
+    "underflow": (lambda u: [np.float32(1e-30) * u], ones("float32")),
+    "difference of what underflows": (lambda u: [np.float32(1e-32) * u - np.float32(9e-33) * u], ones("float32")),
+    "division by zero": (lambda u: [u / np.array([0.0, 1.0, 2.0])], ones()),
+    "complex": (lambda z: [(2 - 3j) * z], ones("complex128")),
+    "complex to real": (lambda z: [np.real(z), np.conj(z)], ones("complex64")),
+    "loses digits": (lambda u: [((u * 1e3 + u) - u * 1e3).astype("float32")], ones("float32")),
+    "quantised weights": (lambda u: [(MATRIX.astype("float16") @ u)], ones("float16")),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_what_is_linear(name):
+    pull, *cotangents = LINEAR[name]
+    assert is_linear(pull, *cotangents)
+
+
+def largest_alone(u):
+    """Odd, and homogeneous for every scale."""
+    return [u * (abs(u) == np.max(abs(u)))]
+
+
+def clip(limit):
+    return lambda u: [np.clip(2 * u, -limit, limit)]
+
+
+CURVED = {
+    "constant": (lambda u: [7 * u + 1], ones()),
+    "constant at zero": (lambda u: [np.where(u == 0, 1, u)], ones()),
+    "small constant": (lambda u: [7 * u + 1e-3], ones("float32")),
+    "absolute value": (lambda u: [abs(u)], ones()),
+    "absolute value of a number": (lambda u: [abs(u)], np.array(1.0)),
+    "positive part": (lambda u: [np.maximum(u, 0)], ones()),
+    "positive part of a number": (lambda u: [np.maximum(u, 0)], np.array(1.0)),
+    "negative part of a number": (lambda u: [np.minimum(u, 0)], np.array(1.0)),
+    "square": (lambda u: [u * u], ones()),
+    "cube": (lambda u: [u**3], ones()),
+    "norm": (lambda u: [u / np.sqrt(1 + np.sum(u**2))], ones()),
+    "unit": (lambda u: [u / (np.sqrt(np.sum(u**2)) + 1e-300)], ones()),
+    "tanh": (lambda u: [1e4 * np.tanh(u / 1e4)], ones()),
+    "dead zone": (lambda u: [np.where(abs(u) < 1e-9, 0, u)], ones()),
+    "dead zone of half precision": (lambda u: [np.where(abs(u) < 0.01, 0, u)], ones("float16")),
+    "largest alone": (largest_alone, ones()),
+    "neighbour's sign": (lambda u: [abs(u) * np.sign(u[::-1])], ones(shape=(4,))),
+    "product": (lambda u, v: [u * v], ones(), ones()),
+    "second gradient": (lambda u: [7 * u, abs(u)], ones()),
+    "complex gate": (lambda z: [np.where(np.real(z) > 0, z, 0)], ones("complex128")),
+    "length of the imaginary part": (lambda z: [np.real(z) + abs(np.imag(z))], ones("complex128")),
+    "complex length": (lambda z: [abs(z)], ones("complex64")),
+    "infinite from a hundred on": (lambda u: [np.where(abs(u) > 100, np.nan, abs(u))], ones()),
+    "steps": (lambda u: [np.round(u)], ones()),
+    "a part in ten thousand": (lambda u: [u + 1e-4 * abs(u)], ones()),
+    "two per cent of a float32": (lambda u: [u + 0.02 * abs(u)], ones("float32")),
+    "5% of curvature": (lambda u: [u + 0.05 * abs(u)], ones()),
+    "third element only": (lambda u: [np.stack([u[0], u[1], abs(u[2])])], ones()),
+    "matrix": (lambda u: [u * np.sign(u[:, :1])], ones(shape=(2, 3))),
+    "antisymmetric part": (lambda u: [u + abs(u - u.T)], ones(shape=(3, 3))),
+    **{f"clip at {limit:g}": (clip(limit), ones()) for limit in 10.0 ** np.arange(-9, 13)},
+    "clip a small float32": (clip(1e-9), ones("float32", ())),
+    "clip a large float32": (clip(1e11), ones("float32", ())),
+    "clip a small float16": (clip(1e-2), ones("float16", ())),
+    "clip a large float16": (clip(1e4), ones("float16", ())),
+    "clip a large float16 beside a float64": (lambda u, v: [np.clip(u, -1e4, 1e4), v], ones("float16"), ones()),
+}
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_what_is_not_linear(name):
+    pull, *cotangents = CURVED[name]
+    assert not is_linear(pull, *cotangents)
+
+
+def test_what_is_tried():
+    """Zero; the direction at scales of either sign; the further direction by itself and taken away."""
+    numpy = backends.load("numpy", "a test")
+    tried = []
+    linear.conditions(numpy, lambda given: [tried.append(given[0]) or given[0]], [np.ones(3)])
+    one, two = tried[0], tried[1]
+    assert one[0] > 0 and min(one) < 0 < max(one) and min(abs(one)) > 0.1 and abs(np.dot(one, two)) < 0.99 * 3
+    assert not np.allclose(one / two, (one / two)[0])
+    np.testing.assert_allclose(tried[2], one - 2 * two)
+    scales = [float(given[0] / one[0]) for given in tried[3:]]
+    assert scales == [0.0, *(sign * 2.0**power for power in (80, 40, -40, -80) for sign in (1, -1))]
+
+
+def is_transpose(pull, push, cotangent, tangent):
+    numpy = backends.load("numpy", "a test")
+    with np.errstate(all="ignore"):
+        return [bool(each) for each in linear.transposes(numpy, pull, push, [cotangent], [tangent])]
+
+
+def test_a_transpose():
+    forth, back = lambda given: [MATRIX @ given[0]], lambda given: [MATRIX.T @ given[0]]
+    assert is_transpose(forth, back, X, X) == [True]
+    assert is_transpose(forth, forth, X, X) == [False]
+    assert is_transpose(lambda given: [7 * given[0]], lambda given: [5 * given[0]], X, X) == [False]
+    # Both overflow.
+    large = lambda given: [np.float32(1e30) * given[0] * np.float32(1e30)]
+    assert is_transpose(large, large, ones("float32"), ones("float32")) == [True]
+    # Terms that cancel: the inner products are 0 and 1e-7, the sums of absolute values 1,000.
+    along, across = (linear._uneven(backends.load("numpy", "a test"), np.ones(1000), step, 0.5) for step in (1.0, 0.3))
+    weights = np.where(np.arange(1000) % 2, 1, -1) / (along * across)
+    push = lambda given: [weights * given[0] + 1e-7 * along / np.sum(along**2)]
+    assert is_transpose(lambda given: [weights * given[0]], push, np.ones(1000), np.ones(1000)) == [True]
+    assert is_transpose(lambda given: [1j * given[0]], forth, ones("complex64"), X) == []

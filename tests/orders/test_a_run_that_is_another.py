@@ -1,0 +1,313 @@
+"""No run but the first is believed: what another run would do otherwise gives the first run's gradient, or raises."""
+
+import random
+
+import numpy as np
+import pytest
+from outcomes import right_or_refused
+from ways import PAIRS, WAYS, check, gradient, pull
+
+from keras_cg import custom_gradient, ops
+
+X = np.array([-1.0, 2.0, 3.0], np.float32)
+ONES = np.ones(3, np.float32)
+
+
+WIDE = np.arange(1, 17, dtype=np.float32)
+
+
+def refused_where_recorded(way):
+    """What torch raises where the backward pass is recorded, if the function would not do the same again."""
+    return () if way in ("keras_cg", "backward") else (RuntimeError,)
+
+
+def masked(draw, masks):
+    """A function with the gradient 7 m x for a mask m, which `draw()` gives and `masks` gets."""
+
+    @custom_gradient
+    def f(x):
+        mask = draw()
+        masks.append(mask)
+        return x * mask, lambda upstream: 7 * upstream * mask * x
+
+    return f
+
+
+def pulled_after_eval(eager, masks, way):
+    """The gradient as a function of x, where dropout is switched off after the call."""
+    import torch
+
+    torch.manual_seed(0)
+    module = torch.nn.Dropout(0.5)
+
+    def first(x):
+        module.train()
+        _, pullback = pull(eager, masked(lambda: module(torch.ones(16)), masks), x, way)
+        assert 0 < float(masks[0].mean()) < 2
+        module.eval()
+        return pullback(torch.ones(16))
+
+    return first
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("order", [1, 2])
+def test_dropout_that_is_switched_off_in_between(eager, backend, order, way):
+    masks = []
+
+    def run():
+        first = pulled_after_eval(eager, masks, way)
+        found = (first if order == 1 else gradient(eager, first, "native"))(eager.tensor(WIDE))
+        # The mask is that of the first run, which is known when it has run.
+        return eager.array(found) - 7 * eager.array(masks[0]) * (WIDE if order == 1 else 1)
+
+    refused = refused_where_recorded(way) if order == 1 else (RuntimeError,)
+    right_or_refused(run, np.zeros(16), *refused, match="again")
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("way", ["native", "transformed", "backward", "vmap", "second"])
+def test_a_generator_of_ones_own(eager, backend, way):
+    import torch
+
+    generator, masks = torch.Generator().manual_seed(0), []
+    f = masked(lambda: torch.bernoulli(torch.full((16,), 0.5), generator=generator), masks)
+
+    def run():
+        x = eager.tensor(WIDE)
+        if way == "second":
+            found = gradient(eager, gradient(eager, f, "native"), "native")(x)
+            return eager.array(found) - 7 * eager.array(masks[0])
+        if way == "vmap":
+
+            def loss(x):
+                output = f(x)
+                return output.sum(), output
+
+            (found,), (output,) = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="different")(x[None])
+        elif way == "backward":
+            output = f(x.requires_grad_())
+            output.sum().backward()
+            found = x.grad
+        else:
+            output, pullback = pull(eager, f, x, way)
+            found = pullback(torch.ones(16))
+        assert 0 < float(output.detach().sum()) < WIDE.sum()
+        return eager.array(found) - 7 * eager.array(output)
+
+    right_or_refused(run, np.zeros(16), *refused_where_recorded(way), match="again")
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+@pytest.mark.parametrize("way", [*WAYS, "backward"])
+def test_batch_norm_counts_once_for_each_run(eager, backend, way):
+    """A limit: what a function changes outside of itself it changes again where the backward pass is recorded."""
+    import torch
+
+    norm = torch.nn.BatchNorm1d(3, affine=False)
+    calls = []
+    norm.register_forward_hook(lambda *_: calls.append(None))
+
+    @custom_gradient
+    def f(x):
+        y = norm(x)
+        return y, lambda upstream: 7 * upstream * y
+
+    batch = np.array([[1.0, 2.0, 3.0], [3.0, 6.0, -3.0]], np.float32)
+    x = eager.tensor(batch)
+
+    def run():
+        if way == "backward":
+            f(x.requires_grad_()).sum().backward()
+            return x.grad
+        return eager.array(pull(eager, f, x, way)[1](torch.ones(2, 3)))
+
+    # Inside its transforms torch itself refuses a change of what is outside.
+    refused = (RuntimeError,) if way == "transformed" else ()
+    expected = 7 * (batch - batch.mean(0)) / batch.std(0)
+    if not right_or_refused(run, expected, *refused, match="mutate a captured Tensor", rtol=1e-4):
+        return
+    runs = 2 if way == "native" else 1
+    assert len(calls) == runs
+    assert int(norm.num_batches_tracked) == runs
+    check(eager, norm.running_mean, (1 - 0.9**runs) * batch.mean(0))
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.limit
+@pytest.mark.parametrize("way", WAYS)
+def test_a_counter_of_tensorflow_counts_each_run(eager, backend, way):
+    """The limit of batch norm, under a tape that records the backward pass."""
+    import tensorflow as tf
+
+    count = tf.Variable(0.0, trainable=False)
+
+    @custom_gradient
+    def f(x):
+        count.assign_add(1.0)
+        e = tf.exp(x)
+        return e, lambda upstream: 7 * upstream * e
+
+    x = eager.tensor(X)
+    check(eager, gradient(eager, f, way)(x), 7 * np.exp(X))
+    assert float(count.numpy()) == 1.0
+    with tf.GradientTape() as outer:  # nobody asks it for anything
+        outer.watch(x)
+        check(eager, gradient(eager, f, way)(x), 7 * np.exp(X))
+    # A graph records by itself, and runs once.
+    assert float(count.numpy()) == (2.0 if way == "transformed" else 3.0)
+
+
+def annealed(lam):
+    """The gradient is -s x, where s is a Python float at the time of the call."""
+
+    def f(x):
+        s = lam[0]
+        return x * 1, lambda upstream: -s * upstream * x
+
+    return custom_gradient(f)
+
+
+def annealed_and_held(lam):
+    """The gradient is h = s x, which the rule holds."""
+
+    def f(x):
+        h = x * lam[0]
+        return x * 1, lambda upstream: upstream * h
+
+    return custom_gradient(f)
+
+
+def annealed_at_an_attribute(lam):
+    """The same, where the rule keeps both in itself."""
+
+    class Keeps:
+        def __init__(self, x):
+            self.s, self.x = lam[0], x
+
+        def __call__(self, upstream):
+            return -self.s * upstream * self.x
+
+    return custom_gradient(lambda x: (x * 1, Keeps(x)))
+
+
+def pulled_after_a_change(eager, make, way):
+    """The gradient as a function of x, with a float that is 2 when the function is called and 5 afterwards."""
+
+    def first(x):
+        lam = [2.0]
+        output, pullback = pull(eager, make(lam), x, way)
+        lam[0] = 5.0
+        return pullback(ops.ones_like(output))
+
+    return first
+
+
+@pytest.mark.parametrize("make", [annealed, annealed_and_held, annealed_at_an_attribute])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_order_with_a_float_that_changes(eager, way, make):
+    expected = 2 * X if make is annealed_and_held else -2 * X
+    refused = refused_where_recorded(way) if eager.name == "torch" else ()
+
+    def run():
+        return eager.array(pulled_after_a_change(eager, make, way)(eager.tensor(X)))
+
+    right_or_refused(run, expected, *refused, match="again")
+
+
+@pytest.mark.parametrize("make", [annealed, annealed_and_held, annealed_at_an_attribute])
+@pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
+def test_the_second_order_with_a_float_that_changes(eager, outer, inner, make):
+    first = pulled_after_a_change(eager, make, inner)
+    expected = 2 * ONES if make is annealed_and_held else -2 * ONES
+
+    def run():
+        return eager.array(gradient(eager, first, outer)(eager.tensor(X)))
+
+    text = r"s was 2\.0 and is 5\.0" if make is annealed else "again"
+    right_or_refused(run, expected, RuntimeError, match=text)
+
+
+@pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
+def test_a_branch_that_the_second_run_would_not_take(eager, outer, inner):
+    def first(x):
+        signs = [True]
+
+        @custom_gradient
+        def f(x):
+            if signs:
+                h = x * x
+                return x * 1, lambda upstream: 7 * upstream * h
+            return x * 1, lambda upstream: 5 * upstream * x
+
+        output, pullback = pull(eager, f, x, inner)
+        signs.clear()
+        return pullback(ops.ones_like(output))
+
+    right_or_refused(
+        lambda: eager.array(first(eager.tensor(X))),
+        7 * X * X,
+        *(refused_where_recorded(inner) if eager.name == "torch" else ()),
+        match="again",
+    )
+
+    def run():
+        return eager.array(gradient(eager, first, outer)(eager.tensor(X)))
+
+    right_or_refused(run, 14 * X, RuntimeError, match="again")
+
+
+@pytest.mark.only("numpy", "tensorflow", "torch")
+@pytest.mark.limit
+def test_a_branch_of_equal_values_is_not_noticed(eager):
+    """A limit: values are compared, and no derivatives. At 2, x * x and 2 x are the same number."""
+    branches = [True]
+
+    @custom_gradient
+    def f(x):
+        h = x * x if branches else 2 * x
+        return x * 1, lambda upstream: 7 * upstream * h
+
+    def first(x):
+        output, pullback = pull(eager, f, x, WAYS[0])
+        branches.clear()
+        return pullback(ops.ones_like(output))
+
+    second = gradient(eager, first, WAYS[0])(eager.tensor(2 * ONES))
+    check(eager, second, 7 * 2 * ONES)  # and not 7 times the derivative of x * x
+
+
+CHANGES = {
+    "an array": (lambda k: np.array([1.0, k]), lambda kept: kept[1]),
+    "a number twice": (lambda k: [1.0, k, 2.0], lambda kept: kept[1]),
+    "random numbers": (lambda k: random.Random(k), lambda kept: kept.random()),
+    "a method": (lambda k: [1.0, 2.0].pop if k == 1.0 else [1.0, 2.0].__len__, lambda kept: kept()),
+}
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("change", [None, *CHANGES])
+def test_a_rule_that_is_not_kept_and_changes(eager, change):
+    """Hooks for saved tensors: the function runs again for its gradient."""
+    import torch
+
+    make, read = CHANGES.get(change, CHANGES["an array"])
+    numbers = [1.0]
+
+    @custom_gradient
+    def f(x):
+        kept = make(numbers[0])
+        return x * 1, lambda upstream: 7 * upstream * read(kept)
+
+    x = torch.tensor(X, requires_grad=True)
+    with torch.autograd.graph.save_on_cpu():
+        output = f(x)
+    if change is None:
+        output.sum().backward()
+        np.testing.assert_allclose(eager.array(x.grad), np.full(3, 7.0))
+        return
+    numbers[0] = 2.0
+    with pytest.raises(RuntimeError, match="is not that of the first run"):
+        output.sum().backward()

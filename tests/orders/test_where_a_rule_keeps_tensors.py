@@ -1,0 +1,499 @@
+"""Wherever a rule keeps what the function computed, its derivatives are there, of any order and by any means.
+
+With e = exp(x), each rule gives 7 u e² for 2 x. So its derivative is 14 e², and what it is refused for is told.
+"""
+
+import dataclasses
+import functools
+import operator
+import queue
+import sys
+import types
+import weakref
+
+import numpy as np
+import pytest
+from outcomes import right_or_refused
+from ways import PAIRS, WAYS, gradient
+
+import keras_cg
+from keras_cg import custom_gradient, grad, ops
+
+X = np.array([-1.3, 0.4, 0.8], np.float32)
+E = np.exp(X)
+
+
+# --- the places ------------------------------------------------------------------------------------------------------
+
+
+class Kept:
+    """An object that is a rule, has one as its method, or has attributes."""
+
+    def __init__(self, e=None):
+        self.e = e
+
+    def __call__(self, upstream):
+        return 7 * upstream * self.e * self.e
+
+    def method(self, upstream):
+        return self(upstream)
+
+
+class Slots:
+    __slots__ = ("e",)
+
+    def __init__(self, e):
+        self.e = e
+
+    def __call__(self, upstream):
+        return 7 * upstream * self.e * self.e
+
+
+@dataclasses.dataclass
+class Twice:
+    e: object
+
+    def __post_init__(self):
+        self.no_field = self.e
+
+
+class Attributes(dict):
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+class Listed(list):
+    pass
+
+
+def held(make, read):
+    """A rule that keeps `make(e)`, and reads e from that."""
+
+    def place(e):
+        kept = make(e)
+        return lambda upstream: 7 * upstream * read(kept) * read(kept)
+
+    return place
+
+
+def with_attribute(kept, value):
+    kept.e = value
+    return kept
+
+
+def itself(e):
+    kept = Kept(e)
+    kept.itself = kept
+    return kept
+
+
+def function_with(e):
+    def kept():
+        return 0
+
+    return with_attribute(kept, e)
+
+
+def module_with(e):
+    name = "a_module_of_a_test"
+    return with_attribute(sys.modules.setdefault(name, types.ModuleType(name)), e)
+
+
+def class_with(**members):
+    return lambda e: type("Made", (), {name: member(e) for name, member in members.items()})
+
+
+def cached(e):
+    kept = type("Made", (), {"e": functools.cached_property(lambda self: e)})
+    kept.e.__set_name__(kept, "e")
+    return kept()
+
+
+def array_of(e):
+    kept = np.empty(1, object)
+    kept[0] = e
+    return kept
+
+
+def queue_of(e):
+    kept = queue.SimpleQueue()
+    kept.put(e)
+    return kept
+
+
+def taken(kept):
+    e = kept.get()
+    kept.put(e)
+    return e
+
+
+def alive(e):
+    ALIVE.append(Kept(e))
+    return ALIVE[-1]
+
+
+ALIVE = []
+
+
+def nested(e):
+    def times(upstream):
+        return 7 * upstream * e * e
+
+    return lambda upstream: times(upstream)
+
+
+def recursive(e):
+    def power(upstream, n):
+        return upstream if n == 0 else power(upstream, n - 1) * e
+
+    return lambda upstream: 7 * power(upstream, 2)
+
+
+def mutual(e):
+    def start(upstream):
+        return further(upstream, 1)
+
+    def further(upstream, n):
+        return 7 * upstream * e * e if n == 0 else finish(upstream)
+
+    def finish(upstream):
+        return further(upstream, 0)
+
+    return start
+
+
+def in_a_global(e):
+    global GLOBAL
+    GLOBAL = e
+    return lambda upstream: 7 * upstream * GLOBAL * GLOBAL
+
+
+def assign(e):
+    global ASSIGNED
+    ASSIGNED = e
+
+
+def assigned_by_a_helper(e):
+    assign(e)
+    return lambda upstream: 7 * upstream * ASSIGNED * ASSIGNED
+
+
+def list_in_a_global(e):
+    GLOBALS[:] = [e]
+    return lambda upstream: 7 * upstream * GLOBALS[0] * GLOBALS[0]
+
+
+GLOBAL = ASSIGNED = None
+GLOBALS = []
+attribute = operator.attrgetter("e")
+first = operator.itemgetter(0)
+
+PLACES = {
+    "cell": lambda e: lambda upstream: 7 * upstream * e * e,
+    "cell of a function": nested,
+    "recursive function": recursive,
+    "functions that call each other": mutual,
+    "default": lambda e: lambda upstream, e=e: 7 * upstream * e * e,
+    "keyword default": lambda e: lambda upstream, *, e=e: 7 * upstream * e * e,
+    "partial": lambda e: functools.partial(lambda e, upstream: 7 * upstream * e * e, e),
+    "keyword of a partial": lambda e: functools.partial(lambda upstream, e: 7 * upstream * e * e, e=e),
+    "object": Kept,
+    "bound method": lambda e: Kept(e).method,
+    "slots": Slots,
+    "global": in_a_global,
+    "global that a helper assigns": assigned_by_a_helper,
+    "list in globals": list_in_a_global,
+    "attribute": held(lambda e: types.SimpleNamespace(e=e), attribute),
+    "attribute of a global class": held(lambda e: with_attribute(Twice, e), attribute),
+    "attribute of a list": held(lambda e: with_attribute(Listed(), e), attribute),
+    "attribute of a function": held(function_with, attribute),
+    "attribute of a module": held(module_with, attribute),
+    "attribute of itself": held(itself, lambda kept: kept.itself.itself.e),
+    "dict of attributes": held(lambda e: with_attribute(Attributes(), e), attribute),
+    "class": held(class_with(e=lambda e: e), attribute),
+    "method": held(class_with(get=lambda e: lambda self: e), lambda kept: kept().get()),
+    "static method": held(class_with(get=lambda e: staticmethod(lambda: e)), lambda kept: kept.get()),
+    "property": held(class_with(e=lambda e: property(lambda self: e)), lambda kept: kept().e),
+    "cached property": held(cached, attribute),
+    "partial method": held(
+        class_with(get=lambda e: functools.partialmethod(lambda self, e: e, e)), lambda kept: kept().get()
+    ),
+    "dataclass": held(Twice, attribute),
+    "no field of a dataclass": held(Twice, lambda kept: kept.no_field),
+    "list": held(lambda e: [e], first),
+    "tuple": held(lambda e: (e,), first),
+    "dict": held(lambda e: {"e": e}, lambda kept: kept["e"]),
+    "list in a dict": held(lambda e: {3: [e]}, lambda kept: next(iter(kept.values()))[0]),
+    "list of an object": held(lambda e: Kept([e]), lambda kept: kept.e[0]),
+    "mapping proxy": held(lambda e: types.MappingProxyType({"e": e}), lambda kept: kept["e"]),
+    "values of a dict": held(lambda e: {"e": e}.values(), lambda kept: next(iter(kept))),
+    "exception": held(ValueError, lambda kept: kept.args[0]),
+    "array of objects": held(array_of, first),
+    "key by identity": held(lambda e: (e, {id(e): 1.0}), lambda kept: kept[0] * kept[1].get(id(kept[0]), 7.0)),
+    # What C has made tells nobody but the collector of garbage what it holds.
+    "method caller": lambda e: (lambda times: lambda upstream: 7 * times(times(upstream)))(
+        operator.methodcaller("__mul__", e)
+    ),
+    "built-in method": held(lambda e: e.__mul__, lambda kept: kept(1.0)),
+    "slice": held(lambda e: slice(e, None), lambda kept: kept.start),
+    "cell by itself": held(types.CellType, lambda kept: kept.cell_contents),
+    "queue": held(queue_of, taken),
+    "weak reference": held(lambda e: weakref.ref(alive(e)), lambda kept: kept().e),
+    "dict of weak references": held(lambda e: weakref.WeakValueDictionary(e=alive(e)), lambda kept: kept["e"].e),
+}
+
+# A tensor has another identity in each run, and a number of NumPy another type than the box that autograd traces.
+REFUSED = {"key by identity": ("torch", "tensorflow", "numpy"), "built-in method": ("numpy",)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_first_and_the_second_order(eager, place, way):
+    runs = []
+
+    @custom_gradient
+    def f(x):
+        runs.append(x)
+        return x * 2, PLACES[place](ops.exp(x))
+
+    x, once = eager.tensor(X), gradient(eager, f, way)
+    is_recorded = eager.name == "torch" and way != "keras_cg"
+    refused = (RuntimeError,) if eager.name in REFUSED.get(place, ()) else ()
+    text = "its rule is not that of the first run"
+    if right_or_refused(lambda: eager.array(once(x)), 7 * E**2, *(refused if is_recorded else ()), match=text):
+        # On torch these record, and a function whose backward pass is recorded runs again.
+        assert len(runs) == 1 + is_recorded
+    is_right = right_or_refused(lambda: eager.array(gradient(eager, once, way)(x)), 14 * E**2, *refused, match=text)
+    assert is_right or place in REFUSED
+
+
+# --- what the rule alone reads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["cell", "list", "dict", "partial", "attribute", "object", "bound method", "global"])
+@pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
+def test_what_the_rule_alone_reads(eager, place, outer, inner):
+    """The slope s of a surrogate that is itself learned: of 7 s², the derivative is 14 s."""
+    x = eager.tensor(X)
+
+    def slope(s):
+        return gradient(eager, custom_gradient(lambda v: (ops.floor(v), PLACES[place](s))), inner)(x)
+
+    def run():
+        return eager.array(gradient(eager, slope, outer)(eager.tensor(E)))
+
+    # On JAX and in TensorFlow's graphs what is in no closure may be refused.
+    is_found = place == "cell" or eager.name == "torch"
+    right_or_refused(run, 14 * E, *(() if is_found else (TypeError, ValueError, NotImplementedError)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_rule_alone_reads_by_vjp_and_jacobian(eager, way):
+    x, upstream = eager.tensor(X), eager.tensor(2 * X)
+
+    def pulled(f):
+        return keras_cg.vjp(f, x)[1](upstream)[0] if way == "keras_cg" else eager.native.vjp(f, x, way)[1](upstream)
+
+    firsts = {
+        "vjp": (lambda f: keras_cg.vjp(f, x)[1](upstream)[0], 2 * X),
+        "vjp by that way": (pulled, 2 * X),
+        "jacobian": (lambda f: ops.sum(keras_cg.jacobian(f)(x), axis=0), 1),
+        "value_and_grad": (lambda f: keras_cg.value_and_grad(f)(x)[1], 1),
+    }
+    for name, (first, factor) in firsts.items():
+        found = gradient(
+            eager, lambda s, first=first: first(custom_gradient(lambda v: (ops.floor(v), PLACES["cell"](s)))), way
+        )
+        np.testing.assert_allclose(eager.array(found(eager.tensor(E))), 14 * E * factor, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_slope_that_is_also_the_argument(eager, way):
+    """Of s (7 s²), of which both parts are s."""
+
+    def slope(s):
+        return grad(custom_gradient(lambda v: (ops.floor(v), lambda upstream: upstream * s * v)))(s * 1)
+
+    np.testing.assert_allclose(eager.array(gradient(eager, slope, way)(eager.tensor(X))), 2 * X, rtol=1e-5)
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("inner", ["keras_cg", "native"])
+def test_a_slope_that_is_a_parameter(eager, backend, inner):
+    import torch
+
+    class Spike(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.slope = torch.nn.Parameter(eager.tensor(E))
+
+        def forward(self, v):
+            return custom_gradient(lambda v: ((v > 0).to(v.dtype), lambda dy: dy * self.slope * v))(v)
+
+    spike = Spike()
+    first = gradient(eager, spike, inner)(eager.tensor(X).requires_grad_())
+    np.testing.assert_allclose(eager.array(first), E * X, rtol=1e-5)
+    (found,) = torch.autograd.grad(first.sum(), spike.slope)
+    np.testing.assert_allclose(eager.array(found), X, rtol=1e-5)
+
+
+@pytest.mark.only("torch")
+def test_a_pullback_outlives_the_slope_of_torch(eager, backend):
+    import torch
+
+    slope = torch.nn.Parameter(eager.tensor(E))
+    _, pullback = keras_cg.vjp(custom_gradient(lambda v: (torch.floor(v), lambda dy: dy * slope)), eager.tensor(X))
+    for upstream in (eager.tensor(X), eager.tensor(2 * X)):
+        (found,) = torch.autograd.grad(pullback(upstream)[0].sum(), slope)
+        np.testing.assert_allclose(eager.array(found), eager.array(upstream), rtol=1e-5)
+
+
+# --- what is captured ------------------------------------------------------------------------------------------------
+
+
+class Serves:
+    """The rule 7 u h, and 5 times the sum of u h for a captured value."""
+
+    __slots__ = ("h",)
+
+    def __init__(self, h):
+        self.h = h
+
+    def __call__(self, upstream, variables=None):
+        return (7 * upstream * self.h, [5 * ops.sum(upstream * self.h)]) if variables else 7 * upstream * self.h
+
+
+def in_a_cell(h):
+    def rule(upstream, variables=None):
+        return (7 * upstream * h, [5 * ops.sum(upstream * h)]) if variables else 7 * upstream * h
+
+    return rule
+
+
+def captured(rule):
+    """A function of w and x, which captures w: its gradients are 5 sum(e w) and 7 e w."""
+    return lambda w, x: ops.sum(custom_gradient(lambda x: (x * w, rule(ops.exp(x) * w)))(x))
+
+
+def only_read(w, x):
+    """The output does not hang on w; the gradient does."""
+
+    @custom_gradient
+    def f(x):
+        h = ops.exp(x) * w
+        return x * 1, lambda upstream: 7 * upstream * h
+
+    return ops.sum(f(x))
+
+
+def slope_in_slots(s):
+    return custom_gradient(lambda x: (x * 2, Serves(ops.exp(x) * s)))
+
+
+# With d(f, n) for the gradient of the sum of f by its argument n, at w = 2 and X; the captured w, and what is expected.
+CAPTURED = {
+    **{
+        f"{name}, {order}": (take, f, expected)
+        for name, f in (("slots", captured(Serves)), ("cell", captured(in_a_cell)))
+        for order, take, expected in [
+            ("w", lambda d, f, w, x: d(f)(w, x), 2 * 5 * E.sum()),
+            ("x", lambda d, f, w, x: d(f, 1)(w, x), 2 * 7 * E),
+            ("w w", lambda d, f, w, x: d(d(f))(w, x), 5 * E.sum()),
+            ("w x", lambda d, f, w, x: d(lambda x: d(f)(w, x))(x), 2 * 5 * E),
+            ("x w", lambda d, f, w, x: d(lambda w: d(f, 1)(w, x))(w), 7 * E.sum()),
+            ("x x", lambda d, f, w, x: d(lambda x: d(f, 1)(w, x))(x), 2 * 7 * E),
+        ]
+    },
+    "read, x w": (lambda d, f, w, x: d(lambda w: d(f, 1)(w, x))(w), only_read, 7 * E.sum()),
+    "read, x x": (lambda d, f, w, x: d(lambda x: d(f, 1)(w, x))(x), only_read, 2 * 7 * E),
+    "read, x x w": (lambda d, f, w, x: d(lambda w: d(lambda x: d(f, 1)(w, x))(x))(w), only_read, 7 * E.sum()),
+    "third": (lambda d, f, w, x: d(d(d(f(w))))(x), slope_in_slots, 14 * E),
+    "slope": (lambda d, f, w, x: d(lambda w: d(f(w))(x))(w), slope_in_slots, 7 * E.sum()),
+    "slope of the second": (lambda d, f, w, x: d(lambda w: d(d(f(w)))(x))(w), slope_in_slots, 7 * E.sum()),
+    "mixed": (
+        lambda d, f, w, x: d(lambda w: d(lambda x: d(f(w))(x) * x)(x))(w),
+        slope_in_slots,
+        (7 * E * X + 7 * E).sum(),
+    ),
+}
+
+
+def by_keras_cg(f, argnums=0):
+    return grad(lambda *args: ops.sum(f(*args)), argnums)
+
+
+def by_torch(f, argnums=0):
+    import torch
+
+    return torch.func.grad(lambda *args: f(*args).sum(), argnums)
+
+
+@pytest.mark.together
+@pytest.mark.parametrize("name", CAPTURED)
+def test_with_a_captured_value(eager, name):
+    take, f, expected = CAPTURED[name]
+    w, x = eager.tensor(np.float32(2.0)), eager.tensor(X)
+    for derivative in (by_keras_cg, by_torch) if eager.name == "torch" else (by_keras_cg,):
+        np.testing.assert_allclose(eager.array(take(derivative, f, w, x)), expected, rtol=1e-4)
+
+
+def test_forward_mode(eager):
+    x = eager.tensor(X)
+    f = slope_in_slots(3.0)
+    for function in (f, grad(f)):
+        np.testing.assert_allclose(eager.array(keras_cg.jvp(function, (x,), (x,))[1]), 21 * E * X, rtol=1e-4)
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.only("torch")
+def test_a_tensor_as_a_key(eager, backend):
+    import torch
+
+    p = torch.nn.Parameter(torch.tensor(1.0))
+
+    def make(x):
+        h, state = x**2, {p: 2.0}
+        return lambda u: u * (state.get(p, 7.0) * {h: 1.0}.get(h, 7.0) * h + x)
+
+    f = custom_gradient(lambda x: (x**3, make(x)))
+    x = torch.tensor(3.0, requires_grad=True)
+    (first,) = torch.autograd.grad(f(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    assert (first.item(), second.item()) == (21, 13)
+
+
+@pytest.mark.only("torch")
+def test_a_list_under_vmap(eager, backend):
+    """The rule reduces what it keeps: a batch taken for one example would give another number, of the right shape."""
+    import torch
+
+    @custom_gradient
+    def f(x):
+        rule = (lambda kept: lambda upstream: 7 * upstream * kept[0].sum())([torch.exp(x)])
+        return x * 2, rule
+
+    batch = torch.stack([torch.tensor(X), torch.tensor(2 * X)])
+    came = torch.func.grad(lambda batch: torch.func.vmap(f)(batch).sum())(batch)
+    np.testing.assert_allclose(came, 7 * np.exp([X, 2 * X]).sum(1, keepdims=True) * np.ones((2, 3)), rtol=1e-5)
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_a_function_runs_twice_under_a_transform(eager, backend):
+    """A limit: a tensor that the rule keeps belongs to a level of torch.func, which is over by then."""
+    import torch
+
+    runs = []
+
+    @custom_gradient
+    def f(x):
+        runs.append(x)
+        return x * 2, Slots(ops.exp(x))
+
+    x = eager.tensor(X)
+    np.testing.assert_allclose(torch.func.grad(lambda x: f(x).sum())(x), 7 * E**2, rtol=1e-5)
+    assert len(runs) == 2
+    np.testing.assert_allclose(eager.gradients(lambda x: f(x).sum(), X)[0], 7 * E**2, rtol=1e-5)
+    assert len(runs) == 3

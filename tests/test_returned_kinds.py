@@ -1,0 +1,265 @@
+"""Of what kind a gradient may be: a boolean one is refused, an integer one is cast, one for nobody is ignored."""
+
+import numpy as np
+import pytest
+from outcomes import right_or_refused
+from ways import check
+
+from keras_cg import GradientError, custom_gradient, grad, jacobian, jvp, ops, vjp
+
+X = np.array([-1.0, 2.0, 3.0], np.float32)
+Y = np.array([0.5, -1.5, 2.5], np.float32)
+SEVEN, FIVE = np.full(3, 7.0), np.full(3, 5.0)
+
+IN_EVERY_MODE = (
+    "test_a_mask_times_upstream[mask last]",
+    "test_masks_that_work[where]",
+    "test_masks_that_work[remedy]",
+    "test_a_boolean_gradient_under_compile",
+    "test_an_integer_gradient_is_cast",
+    "test_a_gradient_at_a_static_argument_is_no_reading",
+    "test_a_sloppy_gradient_that_nobody_wants",
+    "test_a_sloppy_gradient_that_somebody_wants[shape]",
+)
+
+
+# --- a boolean gradient ---------------------------------------------------------------------------------------------
+
+
+def assert_boolean_is_refused(run, argument="x"):
+    with pytest.raises(GradientError) as caught:
+        run()
+    text = str(caught.value)
+    for part in ("masked", f"for {argument}", "bool", "ops.where(mask, upstream, 0)"):
+        assert part in text
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("order", ["mask last", "mask first"])
+def test_a_mask_times_upstream(frame, order):
+    """On TensorFlow the product is boolean, and has lost upstream."""
+
+    @custom_gradient
+    def masked(x):
+        return x * 2, lambda upstream: upstream * (x > 0) if order == "mask last" else (x > 0) * upstream
+
+    def run():
+        return frame.gradients(lambda x: masked(x) * 2.5, X)
+
+    if frame.name == "tensorflow":
+        assert_boolean_is_refused(run)
+    else:
+        np.testing.assert_allclose(run()[0], 2.5 * (X > 0))
+
+
+@pytest.mark.only("tensorflow")
+def test_a_mask_times_upstream_by_keras_cg(eager, backend):
+    @custom_gradient
+    def masked(x):
+        return x * 2, lambda upstream: upstream * (x > 0)
+
+    x = eager.tensor(X)
+    assert_boolean_is_refused(lambda: grad(masked)(x))
+    assert_boolean_is_refused(lambda: vjp(masked, x)[1](x))
+    assert_boolean_is_refused(lambda: jacobian(masked)(x))
+    assert_boolean_is_refused(lambda: jvp(masked, (x,), (x,)))
+
+
+MASKS = {
+    "where": lambda x, upstream: ops.where(x > 0, upstream, 0 * upstream),
+    "cast": lambda x, upstream: upstream * ops.where(x > 0, ops.ones_like(x), ops.zeros_like(x)),
+    "remedy": lambda x, upstream: ops.where(x > 0, upstream, 0),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_that_work(frame, mask):
+    masked = custom_gradient(lambda x: (x * 2, lambda upstream: MASKS[mask](x, upstream)))
+    (gx,) = frame.gradients(lambda x: masked(x) * 2.5, X)
+    np.testing.assert_allclose(gx, 2.5 * (X > 0))
+
+
+# What the rule returns for a nest with x in it, and for y; the argument of the message.
+BOOLEANS = {
+    "bare": (lambda x: x, lambda x: x > 0, X, "x"),
+    "flat": (lambda x: x, lambda x: (x > 0,), X, "x"),
+    "nest": (lambda x: {"a": x}, lambda p: ({"a": p["a"] > 0},), X, "x['a']"),
+    "number": (lambda x: x, lambda x: True, np.float32(2.0), "x"),
+}
+
+
+@pytest.mark.parametrize("case", BOOLEANS)
+def test_a_boolean_gradient(eager, case):
+    nest, returned, array, argument = BOOLEANS[case]
+
+    @custom_gradient
+    def masked(x):
+        return (x["a"] if case == "nest" else x) * 2, lambda upstream: returned(x)
+
+    assert_boolean_is_refused(lambda: eager.gradients(lambda x: masked(nest(x)), array), argument)
+
+
+@pytest.mark.parametrize("second", [Y, np.asarray([1 + 2j, 3j, 1], np.complex64)], ids=["real", "complex"])
+def test_a_boolean_gradient_of_one_of_two(eager, second):
+    @custom_gradient
+    def masked(x, y):
+        return x * 2, lambda upstream: (7 * upstream, x > 0)
+
+    assert_boolean_is_refused(lambda: eager.gradients(masked, X, second), "y")
+
+
+@pytest.mark.limit
+def test_a_boolean_gradient_under_compile(frame):
+    masked = custom_gradient(lambda x: (x * 2, lambda upstream: x > 0))
+    # Dynamo wraps what is raised while it traces.
+    with pytest.raises(Exception, match=r"ops\.where\(mask, upstream, 0\)"):
+        frame.gradients(masked, X)
+
+
+@pytest.mark.only("torch", "tensorflow")
+def test_a_boolean_gradient_of_a_variable(eager, backend):
+    if backend == "torch":
+        import torch
+
+        w = torch.nn.Parameter(eager.tensor(X))
+    else:
+        import tensorflow as tf
+
+        w = tf.Variable(X)
+
+    @custom_gradient
+    def masked(x):
+        return x * w, lambda upstream, variables=None: (7 * upstream, [x > 0])
+
+    def run():
+        x = eager.tensor(X)
+        if backend == "torch":
+            masked(x).sum().backward()
+            return
+        with tf.GradientTape() as tape:
+            y = masked(x)
+        tape.gradient(y, w)
+
+    with pytest.raises(GradientError, match=r"ops\.where\(mask, upstream, 0\)"):
+        run()
+
+
+def test_a_boolean_for_an_integer_argument_is_ignored(eager):
+    n = eager.tensor(np.array([1, 2, 3]))
+    f = custom_gradient(lambda x, n: (x * 2, lambda upstream: (7 * upstream, n > 1)))
+    (gx,) = eager.gradients(lambda x: f(x, n), X)
+    np.testing.assert_allclose(gx, SEVEN)
+
+
+def test_an_integer_gradient_is_cast(frame):
+    whole = frame.tensor(np.array([1, 2, 3]))
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: whole))
+    (gx,) = frame.gradients(f, X)
+    assert gx.dtype == np.float32
+    np.testing.assert_array_equal(gx, [1, 2, 3])
+
+
+def test_a_gradient_at_a_static_argument_is_no_reading(frame):
+    """Of `(None, 5, 7)` for `(p, n, y)`: None for p, 5 for the number n and 7 for y would be one; it is none.
+
+    What is left is one for each tensor leaf: None for p[0], 5 for p[2], 7 for y.
+    """
+
+    @custom_gradient
+    def f(p, n, y):
+        return p[0] * y, lambda upstream: (None, upstream * 5, upstream * 7)
+
+    gx, gy = frame.gradients(lambda x, y: f([x, "mode", x], 3, y), X, Y)
+    np.testing.assert_allclose(gx, FIVE)
+    np.testing.assert_allclose(gy, SEVEN)
+
+
+def test_a_gradient_at_an_integer_tensor(eager):
+    """With a tensor for n there are four tensor leaves, so that three gradients are one for each argument."""
+
+    @custom_gradient
+    def f(p, n, y):
+        return p[0] * y, lambda upstream: (None, upstream * 5, upstream * 7)
+
+    n = eager.tensor(np.array(3))
+    (gy,) = eager.gradients(lambda y: f([y * 1, "mode", eager.tensor(X)], n, y), Y)
+    np.testing.assert_allclose(gy, SEVEN)
+
+
+def test_two_readings_that_are_the_same_gradients(eager):
+    @custom_gradient
+    def f(p, q, y):
+        return p[0] * y, lambda upstream: (None, None, upstream * 7)
+
+    # None for p, None for q and 7 for y is the nest; one for each of p[0], p[1] and y is the same gradients.
+    (gy,) = eager.gradients(lambda y: f([eager.tensor(X), eager.tensor(X)], "mode", y), Y)
+    np.testing.assert_allclose(gy, SEVEN)
+
+
+# --- a sloppy gradient for an argument that nobody differentiates ---------------------------------------------------
+
+SLOPPY = {
+    "shape": lambda x, upstream: upstream,
+    "boolean": lambda x, upstream: ops.sum(x) > 0,
+    "both": lambda x, upstream: x > 0,
+}
+
+
+def quantiser(sloppy):
+    """A function of x and a scale; its rule gives the scale something else than a gradient."""
+
+    @custom_gradient
+    def quantise(x, scale):
+        return ops.floor(x / scale) * scale, lambda upstream: (7 * upstream, SLOPPY[sloppy](x, upstream))
+
+    return quantise
+
+
+@pytest.mark.parametrize("sloppy", SLOPPY)
+def test_a_sloppy_gradient_that_nobody_wants(frame, sloppy):
+    f, scale = quantiser(sloppy), frame.tensor(np.float32(0.5))
+
+    def run():
+        return frame.gradients(lambda x: f(x, scale), X)[0]
+
+    # In a program JAX does not say who is differentiated.
+    refused = (GradientError,) if frame.name == "jax" and frame.mode != "eager" else ()
+    right_or_refused(run, SEVEN, *refused)
+
+
+@pytest.mark.parametrize("sloppy", SLOPPY)
+def test_a_sloppy_gradient_of_an_argument_that_could_be_differentiated(eager, sloppy):
+    f = quantiser(sloppy)
+    check(eager, grad(f)(eager.tensor(X), eager.tensor(np.float32(0.5))), SEVEN)
+
+
+@pytest.mark.parametrize("sloppy", SLOPPY)
+def test_a_sloppy_gradient_that_somebody_wants(frame, sloppy):
+    # Dynamo wraps what is raised while it traces.
+    text = "wrong shape for scale" if sloppy == "shape" else "for scale"
+    with pytest.raises(Exception, match=text):
+        frame.gradients(quantiser(sloppy), X, np.float32(0.5))
+
+
+@pytest.mark.only("torch")
+def test_a_sloppy_gradient_under_torch_func(eager, backend):
+    import torch
+
+    f, x, scale = quantiser("shape"), eager.tensor(X), torch.tensor(0.5)
+    check(eager, torch.func.grad(lambda x: f(x, scale).sum())(x), SEVEN)
+    with pytest.raises(GradientError, match="wrong shape for scale"):
+        torch.func.grad(lambda scale: f(x, scale).sum())(scale)
+
+
+@pytest.mark.only("torch")
+def test_a_frozen_parameter_may_get_anything(eager, backend):
+    import torch
+
+    scale = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)
+    x = eager.tensor(X).requires_grad_()
+    f = quantiser("shape")
+    f(x, scale).sum().backward()
+    check(eager, x.grad, SEVEN)
+    scale.requires_grad_()
+    with pytest.raises(GradientError, match="wrong shape for scale"):
+        f(x, scale).sum().backward()
