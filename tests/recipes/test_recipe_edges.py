@@ -1,4 +1,4 @@
-"""The recipes at the edges of a dtype, eagerly and compiled, in orders 0 to 2, against closed forms in float64.
+"""Recipes at the edges of a dtype, eagerly and compiled, in orders 0 to 2, against closed forms in float64.
 
 Every case is a function, and what it and its derivative are. All cases of a dtype make one program, of which the
 framework itself takes the gradient: of the sum of the outputs, so that each case has a gradient of its own.
@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from recipe_functions import found, tensor
 
 import keras_cg
 from keras_cg import config, custom_gradient, ops, recipes
@@ -15,7 +16,11 @@ from keras_cg.engine import precision
 
 # The halves and how their numbers look in float32, and what the framework computes in otherwise.
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
 LARGEST = {"float16": 65504.0, "bfloat16": 2.0**127 * (2 - 2.0**-7), "float32": 2.0**127 * (2 - 2.0**-23)}
+
+
 LARGEST["float64"] = np.finfo("float64").max
 
 
@@ -25,9 +30,6 @@ def points(dtype, is_flushed):
     tiny = 0.0 if is_flushed else smallest / 8
     signed = [0.0, tiny, smallest, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 9.0, LARGEST[dtype], math.inf]
     return np.array([*signed, *(-each for each in signed), math.nan])
-
-
-# --- functions of one number ---------------------------------------------------------------------------------------
 
 
 def sigmoid(x):
@@ -198,6 +200,7 @@ ELEMENTWISE = {
     ),
 }
 
+
 # What goes forward as it is: the rule, of upstream, and its derivative.
 PASSING = {
     "reverse_gradient": (lambda x: recipes.reverse_gradient(x, 3), lambda u: -3 * u, lambda u: np.full_like(u, -3)),
@@ -233,9 +236,6 @@ PASSING = {
         None,  # in float32 this limit is infinite
     ),
 }
-
-
-# --- norms ---------------------------------------------------------------------------------------------------------
 
 
 def vectors(dtype, is_flushed):
@@ -281,9 +281,6 @@ def shortened(u, limit):
 NORMS = {"safe_norm": (lambda x: recipes.safe_norm(x, axis=1), norm, direction, summed_curvature)}
 
 
-# --- the table -----------------------------------------------------------------------------------------------------
-
-
 def pulled(f):
     """The rule of a recipe that is the identity, as a function of upstream."""
     return lambda u: keras_cg.vjp(f, ops.zeros_like(u))[1](u)[0]
@@ -302,7 +299,7 @@ def cases(dtype, order, is_flushed, is_slow):
         yield name, f if order == 1 else slope(f), x, before, after
     for name, (f, rule, steepness) in PASSING.items():
         if order == 1:
-            yield name, lambda x, f=f, u=x: f(x) * in_dtype(u, dtype), np.ones_like(x), x, rule(x)
+            yield name, lambda x, f=f, u=x: f(x) * tensor(u, dtype), np.ones_like(x), x, rule(x)
         elif steepness:
             yield name, pulled(f), x, rule(x), steepness(x)
     for rows in vectors(dtype, is_flushed).values():
@@ -312,19 +309,13 @@ def cases(dtype, order, is_flushed, is_slow):
         # torch.compile takes a second for each call.
         for row in () if order == 2 else rows[:1] if is_slow else rows:
             limit = 2.0 if np.size(row) == 1 else 1e-4 if np.isfinite(row).all() else math.inf
-            f = lambda x, u=row, limit=limit: recipes.clip_gradient(x, norm=limit) * in_dtype(u, dtype)
+            f = lambda x, u=row, limit=limit: recipes.clip_gradient(x, norm=limit) * tensor(u, dtype)
             yield f"clip_gradient of {row} by {limit}", f, np.ones_like(row), row, shortened(row, limit)
     if order == 1:
         for limit in (1e39, math.inf):
             u = np.array([3.0, -4.0])
-            f = lambda x, u=u, limit=limit: recipes.clip_gradient(x, norm=limit) * in_dtype(u, dtype)
+            f = lambda x, u=u, limit=limit: recipes.clip_gradient(x, norm=limit) * tensor(u, dtype)
             yield f"clip_gradient by a norm of {limit}", f, np.ones_like(u), u, u
-
-
-def in_dtype(array, dtype):
-    """An array as a tensor of a dtype, by way of float32 if it is narrower."""
-    kept = "float64" if dtype == "float64" else "float32"
-    return config.active.cast(config.active.asarray(np.asarray(array, kept)), dtype)
 
 
 def program(functions, dtype):
@@ -332,9 +323,9 @@ def program(functions, dtype):
 
     def run(*tensors):
         outputs = []
-        for f, tensor in zip(functions, tensors, strict=True):
-            output = f(config.active.cast(tensor, dtype))
-            outputs.append(ops.reshape(config.active.cast(output, config.active.dtype(tensor)), (-1,)))
+        for f, wide in zip(functions, tensors, strict=True):
+            output = f(config.active.cast(wide, dtype))
+            outputs.append(ops.reshape(config.active.cast(output, config.active.dtype(wide)), (-1,)))
         return ops.concatenate(outputs)
 
     return run
@@ -344,28 +335,46 @@ def program(functions, dtype):
 FLUSHING = ("jax", "tensorflow")
 
 
+EVERY = {(dtype, order) for dtype in DTYPES for order in (1, 2)}
 # What is tried of each mode: everything eagerly, and what differs of the compiled programs, which take long to make.
 TRIED = {
-    "jax-eager": {("float32", 1)},  # operation by operation XLA, too
-    "jax-jit(grad)": {(dtype, order) for dtype in DTYPES for order in (1, 2)},
+    "jax-jit(grad)": {("float16", 1), ("float32", 1), ("float32", 2)},
+    "numpy-eager": {(dtype, order) for dtype, order in EVERY if dtype != "bfloat16"},  # it has none
+    "tensorflow-eager": EVERY,
+    "tensorflow-function": {("float32", 1)},
+    "tensorflow-jit_compile": {("float32", 1)},
+    "torch-eager": EVERY,
+}
+# The same in other dtypes, and operation by operation.
+FURTHER = {
+    "jax-eager": {("float32", 1)},
+    "jax-jit(grad)": EVERY,
     "jax-grad(jit)": {("float32", 1)},
-    "numpy-eager": {(dtype, order) for dtype in DTYPES if dtype != "bfloat16" for order in (1, 2)},  # it has none
-    "tensorflow-eager": {(dtype, order) for dtype in DTYPES for order in (1, 2)},
-    "tensorflow-function": {("float32", 1), ("float16", 2)},
-    "tensorflow-jit_compile": {("float16", 1), ("bfloat16", 1), ("float32", 1), ("float32", 2), ("float64", 1)},
-    "torch-eager": {(dtype, order) for dtype in DTYPES for order in (1, 2)},
-    "torch-aot_eager": set(),  # calls what eager code calls
+    "tensorflow-function": {("float16", 2)},
+    "tensorflow-jit_compile": {("float16", 1), ("bfloat16", 1), ("float32", 2), ("float64", 1)},
     "torch-inductor": {("float32", 1)},  # no second derivatives (torch 2.13)
 }
 
 
-@pytest.mark.inductor
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_edges(frame, dtype, order):
-    if (dtype, order) not in TRIED[f"{frame.name}-{frame.mode}"]:
-        return
+    if (dtype, order) in TRIED.get(f"{frame.name}-{frame.mode}", ()):
+        assert_right_at_the_edges(frame, dtype, order)
+
+
+@pytest.mark.thorough
+@pytest.mark.inductor
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_edges_of_other_programs(frame, dtype, order):
+    if (dtype, order) in FURTHER.get(f"{frame.name}-{frame.mode}", ()):
+        assert_right_at_the_edges(frame, dtype, order)
+
+
+def assert_right_at_the_edges(frame, dtype, order):
     with config.active.double_precision():
         is_slow = frame.mode == "inductor"
         tables = [list(cases(dtype, order, is_flushed, is_slow)) for is_flushed in (False, frame.name in FLUSHING)]
@@ -402,17 +411,6 @@ def near(dtype, came, expected):
     is_close = np.isclose(came, rounded, rtol=relative, atol=smallest * epsilon, equal_nan=True)
     # Results below the smallest normal number may be 0.
     return is_close | ((np.abs(rounded) < smallest) & (came == 0))
-
-
-# --- what the table has no room for --------------------------------------------------------------------------------
-
-
-def array(tensor):
-    return np.asarray(config.active.to_numpy(tensor), "float64")
-
-
-def tensor(value, dtype="float32"):
-    return in_dtype(value, dtype)
 
 
 ALL = {
@@ -473,18 +471,6 @@ def test_a_learned_step_at_the_edges(frame, dtype):
     np.testing.assert_allclose(gs, 1e-4 * np.sum(slopes * weights), rtol=precision.of(dtype).epsilon)
 
 
-def test_the_root_of_nothing_and_of_one_number(backend):
-    """In half precision the Jacobian is a matrix of float32: linear solvers know no other."""
-    root = recipes.custom_root(lambda z, x: 4 * z - x, lambda g, z: -0.25 * g(z))
-    for dtype in ("float16", "float32"):
-        for shape in ((), (2, 0)):
-            x = tensor(np.full(shape, 2.0), dtype)
-            output, pullback = keras_cg.vjp(lambda x: root(0 * x, x), x)
-            for each, expected in ((output, 0.5), (pullback(ops.ones_like(output))[0], 0.25)):
-                assert (config.active.shape(each), config.active.dtype(each)) == (shape, dtype)
-                np.testing.assert_array_equal(array(each), np.full(shape, expected))
-
-
 # Rows, a mask, the logarithm of the sum, and the shares.
 SUMS = [
     ([0.0, 0.0, 5.0], [1, 1, 0], math.log(2), [0.5, 0.5, 0]),
@@ -524,13 +510,13 @@ def test_log_sum_exp_in_second_order(backend):
         expected = np.diag(shares) - np.outer(shares, shares)
         if math.inf in np.array(row)[np.array(mask) == 1]:
             expected = np.zeros((3, 3))
-        hessian = array(keras_cg.hessian(f)(tensor(row)))
+        hessian = found(keras_cg.hessian(f)(tensor(row)))
         np.testing.assert_allclose(hessian, expected, rtol=1e-5, atol=1e-7)
         np.testing.assert_array_equal(hessian[np.array(shares) == 0], 0)
     empty = tensor(np.zeros((2, 0)))
-    np.testing.assert_array_equal(array(recipes.log_sum_exp(empty, axis=1, keepdims=True)), [[-math.inf]] * 2)
-    assert array(recipes.log_sum_exp(empty)) == -math.inf
-    assert array(recipes.log_sum_exp(3)) == 3
+    np.testing.assert_array_equal(found(recipes.log_sum_exp(empty, axis=1, keepdims=True)), [[-math.inf]] * 2)
+    assert found(recipes.log_sum_exp(empty)) == -math.inf
+    assert found(recipes.log_sum_exp(3)) == 3
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -542,7 +528,7 @@ def test_a_learned_step_in_second_order(backend):
         return ops.sum(recipes.quantize(tensor(x), step, 3) * tensor(weights))
 
     second = keras_cg.grad(keras_cg.grad(f))(tensor(0.5))
-    np.testing.assert_allclose(array(second), (2 * -0.75 + 3 * 0.3) / 0.25, rtol=1e-6)
+    np.testing.assert_allclose(found(second), (2 * -0.75 + 3 * 0.3) / 0.25, rtol=1e-6)
 
 
 def test_the_scale_of_a_step_is_a_tensor(backend):
@@ -556,36 +542,8 @@ def test_the_scale_of_a_step_is_a_tensor(backend):
     plain = np.array([(1 - 0.6) + (-2 + 1.8), (3 - 2.8) + (0 - 0.4)])
     for scale in (3.0, [3.0], [3.0, -2.0]):
         gs, nothing = gradients(tensor(scale))
-        np.testing.assert_allclose(array(gs), plain * scale, rtol=1e-5)
-        np.testing.assert_array_equal(array(nothing), 0)
-
-
-def test_parameters_that_would_change_the_shape(backend):
-    x = tensor([1.0, 2.0, 3.0])
-    told = {
-        "quantize: step is float32[2,1], which does not broadcast to x, float32[3]. Each of its axes, counted from the"
-        " last, must have the length of that of x, or 1.": lambda: recipes.quantize(x, tensor([[1.0], [2.0]])),
-        "quantize: step is float32[2], which does not broadcast to x, float32[3]. Each": lambda: recipes.quantize(
-            x, tensor([1.0, 2.0])
-        ),
-        "quantize: gradient_scale is float32[3], which does not broadcast to step, float32[]. Each of its axes, counted"
-        " from the last, must have the length of that of step, or 1.": lambda: recipes.quantize(
-            x, tensor(1.0), gradient_scale=x
-        ),
-        "scale_gradient: scale is float32[1,3], which does not broadcast to x, float32[3]. Each": lambda: keras_cg.grad(
-            lambda y: recipes.scale_gradient(y, tensor([[1.0, 2.0, 3.0]]))
-        )(x),
-        "reverse_gradient: scale is float32[3], which does not broadcast to x, float32[]. Each": lambda: keras_cg.grad(
-            lambda y: recipes.reverse_gradient(y, x)
-        )(tensor(1.0)),
-        "clip_gradient: value is float32[3], which does not broadcast to x, float32[2]. Each": lambda: keras_cg.grad(
-            lambda y: recipes.clip_gradient(y, value=x)
-        )(tensor([1.0, 2.0])),
-    }
-    for message, call in told.items():
-        with pytest.raises(ValueError, match="does not broadcast") as caught:
-            call()
-        assert str(caught.value).replace(", ", ",").startswith(message.replace(", ", ","))
+        np.testing.assert_allclose(found(gs), plain * scale, rtol=1e-5)
+        np.testing.assert_array_equal(found(nothing), 0)
 
 
 def test_a_limit_is_a_tensor(backend):
@@ -595,8 +553,8 @@ def test_a_limit_is_a_tensor(backend):
     def clipped(name, limit):
         f = lambda x, limit: recipes.clip_gradient(x, **{name: limit}) * tensor([3.0, -4.0])
         gx, nothing = keras_cg.grad(f, (0, 1))(x, tensor(limit))
-        assert array(nothing) == 0
-        return array(gx)
+        assert found(nothing) == 0
+        return found(gx)
 
     for name in ("value", "norm"):
         np.testing.assert_array_equal(clipped(name, 0.0), [0, 0])
@@ -605,65 +563,10 @@ def test_a_limit_is_a_tensor(backend):
         assert np.isnan(clipped(name, math.nan)).all()
 
 
-def test_scalars_of_numpy_are_numbers(backend):
-    """Most backends hold them as tensors, so that they came through what refuses a Python number."""
-    x = tensor([0.3, -4.0])
-    for call, name in (
-        (lambda wrong: recipes.clip_gradient(x, value=wrong), "value=-1.0 is not a positive number"),
-        (lambda wrong: recipes.clip_gradient(x, norm=wrong), "norm=-1.0 is not a positive number"),
-        (lambda wrong: recipes.quantize(x, wrong), "step=-1.0 is not a positive, finite number"),
-        (lambda wrong: recipes.safe_log(x, wrong), "floor=-1.0 is not a positive number"),
-        (lambda wrong: recipes.surrogate_spike(x, slope=wrong), "slope=-1.0 is not a positive, finite number"),
-        (lambda wrong: recipes.fixed_point(lambda z: z, tolerance=wrong), "tolerance=-1.0 is not a positive number"),
-    ):
-        for kind in (float, np.float32, np.float64):
-            with pytest.raises(ValueError, match=name):
-                call(kind(-1.0))
-    np.testing.assert_allclose(array(recipes.quantize(x, np.float32(0.5), np.int64(3), np.bool_(True))), [0.5, -2])
-    np.testing.assert_allclose(array(recipes.safe_log(x, np.float64(0.5))), np.log(0.5), rtol=1e-6)
-    np.testing.assert_allclose(
-        array(recipes.safe_norm(x, np.int64(0), np.bool_(True))), [math.hypot(0.3, 4)], rtol=1e-6
-    )
-    np.testing.assert_allclose(
-        array(keras_cg.grad(lambda x: recipes.surrogate_spike(x, "triangle", np.float32(7)))(x)), [4.9, 0], rtol=1e-6
-    )
-    np.testing.assert_allclose(array(keras_cg.grad(lambda x: recipes.scale_gradient(x, np.float64(7)))(x)), 7)
-    np.testing.assert_allclose(array(recipes.fixed_point(lambda z: z / 2 + 1, steps=np.int64(40))(x)), 2, rtol=1e-6)
-
-
 @pytest.mark.only("numpy", "jax", "tensorflow")  # to torch it is no tensor
 def test_a_step_that_is_a_scalar_of_numpy_is_learned_where_it_is_differentiated(backend):
     f = lambda step: ops.sum(recipes.quantize(tensor([0.3, 0.7, -9.0]), step, 3))
-    np.testing.assert_allclose(array(keras_cg.grad(f)(np.float32(0.5))), 0.4 - 0.4 - 4, rtol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_fixed_point_at_the_edges(backend):
-    def half(z, b):
-        return 0.5 * z + b
-
-    # Whatever moves, an infinite tolerance lets it pass, but for what is infinite or NaN.
-    for tolerance in (math.inf, np.float32(math.inf)):
-        solve = recipes.fixed_point(half, steps=2, tolerance=tolerance)
-        z = solve(tensor([0.0, 4.0]), tensor([0.0, 1.0]))
-        np.testing.assert_array_equal(array(z), [0, 2.5])
-        assert np.isnan(array(solve(tensor([0.0, 4.0]), tensor([0.0, math.inf])))).all()
-    # One beyond float32 is no tolerance for what has come to rest at 0.
-    solve = recipes.fixed_point(half, steps=2, tolerance=1e39)
-    np.testing.assert_array_equal(array(solve(tensor([0.0, 4.0]), tensor([0.0, 1.0]))), [0, 2.5])
-    # In half precision the limit is not rounded to 0 or infinity.
-    solve = recipes.fixed_point(half, steps=30, tolerance=1e-8)
-    np.testing.assert_array_equal(array(solve(tensor([0.0], "float16"), tensor([1.0], "float16"))), [2])
-    assert np.isnan(array(recipes.fixed_point(half, steps=3, tolerance=1e-8)(*map(tensor, ([0.0], [1.0]))))).all()
-    # What is empty has come to rest, and does not say that the other has.
-    solve = recipes.fixed_point(lambda z, b: {"a": half(z["a"], b), "none": z["none"]}, steps=3)
-    nest = {"a": tensor([0.0]), "none": tensor(np.zeros((3, 0)))}
-    assert np.isnan(array(solve(nest, tensor([1.0]))["a"])).all()
-    assert config.active.shape(solve(nest, tensor([0.0]))["none"]) == (3, 0)
-    with pytest.raises(
-        TypeError, match=r"half\): there is no tensor in z0. Give a real floating tensor, or a nest of such."
-    ):
-        recipes.fixed_point(half)({}, tensor([1.0]))
+    np.testing.assert_allclose(found(keras_cg.grad(f)(np.float32(0.5))), 0.4 - 0.4 - 4, rtol=1e-5)
 
 
 def test_complex_numbers_pass(backend):
@@ -682,25 +585,9 @@ def test_complex_numbers_pass(backend):
         np.testing.assert_array_equal(config.active.to_numpy(gradient), factor * upstream)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_numbers_that_a_dtype_does_not_hold(backend, dtype):
-    """They are 0 or infinite where they are used, and what they are multiplied by NaN."""
-    with config.active.double_precision():
-        x = tensor([0.0, 1.0], dtype)
-        calls = {
-            "slope": lambda value: recipes.surrogate_spike(x, "arctan", value),
-            "step": lambda value: recipes.quantize(x, value),
-        }
-        for name, call in calls.items():
-            for value in (1e-39, 1e39) if dtype == "float32" else (1e-320, 1e308 * 1.7):
-                with pytest.raises(ValueError, match=rf"{name}=.* is not between .* and .* \({dtype}\)"):
-                    call(value)
-            call(1e-30)
-
-
 def test_a_steep_surrogate_keeps_its_digits(backend):
     gradient = keras_cg.grad(lambda x: recipes.surrogate_spike(x, "arctan", 1e30))(tensor(1.0))
-    np.testing.assert_allclose(array(gradient), 2e-30 / math.pi**2, rtol=1e-5)
+    np.testing.assert_allclose(found(gradient), 2e-30 / math.pi**2, rtol=1e-5)
 
 
 def test_a_limit_of_another_dtype(backend):
@@ -710,39 +597,9 @@ def test_a_limit_of_another_dtype(backend):
             pull = keras_cg.vjp(
                 lambda x: recipes.clip_gradient(x, **{name: tensor(1.0, "float64")}), tensor([1.0, 1.0])
             )[1]
-            np.testing.assert_allclose(array(pull(tensor([3.0, 4.0]))[0]), expected, rtol=1e-6)
+            np.testing.assert_allclose(found(pull(tensor([3.0, 4.0]))[0]), expected, rtol=1e-6)
             pull = keras_cg.vjp(lambda x: recipes.clip_gradient(x, **{name: tensor(-1.0)}), tensor([1.0, 1.0]))[1]
-            assert np.isnan(array(pull(tensor([0.0, 0.0]))[0])).all()
-
-
-@pytest.mark.only("tensorflow")
-def test_tensors_of_unknown_rank(backend):
-    import tensorflow as tf
-
-    def run(f, *arrays):
-        specs = [tf.TensorSpec(None, tf.float32) for _ in arrays]
-        return tf.function(f, input_signature=specs)(*(tf.constant(each, tf.float32) for each in arrays)).numpy()
-
-    x = [[3.0, 4.0], [0.0, 0.0]]
-    assert run(recipes.safe_norm, x) == 5
-    np.testing.assert_allclose(run(lambda x: keras_cg.grad(recipes.safe_norm)(x), x), [[0.6, 0.8], [0, 0]], rtol=1e-6)
-    np.testing.assert_allclose(run(lambda x: keras_cg.grad(lambda x: recipes.scale_gradient(x, 7.0))(x), x), 7)
-    step = tf.constant(0.5)
-    slope = run(lambda x: keras_cg.grad(lambda s: ops.sum(recipes.quantize(x, s, 3)))(step), [[3.0, 0.3]])
-    np.testing.assert_allclose(slope, 3 + 0.4, rtol=1e-6)
-    told = "is unknown until run time. Set its shape, as by tf.ensure_shape(x, [None, None])."
-    for f in (
-        lambda x: recipes.safe_norm(x, axis=-1),
-        lambda x: recipes.safe_norm(x, keepdims=True),
-        lambda x: keras_cg.grad(lambda y: recipes.scale_gradient(y, x))(x),
-        lambda x: keras_cg.grad(lambda y: recipes.clip_gradient(y, value=tf.ones(2)))(x),
-        lambda x: recipes.quantize(x, tf.ones(2)),
-    ):
-        with pytest.raises(ValueError) as caught:
-            run(f, x)
-        assert told in str(caught.value)
-    with pytest.raises(ValueError, match="is not a number or a scalar tensor"):
-        run(lambda x: recipes.clip_gradient(x, norm=x), x)
+            assert np.isnan(found(pull(tensor([0.0, 0.0]))[0])).all()
 
 
 @pytest.mark.only("torch")
