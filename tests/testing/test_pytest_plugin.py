@@ -24,10 +24,11 @@ SEVEN = """
 
 @pytest.fixture
 def inner(pytester):
-    """Runs pytest on a test file in a process of its own."""
+    """Runs pytest on a file of tests, or on several, in a process of its own."""
 
     def run(code, *options, plugin=PLUGIN):
-        pytester.makepyfile(textwrap.dedent(SEVEN) + textwrap.dedent(code))
+        files = code if isinstance(code, dict) else {"test_inner": code}
+        pytester.makepyfile(**{name: textwrap.dedent(SEVEN) + textwrap.dedent(code) for name, code in files.items()})
         return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "--strict-markers", "-rA", *options)
 
     return run
@@ -63,28 +64,85 @@ def collected(result):
 LIST = ("--collect-only", "-q", "-rN")
 
 
-# --- the fixture ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.once
-def test_the_backend_is_as_before_after_the_test(inner):
-    code = """
+RIGHT = {
+    "test_the_backend_is_as_before": """
         os.environ["KERAS_CG_BACKEND"] = "torch"
 
         def test_first(cg_backend):
-            pass
+            assert cg_backend == keras_cg.backend() == "numpy"
 
         def test_second():
             assert keras_cg.backend() == "torch"
-    """
-    result = inner(code, "--cg-backends=numpy")
-    result.assert_outcomes(passed=2)
+    """,
+    "test_through_other_fixtures": """
+        @pytest.fixture
+        def model(cg_backend):
+            return cg_backend
+
+        def test_fixture(model):
+            assert model == keras_cg.backend() == "numpy"
+
+        @pytest.mark.usefixtures("cg_backend")
+        @pytest.mark.parametrize("x", [1, 2])
+        def test_marked(x):
+            assert keras_cg.backend() == "numpy"
+    """,
+    "test_left_to_no_backend": """
+        @pytest.mark.cg_backends("torch", "jax")
+        def test_others(cg_backend): pass
+
+        @pytest.mark.cg_backends("jax", "numpy")
+        def test_some(cg_backend): pass
+    """,
+    "test_the_checker": """
+        from keras_cg import testing
+
+        @pytest.fixture
+        def replaced(monkeypatch):
+            monkeypatch.setattr(testing, "assert_gradients", len)
+
+        def test_it(replaced, assert_gradients):
+            assert assert_gradients is len
+    """,
+    "test_the_docstring": pytest_plugin.__doc__.partition("A file of tests:\n")[2],
+}
 
 
 @pytest.mark.once
-def test_by_default_on_all_that_are_installed(inner, all_found):
-    result = inner("def test_it(cg_backend): pass", *LIST)
-    assert collected(result) == [f"test_it[{name}]" for name in ("jax", "numpy", "tensorflow", "torch")]
+def test_the_fixtures(inner):
+    """The backend is active in a test and its fixtures alone; what a marker leaves to no backend is deselected."""
+    result = inner(RIGHT, "--cg-backends=numpy")
+    result.assert_outcomes(passed=8, deselected=2)
+    result.stdout.fnmatch_lines("PASSED *::test_some[[]numpy[]]")
+    result.stdout.fnmatch_lines("keras_cg backends: numpy")
+
+
+MARKED = """
+    pytestmark = pytest.mark.cg_backends("jax", "torch")
+
+    def test_module(cg_backend): pass
+
+    @pytest.mark.cg_backends("torch", "tensorflow")
+    class TestClass:
+        def test_class(self, cg_backend): pass
+
+        @pytest.mark.cg_backends("numpy")
+        def test_method(self, cg_backend): pass
+"""
+
+
+@pytest.mark.once
+def test_by_default_on_all_that_are_installed_and_the_closest_marker_restricts(inner, all_found):
+    """An empty option is none."""
+    result = inner({"test_a": "def test_it(cg_backend): pass", "test_b": MARKED}, "--cg-backends=", *LIST)
+    assert collected(result) == [
+        *(f"test_it[{name}]" for name in ("jax", "numpy", "tensorflow", "torch")),
+        "test_module[jax]",
+        "test_module[torch]",
+        "TestClass::test_class[tensorflow]",
+        "TestClass::test_class[torch]",
+        "TestClass::test_method[numpy]",
+    ]
 
 
 @pytest.mark.once
@@ -99,47 +157,71 @@ def test_one_found_by_default_that_does_not_start_fails_its_tests_alone(inner, a
     assert "pytest_plugin.py" not in said(result) and "During handling" not in said(result)
 
 
-@pytest.mark.once
-def test_works_through_other_fixtures_and_usefixtures(inner):
-    code = """
-        os.environ["KERAS_CG_BACKEND"] = "jax"
-
-        @pytest.fixture
-        def model(cg_backend):
-            return cg_backend
-
-        def test_fixture(model):
-            assert model == keras_cg.backend() == "numpy"
-
-        @pytest.mark.usefixtures("cg_backend")
-        @pytest.mark.parametrize("x", [1, 2])
-        def test_marked(x):
-            assert keras_cg.backend() == "numpy"
-    """
-    result = inner(code, "--cg-backends=numpy")
-    result.assert_outcomes(passed=3)
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    "code",
-    [
+# Files of tests, and what is said of each, which begins with the name of the test.
+REFUSED = {
+    "test_asked_for": (
         "def test_it(request): request.getfixturevalue('cg_backend')",
-        "import unittest\n@pytest.mark.usefixtures('cg_backend')\nclass TestIt(unittest.TestCase):\n"
-        "    def test_it(self): pass",
-    ],
-)
-def test_where_it_cannot_be_parametrised(inner, code):
-    result = inner(code, "--cg-backends=numpy")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
+        "test_it: the fixture `cg_backend` was asked for where a test cannot run once on each",
+        "    usual cause: request.getfixturevalue(), or a method of a unittest.TestCase.",
+        "    remedy: take `cg_backend` as an argument of a test function or of a fixture that it uses.",
+    ),
+    "test_unittest": (
+        """
+        import unittest
+        @pytest.mark.usefixtures('cg_backend')
+        class TestIt(unittest.TestCase):
+            def test_unit(self): pass
+        """,
+        "test_unit: the fixture `cg_backend` was asked for where a test cannot run once on each",
+    ),
+    "test_parameter": (
+        """
+        @pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.cg_backends("jax"))])
+        def test_parameter(x, cg_backend): pass
+        """,
+        "]: the marker cg_backends does not name the backend that this test runs on.",
+        "    usual cause: it stands on one parameter, pytest.param(..., marks=...), or was",
+        "    remedy: put it on a test, a class or a module.",
+    ),
+}
+MARKERS = {
+    "'numpy', 'tf'": "unknown backend 'tf' (from the marker cg_backends of",
+    "['numpy']": "unknown backend ['numpy'] (from the marker cg_backends of",
+    "": "::test_it: the marker cg_backends takes the names of backends, one argument each:"
+    ' @pytest.mark.cg_backends("jax", "torch").',
+    "'numpy', only='jax'": "::test_it: the marker cg_backends takes the names of backends",
+}
+WITHOUT = {
+    "test_alone": "@pytest.mark.cg_backends('numpy')\ndef test_it(): pass",
+    "test_module": "pytestmark = pytest.mark.cg_backends('jax')\ndef test_it(tmp_path): pass",
+    "test_case": """
+        import unittest
+        @pytest.mark.cg_backends('jax')
+        class TestIt(unittest.TestCase):
+            def test_it(self): pass
+    """,
+}
+
+
+@pytest.mark.once
+def test_what_is_refused(inner):
+    """Where a test cannot run once on each, a wrong marker, and a marker without the fixture: one run for all."""
+    code = "@pytest.mark.cg_backends({})\ndef test_it(cg_backend): pass"
+    files = {f"test_marker_{number}": code.format(names) for number, names in enumerate(MARKERS)}
+    files |= {**WITHOUT, **{name: code for name, (code, *_) in REFUSED.items()}}
+    result = inner(files, "--cg-backends=numpy", "--continue-on-collection-errors")
+    result.assert_outcomes(passed=1, failed=1, errors=len(MARKERS) + len(WITHOUT) + 2)
     text = said(result)
-    assert "test_it: the fixture `cg_backend` was asked for where a test cannot run once on each" in text
-    assert "    usual cause: request.getfixturevalue(), or a method of a unittest.TestCase." in text
-    assert "    remedy: take `cg_backend` as an argument of a test function or of a fixture that it uses." in text
+    told = [*MARKERS.values(), *(line for _, *lines in REFUSED.values() for line in lines)]
+    assert [line for line in told if line not in text] == []
+    assert "::test_it). The backends are: jax, numpy, tensorflow, torch." in text
+    for line in (
+        "test_it: the marker cg_backends needs the fixture `cg_backend`, which this test does not",
+        "    what would happen: the test would run once, on whichever backend is active.",
+        "    remedy: take `cg_backend` as an argument of the test, or mark only the tests that do.",
+    ):
+        assert text.count(line) >= len(WITHOUT), line
     assert "pytest_plugin.py" not in text
-
-
-# --- the option ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.once
@@ -148,167 +230,32 @@ def test_the_option_chooses_in_its_order_and_each_once(inner, all_start):
     assert collected(result) == ["test_it[torch]", "test_it[numpy]", "test_it[jax]"]
 
 
-@pytest.mark.once
-def test_an_empty_option_is_none(inner, all_found):
-    assert len(collected(inner("def test_it(cg_backend): pass", "--cg-backends=", *LIST))) == 4
+OPTIONS = {
+    " , ": ("ERROR: --cg-backends= ,  names no backend. The backends are: jax, numpy, tensorflow, torch.",),
+    "numpy,pytorch": (
+        "ERROR: unknown backend 'pytorch' (from --cg-backends). The backends are: jax, numpy, tensorflow, torch. Did"
+        " you mean 'torch'?",
+    ),
+    "jax": (
+        "ERROR: the backend 'jax' (from --cg-backends) needs *jax*, which is not installed.",
+        '    remedy: pip install "keras-cg[[]jax]"*',
+    ),
+    "torch": (
+        "ERROR: the backend 'torch' (from --cg-backends) is installed but does not start:",
+        "    RuntimeError: torch has no device",
+        "    remedy: *",
+    ),
+}
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("names", [",", " , "])
-def test_an_option_that_names_no_backend_fails_the_run(inner, names):
+@pytest.mark.parametrize("names", OPTIONS)
+def test_an_option_that_fails_the_run(inner, all_found, pytester, names):
+    pytester.makeconftest("import sys; sys.modules['jax'] = None")
     result = inner("def test_it(): pass", f"--cg-backends={names}")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = [line for line in result.stderr.lines if line]
-    assert line == (f"ERROR: --cg-backends={names} names no backend. The backends are: jax, numpy, tensorflow, torch.")
-
-
-@pytest.mark.once
-def test_an_unknown_backend_fails_the_run(inner):
-    result = inner("def test_it(): pass", "--cg-backends=numpy,pytorch")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (line,) = [line for line in result.stderr.lines if line]
-    assert line == (
-        "ERROR: unknown backend 'pytorch' (from --cg-backends). The backends are: jax, numpy, tensorflow, torch."
-        " Did you mean 'torch'?"
-    )
-
-
-@pytest.mark.once
-def test_a_backend_that_is_not_installed_fails_the_run(inner, pytester):
-    pytester.makeconftest("import sys; sys.modules['jax'] = None")
-    result = inner("def test_it(): pass", "--cg-backends=jax")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        [
-            "ERROR: the backend 'jax' (from --cg-backends) needs *jax*, which is not installed.",
-            '    remedy: pip install "keras-cg[[]jax]"*',
-        ]
-    )
-
-
-@pytest.mark.once
-def test_a_backend_that_does_not_start_fails_the_run(inner, all_found):
-    result = inner("def test_it(): pass", "--cg-backends=jax")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        [
-            "ERROR: the backend 'jax' (from --cg-backends) is installed but does not start:",
-            "    RuntimeError: jax has no device",
-            "    remedy: *",
-        ]
-    )
-
-
-# --- the marker ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.once
-def test_the_closest_marker_restricts(inner, all_found):
-    code = """
-        pytestmark = pytest.mark.cg_backends("jax", "torch")
-
-        def test_module(cg_backend): pass
-
-        @pytest.mark.cg_backends("torch", "tensorflow")
-        class TestClass:
-            def test_class(self, cg_backend): pass
-
-            @pytest.mark.cg_backends("numpy")
-            def test_method(self, cg_backend): pass
-    """
-    result = inner(code, *LIST)
-    assert collected(result) == [
-        "test_module[jax]",
-        "test_module[torch]",
-        "TestClass::test_class[tensorflow]",
-        "TestClass::test_class[torch]",
-        "TestClass::test_method[numpy]",
-    ]
-
-
-@pytest.mark.once
-def test_what_is_left_to_no_backend_is_deselected(inner):
-    code = """
-        @pytest.mark.cg_backends("torch", "jax")
-        def test_others(cg_backend): pass
-
-        @pytest.mark.cg_backends("jax", "numpy")
-        def test_some(cg_backend): pass
-    """
-    result = inner(code, "--cg-backends=numpy")
-    result.assert_outcomes(passed=1, deselected=2)
-    result.stdout.fnmatch_lines("PASSED *::test_some[[]numpy[]]")
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("names", ["'numpy', 'tf'", "['numpy']"])
-def test_an_unknown_name_in_a_marker_is_an_error_of_collection(inner, names):
-    result = inner(f"@pytest.mark.cg_backends({names})\ndef test_it(cg_backend): pass", "--cg-backends=numpy")
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.assert_outcomes(errors=1)
-    wrong = "'tf'" if "tf" in names else names
-    assert f"unknown backend {wrong} (from the marker cg_backends of test_" in said(result)
-    assert "::test_it). The backends are: jax, numpy, tensorflow, torch." in said(result)
-    assert "pytest_plugin.py" not in said(result)
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("marker", ["cg_backends", "cg_backends()", "cg_backends('numpy', only='jax')"])
-def test_a_marker_without_names(inner, marker):
-    result = inner(f"@pytest.mark.{marker}\ndef test_it(cg_backend): pass", "--cg-backends=numpy")
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    message = (
-        "::test_it: the marker cg_backends takes the names of backends, one argument each:"
-        ' @pytest.mark.cg_backends("jax", "torch").'
-    )
-    assert message in said(result)
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    "code",
-    [
-        "@pytest.mark.cg_backends('numpy')\ndef test_it(): pass",
-        "pytestmark = pytest.mark.cg_backends('jax')\ndef test_it(tmp_path): pass",
-        "import unittest\n@pytest.mark.cg_backends('jax')\nclass TestIt(unittest.TestCase):\n"
-        "    def test_it(self): pass",
-    ],
-)
-def test_a_marker_without_the_fixture(inner, code):
-    result = inner(code, "--cg-backends=numpy")
-    result.assert_outcomes(errors=1)
-    assert "::test_it: the marker cg_backends needs the fixture `cg_backend`, which this test does not" in said(result)
-    assert "    what would happen: the test would run once, on whichever backend is active." in said(result)
-    assert "    remedy: take `cg_backend` as an argument of the test, or mark only the tests that do." in said(result)
-
-
-@pytest.mark.once
-def test_a_marker_on_a_parameter(inner):
-    code = """
-        @pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.cg_backends("jax"))])
-        def test_it(x, cg_backend): pass
-    """
-    result = inner(code, "--cg-backends=numpy")
-    result.assert_outcomes(passed=1, errors=1)
-    assert "]: the marker cg_backends does not name the backend that this test runs on." in said(result)
-    assert "    usual cause: it stands on one parameter, pytest.param(..., marks=...), or was" in said(result)
-    assert "    remedy: put it on a test, a class or a module." in said(result)
-
-
-# --- the checker ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.once
-def test_the_assertion_is_that_of_the_checker(inner):
-    code = """
-        from keras_cg import testing
-
-        testing.assert_gradients = lambda f: f
-
-        def test_it(assert_gradients):
-            assert assert_gradients is testing.assert_gradients
-    """
-    inner(code, "--cg-backends=numpy").assert_outcomes(passed=1)
+    result.stderr.fnmatch_lines([*OPTIONS[names]])
+    assert len([line for line in result.stderr.lines if line]) == len(OPTIONS[names])
 
 
 @pytest.mark.side_by_side
@@ -343,21 +290,6 @@ def test_each_backend_is_active_where_a_right_rule_passes_and_a_wrong_one_is_dia
         result.stdout.fnmatch_lines([f"E * {name}: failed", "E * diagnosis: *upstream*"])
     # The report, and the line of the test that asked for it; nothing of the checker itself.
     assert "keras_cg/" not in said(result)
-
-
-@pytest.mark.once
-def test_the_example_of_the_docstring_runs(inner):
-    example = textwrap.dedent(pytest_plugin.__doc__.partition("A file of tests:\n")[2])
-    inner(example, "--cg-backends=numpy").assert_outcomes(passed=1)
-
-
-# --- manners -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.once
-def test_the_header_names_the_backends_that_were_asked_for(inner):
-    inner("", "--cg-backends=numpy").stdout.fnmatch_lines("keras_cg backends: numpy")
-    assert "keras_cg backends" not in said(inner(""))
 
 
 @pytest.mark.once
@@ -397,7 +329,9 @@ def test_a_run_that_does_not_ask_for_it_imports_nothing(bare):
         def test_it(x, tmp_path):
             assert "_keras_cg" in loaded() and not {"keras_cg", "numpy"} & loaded()
     """
-    bare(code).assert_outcomes(passed=1)
+    result = bare(code)
+    result.assert_outcomes(passed=1)
+    assert "keras_cg backends" not in said(result)  # no header
 
 
 @pytest.mark.once
