@@ -153,7 +153,7 @@ def status(rule, kind=None, **options):
 
 
 def test_a_sample_of_faults_is_found(backend):
-    pairs = [(name, kind) for name in DOZEN for kind in HALF_A_DOZEN] if backend == "numpy" else FEW
+    pairs = [(name, kind) for name in DOZEN[::2] for kind in HALF_A_DOZEN] if backend == "numpy" else FEW
     planted = [
         (name, kind) for name, kind in pairs if truth.counts(RULES[name], faults.KINDS[kind], RULES[name].arrays(0))
     ]

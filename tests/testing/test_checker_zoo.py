@@ -12,13 +12,11 @@ from conformance import zoo
 from keras_cg import config
 from keras_cg.testing import check_gradients
 
-# How many seeds each rule is checked with, where `--checker-seeds` does not say: what they cost differs.
-SEEDS = {"numpy": 5}
-
 
 @pytest.fixture
 def seeds(request, backend):
-    return range(request.config.getoption("checker_seeds") or SEEDS.get(backend, 1))
+    """How many, `--checker-seeds` may say; on NumPy they cost little."""
+    return range(request.config.getoption("checker_seeds") or (2 if backend == "numpy" else 1))
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +62,7 @@ def test_a_rule_without_elements_is_undecided(backend):
     assert reasons == ["the output has no elements to compare"] and not report
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_right_rules_pass(backend, name, seeds):
+def assert_passes(backend, name, seeds):
     rule = zoo.ZOO[name]
     for seed in seeds:
         report = check(rule, seed=seed, compiled=seed == 0)
@@ -76,6 +73,25 @@ def test_right_rules_pass(backend, name, seeds):
             assert all(each.reason.startswith(reason) for each in kept), report
         else:
             assert not kept and report, (seed, str(report))
+
+
+# A dozen rules on every backend, and the rest where nothing is compiled.
+@pytest.mark.parametrize("name", [name for name in RULES if name in zoo.DOZEN])
+def test_right_rules_pass(backend, name, seeds):
+    assert_passes(backend, name, seeds)
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.parametrize("name", [name for name in RULES if name not in zoo.DOZEN])
+def test_all_other_right_rules_pass(backend, name, seeds):
+    assert_passes(backend, name, seeds)
+
+
+@pytest.mark.thorough
+@pytest.mark.only("jax", "torch", "tensorflow")
+@pytest.mark.parametrize("name", [name for name in RULES if name not in zoo.DOZEN])
+def test_right_rules_pass_where_they_are_compiled(backend, name, seeds):
+    assert_passes(backend, name, seeds)
 
 
 @pytest.mark.only("numpy")
