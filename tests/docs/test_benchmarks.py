@@ -293,43 +293,21 @@ def test_the_page_is_what_the_figures_give():
 def test_every_target_is_judged():
     results = json.loads(report.FIGURES.read_text(encoding="utf-8"))
     assert set(results["backends"]) == {path.stem for path in ROOT.glob("keras_cg/backends/[a-z]*")}
-    judged = " | ".join(f"{target.what} {target.limit}" for target in report.targets(results))
+    targets = report.targets(results)
+    assert len(targets) == 51
+    judged = " | ".join(f"{target.what} {target.limit}" for target in targets)
     for part in (
         "torch, log1pexp, 8 numbers: gradient of the sum ≤ 1.4 × hand-written",
-        "torch, log1pexp, 8 numbers: forward and backward, upstream given ≤ 1.4 × hand-written",
-        "torch, log1pexp, 8 numbers: forward and backward, upstream given ≤ 1.3 × keras.ops",
-        "torch, two in two out in a nest: forward and backward, upstream given ≤ 1.6 × hand-written",
-        "torch, log1pexp, 8 numbers: call of constants ≤ 1.0 × keras.ops",
         "torch, log1pexp, 8 numbers: call in no_grad ≤ f alone + 1.5 µs",
-        "torch, log1pexp, 8 numbers: call in no_grad ≤ 0.7 × keras.ops",
+        "torch, log1pexp, 8 numbers: call of constants ≤ 1.0 × keras.ops",
         "torch, a chain of 1,000 calls, 8 numbers: gradient of the sum ≤ 1.4 × hand-written",
         "torch, the digits network: one training step ≤ 1.1 × hand-written",
-        "torch, second order of log1pexp(x)², 8 numbers: gradient of the gradient ≤ 1.6 × hand-written",
-        "torch, log1pexp, 8 numbers: aot_eager, forward and backward ≤ 1.1 × hand-written",
         "torch, log1pexp, 8 numbers: inductor, forward and backward ≤ 1.1 × hand-written",
-        "torch, a chain of 100 calls, 8 numbers: Dynamo and AOT, aot_eager ≤ 1.5 × hand-written",
-        "jax, log1pexp, 8 numbers: gradient of the sum ≤ 1.2 × hand-written",
-        "jax, a chain of 1,000 calls, 8 numbers: trace and lower, jax.jit ≤ 1.25 × hand-written",
         "jax, log1pexp, 8 numbers: jax.jit, forward and backward ≤ 1.03 × hand-written",
-        "jax, log1pexp, 8 numbers: call outside any transform ≤ 0.2 × keras.ops",
         "tensorflow, log1pexp, 8 numbers: gradient of the sum ≤ 1.05 × native decorator",
-        "tensorflow, log1pexp, 8 numbers: tf.function, forward and backward ≤ 1.03 × hand-written",
-        "tensorflow, log1pexp, 8 numbers: jit_compile, forward and backward ≤ 1.03 × hand-written",
-        "tensorflow, log1pexp, 8 numbers: call without a tape ≤ 0.5 × native decorator",
-        "tensorflow, a chain of 100 calls, 8 numbers: trace, tf.function ≤ 1.1 × hand-written",
         "numpy, log1pexp, 8 numbers: call of plain arrays ≤ 1.6 × hand-written",
-        "numpy, log1pexp, 8 numbers: forward and backward, upstream given ≤ 1.6 × hand-written",
-        "numpy, a chain of 1,000 calls, 8 numbers: gradient of the sum ≤ 2.5 × hand-written",
         "a nest of 1,000 leaves: forward and backward, upstream given ≤ 1.3 × hand-written",
         "bytes held = hand-written",
-        "`import keras_cg` ≤ 0.05 × `import keras`",
         "`import keras_cg` ≤ `import numpy` + 60 ms",
     ):
         assert part in judged
-
-
-def test_nox_has_the_session():
-    sessions = {node.name: node for node in ast.parse((ROOT / "noxfile.py").read_text()).body if hasattr(node, "body")}
-    assert 'run_shared(session, "python", "-m", "benchmarks"' in ast.unparse(sessions["bench"]).replace("'", '"')
-    # It takes the machine for itself, so nobody gets it unasked.
-    assert "default=False" in ast.unparse(sessions["bench"].decorator_list[0])
