@@ -11,6 +11,7 @@ from scipy import special
 import keras_cg
 from keras_cg import config, ops, recipes
 from keras_cg.recipes import callback, frameworks
+from keras_cg.recipes.callback import host
 from keras_cg.recipes.callback.host import Host
 from keras_cg.testing import assert_gradients
 
@@ -323,12 +324,14 @@ def test_a_function_that_is_gone(backend):
 
 
 def test_nothing_is_kept(backend):
+    before = {*host._registered}
     f = recipes.from_numpy(lambda x: x * 1, seven)
     gradient(f)(tensor(X))
     last = weakref.ref(f)
+    assert {*host._registered} > before
     del f
     gc.collect()
-    assert last() is None
+    assert last() is None and {*host._registered} == before
 
 
 def lines(call, error):

@@ -443,7 +443,7 @@ def test_nests_and_names(backend):
         kwargs={"scale": V + 5},
         **QUICK,
     )
-    assert [each.argument for each in report.cell(backend)] == [
+    assert [each.argument for each in report.cell(backend, "first order")] == [
         *("x", "params['b']", "params['w']", "pair.left", "pair.right", "scale")
     ]
     assert found(report, "failed") == {
