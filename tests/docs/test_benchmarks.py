@@ -18,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 # Behind what is installed: `keras_cg` is the one under test.
 sys.path.append(str(ROOT))
 
-from benchmarks import __main__ as command  # noqa: E402
 from benchmarks import measure, networks, reasons, report, tasks, worker  # noqa: E402
 from benchmarks.measure import ALONE, BY_HAND, OURS  # noqa: E402
 
@@ -102,26 +101,6 @@ def test_the_frames_of_a_call_are_counted_and_explained():
     assert math.isclose(sum(share for _, share in packages.values()), 1)
 
 
-def test_frames_that_cost_less_are_told_together(monkeypatch):
-    monkeypatch.setattr(measure, "DEAREST", 1)
-    found = measure.profile(Work, seconds=0.01, package="tests")
-    functions, count, _ = found["others"]
-    assert functions == (1 if sys.version_info >= (3, 12) else 2)
-    assert found["frames"][0]["count"] + count == functions + 3
-
-
-def test_what_is_imported_is_told_by_package(monkeypatch):
-    found = {"numpy": 0.5, "numpy.linalg": 0.25, "json": 0.125, "keras_cg.nest": 1.0, "site": 4.0}
-    monkeypatch.setattr(command, "own_times", lambda code: {"site": 4.0} if code == "pass" else found)
-    assert command.packages() == [("keras_cg", 1, 1.0), ("numpy", 2, 0.75), ("standard library", 1, 0.125)]
-
-
-def test_the_interpreter_tells_what_a_module_takes():
-    times = command.own_times("import json")
-    assert {"json", "json.decoder", "encodings"} <= set(times)
-    assert 0 < times["json.decoder"] < 1
-
-
 def test_every_reason_is_that_of_a_function():
     for function in reasons.WHY:
         assert callable(pkgutil.resolve_name(function)), f"{function}: it is gone, and so should be its reason"
@@ -132,47 +111,12 @@ def test_every_reason_is_that_of_a_function():
     assert reasons.why("keras_cg.ops:is_tensor", "") == ""
 
 
-def test_the_page_tells_the_frames_of_what_misses_its_target():
-    def line(workload, measure):
-        profile = {
-            "packages": [("keras_cg", 1203, 0.25), ("torch", 4.5, 0.75)],
-            "frames": [{"function": "keras_cg.call:plain", "count": 1000, "share": 0.2, "doc": "Why | not."}],
-            "others": [7, 203, 0.05],
-        }
-        by_hand = {"packages": [("torch", 6, 1.0)], "frames": [], "others": [0, 0, 0]}
-        return {"workload": workload, "measure": measure, "contestants": {OURS: profile, BY_HAND: by_hand}}
-
-    def timed(workload, measure, ratio):
-        found = {OURS: {"time": [1.0] * 3}, BY_HAND: {"time": [1.0] * 3, "ratio": [ratio] * 3}}
-        return {"workload": workload, "measure": measure, "contestants": found}
-
-    second, chain = "second order of log1pexp(x)², 8 numbers", "a chain of 100 calls, 8 numbers"
-    lines = [timed(second, "m", 1.5), timed(chain, "Dynamo and AOT", 1.6)]
-    frames = [line(second, "m"), line("a chain of 10 calls, 8 numbers", "Dynamo and AOT")]
-    shown = report._frames({"backends": {"torch": {"lines": lines, "frames": frames}}, "imports": None})
-    assert f"| torch, {second}: m | 1,203 | 25% | 1,207.5 | 6 |" in shown
-    assert [each for each in shown if each.startswith("#")] == [
-        "### `torch`, a chain of 10 calls, 8 numbers: Dynamo and AOT"
-    ]
-    assert "| `plain` | `keras_cg.call` | 1,000 | 20% | Why \\| not. |" in shown
-    assert "| 7 more |  | 203 | 5% |  |" in shown
-    assert [report.percent(share) for share in (0.0, 0.0004, 0.009, 0.012)] == ["0%", "0.0%", "0.9%", "1%"]
-
-
 def test_every_frame_on_the_page_has_its_reason():
     results = json.loads(report.FIGURES.read_text(encoding="utf-8"))
     for found in results["backends"].values():
         for line in found.get("frames", []):
             for frame in line["contestants"][OURS]["frames"]:
                 assert reasons.why(frame["function"], frame["doc"]), f"{frame['function']}: a line in reasons.py"
-
-
-def test_steps_in_a_second():
-    assert (
-        report.per_second({"time": [0.001, 0.002, 0.003], "ratio": [1.0, 1.5, 2.0]}) == "500 /s (1.50 (1.00 to 2.00))"
-    )
-    assert report.per_second({"time": [0.1, 0.3, 0.4]}) == "3.33 /s"
-    assert report.per_second({"says": "wrong"}) == "wrong"
 
 
 @pytest.mark.parametrize(("factor", "word"), [(1, None), (7, "wrong")])
@@ -235,19 +179,6 @@ def test_nobody_is_wrong_on_numpy(workload):
         make = bench.kit.gradient if any(workload is each for each in NETWORKS) else None
         words = {name: each for name, each in bench.checked(workload, make).items() if isinstance(each, str)}
     assert words == {measure.KERAS: "warns that it has no gradient", measure.NATIVE: "autograd has none"}
-
-
-def test_a_line_that_was_not_asked_for_is_neither_checked_nor_timed(monkeypatch):
-    monkeypatch.setattr(measure, "compare", lambda programs, rounds: {"contestants": list(programs)})
-    with keras_cg.use_backend("numpy"):
-        bench = numpy_bench()
-        bench.only = "in a nest: call"
-        bench.kit.log1pexp = lambda: pytest.fail("nobody asked for it")
-        for measures in (bench.eager, bench.steady, bench.tracing):
-            measures()
-    assert [(each["workload"], each["measure"]) for each in bench.lines] == [
-        ("two in two out in a nest", "call of plain arrays")
-    ]
 
 
 def numpy_bench():

@@ -278,12 +278,6 @@ def test_fixed_point_that_does_not_converge_is_nan(backend):
     assert np.isnan(found(keras_cg.grad(lambda a: 1e-9 * solve(solution, a))(a))).all()
 
 
-def test_fixed_point_at_zero(backend):
-    solve = recipes.fixed_point(lambda z, a: a * z, steps=30)
-    z0, a = map(tensor, ([3.0], [0.5]))
-    np.testing.assert_allclose(found(solve(z0, a)), 0, atol=1e-8)
-
-
 @pytest.mark.parametrize("nested", [False, True], ids=["batch", "nest"])
 def test_fixed_point_does_not_hide_a_small_one_behind_a_large_one(eager, backend, nested):
     """z = a z + b, of which the large one is there at once, and the small one after many steps."""

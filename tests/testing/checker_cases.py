@@ -6,6 +6,7 @@ from keras_cg import config, custom_gradient
 from keras_cg.testing import arrays
 
 V = np.array([0.7, -1.2, 0.4], np.float32)
+WIDE = np.array([0.7, -1.2, 0.4])
 W = np.array([[0.5, -1.1, 0.2], [0.9, 0.4, -0.7], [-0.3, 0.8, 1.2]], np.float32)
 X = np.array([[0.7, -1.2, 0.4], [1.1, 0.3, -0.8], [-0.5, 0.9, 1.4], [0.6, -0.2, 1.3]], np.float32)
 

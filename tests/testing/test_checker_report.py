@@ -8,7 +8,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from checker_cases import QUICK, V, X, assert_passed, derived, first, upstream_for
+from checker_cases import QUICK, WIDE, V, X, assert_passed, derived, first, upstream_for
 
 import keras_cg
 from keras_cg import config, custom_gradient, ops
@@ -288,7 +288,7 @@ def test_a_reference_cycle(backend):
 @pytest.mark.parametrize("rule", [lambda s: (s, s), lambda s: (2 * s, 2 * s)], ids=["one tensor", "two"])
 def test_a_gradient_of_two_arguments_is_freed(backend, rule):
     f = custom_gradient(lambda x, y: (ops.exp(x + y), lambda u: rule(u * ops.exp(x + y))))
-    told = first(check_gradients(f, V, V + 2, **QUICK), "memory")
+    told = first(check_gradients(f, WIDE, WIDE + 2, **QUICK), "memory")
     assert told.status == "passed", told
 
 
@@ -586,11 +586,11 @@ def test_a_value_that_is_none(backend):
     def raising(x):
         raise ZeroDivisionError("no such number")
 
-    finding = first(check_gradients(derived(lambda x: x**3, lambda x: 3 * x**2), V, value=raising, **QUICK), "value")
+    finding = first(check_gradients(derived(lambda x: x**3, lambda x: 3 * x**2), WIDE, value=raising, **QUICK), "value")
     assert finding.status == "failed"
     assert finding.reason.startswith("`value` raised ZeroDivisionError: no such number; at test_checker_report.py:")
     with pytest.raises(ValueError, match="check_gradients") as caught:
-        check_gradients(derived(lambda x: x**3, lambda x: 3 * x**2), V, value=lambda x: ops.sum(x))
+        check_gradients(derived(lambda x: x**3, lambda x: 3 * x**2), WIDE, value=lambda x: ops.sum(x))
     assert str(caught.value).splitlines()[1:3] == ["    got: [()]", "    expected: [(3,)]"]
     with pytest.raises(ValueError, match="value=3 is not a function"):
-        check_gradients(derived(lambda x: x**3, lambda x: 3 * x**2), V, value=3)
+        check_gradients(derived(lambda x: x**3, lambda x: 3 * x**2), WIDE, value=3)

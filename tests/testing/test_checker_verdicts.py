@@ -9,6 +9,7 @@ import pytest
 from checker_cases import (
     EAGER,
     QUICK,
+    WIDE,
     V,
     assert_finding,
     assert_passed,
@@ -315,7 +316,7 @@ def test_single_precision_inside(backend, f, dtype):
 
 @pytest.mark.parametrize("f", [root_mean_square, narrow_tanh])
 def test_half_precision_inside(backend, f):
-    report = check_gradients(f("float16"), V, **EAGER)
+    report = check_gradients(f("float16"), WIDE, **EAGER)
     assert report.status == "undecided", report
     finding = first(report)
     told = "the function computes inside in half precision, lower than that of its arguments: "
@@ -325,7 +326,7 @@ def test_half_precision_inside(backend, f):
 @pytest.mark.parametrize(("factor", "said"), [(0.5, "a factor of 1/2"), (2.0, "a factor of 2")])
 @pytest.mark.parametrize("f", [root_mean_square, narrow_tanh])
 def test_a_fault_above_half_precision(backend, f, factor, said):
-    finding = first(check_gradients(f("float16", factor), V, **QUICK))
+    finding = first(check_gradients(f("float16", factor), WIDE, **QUICK))
     assert (finding.status, finding.diagnosis, finding.tolerance) == ("failed", said, 2e-2)
 
 
@@ -338,7 +339,7 @@ def test_bfloat16_inside(backend):
 
         return custom_gradient(f)
 
-    right, wrong = (check_gradients(rounded_tanh(factor), V, **QUICK) for factor in (1.0, 2.0))
+    right, wrong = (check_gradients(rounded_tanh(factor), WIDE, **QUICK) for factor in (1.0, 2.0))
     assert right.status == "undecided", right
     assert (first(wrong).status, first(wrong).diagnosis, first(wrong).tolerance) == ("failed", "a factor of 2", 1e-1)
 
@@ -346,17 +347,17 @@ def test_bfloat16_inside(backend):
 def test_a_rule_that_only_rounds_is_not_detached(backend):
     narrow = lambda x: cast(cast(x, "float32"), config.active.dtype(x))
     f = custom_gradient(lambda x: (x**3, lambda u: narrow(3 * x * x * u)))
-    assert check_gradients(f, V, **EAGER)
+    assert check_gradients(f, WIDE, **EAGER)
 
 
 NORMAL = np.random.default_rng(0).normal(size=6)
 ROUNDING = {
-    "cancellation": (derived(lambda x: (1e6 + x) ** 2 - 1e12, lambda x: 2 * (1e6 + x)), V),
+    "cancellation": (derived(lambda x: (1e6 + x) ** 2 - 1e12, lambda x: 2 * (1e6 + x)), WIDE),
     "saturated": (
         derived(lambda x: ops.tanh(x), lambda x: 1 - ops.tanh(x) ** 2),
         30 * NORMAL,
     ),
-    "fast sine": (derived(lambda x: ops.sin(1e6 * x), lambda x: 1e6 * ops.cos(1e6 * x)), V),
+    "fast sine": (derived(lambda x: ops.sin(1e6 * x), lambda x: 1e6 * ops.cos(1e6 * x)), WIDE),
 }
 
 
@@ -385,12 +386,12 @@ def test_rounding_is_no_fault(backend, name, dtype):
 
 def test_one_argument_without_elements(backend):
     f = custom_gradient(lambda x, y: (x * x, lambda u: (2 * u * x, 0 * y)))
-    report = check_gradients(f, V, np.zeros((0, 3)), **EAGER)
+    report = check_gradients(f, WIDE, np.zeros((0, 3)), **EAGER)
     assert {(each.argument, each.reason) for each in findings(report, "undecided")} == {
         ("y", "it has no elements to compare")
     }
     with pytest.raises(AssertionError, match="has no elements to compare"):
-        assert_gradients(f, V, np.zeros((0, 3)), **QUICK)
+        assert_gradients(f, WIDE, np.zeros((0, 3)), **QUICK)
 
 
 RIGHT = {
@@ -512,33 +513,21 @@ def test_shapes(backend, shape):
             assert first(report).diagnosis == "a factor of 5"
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "complex64", "complex128"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "complex64", "complex128"])
 def test_dtypes(backend, dtype):
-    x = V.astype(dtype) * (1 + 0.5j if dtype.startswith("complex") else 1)
-    x = x.astype(dtype)
-    conj = ops.conj if dtype.startswith("complex") else lambda x: x
+    if (backend, dtype) == ("numpy", "bfloat16"):
+        return  # NumPy has none
+    is_complex = dtype.startswith("complex")
+    x = config.active.cast(config.active.asarray(V), dtype) if dtype == "bfloat16" else V.astype(dtype)
+    x = (x * (1 + 0.5j)).astype(dtype) if is_complex else x
+    conj = ops.conj if is_complex else lambda x: x
     for factor in (1, 1.25):
         f = custom_gradient(lambda x, factor=factor: (x * x, lambda u: factor * 2 * u * conj(x)))
         report = check_gradients(f, x, compiled=False)
-        finding = first(report)
-        assert finding.tolerance == 1e-6
         if factor == 1:
             assert_passed(report)
         else:
-            assert finding.diagnosis == "a factor of 1.25"
-
-
-@pytest.mark.only("jax", "torch", "tensorflow")
-def test_bfloat16(backend):
-    active = config.active
-    x = active.cast(active.asarray(V), "bfloat16")
-    for factor in (1, 1.25):
-        f = custom_gradient(lambda x, factor=factor: (x * x, lambda u: factor * 2 * u * x))
-        report = check_gradients(f, x, compiled=False)
-        if factor == 1:
-            assert_passed(report)
-        else:
-            assert first(report).diagnosis == "a factor of 1.25"
+            assert_finding(first(report), diagnosis="a factor of 1.25", tolerance=1e-6)
 
 
 @pytest.mark.parametrize("container", ["dict", "list"])
@@ -549,7 +538,7 @@ def test_a_nest_is_compiled(backend, container):
         rule = lambda u: (u * y, u * x)
         return x * y, lambda u: dict(zip(("x", "y"), rule(u), strict=True)) if container == "dict" else list(rule(u))
 
-    given = {"x": V, "y": V + 2} if container == "dict" else [V, V + 2]
+    given = {"x": WIDE, "y": WIDE + 2} if container == "dict" else [WIDE, WIDE + 2]
     report = check_gradients(f, given, order=1, modes=("reverse",))
     assert report, report
     assert first(report, "compiled").status == ("skipped" if backend == "numpy" else "passed")
@@ -609,8 +598,8 @@ def test_a_declared_rule_for_an_upstream_of_any_size(backend):
     right = lambda u: ops.clip(u, -1, 1)
     wrong = lambda u: ops.where(ops.abs(u) < 1e-8, 0 * u, right(u))
     declared = {"expected": lambda x, upstream: right(upstream), **QUICK}
-    assert check_gradients(custom_gradient(lambda x: (x * 1, right)), V, **declared)
-    report = check_gradients(custom_gradient(lambda x: (x * 1, wrong)), V, **declared)
+    assert check_gradients(custom_gradient(lambda x: (x * 1, right)), WIDE, **declared)
+    report = check_gradients(custom_gradient(lambda x: (x * 1, wrong)), WIDE, **declared)
     (finding,) = findings(report, "failed")
     assert finding.reason == "the gradient differs from the declared one for an upstream of tiny or huge size"
 
@@ -618,9 +607,9 @@ def test_a_declared_rule_for_an_upstream_of_any_size(backend):
 def test_a_declared_rule_that_is_not_linear_and_detached(backend):
     """It gives what was declared, and its derivative by upstream is zero."""
     declared = {"expected": lambda x, upstream: ops.clip(upstream, -1, 1), **QUICK}
-    assert check_gradients(custom_gradient(lambda x: (x * 1, lambda u: ops.clip(u, -1, 1))), V, **declared)
+    assert check_gradients(custom_gradient(lambda x: (x * 1, lambda u: ops.clip(u, -1, 1))), WIDE, **declared)
     detached = custom_gradient(lambda x: (x * 1, lambda u: ops.clip(ops.stop_gradient(u), -1, 1)))
-    (finding,) = findings(check_gradients(detached, V, **declared), "failed")
+    (finding,) = findings(check_gradients(detached, WIDE, **declared), "failed")
     assert (finding.check, finding.argument) == ("linearity", "x")
     assert finding.reason == "the derivative of the rule by upstream is zero, but that of the declared rule is not"
     assert finding.diagnosis == (
@@ -634,7 +623,7 @@ def test_the_derivative_by_upstream_of_other_declared_rules(backend):
     numbers = lambda u: config.active.asarray(np.clip(config.active.to_numpy(u), -1, 1))
     for rule, expected in zip(rules, (rules[0], rules[1], numbers), strict=True):
         f = custom_gradient(lambda x, rule=rule: (x * 1, rule))
-        report = check_gradients(f, V, expected=lambda x, upstream, expected=expected: expected(upstream), **QUICK)
+        report = check_gradients(f, WIDE, expected=lambda x, upstream, expected=expected: expected(upstream), **QUICK)
         assert report, report
 
 
