@@ -129,6 +129,12 @@ HERMITIAN = np.array([[4.0, 1 + 2j], [1 - 2j, 5.0]])
 
 COMPLEX = {
     "cholesky": (lambda z: ops.linalg.cholesky(z), np.linalg.cholesky, HERMITIAN, np.array([[1, 1j], [-1j, 2]])),
+    "upper cholesky": (
+        lambda z: ops.linalg.cholesky(z, upper=True),
+        lambda z: np.conj(np.linalg.cholesky(z)).T,
+        HERMITIAN,
+        np.array([[1, 1j], [-1j, 2]]),
+    ),
     "det": (lambda z: ops.linalg.det(z), np.linalg.det, SQUARE, np.array([[1, 1j], [-1j, 2j]])),
     "slogdet": (lambda z: ops.linalg.slogdet(z).sign, lambda z: np.linalg.slogdet(z).sign, SQUARE, SQUARE * 1j),
     "pinv": (lambda z: ops.linalg.pinv(z), np.linalg.pinv, TALL, np.array([[1, 1j], [-1j, 2], [1, 1j]])),
@@ -254,3 +260,8 @@ def test_forward_mode_of_complex_powers(backend):
     ):
         _, tangent = keras_cg.jvp(lambda y, f=function: ops.imag(f(y)), (tensor([2.0]),), (tensor([1.0]),))
         np.testing.assert_allclose(plain(tangent), [expected.imag], rtol=1e-9, err_msg=name)
+
+
+@pytest.mark.only("numpy")
+def test_the_sign_of_a_complex_zero_has_a_finite_gradient(backend):
+    assert np.isfinite(grad(lambda t: ops.sum(ops.real(ops.sign(t * (1 + 1j)))))(tensor([0.0]))).all()
