@@ -66,18 +66,12 @@ BY_FILE = ("--numprocesses=2", "--dist=loadfile")
 
 # The tests that touch a framework: those for every backend, and those for one.
 EVERYWHERE = [f"tests/test_{name}.py" for name in ("conventions", "returns", "captured")]
+EVERYWHERE += ["tests/orders/test_how_often_it_runs.py", "tests/transforms/test_every_framework.py"]
 TOUCHING = {
-    backend: sorted(
-        map(
-            str,
-            [
-                *pathlib.Path("tests/transforms").glob(f"test_{backend}*.py"),
-                *pathlib.Path("tests").glob(f"test_memory_{backend}.py"),
-            ],
-        )
-    )
-    for backend in BACKENDS
+    backend: sorted(map(str, pathlib.Path("tests/transforms").glob(f"test_{backend}_*.py"))) for backend in BACKENDS
 }
+for backend in ("tensorflow", "torch"):
+    TOUCHING[backend].append(f"tests/test_memory_{backend}.py")
 # Columns that have another release of the framework than every other: there the framework's own tests run as well, and
 # a dozen rules of the zoo.
 OTHERS = {
@@ -90,7 +84,7 @@ CASES = [
     (COLUMNS["3.12"][0], "jax", "3.12"),
     *[(COLUMNS["oldest"][0], backend, "oldest") for backend in ("jax", "numpy", "tensorflow", "torch")],
 ]
-WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("layers", "objects")]
+WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("layers", "variables", "wrappers")]
 # A session of `nox -t all`, and one in the environment of `frameworks`.
 REST = {"tags": ["all"], "default": False}
 SHARED = {"venv_backend": "none", "requires": ["frameworks"]}
@@ -348,8 +342,7 @@ def power(session: nox.Session) -> None:
 
     `--minutes 3` measures a sample, so long for each backend and part; `--work FOLDER` goes on where it was stopped.
     """
-    environment = {**ENVIRONMENT, "PYTHONPATH": "tests"}
-    run_shared(session, "python", "-m", "power.report", *session.posargs, env=environment)
+    run_shared(session, "python", "-m", "benchmarks.checker.report", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(**SHARED, default=False)

@@ -28,7 +28,7 @@ def pytest_collection_finish():
 def pytest_addoption(parser):
     parser.addoption("--backends", default="", help="the backends to test, with commas between; default: all installed")
     parser.addoption("--every-mode", action="store_true", help="all tests in every mode, whatever files choose")
-    parser.addoption("--checker-seeds", type=int, help="seeds for each rule of the zoo in test_checker_zoo.py")
+    parser.addoption("--checker-seeds", type=int, help="seeds for each rule of the zoo in testing/test_checker_zoo.py")
     parser.addoption("--dozen", action="store_true", help="of the zoo, only a dozen rules that differ in kind")
     parser.addoption("--conformance-report", default="", help="a JSON file for what each rule of the zoo did")
 

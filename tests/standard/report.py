@@ -18,7 +18,7 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "ops.md"
 INTRO = f"""\
 # Write backend-neutral code
 
-<!-- Made by `nox -s ops`, and compared with a run by tests/test_ops_standard.py. Do not edit. -->
+<!-- Made by `nox -s ops`, and compared with a run by tests/namespaces/test_ops_standard.py. Do not edit. -->
 
 `keras_cg.ops` contains the functions of the
 [Python array API standard](https://data-apis.org/array-api/{standard.VERSION}/), version {standard.VERSION}, on every

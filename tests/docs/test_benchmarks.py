@@ -1,0 +1,244 @@
+"""The benchmarks measure what they say: turns, ratios, who is wrong, and the page that is made of the figures."""
+
+import ast
+import importlib.util
+import json
+import math
+import pkgutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keras_cg
+from keras_cg.engine import contract
+
+ROOT = Path(__file__).parents[2]
+# Behind what is installed: `keras_cg` is the one under test.
+sys.path.append(str(ROOT))
+
+from benchmarks import measure, networks, reasons, report, tasks, worker  # noqa: E402
+from benchmarks.measure import ALONE, BY_HAND, OURS  # noqa: E402
+
+pytestmark = pytest.mark.side_by_side
+
+NETWORKS = [networks.digits_network(), networks.spiking_network(), networks.quantised_network()]
+
+
+def test_the_contestants_take_turns():
+    log = []
+    names = ("a", "b", "c")
+    times = measure.interleave(
+        {name: lambda name=name: log.append(name) for name in names}, rounds=4, calls={"a": 1, "b": 3, "c": 2}
+    )
+    assert log == ["a", "b", "b", "b", "c", "c"] * 4
+    assert [len(times[name]) for name in names] == [4, 4, 4]
+
+
+def test_the_time_is_that_of_one_call(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+
+    def work():
+        clock[0] += 0.25
+
+    assert measure.interleave({"a": work}, rounds=3, calls={"a": 8}) == {"a": [0.25] * 3}
+
+
+def test_quartiles_and_ratios_are_of_rounds():
+    ours, theirs = [2.0, 4.0, 6.0, 8.0, 10.0], [1.0, 1.0, 2.0, 2.0, 1.0]
+    found = measure.summary({OURS: ours, BY_HAND: theirs})
+    assert found[OURS] == {"time": [4.0, 6.0, 8.0]}
+    # Round by round 2, 4, 3, 4, 10; not the ratio of the medians, which is 6.
+    assert found[BY_HAND] == {"time": [1.0, 1.0, 2.0], "ratio": [3.0, 4.0, 4.0], "difference": [3.0, 4.0, 6.0]}
+
+
+def test_rounds_and_calls_suit_the_time(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+
+    def work(seconds):
+        def run():
+            clock[0] += seconds
+
+        return run
+
+    quick = measure.compare({OURS: work(measure.TURN / 10), BY_HAND: work(measure.TURN / 5)}, 30)
+    assert (quick["rounds"], quick["calls"]) == (30, {OURS: 10, BY_HAND: 5})
+    slow = measure.compare({OURS: work(measure.LONGEST / 20), BY_HAND: work(measure.LONGEST / 20)}, 30)
+    assert (slow["rounds"], slow["calls"]) == (10, {OURS: 1, BY_HAND: 1})
+
+
+class Work:
+    """Frames to be counted."""
+
+    def __init__(self):
+        self.sizes = [self.inner(size) for size in (1, 10, 100)]
+
+    def inner(self, size):
+        """Calls nobody but NumPy.
+
+        And says no more of it.
+        """
+        return np.linspace(0, 1, size)
+
+
+def test_the_frames_of_a_call_are_counted_and_explained():
+    found = measure.profile(Work, seconds=0.01, package="tests")
+    frames = {each.pop("function"): each for each in found["frames"]}
+    wanted = {
+        "tests.docs.test_benchmarks:Work.__init__": (1, "Frames to be counted."),
+        "tests.docs.test_benchmarks:Work.inner": (3, "Calls nobody but NumPy."),
+    }
+    if sys.version_info < (3, 12):  # which has no frames for comprehensions
+        wanted["tests.docs.test_benchmarks:Work.__init__.<locals>.<listcomp>"] = (1, "A part of `Work.__init__`.")
+    assert {name: (each["count"], each["doc"]) for name, each in frames.items()} == wanted
+    assert found["others"] == (0, 0, 0)
+    packages = {name: (count, share) for name, count, share in found["packages"]}
+    assert set(packages) <= {"tests", "numpy", "standard library and generated code", "benchmarks"}
+    assert packages["tests"][0] == len(wanted) + 2
+    assert math.isclose(sum(share for _, share in packages.values()), 1)
+
+
+def test_every_reason_is_that_of_a_function():
+    for function in reasons.WHY:
+        assert callable(pkgutil.resolve_name(function)), f"{function}: it is gone, and so should be its reason"
+    assert set(reasons.CONTRACT) == {*contract.REQUIRED, *contract.OPTIONAL}
+    assert reasons.why("keras_cg.backends.torch.tensors:is_tensor", "") == (
+        "Whether the framework can hold `value` as a tensor"
+    )
+    assert reasons.why("keras_cg.ops:is_tensor", "") == ""
+
+
+def test_every_frame_on_the_page_has_its_reason():
+    results = json.loads(report.FIGURES.read_text(encoding="utf-8"))
+    for found in results["backends"].values():
+        for line in found.get("frames", []):
+            for frame in line["contestants"][OURS]["frames"]:
+                assert reasons.why(frame["function"], frame["doc"]), f"{frame['function']}: a line in reasons.py"
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1, None), (7, "wrong")])
+def test_a_wrong_contestant_is_shown_as_wrong(factor, word):
+    with keras_cg.use_backend("numpy"):
+        bench = numpy_bench()
+        ops = keras_cg.ops
+
+        @keras_cg.custom_gradient
+        def function(x):
+            y = ops.log(1 + ops.exp(x))
+            return y, lambda upstream: factor * upstream * (1 - ops.exp(-y))
+
+        bench.kit.log1pexp = lambda: {OURS: function, BY_HAND: function, ALONE: function}
+        workload = tasks.log1pexp(8)
+        bench.line(workload, "gradient", bench.checked(workload), bench.vjp)
+    told = bench.lines[0]["contestants"][OURS]
+    assert told.get("says") == word
+    assert (report.cell(told) == "wrong") == (word is not None)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda each: each.title)
+def test_a_wrong_rule_is_noticed_in_every_network(network):
+    with keras_cg.use_backend("numpy"):
+        bench = numpy_bench()
+
+        def a_seventh(function):
+            def wrong(*args):
+                # Seven times as much would overflow on the way through 100 time steps.
+                output, _ = function(*args)
+                return output, lambda upstream: (upstream / 7, *(0 * each for each in args[1:]))
+
+            return keras_cg.custom_gradient(wrong)
+
+        functions = getattr(bench.kit, network.contestants)()[ALONE]
+        wrong = tuple(map(a_seventh, functions)) if isinstance(functions, tuple) else a_seventh(functions)
+        setattr(bench.kit, network.contestants, lambda: {OURS: wrong})
+        assert bench.checked(network, bench.kit.gradient) == {OURS: "wrong"}
+
+
+def test_a_contestant_that_raises_is_shown_with_its_error():
+    with keras_cg.use_backend("numpy"):
+        bench = numpy_bench()
+
+        def function(x):
+            raise ValueError("not of this kind\nand more")
+
+        bench.kit.log1pexp = lambda: {OURS: function, BY_HAND: function}
+        assert bench.checked(tasks.log1pexp(8))[OURS] == "ValueError: not of this kind"
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [tasks.log1pexp(8), tasks.pair(), tasks.leaves(20), tasks.chain(5), *NETWORKS],
+    ids=lambda each: each.title,
+)
+def test_nobody_is_wrong_on_numpy(workload):
+    with keras_cg.use_backend("numpy"):
+        bench = numpy_bench()
+        make = bench.kit.gradient if any(workload is each for each in NETWORKS) else None
+        words = {name: each for name, each in bench.checked(workload, make).items() if isinstance(each, str)}
+    assert words == {measure.KERAS: "warns that it has no gradient", measure.NATIVE: "autograd has none"}
+
+
+def numpy_bench():
+    """A bench with a kit of its own, that a test may change."""
+    bench = worker.Bench("numpy", rounds=3)
+    spec = importlib.util.find_spec("benchmarks.workloads.numpy")
+    bench.kit = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench.kit)
+    return bench
+
+
+def test_a_line_is_straight_and_a_square_is_not():
+    sizes = [1, 10, 100, 1000]
+    slope, r2, growth = report.straightness(sizes, [3.0 * size for size in sizes])
+    assert np.allclose((slope, r2, growth), (3, 1, 1))
+    _, r2, growth = report.straightness(sizes, [size**2 for size in sizes])
+    assert r2 < 0.999
+    assert math.isclose(growth, 10)
+
+
+def test_every_backend_has_its_workloads_in_the_same_order():
+    backends = {path.stem for path in ROOT.glob("keras_cg/backends/[a-z]*")}
+    names = {path.stem: public_names(path) for path in ROOT.glob("benchmarks/workloads/[a-z]*.py")}
+    assert set(names) == backends
+    assert len({tuple(each) for each in names.values()}) == 1, names
+
+
+def public_names(path):
+    found = []
+    for node in ast.parse(path.read_text()).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)):
+            found += [each.id if isinstance(each, ast.Name) else each.name for each in targets]
+    return [name for name in found if not name.startswith("_")]
+
+
+def test_the_page_is_what_the_figures_give():
+    results = json.loads(report.FIGURES.read_text(encoding="utf-8"))
+    assert report.PAGE.read_text(encoding="utf-8") == report.render(results), "run `nox -s bench -- --report`"
+    assert report.PLOT.stat().st_size > 10_000
+
+
+def test_every_target_is_judged():
+    results = json.loads(report.FIGURES.read_text(encoding="utf-8"))
+    assert set(results["backends"]) == {path.stem for path in ROOT.glob("keras_cg/backends/[a-z]*")}
+    targets = report.targets(results)
+    assert len(targets) == 51
+    judged = " | ".join(f"{target.what} {target.limit}" for target in targets)
+    for part in (
+        "torch, log1pexp, 8 numbers: gradient of the sum ≤ 1.4 × hand-written",
+        "torch, log1pexp, 8 numbers: call in no_grad ≤ f alone + 1.5 µs",
+        "torch, log1pexp, 8 numbers: call of constants ≤ 1.0 × keras.ops",
+        "torch, a chain of 1,000 calls, 8 numbers: gradient of the sum ≤ 1.4 × hand-written",
+        "torch, the digits network: one training step ≤ 1.1 × hand-written",
+        "torch, log1pexp, 8 numbers: inductor, forward and backward ≤ 1.1 × hand-written",
+        "jax, log1pexp, 8 numbers: jax.jit, forward and backward ≤ 1.03 × hand-written",
+        "tensorflow, log1pexp, 8 numbers: gradient of the sum ≤ 1.05 × native decorator",
+        "numpy, log1pexp, 8 numbers: call of plain arrays ≤ 1.6 × hand-written",
+        "a nest of 1,000 leaves: forward and backward, upstream given ≤ 1.3 × hand-written",
+        "bytes held = hand-written",
+        "`import keras_cg` ≤ `import numpy` + 60 ms",
+    ):
+        assert part in judged

@@ -1,0 +1,140 @@
+"""The pages in docs: their Python runs on every backend, and their commands do what they say."""
+
+import functools
+import html
+import pathlib
+import re
+import subprocess
+import sys
+
+import pages
+import pytest
+
+import keras_cg.recipes
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "checking.md"
+
+
+@functools.cache
+def run(*arguments):
+    command = [sys.executable, "-m", "keras_cg", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "checking",
+        "how-it-works",
+        "memory",
+        "ops",
+        "recipes",
+        "usage",
+        "why-frameworks-differ",
+        "wrapping",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_python_blocks(backend, page, tmp_path):
+    pages.run(ROOT / "docs" / f"{page}.md", tmp_path)
+
+
+def test_python_blocks_of_the_digits(backend, tmp_path):
+    pytest.importorskip("sklearn")
+    pages.run(ROOT / "docs" / "two-bits.md", tmp_path)
+
+
+def test_the_bug_is_found_as_the_page_says(backend):
+    shown = re.search(r"<!-- output -->\n```text\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    found = run("check", "docs/softplus.py:softplus", f"--backends={backend}")
+    assert found.returncode == 1
+    # Not the table, in which rounding shows.
+    findings = shown[shown.index("✗ first order") :].replace("jax, numpy, tensorflow, torch", backend)
+    assert findings.strip() in found.stdout
+
+
+def test_the_picture_of_the_command_shows_what_it_prints(backend):
+    picture = (ROOT / "docs" / "check.svg").read_text(encoding="utf-8")
+    # A line of the terminal is several texts at one height.
+    lines = {}
+    for height, text in re.findall(r'<text class="check-r\d+" x="[^"]*" y="([^"]*)"[^>]*>([^<]*)</text>', picture):
+        lines[height] = lines.get(height, "") + html.unescape(text).replace("\xa0", " ")
+    shown = "\n".join(line.rstrip() for line in lines.values()).replace("jax, numpy, tensorflow, torch", backend)
+    found = run("check", "docs/softplus.py:softplus", f"--backends={backend}")
+    # Not the table, in which rounding shows.
+    assert found.stdout[found.stdout.index("✗ first order") :].strip() == shown[shown.index("✗ first order") :].strip()
+    assert "$ keras-cg check docs/softplus.py:softplus" in shown
+
+
+@pytest.mark.only("numpy")
+def test_pictures_load_nothing(backend):
+    pictures = sorted((ROOT / "docs").rglob("*.svg"))
+    assert len(pictures) > 1
+    for path in pictures:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"url\(\s*['\"]?http|@import|@font-face|href=.(?!#)|<script|<image", text), path.name
+
+
+def test_the_fixed_one_passes(backend):
+    found = run("check", "docs/softplus.py:fixed", f"--backends={backend}")
+    assert (found.returncode, found.stdout.splitlines()[-1]) == (0, f"✓ passed: fixed on {backend}")
+
+
+@pytest.mark.only("torch")  # on the others the page says the same, in a block
+def test_the_wrapped_function_passes(backend):
+    found = run("check", "docs/wrapping.py:digamma", "--modes=reverse", f"--backends={backend}")
+    assert (found.returncode, found.stdout.splitlines()[-1]) == (0, f"✓ passed: digamma on {backend}")
+
+
+@pytest.mark.only("numpy")
+def test_the_plot_is_drawn_by_the_command_of_the_page(backend, tmp_path):
+    command = next(line for line in PAGE.read_text().splitlines() if line.startswith("keras-cg plot docs"))
+    arguments = command.replace("docs/softplus.png", str(tmp_path / "softplus.png")).split()[1:]
+    found = run(*arguments, "--backends=numpy")
+    assert (found.returncode, (tmp_path / "softplus.png").stat().st_size > 10_000) == (0, True)
+
+
+@pytest.mark.only("numpy")
+def test_the_recipes_are_drawn(backend, tmp_path):
+    subprocess.run([sys.executable, "docs/recipes.py", str(tmp_path)], cwd=ROOT, check=True)
+    sizes = {path.stem: path.stat().st_size for path in tmp_path.glob("*.svg")}
+    assert sorted(sizes) == sorted(keras_cg.recipes.__all__)
+    assert all(5_000 < size < 100_000 for size in sizes.values())
+
+
+@pytest.mark.only("numpy")
+def test_every_recipe_has_a_section_with_a_picture(backend):
+    text = (ROOT / "docs" / "recipes.md").read_text()
+    assert sorted(re.findall(r"^## (.*)$", text, re.MULTILINE)) == ["Edge cases", *keras_cg.recipes.__all__]
+    pictures = re.findall(r"^## (\w+)\n\n!\[.+\]\(assets/recipes/(\w+)\.svg\)$", text, re.MULTILINE)
+    assert sorted(pictures) == [(name, name) for name in keras_cg.recipes.__all__]
+    assert all((ROOT / "docs" / "assets" / "recipes" / f"{name}.svg").exists() for name, _ in pictures)
+
+
+@pytest.mark.only("numpy")
+def test_the_way_of_a_call_names_functions_that_exist(backend):
+    rows = re.findall(
+        r"^\|.*\| `(\w+)` \| `(keras_cg/[\w/]+\.py)` \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 10
+    for name, file in rows:
+        assert re.search(rf"^ *def {name}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file} has no {name}"
+
+
+@pytest.mark.only("numpy")
+def test_the_map_names_files_that_exist(backend):
+    drawing = re.search(r"```\nkeras_cg/\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
+    folders, found = [ROOT / "keras_cg"], set()
+    for line in drawing.splitlines():
+        indent, name = re.match(r"( *)([\w./]*)", line).groups()
+        if not name or len(indent) not in (0, 2, 4):
+            continue
+        path = (ROOT if not indent else folders[len(indent) // 2 - 1]) / name
+        assert path.exists(), path
+        folders[len(indent) // 2 :] = [path]
+        found.add(path)
+    missing = {
+        path for path in (ROOT / "keras_cg").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert missing - found == {ROOT / "keras_cg" / "__init__.py", ROOT / "keras_cg" / "__main__.py"}

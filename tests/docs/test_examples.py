@@ -1,0 +1,307 @@
+"""The examples run on every backend and give the numbers that they are about."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import keras_cg
+from keras_cg import ops
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def load(name):
+    """An example as a module, imported anew."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def tensor(values):
+    return ops.asarray(np.array(values, np.float32))
+
+
+# --- the short ones ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["log1pexp", "gradient_reversal", "gradient_clipping"])
+def test_prints_a_few_lines(backend, name, capsys):
+    load(name).main()
+    assert capsys.readouterr().out.startswith(f"backend: {backend}\n")
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+def test_log1pexp_is_finite_where_plain_differentiation_is_not(backend):
+    example = load("log1pexp")
+    assert np.isnan(float(keras_cg.grad(example.plain)(tensor(100.0))))
+    assert float(keras_cg.grad(example.log1pexp)(tensor(100.0))) == 1.0
+    points = np.array([-20.0, -1.0, 0.0, 1.0, 20.0])
+    gradient = keras_cg.grad(example.log1pexp)(tensor(points))
+    # 1 - 1 / (1 + e) cancels for very negative x, hence the absolute tolerance.
+    np.testing.assert_allclose(np.asarray(gradient), 1 / (1 + np.exp(-points)), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(np.asarray(example.log1pexp(tensor(points))), np.logaddexp(0, points), 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0, 3.0])
+def test_gradient_reversal_changes_the_sign_of_the_gradient_alone(backend, strength):
+    example = load("gradient_reversal")
+    features = np.array([1.0, -2.0, 3.0])
+    np.testing.assert_array_equal(np.asarray(example.reverse_gradient(tensor(features), strength)), features)
+    gradient = keras_cg.grad(example.domain_loss)(tensor(features), strength)
+    np.testing.assert_allclose(np.asarray(gradient), -strength * 2 * features, rtol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [1.0, 5.0, 49.0, 51.0, 1000.0])
+def test_gradient_clipping_shortens_a_long_gradient_alone(backend, limit):
+    example = load("gradient_clipping")
+    x = np.array([0.3, -0.4])
+    np.testing.assert_array_equal(np.asarray(example.clip_gradient(tensor(x), limit)), x.astype(np.float32))
+    gradient = keras_cg.grad(example.steep)(tensor(x), limit)
+    # The gradient is 100 * x, of norm 50.
+    np.testing.assert_allclose(np.asarray(gradient), 100 * x * min(1, limit / 50), rtol=1e-5)
+
+
+def test_gradient_clipping_leaves_a_gradient_of_zero(backend):
+    gradient = keras_cg.grad(load("gradient_clipping").steep)(tensor([0.0, 0.0]), 1.0)
+    np.testing.assert_array_equal(np.asarray(gradient), [0.0, 0.0])
+
+
+# --- spiking neurons -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def spiking():
+    """The module; without what it needs besides keras_cg there is nothing to test."""
+    pytest.importorskip("sklearn")
+    return load("spiking")
+
+
+def spiking_gradient(example, weights, images, labels):
+    """The loss and its gradient through time, in float64, by the chain rule written out; and how near a spike is."""
+    hidden, output = (weights[name].astype(np.float64) for name in ("hidden", "output"))
+    current = images @ hidden
+    potentials, spikes = [np.zeros_like(current)], [np.zeros_like(current)]
+    for _ in range(example.STEPS):
+        potentials.append(example.LEAK * potentials[-1] + current - example.THRESHOLD * spikes[-1])
+        spikes.append(1.0 * (potentials[-1] > example.THRESHOLD))
+    scores = sum(spikes) @ output / example.STEPS
+    chances = np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True))
+    arriving = (chances - labels) / len(images) / example.STEPS
+    to_hidden, to_potential, reset = 0, 0, 0
+    for potential in potentials[:0:-1]:
+        surrogate = 1 / (1 + 5 * np.abs(potential - example.THRESHOLD)) ** 2
+        to_potential = example.LEAK * to_potential + (arriving @ output.T - reset) * surrogate
+        to_hidden, reset = to_hidden + images.T @ to_potential, example.THRESHOLD * to_potential
+    loss = -np.mean(np.sum(labels * np.log(chances), axis=1))
+    margin = np.abs(np.array(potentials[1:]) - example.THRESHOLD).min()
+    return loss, {"hidden": to_hidden, "output": sum(spikes).T @ arriving}, margin
+
+
+def test_spiking_gradients_through_time(backend, spiking):
+    random = np.random.default_rng(0)
+    images = random.uniform(0, 1, (5, 64)).astype(np.float32)
+    labels = np.eye(10, dtype=np.float32)[random.integers(0, 10, 5)]
+    weights = spiking.initial_weights(8)
+    loss, gradients, margin = spiking_gradient(spiking, weights, images, labels)
+    assert margin > 1e-4  # else rounding might make another spike
+    tensors = {name: ops.asarray(array) for name, array in weights.items()}
+    batch = ops.asarray(images), ops.asarray(labels)
+    both = spiking.compiled(lambda weights: keras_cg.value_and_grad(spiking.loss)(weights, *batch, spiking.surrogate))
+    value, found = both(tensors)
+    np.testing.assert_allclose(float(value), loss, rtol=1e-5)
+    for name, gradient in gradients.items():
+        assert np.abs(gradient).max() > 1e-3
+        np.testing.assert_allclose(np.asarray(found[name]), gradient, rtol=1e-4, atol=1e-6)
+    # The step itself has the gradient zero.
+    own = keras_cg.grad(spiking.loss)(tensors, *batch, spiking.step_function)
+    assert not np.asarray(own["hidden"]).any()
+
+
+@pytest.mark.only("jax")
+def test_spiking_is_a_scan(backend, spiking):
+    import jax
+
+    weights = spiking.initial_weights(8)
+    program = jax.make_jaxpr(spiking.logits, static_argnums=2)(weights, np.ones((5, 64), "f"), spiking.surrogate)
+    assert "scan[" in str(program)
+
+
+@pytest.mark.only("tensorflow")
+def test_spiking_is_a_while_loop(backend, spiking):
+    weights = {name: ops.asarray(array) for name, array in spiking.initial_weights(8).items()}
+    program = spiking.compiled(lambda images: spiking.logits(weights, images, spiking.surrogate))
+    graph = program.get_concrete_function(tensor(np.ones((5, 64)))).graph
+    assert any("While" in operation.type for operation in graph.get_operations())
+
+
+def test_spiking_learns(backend, spiking, capsys):
+    spiking.main(["--passes", "2"])
+    name, learned, own = capsys.readouterr().out.splitlines()
+    assert name == f"backend: {backend}"
+    learned, own = (float(line.split()[-1].rstrip("%")) for line in (learned, own))
+    # With the gradient of the step only the output learns, from what 16 neurons do by chance.
+    assert learned > 60 and own < 45
+
+
+# --- a network in a differential equation --------------------------------------------------------------------------
+
+
+def physics_gradient(example, weights, x):
+    """The loss and its gradient in float64: T'' is a sum of output * slope^2 * s', where s is the sigmoid."""
+    slope, shift, output = (weights[name].astype(np.float64) for name in ("slope", "shift", "output"))
+    unit = (np.pi / example.LENGTH) ** 2
+    s = 1 / (1 + np.exp(-(x[:, None] * slope + shift)))
+    first, second = s * (1 - s), s * (1 - s) * (1 - 2 * s)
+    residual = first @ (output * slope**2) / unit + np.sin(x * np.pi / example.LENGTH)
+    arriving = 2 * residual / len(x) / unit
+    return np.mean(residual**2), {
+        "slope": (arriving @ first) * 2 * output * slope + ((arriving * x) @ second) * output * slope**2,
+        "shift": (arriving @ second) * output * slope**2,
+        "output": (arriving @ first) * slope**2,
+    }
+
+
+def test_physics_gradients(backend):
+    example = load("physics_informed")
+    weights = example.initial_weights(6) | {"output": np.array([0.3, -0.5, 0.2, 0.7, -0.1, 0.4], np.float32)}
+    x = example.points(7)
+    tensors = {name: ops.asarray(array) for name, array in weights.items()}
+    loss, gradients = physics_gradient(example, weights, np.asarray(x, np.float64))
+    both = example.compiled(lambda weights: keras_cg.value_and_grad(example.loss)(weights, x, example.log1pexp))
+    value, found = both(tensors)
+    np.testing.assert_allclose(float(value), loss, rtol=1e-4)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(np.asarray(found[name]), gradient, rtol=1e-3, atol=1e-4 * np.abs(gradient).max())
+
+
+def test_physics_activation_is_right_to_third_order_and_where_it_would_overflow(backend):
+    example = load("physics_informed")
+    points = np.array([-100.0, -1.0, 0.5, 100.0])
+    s = 1 / (1 + np.exp(-points))
+    first = keras_cg.grad(example.log1pexp)
+    second = keras_cg.grad(first)
+    derivatives = example.compiled(lambda x: (first(x), second(x), keras_cg.grad(second)(x)))(tensor(points))
+    for derivative, expected in zip(derivatives, (s, s * (1 - s), s * (1 - s) * (1 - 2 * s)), strict=True):
+        np.testing.assert_allclose(np.asarray(derivative), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_physics_finds_the_temperature(backend, capsys):
+    load("physics_informed").main(["--steps", "60"])
+    name, ours, plain = capsys.readouterr().out.splitlines()
+    assert name == f"backend: {backend}"
+    assert plain.split()[-1] == "nan"
+    # The temperature is 0 before, and 0 to 1 in the end.
+    assert float(ours.split()[-1]) < 0.2
+
+
+# --- digits --------------------------------------------------------------------------------------------------------
+
+
+def run_digits(folder, *options, **environment):
+    """The script as a user runs it, in `folder`."""
+    pythonpath = os.pathsep.join([str(folder), str(Path(keras_cg.__file__).parents[1])])
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / "digits.py"), *options],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": pythonpath} | environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """The module; without what it needs besides keras_cg there is nothing to test."""
+    for name in ("matplotlib", "rich", "sklearn"):
+        pytest.importorskip(name)
+    return load("digits")
+
+
+def nearest_level(values, levels):
+    return levels[np.abs(values[..., None] - levels).argmin(-1)]
+
+
+def cross_entropy(data, weights, quantised):
+    """The loss of the example, in float64 and with the levels written out."""
+    hidden, output = (array.astype(np.float64) for array in (weights["hidden"], weights["output"]))
+    if quantised:
+        hidden, output = (nearest_level(array, np.array([-3.0, -1.0, 1.0, 3.0])) for array in (hidden, output))
+    active = (data.images.astype(np.float64) @ hidden + 0.5) / 64
+    active = nearest_level(active, np.arange(4.0)) if quantised else np.clip(active, 0, 3)
+    scores = active @ output / 16
+    right = scores[np.arange(len(scores)), data.labels.argmax(1)]
+    return np.mean(np.logaddexp.reduce(scores, axis=1) - right)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_digits_compute_the_loss_of_a_2_bit_network(backend, digits, seed):
+    data, weights = digits.load(), digits.initial_weights(seed)
+    tensors = {name: ops.asarray(array) for name, array in weights.items()}
+    for rounding, quantised in ((digits.straight_through, True), (digits.nearest, True), (digits.exact, False)):
+        found = digits.loss(tensors, ops.asarray(data.images), ops.asarray(data.labels), rounding)
+        np.testing.assert_allclose(float(found), cross_entropy(data, weights, quantised), rtol=1e-5)
+
+
+def test_digits_learn_with_the_rule_and_not_without(backend, digits, tmp_path):
+    options = ["--passes", "6", "--seed", "0", "--json", "result.json"]
+    done = run_digits(tmp_path, *options, KERAS_CG_BACKEND=backend)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / f"digits-{backend}.png").read_bytes().startswith(PNG)
+    for title, _ in digits.TRAININGS.values():
+        assert title in done.stdout
+
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert (result["backend"], result["passes"], result["seed"]) == (backend, 6, 0)
+    trainings = result["trainings"]
+    assert set(trainings) == set(digits.TRAININGS)
+    data, weights = digits.load(), digits.initial_weights(0)
+    for name, training in trainings.items():
+        assert len(training["losses"]) == 7
+        reference = cross_entropy(data, weights, quantised=name != "full_precision")
+        np.testing.assert_allclose(training["losses"][0], reference, rtol=1e-5)
+
+    assert trainings["straight_through"]["accuracy"] > 0.9
+    assert trainings["full_precision"]["accuracy"] > 0.9
+    # Ten classes: a network that learns nothing is right once in ten, give or take its weights.
+    assert trainings["no_gradient"]["accuracy"] < 0.3
+    assert len(set(trainings["no_gradient"]["losses"])) == 1
+
+
+@pytest.mark.side_by_side
+def test_digits_compare_backends(backends, digits, tmp_path):
+    done = run_digits(tmp_path, "--compare", *backends, "--passes", "1", "--json", "results.json")
+    assert done.returncode == 0, done.stderr
+    assert all(f"{name}: done" in done.stdout for name in backends)
+    assert (tmp_path / "digits-compare.png").read_bytes().startswith(PNG)
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert [result["backend"] for result in results] == list(backends)
+
+
+@pytest.mark.once
+def test_digits_compare_survives_a_backend_that_dies(backends, digits, tmp_path):
+    options = ["--passes", "1", "--json", "results.json", "--output", "curves.png"]
+    done = run_digits(tmp_path, *options, "--compare", "nonsense", backends[0])
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("nonsense failed: ValueError: unknown backend 'nonsense'")
+    (result,) = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert result["backend"] == backends[0]
+    assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("missing", ["matplotlib", "rich", "sklearn"])
+def test_digits_say_what_to_install(digits, tmp_path, missing):
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('absent', name={missing!r})", encoding="utf-8")
+    done = run_digits(tmp_path, KERAS_CG_BACKEND="numpy")
+    assert done.returncode == 1
+    assert done.stderr == f'digits.py needs {missing}: pip install "keras-cg[examples]"\n'

@@ -1,0 +1,88 @@
+"""docs/limits.md: every entry names the tests that pin it, and every test that pins a limit is named by an entry."""
+
+import ast
+import functools
+import pathlib
+import re
+
+import pytest
+
+TESTS = pathlib.Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "limits.md"
+SILENT = "Silent cases"
+SECTIONS = [SILENT, "On every framework", "JAX", "PyTorch", "TensorFlow", "NumPy", "Keras"]
+
+pytestmark = pytest.mark.once
+
+
+def split(page, marks):
+    """The text under each heading of one level, by its title."""
+    _, *parts = re.split(rf"^{marks} (.*)$", page, flags=re.MULTILINE)
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def entries(page):
+    """`(section, title, bullets, names of tests)` for each entry."""
+    for section, text in split(page, "##"):
+        for title, body in split(text, "###"):
+            comments = re.findall(r"^<!-- (.*) -->$", body, re.MULTILINE)
+            bullets = [" ".join(bullet.split()) for bullet in re.split(r"^- ", body, flags=re.MULTILINE)[1:]]
+            yield section, title, bullets, " ".join(comments).split()
+
+
+def pinning(body, inside=""):
+    """The names of the tests with the marker, those in classes as well."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from pinning(node.body, f"{node.name}::")
+        elif isinstance(node, ast.FunctionDef) and "pytest.mark.limit" in map(ast.unparse, node.decorator_list):
+            yield inside + node.name
+
+
+@functools.cache
+def marked():
+    """What pins a limit: read from the source, since most of it needs a framework to be imported."""
+    return [
+        f"{file.relative_to(TESTS).as_posix()}::{name}"
+        for file in sorted(TESTS.rglob("test_*.py"))
+        for name in pinning(ast.parse(file.read_text()).body)
+    ]
+
+
+def test_every_entry_has_its_tests_and_every_such_test_its_entry():
+    named = {name for *_, names in entries(PAGE.read_text()) for name in names}
+    assert sorted(named) == sorted(set(marked()))
+    assert len(marked()) == len(set(marked())), "two tests of one name, of which pytest runs one"
+
+
+def test_every_entry_ends_with_what_to_do_instead():
+    for _, title, bullets, names in entries(PAGE.read_text()):
+        assert len(bullets) > 1 and all(bullets) and names, title
+        last = [place for place, bullet in enumerate(bullets, 1) if bullet.startswith("**Instead:** ")]
+        assert last == [len(bullets)], title
+
+
+def test_the_silent_cases_come_first_and_say_where():
+    page = PAGE.read_text()
+    assert [title for title, _ in split(page, "##")] == SECTIONS
+    for section, title, bullets, _ in entries(page):
+        assert bullets[0].startswith("**Where:** ") == (section == SILENT), title
+        assert section == SILENT or "silent" not in " ".join([title, *bullets]).lower(), title
+
+
+def test_every_entry_has_an_anchor_of_its_own():
+    """Two headings of one title would get anchors that depend on their order."""
+    titles = [title.lower() for _, title, *_ in entries(PAGE.read_text())]
+    assert sorted(set(titles)) == sorted(titles)
+
+
+def test_what_is_not_on_the_page_would_be_seen():
+    page = "## JAX\n### A\n<!-- test_a.py::test_b test_c.py::test_d -->\n\n- x\n  y\n- **Instead:** z\n\n### B\n- w\n"
+    assert list(entries(page)) == [
+        ("JAX", "A", ["x y", "**Instead:** z"], ["test_a.py::test_b", "test_c.py::test_d"]),
+        ("JAX", "B", ["w"], []),
+    ]
+    code = (
+        "@pytest.mark.limit\ndef test_a(): pass\ndef test_b(): pass\nclass C:\n @pytest.mark.limit\n def test_c(): pass"
+    )
+    assert list(pinning(ast.parse(code).body)) == ["test_a", "C::test_c"]

@@ -1,0 +1,219 @@
+"""The words of the package and of its pages: names, docstrings, comments and messages use the terms of the field.
+
+A word below is banned because it stood for a term, or because it made a sentence hard to read. The failure names the
+file, the line, the word and what to write instead.
+"""
+
+import ast
+import io
+import pathlib
+import re
+import tokenize
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+pytestmark = pytest.mark.once
+
+# Generated pages with a word of the table. The list only shrinks: a page without a finding must leave it.
+UNFINISHED_PAGES = ("docs/reports/keras_parity.md",)
+
+# Banned in prose and in names, with what to write instead.
+PROSE = {
+    "anew": "again",
+    "besides": "also, in addition to",
+    "deaf": "not recording",
+    "hiding": "containing tensors",
+    "laid": "flattened",
+    "lay": "flatten",
+    "mend": "fix",
+    "mended": "fixed",
+    "nobody": "the passive, or you",
+    "parted": "split, partitioned",
+    "settled": "converged, checked (check_or_nan)",
+    "somebody": "the passive, or you",
+    "whoever": "the passive, or you",
+}
+# Banned in names alone: in a sentence these are ordinary words.
+NAMES = {
+    "apart": "copies, differs",
+    "around": "closure_convert, context",
+    "carried": "tied, exported",
+    "form": "plan, syntax",
+    "given": "bound, arguments",
+    "held": "residuals, references",
+    "kept": "saved, cached",
+    "likes": "specs",
+    "made": "built, rebuilt",
+    "moving": "active",
+    "owned": "callback",
+    "site": "call cache, entry",
+    "steady": "saved call",
+    "still": "pure, unchanged",
+    "straight": "fast_path",
+    "taken": "captures",
+    **PROSE,
+}
+# How no docstring begins: these words mean nothing without the docstring above.
+OPENINGS = {
+    "As": "name the thing, such as `Like f, but ...`",
+    "That of": "repeat the noun",
+    "The same": "name the thing",
+    "Those": "repeat the noun",
+    "What": "name the thing, or begin with a verb: Returns, Finds, Whether",
+    "Whoever": "the passive, or you",
+}
+# Names that are not ours to choose, or that the field uses.
+EXCEPTIONS = ("straight_through", "StraightThrough", "straight-through")
+
+
+def parts(name):
+    """The words of a name in snake_case or CamelCase."""
+    for exception in EXCEPTIONS:
+        name = name.replace(exception, "")
+    return [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+
+
+def named(tree):
+    """Each name that the source of a module defines or reads from an object, with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.lineno, node.asname
+
+
+def written(source):
+    """Each line of a comment or a string in the source of a module, with its number."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if tokenize.tok_name[token.type] in ("COMMENT", "STRING", "FSTRING_MIDDLE"):
+            yield from enumerate(token.string.splitlines(), token.start[0])
+
+
+def openings(tree):
+    """The first words of each docstring that no docstring begins with, with the line."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            text = ast.get_docstring(node) or ""
+            for opening in OPENINGS:
+                if re.match(rf"{opening}\b", text):
+                    yield node.body[0].lineno, opening
+
+
+def banned(line):
+    """The banned words of a line of prose."""
+    for exception in EXCEPTIONS:
+        line = line.replace(exception, "")
+    return [word for word in re.findall(r"[a-z]+", line.lower()) if word in PROSE]
+
+
+def findings_of_source(path, source):
+    """A line for each banned word in the name, the names, the prose and the docstrings of a module."""
+    tree = ast.parse(source)
+    for part in parts(path.stem):
+        if part in NAMES:
+            yield f"{path}:1: {part!r} in the name of the file: write {NAMES[part]}"
+    for number, name in named(tree):
+        for part in parts(name):
+            if part in NAMES:
+                yield f"{path}:{number}: {part!r} in the name {name!r}: write {NAMES[part]}"
+    for number, line in written(source):
+        for word in banned(line):
+            yield f"{path}:{number}: {word!r}: write {PROSE[word]}"
+    for number, opening in openings(tree):
+        yield f"{path}:{number}: the docstring begins with {opening!r}: {OPENINGS[opening]}"
+
+
+def findings_of_page(path, text):
+    """A line for each banned word on a page."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for word in banned(line):
+            yield f"{path}:{number}: {word!r}: write {PROSE[word]}"
+
+
+def assert_clean(found, unfinished=()):
+    """Compares the findings of each file with the list of the files that are not rewritten yet."""
+    new = [line for path, lines in found.items() if path not in unfinished for line in lines]
+    assert new == [], "\n".join(["banned words:", *new])
+    clean = [path for path in unfinished if not found.get(path)]
+    assert clean == [], f"no banned word is left in these files: take them from the list of unfinished ones: {clean}"
+
+
+def test_the_package_uses_the_words_of_the_field():
+    paths = [path.relative_to(ROOT) for folder in ("keras_cg", "_keras_cg") for path in (ROOT / folder).rglob("*.py")]
+    assert len(paths) > 100
+    found = {str(path): list(findings_of_source(path, (ROOT / path).read_text())) for path in sorted(paths)}
+    assert_clean(found)
+
+
+def test_the_pages_use_plain_words():
+    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    assert len(paths) > 20
+    found = {str(path.relative_to(ROOT)): list(findings_of_page(path.name, path.read_text())) for path in paths}
+    assert_clean(found, UNFINISHED_PAGES)
+
+
+PLANTED = '''"""What a module does.
+
+It is laid flat.
+"""
+
+import x as held_x
+
+
+class SteadyRun:
+    """As the one above."""
+
+    def is_kept(self, given):
+        still_open = self.likes  # nobody reads this
+        raise ValueError(f"somebody took {still_open} besides")
+
+
+def straight_through(x):
+    """Returns what is settled."""
+'''
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        "m.py:1: the docstring begins with 'What': name the thing",
+        "m.py:3: 'laid': write flattened",
+        "m.py:6: 'held' in the name 'held_x': write residuals",
+        "m.py:9: 'steady' in the name 'SteadyRun': write saved call",
+        "m.py:10: the docstring begins with 'As'",
+        "m.py:12: 'kept' in the name 'is_kept': write saved",
+        "m.py:12: 'given' in the name 'given': write bound",
+        "m.py:13: 'still' in the name 'still_open': write pure",
+        "m.py:13: 'likes' in the name 'likes': write specs",
+        "m.py:13: 'nobody': write the passive",
+        "m.py:14: 'somebody': write the passive",
+        "m.py:14: 'besides': write also",
+        "m.py:18: 'settled': write converged",
+    ],
+)
+def test_a_planted_word_is_found(expected):
+    assert any(line.startswith(expected) for line in findings_of_source(pathlib.Path("m.py"), PLANTED))
+
+
+def test_nothing_else_is_found():
+    assert len(list(findings_of_source(pathlib.Path("m.py"), PLANTED))) == 13
+    (line,) = findings_of_source(pathlib.Path("settled.py"), "x = 1\n")
+    assert line == "settled.py:1: 'settled' in the name of the file: write converged, checked (check_or_nan)"
+    (line,) = findings_of_page("a.md", "A layer.\nBuild it anew.\n")
+    assert line == "a.md:2: 'anew': write again"
+
+
+def test_the_list_of_unfinished_files_only_shrinks():
+    assert_clean({"a.py": ["a.py:1: ..."], "b.py": []}, ("a.py",))
+    with pytest.raises(AssertionError, match=r"take them from the list of unfinished ones: \['b.py'\]"):
+        assert_clean({"a.py": ["a.py:1: ..."], "b.py": []}, ("a.py", "b.py"))
+    with pytest.raises(AssertionError, match=r"a.py:1: \.\.\."):
+        assert_clean({"a.py": ["a.py:1: ..."], "b.py": []}, ())

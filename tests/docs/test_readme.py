@@ -1,0 +1,34 @@
+"""The README: its Python runs on every backend, it is short, and its figures are those of the report on parity."""
+
+import pathlib
+
+import pages
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+README = ROOT / "README.md"
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_readme(backend, tmp_path):
+    pages.run(README, tmp_path)
+
+
+@pytest.mark.only("numpy")
+def test_it_is_short(backend):
+    assert len(README.read_text().splitlines()) <= 120
+
+
+def rows(path):
+    """The cells of each row of a page's tables, by the first."""
+    lines = [line for line in path.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.only("numpy")
+def test_the_figures_are_those_of_the_parity_with_keras(backend):
+    table = rows(ROOT / "docs" / "reports" / "keras_parity.md")
+    outcomes = next(row[2:] for row in table if row[:2] == ["backend", "decorator"])
+    theirs, ours = ([*row[2:]] for row in table if row[0] == "all")
+    told = [row for row in rows(README) if row[0] in outcomes]
+    assert told == [list(row) for row in zip(outcomes, theirs, ours, strict=True)]

@@ -1,0 +1,108 @@
+"""The documentation site has every page of docs, and its reference every public name. `nox -s docs` tries its links."""
+
+import importlib.util
+import inspect
+import pathlib
+import re
+
+import pytest
+
+from keras_cg import recipes
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PUBLIC = ROOT / "tests" / "docs" / "public.txt"  # compared with the package by test_public.py
+
+pytestmark = pytest.mark.once
+
+
+def test_every_page_is_in_the_navigation():
+    named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    # The files of these four are at the top of the repository; README is the home page.
+    top = {"changelog.md", "contributing.md", "index.md", "security.md"}
+    assert sorted(named) == sorted({*top, *(page for page in pages if not page.startswith("reports/"))})
+
+
+def test_every_report_is_linked_from_the_evidence():
+    links = re.findall(r"\]\((reports/[\w.]+)\)", (DOCS / "evidence.md").read_text())
+    assert sorted(links) == sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / "reports").glob("*.md"))
+
+
+def without_code(page):
+    return re.sub(r"^(```|~~~).*?^\1", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_a_link_that_reads_as_a_title_has_the_title_of_its_page():
+    found = []
+    for page in DOCS.rglob("*.md"):
+        for text, target in re.findall(r"(?<!!)\[([^\]]*)\]\(((?!http)[^)#\s]+\.md)\)", without_code(page)):
+            path = page.parent / target
+            # The home page is README.
+            title = re.search(r"^# (.*)$", path.read_text(), re.MULTILINE)[1] if path.name != "index.md" else text
+            if text[:1].isupper() and text.replace("`", "") != title.replace("`", ""):
+                found.append(f"{page.name}: [{text}] leads to {title!r}")
+    assert found == []
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    told = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    lines = PUBLIC.read_text().splitlines()
+    names = {re.match(r"(?:class )?([\w.]+)", line)[1] for line in lines}
+    classes = {name for name in names if any(line.startswith(f"class {name}(") for line in lines)}
+    # A class is told with what it has.
+    assert {name for name in names if name.rpartition(".")[0] not in classes} - set(told) == set()
+    assert len(told) == len(set(told))
+
+
+@pytest.fixture(scope="module")
+def to_mathml():
+    """The function of docs/formulas.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("formulas", DOCS / "formulas.py")
+    formulas = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(formulas)
+    return formulas.to_mathml
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("y = x^2", "<mi>y</mi><mo>=</mo><msup><mrow><mi>x</mi></mrow><mrow><mn>2</mn></mrow></msup>"),
+        ("x_k", "<msub><mrow><mi>x</mi></mrow><mrow><mi>k</mi></mrow></msub>"),
+        ("a_scale", "<mi>a_scale</mi>"),
+        ("a / b", "<mfrac><mrow><mi>a</mi></mrow><mrow><mi>b</mi></mrow></mfrac>"),
+        ("1 / (2)", "<mfrac><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac>"),
+        ("a b/c", '<mi>a</mi><mspace width="0.2em"/><mfrac><mrow><mi>b</mi></mrow><mrow><mi>c</mi></mrow></mfrac>'),
+        ("dL/dx", "<mfrac><mrow><mi>∂</mi><mi>L</mi></mrow><mrow><mi>∂</mi><mi>x</mi></mrow></mfrac>"),
+        ("f(x)", "<mrow><mi>f</mi><mo>&#x2061;</mo><mo>(</mo><mi>x</mi><mo>)</mo></mrow>"),
+        ("f (x)", '<mi>f</mi><mspace width="0.2em"/><mrow><mo>(</mo><mi>x</mi><mo>)</mo></mrow>'),
+        ("-a - b", '<mo form="prefix">&minus;</mo><mi>a</mi><mo>&minus;</mo><mi>b</mi>'),
+        ("sqrt(x)", "<msqrt><mi>x</mi></msqrt>"),
+        ("|x| where x >= 0", "<mrow><mo>|</mo><mi>x</mi><mo>|</mo></mrow><mtext>&nbsp;where&nbsp;</mtext><mi>x</mi>"),
+        ("a,    b", '<mi>a</mi><mo>,</mo><mspace width="1.5em"/><mi>b</mi>'),
+    ],
+)
+def test_a_formula_becomes_mathml(to_mathml, formula, expected):
+    assert to_mathml(formula, is_line=True).startswith(f'<math displaystyle="true">{expected}')
+
+
+def test_a_formula_in_a_sentence_has_low_fractions(to_mathml):
+    slash = '<mo lspace="0" rspace="0">/</mo>'
+    divisor = "<mrow><mo>(</mo><mi>b</mi><mo>)</mo></mrow>"
+    assert to_mathml("a / (b)") == f"<math><mrow><mi>a</mi>{slash}{divisor}</mrow></math>"
+
+
+@pytest.mark.parametrize("formula", ["(x", "x)", "f(x", "|x", "x_", "/ x", "x /", "x & y", "x^"])
+def test_a_wrong_formula_raises(to_mathml, formula):
+    with pytest.raises(ValueError, match=r"formula|parenthesis"):
+        to_mathml(formula)
+
+
+@pytest.mark.parametrize("name", recipes.__all__)
+def test_the_formulas_of_the_recipes_are_in_the_notation(to_mathml, name):
+    text = inspect.getdoc(getattr(recipes, name)).partition("\nArgs:\n")[0]
+    formulas = re.findall(r"^ {4}(\S.*)", text, re.MULTILINE)
+    assert formulas or name == "recompute"  # whose gradient is that of the function
+    for formula in formulas:
+        assert "<math" in to_mathml(formula, is_line=True)

@@ -1,0 +1,391 @@
+"""`keras_cg.ops` has the values, shapes and dtypes of the standard, where a framework's own differ, too; in batches."""
+
+import math
+
+import numpy as np
+import pytest
+from ops_cases import batched, check, plain, tensor
+
+import keras_cg
+from keras_cg import config, ops
+
+BOTH = pytest.mark.only("numpy", "tensorflow")
+TENSORFLOW = pytest.mark.only("tensorflow")
+TORCH_AND_JAX = pytest.mark.only("torch", "jax")
+
+
+@pytest.fixture(autouse=True)
+def doubles(backend):
+    with config.active.double_precision():
+        yield
+
+
+def wide(values, dtype="float64"):
+    return tensor(values, dtype)
+
+
+NAN, INF = np.nan, np.inf
+W = np.arange(8.0).reshape(2, 4)
+# What is called, and what is due.
+EVERYWHERE = {
+    "clip, bounds outside": (lambda: ops.clip(wide([0, 5, 9], "uint8"), -1, 7), [0, 5, 7]),
+    "clip, a maximum outside": (lambda: ops.clip(wide([0, 5, 9], "int8"), 6, 200), [6, 6, 9]),
+    "clip, 64 bits": (lambda: ops.clip(wide([0, 5, 9], "int32"), max=2**40), [0, 5, 9]),
+    "all of complex": (
+        lambda: [ops.all(wide([1j], "complex128")), ops.all(wide([0j], "complex128"))],
+        [True, False],
+    ),
+    "any of complex": (lambda: [ops.any(wide([1j, 0], "complex128"), axis=0)], [True]),
+    "cumulative_prod of int8": (lambda: ops.cumulative_prod(wide([100, 2], "int8")), [100, 200]),
+    "var, large correction": (lambda: ops.var(wide([1, 2, 3]), correction=4), math.inf),
+    "var, correction of the count": (lambda: ops.var(wide([[1, 2, 3]]), axis=1, correction=3), [math.inf]),
+    "std, large correction": (lambda: ops.std(wide([1, 2, 3]), correction=3.5), math.inf),
+    "var of equal numbers, large correction": (lambda: ops.var(wide([2, 2]), correction=2), math.nan),
+    "var, correction": (lambda: ops.var(wide([1, 2, 3]), correction=1), 1.0),
+    "count_nonzero, no axis": (lambda: ops.count_nonzero(wide([[1, 0], [2, 3]]), axis=()), [[1, 0], [1, 1]]),
+    "count_nonzero": (lambda: ops.count_nonzero(wide([[1, 0], [2, 3]]), axis=0, keepdims=True), [[2, 1]]),
+    "roll, one shift": (lambda: ops.roll(wide([[1, 2], [3, 4]]), 1, axis=(0, 1)), [[4, 3], [2, 1]]),
+    "take, uint8": (lambda: ops.take(wide([1, 2]), wide([1], "uint8")), [2]),
+    "take, int8": (lambda: ops.take(wide([[1, 2]]), wide([-1], "int8"), axis=1), [[2]]),
+    "take, a number": (lambda: ops.take(wide([1, 2]), 1), 2),
+    "take, a matrix of indices": (lambda: ops.take(wide([1, 2]), np.array([[0, 1], [1, 1]])), [[1, 2], [2, 2]]),
+    "permute_dims": (lambda: ops.permute_dims(wide([[1, 2]]), (-1, 0)), [[1], [2]]),
+    "an axis of NumPy": (lambda: ops.sum(wide([[1, 2]]), np.int64(0)), [1, 2]),
+    "sign of NaN": (lambda: ops.sign(wide([math.nan, -2.0, 0.0])), [math.nan, -1, 0]),
+    "linspace of tensors": (lambda: ops.linspace(wide(0.1), wide(0.7), 3), [0.1, 0.4, 0.7]),
+    "numbers in a list beside a tensor": (lambda: ops.asarray([wide(0.1), 0.1]), [0.1, 0.1]),
+}
+VALUES = {
+    "arange": (
+        lambda: [ops.arange(0.0, 1.0, 0.3, dtype="float64"), ops.arange(16777216.0, 16777218.0, 0.5, dtype="float64")],
+        ([0, 0.3, 0.6, 0.9], [16777216, 16777216.5, 16777217, 16777217.5]),
+    ),
+    "sort": (lambda: ops.sort(tensor([3.0, NAN, 1.0, 2.0, INF])), [1, 2, 3, INF, NAN]),
+    "argsort": (lambda: ops.argsort(tensor([NAN, 3.0, INF, NAN, 0.0, -0.0])), [4, 5, 1, 2, 0, 3]),
+    "sort downwards": (lambda: ops.sort(tensor([3.0, NAN, -INF]), descending=True), [NAN, 3, -INF]),
+    "searchsorted": (lambda: ops.searchsorted(tensor([1.0, 2.0, NAN]), tensor([NAN, 2.0])), [2, 1]),
+    "unique_counts": (lambda: list(ops.unique_counts(tensor([1.0, NAN, 1.0]))), ([1, NAN], [2, 1])),
+    "unique of bool": (lambda: ops.unique_values(tensor([True, False, True])), [False, True]),
+    "argmax": (lambda: [ops.argmax(tensor([INF, NAN, 3.0])), ops.argmin(tensor([1.0, NAN, -INF]))], (1, 1)),
+    "a zero after a negative one": (
+        lambda: (
+            [ops.divide(tensor([1.0]), zero) for zero in (-0.0, 0.0, -0.0)]
+            + [ops.divide(1.0, ops.asarray(zero)) for zero in (-0.0, 0.0, -0.0)]
+            + [ops.atan2(zero, tensor([-1.0])) for zero in (0.0, -0.0)]
+            + [ops.divide(1.0, ops.full((1,), zero)) for zero in (0.0, -0.0)]
+            + [ops.divide(1.0, ops.full_like(tensor([1.0]), zero)) for zero in (0.0, -0.0)]
+        ),
+        ([-INF], [INF], [-INF], -INF, INF, -INF, [np.pi], [-np.pi], [INF], [-INF], [INF], [-INF]),
+    ),
+    "shapes of nothing": (
+        lambda: [ops.eye(3, 0), ops.squeeze(tensor(np.ones((1, 2, 1))), ())],
+        (np.ones((3, 0)), np.ones((1, 2, 1))),
+    ),
+    "truth of complex numbers": (
+        lambda: (
+            [f(tensor([1j])) for f in (ops.all, ops.any, ops.count_nonzero)]
+            + [ops.astype(tensor([1j]), "bool"), ops.nonzero(tensor([0, 1j]))[0]]
+        ),
+        (True, True, 1, [True], [1]),
+    ),
+    "mean of nothing": (lambda: ops.isnan(ops.mean(tensor(np.zeros(0, complex)))), True),
+    "signbit": (lambda: [ops.signbit(tensor([-NAN, NAN])), ops.copysign(1.0, tensor([-NAN]))], ([True, False], [-1])),
+    "floor_divide": (lambda: ops.floor_divide(tensor([-1e-30], "float32"), tensor([1e30], "float32")), [-1]),
+    "logaddexp": (lambda: ops.logaddexp(tensor([1.0], "float32"), tensor([1.0])), [1 + np.log(2)]),
+    "tril": (lambda: ops.tril(tensor(np.ones((2, 2), bool))), [[True, False], [True, True]]),
+    "triu": (lambda: ops.triu(tensor(np.ones((2, 3), "uint16")), k=1), [[0, 1, 1], [0, 0, 1]]),
+    "a diagonal outside": (
+        lambda: [ops.linalg.diagonal(tensor(W), offset=9), ops.linalg.trace(tensor(W), offset=-9)],
+        (np.zeros(0), 0),
+    ),
+    "take_along_axis": (lambda: ops.take_along_axis(tensor([1, 2]), tensor([1, -1], "int8")), [2, 2]),
+    "roll": (
+        lambda: [ops.roll(tensor([[1, 2], [3, 4]]), 1, axis=axis) for axis in ((0, -1), ())],
+        ([[4, 3], [2, 1]], [[1, 2], [3, 4]]),
+    ),
+    "can_cast": (
+        lambda: (
+            [ops.can_cast(*pair) for pair in (("bool", "int8"), ("int8", "float64"), ("int8", "int16"))]
+            + [
+                ops.can_cast("float32", "complex64"),
+                ops.can_cast("complex64", "float64"),
+                ops.can_cast("uint8", "int8"),
+            ]
+        ),
+        (False, False, True, True, False, False),
+    ),
+    "isdtype": (
+        lambda: [ops.isdtype(ops.int64, kind) for kind in (ops.int64, (ops.bool, "integral"), ops.int8)],
+        (True, True, False),
+    ),
+    "finfo": (
+        lambda: (
+            [float(ops.finfo(kind).eps) for kind in (tensor(1.0, "float32").dtype, ops.float32, "float32")]
+            + [int(ops.iinfo(kind).max) for kind in (tensor(1, "int32").dtype, ops.int32)]
+        ),
+        (2.0**-23,) * 3 + (2**31 - 1,) * 2,
+    ),
+    "sqrt of integers": (lambda: [ops.sqrt(tensor([4])), ops.sin(1), ops.exp(tensor([0]))], ([2], np.sin(1), [1])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Degrees of freedom", "ignore:divide by zero", "ignore:invalid value")
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_a_value(backend, name):
+    function, expected = EVERYWHERE[name]
+    check(function(), np.array(expected) if isinstance(expected, list) else expected, rtol=1e-13)
+
+
+@BOTH
+@pytest.mark.filterwarnings("ignore:Degrees of freedom", "ignore:divide by zero", "ignore:invalid value")
+@pytest.mark.filterwarnings("ignore:Mean of empty")
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_on_numpy_and_tensorflow(backend, name):
+    function, expected = VALUES[name]
+    check(function(), expected if isinstance(expected, tuple) else np.array(expected), rtol=1e-13)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"])
+def test_integers(backend, dtype):
+    x, y = np.array([[2, 3], [1, 0]], dtype), np.array([[5, 1], [1, 7]], dtype)
+    a, b = tensor(x), tensor(y)
+    with np.errstate(over="ignore"):
+        pairs = {
+            "abs": (ops.abs(a), x),
+            "sign": (ops.sign(a), np.sign(x)),
+            "negative": (ops.negative(a), np.negative(x)),
+            "positive": (ops.positive(a), x),
+            "square": (ops.square(a), x * x),
+            "pow": (ops.pow(a, 2), x**2),
+            "floor_divide": (ops.floor_divide(b, 2), y // 2),
+            "remainder": (ops.remainder(b, 2), y % 2),
+            "matmul": (ops.matmul(a, b), x @ y),
+            "vecdot": (ops.vecdot(a, b), np.vecdot(x, y)),
+            "tensordot": (ops.tensordot(a, b, axes=1), x @ y),
+            "outer": (ops.linalg.outer(a[0], b[0]), np.outer(x[0], y[0])),
+            "tile": (ops.tile(a, (1, 2)), np.tile(x, (1, 2))),
+            "repeat": (ops.repeat(a, 2, axis=-1), np.repeat(x, 2, -1)),
+            "roll": (ops.roll(a, 1), np.roll(x, 1)),
+            "sum": (ops.sum(a), np.sum(x)),
+            "max": (ops.max(a, axis=0), np.max(x, axis=0)),
+            "argmin": (ops.argmin(a), np.argmin(x)),
+            "sort": (ops.sort(a, axis=0), np.sort(x, axis=0)),
+            "unique_values": (ops.unique_values(a), np.unique(x)),
+            "cumulative_sum": (ops.cumulative_sum(a, axis=0, dtype=dtype), np.cumsum(x, 0, dtype=dtype)),
+            "cumulative_prod": (ops.cumulative_prod(a, axis=0, dtype=dtype), np.cumprod(x, 0, dtype=dtype)),
+            "clip": (ops.clip(a, -1, 2), np.clip(x, -1, 2)),
+            "searchsorted": (ops.searchsorted(a[0], b[0]), np.searchsorted(x[0], y[0])),
+        }
+    for name, (got, due) in pairs.items():
+        np.testing.assert_array_equal(plain(got), due, name)
+        assert config.active.dtype(got) == str(due.dtype), name
+
+
+@BOTH
+def test_a_number_that_does_not_fit_is_refused(backend):
+    with pytest.raises(OverflowError, match="out of bounds"):
+        ops.add(tensor([1], "uint8"), 300)
+
+
+@TENSORFLOW
+def test_bfloat16_beside_a_number(backend):
+    x = ops.ones(2, dtype="bfloat16")
+    results = [ops.add(x, 2.0), ops.where(x > 0, x, 0.5), ops.maximum(x, 2.0), ops.pow(x, 2.0), ops.clip(x, 0.5, 2)]
+    assert [config.active.dtype(each) for each in results] == ["bfloat16"] * 5
+    assert ops.result_type(x, 1.0) == x.dtype and ops.result_type(x, 1) == x.dtype
+    assert float(ops.finfo(x.dtype).eps) == 2.0**-7
+
+
+UNKNOWN = {
+    "tril": (lambda t: ops.tril(t, k=-1), lambda x: np.tril(x, -1)),
+    "matrix_power": (lambda t: ops.linalg.matrix_power(t, 2), lambda x: x @ x),
+    "matrix_rank": (lambda t: ops.linalg.matrix_rank(t), np.linalg.matrix_rank),
+    "pinv": (lambda t: ops.linalg.pinv(t), np.linalg.pinv),
+    "prod": (lambda t: ops.prod(t, axis=-1), lambda x: np.prod(x, -1)),
+    "repeat": (lambda t: ops.repeat(t, ops.asarray([1, 0, 2]), axis=0), lambda x: np.repeat(x, [1, 0, 2], 0)),
+    "sort": (lambda t: ops.sort(t, descending=True), lambda x: -np.sort(-x)),
+    "tile": (lambda t: ops.tile(t, (2, 1)), lambda x: np.tile(x, (2, 1))),
+    "roll": (lambda t: ops.roll(t, 1, axis=-1), lambda x: np.roll(x, 1, -1)),
+    "fftshift": (lambda t: ops.fft.fftshift(t), np.fft.fftshift),
+    "var": (lambda t: ops.var(t, axis=0, correction=1), lambda x: np.var(x, 0, ddof=1)),
+}
+
+
+@TENSORFLOW
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_sizes(backend, name):
+    import tensorflow as tf
+
+    function, reference = UNKNOWN[name]
+    x = np.array([[3.0, 1.0, 0.0], [1.0, 4.0, 2.0], [0.0, 1.0, 5.0]])
+    traced = tf.function(function, input_signature=[tf.TensorSpec([None, None], tf.float64)])
+    check(traced(tf.constant(x)), reference(x))
+
+
+@TORCH_AND_JAX
+def test_a_bound_that_the_dtype_does_not_hold_raises(backend):
+    with pytest.raises((OverflowError, RuntimeError), match=r"out of bounds|overflow"):
+        ops.clip(wide([1, 2], "uint8"), 300)
+
+
+@TORCH_AND_JAX
+def test_what_can_be_cast(backend):
+    """The standard promotes integers to integers, floats to floats and complex numbers, booleans to booleans."""
+    can = [("int8", "int64"), ("uint8", "int16"), ("float32", "complex64"), ("bool", "bool"), ("uint32", "uint64")]
+    cannot = [
+        ("bool", "int8"),
+        ("int8", "float32"),
+        ("uint64", "int64"),
+        ("float64", "float32"),
+        ("complex64", "float32"),
+    ]
+    can += [("bfloat16", "float32"), ("bfloat16", "bfloat16")]
+    cannot += [("bfloat16", "float16"), ("float32", "bfloat16")]
+    assert all(ops.can_cast(*pair) for pair in can) and not any(ops.can_cast(*pair) for pair in cannot)
+    assert ops.can_cast(wide([1], "int8"), ops.int16) and not ops.can_cast(wide([1]), ops.float32)
+
+
+A = np.random.default_rng(0).normal(size=(2, 2, 2, 2)) + 3 * np.eye(2)
+
+
+B = np.random.default_rng(1).normal(size=(2, 2, 2))
+
+
+@TORCH_AND_JAX
+@pytest.mark.parametrize("columns", ["vector", "matrix", "matrices", "of other sizes"])
+def test_solving_in_a_batch(backend, columns):
+    """Where all sizes are two, no rank tells a matrix from a batch of vectors."""
+    a, b = A, {"vector": B[:, 0], "matrix": B, "matrices": np.stack([B, 2 * B], 1)}.get(columns)
+    if b is None:
+        random = np.random.default_rng(2)
+        a, b = random.normal(size=(2, 2, 3, 3)) + 3 * np.eye(3), random.normal(size=(2, 3, 2))
+    due = np.stack([solved(*pair) for pair in zip(a, b, strict=True)])
+    np.testing.assert_allclose(plain(batched(ops.linalg.solve)(wide(a), wide(b))), due, rtol=1e-9)
+    one = batched(lambda a: ops.linalg.solve(a, wide(b[0])))(wide(a))
+    np.testing.assert_allclose(plain(one)[0], due[0], rtol=1e-9)
+    other = batched(lambda b: ops.linalg.solve(wide(a[1]), b))(wide(b))
+    np.testing.assert_allclose(plain(other)[1], due[1], rtol=1e-9)
+
+
+def solved(a, b):
+    return np.linalg.solve(a, b[:, None])[..., 0] if b.ndim == 1 else np.linalg.solve(a, b)
+
+
+BATCHES = {
+    "sign": (lambda x: ops.sign(x), [[1, -2], [0, 3]], [[1, -1], [0, 1]]),
+    "straight_through": (
+        keras_cg.recipes.straight_through(lambda x: ops.sign(x)),
+        [[1, -2], [0, 3]],
+        [[1, -1], [0, 1]],
+    ),
+    "ihfft": (lambda x: ops.imag(ops.fft.ihfft(x)), [[1, 2, 3, 4]], np.fft.ihfft([[1, 2, 3, 4]]).imag),
+    "conj": (lambda x: ops.imag(ops.conj(x * 1j)), [[1.0], [2.0]], [[-1], [-2]]),
+    "nested list": (lambda x: ops.asarray([[x[0], 1.0], [2, x[1]]]), [[3, 4]], [[[3, 1], [2, 4]]]),
+    "det": (lambda x: ops.linalg.det(x), [[[1, 2], [2, 4]], [[2, 0], [0, 3]]], [0, 6]),
+    "det of four rows": (lambda x: ops.linalg.det(x), [np.ones((4, 4)), 2 * np.eye(4)], [0, 16]),
+}
+
+
+@TORCH_AND_JAX
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch(backend, name):
+    function, x, expected = BATCHES[name]
+    np.testing.assert_allclose(plain(batched(function)(wide(x))), expected, atol=1e-12)
+
+
+@TORCH_AND_JAX
+def test_numpy_arrays_beside_tensors(backend):
+    x, array = wide([1, 2]), np.array([3.0, 4.0])
+    for found, expected in (
+        (ops.add(x, array[::-1]), [5, 5]),
+        (ops.multiply(array, 2), [6, 8]),
+        (ops.pow(array, x), [3, 16]),
+        (ops.where(np.array([True, False]), x, array), [1, 4]),
+        (ops.concat([x, array]), [1, 2, 3, 4]),
+        (ops.stack([1.0, 2.0]), [1, 2]),
+        (ops.asarray([x[0], array[1]]), [1, 4]),
+        (ops.clip(x, array - 2, max=array), [1, 2]),
+        (ops.repeat(x, np.array([1, 2])), [1, 2, 2]),
+        (ops.linalg.vector_norm(array), 5),
+        (ops.matmul(np.eye(2), x), [1, 2]),
+        (ops.full(2, array[0]), [3, 3]),
+    ):
+        assert config.active.is_tensor(found) and config.active.dtype(found) in ("float64", "float32")
+        np.testing.assert_allclose(plain(found), expected)
+    assert config.active.dtype(ops.add(wide([1], "float32"), np.ones(1, "float32"))) == "float32"
+
+
+@TORCH_AND_JAX
+@pytest.mark.parametrize("dtype", [np.float32, np.dtype("float32"), "float32"])
+def test_dtypes_of_numpy(backend, dtype):
+    for found in (
+        ops.zeros(2, dtype=dtype),
+        ops.zeros(2, dtype),
+        ops.astype(wide([1]), dtype),
+        ops.asarray([1], dtype),
+    ):
+        assert config.active.dtype(found) == "float32"
+    assert ops.result_type(dtype, ops.float32) == ops.result_type(wide([1], "float32"), 1.0)
+    assert ops.isdtype(dtype, "real floating") and ops.can_cast(dtype, np.float64) and ops.finfo(dtype).bits == 32
+
+
+@TORCH_AND_JAX
+def test_types_of_python_and_numbers_alone(backend):
+    assert config.active.dtype(ops.astype(wide([1.5]), int)) == "int64"
+    assert config.active.dtype(ops.zeros(1, ops.result_type(1, 1.0))).startswith("float")
+
+
+POSITIONAL = {
+    "concat": lambda xp, x, v: xp.concat((x, x), 1),
+    "cumulative_sum": lambda xp, x, v: xp.cumulative_sum(x, 1) if xp is ops else xp.cumulative_sum(x, axis=1),
+    "unstack": lambda xp, x, v: xp.unstack(x, 1) if xp is ops else xp.unstack(x, axis=1),
+    "svd": lambda xp, x, v: xp.linalg.svd(x, False)[1],
+    "qr": lambda xp, x, v: abs(xp.linalg.qr(x, "complete")[1]),
+    "fft": lambda xp, x, v: xp.fft.fft(x, 2, 0),
+    "fftn": lambda xp, x, v: xp.fft.fftn(x, (2, 2), (0, 1)),
+    "fftfreq": lambda xp, x, v: xp.fft.fftfreq(4, 0.5),
+    "fftshift": lambda xp, x, v: xp.fft.fftshift(x, 0),
+    "searchsorted": lambda xp, x, v: xp.searchsorted(v, v, "right"),
+    "diff": lambda xp, x, v: xp.diff(x, 2),
+    "argmax": lambda xp, x, v: xp.argmax(x, 0),
+    "count_nonzero": lambda xp, x, v: xp.count_nonzero(x, 0),
+    "var": lambda xp, x, v: xp.var(x, 0),
+}
+
+
+@TORCH_AND_JAX
+@pytest.mark.parametrize("name", POSITIONAL)
+def test_by_position(backend, name):
+    x, v = np.array([[1.0, 2, 4], [3, 5, 0]]), np.array([1.0, 2, 4])
+    due = POSITIONAL[name](np, x, v)
+    np.testing.assert_allclose(plain(POSITIONAL[name](ops, wide(x), wide(v))), due, atol=1e-12)
+
+
+@TORCH_AND_JAX
+def test_a_transform_of_nothing(backend):
+    x = ops.zeros((0, 4))
+    assert [tuple(getattr(ops.fft, name)(x).shape) for name in ("fft", "rfft", "irfft")] == [(0, 4), (0, 3), (0, 6)]
+
+
+BATCHED = {
+    "roll": (lambda t: ops.roll(t, 1, axis=-1), lambda x: np.roll(x, 1, axis=-1)),
+    "fftshift": (lambda t: ops.fft.fftshift(t, axes=-1), lambda x: np.fft.fftshift(x, axes=-1)),
+    "ifftshift": (lambda t: ops.fft.ifftshift(t), lambda x: np.fft.ifftshift(x, axes=(1, 2))),
+    "sort": (lambda t: ops.sort(t), np.sort),
+    "argmax": (lambda t: ops.argmax(t, axis=-1), lambda x: np.argmax(x, axis=-1)),
+    "repeat": (lambda t: ops.repeat(t, 2, axis=-1), lambda x: np.repeat(x, 2, axis=-1)),
+    "tril": (lambda t: ops.tril(t), np.tril),
+    "prod": (lambda t: ops.prod(t, axis=-1), lambda x: np.prod(x, axis=-1)),
+    "pow": (lambda t: ops.pow(t, 2.0), lambda x: x**2),
+}
+
+
+@TENSORFLOW
+@pytest.mark.parametrize("name", BATCHED)
+def test_a_batch_of_tensorflow(backend, name):
+    import tensorflow as tf
+
+    function, reference = BATCHED[name]
+    x = np.random.default_rng(0).normal(size=(2, 3, 3))
+    check(tf.vectorized_map(function, tf.constant(x)), reference(x))

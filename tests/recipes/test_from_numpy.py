@@ -1,0 +1,463 @@
+"""`recipes.from_numpy`: functions of NumPy arrays on every backend, with rules that are wrong on purpose."""
+
+import functools
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from scipy import special
+
+import keras_cg
+from keras_cg import config, ops, recipes
+from keras_cg.recipes import callback, frameworks
+from keras_cg.recipes.callback import host
+from keras_cg.recipes.callback.host import Host
+from keras_cg.testing import assert_gradients
+
+X = np.array([-0.5, 0.25, 2.0], np.float32)
+
+
+def found(tensor):
+    return np.asarray(config.active.to_numpy(tensor))
+
+
+def tensor(array):
+    return config.active.asarray(np.array(array))
+
+
+# The square, with a rule that says 7 x, and one for the rule that says 3 and 5 in the place of 7 and 7 x.
+def square(x):
+    return x * x
+
+
+def seven(x, upstream):
+    return 7 * x * upstream
+
+
+def of_seven(x, upstream, arriving):
+    return 3 * upstream * arriving, 5 * x * arriving
+
+
+first = recipes.from_numpy(square, seven)
+second = recipes.from_numpy(square, recipes.from_numpy(seven, of_seven))
+
+
+def gradient(f):
+    return keras_cg.grad(lambda x: ops.sum(f(x)))
+
+
+def test_the_first_order(backend):
+    x = tensor(X)
+    output = first(x)
+    assert isinstance(output, config.active.tensors) and config.active.dtype(output) == "float32"
+    np.testing.assert_array_equal(found(output), X * X)
+    np.testing.assert_array_equal(found(gradient(first)(x)), 7 * X)
+    np.testing.assert_array_equal(found(keras_cg.jacobian(first)(x)), np.diag(7 * X))
+    assert config.active.dtype(gradient(first)(x)) == "float32"
+
+
+@pytest.mark.limit
+def test_higher_orders_need_a_rule_for_the_rule(backend):
+    x = tensor(X)
+    np.testing.assert_array_equal(found(gradient(gradient(second))(x)), [3, 3, 3])
+    np.testing.assert_array_equal(found(keras_cg.hessian(lambda x: ops.sum(second(x)))(x)), 3 * np.eye(3))
+    # What arrives at the rule's upstream goes by the rule for the rule: 5 x g, and not 7 x g.
+    mixed = gradient(lambda x: second(x) * second(x))
+    expected = 3 * 2 * X * X + 2 * 7 * X * 5 * X
+    np.testing.assert_allclose(found(gradient(mixed)(x)), expected, rtol=1e-6)
+    with pytest.raises(keras_cg.GradientError) as caught:
+        gradient(gradient(first))(x)
+    assert str(caught.value).splitlines() == [
+        "from_numpy(square): its vjp is a function of NumPy arrays without a gradient of its own.",
+        "    usual cause: a second derivative, or forward mode, which is the derivative of the vjp by upstream.",
+        "    remedy: give the vjp a rule, too: from_numpy(function, from_numpy(vjp, vjp_of_vjp)).",
+    ]
+    with pytest.raises(keras_cg.GradientError, match=r"from_numpy\(seven\): its vjp"):
+        gradient(gradient(gradient(second)))(x)
+
+
+def test_a_rule_on_tensors(backend):
+    """A decorated rule is called with tensors, and may be differentiated as what it is."""
+
+    @keras_cg.custom_gradient
+    def rule(x, upstream):
+        return 7 * x * upstream, lambda arriving: (3 * upstream * arriving, 7 * x * arriving)
+
+    f = recipes.from_numpy(square, rule)
+    np.testing.assert_array_equal(found(gradient(f)(tensor(X))), 7 * X)
+    np.testing.assert_array_equal(found(gradient(gradient(f))(tensor(X))), [3, 3, 3])
+
+
+@pytest.mark.limit
+def test_forward_mode_raises_or_is_right(backend):
+    x = tensor(X)
+    for f in (first, second):
+        try:
+            moved = keras_cg.jvp(f, (x,), (x,))[1]
+        except ValueError as error:
+            told = str(error)
+        else:
+            assert f is second  # whose rule has a derivative by upstream
+            told = "linear in upstream"
+            np.testing.assert_array_equal(found(moved), 5 * X * X)
+        assert "without a gradient of its own" in told or "linear in upstream" in told
+
+
+@pytest.mark.only("jax", "tensorflow")
+def test_compiled(backend):
+    x, compiled = tensor(X), config.active.compiled
+    for f, expected in ((first, X * X), (gradient(first), 7 * X), (gradient(gradient(second)), 0 * X + 3)):
+        np.testing.assert_array_equal(found(compiled(lambda x: (f(x),))(x)[0]), expected)
+    with pytest.raises(keras_cg.GradientError, match="without a gradient of its own"):
+        compiled(lambda x: (gradient(gradient(first))(x),))(x)
+
+
+@pytest.mark.only("torch")
+def test_torch_compile_takes_it_as_one_operator(backend):
+    import torch
+
+    torch.compiler.reset()
+    program = torch.compile(lambda x: ops.sum(3 * first(x)), backend="aot_eager", fullgraph=True, dynamic=True)
+    for length in (3, 4):
+        x = torch.arange(1.0, length + 1).requires_grad_()
+        program(x).backward()
+        np.testing.assert_array_equal(found(x.grad), 21 * found(x))
+
+    # Another one in the same program's place: nothing of the first is a variable of it.
+    other = recipes.from_numpy(lambda x: x + 1, lambda x, g: 11 * g)
+    for f, expected in ((first, 7), (other, 11)):
+        x = torch.ones(2, requires_grad=True)
+        torch.compile(lambda x: ops.sum(f(x)), backend="aot_eager", fullgraph=True)(x).backward()
+        np.testing.assert_array_equal(found(x.grad), expected)
+
+    def fails(x):
+        raise KeyError("of the user's")
+
+    with pytest.raises(KeyError, match="of the user's"):
+        torch.compile(recipes.from_numpy(fails, None), backend="aot_eager", fullgraph=True)(torch.ones(2))
+
+
+@pytest.mark.only("torch")
+def test_torch_func(backend):
+    import torch
+
+    x, func = tensor(X), torch.func
+    np.testing.assert_array_equal(found(func.vmap(first)(x)), X * X)
+    assert func.vmap(first)(x[:0]).shape == (0,)
+    np.testing.assert_array_equal(found(func.vmap(func.grad(first), in_dims=0)(x)), 7 * X)
+    np.testing.assert_array_equal(found(func.vmap(func.grad(func.grad(second)))(x)), [3, 3, 3])
+    np.testing.assert_array_equal(found(func.jacrev(first)(x)), np.diag(7 * X))
+    rows = torch.stack([x, 2 * x], 1)  # the batch is the second axis, and the function sums along the first
+    total = recipes.from_numpy(np.sum, lambda x, g: 7 * g * x, result=lambda x: ((), x.dtype))
+    np.testing.assert_allclose(found(func.vmap(total, in_dims=1)(rows)), [X.sum(), 2 * X.sum()])
+    np.testing.assert_array_equal(found(func.vmap(func.vmap(first))(rows)), found(rows) ** 2)
+    with pytest.raises(keras_cg.GradientError, match="without a gradient of its own"):
+        func.grad(func.grad(first))(x[0])
+
+
+@pytest.mark.only("torch")
+def test_the_operator_of_torch_has_no_gradient_past_the_rule(backend):
+    import torch
+
+    x = torch.ones(2, requires_grad=True)
+    function = callback._Function("f", square, None)
+    (output,) = frameworks.this.callback.call(Host(function.key, 1), (x,))
+    with pytest.raises((RuntimeError, NotImplementedError), match="autograd"):
+        output.sum().backward()
+
+
+@pytest.mark.only("jax")
+def test_jax_transforms(backend):
+    import jax
+
+    x = tensor(X)
+    np.testing.assert_array_equal(found(jax.vmap(first)(x)), X * X)
+    assert jax.vmap(first)(x[:0]).shape == (0,)
+    np.testing.assert_array_equal(found(jax.jit(jax.vmap(jax.grad(first)))(x)), 7 * X)
+    np.testing.assert_array_equal(found(jax.jit(jax.vmap(jax.grad(jax.grad(second))))(x)), [3, 3, 3])
+
+    def loop(x):
+        return jax.lax.scan(lambda carry, _: (first(carry), None), x, None, length=2)[0]
+
+    assert found(loop(x[2])) == 16
+    assert found(jax.jit(jax.grad(loop))(x[2])) == 7 * 4 * 7 * 2
+
+    def twice(x):
+        return jax.lax.scan(lambda carry, _: (second(carry), None), x, None, length=2)[0]
+
+    # Of z = x^2 and y = z^2 the gradient is 7 x a with a = 7 z = 28. Its rule says 3 a for x, and 5 x for a; that of a
+    # says 3 for z, and that of z says 7 x.
+    assert found(jax.jit(jax.grad(jax.grad(twice)))(x[2])) == 3 * 28 + 5 * 2 * 3 * 7 * 2
+    with pytest.raises(keras_cg.GradientError, match="without a gradient of its own"):
+        jax.jit(jax.grad(jax.grad(loop)))(x[2])
+    total = recipes.from_numpy(np.sum, lambda x, g: 7 * g * x, result=lambda x: ((), x.dtype))
+    rows = np.stack([X, 2 * X], 1)
+    np.testing.assert_allclose(found(jax.vmap(total, in_axes=1)(rows)), [X.sum(), 2 * X.sum()])
+
+
+@pytest.mark.only("jax")
+def test_jax_differentiates_the_callback_to_nan_past_the_rule(backend):
+    import jax
+
+    function = callback._Function("f", square, None)
+    slope = jax.grad(lambda x: frameworks.this.callback.call(Host(function.key, 1), (x,))[0])
+    assert np.isnan(slope(1.0)) and np.isnan(jax.jit(slope)(1.0))
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.limit
+def test_tensorflow_knows_the_shapes(backend):
+    import tensorflow as tf
+
+    last = recipes.from_numpy(lambda x: x.sum(-1), seven, result=lambda x: (x.shape and x.shape[:-1], x.dtype))
+    for f, given, expected in (
+        (first, [None, 3], [None, 3]),
+        (last, [None, 3], [None]),
+        (first, None, None),
+        (last, None, None),
+    ):
+        graph = tf.function(f, input_signature=[tf.TensorSpec(given, tf.float32)]).get_concrete_function()
+        assert graph.outputs[0].shape.as_list() == expected if expected else graph.outputs[0].shape.rank is None
+    np.testing.assert_array_equal(found(tf.vectorized_map(first, tensor(X))), X * X)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="PyFuncStateless"):
+        tf.function(first, jit_compile=True)(tensor(X))
+
+
+# Two results and two arguments, one of them integers; and a number, which has no gradient.
+def powers(x, n, factor):
+    n = n.astype(x.dtype)
+    return factor * x**n, (n * x).sum(-1)
+
+
+def of_powers(x, n, factor, power, total):
+    return 7 * power * factor + 11 * n.astype(x.dtype) * total, None, None
+
+
+several = recipes.from_numpy(powers, of_powers, result=lambda x, n, factor: [x, (x.shape[:-1], x.dtype)])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_several_results_and_arguments(backend, compiled):
+    n = tensor(np.array([2, 1, 3], np.int32))
+
+    def both(x, n):
+        _, pullback = keras_cg.vjp(lambda x: several(x, n, 2.0), x)
+        power, total = several(x, n, 2.0)
+        return power, total, pullback((power * 0 + 1, total * 0 + 10))[0]
+
+    f = (config.active.compiled(both) if compiled and backend != "torch" else None) or both
+    power, total, slope = f(tensor(X), n)
+    np.testing.assert_allclose(found(power), 2 * X ** found(n))
+    np.testing.assert_allclose(found(total), (X * found(n)).sum())
+    np.testing.assert_allclose(found(slope), 14 + 110 * found(n))
+    assert {config.active.dtype(each) for each in (power, total, slope)} == {"float32"}
+
+
+def test_integer_results_get_no_upstream(backend):
+    rounded = recipes.from_numpy(
+        lambda x: [x * 2, np.rint(x).astype("int32")],
+        lambda x, upstream: 7 * upstream,
+        result=lambda x: [x, (x.shape, np.int32)],
+    )
+    assert found(rounded(tensor(X))[1]).tolist() == [0, 0, 2]
+    np.testing.assert_array_equal(found(gradient(lambda x: rounded(x)[0])(tensor(X))), [7, 7, 7])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_dtypes_are_kept(backend, dtype):
+    if (backend, dtype) == ("numpy", "bfloat16"):
+        return  # NumPy has none
+    seen = []
+
+    def twice(x):
+        seen.append(x.dtype.name)
+        return x + x
+
+    f = recipes.from_numpy(twice, lambda x, g: g * x.dtype.type(7))
+    with config.active.double_precision():
+        x = config.active.cast(tensor(X), dtype)
+        output, pullback = keras_cg.vjp(f, x)
+        (slope,) = pullback(output * 0 + 1)
+        assert (config.active.dtype(output), config.active.dtype(slope)) == (dtype, dtype)
+        assert set(seen) == {"float32" if dtype == "bfloat16" else dtype}
+        np.testing.assert_array_equal(found(config.active.cast(slope, "complex64")), [7, 7, 7])
+
+
+def test_what_it_gets_is_its_own(backend):
+    def destroy(x):
+        assert x.flags.c_contiguous and x.flags.writeable and isinstance(x, np.ndarray)
+        x[...] = 9
+        return kept if x.ndim == 1 else x
+
+    kept = np.ones(3, np.float32)
+    x = tensor(X)
+    output = recipes.from_numpy(destroy, None)(x)
+    kept[...] = 5
+    np.testing.assert_array_equal(found(x), X)
+    np.testing.assert_array_equal(found(output), [1, 1, 1])
+
+
+@pytest.mark.limit
+def test_exceptions_pass_through(backend):
+    def fails(x, *upstream):
+        raise KeyError("of the user's")
+
+    with pytest.raises(KeyError, match="of the user's"):
+        recipes.from_numpy(fails, None)(tensor(X))
+    with pytest.raises(KeyError, match="of the user's"):
+        gradient(recipes.from_numpy(square, fails))(tensor(X))
+    if backend in ("jax", "tensorflow"):
+        failing = recipes.from_numpy(fails, None)
+        program = config.active.compiled(lambda x: (failing(x),))
+        with pytest.raises(Exception, match="of the user's"):
+            found(program(tensor(X))[0])
+
+
+@pytest.mark.limit
+def test_a_function_that_is_gone(backend):
+    assert lines(lambda: frameworks.this.callback.call(Host("absent", 1), (tensor(X),)), RuntimeError) == [
+        "A program calls a function of NumPy arrays that is not in this process.",
+        "    usual cause: the program was saved and is loaded elsewhere, or what recipes.from_numpy returned is gone.",
+        "    remedy: keep what from_numpy returned as long as the program, and save models without such functions.",
+    ]
+
+
+def test_nothing_is_kept(backend):
+    before = {*host._registered}
+    f = recipes.from_numpy(lambda x: x * 1, seven)
+    gradient(f)(tensor(X))
+    last = weakref.ref(f)
+    assert {*host._registered} > before
+    del f
+    gc.collect()
+    assert last() is None and {*host._registered} == before
+
+
+def lines(call, error):
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value).splitlines()
+
+
+def test_what_was_not_promised(backend):
+    x, like = tensor(X), recipes.from_numpy(lambda x: x.astype("float64").sum(-1, keepdims=True), None)
+    assert lines(lambda: like(x), ValueError) == [
+        "from_numpy(test_what_was_not_promised.<locals>.<lambda>) did not return what it promised.",
+        "    got: float64[1]",
+        "    expected: float32[3]",
+        "    usual cause: NumPy went over to float64; or the result is not like the first argument.",
+        "    remedy: convert it, y.astype(x.dtype); of a result like no argument, say shape and dtype in `result`.",
+    ]
+    for wrong, came in ((lambda x: x.astype("float64"), "float64[3]"), (lambda x: x[:2], "float32[2]")):
+        expected = [f"    got: {came}", "    expected: float32[3]"]
+        assert lines(lambda: recipes.from_numpy(wrong, None)(x), ValueError)[1:3] == expected
+        assert (
+            lines(lambda: gradient(recipes.from_numpy(square, lambda x, g: wrong(x)))(x), ValueError)[1:3] == expected
+        )
+    number = recipes.from_numpy(np.sum, lambda x, g: 1.0, result=lambda x: ((), "float32"))
+    assert lines(lambda: gradient(number)(x), ValueError)[:3] == [
+        "the vjp of from_numpy(sum) did not return what it promised.",
+        "    got: a number",
+        "    expected: float32[3]",
+    ]
+    one = recipes.from_numpy(square, None, result=lambda x: [x, x])
+    assert lines(lambda: one(x), ValueError) == [
+        "from_numpy(square) did not return what it promised.",
+        "    got: a numpy.ndarray",
+        "    expected: a tuple of 2",
+        "    remedy: say in `result` what it returns: a kind, or a list of kinds for a tuple.",
+    ]
+    three = recipes.from_numpy(lambda x: (x, x, x), None, result=lambda x: [x, x])
+    assert lines(lambda: three(x), ValueError)[1] == "    got: tuple of 3"
+    few = recipes.from_numpy(lambda x, y: x * y, lambda x, y, g: g)
+    expected = [
+        "from_numpy(test_what_was_not_promised.<locals>.<lambda>): its vjp must return one gradient for each argument,"
+        " or None for one that has none.",
+        "    got: 1",
+        "    expected: 2",
+    ]
+    assert lines(lambda: gradient(lambda x: few(x, x))(x), keras_cg.GradientError) == expected
+
+
+def test_numbers_of_numpy(backend):
+    """They are numbers where they are no tensors, on torch, and have the dtype of the first tensor."""
+    product = recipes.from_numpy(lambda x, y: x * y, lambda x, y, upstream: (7 * y * upstream, None))
+    for number in (np.float32(3), np.float64(3)):
+        x = tensor(X.astype(number.dtype))
+        np.testing.assert_array_equal(found(product(x, number)), 3 * X)
+        np.testing.assert_array_equal(found(gradient(lambda x, number=number: product(x, number))(x)), [21, 21, 21])
+
+
+def test_a_vjp_that_is_written_as_a_rule_of_custom_gradient(backend):
+    """It would get upstream alone; an error of its own, such as of a wrong call in it, passes through."""
+    x = tensor(X)
+    for vjp, shown in (
+        (lambda upstream: 7 * upstream, "vjp(upstream)"),
+        (lambda x, y, upstream, more: 7 * upstream, "vjp(x, y, upstream, more)"),
+        (functools.partial(lambda x, upstream: 7 * upstream, None), "vjp(upstream)"),
+        (recipes.from_numpy(lambda upstream: 7 * upstream, None), "vjp(upstream)"),
+    ):
+        assert lines(lambda vjp=vjp: gradient(recipes.from_numpy(square, vjp))(x), TypeError) == [
+            "from_numpy(square): its vjp must take 1 argument of the function, then 1 upstream.",
+            f"    got: {shown}",
+            "    usual cause: a rule that is written as that of custom_gradient, which gets upstream alone.",
+            "    remedy: write it as vjp(x, upstream): it gets each argument of the function, then upstream.",
+        ], shown
+    product = recipes.from_numpy(lambda x, y: (x * y, x + y), lambda x, y, u: u, result=lambda x, y: [x, x])
+    assert lines(lambda: gradient(lambda x: product(x, x)[0])(x), TypeError)[:2] == [
+        "from_numpy(test_a_vjp_that_is_written_as_a_rule_of_custom_gradient.<locals>.<lambda>): its vjp must take 2"
+        " arguments of the function, then 2 upstreams.",
+        "    got: vjp(x, y, u)",
+    ]
+    inside = recipes.from_numpy(square, lambda *args: seven())
+    with pytest.raises(Exception, match="missing 2 required positional arguments"):
+        gradient(inside)(x)
+
+
+def test_what_it_does_not_take(backend):
+    x = tensor(X)
+    assert lines(lambda: recipes.from_numpy("sum", None), TypeError) == [
+        "from_numpy expects a function, got a str. Give the function itself, not what it returns."
+    ]
+    for wrong in ({"vjp": 3}, {"vjp": None, "result": (3,)}):
+        assert lines(lambda: recipes.from_numpy(square, **wrong), TypeError)[0].startswith("from_numpy expects")
+    assert lines(lambda: first([x]), TypeError) == [
+        "from_numpy(square): argument 0 is a list, and not a tensor.",
+        "    remedy: give tensors and numbers, those of a nest one by one, and what is neither before:"
+        " from_numpy(functools.partial(function, mode=...), ...).",
+    ]
+    mode = recipes.from_numpy(lambda x, mode: x, None)
+    assert lines(lambda: mode(x, mode="on"), TypeError) == [
+        "from_numpy(test_what_it_does_not_take.<locals>.<lambda>): mode was given by keyword, and arrays are given by"
+        " position.",
+        "    remedy: give what is no array before: from_numpy(functools.partial(function, mode=...), ...).",
+    ]
+    bound = recipes.from_numpy(functools.partial(lambda x, mode: x, mode="on"), None)
+    np.testing.assert_array_equal(found(bound(x)), X)
+    named = recipes.from_numpy(functools.partial(np.sum, axis=0), None)
+    assert lines(lambda: named(x), ValueError)[0] == "from_numpy(sum) did not return what it promised."
+    assert lines(recipes.from_numpy(lambda: 1.0, None), TypeError) == [
+        "from_numpy(test_what_it_does_not_take.<locals>.<lambda>) was called without arguments. Give it a tensor."
+    ]
+    for said in ("float32", (3,), (3, "float32")):
+        assert lines(lambda: recipes.from_numpy(square, None, result=lambda x: said)(x), TypeError) == [
+            "from_numpy(square): `result` must return the kind of an argument, a pair (shape, dtype), or a list of"
+            " these.",
+            f"    got: {said!r}",
+        ]
+    assert lines(lambda: gradient(recipes.from_numpy(square, None))(x), keras_cg.GradientError) == [
+        "from_numpy(square) has no gradient: it was made with vjp=None.",
+        "    remedy: give the rule, from_numpy(function, vjp), or stop the gradient before.",
+    ]
+
+
+def test_a_special_function_is_checked(backend):
+    def slope(x):
+        return (2 / np.sqrt(np.pi) * np.exp(-(x**2))).astype(x.dtype)
+
+    rule = recipes.from_numpy(lambda x, g: g * slope(x), lambda x, g, gg: (-2 * x * slope(x) * g * gg, slope(x) * gg))
+    erf = recipes.from_numpy(special.erf, rule)
+    assert_gradients(erf, np.array([-0.7, 0.3, 1.1]), modes=("reverse",), compiled=False)
+    assert found(erf(0.5)) == pytest.approx(special.erf(0.5), rel=1e-6)
+    assert found(keras_cg.grad(erf)(0.5)) == pytest.approx(0.8787826, rel=1e-6)

@@ -1,0 +1,420 @@
+"""`recipes.recompute`: the right gradient of a second run, which keeps nothing; an error where the two runs differ."""
+
+import gc
+import re
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from recipe_functions import X, found, seven_exp, tensor
+
+import keras_cg
+from keras_cg import ops, recipes
+
+
+def test_recompute_takes_any_arguments(backend):
+    runs = []
+
+    def f(x, params, *, mode, k=2):
+        runs.append(mode)
+        return {"y": x * params["w"] ** k, "n": 5, "mode": mode, "i": ops.argmax(x)}
+
+    def loss(x, w):
+        output = recipes.recompute(f)(x, {"w": w, "name": "static"}, mode="on")
+        assert (output["n"], output["mode"]) == (5, "on")
+        assert int(output["i"]) == 2
+        return ops.sum(output["y"])
+
+    x, w = tensor(X), tensor(3.0)
+    output, pullback = keras_cg.vjp(lambda x, w: recipes.recompute(f)(x, {"w": w}, mode="on")["y"], x, w)
+    before = len(runs)
+    pullback(ops.ones_like(output))
+    assert before == 1 or backend == "jax"  # which traces
+    assert len(runs) > before or backend == "jax"
+    gx, gw = keras_cg.grad(loss, (0, 1))(x, w)
+    np.testing.assert_allclose(found(gx), [9, 9, 9])
+    np.testing.assert_allclose(found(gw), 6 * X.sum(), rtol=1e-6)
+
+
+def test_recompute_without_anybody_who_differentiates(backend):
+    """It is the function itself, with any arguments."""
+    output = recipes.recompute(lambda x, *, n: x * n)(tensor(X), n=2)
+    np.testing.assert_allclose(found(output), 2 * X, rtol=1e-6)
+
+
+def test_recompute_trains_what_it_closes_over(backend):
+    def loss(w, x):
+        return ops.sum(recipes.recompute(lambda x: ops.tanh(x) * w**2)(x))
+
+    x, w = tensor(X), tensor(3.0)
+    np.testing.assert_allclose(found(keras_cg.grad(loss)(w, x)), 6 * np.tanh(X).sum(), rtol=1e-6)
+    np.testing.assert_allclose(found(keras_cg.hessian(loss)(w, x)), 2 * np.tanh(X).sum(), rtol=1e-6)
+
+
+@pytest.mark.only("torch")
+def test_recompute_trains_parameters_and_draws_the_same(backend):
+    import torch
+
+    w = torch.nn.Parameter(torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64))
+    seen = []
+
+    def f(x):
+        mask = (torch.rand_like(x) > 0.5).double() + 1
+        seen.append(mask.clone())
+        return x * w * mask
+
+    x = torch.tensor(X, requires_grad=True)
+    recipes.recompute(f)(x).sum().backward()
+    assert len(seen) == 2
+    np.testing.assert_allclose(seen[0], seen[1])
+    np.testing.assert_allclose(w.grad, X * seen[0].numpy())
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("jit", [None, False, True])
+def test_recompute_trains_variables(backend, jit):
+    import tensorflow as tf
+
+    w = tf.Variable([2.0, 3.0, 5.0])
+
+    def gradients(x):
+        with tf.GradientTape(persistent=True) as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                y = tf.reduce_sum(recipes.recompute(lambda x: seven_exp(x) * w**3)(x))
+            gw = tape.gradient(y, w)
+        return gw, outer.gradient(gw, w), outer.gradient(gw, x)
+
+    if jit is not None:
+        gradients = tf.function(gradients, jit_compile=jit)
+    gw, gww, gwx = gradients(tf.constant(X, tf.float32))
+    w0 = np.array([2.0, 3, 5])
+    np.testing.assert_allclose(gw, 6 * X * w0**2, rtol=1e-5)
+    np.testing.assert_allclose(gww, 12 * X * w0, rtol=1e-5)
+    np.testing.assert_allclose(gwx, 21 * w0**2 * np.exp(X), rtol=1e-5)
+
+
+@pytest.mark.only("torch", "tensorflow", "numpy")
+def test_recompute_keeps_only_the_arguments(backend):
+    """JAX's own `jax.checkpoint` is left to JAX."""
+    kept = []
+
+    def f(x):
+        inner = ops.exp(x)
+        kept.append(weakref.ref(inner._value if backend == "numpy" and hasattr(inner, "_value") else inner))
+        return ops.sin(inner)
+
+    def alive(f):
+        kept.clear()
+        output, pullback = keras_cg.vjp(f, tensor(X))
+        gc.collect()
+        state = kept[0]() is not None
+        pullback(output)
+        return state
+
+    assert alive(f)  # the test can fail
+    assert not alive(recipes.recompute(f))
+
+
+@pytest.mark.only("numpy")
+def test_recompute_finds_attributes(backend):
+    class Holder:
+        pass
+
+    def loss(w, x):
+        holder = Holder()
+        holder.w = w
+        return ops.sum(recipes.recompute(lambda x: seven_exp(x) * holder.w**3)(x))
+
+    gw, gx = keras_cg.grad(loss, (0, 1))(np.asarray(2.0), X)
+    np.testing.assert_allclose(gw, 24 * np.sum(X))
+    np.testing.assert_allclose(gx, 56 * np.exp(X))
+
+
+@pytest.mark.only("tensorflow")
+def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, backend):
+    import tensorflow as tf
+
+    class Holder:
+        w = eager.tensor([5.0])
+
+    x, holder, names = eager.tensor([3.0]), Holder(), {"w": eager.tensor([5.0])}
+    for function, w in ((lambda x: x * holder.w, holder.w), (eval("lambda x: x * w", names), names["w"])):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            output = recipes.recompute(function)(x)
+        assert [eager.array(each).tolist() for each in tape.gradient(output, [x, w])] == [[5.0], [3.0]]
+
+
+hidden = [None]
+
+
+def by_a_global():
+    return hidden[0]
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.limit
+def test_recompute_refuses_what_it_cannot_find(backend):
+    class Holder:
+        __slots__ = ("w",)
+
+    def in_a_slot(w, x):
+        holder = Holder()
+        holder.w = w
+        return ops.sum(recipes.recompute(lambda x: x * holder.w)(x))
+
+    def loss(w, x):
+        hidden[0] = w
+        return ops.sum(recipes.recompute(lambda x: x * by_a_global())(x))
+
+    assert keras_cg.grad(in_a_slot)(np.asarray(3.0), X) == np.sum(X)
+    with pytest.raises(keras_cg.CapturedVariableError) as caught:
+        keras_cg.grad(loss)(np.asarray(3.0), X)
+    assert re.sub(r"recompute\(\S+\)", "recompute(NAME)", str(caught.value)).splitlines() == [
+        "recompute(NAME) reads a value that is being differentiated and is not among its arguments.",
+        "    usual cause: a tensor in a global, or in what a function in a global reads.",
+        "    what would happen: the backend 'numpy' does not find it, and it would silently get no gradient.",
+        "    remedy: pass it as an argument, or stop its gradient in the function with keras_cg.ops.stop_gradient.",
+    ]
+
+
+@pytest.mark.only("jax")
+@pytest.mark.limit
+def test_what_recompute_does_not_see_on_jax(backend):
+    """As with `jax.checkpoint`, which it is there: an array of NumPy is read again, an array of JAX is not."""
+    import jax
+
+    for recomputed in (recipes.recompute, jax.checkpoint):
+        numpy_array = np.full(3, 3.0, np.float32)
+        kept = [jax.numpy.asarray(numpy_array)]
+        x = jax.numpy.ones(3)
+        _, pullback = keras_cg.vjp(recomputed(lambda x, w=numpy_array: x * w * w), x)
+        _, pullback_of_kept = keras_cg.vjp(recomputed(lambda x, kept=kept: x * kept[0] * kept[0]), x)
+        numpy_array[...] = 4
+        kept[0] = 4 * kept[0]
+        assert pullback(x)[0].tolist() == [16.0] * 3
+        assert pullback_of_kept(x)[0].tolist() == [9.0] * 3
+
+
+def changed_since(reads):
+    """What a recomputed function says when `reads` is no longer what it read."""
+    return re.escape(f"<lambda>) reads {reads} that was assigned or changed in place since it ran; its gradient needs")
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("kind", ["trained", "frozen", "tensor", "module", "frozen module", "buffer", "hidden"])
+def test_recompute_of_what_was_changed_in_place_on_torch(backend, kind):
+    import torch
+
+    class Scale(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            if kind == "buffer":
+                self.register_buffer("w", torch.full((3,), 3.0))
+            else:
+                self.w = torch.nn.Parameter(torch.full((3,), 3.0), requires_grad=kind != "frozen module")
+
+    class Hidden:
+        __slots__ = ("w",)
+
+    holder = Hidden() if kind == "hidden" else Scale()
+    if kind in ("tensor", "hidden", "frozen"):
+        holder = holder if kind == "hidden" else SimpleNamespace()
+        holder.w = torch.full((3,), 3.0) if kind == "tensor" else torch.nn.Parameter(torch.full((3,), 3.0))
+        holder.w.requires_grad_(kind == "hidden")
+    other = torch.nn.Parameter(torch.ones(3))
+    x = torch.tensor(X, dtype=torch.float32, requires_grad=True)
+    f = recipes.recompute(lambda x: x * holder.w * holder.w + 0 * other.detach())
+    first, second = f(x), f(x)
+    np.testing.assert_allclose(torch.autograd.grad(first.sum(), x)[0], [9, 9, 9])
+    with torch.no_grad():
+        holder.w.mul_(2)
+    what = "Tensor" if kind in ("tensor", "buffer") else "Parameter"
+    with pytest.raises(RuntimeError, match=changed_since(f"a {what} of float32[3]")):
+        second.sum().backward()
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_recompute_after_a_step_of_an_optimizer(backend):
+    """Of what the function does not read, though a module in its closure has it, a change is none."""
+    import torch
+
+    model = torch.nn.ModuleDict({"read": torch.nn.Linear(3, 1), "not read": torch.nn.Linear(3, 1)})
+    x = torch.tensor(X, dtype=torch.float32)
+    for name, optimized in (("not read", "not read"), ("read", "read")):
+        output = recipes.recompute(lambda x: model["read"](x) ** 2)(x)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        torch.optim.Adam(model[optimized].parameters(), lr=0.1).step()
+        if name == "read":
+            with pytest.raises(RuntimeError, match=changed_since("a Parameter of float32[1, 3]")):
+                output.backward()
+        else:
+            model.zero_grad()
+            slope = 2 * output.item() ** 0.5 * np.sign(model["read"](x).item())
+            output.backward()
+            np.testing.assert_allclose(model["read"].weight.grad[0], slope * X, rtol=1e-5)
+
+
+@pytest.mark.only("torch")
+def test_recompute_of_an_argument_that_was_changed_in_place(backend):
+    """Torch's own error, for it saves the arguments; and an output may be changed."""
+    import torch
+
+    x = torch.tensor(X, requires_grad=True)
+    z = x * 1
+    output = recipes.recompute(lambda z: seven_exp(z) * z)(z)
+    with torch.no_grad():
+        z.mul_(10)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+    square, one = recipes.recompute(lambda x: (seven_exp(x), x * 2))(x)
+    (square.sum() + one.mul_(3).sum()).backward()
+    np.testing.assert_allclose(x.grad, 7 * np.exp(X) + 6)
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.parametrize("where", ["closure", "module", "array"])
+def test_recompute_of_a_variable_that_was_assigned(backend, where, trainable):
+    import tensorflow as tf
+
+    if where == "array":
+        w = np.full(3, 3.0)
+        reads, what = (lambda: w), "a NumPy array"
+    else:
+        w = tf.Variable(np.full(3, 3.0), trainable=trainable)
+        module = tf.Module()
+        module.w = w
+        reads = (lambda: module.w) if where == "module" else (lambda: w)
+        what = f"a variable ({w.name})"
+    x = tf.constant(X)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        output = recipes.recompute(lambda x: x * reads() * reads())(x)
+    np.testing.assert_allclose(tape.gradient(output, x), [9, 9, 9])
+    if where == "array":
+        w[1] = 4
+    else:
+        w.assign([3, 4, 3])
+    with pytest.raises(RuntimeError, match=changed_since(what)):
+        tape.gradient(output, x)
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize(
+    ("dtype", "jit"), [("float16", False), ("float32", True), ("float64", True), ("complex64", False)]
+)
+@pytest.mark.limit
+def test_recompute_of_a_variable_that_was_assigned_between_two_graphs(backend, dtype, jit):
+    """The forward pass is a program, and the backward pass another one: no number comes of it."""
+    import tensorflow as tf
+
+    w = tf.Variable(tf.cast([1.0, 3.0, 3.0], dtype))
+    f = tf.function(lambda x: recipes.recompute(lambda x: x * w * w)(x), jit_compile=jit)
+    x = tf.cast(X, dtype)
+    for value, expected in (([1, 3, 3], [1, 9, 9]), ([3, 1, 3], [np.nan] * 3), ([1, 3, 2], [np.nan] * 3)):
+        w.assign(tf.cast([1.0, 3.0, 3.0], dtype))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            output = f(x)
+        w.assign(tf.cast(value, dtype))
+        np.testing.assert_allclose(np.real(tape.gradient(output, x)), expected)
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.parametrize("where", ["closure", "global", "argument"])
+def test_recompute_of_an_array_that_was_changed_in_place(backend, where, monkeypatch):
+    w, x = np.full(3, 3.0), X.copy()
+    monkeypatch.setitem(globals(), "in_a_global", w)
+    functions = {
+        "closure": lambda x: x * w * w,
+        "global": lambda x: x * in_a_global * in_a_global,  # noqa: F821
+        "argument": lambda x, w=w: x * w * w,
+    }
+    f = recipes.recompute(functions[where])
+    _, pullback = keras_cg.vjp(lambda x: f(x, w) if where == "argument" else f(x), x)
+    np.testing.assert_allclose(pullback(np.ones(3))[0], [9, 9, 9])
+    w[1] = 4
+    with pytest.raises(RuntimeError, match=changed_since("a tensor of float64[3]")):
+        pullback(np.ones(3))
+
+
+@pytest.mark.only("torch", "tensorflow", "numpy")
+@pytest.mark.limit
+def test_recompute_of_a_function_that_draws_others(eager, backend):
+    draws = np.random.default_rng(0)
+
+    def f(x):
+        return seven_exp(x) * eager.tensor(draws.random((64, 3)))
+
+    x = eager.tensor(np.tile(X, (64, 1)))
+    _, pullback = keras_cg.vjp(recipes.recompute(f), x)
+    with pytest.raises(RuntimeError) as caught:
+        pullback(x)
+    assert str(caught.value).splitlines() == [
+        "recompute(test_recompute_of_a_function_that_draws_others.<locals>.f) ran again for its gradient, and gave"
+        " another output than the first time.",
+        "    usual cause: random numbers of another library, or something in an attribute or a global that was"
+        " changed.",
+        "    remedy: draw random numbers by keras.random, or outside; pass what changes as an argument.",
+    ]
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
+@pytest.mark.limit
+def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, backend, mode):
+    import tensorflow as tf
+
+    generator = tf.random.Generator.from_seed(1)
+    functions = {
+        "RandomUniform": lambda x: x * tf.random.uniform((64, 3)),
+        "RandomStandardNormal": lambda x: x * tf.random.normal((64, 3)),
+        "TruncatedNormal": lambda x: x * tf.random.truncated_normal((64, 3)),
+        "Multinomial": lambda x: x * tf.cast(tf.random.categorical(x, 3), x.dtype),
+        "RngReadAndSkip": lambda x: x * generator.uniform((64, 3)),
+        None: lambda x: x * tf.random.stateless_uniform((64, 3), [1, 2]),
+    }
+
+    def both(x, f):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            output = recipes.recompute(lambda x: seven_exp(f(x)))(x)
+        return output, tape.gradient(output, x)
+
+    x = tf.ones((64, 3))
+    for name, f in functions.items():
+        run = both if mode == "eager" else tf.function(both, jit_compile=mode == "jit")
+        if name is None:
+            output, gradient = run(x, f)
+            np.testing.assert_allclose(gradient, 7 * np.exp(output / 2) * output / 2, rtol=1e-5)
+            continue
+        with pytest.raises(RuntimeError) as caught:
+            run(x, f)
+        for part in (
+            ["gave another output than the first time."]
+            if mode == "eager"
+            else [
+                f"draws random numbers ({name}), and would draw others when it runs for its gradient.",
+                "usual cause: tf.random, tf.nn.dropout, or a tf.random.Generator inside keras_cg.recipes.recompute.",
+                "remedy: draw them by keras.random, by tf.random.stateless_* from a seed, or outside.",
+            ]
+        ):
+            assert part in str(caught.value)
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_recompute_changes_buffers_of_torch_twice(backend):
+    """A limit, as of torch.utils.checkpoint: the second run counts as well."""
+    import torch
+
+    norm = torch.nn.BatchNorm1d(3)
+    output = recipes.recompute(norm)(torch.tensor(np.stack([X, 2 * X]), dtype=torch.float32, requires_grad=True))
+    assert int(norm.num_batches_tracked) == 1
+    output.sum().backward()
+    assert int(norm.num_batches_tracked) == 2

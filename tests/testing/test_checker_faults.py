@@ -1,0 +1,648 @@
+"""The checker finds planted faults, and its diagnosis names them.
+
+Every expected number is a closed form of the upstream, which is the first thing that the checker draws.
+"""
+
+import dataclasses
+import itertools
+import re
+
+import numpy as np
+import pytest
+from checker_cases import (
+    EAGER,
+    QUICK,
+    WIDE,
+    V,
+    W,
+    X,
+    assert_finding,
+    assert_passed,
+    cast,
+    derived,
+    first,
+    found,
+    square,
+    upstream_for,
+)
+
+from keras_cg import config, custom_gradient, ops
+from keras_cg.testing import arrays, check_gradients
+
+Z = np.array([0.5 - 0.3j, -0.8 + 1.1j, 1.2 + 0.4j], np.complex64)
+TABLE = X.astype(float)
+
+frozen = custom_gradient(lambda x: (x, lambda upstream: None))
+doubled = custom_gradient(lambda x: (x, lambda upstream: 2 * upstream))
+
+
+def transposed(x):
+    return ops.swapaxes(x, 0, 1)
+
+
+@dataclasses.dataclass
+class Fault:
+    """A function with a wrong rule, and what must be said of it.
+
+    `wrong` and `right` give the gradients, one for each argument, for the arguments and an upstream, in NumPy; `said`
+    has the diagnosis for each argument that is wrong. A rule that is not linear fails that check as well.
+    """
+
+    f: object
+    args: tuple
+    output: object
+    wrong: object
+    right: object
+    said: dict
+    linear: bool = True
+
+
+FAULTS = {}
+
+
+def fault(name, f, args, *, output, wrong, right, linear=True, **said):
+    FAULTS[name] = Fault(custom_gradient(f), args, output, wrong, right, said, linear)
+
+
+def square_fault(name, rule, said, wrong=None, **options):
+    """A fault in the rule of x**2; `wrong` is the rule for NumPy, where it is another one."""
+    options = {"args": (X,), "right": lambda x, u: [2 * x * u], **options}
+    wrong = wrong or rule
+    fault(name, square(rule).__wrapped__, output=lambda x: x**2, wrong=lambda x, u: [wrong(x, u)], x=said, **options)
+
+
+NO_GRADIENT = "no gradient for {}: the rule returns zero or None instead of the derivative"
+square_fault(
+    "forgotten",
+    lambda x, u: 2 * x,
+    "upstream forgotten: the rule returns the same gradient for every upstream",
+    linear=False,
+)
+square_fault(
+    "used twice",
+    lambda x, u: 2 * x * u * u,
+    "upstream used twice: the gradient grows with the square of upstream",
+    linear=False,
+)
+square_fault(
+    "added",
+    lambda x, u: 2 * x * u + 1,
+    "a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero",
+    linear=False,
+)
+CLIPS = "the rule clips or normalises upstream; if that is intended, declare it by `expected`"
+square_fault(
+    "clipped", lambda x, u: 2 * x * ops.clip(u, -1, 1), CLIPS, lambda x, u: 2 * x * np.clip(u, -1, 1), linear=False
+)
+square_fault(
+    "transposed gradient",
+    lambda x, u: transposed(2 * x * u),
+    "a transposed gradient: rows and columns are exchanged",
+    lambda x, u: (2 * x * u).T,
+    args=(W,),
+)
+square_fault("no gradient", lambda x, u: None, NO_GRADIENT.format("x"), lambda x, u: 0 * x)
+
+MISSING_MEAN = ": does the function take a mean that the rule leaves out?"
+MEAN_TOO_MUCH = ": does the rule take a mean that the function does not?"
+FACTORS = {
+    2: "2",
+    0.5: "1/2",
+    -2: "-2",
+    -0.5: "-1/2",
+    1.25: "1.25",
+    1.001: "1.001",
+    -1: "-1: a wrong sign, or a gradient reversal that `expected` should declare",
+    4: "4, which is the batch size" + MISSING_MEAN,
+    0.25: "0.25, which is one over the batch size" + MEAN_TOO_MUCH,
+    12: "12, which is the number of elements" + MISSING_MEAN,
+    1 / 12: "0.0833333, which is one over the number of elements" + MEAN_TOO_MUCH,
+}
+for factor, said in FACTORS.items():
+    square_fault(f"factor {factor:.6g}", lambda x, u, factor=factor: factor * 2 * x * u, f"a factor of {said}")
+square_fault(
+    "factor 3 in a batch of 3",
+    lambda x, u: 6 * x * u,
+    f"a factor of 3, which is the batch size{MISSING_MEAN}",
+    args=(X[:3],),
+)
+fault(
+    "mean forgotten",
+    lambda x: (ops.sum(x * x, axis=0) / 4, lambda upstream: 2 * upstream * x),
+    (X,),
+    output=lambda x: np.mean(x**2, 0),
+    wrong=lambda x, u: [2 * u * x],
+    right=lambda x, u: [2 * u * x / 4],
+    x="a factor of 4, which is the batch size" + MISSING_MEAN,
+)
+fault(
+    "swapped",
+    lambda x, y: (x * y, lambda upstream: (upstream * x, upstream * y)),
+    (V, V + 2),
+    output=lambda x, y: x * y,
+    wrong=lambda x, y, u: [u * x, u * y],
+    right=lambda x, y, u: [u * y, u * x],
+    x="the gradients of x and y are swapped",
+    y="the gradients of y and x are swapped",
+)
+fault(
+    "none for one",
+    lambda x, y: (x * y, lambda upstream: (upstream * y, None)),
+    (V, V + 2),
+    output=lambda x, y: x * y,
+    wrong=lambda x, y, u: [u * y, 0 * y],
+    right=lambda x, y, u: [u * y, u * x],
+    y=NO_GRADIENT.format("y"),
+)
+fault(
+    "zero for one",
+    lambda x, y: (x * y, lambda upstream: (0, upstream * x)),
+    (V, V + 2),
+    output=lambda x, y: x * y,
+    wrong=lambda x, y, u: [0 * x, u * x],
+    right=lambda x, y, u: [u * y, u * x],
+    x=NO_GRADIENT.format("x"),
+)
+fault(
+    "transposed Jacobian",
+    lambda x, w: (x @ w, lambda upstream: (upstream @ w, transposed(x) @ upstream)),
+    (X[:3], W),
+    output=lambda x, w: x @ w,
+    wrong=lambda x, w, u: [u @ w, x.T @ u],
+    right=lambda x, w, u: [u @ w.T, x.T @ u],
+    x="a transposed Jacobian: the rule multiplies upstream with the Jacobian itself, as forward mode would",
+)
+fault(
+    "transposed Jacobian of a vector",
+    lambda x: (ops.stack([x[1], x[2] * 3, x[0] * 2]), lambda u: ops.stack([u[1], u[2] * 3, u[0] * 2])),
+    (V,),
+    output=lambda x: np.stack([x[1], x[2] * 3, x[0] * 2]),
+    wrong=lambda x, u: [np.stack([u[1], u[2] * 3, u[0] * 2])],
+    right=lambda x, u: [np.stack([u[2] * 2, u[0], u[1] * 3])],
+    x="a transposed Jacobian: the rule multiplies upstream with the Jacobian itself, as forward mode would",
+)
+CONJUGATE = "a missing conjugate: the gradient of a loss at x + iy is dL/dx + i dL/dy on every backend"
+fault(
+    "no conjugate",
+    lambda z: (z * z, lambda upstream: upstream * 2 * z),
+    (Z,),
+    output=lambda z: z * z,
+    wrong=lambda z, u: [u * 2 * z],
+    right=lambda z, u: [u * np.conj(2 * z)],
+    z=CONJUGATE,
+)
+fault(
+    "conjugate of everything",
+    lambda z: (z * z, lambda upstream: ops.conj(upstream) * 2 * z),
+    (Z,),
+    output=lambda z: z * z,
+    wrong=lambda z, u: [np.conj(u) * 2 * z],
+    right=lambda z, u: [u * np.conj(2 * z)],
+    z=CONJUGATE,
+)
+fault(
+    "straight-through",
+    lambda x: (ops.floor(x + 0.5), lambda upstream: upstream),
+    (V,),
+    output=lambda x: np.floor(x + 0.5),
+    wrong=lambda x, u: [u],
+    right=lambda x, u: [0 * u],
+    x="the function does not change with x here; if the gradient differs on purpose, such as that of a"
+    " straight-through estimator, declare the right one by `expected`",
+)
+
+
+def parts(array):
+    """Real numbers, the parts of a complex one after one another at the end."""
+    return np.stack([array.real, array.imag], -1) if np.iscomplexobj(array) else array[..., None]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_named(backend, name):
+    planted = FAULTS[name]
+    report = check_gradients(planted.f, *planted.args, **QUICK)
+    kinds = ["first order"] if planted.linear else ["first order", "linearity"]
+    assert report.status == "failed"
+    assert found(report, "failed", "undecided") == {
+        (check, argument): said for argument, said in planted.said.items() for check in kinds
+    }
+    points = [arrays.wide(each) for each in planted.args]
+    u = upstream_for(planted.output(*points))
+    gradients = zip(planted.wrong(*points, u), planted.right(*points, u), strict=True)
+    for finding, (wrong, right) in zip(report.cell(backend, "first order"), gradients, strict=True):
+        if finding.argument not in planted.said:
+            assert finding.status == "passed" and finding.error < 1e-9 and finding.came is None
+            continue
+        came, expected = parts(wrong), parts(right)
+        # More than one place where two numbers are equally wrong.
+        off = abs(came - expected)
+        places = {str(place[:-1].tolist()): tuple(place) for place in np.argwhere(off > (1 - 1e-9) * off.max())}
+        place = places[finding.where]
+        assert float(finding.came) == pytest.approx(came[place], rel=1e-5)
+        assert float(finding.expected) == pytest.approx(expected[place], rel=1e-5, abs=1e-9)
+        scale = abs(expected).max() or abs(came[place])
+        assert finding.error == pytest.approx(abs(came - expected).max() / scale, rel=1e-4)
+        assert finding.tolerance == 1e-6
+        assert finding.reason is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((3,), "axis 0"), ((1, 3), "axis 0"), ((4, 1), "axis 1"), ((), "axes 0 and 1")], ids=str
+)
+def test_a_missing_sum_over_a_broadcast_axis(backend, shape, axes):
+    @custom_gradient
+    def scale(x, s):
+        return x * s, lambda upstream: (upstream * s, upstream * x)
+
+    report = check_gradients(scale, X, np.full(shape, 1.7, np.float32), **QUICK)
+    finding = first(report)
+    assert finding.status == "failed" and report.status == "failed"
+    assert finding.diagnosis == f"s was broadcast, and a sum over {axes} is missing."
+    assert re.fullmatch(
+        r"GradientError: the rule of \S*scale returned a gradient of the wrong shape for s;"
+        rf" got: \S*float32\[4, 3\]; expected: \S*float32{re.escape(str(list(shape)))};"
+        rf" remedy: sum it over {axes}, and reshape it if needed; nothing is broadcast or summed for you;"
+        r" the rule is at test_checker_faults.py:.*",
+        finding.reason,
+    )
+    for check in ("linearity", "memory"):
+        assert first(report, check).status == "skipped"
+        assert first(report, check).reason == "the function has no valid gradient"
+
+
+def weighed(weights):
+    def f(x):
+        w = cast(config.active.asarray(np.asarray(weights, np.float64)), config.active.dtype(x))
+        return x**2, lambda u: 2 * x * u * w
+
+    return custom_gradient(f)
+
+
+def changed(change):
+    """The right gradient of a square, changed afterwards."""
+    return square(lambda x, u: change(2 * x * u, x))
+
+
+def of_upstream(change):
+    return square(lambda x, u: 2 * x * change(u))
+
+
+row, one = np.ones((4, 3)), np.ones((4, 3))
+row[2] = 3
+one[1, 2] = 0
+few = np.ones((4, 3))
+few[[0, 2, 3], [0, 1, 0]] = [1.5, 2, 3]
+SIGN = "the sign of upstream is lost: the rule returns the same gradient for upstream and its negative"
+DIAGNOSES = {
+    "half, in a batch of 2": (changed(lambda g, x: g / 2), TABLE[:2], "a factor of 1/2"),
+    "twice, in a batch of 2": (changed(lambda g, x: g * 2), TABLE[:2], "a factor of 2"),
+    "a row": (weighed(row), TABLE, "wrong only in row 2 of 4; by a factor of 3"),
+    "a column": (weighed(row.T[:3, :3]), TABLE[:3], "wrong only in index 2 along axis 1 of 3; by a factor of 3"),
+    "an element": (weighed(one), TABLE, "wrong in only 1 of 12 elements: [1, 2]"),
+    "three elements": (weighed(few), TABLE, "wrong in only 3 of 12 elements: [0, 0], [2, 1], [3, 0]"),
+    "negative x": (
+        changed(lambda g, x: ops.where(x < 0, 1.1 * g, g)),
+        TABLE,
+        "wrong in only 4 of 12 elements: [0, 1], [1, 2], [2, 0], ...; by a factor of 1.1; only where x is negative",
+    ),
+    "the edge": (
+        changed(lambda g, x: ops.where(ops.abs(x) > 1.15, 0 * g, g)),
+        TABLE,
+        "wrong in only 3 of 12 elements: [0, 1], [2, 2], [3, 2]; only where x is largest or smallest, at the edge of"
+        " the domain",
+    ),
+    "the middle": (
+        changed(lambda g, x: ops.where(ops.abs(x) < 0.45, 0 * g, g)),
+        TABLE,
+        "wrong in only 3 of 12 elements: [0, 2], [1, 1], [3, 1]; only where x is close to zero, in the middle or at the"
+        " edge of the domain",
+    ),
+    "rolled": (
+        changed(lambda g, x: ops.roll(g, 1, axis=0)),
+        TABLE,
+        "the gradient is in another order: moved by one row along axis 0",
+    ),
+    "upstream rolled": (
+        of_upstream(lambda u: ops.roll(u, 1, axis=0)),
+        TABLE,
+        "the gradient is right for an upstream that is in another order: moved by one row along axis 0",
+    ),
+    "reshaped": (
+        changed(lambda g, x: ops.reshape(ops.swapaxes(g, 0, 1), (4, 3))),
+        TABLE,
+        "the elements of the gradient are in another order, as if it were transposed and reshaped",
+    ),
+    "averaged": (
+        changed(lambda g, x: 0 * g + ops.mean(g, axis=0)),
+        TABLE,
+        "the gradient is the mean along axis 0 in every row",
+    ),
+    "the sign of upstream": (
+        of_upstream(lambda u: ops.abs(u)),
+        TABLE,
+        SIGN,
+    ),
+    "the sign of one upstream": (
+        of_upstream(lambda u: ops.abs(u)),
+        TABLE[0, 1],
+        SIGN,
+    ),
+    "negative upstream": (
+        of_upstream(lambda u: ops.where(u > 0, u, 0 * u)),
+        TABLE,
+        "a negative upstream is treated differently: its gradient is not the negative of the gradient for upstream",
+    ),
+    "rounded to steps": (
+        changed(lambda g, x: ops.round(g * 1000) / 1000),
+        TABLE,
+        "the gradient is rounded to steps of 0.001",
+    ),
+    "clipped at 1000": (
+        of_upstream(lambda u: ops.clip(u, -1000, 1000)),
+        TABLE,
+        CLIPS,
+    ),
+    "an output": (
+        custom_gradient(lambda x: ((x**2, x**3), lambda u: 2 * x * u[0])),
+        WIDE,
+        "output 1 is forgotten: the gradient ignores its upstream",
+    ),
+    "a part of a complex gradient": (
+        custom_gradient(lambda z: (z * z, lambda u: ops.conj(z) * u + z * ops.conj(u))),
+        WIDE * (1 + 0.5j),
+        "the imaginary part of the gradient is missing",
+    ),
+    "twice a large number": (derived(lambda x: 1e8 * x**2, lambda x: 4e8 * x), WIDE, "a factor of 2"),
+    "a large number, normalised": (
+        custom_gradient(lambda x: (1e8 * x**2, lambda u: 2e8 * x * u / ops.sqrt(ops.sum(u * u)))),
+        WIDE,
+        CLIPS,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIAGNOSES)
+def test_diagnoses(backend, name):
+    f, x, said = DIAGNOSES[name]
+    report = check_gradients(f, np.asarray(x), **QUICK)
+    assert {each.diagnosis for each in report.findings if each.status in ("failed", "undecided")} == {said}
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e6, 1e8])
+def test_a_clip_of_any_size_is_not_linear(backend, limit):
+    f = custom_gradient(lambda x: (2 * x, lambda upstream: ops.clip(2 * upstream, -limit, limit)))
+    assert "linearity" in {check for check, _ in found(check_gradients(f, V, **QUICK), "failed")}
+
+
+@pytest.mark.parametrize("limit", [1e-8, 1e12])
+@pytest.mark.parametrize("kind", ["doubled", "cut off"])
+def test_upstream_of_any_size(backend, limit, kind):
+    def rule(x, u):
+        size = ops.abs(u)
+        ones = ops.ones_like(u)
+        if limit < 1:
+            return 2 * x * u * ops.where(size < limit, 2 * ones if kind == "doubled" else 0 * ones, ones)
+        large = limit / ops.maximum(size, limit * ones)
+        return 2 * x * u * (large if kind == "cut off" else ops.where(size > limit, 2 * ones, ones))
+
+    f = custom_gradient(lambda x: (x**2, lambda u: rule(x, u)))
+    for dtype in ("float32", "float64"):
+        report = check_gradients(f, V.astype(dtype), **QUICK)
+        assert first(report, "linearity").status == "passed" and report.status == "failed", report
+        told = report.cell(backend, "linearity")[-1]
+        assert told.reason == "the rule is not linear in an upstream of tiny or huge size"
+
+
+def test_upstream_that_is_detached(backend):
+    f = of_upstream(lambda u: ops.stop_gradient(u))
+    finding = first(check_gradients(f, WIDE, modes=("forward",), compiled=False), "forward mode")
+    said = "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no forward derivative"
+    assert_finding(finding, status="failed", diagnosis=said)
+
+
+DETACHED = (
+    "a detached intermediate: the {} is right, but {}, as if the rule used a value that is detached from the"
+    " arguments (by NumPy, detach, stop_gradient, or a custom gradient inside it)"
+)
+ZERO = "its derivative is zero"
+TWICE = "its derivative is twice what it should be"
+PART = "a part of its derivative is missing"
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (lambda x, u: 3 * u * frozen(x * x), ZERO),
+        (lambda x, u: 3 * u * doubled(x) ** 2, TWICE),
+        (lambda x, u: 3 * u * frozen(x) * x, PART),
+    ],
+    ids=["zero", "twice", "part"],
+)
+def test_detached(backend, rule, said):
+    cube = custom_gradient(lambda x: (x**3, lambda upstream: rule(x, upstream)))
+    report = check_gradients(cube, V[:1], modes=("reverse",), compiled=False)
+    assert found(report, "failed", "undecided") == {("second order", "x"): DETACHED.format("first order", said)}
+    assert first(report).status == "passed"
+    finding = first(report, "second order")
+    x, factor = arrays.wide(V[:1]), {ZERO: 0, TWICE: 2, PART: 0.5}[said]
+    generator = np.random.default_rng(0)
+    u, c = arrays.random(generator, x), arrays.random(generator, x)
+    right = (6 * x * u * c).item()
+    assert finding.where == "[0]"
+    assert float(finding.came) == pytest.approx(factor * right, rel=1e-5)
+    assert float(finding.expected) == pytest.approx(right, rel=1e-5)
+
+
+def test_higher_orders(backend):
+    fifth = custom_gradient(lambda x: (x**5, lambda upstream: 5 * upstream * x**4))
+    report = check_gradients(fifth, V[:1], order=4, modes=("reverse",), compiled=False)
+    assert_passed(report)
+    assert report.checks == (
+        *("value", "first order", "second order", "third order", "fourth order"),
+        *("linearity", "memory"),
+    )
+
+
+@pytest.mark.parametrize(("wrong", "lower"), [("third order", "second order"), ("fourth order", "third order")])
+def test_a_fault_of_a_higher_order(backend, wrong, lower):
+    # The derivative of x**4, and so on, right until the one that is cut off.
+    last = custom_gradient(lambda x: (24 * x, lambda upstream: 24 * upstream))
+    fourth = {
+        "third order": lambda x: 12 * frozen(x * x),
+        "fourth order": lambda x: custom_gradient(lambda x: (12 * x * x, lambda u: u * frozen(last(x))))(x),
+    }[wrong]
+    second = custom_gradient(lambda x: (4 * x**3, lambda upstream: upstream * fourth(x)))
+    f = custom_gradient(lambda x: (x**4, lambda upstream: upstream * second(x)))
+    report = check_gradients(f, V[:1], order=4, modes=("reverse",), compiled=False)
+    failures = found(report, "failed", "undecided")
+    assert next(iter(failures)) == (wrong, "x")
+    assert failures[wrong, "x"] == DETACHED.format(lower, ZERO)
+
+
+def test_a_detached_gradient_that_is_linear(backend):
+    f = custom_gradient(lambda x: (x**2, lambda u: 2 * u * ops.stop_gradient(x)))
+    finding = first(check_gradients(f, WIDE, modes=("reverse",), compiled=False), "second order")
+    assert finding.status == "failed"
+    assert finding.diagnosis.startswith("a detached intermediate: the first order is right, but its derivative is zero")
+
+
+def test_modes(backend):
+    f = custom_gradient(lambda x: (x**2, lambda upstream: 2 * upstream * x))
+    both = ("value", "first order", "linearity", "forward mode", "memory")
+    for modes, wanted in {
+        ("reverse", "forward"): both,
+        ("reverse",): ("value", "first order", "linearity", "memory"),
+        ("forward",): ("value", "linearity", "forward mode", "memory"),
+    }.items():
+        report = check_gradients(f, V, order=1, modes=modes, compiled=False)
+        assert_passed(report)
+        assert report.checks == wanted
+
+
+def test_forward_mode_finds_a_fault(backend):
+    f = custom_gradient(lambda x: (x**2, lambda upstream: 6 * upstream * x))
+    report = check_gradients(f, V, modes=["forward"], compiled=False)
+    finding = first(report, "forward mode")
+    assert found(report, "failed") == {("forward mode", "x"): None}
+    assert finding.where.startswith("number ") and finding.where.endswith(" of the output")
+    assert float(finding.came) == pytest.approx(3 * float(finding.expected), rel=1e-5)
+
+
+def test_a_higher_order_is_not_explained_by_a_lower_one_that_failed(backend):
+    half = derived(lambda x: x * x, lambda x: x)
+    report = check_gradients(half, V, expected=lambda x: x * x, compiled=False)
+    assert first(report).diagnosis == "a factor of 1/2"
+    assert (first(report, "second order").status, first(report, "second order").diagnosis) == ("failed", None)
+
+
+EARLIER = (
+    "a gradient that depends on earlier calls: the rule uses a value that one of them stored (cache, global, attribute)"
+)
+AGAIN = "does it draw random numbers, or store something from an earlier call?"
+
+
+def test_a_gradient_frozen_at_the_first_call(backend):
+    cache = {}
+
+    def f(x):
+        kept = cache.setdefault("x", x)
+        return x**3, lambda u: 3 * u * kept**2
+
+    finding = first(check_gradients(custom_gradient(f), WIDE, **QUICK))
+    assert (finding.status, finding.diagnosis) == ("failed", EARLIER)
+    assert finding.reason == "right at the test point, wrong at a point close by"
+
+
+def test_a_rule_that_is_right_at_one_point_alone(backend):
+    here = arrays.wide(WIDE)
+    f = custom_gradient(lambda x: (x**3, lambda u: 3 * u * x * config.active.asarray(here.astype(np.float64))))
+    finding = first(check_gradients(f, WIDE, **QUICK))
+    assert (finding.status, finding.diagnosis) == ("failed", None)
+    assert finding.reason == "right at the test point, wrong at a point close by"
+
+
+def test_a_rule_that_counts_its_calls(backend):
+    calls = itertools.count()
+    f = custom_gradient(lambda x: (x**2, lambda u: 2 * x * u * (1 + next(calls) / 100)))
+    finding = first(check_gradients(f, WIDE, **QUICK))
+    assert (finding.status, finding.diagnosis) == ("failed", EARLIER)
+    told = re.fullmatch(
+        r"the gradient changes when the rule is called again: x\[(\d)\] is (\S+), then (\S+); (.*)", finding.reason
+    )
+    place, came, then, asked = told.groups()
+    u = arrays.random(np.random.default_rng(0), WIDE)
+    assert asked == AGAIN and place == str(np.argmax(abs(WIDE * u)))
+    assert float(then) > float(came) * 1.009 if float(came) > 0 else float(then) < float(came) * 1.009
+
+
+def test_a_rule_that_is_another_one_later(backend):
+    calls = itertools.count()
+    f = custom_gradient(lambda x: (x**2, lambda u: 2 * x * u * (2 if next(calls) > 20 else 1)))
+    report = check_gradients(f, WIDE, **EAGER)
+    told = [
+        each
+        for each in [each for each in report.findings if each.status == "failed"]
+        if "after other calls" in (each.reason or "")
+    ]
+    assert [each.diagnosis for each in told] == [EARLIER]
+
+
+def test_a_function_that_is_another_one_later(backend):
+    calls = itertools.count()
+    report = check_gradients(lambda x: x**2 + (1 if next(calls) > 40 else 0), WIDE, **QUICK)
+    told = [each for each in report.findings if each.check == "value" and each.status == "undecided"]
+    assert len(told) == 1 and told[0].reason.startswith(
+        "the function gives other values after other calls: the output["
+    )
+
+
+def test_the_gradient_before_is_mixed_in(backend):
+    kept = {}
+
+    def f(x):
+        def rule(u):
+            found = 2 * x * u
+            before, kept["found"] = kept.get("found", found), found
+            return (found + before) / 2
+
+        return x**2, rule
+
+    if backend != "jax":  # which does not let a traced value into another call
+        assert first(check_gradients(custom_gradient(f), WIDE, **QUICK), "linearity").diagnosis == EARLIER
+
+
+@pytest.mark.parametrize("elements", [slice(None), slice(500, None)], ids=["all", "half"])
+def test_a_large_argument(backend, elements):
+    """Of 1000 elements 24 are looked at one by one, and all of them together."""
+    x = np.linspace(0.5, 2, 1000, dtype=np.float32)
+    factors = np.ones(1000)
+    factors[elements] = 1.5
+    f = custom_gradient(
+        lambda x: (x**2, lambda u: 2 * u * x * config.active.cast(ops.asarray(factors), config.active.dtype(x)))
+    )
+    finding = first(check_gradients(f, x, **QUICK))
+    assert finding.status == "failed" and finding.where.startswith("[")
+    place = int(finding.where[1:-1])
+    assert place in range(1000)[elements]
+    expected = 2 * upstream_for(x)[place] * x[place]
+    assert float(finding.expected) == pytest.approx(expected, rel=1e-5)
+    assert float(finding.came) == pytest.approx(1.5 * expected, rel=1e-5)
+    if elements == slice(None):
+        assert finding.diagnosis == "a factor of 1.5"
+
+
+def test_one_wrong_element_of_a_large_argument(backend):
+    """Found along a random direction, if it is not among those looked at."""
+    x = np.linspace(0.5, 2, 1000, dtype=np.float32)
+    factors = np.ones(1000)
+    factors[333] = 3.0
+    f = custom_gradient(
+        lambda x: (x**2, lambda u: 2 * u * x * config.active.cast(ops.asarray(factors), config.active.dtype(x)))
+    )
+    finding = first(check_gradients(f, x, **QUICK))
+    assert finding.status == "failed"
+    assert finding.where in ("along a random direction", "[333]")
+
+
+def test_a_small_number_is_not_lost_beside_a_large_one(backend):
+    wrong = derived(lambda x: x * x, lambda x: 2 * x * ops.where(x < 1e-3, 3 * ops.ones_like(x), ops.ones_like(x)))
+    finding = first(check_gradients(wrong, np.array([1e-6, 1.0, 1e6]), **QUICK))
+    assert (finding.status, finding.where) == ("failed", "[0]")
+    assert float(finding.came) == pytest.approx(3 * float(finding.expected), rel=1e-4)
+
+
+def test_fast(backend):
+    """It looks along random directions, and closer where they are wrong."""
+    calls = {True: 0, False: 0}
+    for fast in calls:
+
+        def f(x, fast=fast):
+            calls[fast] += 1
+            return x**3, lambda u: 3 * u * x**2
+
+        assert check_gradients(custom_gradient(f), TABLE, fast=fast, compiled=False)
+    assert calls[True] < calls[False] / 2
+    report = check_gradients(changed(lambda g, x: g / 2), TABLE, fast=True)
+    assert (first(report).where[0], first(report).diagnosis) == ("[", "a factor of 1/2")
+    assert {"compiled", "export"}.isdisjoint(report.checks)
+    assert first(check_gradients(weighed(one), TABLE, fast=True)).diagnosis == "wrong in only 1 of 12 elements: [1, 2]"
