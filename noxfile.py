@@ -56,7 +56,8 @@ ENVIRONMENT = {
 }
 # The tests that have a session of their own.
 PAGES = ("tests/docs/test_readme.py", "tests/docs/test_docs.py")
-ELSEWHERE = [f"--ignore={path}" for path in ("tests/conformance", *PAGES)]
+CONFORMANCE = "tests/conformance/test_conformance.py"
+ELSEWHERE = [f"--ignore={path}" for path in (CONFORMANCE, *PAGES)]
 # Test by test; or group by group (tests/conftest.py has the groups), where some tests share what takes long to make.
 PARALLEL = ("--numprocesses=2", "--dist=worksteal")
 GROUPED = ("--numprocesses=2", "--dist=loadscope")
@@ -212,7 +213,7 @@ def versions(session: nox.Session, backend: str, column: str) -> None:
     """The tests that touch a framework, with the versions of a column of docs/compatibility.md."""
     extras = [*framework(backend), *(["keras"] if backend == "tensorflow" else []), "testing"]
     install(session, *extras, groups=("test",), pins=("-c", COLUMNS[column][1]))
-    more = [*TOUCHING[backend], "tests/conformance", "--dozen"] if (backend, column) in OTHERS else []
+    more = [*TOUCHING[backend], CONFORMANCE, "--dozen"] if (backend, column) in OTHERS else []
     options = (*(GROUPED if more else PARALLEL), *marked("", *QUICK), f"--backends={backend}")
     session.run("pytest", *options, *EVERYWHERE, *more, *session.posargs, env=ENVIRONMENT)
     if (backend, column) == ("tensorflow", "oldest"):  # the newest Keras is that of constraints.txt
@@ -228,7 +229,7 @@ def conformance(session: nox.Session) -> None:
     for backend in BACKENDS:
         reports.append(f"{session.create_tmp()}/{backend}.json")
         options = [f"--backends={backend}", f"--conformance-report={reports[-1]}"]
-        command = ("pytest", *GROUPED, "tests/conformance", *options, *session.posargs)
+        command = ("pytest", *GROUPED, CONFORMANCE, *options, *session.posargs)
         run_shared(session, *command, env=ENVIRONMENT)
     if not session.posargs:
         run_shared(session, "python", "-m", "conformance.report", *reports, env={"PYTHONPATH": "tests"})
@@ -272,7 +273,7 @@ def mlx(session: nox.Session) -> None:
     install(session, "cli", groups=("test",), pins=pins)
     session.install("--no-compile", *pins, folder)
     session.run("pytest", f"{folder}/tests", *session.posargs, env=ENVIRONMENT)
-    session.run("pytest", *GROUPED, "tests/conformance", "--backends=mlx", *session.posargs, env=ENVIRONMENT)
+    session.run("pytest", *GROUPED, CONFORMANCE, "--backends=mlx", *session.posargs, env=ENVIRONMENT)
     page = ("python", "-m", "standard.report", "mlx", f"{folder}/ops.md")
     session.run(*page, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
     session.run("keras-cg", "check", "examples/log1pexp.py", "--backends", "mlx")
@@ -364,7 +365,7 @@ def canary(session: nox.Session) -> None:
     for backend in backends:
         which = (f"--backends={backend}", "-m", "not side_by_side" + ("" if backend == "numpy" else " and not once"))
         session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
-        session.run("pytest", *GROUPED, "tests/conformance", f"--backends={backend}", env=ENVIRONMENT)
+        session.run("pytest", *GROUPED, CONFORMANCE, f"--backends={backend}", env=ENVIRONMENT)
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
         session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
 
@@ -377,7 +378,7 @@ def torch_by_hand(session: nox.Session) -> None:
     session.install("--no-compile", f"torch=={version}", ".[torch,cli,examples]", *groups)
     which = ("--backends=torch", "-m", "not side_by_side and not once")
     session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *options, env=ENVIRONMENT)
-    session.run("pytest", *GROUPED, "--backends=torch", "tests/conformance", *options, env=ENVIRONMENT)
+    session.run("pytest", *GROUPED, "--backends=torch", CONFORMANCE, *options, env=ENVIRONMENT)
 
 
 @nox.session(default=False)

@@ -72,7 +72,7 @@ def conform(folder, which, *options):
     code = f"""
         import sys, pytest
         options = ["-q", "-p", "no:cacheprovider", "--backends=toy", "-k", {which!r}, *{options!r}]
-        sys.exit(pytest.main([*options, {str(TESTS / "conformance")!r}]))
+        sys.exit(pytest.main([*options, {str(TESTS / "conformance" / "test_conformance.py")!r}]))
     """
     return run(folder, code).stdout.splitlines()[-1]
 
