@@ -132,4 +132,3 @@ def _listed(found, outcome):
                 result, came = found[backend][place].get(case.title, (None, None))
                 if result == outcome:
                     yield case.title, backend, f"`{name}`", came or "nothing", truth
-

@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 from conftest import NAMES
+
 from parity import ERROR, NO_GRADIENT, OTHERWISE, REFUSED, RIGHT, WRONG, report
 from parity.cases import CASES, MUST_RAISE, Case
 from parity.harness import outcome
