@@ -5,16 +5,11 @@ import warnings
 
 import numpy as np
 import torch
+from frameworks.torch import array, tensor  # noqa: F401 - the suite's
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-
-def tensor(array):
-    return torch.as_tensor(np.array(array))
-
-
-def array(tensor):
-    return tensor.detach().resolve_conj().numpy()
+from conformance.transforms.derivatives import Derivatives
 
 
 def take(x, rows):
@@ -32,11 +27,6 @@ def as_complex(x):
 fft, ifft = torch.fft.fft, torch.fft.ifft
 
 
-def inner(a, b):
-    """The real inner product."""
-    return sum(torch.sum(torch.real(torch.conj(left) * right)) for left, right in zip(a, b, strict=True))
-
-
 def leaves(tensors):
     return [each.clone().requires_grad_() for each in tensors]
 
@@ -50,10 +40,6 @@ def grad(value, tensors, create_graph=False):
     if not value.requires_grad:
         return [torch.zeros_like(each) for each in tensors]
     return zeros(torch.autograd.grad(value, tensors, create_graph=create_graph, allow_unused=True), tensors)
-
-
-def loss(p, f=None):
-    return lambda *tensors: inner(p.weights, (f or p.f)(*tensors))
 
 
 def backward(p, f=None):
@@ -80,7 +66,7 @@ def third(p):
 def composite(p, f=None):
     tensors = leaves(p.tensors)
     outputs = (f or p.f)(*tensors)
-    squared = sum(torch.sum(w.real * torch.real(out * out.conj())) for w, out in zip(p.weights, outputs, strict=True))
+    squared = inner(p.weights, [out * out.conj() for out in outputs])
     return grad(inner(p.c, grad(squared, tensors, create_graph=True)), tensors)
 
 
@@ -89,12 +75,8 @@ def functional(loss):
     return lambda *tensors: torch.func.grad(lambda tensors: loss(*tensors))(list(tensors))
 
 
-def functional_second(p):
-    return functional(lambda *tensors: inner(p.c, functional(loss(p))(*tensors)))
-
-
-def functional_third(p):
-    return functional(lambda *tensors: inner(p.d, functional_second(p)(*tensors)))
+of = Derivatives(torch, functional)
+loss, inner = of.loss, of.inner
 
 
 def weighted_rows(p, rows):
@@ -120,20 +102,13 @@ def mapped(function, batch):
 
 def grad_of_vmap(p):
     with quietly():
-        return functional(of_batch(p, lambda *batch: mapped(p.f, batch)))(*p.batch)
-
-
-def of_batch(p, f):
-    def call(*batch):
-        return sum(inner(p.weights, [output[index] for output in f(*batch)]) for index in range(2))
-
-    return call
+        return functional(of.of_batch(p, lambda *batch: mapped(p.f, batch)))(*p.batch)
 
 
 def backward_through_vmap(p):
     batch = leaves(p.batch)
     with quietly():
-        return grad(of_batch(p, lambda *batch: mapped(p.f, batch))(*batch), batch)
+        return grad(of.of_batch(p, lambda *batch: mapped(p.f, batch))(*batch), batch)
 
 
 def dual(p):
@@ -233,8 +208,8 @@ TRANSFORMS = {
     "func.vmap of func.grad": ("batched", lambda p: mapped(functional(loss(p)), p.batch)),
     "func.grad of func.vmap": ("batched", grad_of_vmap),
     "backward through func.vmap": ("batched", backward_through_vmap),
-    "func.grad of func.grad": ("second", lambda p: functional_second(p)(*p.tensors)),
-    "func.grad three times": ("third", lambda p: functional_third(p)(*p.tensors)),
+    "func.grad of func.grad": ("second", lambda p: of.second(p)(*p.tensors)),
+    "func.grad three times": ("third", lambda p: of.third(p)(*p.tensors)),
     "func.jvp": ("tangent", lambda p: torch.func.jvp(p.f, tuple(p.tensors), tuple(p.c))[1]),
     "forward_ad": ("tangent", dual),
     "func.jvp of func.grad": (
