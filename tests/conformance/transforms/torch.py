@@ -188,10 +188,7 @@ TRANSFORMS = {
         "first",
         lambda p: torch.autograd.functional.vjp(lambda *x: tuple(p.f(*x)), tuple(p.tensors), tuple(p.weights))[1],
     ),
-    "functional.vhp": (
-        "second",
-        lambda p: torch.autograd.functional.vhp(loss(p), tuple(p.tensors), tuple(p.c))[1],
-    ),
+    "functional.vhp": ("second", lambda p: torch.autograd.functional.vhp(loss(p), tuple(p.tensors), tuple(p.c))[1]),
     "func.grad": ("first", lambda p: functional(loss(p))(*p.tensors)),
     "func.vjp": ("first", lambda p: torch.func.vjp(p.f, *p.tensors)[1](p.weights)),
     "func.jacrev": (
@@ -201,8 +198,7 @@ TRANSFORMS = {
     "func.jacfwd": (
         "rows",
         lambda p: weighted_rows(
-            p,
-            torch.func.jacfwd(p.f, argnums=tuple(range(len(p.tensors))), randomness="different")(*p.tensors),
+            p, torch.func.jacfwd(p.f, argnums=tuple(range(len(p.tensors))), randomness="different")(*p.tensors)
         ),
     ),
     "func.vmap of func.grad": ("batched", lambda p: mapped(functional(loss(p)), p.batch)),
@@ -212,10 +208,7 @@ TRANSFORMS = {
     "func.grad three times": ("third", lambda p: of.third(p)(*p.tensors)),
     "func.jvp": ("tangent", lambda p: torch.func.jvp(p.f, tuple(p.tensors), tuple(p.c))[1]),
     "forward_ad": ("tangent", dual),
-    "func.jvp of func.grad": (
-        "along",
-        lambda p: torch.func.jvp(functional(loss(p)), tuple(p.tensors), tuple(p.c))[1],
-    ),
+    "func.jvp of func.grad": ("along", lambda p: torch.func.jvp(functional(loss(p)), tuple(p.tensors), tuple(p.c))[1]),
     "compile of func.grad": ("first", compiled_gradient),
     "export": ("first", exported),
 }
