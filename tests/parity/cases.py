@@ -116,30 +116,21 @@ def _(kit):
     return kit.decorated(log1pexp, X)
 
 
-@case("`grad(upstream)`, documented for JAX and TensorFlow", [2 * X, SEVEN], "RERN")
-def _(kit):
-    return kit.decorated(lambda x: (x * 2, lambda upstream: 7 * upstream), X)
-
-
-@case("`grad(*args, upstream)`, documented for torch", [2 * X, 7 * X], "EREN")
-def _(kit):
-    return kit.decorated(lambda x: (x * 2, lambda *args, upstream: 7 * upstream * args[0]), X)
-
-
-@case("two arguments, their gradients in a tuple", [X * Y, SEVEN, FIVE], "RRRN")
-def _(kit):
-    return kit.decorated(lambda x, y: (x * y, seven_five), X, Y)
-
-
-@case("two arguments, their gradients in a list", [X * Y, SEVEN, FIVE], "RERN")
-def _(kit):
-    return kit.decorated(lambda x, y: (x * y, rule(lambda upstream: [7 * upstream, 5 * upstream])), X, Y)
-
-
-@case("None for an argument without a gradient", [X * Y, SEVEN], "RRRN")
-def _(kit):
-    f, y = kit.custom_gradient(lambda x, y: (x * y, seven_none)), kit.tensor(Y)
-    return kit.differentiate(lambda x: f(x, y), X)
+case("`grad(upstream)`, documented for JAX and TensorFlow", [2 * X, SEVEN], "RERN")(
+    lambda kit: kit.decorated(lambda x: (x * 2, lambda upstream: 7 * upstream), X)
+)
+case("`grad(*args, upstream)`, documented for torch", [2 * X, 7 * X], "EREN")(
+    lambda kit: kit.decorated(lambda x: (x * 2, lambda *args, upstream: 7 * upstream * args[0]), X)
+)
+case("two arguments, their gradients in a tuple", [X * Y, SEVEN, FIVE], "RRRN")(
+    lambda kit: kit.decorated(lambda x, y: (x * y, seven_five), X, Y)
+)
+case("two arguments, their gradients in a list", [X * Y, SEVEN, FIVE], "RERN")(
+    lambda kit: kit.decorated(lambda x, y: (x * y, rule(lambda upstream: [7 * upstream, 5 * upstream])), X, Y)
+)
+case("None for an argument without a gradient", [X * Y, SEVEN], "RRRN")(
+    lambda kit: kit.decorated(lambda x, y: (x * y, seven_none), X, call=lambda f, x: f(x, kit.tensor(Y)))
+)
 
 
 # --- outputs -------------------------------------------------------------------------------------------------------
@@ -149,50 +140,35 @@ case = section("Outputs")
 
 def nested(kit, first, second, pack, grad, factor=0):
     """The gradient of a function with a nest as output, beside that of x itself."""
-    f = kit.custom_gradient(lambda x: (pack(x * 2, x * 3), grad))
 
-    def total(x):
+    def total(f, x):
         y = f(x)
         return y[first] + 2 * y[second] + factor * x
 
-    return kit.differentiate(total, X)
+    return kit.decorated(lambda x: (pack(x * 2, x * 3), grad), X, call=total)
 
 
-def pair(*values):
-    return values
-
-
-@case("two outputs, `grad(dy1, dy2)` as TensorFlow has it", [8 * X, np.full(3, 17.0)], "EERN")
-def _(kit):
-    return nested(kit, 0, 1, pair, lambda first, second: 7 * first + 5 * second)
-
-
-@case("two outputs, `grad(upstream)` as JAX has it", [8 * X, np.full(3, 17.0)], "REEN")
-def _(kit):
-    return nested(kit, 0, 1, pair, lambda upstream: 7 * upstream[0] + 5 * upstream[1])
-
-
-@case("two outputs in a list", [9 * X, np.full(3, 18.0)], "RWEN")
-def _(kit):
-    grad = rule(lambda upstream: 7 * upstream[0] + 5 * upstream[1])
-    return nested(kit, 0, 1, lambda *values: [*values], grad, factor=1)
-
-
-@case("two outputs in a dict", [9 * X, np.full(3, 18.0)], "RWEN")
-def _(kit):
-    grad = rule(lambda upstream: 7 * upstream["a"] + 5 * upstream["b"])
-    return nested(kit, "a", "b", lambda a, b: {"a": a, "b": b}, grad, factor=1)
-
-
-@case("the argument itself as output: gradient reversal", [X, -SEVEN], "RRRN")
-def _(kit):
-    return kit.decorated(lambda x: (x, rule(lambda upstream: -7 * upstream)), X)
+case("two outputs, `grad(dy1, dy2)` as TensorFlow has it", [8 * X, np.full(3, 17.0)], "EERN")(
+    lambda kit: nested(kit, 0, 1, lambda *values: values, lambda first, second: 7 * first + 5 * second)
+)
+case("two outputs, `grad(upstream)` as JAX has it", [8 * X, np.full(3, 17.0)], "REEN")(
+    lambda kit: nested(kit, 0, 1, lambda *values: values, lambda upstream: 7 * upstream[0] + 5 * upstream[1])
+)
+case("two outputs in a list", [9 * X, np.full(3, 18.0)], "RWEN")(
+    lambda kit: nested(kit, 0, 1, lambda *values: [*values], rule(lambda dys: 7 * dys[0] + 5 * dys[1]), 1)
+)
+case("two outputs in a dict", [9 * X, np.full(3, 18.0)], "RWEN")(
+    lambda kit: nested(kit, "a", "b", lambda a, b: {"a": a, "b": b}, rule(lambda dys: 7 * dys["a"] + 5 * dys["b"]), 1)
+)
+case("the argument itself as output: gradient reversal", [X, -SEVEN], "RRRN")(
+    lambda kit: kit.decorated(lambda x: (x, rule(lambda upstream: -7 * upstream)), X)
+)
 
 
 @case("straight through", [3 * X, np.full(3, 3.0)], "RRRN")
 def _(kit):
-    through = kit.custom_gradient(lambda x: (kit.ops.floor(x + 0.5), rule(lambda upstream: upstream)))
-    return kit.differentiate(lambda x: 3 * through(x), X + np.float32(0.3))
+    rounded = lambda x: (kit.ops.floor(x + 0.5), rule(lambda upstream: upstream))
+    return kit.decorated(rounded, X + np.float32(0.3), call=lambda f, x: 3 * f(x))
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -213,28 +189,18 @@ def _(kit):
     return kit.differentiate(lambda x, y: f({"b": x, "a": y}) + x + y, X, Y)
 
 
-@case("an argument by keyword", [2 * X, SEVEN], "EEWN")
-def _(kit):
-    f = kit.custom_gradient(lambda x: (x * 2, seven))
-    return kit.differentiate(lambda x: f(x=x), X)
-
-
-@case("an argument by keyword, in a graph", [2 * X, SEVEN], "--C-", refusal="only when eager execution")
-def _(kit):
-    f = kit.custom_gradient(lambda x: (x * 2, seven))
-    return kit.differentiate(lambda x: f(x=x), X, mode="function")
-
-
-@case("a static argument by keyword", [3 * X, SEVEN], "EERN")
-def _(kit):
-    f = kit.custom_gradient(lambda x, *, n=2: (x * n, seven))
-    return kit.differentiate(lambda x: f(x, n=3), X)
-
-
-@case("a number as argument", [3 * X, SEVEN], "RERN")
-def _(kit):
-    f = kit.custom_gradient(lambda x, n: (x * n, seven_none))
-    return kit.differentiate(lambda x: f(x, 3.0), X)
+case("an argument by keyword", [2 * X, SEVEN], "EEWN")(
+    lambda kit: kit.decorated(lambda x: (x * 2, seven), X, call=lambda f, x: f(x=x))
+)
+case("an argument by keyword, in a graph", [2 * X, SEVEN], "--C-", refusal="only when eager execution")(
+    lambda kit: kit.decorated(lambda x: (x * 2, seven), X, mode="function", call=lambda f, x: f(x=x))
+)
+case("a static argument by keyword", [3 * X, SEVEN], "EERN")(
+    lambda kit: kit.decorated(lambda x, *, n=2: (x * n, seven), X, call=lambda f, x: f(x, n=3))
+)
+case("a number as argument", [3 * X, SEVEN], "RERN")(
+    lambda kit: kit.decorated(lambda x, n: (x * n, seven_none), X, call=lambda f, x: f(x, 3.0))
+)
 
 
 @case("a string as argument", [3 * X, SEVEN], "EERN")
@@ -255,9 +221,9 @@ def _(kit):
     return kit.differentiate(Layer().call, X)
 
 
-@case("a function made anew at every call", [2 * X, SEVEN], "RRRN")
-def _(kit):
-    return kit.differentiate(lambda x: kit.custom_gradient(lambda x: (x * 2, seven))(x), X)
+case("a function made anew at every call", [2 * X, SEVEN], "RRRN")(
+    lambda kit: kit.differentiate(lambda x: kit.custom_gradient(lambda x: (x * 2, seven))(x), X)
+)
 
 
 # --- orders --------------------------------------------------------------------------------------------------------
@@ -280,9 +246,9 @@ def of_square(kit, x, order):
     return [kit.derivative(lambda x: f(x) ** 2, x, order)]
 
 
-@case("the second derivative of `log1pexp(x)**2` at 0.5", [second_of_square(0.5)], "RWRN")
-def _(kit):
-    return of_square(kit, 0.5, 2)
+case("the second derivative of `log1pexp(x)**2` at 0.5", [second_of_square(0.5)], "RWRN")(
+    lambda kit: of_square(kit, 0.5, 2)
+)
 
 
 @case("the third derivative of `log1pexp(x)**2` at 0", [0.75], "RWRN")
@@ -329,9 +295,7 @@ def handed_value(kit, mode):
     return kit.differentiate(lambda x, w: closing_over(kit, w, with_variables)(x), X, 2 * X, mode=mode)
 
 
-@case("a constant", [2 * X * X, SEVEN], "RRRN")
-def _(kit):
-    return kit.differentiate(closing_over(kit, kit.tensor(2 * X)), X)
+case("a constant", [2 * X * X, SEVEN], "RRRN")(lambda kit: kit.differentiate(closing_over(kit, kit.tensor(2 * X)), X))
 
 
 BEING = "a value that is being differentiated"
@@ -418,9 +382,9 @@ def returning(kit, gradient):
     return kit.decorated(lambda x: (x * 2, rule(lambda upstream: kit.tensor(gradient))), X)[1:]
 
 
-@case("a gradient of the wrong shape", MUST_RAISE, "CWWN", refusal=r"a gradient of the wrong shape for x|shapes")
-def _(kit):
-    return returning(kit, np.full((2, 3), 7, np.float32))
+case("a gradient of the wrong shape", MUST_RAISE, "CWWN", refusal=r"a gradient of the wrong shape for x|shapes")(
+    lambda kit: returning(kit, np.full((2, 3), 7, np.float32))
+)
 
 
 SEVERAL = "incorrect number of gradients|same container"
@@ -442,9 +406,9 @@ def _(kit):
     return kit.decorated(lambda x, y: (x * y, seven), X, Y)[1:]
 
 
-@case("a complex gradient for a real argument", MUST_RAISE, "WEWN", refusal=r"a gradient of the wrong kind for x")
-def _(kit):
-    return returning(kit, np.full(3, 7 + 1j, np.complex64))
+case("a complex gradient for a real argument", MUST_RAISE, "WEWN", refusal=r"a gradient of the wrong kind for x")(
+    lambda kit: returning(kit, np.full(3, 7 + 1j, np.complex64))
+)
 
 
 def typed(kit, dtype):
@@ -458,14 +422,12 @@ case(TYPED.format("an int32"), [SEVEN, 1.0], "ORON", lambda kit: typed(kit, np.i
 case(TYPED.format("a float16"), [SEVEN, 1.0], "ORON", lambda kit: typed(kit, np.float16))
 
 
-@case("a function that returns no pair, but two rows", MUST_RAISE, "WWEW", refusal="must return a pair", forward=True)
-def _(kit):
-    return [kit.array(kit.custom_gradient(lambda x: x * 2)(kit.tensor(X[:2])))]
-
-
-@case("a function that returns no pair, but one number", MUST_RAISE, "EWEN", refusal=r"must return a pair")
-def _(kit):
-    return [kit.derivative(kit.custom_gradient(lambda x: x * 2), 1.0, 1)]
+case("a function that returns no pair, but two rows", MUST_RAISE, "WWEW", refusal="must return a pair", forward=True)(
+    lambda kit: [kit.array(kit.custom_gradient(lambda x: x * 2)(kit.tensor(X[:2])))]
+)
+case("a function that returns no pair, but one number", MUST_RAISE, "EWEN", refusal=r"must return a pair")(
+    lambda kit: [kit.derivative(kit.custom_gradient(lambda x: x * 2), 1.0, 1)]
+)
 
 
 @case("a function that raises when it is called first", MUST_RAISE, "CWCC", refusal=r"\Amine\Z", forward=True)

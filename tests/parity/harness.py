@@ -3,6 +3,7 @@
 All in one process, because it takes seconds to start one; what goes wrong in a program stays there.
 """
 
+import functools
 import importlib
 import json
 import re
@@ -39,9 +40,10 @@ class Kit:
         output, gradients = self.native.differentiate(f, arrays, mode)
         return [output, *gradients]
 
-    def decorated(self, f, *arrays):
-        """The same of a function that is decorated for it."""
-        return self.differentiate(self.custom_gradient(f), *arrays)
+    def decorated(self, f, *arrays, call=None, mode="eager"):
+        """The same of a function that is decorated for it, and called by `call(f, *arrays)`."""
+        f = self.custom_gradient(f)
+        return self.differentiate(f if call is None else functools.partial(call, f), *arrays, mode=mode)
 
     def derivative(self, f, x, order):
         """A derivative of a function of one number, by the framework's own engine."""
