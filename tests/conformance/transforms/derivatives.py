@@ -23,11 +23,12 @@ class Derivatives:
         second = self.second(p)
         return self.gradient(lambda *tensors: self.inner(p.d, second(*tensors)))
 
-    def composite(self, p, f=None):
-        def squared(*tensors):
-            return self.inner(p.weights, [out * self.xp.conj(out) for out in (f or p.f)(*tensors)])
+    def squared(self, p, f=None):
+        """A loss whose upstream depends on the arguments, too."""
+        return lambda *tensors: self.inner(p.weights, [out * self.xp.conj(out) for out in (f or p.f)(*tensors)])
 
-        first = self.gradient(squared)
+    def composite(self, p, f=None):
+        first = self.gradient(self.squared(p, f))
         return self.gradient(lambda *tensors: self.inner(p.c, first(*tensors)))
 
     def of_batch(self, p, f):

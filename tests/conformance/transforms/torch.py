@@ -50,24 +50,13 @@ def backward(p, f=None):
     return zeros([each.grad for each in tensors], tensors)
 
 
-def second(p, f=None):
+def repeated(p, loss, *directions):
+    """The gradient of the inner product of a direction and the gradient, and so on."""
     tensors = leaves(p.tensors)
-    first = grad(loss(p, f)(*tensors), tensors, create_graph=True)
-    return grad(inner(p.c, first), tensors)
-
-
-def third(p):
-    tensors = leaves(p.tensors)
-    first = grad(loss(p)(*tensors), tensors, create_graph=True)
-    again = grad(inner(p.c, first), tensors, create_graph=True)
-    return grad(inner(p.d, again), tensors)
-
-
-def composite(p, f=None):
-    tensors = leaves(p.tensors)
-    outputs = (f or p.f)(*tensors)
-    squared = inner(p.weights, [out * out.conj() for out in outputs])
-    return grad(inner(p.c, grad(squared, tensors, create_graph=True)), tensors)
+    value = loss(*tensors)
+    for each in directions:
+        value = inner(each, grad(value, tensors, create_graph=True))
+    return grad(value, tensors)
 
 
 def functional(loss):
@@ -88,27 +77,38 @@ def weighted_rows(p, rows):
 
 
 @contextlib.contextmanager
-def quietly():
+def ignoring(message):
     with warnings.catch_warnings():
-        # torch (2.13) maps conjugation slowly, and says so.
-        warnings.filterwarnings("ignore", message="There is a performance drop")
+        warnings.filterwarnings("ignore", message=message)
         yield
 
 
+# torch (2.13) maps conjugation slowly, and says so.
+quietly = ignoring("There is a performance drop")
+
+
 def mapped(function, batch):
-    with quietly():
-        return torch.func.vmap(function, randomness="different")(*batch)
+    return torch.func.vmap(function, randomness="different")(*batch)
 
 
+def of_vmap(p):
+    return of.of_batch(p, lambda *batch: mapped(p.f, batch))
+
+
+@quietly
+def func_vmap_of_grad(p):
+    return mapped(functional(loss(p)), p.batch)
+
+
+@quietly
 def grad_of_vmap(p):
-    with quietly():
-        return functional(of.of_batch(p, lambda *batch: mapped(p.f, batch)))(*p.batch)
+    return functional(of_vmap(p))(*p.batch)
 
 
+@quietly
 def backward_through_vmap(p):
     batch = leaves(p.batch)
-    with quietly():
-        return grad(of.of_batch(p, lambda *batch: mapped(p.f, batch))(*batch), batch)
+    return grad(of_vmap(p)(*batch), batch)
 
 
 def dual(p):
@@ -142,8 +142,7 @@ def exported(p):
         def forward(self, *tensors):
             return p.f(*tensors)
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the exported program has no gradient")
+    with ignoring("the exported program has no gradient"):
         program = torch.export.export(Module(), tuple(p.tensors)).module()
     for one, other in zip(program(*p.tensors), p.f(*p.tensors), strict=True):
         np.testing.assert_allclose(array(one), array(other), rtol=1e-6)
@@ -155,9 +154,8 @@ def checkpointed(p, f=None):
 
 
 def reentrant(p):
-    with warnings.catch_warnings():
-        # torch warns of what it is asked to do: a function without anything to differentiate.
-        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
+    # torch warns of what it is asked to do: a function without anything to differentiate.
+    with ignoring("None of the inputs have requires_grad=True"):
         return backward(p, lambda *tensors: checkpoint(lambda *x: tuple(p.f(*x)), *tensors, use_reentrant=True))
 
 
@@ -180,10 +178,10 @@ TRANSFORMS = {
             p, torch.autograd.graph.saved_tensors_hooks(lambda x: x.resolve_conj().numpy(), torch.as_tensor)
         ),
     ),
-    "create_graph": ("second", second),
-    "create_graph of checkpoint": ("second", lambda p: second(p, checkpointed(p))),
-    "create_graph of composite": ("composite", composite),
-    "create_graph twice": ("third", third),
+    "create_graph": ("second", lambda p: repeated(p, loss(p), p.c)),
+    "create_graph of checkpoint": ("second", lambda p: repeated(p, loss(p, checkpointed(p)), p.c)),
+    "create_graph of composite": ("composite", lambda p: repeated(p, of.squared(p), p.c)),
+    "create_graph twice": ("third", lambda p: repeated(p, loss(p), p.c, p.d)),
     "functional.vjp": (
         "first",
         lambda p: torch.autograd.functional.vjp(lambda *x: tuple(p.f(*x)), tuple(p.tensors), tuple(p.weights))[1],
@@ -201,7 +199,7 @@ TRANSFORMS = {
             p, torch.func.jacfwd(p.f, argnums=tuple(range(len(p.tensors))), randomness="different")(*p.tensors)
         ),
     ),
-    "func.vmap of func.grad": ("batched", lambda p: mapped(functional(loss(p)), p.batch)),
+    "func.vmap of func.grad": ("batched", func_vmap_of_grad),
     "func.grad of func.vmap": ("batched", grad_of_vmap),
     "backward through func.vmap": ("batched", backward_through_vmap),
     "func.grad of func.grad": ("second", lambda p: of.second(p)(*p.tensors)),
