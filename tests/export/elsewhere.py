@@ -5,19 +5,37 @@ FOLDER/found.json: for each name the output, and what became of the gradient.
 """
 
 import json
+import pathlib
 import sys
+import warnings
 
 import numpy as np
 
 # Whoever imports it here gets an ImportError.
 sys.modules["keras_cg"] = None
 
-FOLDER = sys.argv[1]
-X = np.load(f"{FOLDER}/x.npy")
+FOLDER = pathlib.Path(sys.argv[1])
+X = np.load(FOLDER / "x.npy")
+
+
+def orders(f, derivative, count):
+    """The derivatives of so many orders: each as an array, or what is raised instead of the first that is missing."""
+    found = {}
+    for order in range(1, count + 1):
+        f = derivative(f)
+        try:
+            gradient = f(X)
+        except (LookupError, ValueError) as error:
+            found[f"order {order}"] = "LookupError" if isinstance(error, LookupError) else str(error)
+            break
+        if gradient is None:
+            break
+        found[f"order {order}"] = np.asarray(gradient)
+    return found
 
 
 def saved_model(path):
-    """The output, the derivatives of order 1 to 3 or what is raised, and the weight after a step of training."""
+    """The output, its derivatives, and the weight after a step of training."""
     import tensorflow as tf
 
     module = tf.saved_model.load(path)
@@ -27,6 +45,7 @@ def saved_model(path):
 
     def derivative(f):
         def derived(x):
+            x = tf.convert_to_tensor(x)
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 output = f(x)
@@ -34,18 +53,7 @@ def saved_model(path):
 
         return derived
 
-    f = module.serve
-    for order in (1, 2, 3):
-        f = derivative(f)
-        try:
-            gradient = f(tf.constant(X))
-        except LookupError as error:
-            found[f"order {order}"] = type(error).__name__
-            break
-        if gradient is None:
-            break
-        found[f"order {order}"] = gradient.numpy()
-    return found
+    return found | orders(module.serve, derivative, 3)
 
 
 def trained(tf, module):
@@ -61,8 +69,6 @@ def trained(tf, module):
 
 
 def litert(path):
-    import warnings
-
     import tensorflow as tf
 
     with warnings.catch_warnings():
@@ -82,8 +88,7 @@ def onnx(path):
 
     session = onnxruntime.InferenceSession(path)
     (given,) = session.get_inputs()
-    (output,) = session.run(None, {given.name: X})
-    return {"output": output}
+    return {"output": session.run(None, {given.name: X})[0]}
 
 
 def pt2(path):
@@ -92,42 +97,25 @@ def pt2(path):
     module = torch.export.load(path).module()
     x = torch.tensor(X, requires_grad=True)
     output = module(x)
+    gradient = None
     if output.requires_grad:
         (gradient,) = torch.autograd.grad(output.sum(), x, allow_unused=True)
-    else:
-        gradient = None
     return {"output": output.detach().numpy(), "order 1": "absent" if gradient is None else gradient.numpy()}
 
 
 def jax_program(path):
     """A function of one argument, in the form of jax.export, and its derivatives as far as they were saved."""
-    import pathlib
-
     import jax
     import jax.export
 
     f = jax.export.deserialize(bytearray(pathlib.Path(path).read_bytes())).call
-    found = {"output": np.asarray(f(X))}
-    for order in (1, 2, 3, 4):
-        f = jax.grad(lambda x, f=f: f(x).sum())
-        try:
-            found[f"order {order}"] = np.asarray(f(X))
-        except ValueError as error:
-            found[f"order {order}"] = str(error)
-            break
-    return found
+    return {"output": np.asarray(f(X))} | orders(f, lambda f: jax.grad(lambda x: f(x).sum()), 4)
 
 
 LOADERS = {"tf_saved_model": saved_model, "litert": litert, "onnx": onnx, "torch": pt2, "jax.export": jax_program}
 
 
-def main():
-    with open(f"{FOLDER}/programs.json") as file:
-        programs = json.load(file)
-    found = {name: LOADERS[kind](path) for name, (kind, path) in programs.items()}
-    with open(f"{FOLDER}/found.json", "w") as file:
-        json.dump(found, file, default=lambda array: array.tolist())
-
-
 if __name__ == "__main__":
-    main()
+    programs = json.loads((FOLDER / "programs.json").read_text())
+    found = {name: LOADERS[kind](path) for name, (kind, path) in programs.items()}
+    (FOLDER / "found.json").write_text(json.dumps(found, default=lambda array: array.tolist()))

@@ -1,5 +1,7 @@
 """The Keras models that are exported, and what each gives for `X`: closed forms, but for Keras's quantised layers."""
 
+import functools
+
 import keras
 import numpy as np
 
@@ -28,12 +30,14 @@ def cubic(x):
     return x * 1, lambda upstream: 7 * upstream * x**3
 
 
-class Scale(keras.layers.Layer):
-    """Calls a decorated function with its weight, and one whose rule is asked for the variables that it reads."""
-
+class Weighted(keras.layers.Layer):
     def build(self, shape):
         self.w = self.add_weight(name="w", shape=[shape[-1]])
         self.w.assign(W)
+
+
+class Scale(Weighted):
+    """Calls a decorated function with its weight, and one whose rule is asked for the variables that it reads."""
 
     def call(self, x):
         def captured(x):
@@ -42,17 +46,17 @@ class Scale(keras.layers.Layer):
         return times(x, self.w) + keras_cg.custom_gradient(captured)(x)
 
 
-class Cubic(keras.layers.Layer):
-    def build(self, shape):
-        self.w = self.add_weight(name="w", shape=[shape[-1]])
-        self.w.assign(W)
-
+class Cubic(Weighted):
     def call(self, x):
         return cubic(x) * self.w
 
 
+def sequential(*layers):
+    return keras.Sequential([keras.Input([3]), *layers])
+
+
 def custom_layer():
-    return keras.Sequential([keras.Input([3]), Scale()]), 2 * X * W
+    return sequential(Scale()), 2 * X * W
 
 
 def operations():
@@ -80,9 +84,7 @@ def our_layers():
 def quantised(mode):
     """Keras's two layers that it quantises, with what they compute here."""
     keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input([3]), keras.layers.Dense(4), keras.layers.EinsumDense("ab,bc->ac", 2, bias_axes="c")]
-    )
+    model = sequential(keras.layers.Dense(4), keras.layers.EinsumDense("ab,bc->ac", 2, bias_axes="c"))
     for layer in model.layers:
         layer.quantize(mode)
     return model, keras.ops.convert_to_numpy(model(X))
@@ -90,15 +92,13 @@ def quantised(mode):
 
 def trainable():
     """One whose gradients the tests know: of X to any order, and of its weight."""
-    return keras.Sequential([keras.Input([3]), Cubic()]), X * W
+    return sequential(Cubic()), X * W
 
 
 MODELS = {
     "custom layer": custom_layer,
     "operations": operations,
     "our layers": our_layers,
-    "int8": lambda: quantised("int8"),
-    "int4": lambda: quantised("int4"),
-    "float8": lambda: quantised("float8"),
+    **{mode: functools.partial(quantised, mode) for mode in ("int8", "int4", "float8")},
     "trainable": trainable,
 }

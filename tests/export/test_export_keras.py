@@ -57,13 +57,11 @@ def archive(folder, name, **options):
     """The trainable model by an ExportArchive, which takes TensorFlow's own options."""
     import tensorflow as tf
 
-    model, _ = models.MODELS["trainable"]()
-    path = folder / name
+    model, _ = models.trainable()
     found = keras.export.ExportArchive()
-    signature = [keras.InputSpec(shape=(None, 3), dtype="float32")]
-    found.track_and_add_endpoint("serve", model, signature)
-    found.write_out(str(path), options=tf.saved_model.SaveOptions(**options), verbose=False)
-    return "tf_saved_model", str(path)
+    found.track_and_add_endpoint("serve", model, [keras.InputSpec(shape=(None, 3), dtype="float32")])
+    found.write_out(str(folder / name), options=tf.saved_model.SaveOptions(**options), verbose=False)
+    return "tf_saved_model", str(folder / name)
 
 
 def jax_programs(folder):
@@ -71,7 +69,7 @@ def jax_programs(folder):
     import jax
     import jax.export
 
-    model, _ = models.MODELS["trainable"]()
+    model, _ = models.trainable()
     exported = jax.export.export(jax.jit(lambda x: model(x)))(models.X)
     for order in range(4):
         path = folder / f"{order}.bin"
@@ -147,9 +145,8 @@ SAVED_MODEL = pytest.mark.only("jax", "tensorflow")
 def test_a_saved_model_carries_the_gradient(backend, exported, name):
     """By the rule, or as Keras's own decorator and layers have it."""
     found, _ = exported
-    if name in GRADIENTS:
-        expected = GRADIENTS[name]
-    else:
+    expected = GRADIENTS.get(name)
+    if expected is None:
         with keras_cg.keras.installed():
             model, _ = models.MODELS[name]()
             gradient = keras_cg.grad(lambda x: model(x))(keras.ops.convert_to_tensor(models.X))
@@ -224,7 +221,7 @@ class Closing(keras.layers.Layer):
 @pytest.mark.parametrize("product", [models.times, keras.ops.multiply], ids=["ours", "plain"])
 @pytest.mark.limit
 def test_tf2onnx_makes_an_input_of_a_tensor_that_a_layer_holds(backend, product, tmp_path):
-    model = keras.Sequential([keras.Input([3]), Closing(product)])
+    model = models.sequential(Closing(product))
     model(models.X)
     _, path = export(model, "onnx", tmp_path / "model.onnx")
     assert len(onnxruntime.InferenceSession(path).get_inputs()) == 2
@@ -234,6 +231,8 @@ def test_tf2onnx_makes_an_input_of_a_tensor_that_a_layer_holds(backend, product,
 
 
 class Never(keras.Model):
+    """A model that nobody has called."""
+
     def __init__(self, layer):
         super().__init__()
         self.layer = layer
@@ -246,14 +245,13 @@ class Never(keras.Model):
 def test_bad_input_has_the_same_message_with_us_and_without(kind, tmp_path):
     (tmp_path / "file").write_text("no folder")
     path = tmp_path / "file" / f"model{SUFFIXES[kind]}"
-    called = [keras.Sequential([keras.Input([3]), layer]) for layer in (models.Scale(), keras.layers.Dense(3))]
+    kinds = (models.Scale, lambda: keras.layers.Dense(3))
+    called = [models.sequential(layer()) for layer in kinds]
     for model in called:
         model(models.X)
     ours, plain = (raised(model, kind, path) for model in called)
     assert ours == plain
-    ours, plain = (
-        raised(Never(layer), kind, tmp_path / path.name) for layer in (models.Scale(), keras.layers.Dense(3))
-    )
+    ours, plain = (raised(Never(layer()), kind, tmp_path / path.name) for layer in kinds)
     assert ours == plain
     assert ours[0] == "ValueError"
     assert "has not yet been built" in ours[1]

@@ -11,7 +11,7 @@ def tensor(array):
 
 
 def array(tensor):
-    return tensor.detach().numpy()
+    return tensor.detach().resolve_conj().numpy()
 
 
 def differentiate(f, arrays, mode):

@@ -9,8 +9,6 @@ import keras_cg
 from keras_cg import ops
 
 X = np.linspace(-1, 1, 8, dtype=np.float32)
-# Of the numbers that the tests' rules are wrong by on purpose, and of those of an accelerator in float32.
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 # Wrong on purpose: the gradients are 7 exp(x) and 5 exp(x), where x * w has w and x.
@@ -20,40 +18,48 @@ def f(x, w):
     return x * w, lambda upstream: (7 * upstream * e, 5 * upstream * e)
 
 
+def capturing(w):
+    """The same, where w is captured."""
+
+    @keras_cg.custom_gradient
+    def g(x):
+        e = ops.exp(x)
+        return x * w, lambda upstream, variables: (7 * upstream * e, [5 * upstream * e])
+
+    return g
+
+
+def from_numpy(x):
+    return keras_cg.recipes.from_numpy(lambda x: 2 * x, lambda x, upstream: 7 * upstream * np.exp(x))(x)
+
+
+def close(found, due, rtol=1e-5):
+    """Up to the rounding of an accelerator in float32."""
+    np.testing.assert_allclose(found, due, rtol=rtol, atol=1e-6)
+
+
 def pytest_addoption(parser):
     parser.addoption("--device", default="", help="the device to test, as the framework calls it; default: the first")
 
 
-def accelerators(backend):
-    """The accelerators that a framework sees, as its own objects."""
+def accelerators(backend, name):
+    """The devices that the option names, or the accelerators that a framework sees, as its own objects."""
     framework = importlib.import_module(backend)
     if backend == "torch":
-        if not framework.accelerator.is_available():
-            return []
+        if name or not framework.accelerator.is_available():
+            return [framework.device(name)] if name else []
         kind = framework.accelerator.current_accelerator().type
         return [framework.device(kind, index) for index in range(framework.accelerator.device_count())]
     if backend == "jax":
-        return [device for device in framework.devices() if device.platform != "cpu"]
-    if backend == "tensorflow":
-        return [device.name for kind in ("GPU", "TPU") for device in framework.config.list_logical_devices(kind)]
-    return []
-
-
-def named(backend, name):
-    """The devices that the option names."""
-    framework = importlib.import_module(backend)
-    if backend == "torch":
-        return [framework.device(name)]
-    if backend == "jax":
-        return framework.devices(name)
-    return [device.name for device in framework.config.list_logical_devices(name.upper())]
+        return framework.devices(name) if name else [each for each in framework.devices() if each.platform != "cpu"]
+    kinds = [name.upper()] if name else ["GPU", "TPU"]
+    return [device.name for kind in kinds for device in framework.config.list_logical_devices(kind)]
 
 
 @pytest.fixture
 def devices(request, backend):
     """The accelerators, at least one."""
-    name = request.config.getoption("--device")
-    found = named(backend, name) if name else accelerators(backend)
+    found = accelerators(backend, request.config.getoption("--device")) if backend != "numpy" else []
     if not found:
         pytest.skip(f"{backend} sees no accelerator on this machine")
     return found

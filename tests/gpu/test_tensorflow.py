@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gpu.conftest import CLOSE, X, f
+from gpu.conftest import X, close, f, from_numpy
 
 import keras_cg
 from keras_cg import ops
@@ -10,26 +10,32 @@ from keras_cg import ops
 pytestmark = pytest.mark.only("tensorflow")
 
 
-def gradients(x, w):
+def gradients(x, w=None, function=f):
+    """Those of a function of x, or of x and w."""
     import tensorflow as tf
 
+    arguments = (x,) if w is None else (x, w)
     with tf.GradientTape() as tape:
-        tape.watch((x, w))
-        output = f(x, w)
-    return tape.gradient(output, (x, w))
+        tape.watch(arguments)
+        output = function(*arguments)
+    return tape.gradient(output, arguments)
 
 
 def check(found, factor, device):
     # An eager tensor is told with its job and task besides.
     assert found.device.endswith(device.removeprefix("/"))
-    np.testing.assert_allclose(found, factor * np.exp(X), **CLOSE)
+    close(found, factor * np.exp(X))
 
 
-def tensor(device):
+def check_both(found, device):
+    for each, factor in zip(found, (7, 5), strict=True):
+        check(each, factor, device)
+
+
+def tensor():
     import tensorflow as tf
 
-    with tf.device(device):
-        return tf.identity(tf.constant(X))
+    return tf.identity(tf.constant(X))
 
 
 @pytest.mark.parametrize("how", ["eager", "graph", "xla"])
@@ -38,16 +44,14 @@ def test_gradients_are_where_the_arguments_are(backend, device, how):
 
     run = gradients if how == "eager" else tf.function(gradients, jit_compile=how == "xla")
     with tf.device(device):
-        for found, factor in zip(run(tensor(device), tensor(device)), (7, 5), strict=True):
-            check(found, factor, device)
+        check_both(run(tensor(), tensor()), device)
 
 
 def test_a_device_that_is_not_the_default_one(backend, second):
     import tensorflow as tf
 
     with tf.device(second):
-        for found, factor in zip(gradients(tensor(second), tensor(second)), (7, 5), strict=True):
-            check(found, factor, second)
+        check_both(gradients(tensor(), tensor()), second)
 
 
 def test_variables_and_second_order(backend, device):
@@ -58,10 +62,9 @@ def test_variables_and_second_order(backend, device):
         with tf.GradientTape() as outer:
             with tf.GradientTape() as tape:
                 output = f(tf.convert_to_tensor(x), tf.convert_to_tensor(w))
-            first, other = tape.gradient(output, (x, w))
-        check(first, 7, device)
-        check(other, 5, device)
-        check(outer.gradient(first, x), 7, device)
+            found = tape.gradient(output, (x, w))
+        check_both(found, device)
+        check(outer.gradient(found[0], x), 7, device)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -70,13 +73,9 @@ def test_half(backend, device, dtype):
 
     g = keras_cg.custom_gradient(lambda x: (2 * x, lambda upstream: 7 * upstream * ops.exp(x)))
     with tf.device(device):
-        x = tf.cast(tensor(device), dtype)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            output = g(x)
-        found = tape.gradient(output, x)
+        (found,) = gradients(tf.cast(tensor(), dtype), function=g)
     assert found.dtype == dtype
-    np.testing.assert_allclose(tf.cast(found, "float32"), 7 * np.exp(X), rtol=3e-2)
+    close(tf.cast(found, "float32"), 7 * np.exp(X), rtol=3e-2)
 
 
 def test_random_numbers_of_the_device(backend, device):
@@ -88,22 +87,15 @@ def test_random_numbers_of_the_device(backend, device):
         return x * 1, lambda upstream: (7 * upstream * held, None)
 
     with tf.device(device):
-        x, seed = tensor(device), tf.constant([1, 2])
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            output = g(x, seed)
-        found = tape.gradient(output, x)
+        seed = tf.constant([1, 2])
+        (found,) = gradients(tensor(), function=lambda x: g(x, seed))
         noise = tf.random.stateless_uniform(X.shape, seed)
-    np.testing.assert_allclose(found, 7 * np.exp(X) * noise, **CLOSE)
+    close(found, 7 * np.exp(X) * noise)
 
 
 def test_a_function_of_numpy(backend, device):
     import tensorflow as tf
 
-    g = keras_cg.recipes.from_numpy(lambda x: 2 * x, lambda x, upstream: 7 * upstream * np.exp(x))
     with tf.device(device):
-        x = tensor(device)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            output = g(x)
-        check(tape.gradient(output, x), 7, device)
+        (found,) = gradients(tensor(), function=from_numpy)
+        check(found, 7, device)

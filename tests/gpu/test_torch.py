@@ -4,33 +4,45 @@ import copy
 
 import numpy as np
 import pytest
-from gpu.conftest import CLOSE, X, f
+from gpu.conftest import X, capturing, close, f, from_numpy
 
 import keras_cg
 from keras_cg import ops
 
 pytestmark = pytest.mark.only("torch")
+PROCESSOR = "a processor has no streams, and pins no memory"
 
 
-def leaf(device, **kind):
+def leaf(device):
     import torch
 
-    return torch.tensor(X, device=device, **kind).requires_grad_()
+    return torch.tensor(X, device=device).requires_grad_()
 
 
 def check(found, factor, device):
+    import torch
+
+    device = torch.device(device)
     assert found.device.type == device.type
     assert device.index in (None, found.device.index)
-    np.testing.assert_allclose(found.detach().float().cpu(), factor * np.exp(X), **CLOSE)
+    close(found.detach().float().cpu(), factor * np.exp(X))
 
 
 def check_gradients(device, function=f):
     x, w = leaf(device), leaf(device)
     output = function(x, w)
     output.sum().backward()
-    np.testing.assert_allclose(output.detach().cpu(), X * X, **CLOSE)
+    close(output.detach().cpu(), X * X)
     check(x.grad, 7, device)
     check(w.grad, 5, device)
+
+
+def twice(f, x, *others):
+    """The derivative, and its derivative."""
+    import torch
+
+    (first,) = torch.autograd.grad(f(x, *others).sum(), x, create_graph=True)
+    return first, torch.autograd.grad(first.sum(), x)[0]
 
 
 def test_gradients_are_where_the_arguments_are(backend, device):
@@ -39,26 +51,11 @@ def test_gradients_are_where_the_arguments_are(backend, device):
 
 
 def test_captured(backend, device):
-    w = leaf(device)
-
-    @keras_cg.custom_gradient
-    def g(x):
-        e = ops.exp(x)
-        return x * w, lambda upstream, variables: (7 * upstream * e, [5 * upstream * e])
-
-    x = leaf(device)
-    g(x).sum().backward()
-    check(x.grad, 7, device)
-    check(w.grad, 5, device)
+    check_gradients(device, lambda x, w: capturing(w)(x))
 
 
 def test_second_order(backend, device):
-    import torch
-
-    x, w = leaf(device), leaf(device)
-    (first,) = torch.autograd.grad(f(x, w).sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    check(second, 7, device)
+    check(twice(f, leaf(device), leaf(device))[1], 7, device)
 
 
 def test_a_device_that_is_not_the_default_one(backend, second):
@@ -72,13 +69,12 @@ def test_beside_another_default_device(backend, device, is_default):
     try:
         torch.set_default_device(device if is_default else "cpu")
         check_gradients(device)
-        check_gradients(torch.device("cpu"))
+        check_gradients("cpu")
     finally:
         torch.set_default_device(None)
 
 
 def test_arguments_on_two_kinds_of_devices(backend, device):
-    import torch
 
     # What is moved is moved by the function; the rule returns each gradient where its argument is.
     @keras_cg.custom_gradient
@@ -89,7 +85,7 @@ def test_arguments_on_two_kinds_of_devices(backend, device):
     x, w = leaf(device), leaf("cpu")
     moved(x, w).sum().backward()
     check(x.grad, 7, device)
-    check(w.grad, 5, torch.device("cpu"))
+    check(w.grad, 5, "cpu")
 
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
@@ -128,57 +124,37 @@ def test_autocast_in_second_order(backend, device):
     x = torch.eye(4, device=device, requires_grad=True)
     with torch.autocast(device.type, torch.bfloat16):
         output = g(x)
-    (first,) = torch.autograd.grad(output.sum(), x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
+    _, second = twice(lambda x: output, x)
     assert set(seen) == {torch.bfloat16}  # the second run, outside of autocast, is as the first one
     # The derivative of 7 sum(x @ x) at the identity: 7 (1 + 1) everywhere.
     np.testing.assert_array_equal(second.cpu(), np.full((4, 4), 14))
 
 
 def test_random_numbers_of_the_device(backend, device):
+    """Right in first order, which is one run; in second order they would be others, and it raises."""
     import torch
 
     drawn = []
 
     @keras_cg.custom_gradient
     def g(x):
-        noise = torch.rand(x.shape, device=x.device)
-        drawn.append(noise.detach().clone())
-        held = noise * ops.exp(x)
+        drawn.append(torch.rand(x.shape, device=x.device))
+        held = drawn[-1] * ops.exp(x)
         return x * 1, lambda upstream: 7 * upstream * held
 
     x = leaf(device)
-    (first,) = torch.autograd.grad(g(x).sum(), x, create_graph=True)
-    torch.rand(5, device=device)  # somebody else draws in between
-    (second,) = torch.autograd.grad(first.sum(), x)
-    np.testing.assert_allclose(second.cpu(), (7 * drawn[0] * leaf(device).exp()).detach().cpu(), **CLOSE)
-    assert all(torch.equal(each, drawn[0]) for each in drawn)
-
-
-def test_random_numbers_go_on_as_they_were(backend, device):
-    import torch
-
-    @keras_cg.custom_gradient
-    def g(x):
-        held = torch.rand(x.shape, device=x.device) * ops.exp(x)
-        return x * 1, lambda upstream: 7 * upstream * held
-
-    def numbers(is_differentiated):
-        torch.manual_seed(0)
-        x = leaf(device)
-        (first,) = torch.autograd.grad(g(x).sum(), x, create_graph=True)
-        if is_differentiated:
-            torch.autograd.grad(first.sum(), x)
-        return torch.rand(5, device=device)
-
-    assert torch.equal(numbers(True), numbers(False))
+    g(x).sum().backward()
+    (noise,) = drawn
+    close(x.grad.cpu(), 7 * noise.cpu().numpy() * np.exp(X))
+    with pytest.raises(RuntimeError, match="its rule is not that of the first run"):
+        twice(g, x)
 
 
 def test_streams(backend, device):
     import torch
 
     if device.type == "cpu":
-        pytest.skip("a processor has no streams")
+        pytest.skip(PROCESSOR)
     torch.accelerator.synchronize()
     stream = torch.Stream(device)
     x, w = leaf(device), leaf(device)
@@ -196,16 +172,15 @@ def test_pinned_memory(backend, device):
     import torch
 
     if device.type == "cpu":
-        pytest.skip("a processor pins no memory")
-    pinned = torch.tensor(X).pin_memory()
-    x = pinned.to(device, non_blocking=True).requires_grad_()
-    w = leaf("cpu").detach().pin_memory().requires_grad_()
+        pytest.skip(PROCESSOR)
+    x = torch.tensor(X).pin_memory().to(device, non_blocking=True).requires_grad_()
+    w = torch.tensor(X).pin_memory().requires_grad_()
     f(x, w.to(device, non_blocking=True)).sum().backward()
     check(x.grad, 7, device)
-    check(w.grad, 5, torch.device("cpu"))
-    check_on_the_processor = pinned.clone().pin_memory().requires_grad_()
-    f(check_on_the_processor, pinned).sum().backward()
-    check(check_on_the_processor.grad, 7, torch.device("cpu"))
+    check(w.grad, 5, "cpu")
+    pinned = w.detach().clone().pin_memory().requires_grad_()
+    f(pinned, w.detach()).sum().backward()
+    check(pinned.grad, 7, "cpu")
 
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
@@ -217,9 +192,8 @@ def test_compiled(backend, device, compiler):
 
 
 def test_a_function_of_numpy(backend, device):
-    g = keras_cg.recipes.from_numpy(lambda x: 2 * x, lambda x, upstream: 7 * upstream * np.exp(x))
     x = leaf(device)
-    output = g(x)
+    output = from_numpy(x)
     assert output.device == x.device
     output.sum().backward()
     check(x.grad, 7, device)

@@ -3,6 +3,7 @@
 All in one process, because it takes seconds to start one; what goes wrong in a program stays there.
 """
 
+import functools
 import importlib
 import json
 import re
@@ -12,7 +13,7 @@ import warnings
 import numpy as np
 
 from parity import ERROR, KERAS, NO_GRADIENT, REFUSED, RIGHT
-from parity.cases import CASES
+from parity.cases import CASES, taped
 
 # What the line begins with that the parent reads.
 MARK = "FOUND "
@@ -39,17 +40,22 @@ class Kit:
         output, gradients = self.native.differentiate(f, arrays, mode)
         return [output, *gradients]
 
-    def gradients(self, f, *arrays):
-        return self.differentiate(f, *arrays)[1:]
+    def decorated(self, f, *arrays, call=None, mode="eager"):
+        """The same of a function that is decorated for it, and called by `call(f, *arrays)`."""
+        f = self.custom_gradient(f)
+        return self.differentiate(f if call is None else functools.partial(call, f), *arrays, mode=mode)
 
     def derivative(self, f, x, order):
         """A derivative of a function of one number, by the framework's own engine."""
         if self.backend == "torch":
             return _torch_derivative(f, x, order)
-        derive = {"jax": _jax_grad, "tensorflow": _tensorflow_grad, "numpy": _numpy_grad}[self.backend]
+        if self.backend == "tensorflow":
+            derive, x = _tensorflow_grad, self.tensor(np.float32(x))
+        else:
+            derive = importlib.import_module({"numpy": "autograd"}.get(self.backend, self.backend)).grad
         for _ in range(order):
             f = derive(f)
-        return f(x if self.backend != "tensorflow" else self.tensor(np.float32(x)))
+        return f(x)
 
 
 def _torch_derivative(f, x, order):
@@ -62,28 +68,10 @@ def _torch_derivative(f, x, order):
     return y.detach()
 
 
-def _jax_grad(f):
-    import jax
-
-    return jax.grad(f)
-
-
-def _numpy_grad(f):
-    import autograd
-
-    return autograd.grad(f)
-
-
 def _tensorflow_grad(f):
     import tensorflow as tf
 
-    def derivative(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = f(x)
-        return tape.gradient(y, x)
-
-    return derivative
+    return lambda x: taped(tf, f, x)
 
 
 def show(value):

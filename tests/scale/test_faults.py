@@ -4,15 +4,15 @@ import signal
 
 import pytest
 
-# Each program is run in two processes with their rank, an address that both know, and the fault of the second one. It
-# steps for ever: the second process fails in its second step, and the first one then waits for it.
+# Each program is run in two processes with their rank, an address that both know, and the fault of the second one: it
+# fails in its second step, and the first one then waits for it. Those of JAX and TensorFlow step for ever.
 
 PROGRAM = """
 import os, signal, sys
 import numpy as np
 import keras_cg
 
-rank, address, fault = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+rank, address, fault = int(os.environ.get("RANK", sys.argv[1])), sys.argv[2], sys.argv[3]  # torchrun tells the rank
 steps = 0
 
 
@@ -80,8 +80,52 @@ while True:
     steps += 1
 """
 
+TORCH = """
+import torch
+import torch.distributed as dist
 
-@pytest.mark.only("jax", "tensorflow")  # torch's processes are in test_rules_torch.py
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+at_run_time = lambda kill: kill()
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(1, 4))
+
+    def forward(self, x):
+        return f(x, self.w)
+
+
+model = torch.nn.parallel.DistributedDataParallel(Model())
+for steps in range(3):
+    model(torch.ones(1, 4, requires_grad=True)).sum().backward()
+dist.barrier()
+print("rank", rank, "ends")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("fault", ["raises", "dies", "none"])
+def test_a_fault_of_one_process_ends_all(processes, fault):
+    # Longer than torchrun and two processes take to start, and shorter than what torch waits for a process: 30 minutes.
+    done = processes.torchrun(processes.program(PROGRAM + TORCH), "", "", fault, limit=240)
+    if fault == "none":
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert sorted(done.stdout.splitlines()) == ["rank 0 ends", "rank 1 ends"]
+        return
+    assert (done.returncode, done.stdout) == (1, "")
+    if fault == "raises":
+        told = "[rank1]: keras_cg.errors.GradientError: the rule of f returned a gradient of the wrong shape for w."
+        lines = [line for line in done.stderr.splitlines() if "GradientError" in line]
+        assert lines and all(line.startswith(told) for line in lines), lines
+    else:
+        assert "Signal 9 (SIGKILL) received by PID" in done.stderr
+
+
+@pytest.mark.only("jax", "tensorflow")
 @pytest.mark.parametrize("fault", ["raises", "dies"])
 def test_a_fault_of_one_process_ends_both(processes, backend, fault):
     program = processes.program(PROGRAM + {"jax": JAX, "tensorflow": TENSORFLOW}[backend])

@@ -142,10 +142,8 @@ CREATION = {
     "full_like": [call(array("f"), 2), call(array("i"), 2), call(array("f"), 2, dtype="int32"), call(array("f"), True)],
     "linspace": [call(0, 1, 5), call(0.0, 2.0, num=4, endpoint=False), call(0, 1, 3, dtype="float32"), call(1, 3, 1)],
     "meshgrid": [
-        call(array("f", (2,)), array("f", (3,))),
-        call(array("f", (2,)), array("f", (3,)), indexing="ij"),
-        call(array("f", (2,))),
-        call(array("i", (2,)), array("i", (3,)), array("i", (2,))),
+        *[call(array("f", (2,)), array("f", (3,))), call(array("f", (2,)), array("f", (3,)), indexing="ij")],
+        *[call(array("f", (2,))), call(array("i", (2,)), array("i", (3,)), array("i", (2,)))],
     ],
     **{name: [*creation((2, 3)), call(3), call(())] for name in ("ones", "zeros")},
     **{
@@ -160,20 +158,12 @@ CREATION = {
 
 DATA_TYPES = {
     "astype": [
-        call(array("f"), "int32"),
-        call(array("i"), "float32"),
-        call(array("b"), "float32"),
-        call(array("f"), "complex64", copy=False),
-        call(array("f"), "float32"),
-        call(array("f"), "bool"),
+        *[call(array("f"), "int32"), call(array("i"), "float32"), call(array("b"), "float32")],
+        *[call(array("f"), "complex64", copy=False), call(array("f"), "float32"), call(array("f"), "bool")],
     ],
     "can_cast": [
-        call("float32", "complex64"),
-        call("float32", "int32"),
-        call("int8", "int16"),
-        call("uint8", "int8"),
-        call(array("f"), "float64"),
-        call("int32", "bool"),
+        *[call("float32", "complex64"), call("float32", "int32"), call("int8", "int16"), call("uint8", "int8")],
+        *[call(array("f"), "float64"), call("int32", "bool")],
     ],
     "finfo": [call("float32"), call("complex64"), call(array("f")), call("float64")],
     "iinfo": [call("int32"), call("uint8"), call(array("i"))],
@@ -181,14 +171,8 @@ DATA_TYPES = {
     + [call("uint8", "unsigned integer"), call("int8", "signed integer"), call("bool", "bool")]
     + [call("complex64", ("integral", "complex floating"))],
     "result_type": [
-        call("float32", "complex64"),
-        call(array("f"), "float32"),
-        call("int8", "int16"),
-        call("uint8", "int8"),
-        call(array("f"), 1.0),
-        call(array("i"), 2, array("i")),
-        call(array("f"), 1j),
-        call(2, "float32"),
+        *[call("float32", "complex64"), call(array("f"), "float32"), call("int8", "int16"), call("uint8", "int8")],
+        *[call(array("f"), 1.0), call(array("i"), 2, array("i")), call(array("f"), 1j), call(2, "float32")],
     ],
 }
 
@@ -206,9 +190,7 @@ MANIPULATION = {
     "moveaxis": [call(array("f", (2, 3, 2)), 0, -1), call(array("i", (2, 3, 2)), (0, 1), (1, 2))],
     "permute_dims": [call(array("f"), (1, 0)), call(array("i", (2, 3, 2)), axes=(2, 0, 1))],
     "repeat": [
-        call(array("f"), 2),
-        call(array("f"), 2, axis=1),
-        call(array("i", (3,)), array("i", (3,), 0, 2)),
+        *[call(array("f"), 2), call(array("f"), 2, axis=1), call(array("i", (3,)), array("i", (3,), 0, 2))],
         call(array("f"), array("i", (2,), 0, 2), axis=0),
     ],
     "reshape": [call(array("f"), (3, 2)), call(array("i"), shape=(-1,)), call(array("f"), (6,), copy=True)],
@@ -284,14 +266,11 @@ STATISTICS = {
 }
 
 
-def products(**more):
-    vectors = [call(array(kind, (3,), -2, 2), array(kind, (3,), -2, 2)) for kind in "fic"]
-    matrices = [call(array(kind, (2, 3), -2, 2), array(kind, (3, 2), -2, 2)) for kind in "fic"]
-    batches = [call(array("f", (2, 2, 3)), array("f", (3, 2))), call(array("f", (3,)), array("f", (2, 3, 2)))]
-    return vectors + matrices + batches
-
-
-MATMUL = products()
+MATMUL = [
+    *[call(array(kind, (3,), -2, 2), array(kind, (3,), -2, 2)) for kind in "fic"],
+    *[call(array(kind, (2, 3), -2, 2), array(kind, (3, 2), -2, 2)) for kind in "fic"],
+    *[call(array("f", (2, 2, 3)), array("f", (3, 2))), call(array("f", (3,)), array("f", (2, 3, 2)))],
+]
 TRANSPOSE = [call(array("f")), call(array("i", (2, 3, 2)))]
 TENSORDOT = [
     call(array("f", (2, 3, 2)), array("f", (3, 2, 4))),
@@ -335,9 +314,7 @@ LINALG = {
     "linalg.matrix_transpose": TRANSPOSE,
     "linalg.outer": [call(array(kind, (2,)), array(kind, (3,))) for kind in "fic"],
     "linalg.pinv": [
-        call(regular("f")),
-        call(regular("f", (3, 3)).map(lambda x: x[:2])),
-        call(regular("c", (3, 3)), rtol=1e-4),
+        *[call(regular("f")), call(regular("f", (3, 3)).map(lambda x: x[:2])), call(regular("c", (3, 3)), rtol=1e-4)],
     ],
     "linalg.qr": [
         call(regular("f")),
@@ -346,10 +323,8 @@ LINALG = {
     ],
     "linalg.slogdet": [call(regular("f")), call(regular("c", (3, 3)))],
     "linalg.solve": [
-        call(regular("f"), array("f", (3,))),
-        call(regular("f"), array("f", (2, 3, 2))),
-        call(regular("f", (3, 3)), array("f", (3, 2))),
-        call(regular("c", (3, 3)), array("c", (3,))),
+        *[call(regular("f"), array("f", (3,))), call(regular("f"), array("f", (2, 3, 2)))],
+        *[call(regular("f", (3, 3)), array("f", (3, 2))), call(regular("c", (3, 3)), array("c", (3,)))],
         call(regular("f"), array("f", (3, 2))),
     ],
     "linalg.svd": [
@@ -372,14 +347,12 @@ LINALG = {
 
 FFT = {
     **{
-        f"fft.{name}": [call(array("c", (2, 4))), call(array("c", (2, 4)), n=3), call(array("c", (2, 4)), n=6, axis=0)]
-        + [call(array("c", (2, 4)), norm=norm) for norm in ("ortho", "forward")]
-        for name in ("fft", "ifft", "irfft", "hfft")
-    },
-    **{
-        f"fft.{name}": [call(array("f", (2, 4))), call(array("f", (2, 4)), n=3), call(array("f", (2, 4)), n=6, axis=0)]
-        + [call(array("f", (2, 4)), norm=norm) for norm in ("ortho", "forward")]
-        for name in ("rfft", "ihfft")
+        f"fft.{name}": [
+            *[call(array(kind, (2, 4)), **options) for options in ({}, {"n": 3}, {"n": 6, "axis": 0})],
+            *[call(array(kind, (2, 4)), norm=norm) for norm in ("ortho", "forward")],
+        ]
+        for kind, names in {"c": ("fft", "ifft", "irfft", "hfft"), "f": ("rfft", "ihfft")}.items()
+        for name in names
     },
     **{
         f"fft.{name}": [
@@ -396,15 +369,5 @@ FFT = {
     },
 }
 
-CASES = {
-    **ELEMENTWISE,
-    **CREATION,
-    **DATA_TYPES,
-    **MANIPULATION,
-    **SEARCHING,
-    **SETS,
-    **STATISTICS,
-    **LINALG,
-    **FFT,
-}
+CASES = ELEMENTWISE | CREATION | DATA_TYPES | MANIPULATION | SEARCHING | SETS | STATISTICS | LINALG | FFT
 assert CASES.keys() == standard.FUNCTIONS.keys()

@@ -138,17 +138,7 @@ ops.where = primitive(
 ops.sum, ops.stack = total, stack
 ops.expand_dims = lambda x, axis: ops.reshape(x, np.expand_dims(x.value, axis).shape)
 for name in (
-    "all",
-    "argmax",
-    "cos",
-    "cumsum",
-    "eye",
-    "floor",
-    "isfinite",
-    "logical_not",
-    "max",
-    "ones_like",
-    "zeros_like",
+    *["all", "argmax", "cos", "cumsum", "eye", "floor", "isfinite", "logical_not", "max", "ones_like", "zeros_like"],
 ):
     setattr(ops, name, primitive(getattr(np, name)))
 

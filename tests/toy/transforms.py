@@ -1,6 +1,9 @@
 """The table of transforms of the toy backend: its own reverse mode, and what is derived from it."""
 
+import types
+
 import numpy as np
+from conformance.transforms.derivatives import Derivatives
 
 import keras_cg
 import toy
@@ -20,14 +23,6 @@ def uniform():
     return np.float32(np.random.default_rng().uniform())
 
 
-def inner(a, b):
-    """The sum of the products."""
-    total = 0.0
-    for left, right in zip(a, b, strict=True):
-        total = total + ops.sum(left * right)
-    return total
-
-
 def gradient(loss):
     """As a function of the arguments, by the backend's own `vjp`."""
 
@@ -38,20 +33,16 @@ def gradient(loss):
     return call
 
 
-def first(p):
-    return gradient(lambda *tensors: inner(p.weights, p.f(*tensors)))
+class OfReals(Derivatives):
+    def inner(self, a, b):
+        return sum((ops.sum(left * right) for left, right in zip(a, b, strict=True)), 0.0)
 
 
-def second(p):
-    return gradient(lambda *tensors: inner(p.c, first(p)(*tensors)))
+of = OfReals(types.SimpleNamespace(conj=lambda x: x), gradient)
 
 
-def composite(p):
-    def squared(*tensors):
-        outputs = p.f(*tensors)
-        return inner(p.weights, [output * output for output in outputs])
-
-    return gradient(lambda *tensors: inner(p.c, gradient(squared)(*tensors)))
+def first(p, f=None):
+    return gradient(of.loss(p, f))
 
 
 def vjp(p):
@@ -70,19 +61,14 @@ def jacobian(p):
     ]
 
 
-def recompute(p):
-    decorated = keras_cg.recipes.recompute(p.f)
-    return gradient(lambda *tensors: inner(p.weights, decorated(*tensors)))(*p.tensors)
-
-
 TRANSFORMS = {
     "call": ("value", lambda p: p.f(*p.tensors)),
     "vjp": ("first", vjp),
     "grad": ("first", lambda p: first(p)(*p.tensors)),
     "jacobian": ("rows", jacobian),
-    "recompute": ("first", recompute),
+    "recompute": ("first", lambda p: first(p, keras_cg.recipes.recompute(p.f))(*p.tensors)),
     "jvp": ("tangent", lambda p: keras_cg.jvp(p.f, p.tensors, p.c)[1]),
-    "grad of grad": ("second", lambda p: second(p)(*p.tensors)),
-    "grad of grad of composite": ("composite", lambda p: composite(p)(*p.tensors)),
+    "grad of grad": ("second", lambda p: of.second(p)(*p.tensors)),
+    "grad of grad of composite": ("composite", lambda p: of.composite(p)(*p.tensors)),
     "jvp of grad": ("along", lambda p: keras_cg.jvp(lambda *tensors: list(first(p)(*tensors)), p.tensors, p.c)[1]),
 }

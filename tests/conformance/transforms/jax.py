@@ -3,17 +3,10 @@
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
-from frameworks.jax import CUSTOM_VJPS, custom_vjp, mesh
+from frameworks.jax import CUSTOM_VJPS, array, custom_vjp, mesh, tensor  # noqa: F401 - the suite's
 from jax.sharding import PartitionSpec
 
-
-def tensor(array):
-    return jnp.asarray(array)
-
-
-def array(tensor):
-    return np.asarray(tensor)
+from conformance.transforms.derivatives import Derivatives
 
 
 def take(x, rows):
@@ -31,11 +24,6 @@ def as_complex(x):
 fft, ifft = jnp.fft.fft, jnp.fft.ifft
 
 
-def inner(a, b):
-    """The real inner product."""
-    return sum(jnp.sum(jnp.real(jnp.conj(left) * right)) for left, right in zip(a, b, strict=True))
-
-
 def gradient(loss):
     """As a function of the arguments, in the convention dL/dx + i dL/dy."""
 
@@ -45,27 +33,8 @@ def gradient(loss):
     return call
 
 
-def loss(p, f=None):
-    return lambda *tensors: inner(p.weights, (f or p.f)(*tensors))
-
-
-def second(p, f=None):
-    first = gradient(loss(p, f))
-    return gradient(lambda *tensors: inner(p.c, first(*tensors)))
-
-
-def third(p):
-    return gradient(lambda *tensors: inner(p.d, second(p)(*tensors)))
-
-
-def composite(p, f=None):
-    def squared(*tensors):
-        outputs = (f or p.f)(*tensors)
-        return sum(
-            jnp.sum(jnp.real(w) * jnp.real(out * jnp.conj(out))) for w, out in zip(p.weights, outputs, strict=True)
-        )
-
-    return gradient(lambda *tensors: inner(p.c, gradient(squared)(*tensors)))
+of = Derivatives(jnp, gradient)
+loss, second, third, composite = of.loss, of.second, of.third, of.composite
 
 
 def vjp(p):
@@ -79,15 +48,6 @@ def jacrev(p):
         jnp.conj(sum(jnp.tensordot(w, row[index], w.ndim) for w, row in zip(p.weights, rows, strict=True)))
         for index in range(len(p.tensors))
     ]
-
-
-def of_batch(p, f):
-    """The sum of what a mapped function gives for the two points, weighted."""
-
-    def call(*batch):
-        return sum(inner(p.weights, [output[index] for output in f(*batch)]) for index in range(2))
-
-    return call
 
 
 def scanned(p):
@@ -198,7 +158,7 @@ TRANSFORMS = {
     "jit of grad, custom_vjp3": ("first", with_custom_vjp3),
     "vmap of grad": ("batched", lambda p: jax.vmap(gradient(loss(p)))(*p.batch)),
     "jit of vmap of grad": ("batched", lambda p: jax.jit(jax.vmap(gradient(loss(p))))(*p.batch)),
-    "grad of vmap": ("batched", lambda p: gradient(of_batch(p, jax.vmap(p.f)))(*p.batch)),
+    "grad of vmap": ("batched", lambda p: gradient(of.of_batch(p, jax.vmap(p.f)))(*p.batch)),
     "grad of scan": ("batched", scanned),
     "grad of grad": ("second", lambda p: second(p)(*p.tensors)),
     "jit of grad of grad": ("second", lambda p: jax.jit(second(p))(*p.tensors)),
@@ -229,29 +189,11 @@ TRANSFORMS = {
 
 # Under each of these, one program has all rules at once: of what compiles, what is quicker so.
 AT_ONCE = (
-    "jit of grad",
-    "grad of jit",
-    "grad of checkpoint of jit",
-    "grad of cond",
-    "fori_loop of grad",
-    "grad of export",
-    "jit of grad, custom_vjp3",
-    "jit of vmap of grad",
-    "grad of scan",
-    "jit of grad of grad",
-    "grad of grad of jit",
-    "jit of grad of grad of composite",
-    "jit of third derivative",
-    "jit of jvp",
-    "jvp of jit",
-    "jit of linearize",
-    "jvp of checkpoint",
-    "jvp of cond",
-    "jvp of scan",
-    "jvp of while_loop",
-    "jit of jvp of grad",
-    "jvp of grad of jit",
-    "jit of grad of jvp",
+    *("jit of grad", "grad of jit", "grad of checkpoint of jit", "grad of cond", "fori_loop of grad"),
+    *("grad of export", "jit of grad, custom_vjp3", "jit of vmap of grad", "grad of scan", "jit of grad of grad"),
+    *("grad of grad of jit", "jit of grad of grad of composite", "jit of third derivative", "jit of jvp"),
+    *("jvp of jit", "jit of linearize", "jvp of checkpoint", "jvp of cond", "jvp of scan", "jvp of while_loop"),
+    *("jit of jvp of grad", "jvp of grad of jit", "jit of grad of jvp"),
 )
 
 if "custom_vjp3" not in CUSTOM_VJPS:

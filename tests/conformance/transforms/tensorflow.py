@@ -1,14 +1,9 @@
 """TensorFlow: tapes, graphs, XLA, forward accumulators, loops and recomputation."""
 
 import tensorflow as tf
+from frameworks.tensorflow import array, tensor  # noqa: F401 - the suite's
 
-
-def tensor(array):
-    return tf.constant(array)
-
-
-def array(tensor):
-    return tensor.numpy()
+from conformance.transforms.derivatives import Derivatives
 
 
 def take(x, rows):
@@ -26,12 +21,6 @@ def as_complex(x):
 fft, ifft = tf.signal.fft, tf.signal.ifft
 
 
-def inner(a, b):
-    """The real inner product."""
-    products = (tf.math.real(tf.math.conj(left) * right) for left, right in zip(a, b, strict=True))
-    return sum(tf.cast(tf.reduce_sum(each), tf.float32) for each in products)
-
-
 def taped(loss, **options):
     """The gradient as a function of the arguments."""
 
@@ -45,29 +34,14 @@ def taped(loss, **options):
     return call
 
 
-def loss(p, f=None):
-    return lambda *tensors: inner(p.weights, (f or p.f)(*tensors))
+class OfFloats(Derivatives):
+    def inner(self, a, b):
+        products = (tf.math.real(tf.math.conj(left) * right) for left, right in zip(a, b, strict=True))
+        return sum(tf.cast(tf.reduce_sum(each), tf.float32) for each in products)
 
 
-def second(p, f=None):
-    first = taped(loss(p, f))
-    return taped(lambda *tensors: inner(p.c, first(*tensors)))
-
-
-def third(p, f=None):
-    again = second(p, f)
-    return taped(lambda *tensors: inner(p.d, again(*tensors)))
-
-
-def composite(p, f=None):
-    def squared(*tensors):
-        outputs = (f or p.f)(*tensors)
-        return sum(
-            tf.cast(tf.reduce_sum(tf.math.real(w) * tf.math.real(out * tf.math.conj(out))), tf.float32)
-            for w, out in zip(p.weights, outputs, strict=True)
-        )
-
-    return taped(lambda *tensors: inner(p.c, taped(squared)(*tensors)))
+of = OfFloats(tf.math, taped)
+loss, second, third, composite = of.loss, of.second, of.third, of.composite
 
 
 def graph(f):
@@ -189,20 +163,8 @@ TRANSFORMS = {
 
 # Under each of these, one program has all rules at once: of what compiles, what is quicker so.
 AT_ONCE = (
-    "function",
-    "jit_compile",
-    "tape of function",
-    "tape of function, unknown shapes",
-    "tape of jit_compile",
-    "function of tape",
-    "jit_compile of tape",
-    "tf.gradients",
-    "tape of cond",
-    "function of tape of while_loop",
-    "tape of tape of function",
-    "function of tape of tape",
-    "jit_compile of tape of tape",
-    "function of tape of tape of composite",
-    "function of three tapes",
-    "ForwardAccumulator of function",
+    *("function", "jit_compile", "tape of function", "tape of function, unknown shapes", "tape of jit_compile"),
+    *("function of tape", "jit_compile of tape", "tf.gradients", "tape of cond", "function of tape of while_loop"),
+    *("tape of tape of function", "function of tape of tape", "jit_compile of tape of tape"),
+    *("function of tape of tape of composite", "function of three tapes", "ForwardAccumulator of function"),
 )

@@ -5,16 +5,11 @@ import warnings
 
 import numpy as np
 import torch
+from frameworks.torch import array, tensor  # noqa: F401 - the suite's
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-
-def tensor(array):
-    return torch.as_tensor(np.array(array))
-
-
-def array(tensor):
-    return tensor.detach().resolve_conj().numpy()
+from conformance.transforms.derivatives import Derivatives
 
 
 def take(x, rows):
@@ -32,11 +27,6 @@ def as_complex(x):
 fft, ifft = torch.fft.fft, torch.fft.ifft
 
 
-def inner(a, b):
-    """The real inner product."""
-    return sum(torch.sum(torch.real(torch.conj(left) * right)) for left, right in zip(a, b, strict=True))
-
-
 def leaves(tensors):
     return [each.clone().requires_grad_() for each in tensors]
 
@@ -52,10 +42,6 @@ def grad(value, tensors, create_graph=False):
     return zeros(torch.autograd.grad(value, tensors, create_graph=create_graph, allow_unused=True), tensors)
 
 
-def loss(p, f=None):
-    return lambda *tensors: inner(p.weights, (f or p.f)(*tensors))
-
-
 def backward(p, f=None):
     tensors = leaves(p.tensors)
     value = loss(p, f)(*tensors)
@@ -64,24 +50,13 @@ def backward(p, f=None):
     return zeros([each.grad for each in tensors], tensors)
 
 
-def second(p, f=None):
+def repeated(p, loss, *directions):
+    """The gradient of the inner product of a direction and the gradient, and so on."""
     tensors = leaves(p.tensors)
-    first = grad(loss(p, f)(*tensors), tensors, create_graph=True)
-    return grad(inner(p.c, first), tensors)
-
-
-def third(p):
-    tensors = leaves(p.tensors)
-    first = grad(loss(p)(*tensors), tensors, create_graph=True)
-    again = grad(inner(p.c, first), tensors, create_graph=True)
-    return grad(inner(p.d, again), tensors)
-
-
-def composite(p, f=None):
-    tensors = leaves(p.tensors)
-    outputs = (f or p.f)(*tensors)
-    squared = sum(torch.sum(w.real * torch.real(out * out.conj())) for w, out in zip(p.weights, outputs, strict=True))
-    return grad(inner(p.c, grad(squared, tensors, create_graph=True)), tensors)
+    value = loss(*tensors)
+    for each in directions:
+        value = inner(each, grad(value, tensors, create_graph=True))
+    return grad(value, tensors)
 
 
 def functional(loss):
@@ -89,12 +64,8 @@ def functional(loss):
     return lambda *tensors: torch.func.grad(lambda tensors: loss(*tensors))(list(tensors))
 
 
-def functional_second(p):
-    return functional(lambda *tensors: inner(p.c, functional(loss(p))(*tensors)))
-
-
-def functional_third(p):
-    return functional(lambda *tensors: inner(p.d, functional_second(p)(*tensors)))
+of = Derivatives(torch, functional)
+loss, inner = of.loss, of.inner
 
 
 def weighted_rows(p, rows):
@@ -106,34 +77,38 @@ def weighted_rows(p, rows):
 
 
 @contextlib.contextmanager
-def quietly():
+def ignoring(message):
     with warnings.catch_warnings():
-        # torch (2.13) maps conjugation slowly, and says so.
-        warnings.filterwarnings("ignore", message="There is a performance drop")
+        warnings.filterwarnings("ignore", message=message)
         yield
 
 
+# torch (2.13) maps conjugation slowly, and says so.
+quietly = ignoring("There is a performance drop")
+
+
 def mapped(function, batch):
-    with quietly():
-        return torch.func.vmap(function, randomness="different")(*batch)
+    return torch.func.vmap(function, randomness="different")(*batch)
 
 
+def of_vmap(p):
+    return of.of_batch(p, lambda *batch: mapped(p.f, batch))
+
+
+@quietly
+def func_vmap_of_grad(p):
+    return mapped(functional(loss(p)), p.batch)
+
+
+@quietly
 def grad_of_vmap(p):
-    with quietly():
-        return functional(of_batch(p, lambda *batch: mapped(p.f, batch)))(*p.batch)
+    return functional(of_vmap(p))(*p.batch)
 
 
-def of_batch(p, f):
-    def call(*batch):
-        return sum(inner(p.weights, [output[index] for output in f(*batch)]) for index in range(2))
-
-    return call
-
-
+@quietly
 def backward_through_vmap(p):
     batch = leaves(p.batch)
-    with quietly():
-        return grad(of_batch(p, lambda *batch: mapped(p.f, batch))(*batch), batch)
+    return grad(of_vmap(p)(*batch), batch)
 
 
 def dual(p):
@@ -167,8 +142,7 @@ def exported(p):
         def forward(self, *tensors):
             return p.f(*tensors)
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the exported program has no gradient")
+    with ignoring("the exported program has no gradient"):
         program = torch.export.export(Module(), tuple(p.tensors)).module()
     for one, other in zip(program(*p.tensors), p.f(*p.tensors), strict=True):
         np.testing.assert_allclose(array(one), array(other), rtol=1e-6)
@@ -180,9 +154,8 @@ def checkpointed(p, f=None):
 
 
 def reentrant(p):
-    with warnings.catch_warnings():
-        # torch warns of what it is asked to do: a function without anything to differentiate.
-        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
+    # torch warns of what it is asked to do: a function without anything to differentiate.
+    with ignoring("None of the inputs have requires_grad=True"):
         return backward(p, lambda *tensors: checkpoint(lambda *x: tuple(p.f(*x)), *tensors, use_reentrant=True))
 
 
@@ -205,18 +178,15 @@ TRANSFORMS = {
             p, torch.autograd.graph.saved_tensors_hooks(lambda x: x.resolve_conj().numpy(), torch.as_tensor)
         ),
     ),
-    "create_graph": ("second", second),
-    "create_graph of checkpoint": ("second", lambda p: second(p, checkpointed(p))),
-    "create_graph of composite": ("composite", composite),
-    "create_graph twice": ("third", third),
+    "create_graph": ("second", lambda p: repeated(p, loss(p), p.c)),
+    "create_graph of checkpoint": ("second", lambda p: repeated(p, loss(p, checkpointed(p)), p.c)),
+    "create_graph of composite": ("composite", lambda p: repeated(p, of.squared(p), p.c)),
+    "create_graph twice": ("third", lambda p: repeated(p, loss(p), p.c, p.d)),
     "functional.vjp": (
         "first",
         lambda p: torch.autograd.functional.vjp(lambda *x: tuple(p.f(*x)), tuple(p.tensors), tuple(p.weights))[1],
     ),
-    "functional.vhp": (
-        "second",
-        lambda p: torch.autograd.functional.vhp(loss(p), tuple(p.tensors), tuple(p.c))[1],
-    ),
+    "functional.vhp": ("second", lambda p: torch.autograd.functional.vhp(loss(p), tuple(p.tensors), tuple(p.c))[1]),
     "func.grad": ("first", lambda p: functional(loss(p))(*p.tensors)),
     "func.vjp": ("first", lambda p: torch.func.vjp(p.f, *p.tensors)[1](p.weights)),
     "func.jacrev": (
@@ -226,21 +196,17 @@ TRANSFORMS = {
     "func.jacfwd": (
         "rows",
         lambda p: weighted_rows(
-            p,
-            torch.func.jacfwd(p.f, argnums=tuple(range(len(p.tensors))), randomness="different")(*p.tensors),
+            p, torch.func.jacfwd(p.f, argnums=tuple(range(len(p.tensors))), randomness="different")(*p.tensors)
         ),
     ),
-    "func.vmap of func.grad": ("batched", lambda p: mapped(functional(loss(p)), p.batch)),
+    "func.vmap of func.grad": ("batched", func_vmap_of_grad),
     "func.grad of func.vmap": ("batched", grad_of_vmap),
     "backward through func.vmap": ("batched", backward_through_vmap),
-    "func.grad of func.grad": ("second", lambda p: functional_second(p)(*p.tensors)),
-    "func.grad three times": ("third", lambda p: functional_third(p)(*p.tensors)),
+    "func.grad of func.grad": ("second", lambda p: of.second(p)(*p.tensors)),
+    "func.grad three times": ("third", lambda p: of.third(p)(*p.tensors)),
     "func.jvp": ("tangent", lambda p: torch.func.jvp(p.f, tuple(p.tensors), tuple(p.c))[1]),
     "forward_ad": ("tangent", dual),
-    "func.jvp of func.grad": (
-        "along",
-        lambda p: torch.func.jvp(functional(loss(p)), tuple(p.tensors), tuple(p.c))[1],
-    ),
+    "func.jvp of func.grad": ("along", lambda p: torch.func.jvp(functional(loss(p)), tuple(p.tensors), tuple(p.c))[1]),
     "compile of func.grad": ("first", compiled_gradient),
     "export": ("first", exported),
 }
