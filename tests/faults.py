@@ -218,11 +218,11 @@ TABLE = {
         ("the rule is kept after backward", "not keeps_graph():\n", "False:\n"),
         ("autocast forgotten for another run", "autocasts(tensors) if is_autocast() else ()", "()"),
     ],
-    "backends.torch.compiled: torch own core": [
+    "backends.torch.compiling: torch own core": [
         ("an input as output has no gradient of its own", "found = len(outputs) + place", "found = -1"),
         ("captured tensors pass", "        if output.requires_grad:\n", "        if False:\n"),
     ],
-    "backends.torch.exported: torch torch_export own": [
+    "backends.torch.exporting: torch torch_export own": [
         ("what is exported keeps a gradient", ".detach() if is_floating(output) else output", ""),
     ],
     "backends.torch.fast: torch torch_calls own core": [

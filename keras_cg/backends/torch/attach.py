@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from keras_cg.backends.torch import compiled, exported, transforms
+from keras_cg.backends.torch import compiling, exporting, transforms
 from keras_cg.backends.torch.tensors import (
     autocasts,
     describe,
@@ -50,23 +50,23 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     know that it is compiled.
     """
     if torch.compiler.is_compiling():
-        if not compiled.is_exporting():
-            return compiled.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
+        if not compiling.is_exporting():
+            return compiling.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
         # While one thread exports, `is_compiling` of torch (2.13) is true in all threads.
         if torch.compiler.is_dynamo_compiling() or is_captured():
-            return exported.attach(fun, tensors)
+            return exporting.attach(fun, tensors)
     if dynamo_callback() is not None:
         # After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in these.
         return _undisturbed(fun, tensors)  # type: ignore[no-any-return]
     if is_tracing():
-        return exported.attach(fun, tensors)
+        return exporting.attach(fun, tensors)
     if transforms_active() or is_forward_open():
         if not torch.is_grad_enabled() and not transforms.is_forward(tensors):
             return transforms.not_dual(fun, *fun(*tensors))
         if transforms_active() or any(map(transforms.is_dual, tensors)):
             return transforms.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
-        return exported.cut(fun.name, fun(*tensors)[0])
+        return exporting.cut(fun.name, fun(*tensors)[0])
     is_differentiated = any([tensor.requires_grad for tensor in tensors])
     inputs = [tensor.detach() for tensor in tensors] if is_differentiated else tensors
     before, start = versions(tensors), sequence_number()
@@ -99,7 +99,7 @@ def record(
         variables = _captured(fun, outputs, start, pullback)
         pullback.capture([describe(variable) for variable in variables])
     elif inputs is tensors:
-        return exported.cut(fun.name, outputs)
+        return exporting.cut(fun.name, outputs)
     call = Call(fun, len(tensors), autocasts=autocasts(tensors) if is_autocast() else ())
     residuals: Sequence[torch.Tensor] = ()
     if hooks(False) is not None:
