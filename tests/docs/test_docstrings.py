@@ -1,5 +1,6 @@
 """The docstrings of the reference: each has its sections, its parameters, shapes, and names that exist."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -8,6 +9,7 @@ import pytest
 from test_public import MODULES
 
 import keras_cg
+from keras_cg import decorator
 
 pytestmark = pytest.mark.side_by_side  # it needs Keras, and is about no backend
 
@@ -23,18 +25,19 @@ RESULTS = ("decorator.CustomGradient", "testing.Finding", "testing.Report", "Gra
 SHAPE = re.compile(r"`(?:any|bool|float|inexact)\[(?:(?:\.\.\.|\*?\w+)(?:, \*?\w+)*)?\]`")
 
 
-def public():
+@functools.cache
+def reference():
     """Each function and class of the reference, by its name without `keras_cg`."""
-    for module in MODULES:
-        for name in importlib.import_module(module).__all__:
-            value = getattr(importlib.import_module(module), name)
-            if not inspect.ismodule(value):
-                yield f"{module}.{name}".removeprefix("keras_cg."), value
-    yield "ops.stop_gradient", keras_cg.ops.stop_gradient
-    yield "decorator.CustomGradient", importlib.import_module("keras_cg.decorator").CustomGradient
+    found = {"ops.stop_gradient": keras_cg.ops.stop_gradient, "decorator.CustomGradient": decorator.CustomGradient}
+    for module in map(importlib.import_module, MODULES):
+        for name in module.__all__:
+            if not inspect.ismodule(getattr(module, name)):
+                found[f"{module.__name__}.{name}".removeprefix("keras_cg.")] = getattr(module, name)
+    return found
 
 
-REFERENCE = dict(public())
+def is_error(value):
+    return inspect.isclass(value) and issubclass(value, Exception)
 
 
 def lacks(name, value):
@@ -45,7 +48,7 @@ def lacks(name, value):
     parameters = []
     if name in RESULTS:
         wanted.add("Attributes")
-    elif not (inspect.isclass(value) and issubclass(value, Exception)):
+    elif not is_error(value):
         parameters = [each for each in inspect.signature(value).parameters if each != "kwargs" or name[:5] != "keras"]
         returns = inspect.signature(value).return_annotation
         wanted |= {"Args"} if parameters else set()
@@ -55,28 +58,26 @@ def lacks(name, value):
     return sorted(wanted - found) + [each for each in parameters if each not in described]
 
 
-@pytest.mark.parametrize("name", REFERENCE)
-def test_every_docstring_has_its_sections_and_parameters(name):
-    assert lacks(name, REFERENCE[name]) == []
+def test_every_docstring_has_its_sections_and_parameters():
+    assert {name: lacks(name, value) for name, value in reference().items() if lacks(name, value)} == {}
 
 
-@pytest.mark.parametrize("name", [name for name in REFERENCE if name not in (*NO_SHAPES, *RESULTS)])
-def test_shapes_are_written_as_the_reference_explains(name):
-    if not isinstance(REFERENCE[name], type) or not issubclass(REFERENCE[name], Exception):
-        assert SHAPE.search(inspect.getdoc(REFERENCE[name]))
+def test_shapes_are_written_as_the_reference_explains():
+    with_shapes = {name: each for name, each in reference().items() if name not in (*NO_SHAPES, *RESULTS)}
+    assert [n for n, each in with_shapes.items() if not is_error(each) and not SHAPE.search(inspect.getdoc(each))] == []
 
 
-@pytest.mark.parametrize("name", REFERENCE)
-def test_see_also_names_public_names(name):
-    part = re.search(r"^See Also:\n((?: .*\n?)+)", inspect.getdoc(REFERENCE[name]), re.MULTILINE)[1]
-    named = re.findall(r"`keras_cg\.([\w.]+)`", part)
-    assert named and name not in named
-    assert [each for each in named if each not in REFERENCE] == []
+def test_see_also_names_public_names():
+    for name, value in reference().items():
+        part = re.search(r"^See Also:\n((?: .*\n?)+)", inspect.getdoc(value), re.MULTILINE)[1]
+        named = re.findall(r"`keras_cg\.([\w.]+)`", part)
+        assert named and name not in named and {*named} <= {*reference()}, name
 
 
-@pytest.mark.parametrize("name", [name for name in REFERENCE if name.startswith("recipes.")])
-def test_every_recipe_has_a_source(name):
-    assert re.search(r"^Sources?: ", inspect.getdoc(REFERENCE[name]), re.MULTILINE)
+def test_every_recipe_has_a_source():
+    recipes = {name: value for name, value in reference().items() if name.startswith("recipes.")}
+    assert recipes
+    assert [n for n, each in recipes.items() if not re.search(r"^Sources?: ", inspect.getdoc(each), re.MULTILINE)] == []
 
 
 def test_a_docstring_without_its_parts_is_found():
