@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_runs import QUICK, TARGETS
 
 import keras_cg
+from command.command_runs import QUICK, TARGETS
 from keras_cg import command
 from keras_cg.command import processes, worker
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_runs import QUICK, environment, refused, report, start, start_check
 
 import keras_cg
+from command.command_runs import QUICK, environment, refused, report, start, start_check
 from keras_cg import backends as registry
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import pytest
-from command_runs import ghost, start
 
 import keras_cg
+from command.command_runs import ghost, start
 from keras_cg import backends as registry
 from keras_cg.command import info, versions
 

@@ -11,8 +11,8 @@ import threading
 import time
 
 import pytest
-from command_runs import QUICK, TARGETS, environment, start_check
 
+from command.command_runs import QUICK, TARGETS, environment, start_check
 from keras_cg.command import check as check_command
 from keras_cg.command import info, output, progress
 from keras_cg.testing.report import Finding

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from command_runs import PNG, TARGETS, ghost, refused, start
 
+from command.command_runs import PNG, TARGETS, ghost, refused, start
 from keras_cg.command import curves, messages, plot, targets
 from keras_cg.command.curves import Curves
 

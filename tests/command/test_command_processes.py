@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from command_runs import QUICK, environment, ghost, refused, report, start, start_check
 
 from _keras_cg import command as script
+from command.command_runs import QUICK, environment, ghost, refused, report, start, start_check
 
 
 @pytest.mark.once

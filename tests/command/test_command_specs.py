@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from command_runs import TARGETS
 
+from command.command_runs import TARGETS
 from keras_cg.command import messages, specs, targets
 
 

@@ -146,7 +146,7 @@ def test_a_backend_that_is_incomplete_or_absent(tmp_path):
     (tmp_path / "incomplete.py").write_text("from toy import *\ndel attach, shape")
     code = """
         import keras_cg
-        print(keras_cg.available_backends()[4:])
+        print([name for name in keras_cg.available_backends() if name in ("toy", "absent")])
         for name in ("toy", "absent"):
             try:
                 with keras_cg.use_backend(name):
@@ -156,7 +156,7 @@ def test_a_backend_that_is_incomplete_or_absent(tmp_path):
     """
     done = run(tmp_path, code)
     installed, incomplete, remedy_of_incomplete, absent, remedy = done.stdout.splitlines()
-    assert installed == "('toy',)"
+    assert installed == "['toy']"
     assert incomplete.startswith("the backend 'toy' lacks shape, attach")
     assert "remedy: update the package of the backend" in remedy_of_incomplete
     assert absent.startswith("the backend 'absent'") and "needs 'absent_package', which is not installed" in absent

@@ -4,6 +4,7 @@ With the name of a backend that lives elsewhere, and a file, it writes a page on
 `python -m standard.report mlx contrib/keras-cg-mlx/ops.md`.
 """
 
+import collections
 import pathlib
 import sys
 
@@ -81,6 +82,34 @@ shapes, dtypes and values with array-api-strict, the standard's reference implem
 - A function without a gradient raises an error that names the function and the backend.
 """
 
+SUITE = """
+## The standard's own tests
+
+`nox -s standard -- PATH` runs [array-api-tests](https://github.com/data-apis/array-api-tests), 8 examples for each
+test, on `keras_cg.ops` and on the namespace under it. What comes out different is tried again with 100 examples.
+
+- NumPy, JAX and PyTorch: `ops` fails no test that `numpy`, `jax.numpy` or `array_api_compat.torch` passes.
+- TensorFlow: the suite does not start on `tf.experimental.numpy`. On `ops`, 1,143 tests pass and {count} fail. Most
+  fail because of TensorFlow's tensors: `x.shape` is not a tuple, `x + y` does not promote, and there are no in-place
+  operators, `x[i] = y`, `x.T`, `x.mT`, `x.size` or `x.to_device`. The suite also passes integers that do not fit. The
+  failing tests, with their number of cases if there are several:
+
+{names}
+"""
+
+
+def failing():
+    """The tests of the suite that fail on TensorFlow, file by file."""
+    lines = pathlib.Path(__file__).with_name("tensorflow_failures.txt").read_text("utf-8").splitlines()
+    counts = collections.Counter(line.partition("[")[0] for line in lines)
+    files = {}
+    for name, count in sorted(counts.items()):
+        file, _, test = name.partition("::")
+        files.setdefault(file, []).append(f"`{test}`" + (f" ({count})" if count > 1 else ""))
+    return SUITE.format(
+        count=len(lines), names="\n".join(f"- {file}: {', '.join(tests)}" for file, tests in files.items())
+    )
+
 
 def outcomes(backend):
     """The outcome of every function of a backend, by its name."""
@@ -117,7 +146,7 @@ def render(found):
         lines += ["", f"**{heading}:**", ",\n".join(link(name) for name in names if name not in differing) + "."]
     lines += ["", "**Constants and dtypes:**"]
     lines[-1] += " " + ", ".join(f"`{name}`" for name in (*standard.CONSTANTS, *standard.DTYPES)) + "."
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + failing()
 
 
 def column(backend):
