@@ -324,6 +324,7 @@ def test_a_function_that_is_gone(backend):
 
 
 def test_nothing_is_kept(backend):
+    gc.collect()
     before = {*host._registered}
     f = recipes.from_numpy(lambda x: x * 1, seven)
     gradient(f)(tensor(X))
@@ -331,7 +332,7 @@ def test_nothing_is_kept(backend):
     assert {*host._registered} > before
     del f
     gc.collect()
-    assert last() is None and {*host._registered} == before
+    assert last() is None and {*host._registered} <= before
 
 
 def lines(call, error):
