@@ -52,6 +52,16 @@ SLOW = "inductor"
 CHOICE = "IN_EVERY_MODE"
 # Files whose tests share what takes long: Keras's quantised models.
 SHARED = ("tests/with_keras/test_keras_install.py",)
+# Written with `ops`, without a line for one framework: where each operation is compiled, these files take minutes, and
+# run in the session `thorough`. The session `ops` runs the last one.
+TAKE_LONG = tuple(
+    f"tests/{file}.py"
+    for file in (
+        *(f"testing/test_checker_{part}" for part in ("faults", "verdicts", "study", "zoo")),
+        *("recipes/test_recipe_edges", "recipes/test_solutions", "docs/test_examples", "namespaces/test_ops_standard"),
+    )
+)
+COMPILING = ("jax", "tensorflow")
 
 
 class Frame:
@@ -125,6 +135,10 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.hookimpl(tryfirst=True)  # before -k and -m take some away
 def pytest_collection_modifyitems(config, items):
     """Leaves out the tests of a framework that is not under test, and what a file tries eagerly alone."""
+    for item in items:
+        backend = getattr(getattr(item, "callspec", None), "params", {}).get("backend")
+        if backend in COMPILING and item.nodeid.startswith(TAKE_LONG):
+            item.add_marker("thorough")
     framed = [item for item in items if "frame" in getattr(getattr(item, "callspec", None), "params", ())]
     if not any("::" in arg for arg in config.args):
         for module in {item.module for item in framed if hasattr(item.module, CHOICE)}:
