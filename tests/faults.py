@@ -26,21 +26,21 @@ ROOT = TESTS.parent
 
 # The files of tests with a name, those first that find most; `{}` is the backend.
 SUITES = {
-    "core": "test_conventions* test_returns* test_arguments* test_returned_* test_dict_order* test_planted_faults*"
-    " test_errors* engine/* orders/* test_captured* test_any_arguments*",
+    "core": "test_conventions* test_returns* test_arguments* test_returned_* test_dict_order* test_errors* engine/*"
+    " orders/* test_captured* test_any_arguments*",
     "engine": "engine/*",
     "orders": "orders/*",
-    "own": "test_{}* test_transforms* transforms/* test_backend_of_*",
-    "backends": "test_backends* test_backend_choice* test_toy*",
-    "autodiff": "test_autodiff* test_grad* autodiff/*",
-    "recipes": "test_recipes* test_recipe_* recipes/*",
+    "own": "test_memory* transforms/test_{}* transforms/* test_backend_of_*",
+    "backends": "test_backend_choice* test_contract* test_toy*",
+    "autodiff": "autodiff/*",
+    "recipes": "recipes/*",
     "with_keras": "with_keras/*",
 }
 
 # For each module below keras_cg, and after the colon the backend and the suites of the tests that are to find its
 # faults: what is wrong, lines or a part of one as they are, and as they are planted. The part is there once.
 TABLE = {
-    "conventions: numpy conventions planted_faults returns core": [
+    "conventions: numpy conventions errors returns core": [
         (
             "one positional read as one by one",
             "len(positional) == 1 or (positional and (count == 1 or parameters.required() <= 1)):",
@@ -66,7 +66,7 @@ TABLE = {
     "gradients: torch returns core": [
         ("no cast", "return gradient if came == dtype else backend.cast(gradient, dtype)", "return gradient"),
     ],
-    "gradients: numpy planted_faults returns arguments core": [
+    "gradients: numpy errors returns arguments core": [
         ("a row reversed", "     return gradients", "     return gradients[::-1]"),
         ("whole nest read as inserted", " static.places]", " static.places][::-1]"),
         ("None is an error", " or (type(value) in (int, float) and value == 0)", ""),
@@ -90,7 +90,7 @@ TABLE = {
             "True:\n",
         ),
     ],
-    "arguments: numpy arguments planted_faults core": [
+    "arguments: numpy arguments errors core": [
         ("keywords lost their order", "count:], strict", "count:][::-1], strict"),
         ("tensors reversed", "combine(tensors)", "combine(tensors[::-1])"),
         ("labels off", "index)] + inside", "index)]"),
@@ -108,7 +108,7 @@ TABLE = {
     "pytree: torch arguments core own": [
         ("scalars of NumPy refused", "0):\n        return", "0):\n        raise TypeError(leaf)"),
     ],
-    "pytree: torch torch_calls arguments core own": [
+    "pytree: torch torch_backward memory_torch arguments core own": [
         ("tensors stay in the static part", "leaves[place] = None", "pass"),
     ],
     "pytree: numpy pytree arguments returns core": [
@@ -211,7 +211,7 @@ TABLE = {
     "backends.torch.__init__: torch own core": [
         ("is_compiling forgotten", "is_compiling,\n    is_plain", "is_plain"),
     ],
-    "backends.torch.attach: torch torch_calls own core": [
+    "backends.torch.attach: torch torch_backward memory_torch own core": [
         ("a later run unchecked", "self.pullback.check(pullback)", "pass"),
         ("changes in place unseen", "            call.refuse_changes()\n", "            pass\n"),
         ("a gradient shares memory, torch", "gradients = copied(gradients, call.storages)", "pass"),
@@ -225,7 +225,7 @@ TABLE = {
     "backends.torch.exporting: torch torch_export own": [
         ("what is exported keeps a gradient", ".detach() if is_floating(output) else output", ""),
     ],
-    "backends.torch.fast: torch torch_calls own core": [
+    "backends.torch.fast: torch torch_backward memory_torch own core": [
         ("changes of an argument unseen", "        if detached._version != version:\n", "        if False:\n"),
         ("a view of an argument as any output", " or storage in storages", ""),
     ],
