@@ -63,7 +63,7 @@ TABLE = {
         ("misfits pass", "raise self._misfit(count)", "return (upstreams[0],), {}"),
         ("unsorted outputs pass", "if not self.output.is_in_order(places):", "if False:"),
     ],
-    "gradients: torch returns core": [
+    "gradients: jax returns core": [
         ("no cast", "return gradient if came == dtype else backend.cast(gradient, dtype)", "return gradient"),
     ],
     "gradients: numpy errors returns arguments core": [
@@ -108,7 +108,7 @@ TABLE = {
     "pytree: torch arguments core own": [
         ("scalars of NumPy refused", "0):\n        return", "0):\n        raise TypeError(leaf)"),
     ],
-    "pytree: torch torch_backward memory_torch arguments core own": [
+    "pytree: jax returns captured orders core": [
         ("tensors stay in the static part", "leaves[place] = None", "pass"),
     ],
     "pytree: numpy pytree arguments returns core": [
