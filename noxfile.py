@@ -200,7 +200,7 @@ def typecheck(session: nox.Session) -> None:
 def thorough(session: nox.Session, backend: str) -> None:
     """Further cases that take long (the marker `thorough`), with Keras and without."""
     options = (*GROUPED, f"--backends={backend}")
-    which = marked(backend, "thorough", "not canary")
+    which = (*marked(backend, "thorough", "not canary"), "--ignore=tests/namespaces/test_ops_standard.py")  # see `ops`
     run_shared(session, "pytest", *options, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
     which = ("-m", "thorough and not canary", "tests/with_keras")

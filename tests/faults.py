@@ -117,9 +117,11 @@ TABLE = {
         ("every dict is in order", "return ranks == sorted(ranks)", "return True"),
         ("nodes stay wrapped", "return _unwrap(value) if self.is_wrapped else value", "return value"),
     ],
+    "call: torch conventions core": [
+        ("integers get upstreams", " and is_differentiable(backend.dtype(cotangent)):", ":"),
+    ],
     "call: numpy core": [
         ("keywords not among the rule's arguments", ", *signature.by_position(self.user, len(args), kwargs))", ",)"),
-        ("integers get upstreams", " and is_differentiable(backend.dtype(cotangent)):", ":"),
         ("upstreams at other places", "(output.places, ", "(list(output.places)[::-1], "),
         ("kwargs unordered", "signature.in_order(fun, kwargs", "dict(reversed(kwargs.items())"),
         (
