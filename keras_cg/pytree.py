@@ -233,15 +233,26 @@ def _as_written(wrapped: Any) -> list[Any]:
     """Returns the leaves of a value from `wrap`, those of a dict in the order of insertion."""
     if is_leaf(wrapped):
         return [wrapped]
-    children = wrapped.values() if isinstance(wrapped, Mapping) else flatten_one_level(wrapped)[1]
+    children = list(wrapped.values() if isinstance(wrapped, Mapping) else flatten_one_level(wrapped)[1])
+    if isinstance(wrapped, _Node):
+        children = [children[place] for place in wrapped.kind.written or range(len(children))]
     return [leaf for child in children for leaf in _as_written(child)]
 
 
 class _Kind:
-    """The type of a container, which optree compares, and how to rebuild one, which it does not compare."""
+    """The type of a container, which optree compares, and how to rebuild one, which it does not compare.
 
-    def __init__(self, kind: type, rebuild: Callable[[list[Any]], Any], entries: tuple[str, ...]):
-        self.kind, self.rebuild, self.entries = kind, rebuild, entries
+    `written` lists the places of the children in the order in which the user wrote them down, if that is another one.
+    """
+
+    def __init__(
+        self,
+        kind: type,
+        rebuild: Callable[[list[Any]], Any],
+        entries: tuple[str, ...],
+        written: tuple[int, ...] | None = None,
+    ):
+        self.kind, self.rebuild, self.entries, self.written = kind, rebuild, entries, written
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Kind) and self.kind is other.kind
@@ -288,13 +299,13 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
         if not is_leaf(plain):
             # One of Python's own containers in disguise: a box of autograd, a list that TensorFlow tracks.
             return wrap(plain, is_tensor, children)
-        entries = _steps(leaf, values)
+        entries, written = _steps(leaf, values), _written(leaf, values)
     elif dataclasses.is_dataclass(leaf):
         values, rebuild = _fields(leaf)
-        entries = tuple(f".{field.name}" for field in dataclasses.fields(leaf))
+        entries, written = tuple(f".{field.name}" for field in dataclasses.fields(leaf)), None
     else:
         return leaf
-    return _Node([wrap(value, is_tensor, children) for value in values], _Kind(type(leaf), rebuild, entries))
+    return _Node([wrap(value, is_tensor, children) for value in values], _Kind(type(leaf), rebuild, entries, written))
 
 
 def _steps(container: Any, values: Sequence[Any]) -> tuple[str, ...]:
@@ -303,6 +314,27 @@ def _steps(container: Any, values: Sequence[Any]) -> tuple[str, ...]:
     named = [(field.name, getattr(container, field.name, None)) for field in fields]
     found = [[name for name, part in named if part is value] for value in values]
     return tuple(f".{names[0]}" if len(names) == 1 else f"[{index}]" for index, names in enumerate(found))
+
+
+def _written(container: Any, values: Sequence[Any]) -> tuple[int, ...] | None:
+    """Returns the places of the children in the order of the keys or fields, if the framework sorts them by name.
+
+    JAX (0.10) sorts the keys of a `FrozenDict` of flax, and the fields of a dataclass of chex.
+    """
+    if isinstance(container, Mapping):
+        names = list(container)
+        parts = list(container.values())
+    elif dataclasses.is_dataclass(container):
+        names = [field.name for field in dataclasses.fields(container)]
+        parts = [getattr(container, name, None) for name in names]
+    else:
+        return None
+    if len(names) != len(values) or all(map(operator.is_, parts, values)):
+        return None
+    if not all(isinstance(name, str) for name in names):
+        return None
+    ranks = sorted(names)
+    return tuple(ranks.index(name) for name in names)
 
 
 def _unwrap(value: Any) -> Any:

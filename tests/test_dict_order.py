@@ -1,5 +1,8 @@
 """Dicts whose keys were not inserted in sorted order: a nest is right, and what is flat is refused."""
 
+import collections
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -198,3 +201,80 @@ def test_dicts_as_outputs(request, frame, kind, signature):
     weights = np.arange(1, len(owners) + 1)
     np.testing.assert_allclose(gx, np.full(3, 7.0 * weights[np.equal(owners, 0)].sum()))
     np.testing.assert_allclose(gy, np.full(3, 5.0 * weights[np.equal(owners, 1)].sum()))
+
+
+# --- types of other libraries that JAX flattens by sorted names, as flax's FrozenDict and chex's dataclasses --------
+
+
+class Frozen(collections.abc.Mapping):
+    def __init__(self, items):
+        self.items_by_key = dict(items)
+
+    def __getitem__(self, key):
+        return self.items_by_key[key]
+
+    def __iter__(self):
+        return iter(self.items_by_key)
+
+    def __len__(self):
+        return len(self.items_by_key)
+
+
+@dataclasses.dataclass
+class Fields:
+    b: object
+    a: object
+
+    def __getitem__(self, key):
+        return getattr(self, key)
+
+
+def sorted_by_name(kind, names):
+    """Registers a type with JAX as those libraries do."""
+    import jax
+
+    def flatten(value):
+        return [value[name] for name in sorted(names(value))], tuple(names(value))
+
+    def unflatten(names, children):
+        found = dict(zip(sorted(names), children, strict=True))
+        return kind({name: found[name] for name in names}) if kind is Frozen else kind(**found)
+
+    jax.tree_util.register_pytree_node(kind, flatten, unflatten)
+
+
+@pytest.fixture(scope="module")
+def registered():
+    sorted_by_name(Frozen, list)
+    sorted_by_name(Fields, lambda value: ("b", "a"))
+
+
+@pytest.mark.only("jax")
+@pytest.mark.parametrize("kind", [Frozen, lambda items: Fields(**items)], ids=["mapping", "dataclass"])
+def test_a_type_that_is_flattened_by_sorted_names(backend, registered, kind):
+    import jax
+
+    def gradients(rule):
+        f = custom_gradient(lambda d: (d["b"] * d["a"], lambda upstream: rule(d, upstream)))
+        return jax.grad(lambda b, a: f(kind({"b": b, "a": a})), (0, 1))(2.0, 3.0)
+
+    with pytest.raises(GradientError):
+        gradients(lambda d, upstream: (7 * upstream * d["a"], 5 * upstream * d["b"]))
+    nest = gradients(lambda d, upstream: kind({"b": 7 * upstream * d["a"], "a": 5 * upstream * d["b"]}))
+    np.testing.assert_allclose(nest, (21.0, 10.0))
+
+    def one_by_one(db, da):
+        return 7 * db + 100 * da
+
+    output = custom_gradient(lambda x: (kind({"b": x * 1, "a": x * 2}), one_by_one))
+    with pytest.raises(TypeError, match="one by one"):
+        jax.grad(lambda x: output(x)["b"])(1.0)
+
+
+@pytest.mark.only("jax")
+def test_a_type_that_is_flattened_by_sorted_names_and_written_so(backend, registered):
+    import jax
+
+    f = custom_gradient(lambda d: (d["a"] * d["b"], lambda up: (7 * up * d["b"], 5 * up * d["a"])))
+    found = jax.grad(lambda a, b: f(Frozen({"a": a, "b": b})), (0, 1))(2.0, 3.0)
+    np.testing.assert_allclose(found, (21.0, 10.0))
