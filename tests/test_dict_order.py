@@ -278,3 +278,16 @@ def test_a_type_that_is_flattened_by_sorted_names_and_written_so(backend, regist
     f = custom_gradient(lambda d: (d["a"] * d["b"], lambda up: (7 * up * d["b"], 5 * up * d["a"])))
     found = jax.grad(lambda a, b: f(Frozen({"a": a, "b": b})), (0, 1))(2.0, 3.0)
     np.testing.assert_allclose(found, (21.0, 10.0))
+
+
+@pytest.mark.only("jax")
+@pytest.mark.limit
+def test_a_dict_that_jax_has_sorted(backend):
+    """A limit: `jax.grad` hands over a new dict, whose keys were inserted in sorted order."""
+    import jax
+
+    f = custom_gradient(lambda d: (d["b"] * d["a"], lambda upstream: (7 * upstream * d["a"], 7 * upstream * d["b"])))
+    found = jax.grad(f)({"b": 2.0, "a": 3.0})
+    assert (float(found["b"]), float(found["a"])) == (14.0, 21.0)  # in the order of insertion it would be 21 and 14
+    with pytest.raises(GradientError):
+        jax.grad(lambda b, a: f({"b": b, "a": a}), (0, 1))(2.0, 3.0)
