@@ -151,4 +151,10 @@ REFUSALS = [
         "one complex matrix cannot hold the derivative",
         "keras_cg.jacobian by complex arguments",
     ),
+    (
+        "*grad*|vjp|recompute|jacobian|*jvp*|third derivative",
+        "captured value",
+        "cannot give it to the rule as one of `variables`",
+        "mlx has no gradient for what a function closes over",
+    ),
 ]
