@@ -1,7 +1,7 @@
 """The manual of the project: `nox -l` lists what can be done.
 
-- `nox` answers in about a quarter of an hour: each backend in its own environment, all frameworks together, Keras on each
-  backend, and the code of the README and the pages.
+- `nox` answers in about a quarter of an hour: each backend in its own environment, all frameworks together, Keras on
+  each backend, and the code of the README and the pages.
 - `nox -t all` does the rest that CI does: slow tests, other versions, reports that must not change, style, builds.
 - `nox -s NAME` runs one session. What follows `--` goes to the tool: `nox -s "tests(torch)" -- -k conventions`.
 
