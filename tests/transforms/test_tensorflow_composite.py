@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
-from tapes import EXP, MODES, X, close, forward, gradients, within
+from seven_exp import E as EXP
+from seven_exp import X
+from seven_exp import check as close
+from tapes import MODES, forward, gradients, within
 
 import keras_cg
 from keras_cg import custom_gradient

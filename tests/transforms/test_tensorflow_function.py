@@ -4,7 +4,10 @@ import traceback
 
 import numpy as np
 import pytest
-from tapes import EXP, MODES, X, close, closing_over, f, forward, gradients, with_variable_and_tensor, within
+from seven_exp import E as EXP
+from seven_exp import X, f
+from seven_exp import check as close
+from tapes import MODES, closing_over, forward, gradients, with_variable_and_tensor, within
 
 from keras_cg import CapturedVariableError, GradientError, custom_gradient
 

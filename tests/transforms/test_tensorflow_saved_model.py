@@ -7,7 +7,10 @@ import textwrap
 
 import numpy as np
 import pytest
-from tapes import EXP, X, close, f, gradients
+from seven_exp import E as EXP
+from seven_exp import X, f
+from seven_exp import check as close
+from tapes import gradients
 
 from keras_cg import custom_gradient
 

@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
-from tapes import EXP, MODES, ONES, X, close, closing_over, f, forward, gradients, with_variable_and_tensor, within
+from seven_exp import E as EXP
+from seven_exp import X, f
+from seven_exp import check as close
+from tapes import MODES, ONES, closing_over, forward, gradients, with_variable_and_tensor, within
 
 from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops
 
