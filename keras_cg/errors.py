@@ -66,8 +66,7 @@ class GradientError(Reported, ValueError):
 class CapturedVariableError(Reported, TypeError):
     """A decorated function reads a trainable value that is not an argument, and its rule has no parameter `variables`.
 
-    That value would silently get no gradient. The attributes are those of a `GradientError`. On JAX the error has only
-    its text.
+    That value would silently get no gradient. The attributes are those of a `GradientError`.
 
     See Also:
         `keras_cg.GradientError`, for a gradient of the wrong shape, count or structure.
