@@ -1,8 +1,13 @@
 """What the tests of `keras_cg.ops` share: tensors, batches, and comparison with what is due."""
 
 import numpy as np
+import pytest
 
 from keras_cg import config, ops
+
+BOTH = pytest.mark.only("numpy", "tensorflow")
+TENSORFLOW = pytest.mark.only("tensorflow")
+TORCH_AND_JAX = pytest.mark.only("torch", "jax")
 
 
 def tensor(values, dtype=None):

@@ -2,14 +2,10 @@
 
 import numpy as np
 import pytest
-from ops_cases import check, plain, tensor, total
+from ops_cases import BOTH, TENSORFLOW, TORCH_AND_JAX, check, plain, tensor, total
 
 import keras_cg
 from keras_cg import config, grad, ops
-
-BOTH = pytest.mark.only("numpy", "tensorflow")
-TENSORFLOW = pytest.mark.only("tensorflow")
-TORCH_AND_JAX = pytest.mark.only("torch", "jax")
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from ops_cases import batched, check, plain, tensor
+from ops_cases import BOTH, TENSORFLOW, TORCH_AND_JAX, batched, check, plain, tensor
 
 import keras_cg
 from keras_cg import config, ops
-
-BOTH = pytest.mark.only("numpy", "tensorflow")
-TENSORFLOW = pytest.mark.only("tensorflow")
-TORCH_AND_JAX = pytest.mark.only("torch", "jax")
 
 
 @pytest.fixture(autouse=True)
