@@ -1,6 +1,6 @@
 """The fast path: plain tensors in, plain floating tensors out, a rule of one parameter, no special state of torch.
 
-Any other call continues in `attach_any`, `record` or `Attached.backward`, from the line where the difference shows.
+Any other call continues in `attach_any`, `record` or `Attached.backward`.
 """
 
 from __future__ import annotations
@@ -89,27 +89,19 @@ class _Bare(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         fun, inputs, rule, structure, watched, storages = ctx.known
-        if rule is None or ctx.reads is not None or torch.is_grad_enabled():
-            return _any_backward(ctx, cotangents)
+        is_usual = rule is not None and ctx.reads is None and not torch.is_grad_enabled()
         for tensor, version in watched:
-            if tensor._version != version:
-                return _any_backward(ctx, cotangents)
-        gradients = fun.gradients(inputs, rule, structure, cotangents, ctx.needs_input_grad[1:])
-        gradients = copied(gradients, storages)
+            is_usual = is_usual and tensor._version == version
+        if is_usual:
+            gradients = fun.gradients(inputs, rule, structure, cotangents, ctx.needs_input_grad[1:])
+            gradients = copied(gradients, storages)
+        else:
+            pullback = None if rule is None else fun.pullback(inputs, rule, structure)
+            ctx.call = Call(fun, len(ctx.needs_input_grad) - 1, pullback, watched, storages)
+            _, *gradients = Attached.backward(ctx, *cotangents)
         if not keeps_graph():
             ctx.known = fun, (), None, structure, (), storages
         return None, *gradients
-
-
-def _any_backward(ctx: Any, cotangents: Sequence[Any]) -> Any:
-    """Continues in `Attached.backward`, with the `Call` that it needs."""
-    fun, inputs, rule, structure, watched, storages = ctx.known
-    pullback = None if rule is None else fun.pullback(inputs, rule, structure)
-    ctx.call = Call(fun, len(ctx.needs_input_grad) - 1, pullback, watched, storages)
-    result = Attached.backward(ctx, *cotangents)
-    if not keeps_graph():
-        ctx.known = fun, (), None, structure, (), storages
-    return result
 
 
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Bare).apply
