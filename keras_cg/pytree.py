@@ -223,9 +223,8 @@ def show(wrapped: Any) -> str:
     if is_leaf(wrapped):
         return "*"
     entries, children = flatten_one_level(wrapped)
-    is_mapping = isinstance(wrapped, _Node) and issubclass(wrapped.kind.kind, Mapping)
-    if isinstance(wrapped, Mapping) or is_mapping:
-        keys = [entry[1:-1] for entry in entries] if is_mapping else map(repr, entries)
+    keys = wrapped.kind.keys if isinstance(wrapped, _Node) else [*map(repr, entries)]
+    if isinstance(wrapped, Mapping) or (isinstance(wrapped, _Node) and keys):
         return "{" + ", ".join(f"{key}: {show(child)}" for key, child in zip(keys, children, strict=True)) + "}"
     inside = ", ".join(show(child) for child in children)
     return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
@@ -255,12 +254,10 @@ class _Kind:
         written: tuple[int, ...] | None = None,
     ):
         self.kind, self.rebuild, self.entries, self.written = kind, rebuild, entries, written
+        self.keys = [entry[1:-1] for entry in entries] if issubclass(kind, Mapping) else []
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Kind) or self.kind is not other.kind:
-            return False
-        # A mapping may have other keys.
-        return not issubclass(self.kind, Mapping) or self.entries == other.entries
+        return isinstance(other, _Kind) and self.kind is other.kind and self.keys == other.keys
 
     def __hash__(self) -> int:
         return hash(self.kind)

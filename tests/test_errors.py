@@ -62,7 +62,7 @@ def count(came):
     return f"""\
 the rule of culprit returned {came}.
     expected: 2, one for each tensor argument: x, y
-    usual cause: a gradient was forgotten, or one was returned for something that is no argument.
+    usual cause: a gradient was forgotten, one was returned for no tensor (such as self), or a list stands for a tensor.
     remedy: return one gradient per argument, in order; None where there is none."""
 
 
@@ -122,7 +122,7 @@ def convention(came, outputs="1 output leaf"):
     return f"""\
 culprit: no calling convention fits the signature of its rule.
     got: <lambda>({came}), for a call with 2 positional arguments and {outputs}
-    usual cause: a parameter for each argument of the function and none called `upstream`, or a wrong number of them.
+    usual cause: a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones.
     remedy: write grad(upstream): inside the function, it can read the arguments without getting them.
     expected one of:
         grad(upstream)               one upstream, with the output's structure
@@ -675,3 +675,30 @@ def test_a_recipe_called_with_an_object_that_has_an_array_in_it(eager):
     match = r"^safe_norm: x is a .*Param, and (.|\n)*Convert it to an array, or pass the array in it"
     with pytest.raises(TypeError, match=match):
         recipes.safe_norm(Param(eager.tensor(X)))
+
+
+# --- ordinary mistakes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["grad", "value_and_grad", "jacobian", "hessian", "vjp", "jvp"])
+@pytest.mark.once
+def test_a_derivative_of_what_is_no_function(name):
+    """As in `grad(f(x))` for `grad(f)(x)`."""
+    with keras_cg.use_backend("numpy"), pytest.raises(TypeError, match=f"^{name} differentiates a function, got a fl"):
+        getattr(keras_cg, name)(3.0, *[(2.0,)] * (2 * (name == "jvp")))
+
+
+@pytest.mark.once
+def test_a_decorated_class():
+    with pytest.raises(TypeError, match=r"^custom_gradient expects .* got a type. Use it as @custom_gradient above a"):
+
+        @custom_gradient
+        class Layer:
+            def __call__(self, x):
+                return x, lambda upstream: upstream
+
+
+def test_one_gradient_for_a_nested_list(frame):
+    function = custom_gradient(lambda xs: (xs[0][0] * 2, lambda upstream: upstream))
+    with pytest.raises(Exception, match="or xs was meant as one tensor"):
+        frame.gradients(lambda x: function([[x, x], [x]]), X)

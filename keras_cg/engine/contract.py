@@ -15,8 +15,7 @@ import numpy
 
 Tensors = tuple[Any, ...]
 
-# A function that `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`. Messages show its
-# `__name__`.
+# A function that `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`, with a `__name__`.
 PlainFunction = Callable[..., tuple[Tensors, Tensors]]
 
 # A pullback or a pushforward, from tensors to tensors.

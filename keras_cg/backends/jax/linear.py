@@ -40,9 +40,7 @@ def split_invars(jaxpr: Any, count: int) -> tuple[Sequence[Any], Sequence[Any]]:
     return variables[:start], variables[start:]
 
 
-def transposed(
-    name: str, fun: Callable[..., Sequence[Any]], avals: Sequence[Any], cotangents: Sequence[Any]
-) -> list[Any]:
+def transposed(name: str, fun: Callable[..., Any], avals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """Applies the transpose of a linear map from values of such types, the rule of the function `name`.
 
     Raises:

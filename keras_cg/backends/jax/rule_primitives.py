@@ -33,8 +33,7 @@ FlatRule = Callable[[Sequence[Any]], list[Any]]
 class Rule:
     """`rule(values, cotangents)` gives one gradient for each argument, or None where `has_gradient` is False.
 
-    The values are what the rule uses of the forward pass. `program` is the jaxpr of the rule, if it was traced. `name`
-    is that of the function.
+    The values are what it uses of the forward pass. `program` is its jaxpr, if it was traced; `name` the function's.
     """
 
     name: str

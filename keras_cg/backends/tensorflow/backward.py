@@ -98,9 +98,9 @@ class Backward:
         pairs = zip([*self.tensors, *self.values], [*gradients, *others], strict=True)
         found = [part for pair in pairs for part in _gradient_parts(*pair)]
         if not tf.executing_eagerly():
-            inputs, where = enumerate(zip(found, self.inputs(), strict=False)), pullback.location()
-            texts = partial(messages.wrong_shape_at_run_time, self.name, where=where)
-            found = [_ensure_shape(gradient, tensor, texts(place)) for place, (gradient, tensor) in inputs]
+            text = partial(messages.wrong_shape_at_run_time, self.name, where=pullback.location())
+            inputs = enumerate(zip(found, self.inputs(), strict=False))
+            found = [_ensure_shape(gradient, tensor, text(place)) for place, (gradient, tensor) in inputs]
         # NaN is no wrong number, and not even computed where it is not asked for.
         return [*found, *(_nan_like(tensor, cotangents) for tensor in self.unknown)]
 
