@@ -9,7 +9,7 @@ from keras_cg.errors import article, count, report, type_name
 
 
 def not_a_function(caller: str, value: object) -> TypeError:
-    """What shall be differentiated cannot be called."""
+    """The function to differentiate cannot be called."""
     came = article(type_name(value))
     return TypeError(f"{caller} differentiates a function, got {came}. Give the function itself, not what it returns.")
 

@@ -15,7 +15,7 @@ import numpy
 
 Tensors = tuple[Any, ...]
 
-# A function that `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`, with a `__name__`.
+# A function that `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`, maybe named.
 PlainFunction = Callable[..., tuple[Tensors, Tensors]]
 
 # A pullback or a pushforward, from tensors to tensors.

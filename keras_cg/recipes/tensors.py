@@ -114,8 +114,8 @@ def real(recipe: str, argument: str, value: Any) -> Any:
 
 
 def not_real(recipe: str, argument: str, value: Any) -> TypeError:
-    """Returns the error about an argument that is no real floating tensor."""
-    if config.active.is_tensor(value):
+    """Returns the error about an argument that is no real floating tensor; the repr of an object would be long."""
+    if config.active.is_tensor(value) or type(value).__module__ == "builtins":
         return messages.not_real(recipe, argument, described(value))
     return messages.no_array(recipe, argument, value)
 
