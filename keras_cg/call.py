@@ -244,6 +244,10 @@ class Pullback:
             tracebacks.hide_frames(error)
             raise
 
+    def location(self) -> str | None:
+        """Returns the file and line of the rule, if they are known."""
+        return user_code.location(self.rule, self.function.user)
+
     def takes_variables(self) -> bool:
         """Whether the rule takes the captured variables."""
         return conventions.takes_variables(self.rule)

@@ -229,6 +229,6 @@ def custom_gradient(fun: Any = None) -> Any:
         return custom_gradient
     if isinstance(fun, (staticmethod, classmethod)):
         return type(fun)(custom_gradient(fun.__func__))
-    if not callable(fun):
+    if not callable(fun) or isinstance(fun, type):
         raise errors.not_callable(fun)
     return CustomGradient(fun)

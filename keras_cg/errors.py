@@ -6,6 +6,7 @@ A message names the function and the argument, and says what came, what was expe
 from __future__ import annotations
 
 import difflib
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -245,7 +246,7 @@ _PAIR = "return (output, grad), and ((output1, output2), grad) for several outpu
 
 def not_callable(value: object) -> TypeError:
     got = f"custom_gradient expects a function that returns (output, grad), got {article(type_name(value))}."
-    return TypeError(f"{got} Use it as @custom_gradient or custom_gradient(f).")
+    return TypeError(f"{got} Use it as @custom_gradient above a function or method.")
 
 
 def not_a_pair(function: str, value: object) -> TypeError:
@@ -268,7 +269,7 @@ def no_convention(function: str, shown: str, arguments: int, outputs: int) -> Ty
     call = f"{count(arguments, 'positional argument')} and {count(outputs, 'output leaf', 'output leaves')}"
     facts = {
         "got": f"{shown}, for a call with {call}",
-        "cause": "a parameter for each argument of the function and none called `upstream`, or a wrong number of them.",
+        "cause": "a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones.",
         "remedy": "write grad(upstream): inside the function, it can read the arguments without getting them.",
     }
     return report(TypeError, headline, "    expected one of:", ACCEPTED_FORMS, function=function, **facts)
@@ -340,10 +341,10 @@ def wrong_shape(function: str, came: str, expected: str, argument: str, axes: Se
 def wrong_count(function: str, came: int, names: Sequence[str], leaves: int) -> GradientError:
     also = f" (or {leaves}, counting every leaf of the arguments)" if leaves != len(names) else ""
     expected = f"{len(names)}{also}, one for each tensor argument: {', '.join(names)}"
-    cause = "a gradient was forgotten, or one was returned for something that is no argument."
+    cause = "a gradient was forgotten, one was returned for no tensor (such as self), or a list stands for a tensor."
     remedy = "return one gradient per argument, in order; None where there is none."
-    whole = names[0].removesuffix("[0]") if names else ""
-    if came == 1 and names == [f"{whole}[{index}]" for index in range(len(names))]:
+    whole = re.sub(r"(\[\d+\])+$", "", names[0]) if came == 1 and names else ""
+    if whole and all([re.fullmatch(re.escape(whole) + r"(\[\d+\])+", name) for name in names]):
         cause = f"a gradient was forgotten, or {whole} was meant as one tensor; a list or a tuple is a nest of them."
         remedy = f"return one gradient for each tensor in {whole}, or pass one array."
     return _wrong(count(came, "gradient"), cause, remedy)(function, None, expected)

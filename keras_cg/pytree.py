@@ -223,8 +223,9 @@ def show(wrapped: Any) -> str:
     if is_leaf(wrapped):
         return "*"
     entries, children = flatten_one_level(wrapped)
-    if isinstance(wrapped, Mapping):
-        return "{" + ", ".join(f"{key!r}: {show(child)}" for key, child in zip(entries, children, strict=True)) + "}"
+    keys = wrapped.kind.keys if isinstance(wrapped, _Node) else [*map(repr, entries)]
+    if isinstance(wrapped, Mapping) or (isinstance(wrapped, _Node) and keys):
+        return "{" + ", ".join(f"{key}: {show(child)}" for key, child in zip(keys, children, strict=True)) + "}"
     inside = ", ".join(show(child) for child in children)
     return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
 
@@ -253,9 +254,10 @@ class _Kind:
         written: tuple[int, ...] | None = None,
     ):
         self.kind, self.rebuild, self.entries, self.written = kind, rebuild, entries, written
+        self.keys = [entry[1:-1] for entry in entries] if issubclass(kind, Mapping) else []
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Kind) and self.kind is other.kind
+        return isinstance(other, _Kind) and self.kind is other.kind and self.keys == other.keys
 
     def __hash__(self) -> int:
         return hash(self.kind)
@@ -309,7 +311,11 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
 
 
 def _steps(container: Any, values: Sequence[Any]) -> tuple[str, ...]:
-    """Returns the steps into the children of a container: the name of a dataclass's field, or a number."""
+    """Returns the steps into the children of a container: a key, the name of a dataclass's field, or a number."""
+    if isinstance(container, Mapping):
+        is_sorted = _written(container, values) is not None
+        if is_sorted or (len(container) == len(values) and all(map(operator.is_, container.values(), values))):
+            return tuple(f"[{key!r}]" for key in (sorted(container) if is_sorted else container))
     fields = dataclasses.fields(container) if dataclasses.is_dataclass(container) else ()
     named = [(field.name, getattr(container, field.name, None)) for field in fields]
     found = [[name for name, part in named if part is value] for value in values]

@@ -283,7 +283,7 @@ TABLE = {
         ("arguments not copied", "recording.copies(tensors) if True in needs_grad else ", ""),
     ],
     "backends.tensorflow.backward: tensorflow own core": [
-        ("unknown shapes pass", "transpose(gradient, order)\n", "identity(gradient)\n    return gradient\n"),
+        ("unknown shapes pass", "transpose(values, order)\n", "identity(values)\n    return gradient\n"),
         ("no NaN for rules that are not linear", "dense(gradient) + _like(gradient, unknown)", "dense(gradient)"),
     ],
     "backends.tensorflow.composite: tensorflow own core": [

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import re
 import traceback
 
 import numpy as np
@@ -273,3 +274,57 @@ def test_a_function_inside_one_that_autograph_rewrote_has_its_name(backend):
 
     with pytest.raises(TypeError, match=r"TypeError: program\.<locals>\.culprit must return a pair"):
         program(tf.constant(X))
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("jit", [False, True], ids=["function", "jit_compile"])
+def test_the_place_of_a_rule_whose_gradient_has_the_wrong_shape_at_run_time(backend, jit):
+    import tensorflow as tf
+
+    @custom_gradient
+    def culprit(x):
+        return 2 * x, lambda upstream: upstream[1:]  # at run time
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], jit_compile=jit)
+    def program(x):
+        return tf.gradients(culprit(x), x)
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        program(tf.constant(X))
+    place = f"tensor argument 1. rule: {line_of('at run time')}"
+    # XLA has the message as the name of an operation.
+    assert re.sub("[^A-Za-z0-9]+", "_", place) in re.sub("[^A-Za-z0-9]+", "_", str(caught.value))
+
+
+SLICES = {
+    "too many rows": ([4, 2], [2, 2]),
+    "too few rows": ([2, 2], [2, 2]),
+    "other columns": ([3, 1], [2, 1]),
+    "columns of unknown size": (None, [2, 1]),
+}
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("name", [*SLICES, "right", "right, of unknown size"])
+def test_slices_of_the_wrong_shape_at_run_time(backend, name):
+    import tensorflow as tf
+
+    size, shape = SLICES.get(name, (None if "unknown" in name else [3, 2], [2, 2]))
+
+    @custom_gradient
+    def culprit(x):
+        def grad(upstream):
+            return tf.IndexedSlices(7 * tf.ones(shape), [0, 2], None if size is None else tf.constant(size))
+
+        return 2 * x, grad
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32)])
+    def program(x):
+        (gradient,) = tf.gradients(culprit(x), x)
+        return gradient.values
+
+    if name in SLICES:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"culprit returned a gradient of the wrong shape"):
+            program(tf.ones((3, 2)))
+    else:
+        np.testing.assert_array_equal(program(tf.ones((3, 2))), np.full((2, 2), 7.0))

@@ -4,6 +4,8 @@ wrapper behaves as the function does.
 Messages are the same word for word but for the type of a tensor, which is TENSOR here.
 """
 
+import collections.abc
+import contextlib
 import copy
 import fractions
 import importlib
@@ -60,7 +62,7 @@ def count(came):
     return f"""\
 the rule of culprit returned {came}.
     expected: 2, one for each tensor argument: x, y
-    usual cause: a gradient was forgotten, or one was returned for something that is no argument.
+    usual cause: a gradient was forgotten, one was returned for no tensor (such as self), or a list stands for a tensor.
     remedy: return one gradient per argument, in order; None where there is none."""
 
 
@@ -120,7 +122,7 @@ def convention(came, outputs="1 output leaf"):
     return f"""\
 culprit: no calling convention fits the signature of its rule.
     got: <lambda>({came}), for a call with 2 positional arguments and {outputs}
-    usual cause: a parameter for each argument of the function and none called `upstream`, or a wrong number of them.
+    usual cause: a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones.
     remedy: write grad(upstream): inside the function, it can read the arguments without getting them.
     expected one of:
         grad(upstream)               one upstream, with the output's structure
@@ -513,3 +515,190 @@ def test_pickle_and_copy(backend):
     assert pickle.loads(pickle.dumps(Holder().method))(2.0) == 4.0
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(custom_gradient(lambda x: (x, x)))
+
+
+# --- messages of derivatives, with the name of the function ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [lambda g: ops.clip(g, -1, 1), lambda g: g + 1], ids=["clip", "constant"])
+def test_forward_mode_of_a_rule_that_is_not_linear_names_the_function(eager, rule):
+    def clipped(x):
+        return x * 2, rule
+
+    clipped.__qualname__ = "clipped"
+    function = custom_gradient(clipped)
+    # NumPy and TensorFlow try the whole function, and not each rule.
+    name = "clipped" if eager.name in ("jax", "torch") else "jvp(clipped)"
+    x = eager.tensor(X)
+    with pytest.raises(ValueError, match=f", and {re.escape(name)} has one that is not\\.") as caught:
+        keras_cg.jvp(function, (x,), (x,))
+    assert caught.value.function == name
+
+
+@pytest.mark.only("jax")
+def test_forward_mode_of_a_program_that_jax_does_not_transpose_names_the_function(eager):
+    def clipped(x):
+        return x * 2, lambda g: ops.where(g > 1, 1.0, g)
+
+    clipped.__qualname__ = "clipped"
+    x = eager.tensor(X)
+    with pytest.raises(ValueError, match=", and clipped has one that is not\\."):
+        keras_cg.jvp(custom_gradient(clipped), (x,), (x,))
+
+
+# A global, which the search for what a rule can reach does not enter.
+LATER = []
+
+
+@pytest.mark.only("jax")
+def test_a_rule_that_alone_reads_a_value_names_the_function(eager):
+    import jax
+
+    def culprit(x):
+        return x * 2, lambda g, variables=None: g * LATER[0]
+
+    culprit.__qualname__ = "culprit"
+    pullbacks = []
+
+    def run(w):
+        LATER[:] = [w]
+        pullbacks.append(jax.vjp(custom_gradient(culprit), eager.tensor(X))[1])
+        return w
+
+    jax.grad(run)(2.0)
+    with pytest.raises(CapturedVariableError, match=r"^culprit reads a value(.|\n)*only the rule reads it"):
+        pullbacks[0](eager.tensor(X))
+    LATER.clear()
+
+
+@pytest.mark.only("tensorflow")
+def test_where_tapes_do_not_record_names_the_function(eager):
+    import tensorflow as tf
+
+    def culprit(x):
+        return x * 2, lambda upstream: upstream * keras_cg.grad(inner)(x)
+
+    def inner(z):
+        return ops.exp(z)
+
+    inner.__qualname__ = "inner"
+    x = eager.tensor(X)
+    for function, name in (
+        (custom_gradient(culprit), r"grad\(inner\)"),
+        (recipes.recompute(inner), r"recompute\(inner\)"),
+    ):
+        match = f"and all derivatives in {name} would silently be zero"
+        with pytest.raises(NotImplementedError, match=match), tf.autodiff.ForwardAccumulator(x, x):
+            function(x)
+
+
+# --- containers of a framework ---------------------------------------------------------------------------------------
+
+
+class Frozen(collections.abc.Mapping):
+    """A mapping like the `FrozenDict` of flax: JAX sorts its keys, and a nested dict comes out as another object."""
+
+    def __init__(self, **parts):
+        self.parts = parts
+
+    def __getitem__(self, key):
+        part = self.parts[key]
+        return Frozen(**part) if isinstance(part, dict) else part
+
+    def __iter__(self):
+        return iter(self.parts)
+
+    def __len__(self):
+        return len(self.parts)
+
+
+FROZEN_RESULTS = {
+    "another key": (
+        lambda g: Frozen(w=g, other=g),
+        r"got: \{'w': \*, 'other': \*\}\n +expected: \(d\['b'\], d\['w'\]\)",
+    ),
+    "a dict": (lambda g: {"w": g}, r"expected: \(d\['b'\], d\['w'\]\)"),
+    "too few": (lambda g: g, r"one for each tensor argument: d\['b'\], d\['w'\]"),
+}
+
+
+@pytest.fixture
+def frozen():
+    import jax
+
+    def flatten(value):
+        keys = sorted(value.parts)
+        return [value.parts[key] for key in keys], tuple(keys)
+
+    def build(keys, parts):
+        return Frozen(**dict(zip(keys, parts, strict=True)))
+
+    with contextlib.suppress(ValueError):  # registered by another test
+        jax.tree_util.register_pytree_node(Frozen, flatten, build)
+
+
+@pytest.mark.only("jax")
+@pytest.mark.parametrize("name", FROZEN_RESULTS)
+def test_the_keys_of_a_mapping_are_shown_and_compared(eager, frozen, name):
+    rule, match = FROZEN_RESULTS[name]
+    function = custom_gradient(lambda d: (d["w"] * d["b"], rule))
+    with pytest.raises(GradientError, match=match):
+        keras_cg.grad(function)(Frozen(w=eager.tensor(X), b=eager.tensor(Y)))
+
+
+@pytest.mark.only("jax")
+def test_the_keys_of_a_nested_mapping_are_shown(eager, frozen):
+    function = custom_gradient(lambda d: (d["w"]["v"] * d["b"], lambda g: g))
+    with pytest.raises(GradientError, match=r"one for each tensor argument: d\['b'\], d\['w'\]\['v'\]"):
+        keras_cg.grad(function)(Frozen(w={"v": eager.tensor(X)}, b=eager.tensor(Y)))
+
+
+@pytest.mark.only("jax")
+def test_a_mapping_in_another_order_of_insertion_is_right(eager, frozen):
+    function = custom_gradient(lambda d: (d["w"] * d["b"], lambda g: Frozen(b=5 * g, w=7 * g)))
+    found = keras_cg.grad(function)(Frozen(w=eager.tensor(X), b=eager.tensor(Y)))
+    np.testing.assert_array_equal(found["w"], np.full(3, 7.0))
+    np.testing.assert_array_equal(found["b"], np.full(3, 5.0))
+
+
+# --- what a recipe does not take -------------------------------------------------------------------------------------
+
+
+class Param:
+    """An object with an array in it, like a `flax.nnx.Param`."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_a_recipe_called_with_an_object_that_has_an_array_in_it(eager):
+    match = r"^safe_norm: x is a .*Param, and (.|\n)*Convert it to an array, or pass the array in it"
+    with pytest.raises(TypeError, match=match):
+        recipes.safe_norm(Param(eager.tensor(X)))
+
+
+# --- ordinary mistakes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["grad", "value_and_grad", "jacobian", "hessian", "vjp", "jvp"])
+@pytest.mark.once
+def test_a_derivative_of_what_is_no_function(name):
+    """As in `grad(f(x))` for `grad(f)(x)`."""
+    with keras_cg.use_backend("numpy"), pytest.raises(TypeError, match=f"^{name} differentiates a function, got a fl"):
+        getattr(keras_cg, name)(3.0, *[(2.0,)] * (2 * (name == "jvp")))
+
+
+@pytest.mark.once
+def test_a_decorated_class():
+    with pytest.raises(TypeError, match=r"^custom_gradient expects .* got a type. Use it as @custom_gradient above a"):
+
+        @custom_gradient
+        class Layer:
+            def __call__(self, x):
+                return x, lambda upstream: upstream
+
+
+def test_one_gradient_for_a_nested_list(frame):
+    function = custom_gradient(lambda xs: (xs[0][0] * 2, lambda upstream: upstream))
+    with pytest.raises(Exception, match="or xs was meant as one tensor"):
+        frame.gradients(lambda x: function([[x, x], [x]]), X)

@@ -130,7 +130,7 @@ def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[A
         >>> pullback({"power": np.array([1.0, 10.0])})
         (array([  3., 120.]), None)
     """
-    run = Run(f"vjp({function_name(f)})", f, args, {}, range(len(args)))
+    run = Run(_where("vjp", f), f, args, {}, range(len(args)))
     outputs, back, aux = run.backend.vjp(run, run.tensors)
 
     def pullback(upstream: Any) -> tuple[Any, ...]:
@@ -174,7 +174,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         >>> output.item(), tangent.item()
         (15.0, 35.0)
     """
-    where = f"jvp({function_name(f)})"
+    where = _where("jvp", f)
     for name, value in (("primals", primals), ("tangents", tangents)):
         if not isinstance(value, (tuple, list)):
             raise messages.not_arguments(where, name, value)
@@ -249,6 +249,13 @@ def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callab
     return _jacobian("hessian", f, _gradient("hessian", f, argnums, has_aux=False), argnums)
 
 
+def _where(caller: str, f: Callable[..., Any]) -> str:
+    """Returns what messages call a derivative of `f`, such as `jvp(f)`."""
+    if not callable(f):
+        raise messages.not_a_function(caller, f)
+    return f"{caller}({function_name(f)})"
+
+
 def _gradient(caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool) -> Callable[..., Any]:
     both = _value_and_gradient(caller, f, argnums, has_aux)
 
@@ -263,7 +270,7 @@ def _gradient(caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...]
 def _value_and_gradient(
     caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool
 ) -> Callable[..., Any]:
-    where = f"{caller}({function_name(f)})"
+    where = _where(caller, f)
 
     @_named(f)
     def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -278,7 +285,7 @@ def _value_and_gradient(
 def _jacobian(
     caller: str, f: Callable[..., Any], differentiated: Callable[..., Any], argnums: int | tuple[int, ...]
 ) -> Callable[..., Any]:
-    where = f"{caller}({function_name(f)})"
+    where = _where(caller, f)
 
     @_named(f)
     def matrix(*args: Any, **kwargs: Any) -> Any:

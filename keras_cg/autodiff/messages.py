@@ -8,6 +8,12 @@ from typing import Any
 from keras_cg.errors import article, count, report, type_name
 
 
+def not_a_function(caller: str, value: object) -> TypeError:
+    """The function to differentiate cannot be called."""
+    came = article(type_name(value))
+    return TypeError(f"{caller} differentiates a function, got {came}. Give the function itself, not what it returns.")
+
+
 def not_differentiable(where: str, argument: str, came: str) -> TypeError:
     """An argument that `grad` differentiates has no gradient."""
     remedy = "Convert it to a floating dtype, or leave it out of `argnums`."

@@ -40,6 +40,7 @@ class Run:
         self.backend = config.active
         keras_scope.stop_gradients(self.backend)
         self.where, self.f, self.indices = where, f, indices
+        self.__name__ = where  # for messages of a backend
         self.args = [*map(self._convert, args)]
         self.kwargs = {name: self._convert(value) for name, value in kwargs.items()}
         self.tensors, self.arguments = self._differentiated(tuple(self.args[index] for index in indices))

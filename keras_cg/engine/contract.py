@@ -15,7 +15,7 @@ import numpy
 
 Tensors = tuple[Any, ...]
 
-# A function that `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`.
+# A function that `vjp`, `jvp` and `jacobian` differentiate: `fun(*tensors) -> (outputs, aux)`, maybe named.
 PlainFunction = Callable[..., tuple[Tensors, Tensors]]
 
 # A pullback or a pushforward, from tensors to tensors.
@@ -34,6 +34,9 @@ class Pullback(Protocol):
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
     ) -> tuple[Tensors, Tensors]: ...
+
+    def location(self) -> str | None:
+        """Returns the file and line of the rule, if they are known."""
 
     def takes_variables(self) -> bool:
         """Whether the rule has a parameter for captured values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ def jvp(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """Computes the transpose of the vjp, for a framework without forward mode through a rule."""
     outputs, push, aux, conditions = transposed(backend, fun, tensors)
-    return outputs, tuple(linear.check_or_nan(backend, push(tangents), conditions, messages.not_linear)), aux
+    error = functools.partial(messages.not_linear, getattr(fun, "__name__", "a function"))
+    return outputs, tuple(linear.check_or_nan(backend, push(tangents), conditions, error)), aux
 
 
 def transposed(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Map, Tensors, list[Any]]:

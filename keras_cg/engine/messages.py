@@ -39,8 +39,8 @@ NO_CLOSURE = "a value in a global, or in what the function calls: captured value
 
 
 def unserved_variables(backend: str, cause: str = "a closure over it.", fun: Any = None) -> CapturedVariableError:
-    """The rule of `fun`, a `contract.Function`, takes `variables`, and the backend cannot find them."""
-    name = "a function with a custom gradient" if fun is None else named(fun.name, fun.user)
+    """The rule of `fun`, a function or what has its name, takes `variables`, and the backend cannot find them."""
+    name = "a function with a custom gradient" if fun is None else named(fun.name, getattr(fun, "user", None))
     return lost_capture(name, cause, f"the backend {backend!r} cannot give it to the rule as one of `variables`")
 
 
@@ -76,13 +76,13 @@ recomputed_otherwise = message(
 )
 tape_not_recording = message(
     NotImplementedError,
-    "TensorFlow's tapes record nothing here, and all derivatives would silently be zero.",
+    "TensorFlow's tapes record nothing here, and all derivatives in {0} would silently be zero.",
     cause="a rule that differentiates (keras_cg.grad, recipes.recompute) under a tf.autodiff.ForwardAccumulator.",
     remedy="use keras_cg.jvp instead, or call a tf.function that was defined outside of the accumulator.",
 )
 no_forward_mode = message(
     ValueError,
-    "forward mode needs a function that has one, and JAX met a jax.custom_vjp, which has none.",
+    "forward mode needs a function that has one, and in {0} JAX met a jax.custom_vjp, which has none.",
     cause="a function of another library, whose gradient is a jax.custom_vjp's.",
     remedy="differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient.",
 )
@@ -92,10 +92,9 @@ no_forward_mode = message(
 NOT_LINEAR = "forward mode needs a rule that is linear in upstream"
 
 
-def not_linear(obstacle: str | None = None, function: str | None = None) -> ValueError:
+def not_linear(function: str, obstacle: str | None = None) -> ValueError:
     """Forward mode needs the transpose of a rule that is not linear; a program may show the `obstacle`."""
-    which = "this one" if function is None else f"that of {function}"
-    headline = f"{NOT_LINEAR}, and {which} is not."
+    headline = f"{NOT_LINEAR}, and {function} has one that is not."
     got, cause = None, "a rule that clips or normalises upstream"
     if obstacle is not None:
         got = f"upstream goes through {obstacle}."
@@ -104,9 +103,10 @@ def not_linear(obstacle: str | None = None, function: str | None = None) -> Valu
     return report(ValueError, headline, function=function, got=got, cause=f"{cause}.", remedy=remedy)
 
 
-def wrong_shape_at_run_time(function: str, place: int) -> str:
-    """Returns the message of a program that finds the wrong shape of a gradient when it runs."""
-    return f"the rule of {function} returned a gradient of the wrong shape for its tensor argument {place + 1}."
+def wrong_shape_at_run_time(function: str, place: int, where: str | None) -> str:
+    """Returns the message of a program that finds the wrong shape of a gradient of the rule at `where` when it runs."""
+    what = f"the rule of {function} returned a gradient of the wrong shape for its tensor argument {place + 1}."
+    return what if where is None else f"{what} rule: {where}"
 
 
 def lost_capture(who: str, cause: str, consequence: str) -> CapturedVariableError:

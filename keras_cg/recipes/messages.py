@@ -22,6 +22,14 @@ def not_real(recipe: str, argument: str, came: str) -> TypeError:
     )
 
 
+def no_array(recipe: str, argument: str, value: object) -> TypeError:
+    """An argument of a recipe is no tensor, but perhaps an object with one in it."""
+    return TypeError(
+        f"{recipe}: {argument} is {article(type_name(value))}, and this recipe takes real floating tensors. Convert it"
+        " to an array, or pass the array in it: of a flax.nnx.Param, `param[...]`."
+    )
+
+
 def not_a_number(recipe: str, argument: str, value: object) -> TypeError:
     """A parameter of a recipe is neither a number nor a tensor."""
     return TypeError(

@@ -109,8 +109,15 @@ def real(recipe: str, argument: str, value: Any) -> Any:
     if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
         return config.active.asarray(as_float(recipe, argument, value))
     if not is_real(value):
-        raise messages.not_real(recipe, argument, described(value))
+        raise not_real(recipe, argument, value)
     return value
+
+
+def not_real(recipe: str, argument: str, value: Any) -> TypeError:
+    """Returns the error about an argument that is no real floating tensor; the repr of an object would be long."""
+    if config.active.is_tensor(value) or type(value).__module__ == "builtins":
+        return messages.not_real(recipe, argument, described(value))
+    return messages.no_array(recipe, argument, value)
 
 
 def plain(value: Any) -> Any:
@@ -128,7 +135,7 @@ def check_start(recipe: str, argument: str, value: Any) -> None:
         raise messages.nothing_to_solve(recipe, argument)
     for leaf in leaves(value):
         if not is_real(leaf):
-            raise messages.not_real(recipe, argument, described(leaf))
+            raise not_real(recipe, argument, leaf)
 
 
 def is_number(value: Any) -> bool:

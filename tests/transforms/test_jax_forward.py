@@ -296,7 +296,9 @@ NOT_LINEAR = {
 
 
 def refused(obstacle):
-    return pytest.raises(ValueError, match=rf"(?s){NOT_LINEAR_ERROR}, and this.*got: upstream goes through {obstacle}")
+    return pytest.raises(
+        ValueError, match=rf"(?s){NOT_LINEAR_ERROR}, and .* has one that is not.*got: upstream goes through {obstacle}"
+    )
 
 
 @pytest.mark.parametrize("name", NOT_LINEAR)

@@ -94,7 +94,8 @@ def _backward(residuals: Partial, cotangents: Tensors) -> Tensors:
     try:
         return tuple(residuals([*map(asarray, floating)]))
     except jax.errors.UnexpectedTracerError as error:
-        raise messages.unserved_variables("jax", "only the rule reads it, and not the function.") from error
+        cause = "only the rule reads it, and not the function."
+        raise messages.unserved_variables("jax", cause, residuals.func) from error
 
 
 _backward.__signature__ = inspect.signature(_backward)  # type: ignore[attr-defined]
@@ -123,7 +124,7 @@ def _run(fun: Function, needs_grad: Sequence[bool], *tensors: Any) -> tuple[Tens
         if is_recording():
             return _traced(fun, rule, outputs)
         # The gradient will not be differentiated, so the rule runs as Python and may look at values.
-        return Rule(lambda _, cotangents: rule(cotangents), needs_grad), ()
+        return Rule(fun.name, lambda _, cotangents: rule(cotangents), needs_grad), ()
 
     return outputs, residuals
 
@@ -152,7 +153,7 @@ def _traced(fun: Function, rule: FlatRule, outputs: Sequence[Any]) -> Residuals:
     """
     token = _being_traced.set((*_being_traced.get(), _code(fun)))
     try:
-        return rule_primitives.traced(rule, outputs)
+        return rule_primitives.traced(fun.name, rule, outputs)
     finally:
         _being_traced.reset(token)
 

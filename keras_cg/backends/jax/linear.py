@@ -40,8 +40,8 @@ def split_invars(jaxpr: Any, count: int) -> tuple[Sequence[Any], Sequence[Any]]:
     return variables[:start], variables[start:]
 
 
-def transposed(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """Applies the transpose of a linear map from values of such types.
+def transposed(name: str, fun: Callable[..., Any], avals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """Applies the transpose of a linear map from values of such types, the rule of the function `name`.
 
     Raises:
         ValueError: The program of `fun` does not show that it is linear, or JAX has no transpose of it.
@@ -49,14 +49,14 @@ def transposed(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], cotangen
     jaxpr, consts = program(fun, avals)
     for kind in _kinds(jaxpr, [LINEAR] * len(avals)):
         if kind not in (ZERO, LINEAR):
-            raise messages.not_linear("a rule that gives a constant" if kind == CONSTANT else kind)
+            raise messages.not_linear(name, "a rule that gives a constant" if kind == CONSTANT else kind)
     try:
         return [
             *jax.linear_transpose(lambda *inputs: jax.core.eval_jaxpr(jaxpr, consts, *inputs), *avals)([*cotangents])
         ]
     except Exception as error:
         # There is no one type of error: for a scan over upstream, JAX (0.9) says that a value has a wrong type.
-        raise messages.not_linear("a program that JAX does not transpose") from error
+        raise messages.not_linear(name, "a program that JAX does not transpose") from error
 
 
 # --- the proof -----------------------------------------------------------------------------------

@@ -33,9 +33,10 @@ FlatRule = Callable[[Sequence[Any]], list[Any]]
 class Rule:
     """`rule(values, cotangents)` gives one gradient for each argument, or None where `has_gradient` is False.
 
-    The values are what the rule uses of the forward pass. `program` is the jaxpr of the rule, if it was traced.
+    The values are what it uses of the forward pass. `program` is its jaxpr, if it was traced; `name` the function's.
     """
 
+    name: str
     fun: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
     has_gradient: Sequence[bool]
     program: Any = None
@@ -52,7 +53,7 @@ class Rule:
             return [None if place is None else gradients[place] for place in places]
 
         has_gradient = [place is not None and self.has_gradient[place] for place in places]
-        return Rule(fun, has_gradient, self.program)
+        return Rule(self.name, fun, has_gradient, self.program)
 
     def batched(self, axis: Any, values: Sequence[int | None], args: Sequence[int | None]) -> Rule:
         """Returns the rule under vmap, where 0 marks the values and arguments that are batched along their axis 0."""
@@ -63,7 +64,7 @@ class Rule:
             pairs = zip(batch([*values], [*cotangents]), args, strict=True)
             return [namespace.sum(grad, 0) if grad is not None and place is None else grad for grad, place in pairs]
 
-        return Rule(fun, self.has_gradient, self.program)
+        return Rule(self.name, fun, self.has_gradient, self.program)
 
     def split(self, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """Returns the operands of a primitive before those that belong to the arguments, and these."""
@@ -71,7 +72,7 @@ class Rule:
         return operands[:stop], operands[stop:]
 
 
-def traced(rule: FlatRule, outputs: Sequence[Any]) -> tuple[Rule, Sequence[Any]]:
+def traced(name: str, rule: FlatRule, outputs: Sequence[Any]) -> tuple[Rule, Sequence[Any]]:
     """Returns a rule as a jaxpr, and its constants: they are exactly the values that it uses of the forward pass."""
     has_gradient: list[bool] = []
 
@@ -85,7 +86,7 @@ def traced(rule: FlatRule, outputs: Sequence[Any]) -> tuple[Rule, Sequence[Any]]
         return [next(gradients) if is_present else None for is_present in has_gradient]
 
     jaxpr, consts = linear.program(present, [jax.typeof(output) for output in outputs if is_floating(output)])
-    return Rule(fun, has_gradient, jaxpr), consts
+    return Rule(name, fun, has_gradient, jaxpr), consts
 
 
 def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
@@ -176,7 +177,7 @@ def _push(*operands: Any, rule: Rule, specs: Sequence[Any], program: Any) -> lis
         pairs = zip(rule(values, cotangents), tangents, strict=True)
         return [namespace.zeros_like(tangent) if gradient is None else gradient for gradient, tangent in pairs]
 
-    return linear.transposed(pull, specs, tangents)
+    return linear.transposed(rule.name, pull, specs, tangents)
 
 
 def _transpose(cotangents: Sequence[Any], *operands: Any, rule: Rule, **params: Any) -> list[Any]:

@@ -13,7 +13,7 @@ from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, parts
 from keras_cg.backends.tensorflow.derivatives import vjp
 from keras_cg.backends.tensorflow.recording import copies, push_forwardprop_state, record_operation, stop_recording
-from keras_cg.backends.tensorflow.tensors import nan_unless, own
+from keras_cg.backends.tensorflow.tensors import nan_unless, own, shape
 from keras_cg.engine import linear, messages
 from keras_cg.engine.contract import Pullback
 from keras_cg.engine.linear import check_or_nan
@@ -98,8 +98,9 @@ class Backward:
         pairs = zip([*self.tensors, *self.values], [*gradients, *others], strict=True)
         found = [part for pair in pairs for part in _gradient_parts(*pair)]
         if not tf.executing_eagerly():
+            text = partial(messages.wrong_shape_at_run_time, self.name, where=pullback.location())
             inputs = enumerate(zip(found, self.inputs(), strict=False))
-            found = [_ensure_shape(gradient, tensor, self.name, place) for place, (gradient, tensor) in inputs]
+            found = [_ensure_shape(gradient, tensor, text(place)) for place, (gradient, tensor) in inputs]
         # NaN is no wrong number, and not even computed where it is not asked for.
         return [*found, *(_nan_like(tensor, cotangents) for tensor in self.unknown)]
 
@@ -118,7 +119,7 @@ class Backward:
         with stop_recording():
             conditions += linear.transposes(own, pull, push, inputs, pulled) if pulled else []
         if tf.executing_eagerly():
-            check_or_nan(own, (), conditions, partial(messages.not_linear, None, self.name))
+            check_or_nan(own, (), conditions, partial(messages.not_linear, self.name))
             return [*map(dense, gradients)]
         # A sum, because the derivative of a product with NaN is zero where the rule clips upstream.
         unknown = _total(cotangents) * nan_unless(conditions)
@@ -151,29 +152,31 @@ def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
     return parts([gradient])
 
 
-def _ensure_shape(gradient: Any, tensor: Any, name: str, place: int) -> Any:
+def _ensure_shape(gradient: Any, tensor: Any, message: str) -> Any:
     """Returns the gradient of `tensor`; the program compares their shapes when it runs if they are not known before.
 
     An assertion has our message. XLA drops assertions, and refuses to compile the `Select` of two empty tensors of
     different shapes; its message has the name of the operation.
     """
-    if gradient is None or isinstance(gradient, tf.IndexedSlices):
+    if gradient is None or (tensor.shape.is_fully_defined() and tf.TensorShape(shape(gradient)).is_fully_defined()):
         return gradient
-    if tensor.shape.is_fully_defined() and gradient.shape.is_fully_defined():
-        return gradient
+    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    came, size = tf.shape(values), tf.shape(tensor)
+    if values is not gradient:
+        rows = size if gradient.dense_shape is None else tf.cast(gradient.dense_shape, tf.int32)
+        came = tf.concat([rows[:1], came[1:]], 0)
     # Grappler (2.21) infers unknown shapes from what later operations need, and drops an assertion that they meet.
     # It infers nothing through this operation, nor through a transposition whose order it does not know.
     opaque = tf.raw_ops.PlaceholderWithDefault
-    came, order = (opaque(input=each, shape=None) for each in (tf.shape(gradient), tf.range(tf.rank(gradient))))
-    message, size = messages.wrong_shape_at_run_time(name, place), tf.shape(tensor)
+    came, order = (opaque(input=each, shape=None) for each in (came, tf.range(tf.rank(values))))
     is_same = tf.reduce_all(tf.equal(came, size))
     with tf.control_dependencies([tf.debugging.Assert(is_same, [message, "got:", came, "expected:", size])]):
         one, two = [tf.zeros(tf.concat([[0], each], 0)) for each in (came, size)]
         check = tf.raw_ops.Select(condition=True, x=one, y=two, name=re.sub("[^A-Za-z0-9]+", "_", message))
     with tf.control_dependencies([check]):
-        checked = tf.transpose(gradient, order)
-    checked.set_shape(gradient.shape)
-    return checked
+        checked = tf.transpose(values, order)
+    checked.set_shape(values.shape)
+    return checked if values is gradient else tf.IndexedSlices(checked, gradient.indices, gradient.dense_shape)
 
 
 def _nan_like(tensor: Any, cotangents: Sequence[Any]) -> Any:

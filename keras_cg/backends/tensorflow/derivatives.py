@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -34,7 +35,7 @@ def _recorded(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, list
     # A tape identifies tensors by their ids. What is differentiated needs an id of its own, because the same tensor may
     # be passed twice or be closed over.
     inputs = [mapped(tf.identity, tensor) for tensor in tensors]
-    refuse_if_not_recording()
+    refuse_if_not_recording(getattr(fun, "__name__", "a function"))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(inputs)
         outputs, aux = fun(*inputs)
@@ -50,8 +51,9 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
         shells.append(outputs)
         return tuple(parts(outputs)), aux
 
+    flat.__name__ = getattr(fun, "__name__", "a function")
     outputs, push, aux, conditions = defaults.transposed(own, flat, parts(tensors))
-    pushed = check_or_nan(own, push(parts(tangents)), conditions, messages.not_linear)
+    pushed = check_or_nan(own, push(parts(tangents)), conditions, partial(messages.not_linear, flat.__name__))
     return fill_all(shells[0], outputs), fill_all(shells[0], pushed), aux
 
 

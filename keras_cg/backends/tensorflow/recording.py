@@ -59,7 +59,7 @@ def _is_not_recording() -> bool:
         return not should_record_backprop([tf.identity(probe)])
 
 
-def refuse_if_not_recording() -> None:
-    """Raises where no tape records: where an accumulator transposes, and where recording was stopped."""
+def refuse_if_not_recording(name: str) -> None:
+    """Raises, with the name of a function, where an accumulator transposes, and where recording was stopped."""
     if is_transposing() or (not could_possibly_record() and _is_not_recording()):
-        raise messages.tape_not_recording()
+        raise messages.tape_not_recording(name)

@@ -168,7 +168,7 @@ def _pushforward(
     conditions += linear.transposes(backend, pull, push, zeros, primals)
     # Through NumPy, because no transform lets Python look at a value.
     if not all([own.to_numpy(condition).all() for condition in conditions]):
-        raise messages.not_linear(function=call.fun.name)
+        raise messages.not_linear(call.fun.name)
     known = [tangents[place] for place in places]
     pairs = zip(primals, known, strict=True)
     pushed = iter(push([torch.zeros_like(primal) if each is None else each for primal, each in pairs]))

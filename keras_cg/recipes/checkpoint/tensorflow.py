@@ -40,7 +40,7 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
             with tf.control_dependencies(cotangents):
                 again = [tf.identity(tensor) for tensor in inputs[:count]]
                 unknown = captured.check()
-            refuse_if_not_recording()
+            refuse_if_not_recording(fun.name)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 # The function reads its captured tensors themselves, so the tape watches these.
                 again += closed_over
