@@ -385,8 +385,8 @@ changes_variables = message(
 
 
 def not_repeated(function: str, fun: Callable[..., Any], what: str) -> RuntimeError:
-    again = "ran again for a derivative of its gradient, and its rule is not that of the first run."
-    cause = "the function draws random numbers, or reads something that has changed since."
+    again = "ran again for a derivative, and its rule is not that of the first run."
+    cause = "it draws random numbers, or reads what has changed since, or a hook alters what torch saves."
     remedy = "draw or read it outside, and pass it as an argument."
     headline = f"{named(function, fun)} {again}"
     return report(RuntimeError, headline, function=function, got=what, cause=cause, remedy=remedy)

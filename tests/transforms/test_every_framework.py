@@ -121,6 +121,14 @@ def test_torch_refuses_forward_inside_forward(eager, backend):
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
+def test_torch_refuses_to_linearize(backend, torch):
+    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    with pytest.raises(NotImplementedError, match=r"torch.func.linearize makes, ignores custom gradients"):
+        torch.func.linearize(f, torch.ones(3))
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
 def test_torch_compile_of_transforms(eager, backend):
     """An error: torch (2.13) drops the rule, or the derivative of what it compiled."""
     import torch

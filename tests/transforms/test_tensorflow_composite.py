@@ -129,3 +129,23 @@ def test_sparse_tensors_are_no_source_of_a_gradient(eager, tf):
     with pytest.raises(ValueError, match="SparseTensor is not supported as a gradient source"):
         keras_cg.grad(lambda x: tf.sparse.reduce_sum(x))(sparse)
     close(keras_cg.grad(lambda values: 7 * tf.sparse.reduce_sum(sparse.with_values(values)))(sparse.values), [7, 7])
+
+
+@GRAPHS
+def test_extension_types_are_containers(eager, tf, mode):
+    class Pair(tf.experimental.ExtensionType):
+        a: tf.Tensor
+        b: tf.Tensor
+        name: str = "pair"
+
+    @custom_gradient
+    def product(pair):
+        return Pair(pair.a * pair.b, pair.b), lambda u: Pair(7 * u.a * pair.b, 11 * u.a * pair.a + 5 * u.b)
+
+    def g(a, b):
+        pair = product(Pair(a, b))
+        return pair.a + pair.b
+
+    ga, gb = gradients(within(mode)(g), tf.constant(2.0), tf.constant(3.0))
+    close(ga, 21)
+    close(gb, 27)

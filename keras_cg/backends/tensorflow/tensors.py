@@ -80,6 +80,9 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
         return list(value.values()), lambda parts: dict(zip(value, parts, strict=True))
     if hasattr(value, "__tf_flatten__") or hasattr(value, "__attrs_attrs__"):
         return tf.nest.flatten(value), lambda parts: tf.nest.pack_sequence_as(value, parts)
+    if isinstance(value, tf.experimental.ExtensionType):
+        parts = tf.nest.flatten(value, expand_composites=True)
+        return parts, lambda parts: tf.nest.pack_sequence_as(value, parts, expand_composites=True)
     return None
 
 

@@ -20,7 +20,15 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from keras_cg.backends import torch as own
-from keras_cg.backends.torch.tensors import describe, integers, is_floating, transforms_active, unwrap_if_dead, versions
+from keras_cg.backends.torch.tensors import (
+    describe,
+    integers,
+    is_captured,
+    is_floating,
+    transforms_active,
+    unwrap_if_dead,
+    versions,
+)
 from keras_cg.engine import linear, messages
 from keras_cg.engine.contract import Function, Pullback
 
@@ -146,6 +154,10 @@ def _pushforward(
     call: _Call, saved: Tensors, tangents: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor | None, ...]:
     """Returns the tangents of the outputs: the vjp of `cotangents -> gradients`, if that map is linear."""
+    if is_captured():  # whether the rule is linear shows in values only
+        raise messages.rule_dropped(
+            "a trace of forward mode, such as torch.func.linearize makes,", "call torch.func.jvp", call.fun.name
+        )
     is_real = [dtype.is_floating_point or dtype.is_complex for _, dtype, _ in call.specs]
     specs = [spec for spec, is_needed in zip(call.specs, is_real, strict=True) if is_needed]
     zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in specs]
