@@ -63,7 +63,7 @@ def test_checker():
             0,
             "On {cases} runs of right rules, `check_gradients` raised no false alarm and gave {undecided}",
         ),
-        ("rounded", 1, "In {cases} more runs, rounding leaves nothing to compare: one of them was a false alarm"),
+        ("rounded", 2, "In {cases} more runs, rounding leaves nothing to compare: two of them were false alarms"),
     ):
         sums = {name: sum(each[part][name] for each in ours) for name in ("cases", "failed", "undecided")}
         assert sentence.format(**sums) in " ".join(text.split())
