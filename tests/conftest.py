@@ -55,10 +55,11 @@ SHARED = ("tests/with_keras/test_keras_install.py",)
 # Written with `ops`, without a line for one framework: where each operation is compiled, these files take minutes, and
 # run in the session `thorough`. The session `ops` runs the last one.
 TAKE_LONG = tuple(
-    f"tests/{file}.py"
-    for file in (
-        *(f"testing/test_checker_{part}" for part in ("faults", "verdicts", "study", "zoo")),
-        *("recipes/test_recipe_edges", "recipes/test_solutions", "docs/test_examples", "namespaces/test_ops_standard"),
+    f"tests/{tests}"
+    for tests in (
+        *(f"testing/test_checker_{part}.py" for part in ("faults", "verdicts", "study", "zoo")),
+        *("recipes/test_recipes.py::test_checked", "recipes/test_recipe_edges.py", "recipes/test_solutions.py"),
+        *("docs/test_examples.py", "namespaces/test_ops_standard.py"),
     )
 )
 COMPILING = ("jax", "tensorflow")
