@@ -247,7 +247,6 @@ TABLE = {
     ],
     "backends.jax.attach: jax own core": [
         ("upstream not conjugated, jax", "arriving = map(conjugate, cotangents)", "arriving = iter(cotangents)"),
-        ("what only the rule reads passes", "filter(is_traced, pullback.reached()):", "():"),
         ("a stopped gradient is a captured value", 'equation.primitive.name != "stop_gradient" and not', "not"),
     ],
     "backends.jax.linear: jax jax_forward own core": [
@@ -275,7 +274,7 @@ TABLE = {
     "backends.jax.tensors: jax own core": [
         ("weak types stay weak", " and not jax.typeof(value).weak_type", ""),
     ],
-    "backends.tensorflow.__init__: tensorflow own core": [
+    "backends.tensorflow.__init__: tensorflow ops": [
         ("stop_gradient is the identity", " stop_gradient", " identity as stop_gradient"),
     ],
     "backends.tensorflow.attach: tensorflow own core": [

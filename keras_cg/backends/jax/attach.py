@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-import jax.numpy as namespace
 from jax.extend.core import Literal
 from jax.tree_util import Partial
 
@@ -111,13 +110,8 @@ def _direct(fun: Function, tensors: Sequence[Any]) -> Tensors:
 def _run(fun: Function, needs_grad: Sequence[bool], *tensors: Any) -> tuple[Tensors, Callable[[], Residuals]]:
     # An array of NumPy's that is differentiated arrives here unchanged.
     outputs, pullback = fun(*map(asarray, tensors))
-    if not is_staging():
-        if any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
-            raise jax.errors.UnexpectedTracerError("the function reads a traced value that is not among its arguments.")
-        for tensor in filter(is_traced, pullback.reached()):
-            # A value of a transform that is over, or of one that does not run here, raises in any operation. The
-            # function can be traced instead now, but not in the backward pass.
-            namespace.expand_dims(tensor, 0)
+    if not is_staging() and any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
+        raise jax.errors.UnexpectedTracerError("the function reads a traced value that is not among its arguments.")
     rule = _flat(pullback, outputs, needs_grad)
 
     def residuals() -> Residuals:
