@@ -271,9 +271,6 @@ TABLE = {
             "return [2 * operand for operand in operands",
         ),
     ],
-    "backends.jax.tensors: jax own core": [
-        ("weak types stay weak", " and not jax.typeof(value).weak_type", ""),
-    ],
     "backends.tensorflow.__init__: tensorflow ops": [
         ("stop_gradient is the identity", " stop_gradient", " identity as stop_gradient"),
     ],

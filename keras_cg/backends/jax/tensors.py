@@ -24,10 +24,8 @@ def is_tensor(value: object) -> bool:
 
 
 def asarray(value: Any) -> Any:
-    # Converting a traced array would add an operation to the program (JAX 0.10), so an array is returned unchanged. A
-    # weakly typed one is a traced number of Python: results would not have the dtype that they have outside of a jit.
-    is_array = isinstance(value, jax.Array) and not jax.typeof(value).weak_type
-    return value if is_array else namespace.asarray(value)
+    # Converting a traced array would add an operation to the program (JAX 0.10).
+    return value if isinstance(value, jax.Array) else namespace.asarray(value)
 
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
