@@ -29,22 +29,6 @@ def test_every_report_is_linked_from_the_evidence():
     assert sorted(links) == sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / "reports").glob("*.md"))
 
 
-def without_code(page):
-    return re.sub(r"^(```|~~~).*?^\1", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-
-
-def test_a_link_that_reads_as_a_title_has_the_title_of_its_page():
-    found = []
-    for page in DOCS.rglob("*.md"):
-        for text, target in re.findall(r"(?<!!)\[([^\]]*)\]\(((?!http)[^)#\s]+\.md)\)", without_code(page)):
-            path = page.parent / target
-            # The home page is README.
-            title = re.search(r"^# (.*)$", path.read_text(), re.MULTILINE)[1] if path.name != "index.md" else text
-            if text[:1].isupper() and text.replace("`", "") != title.replace("`", ""):
-                found.append(f"{page.name}: [{text}] leads to {title!r}")
-    assert found == []
-
-
 def test_every_public_name_is_in_the_reference():
     text = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
     told = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
