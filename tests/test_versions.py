@@ -90,12 +90,6 @@ def test_the_line_in_the_readme():
     assert f"beta, version {'.'.join(keras_cg.__version__.split('.')[:2])}." in text
 
 
-@pytest.mark.once
-def test_the_readme_installs_from_the_repository():
-    (address,) = re.findall(r"@ git\+(\S+?)\"", (ROOT / "README.md").read_text())
-    assert address == PROJECT["urls"]["Repository"]
-
-
 # Reports that were measured with another version of the package. The list only shrinks: measure again.
 MEASURED_BEFORE = {"checker.md": "0.2.0"}
 
@@ -146,21 +140,6 @@ def test_private_names_are_read_when_the_backend_is_imported():
         if row.without == "the backend does not start":
             for name in row.names:
                 assert used.get(name) or used.get(f".{name.rpartition('.')[2]}"), name
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("from torch import _C\ndef f(): return _C.x", {"torch._C.x": False}),
-        ("import jax\njax.core.y\nclass A:\n    def f(self): return self._own, jax.core.y", {"jax.core.y": True}),
-        ("def f(t):\n    return t._hidden + getattr(t, '_other')", {"._hidden": False, "._other": False}),
-        ("PLACES = ['keras.src.z', 'keras.ops']", {"keras.src.z": True}),
-    ],
-)
-def test_how_private_names_are_found(tmp_path, text, expected):
-    (tmp_path / "module.py").write_text(text)
-    assert private_names.used(tmp_path) == expected
 
 
 MADE = {
@@ -257,12 +236,3 @@ def test_versions_that_are_not_tested_are_told(installed):
         "jax 0.7.2 is older than the versions that keras_cg was tested with (0.8 to 0.12): upgrade it",
         "tensorflow 3.0.dev1 is newer than the versions that keras_cg was tested with (2.19 to 2.21): it is untested",
     ]
-
-
-@pytest.mark.once
-def test_versions_of_a_package_that_is_not_installed(monkeypatch):
-    def gone(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "requires", gone)
-    assert versions.untested() == []
