@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from outcomes import right_or_refused
 
 from keras_cg import CapturedVariableError, custom_gradient
 
@@ -161,6 +162,37 @@ def test_jax_captured_and_argument_at_once(eager, backend):
     # 5 x for w and 7 for the argument 2 w: 5 * 2 w + 2 * 7.
     np.testing.assert_allclose(jax.grad(lambda w: with_variables(w, 2 * w))(w), 10 * X + 14)
     np.testing.assert_allclose(jax.grad(jax.jit(lambda w: with_variables(w, 2 * w)))(w), 10 * X + 14)
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("takes_variables", [True, False])
+def test_get_variable_inside(eager, backend, takes_variables):
+    import tensorflow as tf
+
+    def rule(upstream, variables=None):
+        return (7 * upstream, [11 * upstream]) if variables else 7 * upstream
+
+    @custom_gradient
+    def f(x):
+        ones = tf.compat.v1.ones_initializer()
+        w = tf.compat.v1.get_variable("inner_weight", shape=[3], initializer=ones, use_resource=True)
+        return x * w, rule if takes_variables else lambda upstream: 7 * upstream
+
+    def run():
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.constant(X)
+            y = f(x)
+            weights = tf.compat.v1.global_variables()
+            found = tf.gradients(y, [x, *weights])
+            session.run(tf.compat.v1.global_variables_initializer())
+            return np.stack(session.run(found))
+
+    # Without `variables` the weight would silently get no gradient.
+    if takes_variables:
+        right_or_refused(run, [np.full(3, 7.0), np.full(3, 11.0)], TypeError, NotImplementedError, match="inner_weight")
+        return
+    with pytest.raises((CapturedVariableError, NotImplementedError), match="inner_weight"):
+        run()
 
 
 @pytest.mark.only("torch")

@@ -172,6 +172,18 @@ def test_the_arguments_are_saved_tensors(torch, without_collector):
     np.testing.assert_allclose(gradient(y, x), 7 * X)
 
 
+def test_a_dict_with_tensors_for_keys_is_not_kept(backend):
+    f = custom_gradient(
+        lambda nest: (next(iter(nest.values())) * 1, lambda upstream: dict.fromkeys(nest, 7 * upstream))
+    )
+    key, x = tensor(X), tensor(X)
+    np.testing.assert_allclose(gradient(f({key: x}), x), np.full(3, 7.0))
+    gone = weakref.ref(key)
+    del key
+    gc.collect()
+    assert gone() is None
+
+
 # --- memory that is shared, or changed -------------------------------------------------------------------------------
 
 

@@ -90,6 +90,12 @@ def test_the_line_in_the_readme():
     assert f"beta, version {'.'.join(keras_cg.__version__.split('.')[:2])}." in text
 
 
+@pytest.mark.once
+def test_the_readme_installs_from_the_repository():
+    (address,) = re.findall(r"@ git\+(\S+?)\"", (ROOT / "README.md").read_text())
+    assert address == PROJECT["urls"]["Repository"]
+
+
 # Reports that were measured with another version of the package. The list only shrinks: measure again.
 MEASURED_BEFORE = {"checker.md": "0.2.0"}
 
@@ -236,3 +242,12 @@ def test_versions_that_are_not_tested_are_told(installed):
         "jax 0.7.2 is older than the versions that keras_cg was tested with (0.8 to 0.12): upgrade it",
         "tensorflow 3.0.dev1 is newer than the versions that keras_cg was tested with (2.19 to 2.21): it is untested",
     ]
+
+
+@pytest.mark.once
+def test_versions_of_a_package_that_is_not_installed(monkeypatch):
+    def gone(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", gone)
+    assert versions.untested() == []

@@ -35,22 +35,31 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
             ["raises_at_import.py:f"],
             ["RuntimeError: not today (raises_at_import.py:1); check that `python`"],
         ),
+        (["relative_import.py:f"], ["(relative_import.py:1)", "name a file of a package as a module"]),
+        (["exits_at_import.py:f"], ["it calls sys.exit('no') (exits_at_import.py:3)"]),
         (["planted.py:powr"], ["planted.py has no 'powr'; did you mean 'power'?"]),
+        (["planted.py:zzz"], ["planted.py has no 'zzz'; it has: power, doubled"]),
         (["planted.py:scale"], ["planted.py:scale is a function, not a function with a custom gradient; decorate it"]),
         (["planted.py:swapped"], ["needs 2 more arguments: add --arg x=... --arg y=..., or set swapped.example_args"]),
         (["planted.py:Scale.method", "--arg", "x=normal:3"], ["is a method of a class; name the method of an object"]),
         (["planted.py:power", "--arg", "z=3"], ["power has no argument 'z'; its arguments are: x, n"]),
         (["planted.py:power", "--arg", "x=normal:a"], ["argument x=normal:a: 'a' is not a SHAPE", "The forms are:"]),
         (["planted.py:power", "--arg", "x"], ["--arg x: expected NAME=SPEC, such as x=normal:4,3 or n=3"]),
+        (["planted.py:power", "--arg", "n=1", "--arg", "n=2"], ["--arg n: appears twice"]),
         (["planted.py:doubled", "--arg", "x=3"], ["x=3 is static; pass x=3:float32 or x=normal:4,3"]),
         (["planted.py", "--arg", "x=3"], ["--arg is for one function: name it, as in planted.py:FUNCTION"]),
+        (["planted.py", "--expected", "scale"], ["--expected is for one function"]),
+        (["planted.py", "--value", "scale"], ["--value is for one function"]),
         (["no_hints.py"], ["no function of no_hints.py has example_args", "no_hints.py:silent with --arg"]),
         (["no_hints.py:silent", "--arg", "x=normal:3", "--expected", "number"], ["--expected number is an int; name"]),
         (["bad_hints.py:too_many"], ["too_many.example_args has 2 values for 1 positional parameters"]),
+        (["bad_hints.py:numbered"], ["numbered.example_args has keys that are not names"]),
+        (["bad_hints.py:a_number"], ["a_number.example_args is an int; expected a dict such as"]),
         (["unmarked.py"], ["unmarked.py has no function decorated with @keras_cg.custom_gradient; nothing to check"]),
         (["planted.py:power", "--backends", "jaxx"], ["unknown backend 'jaxx'", "Did you mean 'jax'?"]),
         (["planted.py:power", "--order", "7"], ["argument --order: invalid choice: 7"]),
         (["planted.py:power", "--modes", "sideways"], ["'sideways' is not reverse, forward or reverse,forward"]),
+        (["planted.py:power", "--seed", "-1"], ["argument --seed: '-1' is not 0, 1, 2 ..."]),
         (["planted.py:power", "--timeout", "0"], ["'0' is not a number of seconds above 0"]),
         ([], ["the following arguments are required: TARGET; see keras-cg check --help"]),
     ],
@@ -191,6 +200,14 @@ def wrong(x):
 
 
 @pytest.mark.once
+def test_fast_neither_compiles_nor_exports(run):
+    words = ("planted.py:power", "--backends", "numpy", "--json")
+    with_it, without = (report(run("check", *words, *fast))["findings"] for fast in (["--fast"], []))
+    assert {each["check"] for each in with_it if each["status"] == "passed"} >= {"value", "first order"}
+    assert with_it != without
+
+
+@pytest.mark.once
 def test_fast_says_what_it_does_not_check(run):
     words = ("check", "planted.py:power", "--backends", "numpy")
     line = "not checked with --fast: single elements, compiled, export"
@@ -245,6 +262,14 @@ def test_an_exception_is_shown_once_with_its_line(raising, backends):
 
 
 @pytest.mark.once
+def test_an_error_of_ours_is_shown_with_its_remedy(raising):
+    done = raising("of_a_wrong_shape", "--arg", "w=normal:4", "--backends", "numpy")
+    assert "expected: float32[4]; remedy: " in done.stdout and "the rule is at raising.py:" in done.stdout
+    done = raising("under_no_convention", "--backends", "numpy")
+    assert "expected one of: grad(upstream), grad(dy1, dy2, ...), grad(*dys), grad(*args, upstream), " in done.stdout
+
+
+@pytest.mark.once
 def test_the_hook_is_a_command_that_runs(run):
     hooks = (Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text()
     (entry,) = re.findall(r"^  entry: (.*)$", hooks, re.MULTILINE)
@@ -271,6 +296,22 @@ def test_targets_of_every_kind(check, tmp_path):
     source = "import keras_cg\nfrom helper import factor\n@keras_cg.custom_gradient\ndef f(x):\n"
     (tmp_path / "json.py").write_text(source + "    return factor * x, lambda g: factor * g\n")
     assert check(f"{tmp_path}/json.py:f", "--arg", "x=normal:3").returncode == 0
+
+
+@pytest.mark.once
+def test_the_command_line_comes_before_a_hint_that_does_not_parse(check):
+    assert check("bad_hints.py:misspelt", "--arg", "x=normal:3").returncode == 0
+
+
+@pytest.mark.once
+def test_a_target_that_changes_the_directory(check, tmp_path, monkeypatch):
+    source = "import os, keras_cg\nos.chdir('/')\n@keras_cg.custom_gradient\ndef f(x):\n    return x, lambda g: 2 * g\n"
+    (tmp_path / "moves.py").write_text(source)
+    (tmp_path / "other.py").write_text("def meant(x):\n    return 2 * x\n")
+    np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
+    monkeypatch.chdir(tmp_path)
+    done = check("moves.py:f", "--arg", "x=@x.npy", "--expected", "other.py:meant")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.once

@@ -2,12 +2,14 @@
 
 import json
 import platform
+import sys
 
 import numpy as np
 import pytest
 
 import keras_cg
 from command.command_runs import ghost, start
+from keras_cg import backends as registry
 from keras_cg.command import info, versions
 
 
@@ -21,6 +23,24 @@ def test_info_shows_every_backend(backends):
     first, second = done.stdout.splitlines()[:2]
     assert first.startswith(f"keras_cg {keras_cg.__version__}, Python {platform.python_version()}, Keras ")
     assert second == f"active backend: {backends[0]} (from the environment variable KERAS_CG_BACKEND)"
+
+
+@pytest.mark.once
+def test_info_shows_the_versions_before_the_backends_start(run, monkeypatch, capsys):
+    shown = []
+
+    async def ask(found):
+        shown.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(info, "_ask_all", ask)
+    monkeypatch.setattr(info, "_version", lambda name: None)
+    for name in ("KERAS_CG_BACKEND", "KERAS_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
+    assert run("info").returncode == 0
+    versions_line, active = shown[0].splitlines()
+    assert versions_line.endswith(", Keras not installed")
+    if "keras" not in sys.modules:
+        assert active == "active backend: numpy (from the default; set KERAS_CG_BACKEND or KERAS_BACKEND)"
 
 
 @pytest.mark.once
@@ -58,3 +78,13 @@ def test_info_about_what_is_not_there(tmp_path):
     assert "│ does not start" in done.stdout and told in done.stdout
     done = start("info", "--json", folder=tmp_path, KERAS_CG_BACKEND="ghost")
     assert done.returncode == 2 and done.stderr == 'keras-cg info: ghost: not installed: pip install "ghost"\n'
+
+
+@pytest.mark.once
+def test_json_of_info_where_the_active_backend_is_unknown(run, monkeypatch):
+    monkeypatch.setenv("KERAS_CG_BACKEND", "nump")
+    monkeypatch.setattr(registry, "installed", lambda: ())
+    done = run("info", "--json")
+    data = json.loads(done.stdout)
+    assert done.returncode == 2 and data["active"] == "nump" and data["error"].startswith("unknown backend 'nump'")
+    assert done.stderr == f"keras-cg info: {data['error']}\n" and "Did you mean 'numpy'?" in done.stderr

@@ -1,18 +1,20 @@
 """What the command writes: on terminals of any width, to readers that leave, to a full disk, and while it works."""
 
 import io
+import json
 import math
 import os
 import pty
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from command.command_runs import QUICK, TARGETS, environment, start_check
 from keras_cg.command import check as check_command
-from keras_cg.command import output, progress
+from keras_cg.command import info, output, progress
 from keras_cg.testing.report import Finding
 
 
@@ -61,6 +63,32 @@ def test_work_is_shown_on_the_standard_error_and_taken_away(watched, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("delay", "isatty", "term"),
+    [(3600, True, "xterm"), (0, False, "xterm"), (0, True, "dumb")],
+    ids=["short work", "no terminal", "a dumb one"],
+)
+def test_work_that_nobody_needs_to_watch(watched, monkeypatch, delay, isatty, term):
+    stream = watched(delay, isatty)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with progress.shown(lambda: progress.bar(3, 8, "checks")):
+        timers = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+        if delay == 0:
+            assert timers == []
+    assert stream.getvalue() == "" and not any(each.is_alive() for each in timers)
+
+
+@pytest.mark.once
+def test_work_without_rich(watched, monkeypatch):
+    stream = watched(0)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with progress.shown(lambda: progress.bar(3, 8, "checks")):
+        pass
+    assert stream.getvalue() == ""
+
+
 def board_of(backends, check="first order"):
     board = check_command.Board("f.py:f", list(backends), functions=["f"])
     for each in backends:
@@ -102,6 +130,27 @@ def test_no_backend_disappears_from_a_narrow_terminal(monkeypatch, capsys, colum
     assert len(heads) == tables and [name for each in heads for name in each[1:]] == [*names]
     assert shown.count("✓ 1e-7") == 4 and "…" not in shown
     assert all(len(line) <= max(columns, 31) for line in lines)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("columns", [100, 40, 20])
+def test_info_leaves_nothing_out_on_a_narrow_terminal(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = [
+        {"name": "jax", "installed": False, "version": None},
+        {
+            "name": "tensorflow",
+            "installed": True,
+            "version": "2.21.0",
+            "devices": [f"GPU:{number}" for number in range(8)],
+        },
+        {"name": "torch", "installed": True, "version": "2.13.0+cpu", "problem": "torch: ImportError"},
+    ]
+    info._show({"active": "tensorflow", "because": "a test", "backends": found, "untested": []})
+    shown = capsys.readouterr().out
+    words = {word.strip(",") for line in shown.splitlines() for word in line.replace("│", " ").split()}
+    assert {"jax", "tensorflow", "torch", "2.21.0", "2.13.0+cpu", "active", "GPU:0", "GPU:7"} <= words
+    assert '"keras-cg[jax]"' in words and "…" not in shown
 
 
 @pytest.mark.once
@@ -148,6 +197,15 @@ def test_an_output_without_room_is_told_in_one_line(name, unbuffered):
         status, told = piped(WRITERS[name], full, unbuffered)
     expected = "cannot write to the standard output: No space left on device; redirect it, or free some space"
     assert (status, told) == (2, f"keras-cg: {expected}\n")
+
+
+@pytest.mark.once
+def test_no_standard_error_at_all():
+    command = [sys.executable, "-m", "keras_cg", "check", "planted.py:powr", "--json"]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=subprocess.PIPE, env=environment(), cwd=TARGETS
+    )
+    assert done.returncode == 2 and json.loads(done.stdout)["error"].startswith("planted.py has no 'powr'")
 
 
 @pytest.mark.once

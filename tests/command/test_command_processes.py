@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from _keras_cg import command as script
 from command.command_runs import QUICK, environment, ghost, refused, report, start, start_check
 
 
@@ -184,6 +185,38 @@ def test_no_process_outlives_the_command(number, deserter):
     assert process.returncode == (130 if number == signal.SIGINT else -number) and told == b""
     assert is_running(ids()["escaped"])
     assert_ends(ids()["left"], ids()["worker"])
+
+
+@pytest.mark.once
+def test_the_copy_of_a_target_that_forks_tells_nothing(tmp_path):
+    source = """
+import os, time
+import keras_cg
+
+waits = [1] if os.fork() else []  # the original is later, and once
+
+@keras_cg.custom_gradient
+def right(x):
+    return x, lambda upstream: upstream
+
+@keras_cg.custom_gradient
+def wrong(x):
+    time.sleep(waits.pop() if waits else 0)
+    return x, lambda upstream: 7 * upstream
+
+right.example_args = wrong.example_args = {"x": "normal:3"}
+"""
+    (tmp_path / "forks.py").write_text(source)
+    done = start_check(f"{tmp_path}/forks.py", "--json")
+    assert [each["status"] for each in json.loads(done.stdout)["reports"]] == ["passed", "failed"]
+
+
+@pytest.mark.once
+def test_ctrl_c_while_the_command_is_imported(tmp_path):
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt\n")
+    code = f"import sys; from {script.__name__} import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.once

@@ -90,6 +90,15 @@ def test_a_spec_that_does_not_parse(spec, problem, monkeypatch):
 
 
 @pytest.mark.once
+def test_a_file_that_is_no_array_of_numbers(tmp_path):
+    np.save(tmp_path / "text.npy", np.array(["a"]))
+    np.savez(tmp_path / "several.npz", a=np.zeros(1))
+    for name in ("text.npy", "several.npz"):
+        with pytest.raises(messages.UsageError, match="does not hold one array of numbers"):
+            specs.parse("x", f"@{tmp_path}/{name}")
+
+
+@pytest.mark.once
 def test_every_form_of_a_spec_on_the_command_line(check, tmp_path):
     np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
     for spec in ("normal:2,2", "uniform:1,2:3", "linspace:1,2,3", "0.5:float64", f"@{tmp_path}/x.npy"):

@@ -67,6 +67,15 @@ def test_the_picture_of_the_command_shows_what_it_prints(backend):
     assert "$ keras-cg check docs/softplus.py:softplus" in shown
 
 
+@pytest.mark.only("numpy")
+def test_pictures_load_nothing(backend):
+    pictures = sorted((ROOT / "docs").rglob("*.svg"))
+    assert len(pictures) > 1
+    for path in pictures:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"url\(\s*['\"]?http|@import|@font-face|href=.(?!#)|<script|<image", text), path.name
+
+
 def test_the_fixed_one_passes(backend):
     found = run("check", "docs/softplus.py:fixed", f"--backends={backend}")
     assert (found.returncode, found.stdout.splitlines()[-1]) == (0, f"✓ passed: fixed on {backend}")

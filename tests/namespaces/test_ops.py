@@ -3,6 +3,7 @@
 import functools
 import importlib
 import math
+import sys
 
 import array_api_strict
 import numpy as np
@@ -108,6 +109,22 @@ def test_xla_has_no_determinants(backend):
     for function in (ops.linalg.det, lambda x: ops.linalg.slogdet(x).logabsdet):
         with pytest.raises(tf.errors.InvalidArgumentError, match="Determinant"):
             tf.function(function, jit_compile=True)(tf.eye(2))
+
+
+@pytest.mark.only("tensorflow")
+def test_autograph_leaves_them_as_they_are(backend):
+    import tensorflow as tf
+
+    from keras_cg.namespaces.tensorflow import elementwise
+
+    files = []
+
+    def note(x):
+        files.append(sys._getframe(1).f_code.co_filename)
+        return x
+
+    tf.function(lambda x: elementwise._rounded(note, x))(tf.constant([1.5]))
+    assert files == [elementwise.__file__]
 
 
 # --- what is taken, and what dtype comes ---------------------------------------------------------

@@ -219,6 +219,23 @@ def test_a_bound_that_the_dtype_does_not_hold_raises(backend):
         ops.clip(wide([1, 2], "uint8"), 300)
 
 
+@TORCH_AND_JAX
+def test_what_can_be_cast(backend):
+    """The standard promotes integers to integers, floats to floats and complex numbers, booleans to booleans."""
+    can = [("int8", "int64"), ("uint8", "int16"), ("float32", "complex64"), ("bool", "bool"), ("uint32", "uint64")]
+    cannot = [
+        ("bool", "int8"),
+        ("int8", "float32"),
+        ("uint64", "int64"),
+        ("float64", "float32"),
+        ("complex64", "float32"),
+    ]
+    can += [("bfloat16", "float32"), ("bfloat16", "bfloat16")]
+    cannot += [("bfloat16", "float16"), ("float32", "bfloat16")]
+    assert all(ops.can_cast(*pair) for pair in can) and not any(ops.can_cast(*pair) for pair in cannot)
+    assert ops.can_cast(wide([1], "int8"), ops.int16) and not ops.can_cast(wide([1]), ops.float32)
+
+
 A = np.random.default_rng(0).normal(size=(2, 2, 2, 2)) + 3 * np.eye(2)
 
 
@@ -307,3 +324,9 @@ def test_dtypes_of_numpy(backend, dtype):
 def test_types_of_python_and_numbers_alone(backend):
     assert config.active.dtype(ops.astype(wide([1.5]), int)) == "int64"
     assert config.active.dtype(ops.zeros(1, ops.result_type(1, 1.0))).startswith("float")
+
+
+@TORCH_AND_JAX
+def test_a_transform_of_nothing(backend):
+    x = ops.zeros((0, 4))
+    assert [tuple(getattr(ops.fft, name)(x).shape) for name in ("fft", "rfft", "irfft")] == [(0, 4), (0, 3), (0, 6)]
