@@ -132,13 +132,6 @@ def test_unknown_in_the_environment_names_the_variable(clean_environment, variab
             ask()
 
 
-@pytest.mark.together
-@pytest.mark.parametrize("name", ["", 3, b"jax"], ids=str)
-def test_no_name(clean_environment, name):
-    with pytest.raises(ValueError, match="unknown backend"):
-        keras_cg.set_backend(name)
-
-
 # A framework whose import raises, and what is said of it.
 ABSENT = """
     import importlib.abc, importlib.util, sys
@@ -250,23 +243,6 @@ def test_each_thread_its_own_backend(backends):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         work = list(backends) * (8 // len(backends))
         assert list(pool.map(check, work)) == work
-
-
-@pytest.mark.side_by_side
-def test_eight_threads_of_many_calls(backends):
-    def work(number):
-        name = backends[number % len(backends)]
-        native = importlib.import_module(f"frameworks.{name}")
-        with keras_cg.use_backend(name):
-            for factor in range(number, number + 50):
-                g = custom_gradient(lambda x, factor=factor: (x * 2, lambda upstream: factor * upstream))
-                output, (gx,) = native.differentiate(lambda x: g(x), [X], "eager")
-                np.testing.assert_array_equal(output, 2 * X)
-                np.testing.assert_array_equal(gx, np.full(3, float(factor)))
-        return True
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(work, range(8)))
 
 
 @pytest.mark.side_by_side

@@ -8,7 +8,7 @@ import pytest
 from ways import WAYS, check, gradient, pull
 
 import keras_cg
-from keras_cg import custom_gradient, grad, ops, use_backend, vjp
+from keras_cg import custom_gradient, grad, ops, use_backend
 
 X = np.array([-1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.5, 2.5], np.float32)
@@ -106,33 +106,6 @@ def test_the_second_order_elsewhere(nothing_chosen, place, rule, way):
     x = eager.tensor(X)
     check(eager, PLACES[place](lambda: first(x)), 7 * np.exp(X))
     check(eager, PLACES[place](lambda: second(x)), RULES[rule][1] * np.exp(X))
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_the_second_order_of_a_pullback_elsewhere(nothing_chosen, place):
-    eager = nothing_chosen
-    name = eager.name
-
-    def first(x):
-        with use_backend(name):
-            output, pullback = vjp(custom_gradient(with_ops), x)
-            upstream = ops.ones_like(output)
-        return pullback(upstream)[0]
-
-    x = eager.tensor(X)
-    check(eager, PLACES[place](lambda: gradient(eager, first, "native")(x)), 7 * np.exp(X))
-
-
-@pytest.mark.only("torch")
-def test_backward_of_torch_in_a_thread(nothing_chosen, backend):
-    import torch
-
-    eager = nothing_chosen
-    x = eager.tensor(X).requires_grad_()
-    y = custom_gradient(with_ops)(x)
-    first = in_a_thread(lambda: torch.autograd.grad(y.sum(), x, create_graph=True)[0])
-    check(eager, first, 7 * np.exp(X))
-    check(eager, in_a_thread(lambda: torch.autograd.grad(first.sum(), x)[0]), 7 * np.exp(X))
 
 
 @pytest.mark.only("tensorflow")

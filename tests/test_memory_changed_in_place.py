@@ -8,28 +8,12 @@ from keras_cg import custom_gradient
 X = np.array([2.0, 3.0], np.float32)
 
 
-class Rule:
-    def __init__(self, x):
-        self.x = x
-
-    def __call__(self, upstream):
-        return 7 * upstream * self.x
-
-
-HOLDERS = {
-    "list": lambda x: (lambda held: lambda upstream: 7 * upstream * held[0])([x]),
-    "object": Rule,
-    "arguments": lambda x: lambda *args, upstream: 7 * upstream * args[0],
-}
-
-
 @pytest.mark.only("torch")
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_an_argument_that_the_rule_uses_is_guarded(backend, holder):
-    """In a list, an object, or as what the rule is called with; the next call is right again."""
+def test_an_argument_that_the_rule_is_called_with_is_guarded(backend):
+    """The next call is right again."""
     import torch
 
-    f = custom_gradient(lambda x: (x * 1, HOLDERS[holder](x)))
+    f = custom_gradient(lambda x: (x * 1, lambda *args, upstream: 7 * upstream * args[0]))
     x = torch.tensor(X, requires_grad=True)
     z = f(x)
     with torch.no_grad():
@@ -56,16 +40,6 @@ def test_an_output_that_is_a_view_may_not_be_changed(backend, view):
         z.mul_(3)
     z.sum().backward()
     np.testing.assert_allclose(x.grad, np.full(2, 7.0))
-
-
-@pytest.mark.only("torch")
-@pytest.mark.limit
-def test_a_function_that_changes_its_argument(backend):
-    import torch
-
-    f = custom_gradient(lambda x: (x.mul_(2) * 1, lambda upstream: 7 * upstream))
-    with pytest.raises(RuntimeError, match=r"<lambda> changed one of its arguments in place"):
-        f(torch.tensor(X, requires_grad=True) * 1)
 
 
 @pytest.mark.only("torch")

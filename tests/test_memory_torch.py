@@ -41,20 +41,6 @@ class Kept:
     def __call__(self, upstream):
         return 7 * upstream * self.e
 
-    def method(self, upstream):
-        return 7 * upstream * self.e
-
-
-class Slotted(Kept):
-    __slots__ = ("e",)
-
-
-def helped(e):
-    def helper(upstream):
-        return upstream * e
-
-    return lambda upstream: 7 * helper(upstream)
-
 
 def recursive(e):
     def power(upstream, times):
@@ -71,17 +57,10 @@ def in_containers(e):
 # Every way in which a rule may hold what its function computed: each gives the rule 7 upstream e.
 HOLDERS = {
     "closure": lambda e: lambda upstream: 7 * upstream * e,
-    "tuple": lambda e: (lambda kept: lambda upstream: 7 * upstream * kept[1])((1, e)),
-    "set": lambda e: lambda upstream, kept={e}: 7 * upstream * next(iter(kept)),
     "default": lambda e: lambda upstream, e=e: 7 * upstream * e,
-    "keyword default": lambda e: lambda upstream, *, e=e: 7 * upstream * e,
     "partial": lambda e: functools.partial(lambda e, upstream: 7 * upstream * e, e),
-    "partial keyword": lambda e: functools.partial(lambda upstream, e: 7 * upstream * e, e=e),
-    "function in a closure": helped,
     "function that calls itself": recursive,
     "object": Kept,
-    "method": lambda e: Kept(e).method,
-    "slots": Slotted,
     "containers": in_containers,
 }
 # What Python itself frees by the collector alone.
@@ -205,51 +184,10 @@ def test_a_dict_with_tensors_for_keys_is_not_kept(backend):
     assert gone() is None
 
 
-def test_a_list_of_the_program_stays_the_same_list(backend):
-    seen = [tensor(X, requires_grad=False)]
-
-    @custom_gradient
-    def f(x):
-        def grad(upstream):
-            seen.append(upstream)
-            return 7 * upstream
-
-        return x * 2, grad
-
-    f(tensor(X)).sum().backward()
-    assert len(seen) == 2
-
-
-def test_a_rule_that_assigns_to_what_it_closes_over(backend):
-    totals = []
-
-    @custom_gradient
-    def f(x):
-        total = 0.0
-
-        def add(upstream):
-            nonlocal total
-            total = total + upstream.sum()
-
-        def grad(upstream):
-            add(upstream)
-            totals.append(float(total))
-            return 7 * upstream * total
-
-        return x * 2, grad
-
-    x = tensor(X)
-    y = f(x).sum()
-    y.backward(retain_graph=True)
-    y.backward()
-    assert totals == [3.0, 6.0]
-    np.testing.assert_allclose(x.grad, np.full(3, 7 * 3 + 7 * 6.0))
-
-
 # --- memory that is shared, or changed -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("holder", ["closure", "default", "partial"])
+@pytest.mark.parametrize("holder", ["closure", "object", "containers"])
 @pytest.mark.parametrize("place", ["argument", "output"])
 def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch, place, holder):
     make = HOLDERS[holder]
@@ -270,6 +208,7 @@ def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch
             np.testing.assert_allclose(gradient(y, x), 7 * X if place == "argument" else 7 * np.exp(X), rtol=1e-6)
 
 
+@pytest.mark.limit
 @pytest.mark.parametrize("way", ["plain", "subclass", "torch.func"])
 def test_a_function_may_not_change_its_argument(torch, way):
     class Own(torch.Tensor):
@@ -299,18 +238,6 @@ def test_a_tensor_of_the_rule_that_is_changed_in_place(backend):
     y = f(x)
     kept[0].mul_(10)
     np.testing.assert_allclose(gradient(y, x), 70 * np.exp(X), rtol=1e-6)
-
-
-def test_an_output_that_shares_memory_with_its_argument(backend):
-    f = custom_gradient(lambda x: (x[1:], lambda upstream: ops.ones(3) * 7))
-    x = tensor(X)
-    y = x * 1
-    output = f(y)
-    np.testing.assert_allclose(gradient(output, x, retain_graph=True), np.full(3, 7.0))
-    assert output._base is y and output.data_ptr() == y[1:].data_ptr()
-    y.mul_(2)
-    with pytest.raises(RuntimeError, match="has been modified inplace"):
-        output.sum().backward()
 
 
 SHARED = {

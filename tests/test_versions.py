@@ -143,21 +143,6 @@ def test_private_names_are_read_when_the_backend_is_imported():
                 assert used.get(name) or used.get(f".{name.rpartition('.')[2]}"), name
 
 
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("from torch import _C\ndef f(): return _C.x", {"torch._C.x": False}),
-        ("import jax\njax.core.y\nclass A:\n    def f(self): return self._own, jax.core.y", {"jax.core.y": True}),
-        ("def f(t):\n    return t._hidden + getattr(t, '_other')", {"._hidden": False, "._other": False}),
-        ("PLACES = ['keras.src.z', 'keras.ops']", {"keras.src.z": True}),
-    ],
-)
-def test_how_private_names_are_found(tmp_path, text, expected):
-    (tmp_path / "module.py").write_text(text)
-    assert private_names.used(tmp_path) == expected
-
-
 MADE = {
     "torch._ops.OpOverload": lambda: sys.modules["torch"].ops.aten.add.Tensor,
     "keras.Variable": lambda: sys.modules["keras"].Variable(0.0),

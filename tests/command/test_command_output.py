@@ -133,20 +133,6 @@ def test_no_backend_disappears_from_a_narrow_terminal(monkeypatch, capsys, colum
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("columns", [100, 40])
-def test_the_picture_of_work_has_every_backend(columns):
-    from rich.console import Console
-
-    from keras_cg.command import tables as drawn
-
-    console = Console(width=columns, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(drawn.picture(board_of(("jax", "numpy", "tensorflow", "torch"))))
-    shown = console.file.getvalue()
-    assert all(name in shown for name in ("jax", "numpy", "tensorflow", "torch")) and "4 of 32 checks" in shown
-    assert any(mark in shown for mark in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
-
-
-@pytest.mark.once
 @pytest.mark.parametrize("columns", [100, 40, 20])
 def test_info_leaves_nothing_out_on_a_narrow_terminal(monkeypatch, capsys, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -211,15 +197,6 @@ def test_an_output_without_room_is_told_in_one_line(name, unbuffered):
         status, told = piped(WRITERS[name], full, unbuffered)
     expected = "cannot write to the standard output: No space left on device; redirect it, or free some space"
     assert (status, told) == (2, f"keras-cg: {expected}\n")
-
-
-@pytest.mark.once
-def test_no_output_at_all():
-    command = [sys.executable, "-m", "keras_cg", *WRITERS["check"]]
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, env=environment(), cwd=TARGETS
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.once

@@ -45,20 +45,6 @@ def test_nothing_is_expected_at_a_kink_or_a_jump(backend):
     np.testing.assert_array_equal(found.differs, [True, False, True, False, True])
 
 
-def test_what_is_expected_may_be_a_function_or_a_rule(backend):
-    for expected in ("identity", "passed_on"):
-        found = drawn("rounded", expected=expected)
-        np.testing.assert_allclose(found.expected, 1, 1e-6)
-        assert not found.differs.any()
-
-
-@pytest.mark.only("numpy")
-def test_a_function_of_one_dtype_is_drawn_in_it(backend):
-    found = drawn("single_only")
-    np.testing.assert_allclose(found.expected, 2 * found.x, 1e-2, 1e-2)
-    assert not found.differs.any()
-
-
 @pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("name", "spec", "problem"),
@@ -94,23 +80,6 @@ def test_the_parts_are_named():
     ]
     assert list(plot._parts({"jax": everywhere})) == ["jax: outside tolerance for every x"]
     assert list(plot._parts({"jax": pieces})) == ["jax: outside tolerance for 50% of the range, in 5 pieces"]
-
-
-@pytest.mark.once
-def test_the_figure_shows_what_parts():
-    from matplotlib.patches import Rectangle
-
-    figure = plot.draw("f", {"jax": made_up([1] * 3 + [0] * 7), "torch": made_up([0] * 10)})
-    top, bottom = figure.axes
-    for panel in (top, bottom):
-        (shaded,) = [patch for patch in panel.patches if isinstance(patch, Rectangle)]
-        assert (shaded.get_x(), shaded.get_width()) == (0, 2.5)
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["numerical derivative", "function", "custom gradient, jax", "custom gradient, torch",
-                      "outside tolerance on jax: 0 < x < 2.5", "tolerance"]  # fmt: skip
-    assert top.get_title(loc="left") == "f(x)"
-    curves_of_jax = [line.get_ydata() for line in bottom.lines]
-    np.testing.assert_array_equal(curves_of_jax[0], [1] * 3 + [0] * 7)
 
 
 @pytest.mark.side_by_side

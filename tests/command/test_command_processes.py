@@ -32,7 +32,7 @@ def test_a_process_that_ends_is_told_in_one_line(name, told):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("kind", ["BaseException", "KeyboardInterrupt", "GeneratorExit", "Unspeakable"])
+@pytest.mark.parametrize("kind", ["KeyboardInterrupt", "Unspeakable"])
 def test_whatever_a_target_raises_is_told_as_that(check, tmp_path, kind):
     source = f"""
 import keras_cg
@@ -228,10 +228,3 @@ def test_ctrl_c_wherever_the_command_is(check, monkeypatch, where):
     monkeypatch.setattr(where, interrupted)
     done = check("planted.py:power")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-
-
-@pytest.mark.once
-def test_a_place_is_named_only_in_files_of_the_user(check):
-    # NumPy raises it in Cython, whose frames have names of files that are nowhere.
-    done = check("planted.py:power", "--arg", "x=normal:99999999999999999999999")
-    assert done.returncode == 1 and "✗ numpy: ValueError: Maximum allowed dimension exceeded\n" in done.stdout

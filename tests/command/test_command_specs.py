@@ -17,20 +17,13 @@ def made(spec, seed=0):
     [
         ("normal:4,3", (4, 3), "float32"),
         ("normal:", (), "float32"),
-        ("normal:()", (), "float32"),
-        ("normal:(2,)", (2,), "float32"),
         ("normal:0,3", (0, 3), "float32"),
         ("normal:5:float64", (5,), "float64"),
-        ("normal:2,2:float16", (2, 2), "float16"),
         ("normal:3:complex64", (3,), "complex64"),
         ("uniform:-2,-1:7", (7,), "float32"),
-        ("uniform:0,1:3:complex128", (3,), "complex128"),
         ("uniform:0,9:3:int32", (3,), "int32"),
         ("linspace:-5,5,11", (11,), "float32"),
-        ("linspace:0,1e-3,3:float64", (3,), "float64"),
         ("0.5:float32", (), "float32"),
-        ("[1, 2]:float64", (2,), "float64"),
-        ("1+2j:complex64", (), "complex64"),
     ],
 )
 def test_a_spec_makes_an_array(spec, shape, dtype):
@@ -72,23 +65,15 @@ def test_a_file_keeps_its_dtype(tmp_path):
     ("spec", "problem"),
     [
         ("normal:a", "'a' is not a SHAPE such as 4,3"),
-        ("normal:-1", "'-1' is not a SHAPE"),
-        ("normal:4,,3", "'4,,3' is not a SHAPE"),
         ("normal:4:float23", "unknown dtype 'float23'; use one of float16, float32"),
         ("normal:4:int32", "int32 is not possible here; use one of float16"),
         ("normal:4:bfloat16", "has no bfloat16; use float16, or cast inside the function"),
-        ("normal:4:float32:1", "expected normal:SHAPE or normal:SHAPE:DTYPE"),
         ("uniform:0,1", "expected uniform:LO,HI:SHAPE"),
         ("uniform:1,0:3", "LO must be below HI, and 1 is not below 0"),
-        ("uniform:0:3", "'0' is not LO,HI, with finite numbers"),
-        ("uniform:0,inf:3", "'0,inf' is not LO,HI, with finite numbers"),
         ("linspace:0,1", "'0,1' is not LO,HI,N, with finite numbers"),
         ("linspace:0,1,2.5", "N must be a whole number above 0, and is 2.5"),
-        ("linspace:0,1,0", "N must be a whole number above 0, and is 0"),
         ("mean", "'mean' is not a valid spec; a string needs quotes: '\"mean\"'"),
-        ("[1, 2", "'[1, 2' is not a valid spec"),
         ("", "'' is not a valid spec"),
-        ("1:float23", "unknown dtype 'float23'"),
         ("'a':float32", "'a' cannot be converted to an array of float32"),
         ("@absent.npy", "there is no file 'absent.npy'"),
         ("@planted.py", "'planted.py' cannot be read as .npy"),
@@ -122,12 +107,3 @@ def test_every_form_of_a_spec_on_the_command_line(check, tmp_path):
     weights = ("--arg", "x=normal:3", "--arg", "weights={'w': 2.0}", "--arg", 'mode="sum"', "--arg", "scale=0.5")
     (found,) = targets.find(str(TARGETS / "planted.py:keywords"), specs.named(weights[1::2]), None, 0)
     assert found.kwargs == {"weights": {"w": 2.0}, "mode": "sum", "scale": 0.5} and found.args[0].shape == (3,)
-
-
-@pytest.mark.once
-def test_the_seed_makes_the_numbers_the_same_in_all_processes():
-    found = [targets.find(str(TARGETS / "planted.py:power"), {}, None, seed)[0].args[0] for seed in (0, 0, 1)]
-    np.testing.assert_array_equal(found[0], found[1])
-    assert (found[0] != found[2]).all()
-    (both,) = targets.find(str(TARGETS / "planted.py:swapped"), {"x": "normal:3", "y": "normal:3"}, None, 0)
-    assert (both.args[0] != both.args[1]).all()

@@ -78,14 +78,3 @@ def test_every_recipe_has_a_source():
     recipes = {name: value for name, value in reference().items() if name.startswith("recipes.")}
     assert recipes
     assert [n for n, each in recipes.items() if not re.search(r"^Sources?: ", inspect.getdoc(each), re.MULTILINE)] == []
-
-
-def test_a_docstring_without_its_parts_is_found():
-    def bare(x, y) -> int:
-        """Returns a number.
-
-        Args:
-            x: A number.
-        """
-
-    assert lacks("bare", bare) == ["Example", "Raises", "Returns", "See Also", "y"]

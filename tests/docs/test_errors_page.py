@@ -106,16 +106,3 @@ def test_every_section_has_cause_and_fix():
     assert len(sections) == len(HEADINGS)
     for section in sections:
         assert "\n**Cause:** " in section and "\n**Fix:** " in section, section
-
-
-@pytest.mark.parametrize(
-    ("heading", "message", "expected"),
-    [
-        ("… is not a pair", "f is not a pair of 2", True),
-        ("`grad` of … is wrong", "grad of f is wrong", True),
-        ("… is not a pair", "f is a pair", False),
-        ("is wrong", "f is wrong", False),
-    ],
-)
-def test_how_headings_are_compared(heading, message, expected):
-    assert is_begin(heading, message) == expected

@@ -69,11 +69,6 @@ def test_gradient_clipping_shortens_a_long_gradient_alone(backend, limit):
     np.testing.assert_allclose(np.asarray(gradient), 100 * x * min(1, limit / 50), rtol=1e-5)
 
 
-def test_gradient_clipping_leaves_a_gradient_of_zero(backend):
-    gradient = keras_cg.grad(load("gradient_clipping").steep)(tensor([0.0, 0.0]), 1.0)
-    np.testing.assert_array_equal(np.asarray(gradient), [0.0, 0.0])
-
-
 # --- spiking neurons -----------------------------------------------------------------------------------------------
 
 
@@ -125,23 +120,6 @@ def test_spiking_gradients_through_time(backend, spiking):
     assert not np.asarray(own["hidden"]).any()
 
 
-@pytest.mark.only("jax")
-def test_spiking_is_a_scan(backend, spiking):
-    import jax
-
-    weights = spiking.initial_weights(8)
-    program = jax.make_jaxpr(spiking.logits, static_argnums=2)(weights, np.ones((5, 64), "f"), spiking.surrogate)
-    assert "scan[" in str(program)
-
-
-@pytest.mark.only("tensorflow")
-def test_spiking_is_a_while_loop(backend, spiking):
-    weights = {name: ops.asarray(array) for name, array in spiking.initial_weights(8).items()}
-    program = spiking.compiled(lambda images: spiking.logits(weights, images, spiking.surrogate))
-    graph = program.get_concrete_function(tensor(np.ones((5, 64)))).graph
-    assert any("While" in operation.type for operation in graph.get_operations())
-
-
 def test_spiking_learns(backend, spiking, capsys):
     spiking.main(["--passes", "2"])
     name, learned, own = capsys.readouterr().out.splitlines()
@@ -180,17 +158,6 @@ def test_physics_gradients(backend):
     np.testing.assert_allclose(float(value), loss, rtol=1e-4)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(np.asarray(found[name]), gradient, rtol=1e-3, atol=1e-4 * np.abs(gradient).max())
-
-
-def test_physics_activation_is_right_to_third_order_and_where_it_would_overflow(backend):
-    example = load("physics_informed")
-    points = np.array([-100.0, -1.0, 0.5, 100.0])
-    s = 1 / (1 + np.exp(-points))
-    first = keras_cg.grad(example.log1pexp)
-    second = keras_cg.grad(first)
-    derivatives = example.compiled(lambda x: (first(x), second(x), keras_cg.grad(second)(x)))(tensor(points))
-    for derivative, expected in zip(derivatives, (s, s * (1 - s), s * (1 - s) * (1 - 2 * s)), strict=True):
-        np.testing.assert_allclose(np.asarray(derivative), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_physics_finds_the_temperature(backend, capsys):
@@ -242,15 +209,6 @@ def cross_entropy(data, weights, quantised):
     return np.mean(np.logaddexp.reduce(scores, axis=1) - right)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_digits_compute_the_loss_of_a_2_bit_network(backend, digits, seed):
-    data, weights = digits.load(), digits.initial_weights(seed)
-    tensors = {name: ops.asarray(array) for name, array in weights.items()}
-    for rounding, quantised in ((digits.straight_through, True), (digits.nearest, True), (digits.exact, False)):
-        found = digits.loss(tensors, ops.asarray(data.images), ops.asarray(data.labels), rounding)
-        np.testing.assert_allclose(float(found), cross_entropy(data, weights, quantised), rtol=1e-5)
-
-
 def test_digits_learn_with_the_rule_and_not_without(backend, digits, tmp_path):
     options = ["--passes", "6", "--seed", "0", "--json", "result.json"]
     done = run_digits(tmp_path, *options, KERAS_CG_BACKEND=backend)
@@ -284,18 +242,6 @@ def test_digits_compare_backends(backends, digits, tmp_path):
     assert (tmp_path / "digits-compare.png").read_bytes().startswith(PNG)
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert [result["backend"] for result in results] == list(backends)
-
-
-@pytest.mark.once
-def test_digits_compare_survives_a_backend_that_dies(backends, digits, tmp_path):
-    options = ["--passes", "1", "--json", "results.json", "--output", "curves.png"]
-    done = run_digits(tmp_path, *options, "--compare", "nonsense", backends[0])
-    assert done.returncode == 1
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("nonsense failed: ValueError: unknown backend 'nonsense'")
-    (result,) = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert result["backend"] == backends[0]
-    assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
 
 
 @pytest.mark.once

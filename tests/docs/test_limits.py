@@ -74,15 +74,3 @@ def test_every_entry_has_an_anchor_of_its_own():
     """Two headings of one title would get anchors that depend on their order."""
     titles = [title.lower() for _, title, *_ in entries(PAGE.read_text())]
     assert sorted(set(titles)) == sorted(titles)
-
-
-def test_what_is_not_on_the_page_would_be_seen():
-    page = "## JAX\n### A\n<!-- test_a.py::test_b test_c.py::test_d -->\n\n- x\n  y\n- **Instead:** z\n\n### B\n- w\n"
-    assert list(entries(page)) == [
-        ("JAX", "A", ["x y", "**Instead:** z"], ["test_a.py::test_b", "test_c.py::test_d"]),
-        ("JAX", "B", ["w"], []),
-    ]
-    code = (
-        "@pytest.mark.limit\ndef test_a(): pass\ndef test_b(): pass\nclass C:\n @pytest.mark.limit\n def test_c(): pass"
-    )
-    assert list(pinning(ast.parse(code).body)) == ["test_a", "C::test_c"]

@@ -228,30 +228,3 @@ def test_tf2onnx_makes_an_input_of_a_tensor_that_a_layer_holds(backend, product,
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
-
-
-class Never(keras.Model):
-    """A model that nobody has called."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def call(self, x):
-        return self.layer(x)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "onnx_fixed"])
-def test_bad_input_has_the_same_message_with_us_and_without(kind, tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    path = tmp_path / "file" / f"model{SUFFIXES[kind]}"
-    kinds = (models.Scale, lambda: keras.layers.Dense(3))
-    called = [models.sequential(layer()) for layer in kinds]
-    for model in called:
-        model(models.X)
-    ours, plain = (raised(model, kind, path) for model in called)
-    assert ours == plain
-    ours, plain = (raised(Never(layer()), kind, tmp_path / path.name) for layer in kinds)
-    assert ours == plain
-    assert ours[0] == "ValueError"
-    assert "has not yet been built" in ours[1]

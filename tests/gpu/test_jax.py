@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 from gpu.conftest import X, capturing, close, f, from_numpy
 
-import keras_cg
-from keras_cg import ops
-
 pytestmark = pytest.mark.only("jax")
 
 
@@ -43,14 +40,6 @@ def test_a_device_that_is_not_the_default_one(backend, second):
         check_both(gradients(X, X), second)
 
 
-def test_the_processor_beside_an_accelerator(backend, device):
-    import jax
-
-    (processor,) = jax.devices("cpu")[:1]
-    x = jax.device_put(X, processor)
-    check_both(gradients(x, x), processor)
-
-
 def test_second_order_and_forwards(backend, device):
     import jax
 
@@ -65,40 +54,6 @@ def test_captured(backend, device):
     w = jax.device_put(X, device)
     loss = lambda x, w: capturing(w)(x).sum()
     check_both(jax.jit(jax.grad(loss, argnums=(0, 1)))(w, w), device)
-
-
-def test_bfloat16(backend, device):
-    import jax
-    import jax.numpy as jnp
-
-    x = jax.device_put(jnp.asarray(X, jnp.bfloat16), device)
-    found = gradients(x, x)[0]
-    assert found.dtype == jnp.bfloat16
-    close(found.astype(jnp.float32), 7 * np.exp(X), rtol=3e-2)
-
-
-def test_random_keys(backend, device):
-    import jax
-
-    @keras_cg.custom_gradient
-    def g(x, key):
-        held = jax.random.uniform(key, x.shape) * ops.exp(x)
-        return x * 1, lambda upstream: (7 * upstream * held, None)
-
-    x, key = jax.device_put(X, device), jax.device_put(jax.random.key(0), device)
-    found = jax.jit(jax.grad(lambda x: g(x, key).sum()))(x)
-    close(found, 7 * np.exp(X) * jax.random.uniform(key, X.shape))
-
-
-def test_pinned_memory(backend, device):
-    import jax
-
-    if "pinned_host" not in {memory.kind for memory in device.addressable_memories()}:
-        pytest.skip("the device has no pinned memory")
-    usual = jax.sharding.SingleDeviceSharding(device)
-    w = jax.device_put(X, jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
-    found = jax.jit(jax.grad(lambda w: f(jax.device_put(X, usual), jax.device_put(w, usual)).sum()))(w)
-    close(found, 5 * np.exp(X))
 
 
 def test_a_function_of_numpy(backend, device):

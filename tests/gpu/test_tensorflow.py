@@ -4,9 +4,6 @@ import numpy as np
 import pytest
 from gpu.conftest import X, close, f, from_numpy
 
-import keras_cg
-from keras_cg import ops
-
 pytestmark = pytest.mark.only("tensorflow")
 
 
@@ -65,32 +62,6 @@ def test_variables_and_second_order(backend, device):
             found = tape.gradient(output, (x, w))
         check_both(found, device)
         check(outer.gradient(found[0], x), 7, device)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half(backend, device, dtype):
-    import tensorflow as tf
-
-    g = keras_cg.custom_gradient(lambda x: (2 * x, lambda upstream: 7 * upstream * ops.exp(x)))
-    with tf.device(device):
-        (found,) = gradients(tf.cast(tensor(), dtype), function=g)
-    assert found.dtype == dtype
-    close(tf.cast(found, "float32"), 7 * np.exp(X), rtol=3e-2)
-
-
-def test_random_numbers_of_the_device(backend, device):
-    import tensorflow as tf
-
-    @keras_cg.custom_gradient
-    def g(x, seed):
-        held = tf.random.stateless_uniform(tf.shape(x), seed) * ops.exp(x)
-        return x * 1, lambda upstream: (7 * upstream * held, None)
-
-    with tf.device(device):
-        seed = tf.constant([1, 2])
-        (found,) = gradients(tensor(), function=lambda x: g(x, seed))
-        noise = tf.random.stateless_uniform(X.shape, seed)
-    close(found, 7 * np.exp(X) * noise)
 
 
 def test_a_function_of_numpy(backend, device):

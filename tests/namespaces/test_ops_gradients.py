@@ -48,8 +48,6 @@ EVERYWHERE = {
     "full_like": (lambda t: ops.full_like(ops.ones(3), t * t, dtype="float64"), 2.0, 12.0),
     "unique_values of equal ones": (lambda t: ops.unique_values(t) * tensor([2.0, 4, 6]), [3, 1, 5, 1], [4, 2, 6, 0]),
     "unique_all": (lambda t: ops.unique_all(t).values * tensor([2.0, 4, 6]), [3, 1, 5, 1], [4, 2, 6, 0]),
-    "unique_counts": (lambda t: ops.unique_counts(t).values * tensor([2.0, 4, 6]), [3, 1, 5, 1], [4, 2, 6, 0]),
-    "unique_inverse": (lambda t: ops.unique_inverse(t).values * tensor([2.0, 4, 6]), [3, 1, 5, 1], [4, 2, 6, 0]),
     "floor_divide": (lambda t: ops.floor_divide(t, 2.0) * t, [1.5, 2.5], [0, 1]),
     "floor_divide of numbers": (lambda t: ops.floor_divide(7, t), [1.5, 2.5], [0, 0]),
     "second derivative of x ** 0": (lambda t: grad(lambda u: ops.sum(ops.pow(u, 0)))(t), [0, 1], [0, 0]),

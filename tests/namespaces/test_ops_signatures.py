@@ -33,11 +33,3 @@ def test_the_parameters_of_the_standard(backend, name):
     module, _, function = name.rpartition(".")
     found = problem(getattr(getattr(ops, module) if module else ops, function), standard.FUNCTIONS[name])
     assert found is None, f"{name}: {found}"
-
-
-@pytest.mark.once
-def test_what_is_missing_is_told():
-    assert problem(lambda *args: 0, "zeros(shape, *, dtype=None, device=None)") == "shape is missing"
-    assert problem(lambda x: 0, "any(x, /, *, axis=None)") == "axis=None is missing"
-    assert problem(lambda x: 0, "add(x1, x2, /)") == "x2 is missing"
-    assert problem(lambda x, axis: 0, "any(x, /, *, axis=None)") is None

@@ -178,12 +178,6 @@ def test_integers(backend, dtype):
         assert config.active.dtype(got) == str(due.dtype), name
 
 
-@BOTH
-def test_a_number_that_does_not_fit_is_refused(backend):
-    with pytest.raises(OverflowError, match="out of bounds"):
-        ops.add(tensor([1], "uint8"), 300)
-
-
 @TENSORFLOW
 def test_bfloat16_beside_a_number(backend):
     x = ops.ones(2, dtype="bfloat16")
@@ -332,56 +326,7 @@ def test_types_of_python_and_numbers_alone(backend):
     assert config.active.dtype(ops.zeros(1, ops.result_type(1, 1.0))).startswith("float")
 
 
-POSITIONAL = {
-    "concat": lambda xp, x, v: xp.concat((x, x), 1),
-    "cumulative_sum": lambda xp, x, v: xp.cumulative_sum(x, 1) if xp is ops else xp.cumulative_sum(x, axis=1),
-    "unstack": lambda xp, x, v: xp.unstack(x, 1) if xp is ops else xp.unstack(x, axis=1),
-    "svd": lambda xp, x, v: xp.linalg.svd(x, False)[1],
-    "qr": lambda xp, x, v: abs(xp.linalg.qr(x, "complete")[1]),
-    "fft": lambda xp, x, v: xp.fft.fft(x, 2, 0),
-    "fftn": lambda xp, x, v: xp.fft.fftn(x, (2, 2), (0, 1)),
-    "fftfreq": lambda xp, x, v: xp.fft.fftfreq(4, 0.5),
-    "fftshift": lambda xp, x, v: xp.fft.fftshift(x, 0),
-    "searchsorted": lambda xp, x, v: xp.searchsorted(v, v, "right"),
-    "diff": lambda xp, x, v: xp.diff(x, 2),
-    "argmax": lambda xp, x, v: xp.argmax(x, 0),
-    "count_nonzero": lambda xp, x, v: xp.count_nonzero(x, 0),
-    "var": lambda xp, x, v: xp.var(x, 0),
-}
-
-
-@TORCH_AND_JAX
-@pytest.mark.parametrize("name", POSITIONAL)
-def test_by_position(backend, name):
-    x, v = np.array([[1.0, 2, 4], [3, 5, 0]]), np.array([1.0, 2, 4])
-    due = POSITIONAL[name](np, x, v)
-    np.testing.assert_allclose(plain(POSITIONAL[name](ops, wide(x), wide(v))), due, atol=1e-12)
-
-
 @TORCH_AND_JAX
 def test_a_transform_of_nothing(backend):
     x = ops.zeros((0, 4))
     assert [tuple(getattr(ops.fft, name)(x).shape) for name in ("fft", "rfft", "irfft")] == [(0, 4), (0, 3), (0, 6)]
-
-
-BATCHED = {
-    "roll": (lambda t: ops.roll(t, 1, axis=-1), lambda x: np.roll(x, 1, axis=-1)),
-    "fftshift": (lambda t: ops.fft.fftshift(t, axes=-1), lambda x: np.fft.fftshift(x, axes=-1)),
-    "ifftshift": (lambda t: ops.fft.ifftshift(t), lambda x: np.fft.ifftshift(x, axes=(1, 2))),
-    "sort": (lambda t: ops.sort(t), np.sort),
-    "argmax": (lambda t: ops.argmax(t, axis=-1), lambda x: np.argmax(x, axis=-1)),
-    "repeat": (lambda t: ops.repeat(t, 2, axis=-1), lambda x: np.repeat(x, 2, axis=-1)),
-    "tril": (lambda t: ops.tril(t), np.tril),
-    "prod": (lambda t: ops.prod(t, axis=-1), lambda x: np.prod(x, axis=-1)),
-    "pow": (lambda t: ops.pow(t, 2.0), lambda x: x**2),
-}
-
-
-@TENSORFLOW
-@pytest.mark.parametrize("name", BATCHED)
-def test_a_batch_of_tensorflow(backend, name):
-    import tensorflow as tf
-
-    function, reference = BATCHED[name]
-    x = np.random.default_rng(0).normal(size=(2, 3, 3))
-    check(tf.vectorized_map(function, tf.constant(x)), reference(x))
