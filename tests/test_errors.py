@@ -20,7 +20,7 @@ import pytest
 from wrong_rules import X, Y
 
 import keras_cg
-from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops, recipes
 
 # One for each place where an error comes up, as the modes differ in how it comes out, and not in what it says.
 IN_EVERY_MODE = (
