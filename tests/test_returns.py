@@ -18,6 +18,7 @@ IN_EVERY_MODE = (
     "test_accepted[over all leaves, with those left at their defaults]",
     "test_accepted[keyword-only and further keywords]",
     "test_none_for_a_whole_nest",
+    "test_no_gradient[0]",
     "test_a_number_for_a_scalar",
     "test_a_real_gradient_is_cast_to_the_dtype_of_its_argument[float64]",
     "test_a_numpy_array_where_the_framework_converts_it_exactly",
@@ -100,6 +101,14 @@ def test_accepted(frame, case):
 def test_none_for_a_whole_nest(frame):
     decorated = custom_gradient(lambda p, y: (p[0] * p[1] * y, lambda upstream: (None, 5 * upstream)))
     gx, gy = frame.gradients(lambda x, y: decorated([x, x], y), X, Y)
+    np.testing.assert_allclose(zeros_if_none(gx), np.zeros(3))
+    np.testing.assert_allclose(gy, FIVE)
+
+
+@pytest.mark.parametrize("nothing", [None, 0], ids=str)
+def test_no_gradient(frame, nothing):
+    decorated = custom_gradient(lambda x, y: (x * y, lambda upstream: (nothing, 5 * upstream)))
+    gx, gy = frame.gradients(decorated, X, Y)
     np.testing.assert_allclose(zeros_if_none(gx), np.zeros(3))
     np.testing.assert_allclose(gy, FIVE)
 

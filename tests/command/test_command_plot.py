@@ -45,6 +45,20 @@ def test_nothing_is_expected_at_a_kink_or_a_jump(backend):
     np.testing.assert_array_equal(found.differs, [True, False, True, False, True])
 
 
+def test_what_is_expected_may_be_a_function_or_a_rule(backend):
+    for expected in ("identity", "passed_on"):
+        found = drawn("rounded", expected=expected)
+        np.testing.assert_allclose(found.expected, 1, 1e-6)
+        assert not found.differs.any()
+
+
+@pytest.mark.only("numpy")
+def test_a_function_of_one_dtype_is_drawn_in_it(backend):
+    found = drawn("single_only")
+    np.testing.assert_allclose(found.expected, 2 * found.x, 1e-2, 1e-2)
+    assert not found.differs.any()
+
+
 @pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("name", "spec", "problem"),
