@@ -1,7 +1,5 @@
 """No run but the first is believed: what another run would do otherwise gives the first run's gradient, or raises."""
 
-import random
-
 import numpy as np
 import pytest
 from outcomes import right_or_refused
@@ -64,39 +62,6 @@ def test_dropout_that_is_switched_off_in_between(eager, backend, order, way):
 
     refused = refused_where_recorded(way) if order == 1 else (RuntimeError,)
     right_or_refused(run, np.zeros(16), *refused, match="again")
-
-
-@pytest.mark.only("torch")
-@pytest.mark.parametrize("way", ["native", "transformed", "backward", "vmap", "second"])
-def test_a_generator_of_ones_own(eager, backend, way):
-    import torch
-
-    generator, masks = torch.Generator().manual_seed(0), []
-    f = masked(lambda: torch.bernoulli(torch.full((16,), 0.5), generator=generator), masks)
-
-    def run():
-        x = eager.tensor(WIDE)
-        if way == "second":
-            found = gradient(eager, gradient(eager, f, "native"), "native")(x)
-            return eager.array(found) - 7 * eager.array(masks[0])
-        if way == "vmap":
-
-            def loss(x):
-                output = f(x)
-                return output.sum(), output
-
-            (found,), (output,) = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="different")(x[None])
-        elif way == "backward":
-            output = f(x.requires_grad_())
-            output.sum().backward()
-            found = x.grad
-        else:
-            output, pullback = pull(eager, f, x, way)
-            found = pullback(torch.ones(16))
-        assert 0 < float(output.detach().sum()) < WIDE.sum()
-        return eager.array(found) - 7 * eager.array(output)
-
-    right_or_refused(run, np.zeros(16), *refused_where_recorded(way), match="again")
 
 
 @pytest.mark.only("torch")
@@ -180,19 +145,6 @@ def annealed_and_held(lam):
     return custom_gradient(f)
 
 
-def annealed_at_an_attribute(lam):
-    """The same, where the rule keeps both in itself."""
-
-    class Keeps:
-        def __init__(self, x):
-            self.s, self.x = lam[0], x
-
-        def __call__(self, upstream):
-            return -self.s * upstream * self.x
-
-    return custom_gradient(lambda x: (x * 1, Keeps(x)))
-
-
 def pulled_after_a_change(eager, make, way):
     """The gradient as a function of x, with a float that is 2 when the function is called and 5 afterwards."""
 
@@ -205,7 +157,7 @@ def pulled_after_a_change(eager, make, way):
     return first
 
 
-@pytest.mark.parametrize("make", [annealed, annealed_and_held, annealed_at_an_attribute])
+@pytest.mark.parametrize("make", [annealed, annealed_and_held])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_first_order_with_a_float_that_changes(eager, way, make):
     expected = 2 * X if make is annealed_and_held else -2 * X
@@ -217,7 +169,7 @@ def test_the_first_order_with_a_float_that_changes(eager, way, make):
     right_or_refused(run, expected, *refused, match="again")
 
 
-@pytest.mark.parametrize("make", [annealed, annealed_and_held, annealed_at_an_attribute])
+@pytest.mark.parametrize("make", [annealed, annealed_and_held])
 @pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
 def test_the_second_order_with_a_float_that_changes(eager, outer, inner, make):
     first = pulled_after_a_change(eager, make, inner)
@@ -279,35 +231,20 @@ def test_a_branch_of_equal_values_is_not_noticed(eager):
     check(eager, second, 7 * 2 * ONES)  # and not 7 times the derivative of x * x
 
 
-CHANGES = {
-    "an array": (lambda k: np.array([1.0, k]), lambda kept: kept[1]),
-    "a number twice": (lambda k: [1.0, k, 2.0], lambda kept: kept[1]),
-    "random numbers": (lambda k: random.Random(k), lambda kept: kept.random()),
-    "a method": (lambda k: [1.0, 2.0].pop if k == 1.0 else [1.0, 2.0].__len__, lambda kept: kept()),
-}
-
-
 @pytest.mark.only("torch")
-@pytest.mark.parametrize("change", [None, *CHANGES])
-def test_a_rule_that_is_not_kept_and_changes(eager, change):
+def test_a_rule_that_is_not_kept_and_changes(torch):
     """Hooks for saved tensors: the function runs again for its gradient."""
-    import torch
-
-    make, read = CHANGES.get(change, CHANGES["an array"])
-    numbers = [1.0]
+    number, x = [7.0], torch.tensor(X, requires_grad=True)
 
     @custom_gradient
     def f(x):
-        kept = make(numbers[0])
-        return x * 1, lambda upstream: 7 * upstream * read(kept)
+        k = number[0]
+        return x * 1, lambda upstream: upstream * k
 
-    x = torch.tensor(X, requires_grad=True)
     with torch.autograd.graph.save_on_cpu():
-        output = f(x)
-    if change is None:
-        output.sum().backward()
-        np.testing.assert_allclose(eager.array(x.grad), np.full(3, 7.0))
-        return
-    numbers[0] = 2.0
+        right, refused = f(x), f(x)
+    right.sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(3, 7.0))
+    number[0] = 2.0
     with pytest.raises(RuntimeError, match="is not that of the first run"):
-        output.sum().backward()
+        refused.sum().backward()

@@ -179,9 +179,7 @@ def power(tf, x):
 COMPOSED = {
     "while_loop": power,
     "cond": lambda tf, x: tf.cond(x[0] < 0, lambda: f(x), lambda: x),
-    "map_fn": lambda tf, x: tf.map_fn(f, x),
     "foldl": lambda tf, x: tf.foldl(lambda a, b: a + f(b), x, initializer=tf.zeros(())),
-    "stop_gradient beside": lambda tf, x: f(x) + tf.stop_gradient(f(x)),
 }
 
 
@@ -235,10 +233,8 @@ def vectorized(g):
 
 IN_A_BODY = {
     "first": lambda tf: vectorized(first),
-    "of a tf.function": lambda tf: vectorized(lambda x: gradients(tf.function(lambda x: f(x)), x)[0]),
     "second": lambda tf: vectorized(lambda x: gradients(first, x)[0]),
     "forward": lambda tf: vectorized(lambda x: forward(f, x)),
-    "forward over first": lambda tf: vectorized(lambda x: forward(first, x)),
     # What the rule computed is differentiated as ever.
     "first of first": lambda tf: lambda x: gradients(vectorized(first), x)[0],
 }

@@ -1,6 +1,5 @@
 """torch.export: the exported program has the output, and no gradient through our functions, which a warning says."""
 
-import gc
 import subprocess
 import sys
 import threading
@@ -17,9 +16,6 @@ pytestmark = [
     # torch (2.13) about itself, when it decomposes any program.
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
 ]
-
-# What does nothing in a program.
-
 
 # What does nothing in a program.
 IDLE = {"alias", "detach", "detach_", "clone"}
@@ -49,7 +45,6 @@ def seven(function):
     return custom_gradient(lambda x: (function(x), lambda upstream: 7 * upstream))
 
 
-half = seven(lambda x: x.half())
 FUNCTIONS = {
     "exp": exp,
     "same": same,
@@ -57,10 +52,7 @@ FUNCTIONS = {
     "part": seven(lambda x: x[1:]),
     "nest": lambda x: nest({"a": x}, factor=3)["b"],
     "switched": switched,
-    "dropped": seven(lambda x: sys.modules["torch"].nn.functional.dropout(x, 0.5, False)),
     "untouched": seven(lambda x: x.to(x.dtype).contiguous()),
-    "multiplied": seven(lambda x: x @ x.T),
-    "half": lambda x: half(x).float(),
 }
 
 
@@ -126,18 +118,6 @@ def test_a_frozen_model(backend, is_on):
     output, gx = gradients(export(frozen, tensor(X), is_on=is_on).module(), X)
     np.testing.assert_allclose(output, (2 * np.exp(X * C)).sum() + 3 * (X * C).sum(), rtol=1e-5)
     np.testing.assert_allclose(gx, np.broadcast_to(3 * C, X.shape), rtol=1e-6)
-
-
-def test_nothing_to_differentiate_is_an_error(torch):
-    """Without a way around the function, torch itself says that there is no gradient."""
-
-    class Model(torch.nn.Module):
-        def forward(self, x):
-            return exp(x)
-
-    output = export(Model(), tensor(X), is_on=False).module()(tensor(X, requires_grad=True))
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        output.sum().backward()
 
 
 def captured(x, w):
@@ -210,39 +190,6 @@ def test_batch_norm_and_dropout(torch):
         output = module(tensor(X, requires_grad=True))
         assert not output.requires_grad
     np.testing.assert_allclose(output, layers(tensor(X)).detach(), rtol=1e-5)
-
-
-def test_a_branch(torch):
-    """torch traces the two sides by themselves, more than once; the same warning may come again."""
-
-    def branch(x):
-        return torch.cond(x.sum() > 0, lambda x: exp(x), lambda x: x * 3, (x,))
-
-    for is_on in (True, False):
-        with pytest.warns(UserWarning, match=NO_GRADIENT), torch.set_grad_enabled(is_on):
-            program = torch.export.export(model(branch), (tensor(X),))
-        check_around(program.module(), exp, X)
-
-
-# torch (2.13) leaves a file of its own open.
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_other_ways_to_export(torch):
-    module = model(exp)
-    for is_on in (True, False):
-        with pytest.warns(UserWarning, match=NO_GRADIENT), torch.set_grad_enabled(is_on):
-            draft = torch.export.draft_export(module, (tensor(X),))
-        check_around(draft.module(), exp, X)
-    check_around(torch.export.unflatten(export(module, tensor(X))), exp, X)
-    gc.collect()  # of that file, while the warning is ignored
-
-
-@STRICT
-def test_exported_and_mapped(torch, strict):
-    def rows(x):
-        return torch.func.vmap(lambda row: exp(row).sum())(x)
-
-    check_around(export(model(rows), tensor(X), strict=strict).module(), rows, X)
 
 
 LOADED = """

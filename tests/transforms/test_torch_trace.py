@@ -181,9 +181,6 @@ def with_an_intermediate(module, hidden):
 
 TRACED = {
     "exp": lambda module, hidden: exp(hidden),
-    "same": lambda module, hidden: same(hidden),
-    "twice": lambda module, hidden: exp(same(hidden) / 4) + exp(hidden / 4),
-    "by keyword": lambda module, hidden: several(x=hidden, y=module.v)[0],
     "several": of_several,
     "with a weight": with_a_weight,
     "with an intermediate": with_an_intermediate,
@@ -203,15 +200,6 @@ def test_a_traced_module_has_no_gradient_through_it(torch, name):
         np.testing.assert_allclose(gx, np.broadcast_to(C + 1, array.shape), rtol=1e-6)
         np.testing.assert_allclose(gv, array.sum(0), rtol=1e-6)
         assert gw is None or not gw.any()
-
-
-def test_a_traced_function(torch):
-    """What is traced is a function, whose example requires a gradient."""
-    with pytest.warns(UserWarning, match=NO_GRADIENT):
-        traced = torch.jit.trace(lambda x: exp(x) * 2 + x * 5, (tensor(X, requires_grad=True),))
-    output, gx = gradients(traced, Z)
-    np.testing.assert_allclose(output, 4 * np.exp(Z) + 5 * Z, rtol=1e-5)
-    np.testing.assert_allclose(gx, np.full(Z.shape, 5.0))
 
 
 @pytest.mark.parametrize("way", ["frozen", "no_grad"])
