@@ -11,57 +11,9 @@ X = np.array([-1.0, 2.0, 3.0], np.float32)
 ONES = np.ones(3, np.float32)
 
 
-WIDE = np.arange(1, 17, dtype=np.float32)
-
-
 def refused_where_recorded(way):
     """What torch raises where the backward pass is recorded, if the function would not do the same again."""
     return () if way in ("keras_cg", "backward") else (RuntimeError,)
-
-
-def masked(draw, masks):
-    """A function with the gradient 7 m x for a mask m, which `draw()` gives and `masks` gets."""
-
-    @custom_gradient
-    def f(x):
-        mask = draw()
-        masks.append(mask)
-        return x * mask, lambda upstream: 7 * upstream * mask * x
-
-    return f
-
-
-def pulled_after_eval(eager, masks, way):
-    """The gradient as a function of x, where dropout is switched off after the call."""
-    import torch
-
-    torch.manual_seed(0)
-    module = torch.nn.Dropout(0.5)
-
-    def first(x):
-        module.train()
-        _, pullback = pull(eager, masked(lambda: module(torch.ones(16)), masks), x, way)
-        assert 0 < float(masks[0].mean()) < 2
-        module.eval()
-        return pullback(torch.ones(16))
-
-    return first
-
-
-@pytest.mark.only("torch")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("order", [1, 2])
-def test_dropout_that_is_switched_off_in_between(eager, backend, order, way):
-    masks = []
-
-    def run():
-        first = pulled_after_eval(eager, masks, way)
-        found = (first if order == 1 else gradient(eager, first, "native"))(eager.tensor(WIDE))
-        # The mask is that of the first run, which is known when it has run.
-        return eager.array(found) - 7 * eager.array(masks[0]) * (WIDE if order == 1 else 1)
-
-    refused = refused_where_recorded(way) if order == 1 else (RuntimeError,)
-    right_or_refused(run, np.zeros(16), *refused, match="again")
 
 
 @pytest.mark.only("torch")
@@ -180,35 +132,6 @@ def test_the_second_order_with_a_float_that_changes(eager, outer, inner, make):
 
     text = r"s was 2\.0 and is 5\.0" if make is annealed else "again"
     right_or_refused(run, expected, RuntimeError, match=text)
-
-
-@pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
-def test_a_branch_that_the_second_run_would_not_take(eager, outer, inner):
-    def first(x):
-        signs = [True]
-
-        @custom_gradient
-        def f(x):
-            if signs:
-                h = x * x
-                return x * 1, lambda upstream: 7 * upstream * h
-            return x * 1, lambda upstream: 5 * upstream * x
-
-        output, pullback = pull(eager, f, x, inner)
-        signs.clear()
-        return pullback(ops.ones_like(output))
-
-    right_or_refused(
-        lambda: eager.array(first(eager.tensor(X))),
-        7 * X * X,
-        *(refused_where_recorded(inner) if eager.name == "torch" else ()),
-        match="again",
-    )
-
-    def run():
-        return eager.array(gradient(eager, first, outer)(eager.tensor(X)))
-
-    right_or_refused(run, 14 * X, RuntimeError, match="again")
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")

@@ -212,32 +212,6 @@ def test_a_captured_value_is_differentiated(eager, way, role):
         assert [len(ran) for ran in runs] == [2 if eager.name == "jax" else 1 + recorded(eager, way)]
 
 
-@pytest.mark.only("torch", "tensorflow")
-def test_a_variable(eager, backend):
-    if backend == "torch":
-        import torch
-
-        w = torch.nn.Parameter(eager.tensor(2 * X))
-        f, runs = captures(w)
-        x = eager.tensor(X).requires_grad_()
-        gx, gw = torch.autograd.grad(f(x).sum(), (x, w), create_graph=True)
-        gx, gw = gx.detach(), gw.detach()
-    else:
-        import tensorflow as tf
-
-        w, x = tf.Variable(2 * X), eager.tensor(X)
-        f, runs = captures(w)
-        with tf.GradientTape() as outer, tf.GradientTape() as tape:
-            outer.watch(x)
-            tape.watch(x)
-            y = f(x)
-        gx, gw = tape.gradient(y, (x, w))
-    check(eager, gx, np.full(3, 7.0))
-    check(eager, gw, 5 * X)
-    # The outer tape is over when the inner one pulls back, while `create_graph` records.
-    assert len(runs) == (2 if backend == "torch" else 1)
-
-
 # --- higher orders -------------------------------------------------------------------------------------------------
 
 

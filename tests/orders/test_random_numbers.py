@@ -13,7 +13,7 @@ def second(loss, x):
     return grad(lambda x: ops.sum(gradient(x)))(x)
 
 
-@pytest.mark.only("numpy", "tensorflow")
+@pytest.mark.only("numpy", "tensorflow", "torch")
 @pytest.mark.parametrize("where", ["float", "integer"])
 @pytest.mark.limit
 def test_a_function_that_draws_is_refused_in_the_second_order(backend, eager, where):

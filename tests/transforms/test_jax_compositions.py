@@ -3,7 +3,6 @@
 The conformance suite has each transform, and the usual pairs; here is what it leaves out.
 """
 
-import functools
 import os
 import subprocess
 import sys
@@ -250,22 +249,14 @@ def test_an_exported_program_has_the_orders_that_it_was_saved_with(eager, backen
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
-def test_integers_booleans_static_and_donated_arguments(eager, backend):
+def test_integers_and_booleans_have_no_gradient(eager, backend):
     import jax
 
     @custom_gradient
-    def g(x, n, mask, mode):
-        y = x * n if mode == "times" else x
-        return (y, n + 1, mask), lambda upstream: (7 * upstream[0] * mask, None, None)
+    def g(x, n, mask):
+        return (x * n, n + 1, mask), lambda upstream: (7 * upstream[0] * mask, None, None)
 
     x, n, mask = eager.tensor(X), jax.numpy.array(3), jax.numpy.array([True, False, True])
-    expected = 7.0 * np.asarray(mask)
-    loss = lambda x, n, mask, mode: g(x, n, mask, mode)[0].sum()
-    check(jax.jit(jax.grad(loss), static_argnames="mode")(x, n, mask, mode="times"), expected)
-    check(jax.jit(jax.hessian(lambda x: loss(x, n, mask, "times") ** 2))(x), 2 * np.outer(expected, expected))
-    gx, gn, gm = jax.grad(loss, (0, 1, 2), allow_int=True)(x, n, mask, "times")
-    check(gx, expected)
+    gx, gn, gm = jax.grad(lambda *args: g(*args)[0].sum(), (0, 1, 2), allow_int=True)(x, n, mask)
+    check(gx, 7.0 * np.asarray(mask))
     assert gn.dtype == gm.dtype == jax.dtypes.float0
-    # A gradient of the argument's own shape takes the place of what is donated.
-    step = jax.jit(lambda x: x - jax.grad(functools.partial(loss, n=n, mask=mask, mode="times"))(x), donate_argnums=0)
-    check(step(jax.numpy.array(X)), X - expected)

@@ -407,26 +407,6 @@ def test_a_gradient_with_respect_to_a_constant_of_a_program(eager, backend):
     np.testing.assert_array_equal(found, np.full((2, 2, 3), 7))
 
 
-def test_at_compile_time(eager, backend):
-    import jax
-
-    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
-    x, found = eager.tensor(X[0]), []
-
-    def run(value):
-        with jax.ensure_compile_time_eval():
-            found.extend(
-                (f(x), jax.vmap(jax.grad(f))(x), jax.vmap(jax.grad(lambda x: jax.grad(lambda x: f(x) ** 2)(x)))(x))
-            )
-        return value
-
-    jax.jit(run)(x)
-    # Not traced: these are numbers already. Of 2 f(x) f'(x), with f' = 7 however often it is differentiated: 98.
-    for each, expected in zip(found, (2 * X[0], np.full(3, 7), np.full(3, 98)), strict=True):
-        assert not isinstance(each, jax.core.Tracer)
-        np.testing.assert_allclose(each, expected)
-
-
 # --- private names of JAX --------------------------------------------------------------------------------------------
 
 

@@ -43,51 +43,38 @@ def test_a_captured_tensor_that_is_differentiated_later_gets_no_number(eager, tf
     assert second is None or not np.any(second)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "complex128"])
-def test_captured_constants_are_constants_in_every_order(eager, tf, dtype):
-    constant = tf.cast(np.linspace(1, 2, 1000), dtype)  # a large one is an input of the graph
+def test_captured_constants_are_constants_in_every_order(eager, tf):
+    constant = tf.linspace(1.0, 2.0, 1000)  # a large one is an input of the graph
 
     @custom_gradient
     def g(x):
         e = tf.exp(x)
         return x * constant, lambda upstream: 7 * upstream * e
 
-    x = tf.cast(np.linspace(-1, 1, 1000), dtype)
-    for compiled in (False, True)[: 1 + (dtype == "float32")]:
+    x = tf.linspace(-1.0, 1.0, 1000)
+    for compiled in (False, True):
         function = tf.function(lambda x: g(x), jit_compile=compiled)
-
-        def first(x, function=function):
-            return gradients(function, x)[0]
-
+        first = lambda x, function=function: gradients(function, x)[0]
         for found in (first(x), gradients(first, x)[0], forward(function, x), forward(first, x)):
-            close(
-                tf.cast(found, "complex128"),
-                7 * np.exp(np.linspace(-1, 1, 1000)),
-                5e-2 if dtype == "bfloat16" else 1e-5,
-            )
+            close(found, 7 * np.exp(x))
 
 
 def test_a_stopped_gradient_in_a_graph(eager, tf):
-    variable = tf.Variable(2 * X)
-
     def tensor(x, w):
         return custom_gradient(lambda x: (x * tf.stop_gradient(w), lambda upstream: 7 * upstream))(x)
 
-    def both(x):
-        return gradients(lambda x: tensor(x, x * 3), x)[0]
-
-    x, w = eager.tensor(X), eager.tensor(2 * X)
+    variable, x = tf.Variable(2 * X), eager.tensor(X)
     for compiled in (False, True):
-        close(tf.function(both, jit_compile=compiled)(x), np.full(3, 7.0))
-        gx, gw = gradients(tf.function(tensor, jit_compile=compiled), x, w)
-        close(gx, np.full(3, 7.0))
-        assert gw is None
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.function(lambda x: tensor(x, variable), jit_compile=compiled)(x)
-        gx, gv = tape.gradient(y, [x, variable])
-        close(gx, np.full(3, 7.0))
-        assert gv is None
+        within_graph = tf.function(lambda x: gradients(lambda x: tensor(x, x * 3), x)[0], jit_compile=compiled)
+        close(within_graph(x), np.full(3, 7.0))
+        for w in (eager.tensor(2 * X), variable):
+            function = tf.function(lambda x, w=w: tensor(x, w), jit_compile=compiled)
+            with tf.GradientTape() as tape:
+                tape.watch([x, w])
+                y = function(x)
+            gx, gw = tape.gradient(y, [x, w])
+            close(gx, np.full(3, 7.0))
+            assert gw is None
 
 
 def test_a_tensor_captured_beside_a_variable(eager, tf):

@@ -73,53 +73,6 @@ def test_sparse_tensors(torch):
 # --- what a rule reads -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["generator", "nonlocal", "shared"])
-def test_a_variable_that_other_code_binds_after_the_call(backend, way):
-    """The rule is not copied where no other code has its cells; here other code has them."""
-    bind = []
-
-    def generator(x):
-        k = 7.0
-        yield x * 2, lambda upstream: k * upstream
-        k = 3.0
-        yield
-
-    def nonlocal_(x):
-        k = 7.0
-
-        def again():
-            nonlocal k
-            k = 3.0
-
-        bind.append(again)
-        return x * 2, lambda upstream: k * upstream
-
-    def factory():
-        k = 7.0
-
-        def again():
-            nonlocal k
-            k = 3.0
-
-        def rule(upstream):
-            return k * upstream
-
-        bind.append(again)
-        return lambda x: (x * 2, rule)
-
-    def started(x):
-        running = generator(x)
-        bind.append(lambda: next(running))
-        return next(running)
-
-    f = custom_gradient({"generator": started, "nonlocal": nonlocal_, "shared": factory()}[way])
-    x = tensor(X)
-    y = f(x)
-    for each in bind:
-        each()
-    np.testing.assert_allclose(gradients(y, x)[0], [7, 7, 7])
-
-
 def test_a_cell_that_is_bound_again_before_the_call_ends(backend):
     def f(x):
         e = x * 7
@@ -135,27 +88,21 @@ def test_a_cell_that_is_bound_again_before_the_call_ends(backend):
     np.testing.assert_allclose(gradients(custom_gradient(f)(x), x)[0], 3 * np.array(X))
 
 
-@pytest.mark.parametrize("last", [2.0, 5.0])
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_the_second_order_where_upstream_is_zero(torch, offset, last):
+def test_the_second_order_where_upstream_is_zero(torch, offset):
     """The gradient is zero there whatever the rule says, and the derivative of the gradient is not.
 
     Of (y - t)² it is -4 x (y - t), whose derivative is -4 (y - t) by x, and -4 x by y, for which the rule says -2 x.
     """
-    number, x, array = [2.0], tensor(X), np.array(X)
+    x, array = tensor(X), np.array(X)
 
     @custom_gradient
     def f(x):
-        s, e = number[0], x * 1
-        return x * 1, lambda upstream: -s * upstream * e
+        e = x * 1
+        return x * 1, lambda upstream: -2 * upstream * e
 
     y = f(x)
-    number[0] = last
     loss = ((y - x.detach() + offset) ** 2).sum()
-    if last == 5.0:
-        with pytest.raises(RuntimeError, match=r"s was 2\.0 and is 5\.0"):
-            torch.autograd.grad(loss, x, create_graph=True)
-        return
     (first,) = torch.autograd.grad(loss, x, create_graph=True)
     np.testing.assert_allclose(first.detach(), -4 * array * offset, atol=1e-6)
     np.testing.assert_allclose(gradients(first, x)[0], 8 * array**2 - 4 * offset, rtol=1e-6)

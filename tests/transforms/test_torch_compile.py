@@ -197,18 +197,6 @@ def test_a_compiled_output_that_is_a_part_of_the_argument_loses_its_gradient_in_
     assert gradients(copied(x * 1), x)[0][0] == 7
 
 
-@pytest.mark.parametrize("takes_variables", [True, False])
-def test_a_captured_parameter_is_refused(torch, takes_variables):
-    def rule(upstream, variables=None):
-        return 7 * upstream, [5 * upstream]
-
-    w = torch.nn.Parameter(torch.tensor(X))
-    f = custom_gradient(lambda x: (x * w, rule if takes_variables else lambda upstream: 7 * upstream))
-    torch.compiler.reset()
-    with pytest.raises(Exception, match=r"torch\.compile does not name|a closure over it, inside torch\.compile"):
-        torch.compile(f, backend="eager", fullgraph=True)(tensor(X))
-
-
 @pytest.mark.limit
 def test_what_torch_compile_made_can_be_differentiated_once(torch):
     @custom_gradient

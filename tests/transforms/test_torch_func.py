@@ -118,21 +118,6 @@ def test_a_frozen_value_is_not_among_them(eager, torch):
     np.testing.assert_allclose(gx, np.full(3, 7.0))
 
 
-def test_a_custom_gradient_that_closes_over_the_argument_of_another(eager, torch):
-    @custom_gradient
-    def outer(x):
-        @custom_gradient
-        def inner(y):
-            return y * x.detach(), lambda upstream: 11 * upstream
-
-        return inner(x), lambda upstream: 7 * upstream * x
-
-    x = eager.tensor(X)
-    np.testing.assert_allclose(torch.func.grad(lambda x: outer(x).sum())(x), 7 * X)
-    second = torch.func.grad(lambda x: torch.func.grad(lambda x: outer(x).sum())(x).sum())(x)
-    np.testing.assert_allclose(second, np.full(3, 7.0))
-
-
 def test_one_constant_for_two_arguments_beside_a_captured_parameter(torch):
     weight, x = torch.nn.Parameter(torch.tensor([0.5, 1.0])), torch.tensor([3.0, 5.0])
 

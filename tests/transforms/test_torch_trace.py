@@ -46,17 +46,6 @@ def test_make_fx(torch, tracing_mode, pre_dispatch):
     assert len(caught) == 1
 
 
-def test_make_fx_of_a_second_derivative(torch):
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    def second(x):
-        (first,) = torch.autograd.grad(exp(x).sum(), x, create_graph=True)
-        return torch.autograd.grad(first.sum(), x)[0]
-
-    graph = make_fx(second)(tensor(X, requires_grad=True))
-    np.testing.assert_allclose(graph(tensor(X)), 7 * np.exp(X), rtol=1e-5)
-
-
 def test_aot_export_module(torch):
     from torch._functorch.aot_autograd import aot_export_module
 
