@@ -42,14 +42,8 @@ def put(kind, tensor):
         "namedtuple": Pair(1, tensor),
         "deque": collections.deque([tensor]),
         "slice": slice(tensor),
-        "namespace": types.SimpleNamespace(a=[tensor]),
-        "proxy": types.MappingProxyType({"a": tensor}),
-        "array of objects": np.array([tensor, None], object),
-        "exception": ValueError(tensor),
         "iterator": iter([tensor]),
         "class": type("Kept", (), {"kept": tensor}),
-        "helper": lambda: tensor,
-        "default": (lambda: lambda kept=tensor: kept)(),
         "weak": (tensor, weakref.ref(tensor)),
         "builtin method": [tensor].append,
     }
@@ -59,8 +53,7 @@ def put(kind, tensor):
 
 PLACES = [
     *("slot", "attribute", "method", "partial", "list", "dict", "key", "set", "namedtuple", "deque", "slice"),
-    *("namespace", "proxy", "array of objects", "exception", "iterator", "class", "helper", "default", "weak"),
-    "builtin method",
+    *("iterator", "class", "weak", "builtin method"),
 ]
 
 

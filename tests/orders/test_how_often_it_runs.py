@@ -156,23 +156,6 @@ def test_tensorflow(eager, tf, transform):
     assert len(runs) == 1
 
 
-@pytest.mark.only("numpy")
-def test_autograd(eager, backend):
-    import autograd
-
-    transforms = (
-        lambda f: autograd.elementwise_grad(f)(X),
-        lambda f: autograd.grad(lambda x: ops.sum(f(x)))(X),
-        lambda f: autograd.value_and_grad(lambda x: ops.sum(f(x)))(X)[1],
-        lambda f: np.diagonal(autograd.jacobian(f)(X)),
-        lambda f: autograd.make_vjp(f)(X)[0](np.ones(3, np.float32)),
-    )
-    for transform in transforms:
-        f, runs = counted()
-        check(eager, transform(f))
-        assert len(runs) == 1
-
-
 # --- something captured that is differentiated ----------------------------------------------------------------------
 
 

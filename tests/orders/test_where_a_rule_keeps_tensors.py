@@ -387,23 +387,6 @@ def test_with_a_captured_value(eager, name):
 
 
 @pytest.mark.only("torch")
-def test_a_tensor_as_a_key(eager, backend):
-    import torch
-
-    p = torch.nn.Parameter(torch.tensor(1.0))
-
-    def make(x):
-        h, state = x**2, {p: 2.0}
-        return lambda u: u * (state.get(p, 7.0) * {h: 1.0}.get(h, 7.0) * h + x)
-
-    f = custom_gradient(lambda x: (x**3, make(x)))
-    x = torch.tensor(3.0, requires_grad=True)
-    (first,) = torch.autograd.grad(f(x), x, create_graph=True)
-    (second,) = torch.autograd.grad(first, x)
-    assert (first.item(), second.item()) == (21, 13)
-
-
-@pytest.mark.only("torch")
 def test_a_list_under_vmap(eager, backend):
     """The rule reduces what it keeps: a batch taken for one example would give another number, of the right shape."""
     import torch

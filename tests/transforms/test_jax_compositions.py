@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from seven_exp import CURVED, SEVEN_EXP, E, X, check, f, square, total
+from seven_exp import CURVED, SEVEN_EXP, E, X, check, f, total
 
 from keras_cg import custom_gradient, ops
 
@@ -46,7 +46,6 @@ REVERSE = {
         lambda j, x: diagonal(j, j.jit(j.hessian(j.checkpoint(scanned(j))))(x)),
         CURVED,
     ),
-    "linearize of grad": (lambda j, x: j.linearize(j.grad(square), x)[1](j.numpy.ones(3)), CURVED),
     "vmap without and with an axis": (
         lambda j, x: j.vmap(lambda a, b: j.grad(lambda b: f(b) * a)(b), (None, 0))(2.0, x),
         2 * SEVEN_EXP,
@@ -58,15 +57,8 @@ REVERSE = {
     ),
 }
 FORWARD = {
-    "vmap of linearize": (lambda j, x: j.vmap(j.linearize(f, x)[1])(j.numpy.eye(3)), np.diag(SEVEN_EXP)),
     "transpose of linearize": (lambda j, x: j.linear_transpose(j.linearize(f, x)[1], x)(T)[0], SEVEN_EXP * T),
     "jit of jacfwd of jacfwd of scan": (lambda j, x: diagonal(j, j.jit(j.jacfwd(j.jacfwd(scanned(j))))(x)), CURVED),
-    "grad of jvp of grad": (lambda j, x: j.grad(lambda x: along(j, j.grad(total))(x).sum())(x), SEVEN_EXP * T),
-    "jvp of linearize": (lambda j, x: along(j, lambda x: j.linearize(f, x)[1](T))(x), SEVEN_EXP * T * T),
-    "scan of jvp": (
-        lambda j, x: j.lax.scan(lambda c, v: (c, j.jvp(f, (v,), (1.0,))[1]), 0.0, x)[1],
-        SEVEN_EXP,
-    ),
     # The second round starts from 2x.
     "jvp of fori_loop": (
         lambda j, x: j.jit(lambda n: along(j, lambda x: j.lax.fori_loop(0, n, lambda i, c: f(c), x))(x))(2),
@@ -175,14 +167,14 @@ def test_orders_under_vmap_with_an_argument_and_outputs_that_have_no_axis(eager,
     import jax
 
     @custom_gradient
-    def g(x, y, n):
+    def g(x, y):
         e = ops.exp(x)
-        return (x * y, n + 1, 3 * y), lambda up: (7 * up[0] * e * y, 5 * up[0] * x + 11 * up[2], None)
+        return (x * y, 3 * y), lambda up: (7 * up[0] * e * y, 5 * up[0] * x + 11 * up[1])
 
-    x, y, n = eager.tensor(X), eager.tensor(W)[0], jax.numpy.array(3)
+    x, y = eager.tensor(X), eager.tensor(W)[0]
 
     def loss(x, y):
-        product, _, triple = g(x, y, n)
+        product, triple = g(x, y)
         return product**2 + triple**2
 
     along = lambda y: jax.vmap(loss, (0, None))(x, y).sum()

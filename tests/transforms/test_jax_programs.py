@@ -377,26 +377,6 @@ def test_is_recording(eager, backend, name):
     assert not module.is_recording()
 
 
-def test_is_recording_in_a_thread(eager, backend):
-    import threading
-
-    import jax
-
-    from keras_cg.backends import jax as module
-
-    seen = []
-
-    def in_a_thread(value):
-        thread = threading.Thread(target=lambda: seen.append(module.is_recording()))
-        thread.start()
-        thread.join()
-        seen.append(module.is_recording())
-        return value
-
-    jax.jit(in_a_thread)(eager.tensor(X))
-    assert seen == [False, True]
-
-
 def test_a_gradient_with_respect_to_a_constant_of_a_program(eager, backend):
     import jax
 

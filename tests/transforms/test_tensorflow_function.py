@@ -134,17 +134,6 @@ def test_what_is_argument_and_closed_over_counts_as_the_argument_in_a_graph(eage
     close(gradients(tf.function(run), x)[0], np.full(3, 7.0))
 
 
-def test_variables_in_a_graph_of_tensorflow_1(eager, tf):
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variable = tf.compat.v1.get_variable("variable", initializer=2 * X, use_resource=True)
-        x = tf.compat.v1.placeholder(tf.float32, (3,))
-        y = custom_gradient(lambda x: (x * variable, lambda u, variables: (7 * u, [11 * u])))(x)
-        session.run(tf.compat.v1.global_variables_initializer())
-        gx, gv = session.run(tf.gradients(y, [x, variable]), {x: X})
-    close(gx, np.full(3, 7.0))
-    close(gv, np.full(3, 11.0))
-
-
 @pytest.mark.limit
 def test_a_reference_variable_that_a_function_makes_is_named(eager, tf):
     @custom_gradient

@@ -103,15 +103,6 @@ def test_a_captured_tensor_in_an_attribute(eager, tf):
     close(gw, 11 * ONES)
 
 
-def test_a_captured_tensor_whose_gradient_is_stopped(eager, tf):
-    def f(x, w):
-        return custom_gradient(lambda x: (x * tf.stop_gradient(w), lambda u: 7 * u * w))(x)
-
-    gx, gw = gradients(f, eager.tensor(X), eager.tensor(2 * X))
-    close(gx, 7 * 2 * X)
-    assert gw is None
-
-
 @pytest.mark.limit
 def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(eager, tf):
     variable = tf.Variable(2 * X)

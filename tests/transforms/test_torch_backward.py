@@ -32,14 +32,6 @@ def f(x):
 # --- tensors of every kind -------------------------------------------------------------------------------------------
 
 
-def test_tensors_without_numbers(torch):
-    """Those of the device "meta"."""
-    f = custom_gradient(lambda x: (x.exp(), lambda upstream: 7 * upstream))
-    x = torch.empty(3, device="meta", requires_grad=True)
-    (gradient,) = torch.autograd.grad(f(x).sum(), x)
-    assert (gradient.device.type, gradient.shape) == ("meta", (3,))
-
-
 def test_a_subclass_without_memory(torch):
     from torch.testing._internal.two_tensor import TwoTensor
 

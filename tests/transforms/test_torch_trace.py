@@ -46,28 +46,6 @@ def test_make_fx(torch, tracing_mode, pre_dispatch):
     assert len(caught) == 1
 
 
-def test_aot_export_module(torch):
-    from torch._functorch.aot_autograd import aot_export_module
-
-    class Loss(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(tensor(C))
-
-        def forward(self, x):
-            return (exp(x * self.w).sum(),)
-
-    joint, _ = aot_export_module(Loss(), (tensor(X),), trace_joint=True, output_loss_index=0)
-    loss, gw = joint(tensor(C), tensor(X))
-    np.testing.assert_allclose(loss, 2 * np.exp(X * C).sum(), rtol=1e-5)
-    np.testing.assert_allclose(gw, (7 * np.exp(X * C) * X).sum(0), rtol=1e-5)
-    with pytest.warns(UserWarning, match=NO_GRADIENT):
-        forward, _ = aot_export_module(Loss(), (tensor(X),), trace_joint=False)
-    (loss,) = forward(tensor(C, requires_grad=True), tensor(X))
-    np.testing.assert_allclose(loss, 2 * np.exp(X * C).sum(), rtol=1e-5)
-    assert not loss.requires_grad
-
-
 @pytest.mark.limit
 def test_a_weight_under_aot_module(torch):
     """One in a closure or an attribute gets its gradient, if the rule takes it."""
