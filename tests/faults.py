@@ -31,7 +31,7 @@ SUITES = {
     "engine": "engine/*",
     "orders": "orders/*",
     "own": "test_memory* transforms/test_{}* transforms/* test_backend_of_*",
-    "backends": "test_backend_choice* test_contract* test_toy*",
+    "backends": "test_backend_choice* test_contract*",
     "autodiff": "autodiff/*",
     "recipes": "recipes/*",
     "with_keras": "with_keras/*",

@@ -1,10 +1,6 @@
 """The rules of two runs: which tensors they reach, and what differs in them."""
 
-import abc
 import collections
-import ctypes
-import decimal
-import fractions
 import functools
 import hashlib
 import random
@@ -19,7 +15,6 @@ import pytest
 from stand_ins import Keeps, Notes, Slotted, T, is_tensor
 
 from keras_cg.engine import rule
-from keras_cg.engine.freezing import freeze
 
 pytestmark = pytest.mark.once
 
@@ -47,14 +42,8 @@ def put(kind, tensor):
         "namedtuple": Pair(1, tensor),
         "deque": collections.deque([tensor]),
         "slice": slice(tensor),
-        "namespace": types.SimpleNamespace(a=[tensor]),
-        "proxy": types.MappingProxyType({"a": tensor}),
-        "array of objects": np.array([tensor, None], object),
-        "exception": ValueError(tensor),
         "iterator": iter([tensor]),
         "class": type("Kept", (), {"kept": tensor}),
-        "helper": lambda: tensor,
-        "default": (lambda: lambda kept=tensor: kept)(),
         "weak": (tensor, weakref.ref(tensor)),
         "builtin method": [tensor].append,
     }
@@ -64,8 +53,7 @@ def put(kind, tensor):
 
 PLACES = [
     *("slot", "attribute", "method", "partial", "list", "dict", "key", "set", "namedtuple", "deque", "slice"),
-    *("namespace", "proxy", "array of objects", "exception", "iterator", "class", "helper", "default", "weak"),
-    "builtin method",
+    *("iterator", "class", "weak", "builtin method"),
 ]
 
 
@@ -131,25 +119,17 @@ SAME = {
     "complex": (1 + 2j, 1 + 2j),
     "array": (X, X * (1 + 1e-15)),
     "array with nan": (X * np.nan, X * np.nan),
-    "strings": ("a", "".join(["a"])),
     "dicts": ({"a": 1, "b": [2]}, {"a": 1, "b": [2]}),
     "classes made anew": tuple(type("Made", (), {"k": 2, "f": lambda self: 1}) for _ in range(2)),
     "objects of them": tuple(type("Made", (), {"k": 2})() for _ in range(2)),
     "objects": (types.SimpleNamespace(a=1), types.SimpleNamespace(a=1)),
     "weak references": (lambda one: (weakref.ref(one), weakref.ref(one)))(T),
     "builtin methods": ([1].append, [1].append),
-    "bare objects": (object(), object()),
-    "attributes in another order": (types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(b=2, a=1)),
-    "objects without attributes": tuple(type("Made", (), {})() for _ in range(2)),
     "locks": (threading.Lock(), threading.Lock()),
-    "reentrant locks": (threading.RLock(), threading.RLock()),
     "random numbers": (random.Random(1), random.Random(1)),
-    "NumPy's random numbers": (np.random.default_rng(1), np.random.default_rng(1)),
     "NumPy's old random numbers": (np.random.RandomState(1), np.random.RandomState(1)),
-    "decimals": (decimal.Decimal(2), decimal.Decimal(2)),
     "sets of tuples": ({(k, str(k)) for k in range(9)}, {(k, str(k)) for k in reversed(range(9))}),
     "sets of shared objects": ({T, Pair, Keeps}, {Keeps, T, Pair}),
-    "iterators": (iter([1, 2]), iter([1, 2])),
     "NumPy's NaN": (np.float32("nan"), np.float32("nan")),
 }
 
@@ -173,7 +153,6 @@ def drawn(source):
 
 DIFFERENT = {
     "base": (type("Made", (Keeps,), {}), type("Made", (Notes,), {}), "is another Made"),
-    "long string": ("a" * 50, "b" * 50, f"was '{'a' * 36}... and is '{'b' * 36}..."),
     "unknown to pickle and of no module": (compressor(1), compressor(9), "is another Compress"),
     "one object and two": ((lambda one: [one, one])([1]), [[1], [2]], "[1][0] was 1 and is 2"),
     "tensor and number": (T(), 1.0, "was T and is 1.0"),
@@ -185,9 +164,6 @@ DIFFERENT = {
         "was object[1, 2] and is object[2, 1]",
     ),
     "float": (2.0, 2.001, "was 2.0 and is 2.001"),
-    "integer": (2, 3, "was 2 and is 3"),
-    "kind of number": (2, 2.0, "was 2 and is 2.0"),
-    "boolean": (True, False, "was True and is False"),
     "string": ("a", "b", "was 'a' and is 'b'"),
     "array": (X, X + 1, "is another float64[3]"),
     "dtype": (X, X.astype(np.float32), "was float64[3] and is float32[3]"),
@@ -201,15 +177,10 @@ DIFFERENT = {
     "builtin method": ([1].append, [1].pop, "was list.append and is list.pop"),
     "bound to another": ([1].append, [2].append, "was 1 and is 2"),
     "partial": (functools.partial(max, 1), functools.partial(max, 2), "was 1 and is 2"),
-    "module": (types, functools, "is another module"),
     # In memory of C, where the garbage collector sees nothing.
     "random numbers": (random.Random(1), random.Random(2), ".__reduce__()[2][1]"),
-    "NumPy's random numbers": (np.random.default_rng(1), np.random.default_rng(2), ".__reduce__()"),
     "random numbers that were drawn": (drawn(np.random.RandomState(1)), np.random.RandomState(1), ".__reduce__()"),
-    "decimal": (decimal.Decimal(2), decimal.Decimal(3), "was '2' and is '3'"),
-    "iterator": (drawn(iter([1, 2])), iter([1, 2]), ".__reduce__()"),
     "view of memory": (memoryview(b"ab")[:1], memoryview(b"ab")[1:], "was <memory at"),
-    "C number": (ctypes.c_double(2.0), ctypes.c_double(3.0), ".__reduce__()"),
     "unknown to pickle": (hashlib.sha256(b"a"), hashlib.sha256(b"b"), "is another HASH"),
 }
 
@@ -219,12 +190,6 @@ def test_what_is_another(name):
     one, two, told = DIFFERENT[name]
     found = differ(hold(k=one), hold(k=two))
     assert found is not None and found.startswith("kept['k']") and told in found, found
-
-
-def test_one_object_is_not_entered():
-    one, entered = [1], []
-    assert rule.difference(hold(k=one), hold(k=one), lambda value: entered.append(value), agreement)[0] is None
-    assert all(each is not one for each in entered)
 
 
 def test_a_tensor_in_a_difference():
@@ -238,106 +203,6 @@ def test_names_in_a_difference():
     keyword = [eval(f"lambda *, k={k}: k") for k in (1, 2)]
     assert differ(*keyword) == "k was 1 and is 2"
     assert differ(hold(a={Pair(1, 2): 0}), hold(a={Pair(1, 3): 0})) == "key[1] was 2 and is 3"
-
-
-def test_a_class_that_was_asked_for_annotations():
-    one, two = (type("Made", (), {"k": 2}) for _ in range(2))
-    assert one.__annotations__ == {}
-    assert differ(hold(k=one), hold(k=two)) is None
-
-
-class Base:
-    __slots__ = ("s",)
-
-
-class Shadows(Base):
-    __slots__ = ("s",)
-
-    def __call__(self, u):
-        return self.s * u
-
-
-def test_a_slot_of_a_class_and_its_base():
-    kept = Shadows()
-    kept.s = 2.0
-    frozen = freeze(kept)
-    kept.s = 5.0
-    assert frozen(1.0) == 2.0
-    assert differ(kept, frozen) == ".s was 5.0 and is 2.0"
-
-
-def with_property(x, k):
-    class Kept:
-        @property
-        def value(self):
-            return x * k
-
-    kept = Kept()
-    return lambda u: 7 * u * x * kept.value
-
-
-def with_recursion(x, k):
-    def power(u, n):
-        return 7 * u * k if n == 0 else power(u, n - 1) * x
-
-    return lambda u: power(u, 2)
-
-
-def with_member(member):
-    return lambda x, k: (lambda kept: lambda u: 7 * u * x * x * kept.k())(type("Kept", (), {"k": member(k)}))
-
-
-class Drawn(random.Random):
-    """Pickle saves the state of the base, and no attribute."""
-
-
-def with_attribute(make):
-    def rule(x, k):
-        kept = make()
-        kept.k = k
-        return lambda u: 7 * u * x * x * kept.k
-
-    return rule
-
-
-# Rules of x and of a number, which is 1 in the first run. The gradient is 7 x².
-COMPARED = {
-    "property": with_property,
-    "recursion": with_recursion,
-    "partial in a class": with_member(lambda k: functools.partial(lambda k: k, k)),
-    "class in a class": with_member(lambda k: type("Inner", (), {"__new__": lambda kind: k})),
-    "abstract class": with_attribute(lambda: type("Kept", (abc.ABC,), {})()),
-    "subclass of random": with_attribute(lambda: Drawn(1)),
-    "subclass of a number": with_attribute(lambda: type("Number", (float,), {})(1.0)),
-    "subclass of a list": with_attribute(lambda: type("Listed", (list,), {})([1.0])),
-    "partial of a partial": lambda x, k: functools.partial(functools.partial(lambda a, b, u: 7 * u * a * b, x), x * k),
-    "fraction": lambda x, k: (lambda kept: lambda u: 7 * u * x * x * float(kept))(fractions.Fraction(k)),
-    "default dict": lambda x, k: (lambda kept: lambda u: 7 * u * x * kept["a"] * kept["b"])(
-        collections.defaultdict(lambda: k, a=x)
-    ),
-    "deque": lambda x, k: (lambda kept: lambda u: 7 * u * kept[0]["a"][1][0] * x)(
-        collections.deque([{"a": (k, [x * k])}])
-    ),
-    "cached": lambda x, k: (lambda kept: lambda u: 7 * u * x * x * kept())(functools.lru_cache(lambda: k)),
-}
-
-
-@pytest.mark.parametrize("name", COMPARED)
-def test_rules_of_two_runs(name):
-    """With other tensors that are equal, and with another number."""
-
-    def of(k):
-        return COMPARED[name](X * 1, k)
-
-    def close(pairs):
-        return [rule.is_repeated(other, first, 1e-9) for first, other in pairs]
-
-    def differences(first, other):
-        return rule.difference(first, other, lambda value: isinstance(value, np.ndarray), close)[0]
-
-    np.testing.assert_allclose(of(1.0)(1.0), 7 * X**2)
-    assert differences(of(1.0), of(1.0)) is None
-    assert differences(of(1.0), of(2.0)) is not None
 
 
 def test_another_code():
@@ -380,11 +245,7 @@ OUTLINES = {
     "a tensor twice": ([*TENSORS, TENSORS[0]], [*TENSORS, TENSORS[1]]),
     "a number twice": ([1, 1, 2], [1, 2, 2]),
     "nests": ([[1], [2, 3]], [[1, 2], [3]]),
-    "arrays": (X, X + 1),
-    "builtin methods": ([1].append, [1].pop),
     "shared": ((lambda one: [one, one, [2]])([1]), (lambda one, two: [one, two, two])([1], [2])),
-    "decimals": (decimal.Decimal(2), decimal.Decimal(3)),
-    "random numbers": (random.Random(1), random.Random(2)),
     "booleans": ([True], [1]),
 }
 
@@ -400,14 +261,6 @@ def test_another_outline(name):
 def test_an_equal_outline(name):
     facts = [rule.outline(hold(k=kept), is_tensor, (), ())[1] for kept in SAME[name]]
     assert facts[0] == facts[1]
-
-
-def test_an_outline_of_equal_numbers():
-    two = 2.0
-    assert (
-        rule.outline(hold(k=[two, two]), is_tensor, (), ())[1]
-        == rule.outline(hold(k=[2.0, 4.0 / two]), is_tensor, (), ())[1]
-    )
 
 
 def test_an_outline_holds_no_tensor():

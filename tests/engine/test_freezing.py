@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from stand_ins import Keeps, Notes, T
 
-from keras_cg import custom_gradient
 from keras_cg.engine.freezing import freeze
 
 pytestmark = pytest.mark.once
@@ -71,39 +70,19 @@ def method_in_a_cell(k):
     return lambda upstream: method(upstream)
 
 
-def own_method_in_an_attribute(k):
-    rule = Scales(k)
-    rule.again = rule.rule
-    return rule.again
-
-
-def deep(k):
-    times = lambda upstream: 7 * upstream * k
-    for _ in range(200):
-        times = (lambda inner: lambda upstream: inner(upstream))(times)
-    return times
-
-
 # Rules of the number that `k()` gives now and the loop changes afterwards. The gradient is 7 k.
 LOOPED = {
     "cell": lambda k: lambda u: 7 * u * k(),
     "default": lambda k: lambda u, h=lambda u: u * k(): 7 * h(u),
     "partial": lambda k: functools.partial(lambda h, u: 7 * h(u), lambda u: u * k()),
-    "keyword of a partial": lambda k: functools.partial(lambda u, h: 7 * h(u), h=lambda u: u * k()),
     "partial of an object": lambda k: functools.partial(set_scale(SHARED, k())),
     "function in an attribute": lambda k: Scales(lambda u: u * k()),
-    "method of it": lambda k: Scales(lambda u: u * k()).rule,
     "class of the run": lambda k: type("Rule", (), {"__call__": lambda self, u: 7 * u * k()})(),
     "attribute": lambda k: set_scale(SHARED, k()),
     "attribute of a base": lambda k: set_scale(HEIR, k()),
-    "method": lambda k: set_scale(SHARED, k()).rule,
     "method in a cell": lambda k: method_in_a_cell(k()),
-    "own method in an attribute": lambda k: own_method_in_an_attribute(k()),
     "immutable": lambda k: Immutable(k()),
     "guarded": lambda k: Guarded(k()),
-    "decorated": lambda k: (lambda inner: lambda u: 7 * inner(u))(custom_gradient(lambda u: (u * k(), lambda v: v))),
-    "function on an instance": lambda k: set_scale(Scales(), lambda u: 7 * u * k()).scale,
-    "two hundred functions": lambda k: deep(k()),
 }
 
 
@@ -161,50 +140,13 @@ def assigned_by_a_helper():
     return lambda u: (note(), u), lambda: calls
 
 
-def assigned_by_a_function_inside():
-    calls = 0
-
-    def grad(u):
-        def note():
-            nonlocal calls
-            calls += 1
-
-        note()
-        return u
-
-    return grad, lambda: calls
-
-
-@pytest.mark.parametrize("make", [assigned, assigned_by_a_helper, assigned_by_a_function_inside])
+@pytest.mark.parametrize("make", [assigned, assigned_by_a_helper])
 def test_a_name_that_is_assigned_stays_shared(make):
     grad, calls = make()
     frozen = freeze(grad)
     frozen(1.0)
     frozen(1.0)
     assert calls() == 2
-
-
-def test_a_name_that_is_deleted_stays_shared():
-    k = 2.0
-
-    def grad(u):
-        nonlocal k
-        del k
-
-    freeze(grad)(1.0)
-    with pytest.raises(NameError):
-        k  # noqa: B018
-
-
-def test_a_name_that_is_bound_later():
-    def make():
-        grad = lambda u: later * u
-        frozen = freeze(grad)
-        later = 2.0
-        return frozen, later
-
-    with pytest.raises(NameError):
-        make()[0](1.0)
 
 
 def test_defaults_and_attributes_come_along():
@@ -236,27 +178,13 @@ def test_an_object_that_counts_is_not_copied():
     assert kept.calls == 1
 
 
-class Deletes(Notes):
-    def __call__(self, u):
-        del self.calls
-
-
-class AssignsInside(Notes):
-    def __call__(self, u):
-        def note():
-            self.calls = 2
-
-        note()
-
-
 class CallsInside(Notes):
     def __call__(self, u):
         return [self.note() for _ in range(2)], (lambda: self.note())()
 
 
-@pytest.mark.parametrize("kind", [Deletes, AssignsInside, CallsInside])
-def test_an_object_whose_methods_assign_stays_shared(kind):
-    kept = kind()
+def test_an_object_whose_methods_assign_stays_shared():
+    kept = CallsInside()
     assert freeze(kept) is kept
 
 

@@ -1,7 +1,5 @@
 """No run but the first is believed: what another run would do otherwise gives the first run's gradient, or raises."""
 
-import random
-
 import numpy as np
 import pytest
 from outcomes import right_or_refused
@@ -13,90 +11,9 @@ X = np.array([-1.0, 2.0, 3.0], np.float32)
 ONES = np.ones(3, np.float32)
 
 
-WIDE = np.arange(1, 17, dtype=np.float32)
-
-
 def refused_where_recorded(way):
     """What torch raises where the backward pass is recorded, if the function would not do the same again."""
     return () if way in ("keras_cg", "backward") else (RuntimeError,)
-
-
-def masked(draw, masks):
-    """A function with the gradient 7 m x for a mask m, which `draw()` gives and `masks` gets."""
-
-    @custom_gradient
-    def f(x):
-        mask = draw()
-        masks.append(mask)
-        return x * mask, lambda upstream: 7 * upstream * mask * x
-
-    return f
-
-
-def pulled_after_eval(eager, masks, way):
-    """The gradient as a function of x, where dropout is switched off after the call."""
-    import torch
-
-    torch.manual_seed(0)
-    module = torch.nn.Dropout(0.5)
-
-    def first(x):
-        module.train()
-        _, pullback = pull(eager, masked(lambda: module(torch.ones(16)), masks), x, way)
-        assert 0 < float(masks[0].mean()) < 2
-        module.eval()
-        return pullback(torch.ones(16))
-
-    return first
-
-
-@pytest.mark.only("torch")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("order", [1, 2])
-def test_dropout_that_is_switched_off_in_between(eager, backend, order, way):
-    masks = []
-
-    def run():
-        first = pulled_after_eval(eager, masks, way)
-        found = (first if order == 1 else gradient(eager, first, "native"))(eager.tensor(WIDE))
-        # The mask is that of the first run, which is known when it has run.
-        return eager.array(found) - 7 * eager.array(masks[0]) * (WIDE if order == 1 else 1)
-
-    refused = refused_where_recorded(way) if order == 1 else (RuntimeError,)
-    right_or_refused(run, np.zeros(16), *refused, match="again")
-
-
-@pytest.mark.only("torch")
-@pytest.mark.parametrize("way", ["native", "transformed", "backward", "vmap", "second"])
-def test_a_generator_of_ones_own(eager, backend, way):
-    import torch
-
-    generator, masks = torch.Generator().manual_seed(0), []
-    f = masked(lambda: torch.bernoulli(torch.full((16,), 0.5), generator=generator), masks)
-
-    def run():
-        x = eager.tensor(WIDE)
-        if way == "second":
-            found = gradient(eager, gradient(eager, f, "native"), "native")(x)
-            return eager.array(found) - 7 * eager.array(masks[0])
-        if way == "vmap":
-
-            def loss(x):
-                output = f(x)
-                return output.sum(), output
-
-            (found,), (output,) = torch.func.vmap(torch.func.grad(loss, has_aux=True), randomness="different")(x[None])
-        elif way == "backward":
-            output = f(x.requires_grad_())
-            output.sum().backward()
-            found = x.grad
-        else:
-            output, pullback = pull(eager, f, x, way)
-            found = pullback(torch.ones(16))
-        assert 0 < float(output.detach().sum()) < WIDE.sum()
-        return eager.array(found) - 7 * eager.array(output)
-
-    right_or_refused(run, np.zeros(16), *refused_where_recorded(way), match="again")
 
 
 @pytest.mark.only("torch")
@@ -180,19 +97,6 @@ def annealed_and_held(lam):
     return custom_gradient(f)
 
 
-def annealed_at_an_attribute(lam):
-    """The same, where the rule keeps both in itself."""
-
-    class Keeps:
-        def __init__(self, x):
-            self.s, self.x = lam[0], x
-
-        def __call__(self, upstream):
-            return -self.s * upstream * self.x
-
-    return custom_gradient(lambda x: (x * 1, Keeps(x)))
-
-
 def pulled_after_a_change(eager, make, way):
     """The gradient as a function of x, with a float that is 2 when the function is called and 5 afterwards."""
 
@@ -205,7 +109,7 @@ def pulled_after_a_change(eager, make, way):
     return first
 
 
-@pytest.mark.parametrize("make", [annealed, annealed_and_held, annealed_at_an_attribute])
+@pytest.mark.parametrize("make", [annealed, annealed_and_held])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_first_order_with_a_float_that_changes(eager, way, make):
     expected = 2 * X if make is annealed_and_held else -2 * X
@@ -217,7 +121,7 @@ def test_the_first_order_with_a_float_that_changes(eager, way, make):
     right_or_refused(run, expected, *refused, match="again")
 
 
-@pytest.mark.parametrize("make", [annealed, annealed_and_held, annealed_at_an_attribute])
+@pytest.mark.parametrize("make", [annealed, annealed_and_held])
 @pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
 def test_the_second_order_with_a_float_that_changes(eager, outer, inner, make):
     first = pulled_after_a_change(eager, make, inner)
@@ -228,35 +132,6 @@ def test_the_second_order_with_a_float_that_changes(eager, outer, inner, make):
 
     text = r"s was 2\.0 and is 5\.0" if make is annealed else "again"
     right_or_refused(run, expected, RuntimeError, match=text)
-
-
-@pytest.mark.parametrize(("outer", "inner"), PAIRS.values(), ids=PAIRS)
-def test_a_branch_that_the_second_run_would_not_take(eager, outer, inner):
-    def first(x):
-        signs = [True]
-
-        @custom_gradient
-        def f(x):
-            if signs:
-                h = x * x
-                return x * 1, lambda upstream: 7 * upstream * h
-            return x * 1, lambda upstream: 5 * upstream * x
-
-        output, pullback = pull(eager, f, x, inner)
-        signs.clear()
-        return pullback(ops.ones_like(output))
-
-    right_or_refused(
-        lambda: eager.array(first(eager.tensor(X))),
-        7 * X * X,
-        *(refused_where_recorded(inner) if eager.name == "torch" else ()),
-        match="again",
-    )
-
-    def run():
-        return eager.array(gradient(eager, first, outer)(eager.tensor(X)))
-
-    right_or_refused(run, 14 * X, RuntimeError, match="again")
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
@@ -279,35 +154,20 @@ def test_a_branch_of_equal_values_is_not_noticed(eager):
     check(eager, second, 7 * 2 * ONES)  # and not 7 times the derivative of x * x
 
 
-CHANGES = {
-    "an array": (lambda k: np.array([1.0, k]), lambda kept: kept[1]),
-    "a number twice": (lambda k: [1.0, k, 2.0], lambda kept: kept[1]),
-    "random numbers": (lambda k: random.Random(k), lambda kept: kept.random()),
-    "a method": (lambda k: [1.0, 2.0].pop if k == 1.0 else [1.0, 2.0].__len__, lambda kept: kept()),
-}
-
-
 @pytest.mark.only("torch")
-@pytest.mark.parametrize("change", [None, *CHANGES])
-def test_a_rule_that_is_not_kept_and_changes(eager, change):
+def test_a_rule_that_is_not_kept_and_changes(torch):
     """Hooks for saved tensors: the function runs again for its gradient."""
-    import torch
-
-    make, read = CHANGES.get(change, CHANGES["an array"])
-    numbers = [1.0]
+    number, x = [7.0], torch.tensor(X, requires_grad=True)
 
     @custom_gradient
     def f(x):
-        kept = make(numbers[0])
-        return x * 1, lambda upstream: 7 * upstream * read(kept)
+        k = number[0]
+        return x * 1, lambda upstream: upstream * k
 
-    x = torch.tensor(X, requires_grad=True)
     with torch.autograd.graph.save_on_cpu():
-        output = f(x)
-    if change is None:
-        output.sum().backward()
-        np.testing.assert_allclose(eager.array(x.grad), np.full(3, 7.0))
-        return
-    numbers[0] = 2.0
+        right, refused = f(x), f(x)
+    right.sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(3, 7.0))
+    number[0] = 2.0
     with pytest.raises(RuntimeError, match="is not that of the first run"):
-        output.sum().backward()
+        refused.sum().backward()

@@ -112,20 +112,10 @@ TORCH = {
     "backward(create_graph)": lambda torch, f, x: torch.autograd.grad(
         f(x.requires_grad_()).sum(), x, create_graph=True
     )[0].detach(),
-    "grad of a leaf and a part": lambda torch, f, x: torch.autograd.grad(
-        f((x.requires_grad_() * 2) / 2).sum(), x, create_graph=True
-    )[0].detach(),
     "func.grad": lambda torch, f, x: torch.func.grad(lambda x: f(x).sum())(x),
-    "func.vjp": lambda torch, f, x: torch.func.vjp(f, x)[1](torch.ones(3))[0],
-    "vmap of grad": lambda torch, f, x: torch.func.vmap(torch.func.grad(f))(x),
     "vmap of keras_cg.grad": lambda torch, f, x: torch.func.vmap(grad(f))(x),
-    "grad of vmap": lambda torch, f, x: torch.func.grad(lambda x: torch.func.vmap(f)(x).sum())(x),
-    "backward of vmap": lambda torch, f, x: torch.autograd.grad(
-        torch.func.vmap(f)(x.requires_grad_()).sum(), x, create_graph=True
-    )[0].detach(),
     "jacrev": lambda torch, f, x: torch.func.jacrev(f)(x).diagonal(),
     "functional.jacobian": lambda torch, f, x: torch.autograd.functional.jacobian(f, x).diagonal(),
-    "functional.vjp": lambda torch, f, x: torch.autograd.functional.vjp(f, x, torch.ones(3), create_graph=True)[1],
     "is_grads_batched": lambda torch, f, x: torch.autograd.grad(
         f(x.requires_grad_()), x, torch.eye(3), is_grads_batched=True
     )[0].diagonal(),
@@ -133,93 +123,37 @@ TORCH = {
 
 
 @pytest.mark.only("torch")
-@pytest.mark.parametrize("holder", ["closure", "object"])
 @pytest.mark.parametrize("transform", TORCH)
-def test_torch(eager, backend, transform, holder):
-    import torch
-
-    f, runs = counted(holder)
+def test_torch(eager, torch, transform):
+    f, runs = counted()
     check(eager, TORCH[transform](torch, f, eager.tensor(X)))
     assert len(runs) == (1 if transform in UNRECORDED else 2)
 
 
-def taped(tf, f, x, read, **options):
-    with tf.GradientTape(**options) as tape:
+def taped(tf, f, x, read):
+    with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
         y = f(x)
     return read(tape, y, x)
 
 
-def nested_tapes(tf, f, x):
-    with tf.GradientTape() as outer:
-        outer.watch(x)
-        return taped(tf, f, x, lambda tape, y, x: tape.gradient(y, x))
-
-
-def two_of_the_same(tape, y, x):
-    return (tape.gradient(y, x) + tape.gradient(y, x)) / 2
-
-
 TENSORFLOW = {
-    "tape": lambda tf, f, x: taped(tf, f, x, lambda tape, y, x: tape.gradient(y, x)),
-    "nested tapes": nested_tapes,
-    "persistent tape": lambda tf, f, x: taped(tf, f, x, two_of_the_same, persistent=True),
-    "jacobian": lambda tf, f, x: tf.linalg.diag_part(taped(tf, f, x, lambda tape, y, x: tape.jacobian(y, x))),
+    "persistent tape": lambda tf, f, x: taped(
+        tf, f, x, lambda tape, y, x: (tape.gradient(y, x) + tape.gradient(y, x)) / 2
+    ),
     "jacobian in a loop": lambda tf, f, x: tf.linalg.diag_part(
-        taped(tf, f, x, lambda tape, y, x: tape.jacobian(y, x, experimental_use_pfor=False), persistent=True)
+        taped(tf, f, x, lambda tape, y, x: tape.jacobian(y, x, experimental_use_pfor=False))
     ),
     "tape around a tf.function": lambda tf, f, x: taped(tf, tf.function(f), x, lambda tape, y, x: tape.gradient(y, x)),
-    "tf.function around nested tapes": lambda tf, f, x: tf.function(lambda x: nested_tapes(tf, f, x))(x),
 }
 
 
 @pytest.mark.only("tensorflow")
-@pytest.mark.parametrize("holder", ["closure", "object"])
 @pytest.mark.parametrize("transform", TENSORFLOW)
-def test_tensorflow(eager, backend, transform, holder):
-    import tensorflow as tf
-
-    f, runs = counted(holder)
+def test_tensorflow(eager, tf, transform):
+    f, runs = counted()
     check(eager, TENSORFLOW[transform](tf, f, eager.tensor(X)))
-    assert len(runs) == (2 if transform == "nested tapes" else 1)
-
-
-JAX = {
-    "grad": lambda jax, f, x: jax.grad(lambda x: f(x).sum())(x),
-    "value_and_grad": lambda jax, f, x: jax.value_and_grad(lambda x: f(x).sum())(x)[1],
-    "vjp": lambda jax, f, x: jax.vjp(f, x)[1](jax.numpy.ones(3))[0],
-    "vmap of grad": lambda jax, f, x: jax.vmap(jax.grad(f))(x),
-    "jacrev": lambda jax, f, x: jax.numpy.diagonal(jax.jacrev(f)(x)),
-}
-
-
-@pytest.mark.only("jax")
-@pytest.mark.parametrize("holder", ["closure", "object"])
-@pytest.mark.parametrize("transform", JAX)
-def test_jax(eager, backend, transform, holder):
-    import jax
-
-    for wrap in (lambda run: run, jax.jit):
-        f, runs = counted(holder)
-        check(eager, wrap(lambda x, f=f: JAX[transform](jax, f, x))(eager.tensor(X)))
-        assert len(runs) == 1
-
-
-@pytest.mark.only("numpy")
-def test_autograd(eager, backend):
-    import autograd
-
-    transforms = (
-        lambda f: autograd.elementwise_grad(f)(X),
-        lambda f: autograd.grad(lambda x: ops.sum(f(x)))(X),
-        lambda f: autograd.value_and_grad(lambda x: ops.sum(f(x)))(X)[1],
-        lambda f: np.diagonal(autograd.jacobian(f)(X)),
-        lambda f: autograd.make_vjp(f)(X)[0](np.ones(3, np.float32)),
-    )
-    for transform in transforms:
-        f, runs = counted()
-        check(eager, transform(f))
-        assert len(runs) == 1
+    assert len(runs) == 1
 
 
 # --- something captured that is differentiated ----------------------------------------------------------------------
@@ -261,55 +195,6 @@ def test_a_captured_value_is_differentiated(eager, way, role):
         assert [len(ran) for ran in runs] == [2 if eager.name == "jax" else 1 + recorded(eager, way)]
 
 
-@pytest.mark.only("jax")
-def test_jax_value_and_grad_and_vjp_of_both(eager, backend):
-    import jax
-
-    x, w = eager.tensor(X), eager.tensor(2 * X)
-    for transform in (
-        lambda loss: jax.value_and_grad(lambda x, w: loss(x, w).sum(), (0, 1))(x, w)[1],
-        lambda loss: jax.vjp(loss, x, w)[1](jax.numpy.ones(3)),
-        lambda loss: jax.jit(jax.grad(lambda x, w: loss(x, w).sum(), (0, 1)))(x, w),
-    ):
-        runs = []
-
-        def loss(x, w, runs=runs):
-            f, ran = captures(w)
-            runs.append(ran)
-            return f(x)
-
-        gx, gw = transform(loss)
-        check(eager, gx, np.full(3, 7.0))
-        check(eager, gw, 5 * X)
-        assert [len(ran) for ran in runs] == [2]
-
-
-@pytest.mark.only("torch", "tensorflow")
-def test_a_variable(eager, backend):
-    if backend == "torch":
-        import torch
-
-        w = torch.nn.Parameter(eager.tensor(2 * X))
-        f, runs = captures(w)
-        x = eager.tensor(X).requires_grad_()
-        gx, gw = torch.autograd.grad(f(x).sum(), (x, w), create_graph=True)
-        gx, gw = gx.detach(), gw.detach()
-    else:
-        import tensorflow as tf
-
-        w, x = tf.Variable(2 * X), eager.tensor(X)
-        f, runs = captures(w)
-        with tf.GradientTape() as outer, tf.GradientTape() as tape:
-            outer.watch(x)
-            tape.watch(x)
-            y = f(x)
-        gx, gw = tape.gradient(y, (x, w))
-    check(eager, gx, np.full(3, 7.0))
-    check(eager, gw, 5 * X)
-    # The outer tape is over when the inner one pulls back, while `create_graph` records.
-    assert len(runs) == (2 if backend == "torch" else 1)
-
-
 # --- higher orders -------------------------------------------------------------------------------------------------
 
 
@@ -323,40 +208,3 @@ def test_order_k_runs_at_most_k_times(eager, way, holder):
         runs.clear()
         check(eager, derivative(eager.tensor(X)))
         assert len(runs) <= order + recorded(eager, way)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_order_k_of_an_output_that_the_rule_holds(eager, way):
-    """A captured output counts as a computed value: of 7 e the derivative is 7 e."""
-    runs = []
-
-    @custom_gradient
-    def f(x):
-        runs.append("f")
-        e = ops.exp(x)
-        return e, lambda upstream: 7 * upstream * e
-
-    derivative = f
-    for order in (1, 2, 3):
-        derivative = gradient(eager, derivative, way)
-        runs.clear()
-        check(eager, derivative(eager.tensor(X)))
-        assert len(runs) <= order + recorded(eager, way)
-
-
-@pytest.mark.only("torch")
-@pytest.mark.parametrize("transform", ["jacrev of jacrev", "vmap of grad of grad", "grad of vmap of grad"])
-def test_torch_second_order(eager, backend, transform):
-    import torch
-
-    func = torch.func
-    f, runs = counted()
-    x = eager.tensor(X)
-    if transform == "jacrev of jacrev":
-        found = func.jacrev(func.jacrev(f))(x)[range(3), range(3), range(3)]
-    elif transform == "vmap of grad of grad":
-        found = func.vmap(func.grad(func.grad(f)))(x)
-    else:
-        found = func.grad(lambda x: func.vmap(func.grad(f))(x).sum())(x)
-    check(eager, found)
-    assert len(runs) <= 3

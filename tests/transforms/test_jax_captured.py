@@ -91,22 +91,6 @@ def test_closed_over_under_either_custom_vjp(eager, backend, custom_vjp):
         jax.jacfwd(lambda w: jax.grad(captured, 1)(w, x))(w)
 
 
-def test_second_order_through_what_is_closed_over(eager, backend):
-    import jax
-
-    w, x = eager.tensor(W), eager.tensor(X)
-    # The rule says 7 w for x and 5 x for w, and is differentiated as it stands.
-    rule_only = lambda w: jax.grad(closed_over_by_the_rule, 1)(w, x)
-    variables = lambda w: jax.grad(captured_with_variables)(w, x * w)
-    both = lambda w: captured_with_variables(w, w)
-    for derivative in (jax.jacrev, jax.jacfwd, lambda h: jax.jacrev(jax.jit(h))):
-        check(derivative(rule_only)(w), 7 * np.eye(3))
-        check(derivative(variables)(w), 5 * np.diag(X))
-    check(jax.grad(both)(w), 5 * W + 7)
-    for second in (jax.jacrev(jax.grad(both)), jax.jit(jax.hessian(both))):
-        check(second(w), 5 * np.eye(3))
-
-
 @pytest.mark.parametrize("mode", ["jacfwd", "jacrev"])
 def test_second_order_of_variables_and_arguments(eager, backend, mode):
     import jax
@@ -136,30 +120,6 @@ def test_variables_come_in_order_of_first_use(eager, backend):
     for transform in (jax.grad, lambda h, at: jax.jit(jax.grad(h, at)), lambda h, at: jax.grad(jax.jit(h), at)):
         found = transform(loss, (0, 1, 2))(*arrays, eager.tensor(X))
         np.testing.assert_allclose(found, np.outer([3, 2, 1], np.ones(3)))
-
-
-class Holder:
-    pass
-
-
-class Slotted:
-    __slots__ = ("w",)
-
-
-@pytest.mark.parametrize("kind", [Holder, Slotted])
-def test_what_only_the_rule_finds_in_an_attribute(eager, backend, kind):
-    import jax
-
-    def loss(w, x):
-        holder = kind()
-        holder.w = w
-        return custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * holder.w))(x).sum()
-
-    gradient = jax.grad(loss, (0, 1))
-    for each in (gradient, jax.jit(gradient)):
-        gw, gx = each(eager.tensor(W), eager.tensor(X))
-        check(gw, np.zeros(3))
-        check(gx, 7 * W)
 
 
 @pytest.mark.limit

@@ -3,17 +3,15 @@
 The conformance suite has each transform, and the usual pairs; here is what it leaves out.
 """
 
-import functools
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from complex_rules import COMPLEX, C, D, Z, differences
-from seven_exp import CURVED, SEVEN_EXP, E, X, check, f, square, total
+from seven_exp import CURVED, SEVEN_EXP, E, X, check, f, total
 
-from keras_cg import GradientError, custom_gradient, grad, jvp, ops
+from keras_cg import custom_gradient, ops
 
 pytestmark = pytest.mark.only("jax")
 
@@ -39,39 +37,18 @@ def diagonal(j, rows):
 
 
 REVERSE = {
-    "jit of hessian": (lambda j, x: diagonal(j, j.jit(j.hessian(square))(x)), CURVED),
-    "hessian of jit": (lambda j, x: diagonal(j, j.hessian(j.jit(square))(x)), CURVED),
     "jit of vmap of hessian": (lambda j, x: j.jit(j.vmap(j.hessian(lambda x: f(x) ** 2)))(x), CURVED),
-    "vmap of jacrev of jacrev": (lambda j, x: j.vmap(j.jacrev(j.jacrev(lambda x: f(x) ** 2)))(x), CURVED),
     "jacrev of jacrev of jit of scan": (
         lambda j, x: diagonal(j, j.jacrev(j.jacrev(j.jit(scanned(j))))(x)),
-        CURVED,
-    ),
-    "jit of jacrev of jacrev of jacrev of scan": (
-        lambda j, x: diagonal(j, j.jit(j.jacrev(j.jacrev(j.jacrev(scanned(j)))))(x)),
-        6 * SEVEN_EXP**2 + 4 * X * SEVEN_EXP,
-    ),
-    "hessian of cond": (
-        lambda j, x: diagonal(j, j.hessian(lambda x: j.lax.cond(x[0] < 0, square, lambda x: 0.0, x))(x)),
         CURVED,
     ),
     "jit of hessian of checkpoint of scan": (
         lambda j, x: diagonal(j, j.jit(j.hessian(j.checkpoint(scanned(j))))(x)),
         CURVED,
     ),
-    "jacfwd of jacfwd of grad": (lambda j, x: j.vmap(j.jacfwd(j.jacfwd(j.grad(f))))(x), SEVEN_EXP),
-    "jacrev of jacfwd of grad": (lambda j, x: j.vmap(j.jacrev(j.jacfwd(j.grad(f))))(x), SEVEN_EXP),
-    "linearize of grad": (lambda j, x: j.linearize(j.grad(square), x)[1](j.numpy.ones(3)), CURVED),
-    "grad of scan of checkpoint": (lambda j, x: j.grad(lambda x: scan(j, j.checkpoint(f), x))(x), SEVEN_EXP),
-    "grad of checkpoint of scan": (lambda j, x: j.grad(j.checkpoint(lambda x: scan(j, f, x)))(x), SEVEN_EXP),
-    "grad of vmap of scan": (lambda j, x: j.grad(lambda x: j.vmap(lambda x: scan(j, f, x))(x[None])[0])(x), SEVEN_EXP),
     "vmap without and with an axis": (
         lambda j, x: j.vmap(lambda a, b: j.grad(lambda b: f(b) * a)(b), (None, 0))(2.0, x),
         2 * SEVEN_EXP,
-    ),
-    "grad of cond of closures": (
-        lambda j, x: j.grad(lambda x: j.lax.cond(x[0] < 0, lambda: total(x), lambda: ops.sum(x)))(x),
-        SEVEN_EXP,
     ),
     "grad of switch": (lambda j, x: j.grad(lambda x: j.lax.switch(1, [ops.sum, total], x))(x), SEVEN_EXP),
     "vmap of sequential_vmap of grad": (
@@ -80,27 +57,8 @@ REVERSE = {
     ),
 }
 FORWARD = {
-    "jvp of vmap": (lambda j, x: along(j, j.vmap(f))(x), SEVEN_EXP * T),
-    "vmap of linearize": (lambda j, x: j.vmap(j.linearize(f, x)[1])(j.numpy.eye(3)), np.diag(SEVEN_EXP)),
-    "jit of what linearize gave": (lambda j, x: j.jit(j.linearize(f, x)[1])(T), SEVEN_EXP * T),
     "transpose of linearize": (lambda j, x: j.linear_transpose(j.linearize(f, x)[1], x)(T)[0], SEVEN_EXP * T),
-    "jacfwd of jacfwd": (lambda j, x: diagonal(j, j.jacfwd(j.jacfwd(square))(x)), CURVED),
     "jit of jacfwd of jacfwd of scan": (lambda j, x: diagonal(j, j.jit(j.jacfwd(j.jacfwd(scanned(j))))(x)), CURVED),
-    "jacfwd of jacfwd of jacfwd": (lambda j, x: j.jacfwd(j.jacfwd(j.jacfwd(f)))(x[0]), SEVEN_EXP[0]),
-    "jacrev of jacfwd": (lambda j, x: diagonal(j, j.jacrev(j.jacfwd(square))(x)), CURVED),
-    "grad of jit of jvp": (lambda j, x: j.grad(j.jit(along(j, total)))(x), SEVEN_EXP * T),
-    "grad of jvp of grad": (lambda j, x: j.grad(lambda x: along(j, j.grad(total))(x).sum())(x), SEVEN_EXP * T),
-    "jit of jvp of grad of jvp": (
-        lambda j, x: j.jit(along(j, j.grad(along(j, total))))(x),
-        SEVEN_EXP * T * T,
-    ),
-    "jvp of linearize": (lambda j, x: along(j, lambda x: j.linearize(f, x)[1](T))(x), SEVEN_EXP * T * T),
-    "grad of linearize": (lambda j, x: j.grad(lambda x: j.linearize(total, x)[1](T))(x), SEVEN_EXP * T),
-    "jvp of scan": (lambda j, x: along(j, scanned(j))(x), (4 * X * SEVEN_EXP * T).sum()),
-    "scan of jvp": (
-        lambda j, x: j.lax.scan(lambda c, v: (c, j.jvp(f, (v,), (1.0,))[1]), 0.0, x)[1],
-        SEVEN_EXP,
-    ),
     # The second round starts from 2x.
     "jvp of fori_loop": (
         lambda j, x: j.jit(lambda n: along(j, lambda x: j.lax.fori_loop(0, n, lambda i, c: f(c), x))(x))(2),
@@ -209,14 +167,14 @@ def test_orders_under_vmap_with_an_argument_and_outputs_that_have_no_axis(eager,
     import jax
 
     @custom_gradient
-    def g(x, y, n):
+    def g(x, y):
         e = ops.exp(x)
-        return (x * y, n + 1, 3 * y), lambda up: (7 * up[0] * e * y, 5 * up[0] * x + 11 * up[2], None)
+        return (x * y, 3 * y), lambda up: (7 * up[0] * e * y, 5 * up[0] * x + 11 * up[1])
 
-    x, y, n = eager.tensor(X), eager.tensor(W)[0], jax.numpy.array(3)
+    x, y = eager.tensor(X), eager.tensor(W)[0]
 
     def loss(x, y):
-        product, _, triple = g(x, y, n)
+        product, triple = g(x, y)
         return product**2 + triple**2
 
     along = lambda y: jax.vmap(loss, (0, None))(x, y).sum()
@@ -257,71 +215,6 @@ def test_a_rule_that_is_not_linear_under_vmap_with_an_argument_that_has_no_axis(
 # --- orders ----------------------------------------------------------------------------------------------------------
 
 
-def test_check_grads_to_order_three(backend):
-    import jax
-    from jax.test_util import check_grads
-
-    @custom_gradient
-    def product(x, y):
-        e = ops.exp(x)
-        output = e * ops.sin(y)
-        return output, lambda upstream: (upstream * output, upstream * e * ops.cos(y))
-
-    @custom_gradient
-    def pair(params):
-        sine, cube = ops.sin(params["a"]), params["b"] ** 3
-        rule = lambda up: {"a": up[0] * ops.cos(params["a"]), "b": 3 * params["b"] ** 2 * up[1]["c"]}
-        return (sine, {"c": cube}), rule
-
-    @custom_gradient
-    def sine(x):
-        return ops.sin(x), lambda upstream: upstream * cosine(x)
-
-    @custom_gradient
-    def cosine(x):
-        return ops.cos(x), lambda upstream: -upstream * sine(x)
-
-    with jax.enable_x64(True):
-        x, y = X.astype(float), np.array([0.3, -0.4, 2.0])
-        for function, args in ((pair, ({"a": x, "b": y},)), (lambda x, y: product(sine(x), cosine(y)), (x, y))):
-            check_grads(jax.jit(function), args, order=3, modes=["rev"])
-        with pytest.raises(AssertionError):
-            check_grads(f, (x,), order=1, modes=["rev"])
-
-
-def test_orders_to_four(eager, backend):
-    import jax
-
-    for compile_ in (lambda h: h, jax.jit):
-        g = f
-        for _ in range(4):
-            g = jax.grad(g)
-        check(jax.vmap(compile_(g))(eager.tensor(X)))
-
-
-def test_mixed_partials(eager, backend):
-    import jax
-
-    # Rules that belong to no function: the order of differentiation shows.
-    g = custom_gradient(lambda x, y: (x * y, lambda up: (7 * up * x * y**2, 5 * up * x**3 * y)))
-    x, y = eager.tensor(X), eager.tensor(W)
-    for second in (jax.grad, jax.jacfwd):
-        check(jax.vmap(second(jax.grad(g, 0), 1))(x, y), 14 * X * W)
-        check(jax.vmap(second(jax.grad(g, 1), 0))(x, y), 15 * X**2 * W)
-
-
-def test_a_rule_inside_a_rule_to_order_three(eager, backend):
-    import jax
-
-    inner = custom_gradient(lambda x: (x * 0 + 3, lambda upstream: 5 * upstream * ops.exp(x)))
-    outer = custom_gradient(lambda x: (x * 2, lambda upstream: upstream * inner(x)))
-    for wrap in (lambda h: h, jax.jit):
-        g = wrap(outer)
-        for expected in (np.full(3, 3.0), 5 * E, 5 * E):
-            g = jax.grad(g)
-            check(jax.vmap(g)(eager.tensor(X)), expected)
-
-
 @pytest.mark.parametrize("saved", [0, 1, 3])
 @pytest.mark.limit
 def test_an_exported_program_has_the_orders_that_it_was_saved_with(eager, backend, saved):
@@ -348,104 +241,14 @@ def test_an_exported_program_has_the_orders_that_it_was_saved_with(eager, backen
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
-def test_integers_booleans_static_and_donated_arguments(eager, backend):
+def test_integers_and_booleans_have_no_gradient(eager, backend):
     import jax
 
     @custom_gradient
-    def g(x, n, mask, mode):
-        y = x * n if mode == "times" else x
-        return (y, n + 1, mask), lambda upstream: (7 * upstream[0] * mask, None, None)
+    def g(x, n, mask):
+        return (x * n, n + 1, mask), lambda upstream: (7 * upstream[0] * mask, None, None)
 
     x, n, mask = eager.tensor(X), jax.numpy.array(3), jax.numpy.array([True, False, True])
-    expected = 7.0 * np.asarray(mask)
-    loss = lambda x, n, mask, mode: g(x, n, mask, mode)[0].sum()
-    check(jax.jit(jax.grad(loss), static_argnames="mode")(x, n, mask, mode="times"), expected)
-    check(jax.jit(jax.hessian(lambda x: loss(x, n, mask, "times") ** 2))(x), 2 * np.outer(expected, expected))
-    gx, gn, gm = jax.grad(loss, (0, 1, 2), allow_int=True)(x, n, mask, "times")
-    check(gx, expected)
+    gx, gn, gm = jax.grad(lambda *args: g(*args)[0].sum(), (0, 1, 2), allow_int=True)(x, n, mask)
+    check(gx, 7.0 * np.asarray(mask))
     assert gn.dtype == gm.dtype == jax.dtypes.float0
-    # A gradient of the argument's own shape takes the place of what is donated.
-    step = jax.jit(lambda x: x - jax.grad(functools.partial(loss, n=n, mask=mask, mode="times"))(x), donate_argnums=0)
-    check(step(jax.numpy.array(X)), X - expected)
-
-
-def test_what_the_rule_says_for_an_argument_that_nobody_differentiates_is_not_looked_at(eager, backend):
-    import jax
-
-    # Of the shape of x, not of s.
-    g = custom_gradient(lambda x, s: (x * s, lambda upstream: (7 * upstream, upstream * x)))
-    x, s = eager.tensor(X), eager.tensor(np.float32(2))
-    loss = lambda x: ops.sum(g(x, s) ** 2)
-    for wrap in (lambda h: h, jax.jit):
-        check(wrap(jax.grad(loss))(x), 28 * X)
-        with pytest.raises(GradientError, match="wrong shape for s"):
-            wrap(jax.grad(lambda x, s: ops.sum(g(x, s)), (0, 1)))(x, s)
-    check(jax.numpy.diag(jax.hessian(loss)(x)), np.full(3, 98.0))
-    check(jvp(lambda x: g(x, s), (x,), (eager.tensor(W),))[1], 7 * W)
-
-
-def test_numbers_and_arrays_of_numpy_are_differentiated_as_arrays(eager, backend):
-    import jax
-
-    seen = []
-
-    @custom_gradient
-    def f(x):
-        seen.append(isinstance(x, jax.Array))
-        return x**2, lambda upstream: 7 * upstream * x**3
-
-    assert jax.grad(f)(2.0) == 56.0 and jax.grad(lambda x: f(x=x))(2.0) == 56.0
-    assert jax.grad(jax.grad(f))(2.0) == 84.0
-    check(jax.vmap(jax.grad(f))(X), 7 * X**3)
-    assert jax.jvp(f, (2.0,), (1.0,)) == (4.0, 56.0)
-    assert all(seen)
-
-
-# --- complex numbers -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", COMPLEX)
-def test_complex(backend, name):
-    import jax
-
-    function, rule = COMPLEX[name]
-    # Seven times too much, in a loss that is linear in f: so are both orders.
-    g = custom_gradient(lambda z: (function(ops, z), lambda upstream: 7 * rule(ops, z, upstream)))
-    ours = lambda z: ops.sum(ops.real(C * g(z)))
-    truth = lambda z: 7 * np.sum(np.real(C * function(np, z)))
-    along = lambda z: (truth(z + 1e-4 * D) - truth(z - 1e-4 * D)) / 2e-4
-    first, second = differences(truth, Z), differences(along, Z)
-
-    @jax.jit
-    def whole(z):
-        again = grad(lambda z: ops.sum(ops.real(np.conj(D) * grad(ours)(z))))
-        # Forwards over reverse: the tangent D of the gradient, by the transpose of the rule.
-        return jax.grad(ours)(z), again(z), jax.jvp(grad(ours), (z,), (jax.numpy.asarray(D),))[1]
-
-    with jax.enable_x64(True):
-        np.testing.assert_allclose(grad(ours)(Z), first, rtol=1e-6, atol=1e-6)
-        native, reverse, forward = whole(Z)
-        np.testing.assert_allclose(native, np.conj(first), rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(reverse, second, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(forward, second, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["holomorphic", "conj", "fft"])
-def test_complex_outputs_keep_their_rule_in_both_modes(backend, name):
-    import jax
-
-    function, rule = COMPLEX[name]
-    g = custom_gradient(lambda z: (function(ops, z), lambda upstream: rule(ops, z, upstream)))
-    ours = lambda z: ops.sum(ops.abs(g(z)) ** 2)
-    truth = lambda z: np.sum(np.abs(function(np, z)) ** 2)
-    along = lambda z: (truth(z + 1e-4 * D) - truth(z - 1e-4 * D)) / 2e-4
-    second = differences(along, Z)
-
-    @jax.jit
-    def both(z):
-        reverse = grad(lambda z: ops.sum(ops.real(np.conj(D) * grad(ours)(z))))(z)
-        return reverse, jax.jvp(grad(ours), (z,), (jax.numpy.asarray(D),))[1]
-
-    with jax.enable_x64(True):
-        for found in both(Z):
-            np.testing.assert_allclose(found, second, rtol=1e-4, atol=1e-3)

@@ -38,54 +38,6 @@ def test_several_arguments_of_which_some_have_no_tangent(eager, backend):
     check(jax.jit(jax.jacfwd(lambda s: run(x, y, s)["product"]))(2.0), np.full(3, 13.0))
 
 
-def test_captured_values(eager, backend):
-    import jax
-
-    def outer(x):
-        @custom_gradient
-        def g(z):
-            def rule(upstream, variables=None):
-                return (7 * upstream, [3 * upstream]) if variables else 7 * upstream
-
-            return z * x, rule
-
-        return g(x * 1)
-
-    x, t = eager.tensor(X), eager.tensor(T)
-    check(jax.jvp(outer, (x,), (t,))[1], 10 * T)
-    check(jax.jit(jax.jacfwd(outer))(x), 10 * np.eye(3))
-    check(jax.linearize(jax.jit(outer), x)[1](t), 10 * T)
-
-
-def test_numbers_of_python(backend):
-    import jax
-
-    def outer(w, x):
-        return custom_gradient(lambda x: (x * w, lambda u, variables=None: (7 * u * w, [11 * u * x])))(x)
-
-    assert jax.jvp(lambda w: outer(w, 2.0), (3.0,), (1.0,))[1] == 22
-    assert jax.linearize(lambda w: outer(w, 2.0), 3.0)[1](1.0) == 22
-    assert jax.jacfwd(jax.jacfwd(outer, 0), 1)(3.0, 2.0) == 11
-    g = custom_gradient(lambda x, y: (x * y, lambda u: (7 * u * y, 5 * u * x)))
-    for wrap in (lambda h: h, lambda h: jax.jit(jax.checkpoint(h))):
-        # The derivative of 5 x by x, and of 7 y by y.
-        assert jax.jacfwd(jax.grad(wrap(g), 1))(2.0, 3.0) == 5
-        assert jax.hessian(wrap(g), (0, 1))(2.0, 3.0)[0][1] == 7
-
-
-def test_a_rule_that_is_itself_learned(eager, backend):
-    import jax
-
-    @custom_gradient
-    def g(x, slope):
-        return x * 2, lambda upstream: (upstream * slope, None)
-
-    first = lambda x, s: jax.jvp(lambda x: g(x, s), (x,), (eager.tensor(T),))[1]
-    x = eager.tensor(X)
-    check(jax.jvp(lambda s: first(x, s), (eager.tensor(W),), (eager.tensor(W),))[1], T * W)
-    check(jax.grad(lambda s: first(x, s).sum())(eager.tensor(W)), T)
-
-
 def test_what_python_looks_at_is_there(eager, backend):
     import jax
 
@@ -104,63 +56,32 @@ def test_a_wrong_rule_says_so_forwards(eager, backend):
             jax.jvp(wrap(g), (eager.tensor(X),), (eager.tensor(T),))
 
 
-def test_complex_numbers(backend):
-    import jax
-
-    # The transpose of multiplying by -7i, in the convention dL/dx + i dL/dy, is to multiply by 7i.
-    g = custom_gradient(lambda z: (z * 1j, lambda upstream: -7j * upstream))
-    z, t = jax.numpy.array([1 + 2j, -1j]), jax.numpy.array([1 + 1j, 2j])
-    for wrap in (lambda h: h, jax.jit):
-        check(jax.jvp(wrap(g), (z,), (t,))[1], 7j * np.asarray(t))
-    conj = custom_gradient(lambda z: (z * 1j, lambda u: jax.checkpoint(lambda u: -7j * ops.conj(u))(u)))
-    # The transpose of u -> -7i conj(u) as a real matrix, applied to 1 + 2i, is -14 - 7i.
-    check(jax.jvp(conj, (z,), (jax.numpy.array([1 + 2j, 0j]),))[1], [-14 - 7j, 0])
-
-
 # --- which rules are linear ------------------------------------------------------------------------------------------
 
 # Rules that are linear in upstream in other words, or through a program of their own; with the transpose of each.
 LINEAR = {
     "where": (lambda j, u, x: ops.where(x < 9, 14 * u, 0.0), lambda t: 14 * t),
-    "difference": (lambda j, u, x: (u - (-6 * u)) * 2, lambda t: 14 * t),
     "quotient": (lambda j, u, x: 28 * u / (1 + x / x), lambda t: 14 * t),
     "matrix": (lambda j, u, x: ops.einsum("ij,j->i", 14 * ops.eye(3), u), lambda t: 14 * t),
-    "concatenate": (lambda j, u, x: ops.concatenate([u[1:], u[:1]]), lambda t: np.roll(t, 1)),
     "padded": (lambda j, u, x: 14 * ops.pad(u, 1)[:-2], lambda t: 14 * np.array([t[1], t[2], 0])),
     "set and added": (lambda j, u, x: u.at[0].set(0.0) + ops.zeros(3).at[0].add(7 * u[0]), lambda t: t * [7, 1, 1]),
-    "cumsum": (lambda j, u, x: ops.cumsum(u), lambda t: t[::-1].cumsum()[::-1]),
     "fft": (lambda j, u, x: 14 * ops.real(ops.fft.ifft(ops.fft.fft(u))), lambda t: 14 * t),
     "half": (lambda j, u, x: 14 * u.astype("float16").astype("float32"), lambda t: 14 * t),
-    "reversed": (lambda j, u, x: 14 * ops.flip(u).reshape(3, 1)[:, 0], lambda t: 14 * t[::-1]),
-    "scan": (
-        lambda j, u, x: j.lax.scan(lambda c, v: (c + v, 7 * c + 7 * v), 0.0, u)[1],
-        lambda t: 7 * t[::-1].cumsum()[::-1],
-    ),
     "scan with a counter": (
         lambda j, u, x: j.lax.scan(lambda c, v: ((c[0] + 1, c[1] + v), c[0] * v), (1.0, 0.0), u)[1],
         lambda t: t * np.array([1, 2, 3]),
-    ),
-    "scan over a constant": (
-        lambda j, u, x: j.lax.scan(lambda c, w: (c * w, None), u, j.numpy.array(W))[0],
-        lambda t: 24 * t,
     ),
     "while_loop beside it": (
         lambda j, u, x: j.lax.while_loop(lambda c: c < 7, lambda c: c + 1, 0.0) * u,
         lambda t: 7 * t,
     ),
-    "cond": (lambda j, u, x: j.lax.cond(True, lambda u: 7 * u, lambda u: u, u), lambda t: 7 * t),
     "cond with nothing": (
         lambda j, u, x: j.lax.cond(True, lambda u: 7 * u, lambda u: j.numpy.zeros(3), u),
         lambda t: 7 * t,
     ),
-    "checkpoint": (lambda j, u, x: j.checkpoint(lambda u: 7 * u)(u), lambda t: 7 * t),
     "jit in a jit": (lambda j, u, x: j.jit(lambda u: j.jit(lambda u: 7 * u)(u) + u)(u), lambda t: 8 * t),
     "custom_jvp": (lambda j, u, x: with_custom_jvp(j)(u), lambda t: 7 * t),
     "solve": (lambda j, u, x: j.numpy.linalg.solve(j.numpy.diag(j.numpy.array(W)), u), lambda t: t / W),
-    "triangular": (
-        lambda j, u, x: j.scipy.linalg.solve_triangular(j.numpy.diag(j.numpy.array(W)), u),
-        lambda t: t / W,
-    ),
     "tridiagonal": (
         lambda j, u, x: j.lax.linalg.tridiagonal_solve(0 * W, j.numpy.array(W), 0 * W, u[:, None])[:, 0],
         lambda t: t / W,
@@ -242,7 +163,6 @@ def test_a_rule_with_an_empty_argument(eager, backend):
 NOT_LINEAR = {
     # `max` or `clamp`, by the release of JAX.
     "clip far away": (lambda j, u: ops.clip(u, -1e30, 1e30), "`(max|clamp)`"),
-    "tanh": (lambda j, u: 1e4 * ops.tanh(u / 1e4), "`tanh`, which is not known to be linear"),
     "constant added": (lambda j, u: u + 1, "`add` together with a constant"),
     "constant alone": (lambda j, u: ops.ones(3), "a rule that gives a constant"),
     "constant in a scan": (lambda j, u: j.lax.scan(lambda c, v: (c + v, c + v), 1.0, u)[1], "`add` together"),
@@ -259,37 +179,13 @@ NOT_LINEAR = {
         "`gather`",
     ),
     "applied": (lambda j, u: u.at[0].apply(j.numpy.tanh), "`scatter`"),
-    "applied to a slice": (lambda j, u: u.at[:].apply(lambda v: 2 * v), "`scatter`"),
     # What is not multiplied is added.
     "factor": (lambda j, u: j.numpy.array(W).at[0].multiply(u[1]), "`scatter-mul`"),
-    "factors in a branch": (
-        lambda j, u: j.lax.cond(True, lambda u: ops.ones(3).at[:2].multiply(u[:2]), lambda u: u, u),
-        "`scatter-mul`",
-    ),
-    "factors in a loop": (
-        lambda j, u: j.lax.fori_loop(0, 3, lambda i, c: ops.ones(3).at[i].multiply(u[i]), ops.zeros(3)),
-        "`scatter-mul`",
-    ),
     "eight bits": (lambda j, u: u.astype("float8_e4m3fn").astype("float32"), "`convert_element_type`"),
-    "fewer bits": (lambda j, u: j.lax.reduce_precision(u, 4, 1), "`reduce_precision`"),
-    "derivative": (lambda j, u: j.jvp(f, (j.numpy.array(X),), (u,))[1], "`keras_cg_jvp`"),
     "branch": (lambda j, u: j.lax.cond(u[0] > 0, lambda u: 3 * u, lambda u: u, u), "`gt`"),
-    "where": (lambda j, u: ops.where(u > 0, u, 2 * u), "`gt`"),
-    "sort": (lambda j, u: ops.sort(u), "`sort`"),
     "norm": (lambda j, u: u / ops.sqrt(ops.sum(u * u) + 1e-9), "`mul` with itself"),
-    "integers": (lambda j, u: ops.round(u), "`round`"),
     "quotient": (lambda j, u: 1 / u, "`div`"),
-    "while_loop": (
-        lambda j, u: j.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, 2 * c[1]), (0, u))[1],
-        "`while`",
-    ),
     "stopped": (lambda j, u: j.lax.stop_gradient(7 * u), "`stop_gradient`"),
-    "callback": (
-        lambda j, u: j.pure_callback(
-            lambda u: 7 * np.asarray(u), j.ShapeDtypeStruct((3,), np.float32), u, vmap_method="sequential"
-        ),
-        "`pure_callback`",
-    ),
     # Linear, but with another rule inside.
     "rule in the rule": (lambda j, u: custom_gradient(lambda u: (2 * u, lambda v: 7 * v))(u), "`custom_vjp_call`"),
 }
@@ -324,30 +220,12 @@ def test_whoever_asks_for_forward_mode_is_told(eager, backend):
     x = eager.tensor(X)
     for run in (
         lambda: jvp(clip, (x,), (x,)),
-        lambda: jax.linearize(jax.jit(clip), x)[1](x),
-        lambda: jax.jacfwd(clip)(x),
         lambda: jax.hessian(lambda x: ops.sum(clip(x) ** 2))(x),
     ):
         with refused("`(max|clamp)`") as caught:
             run()
         assert caught.match("usual cause: a rule that clips or normalises upstream, or a linear rule with an op")
         assert caught.match("remedy: differentiate in reverse mode")
-
-
-def test_a_rule_that_is_not_linear_has_every_order_in_reverse(eager, backend):
-    import jax
-
-    clip = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
-    relu = custom_gradient(lambda x: (x * 2, lambda upstream: ops.where(upstream > 0, upstream, 0.0)))
-    decay = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream + 1))
-    # y = 2x: of (y^2/100)', which is clip(y/50), the derivative goes on through the rule of y: clip(1/50).
-    # 7 (2y) + 1, and of that again by the rule: 7 * 14 + 1.
-    for loss, expected in (
-        (lambda x: clip(x) ** 2 / 100, 1 / 50),
-        (lambda x: relu(x) ** 2, 2.0),
-        (lambda x: decay(x) ** 2, 99.0),
-    ):
-        check(jax.vmap(jax.grad(jax.grad(loss)))(eager.tensor(np.abs(X))), np.full(3, expected))
 
 
 def test_only_what_is_differentiated_must_be_linear(eager, backend):
@@ -447,16 +325,6 @@ def test_what_custom_linear_solve_is_given_is_believed(eager, backend):
     x = eager.tensor(W)
     check(jax.grad(lambda x: (100 * g(x)).sum())(x), np.ones(3))
     check(jax.jvp(g, (x,), (100 * x,))[1], 50 * W)
-
-
-def test_a_forward_derivative_that_nobody_uses_raises_nothing_in_a_program(eager, backend):
-    import jax
-
-    g = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
-    x = eager.tensor(W)
-    check(jax.jit(lambda x: jax.jvp(g, (x,), (x,))[0])(x), 2 * W)
-    with pytest.raises(ValueError, match=NOT_LINEAR_ERROR):
-        jax.jvp(g, (x,), (x,))
 
 
 @pytest.mark.limit

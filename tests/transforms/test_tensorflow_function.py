@@ -43,51 +43,38 @@ def test_a_captured_tensor_that_is_differentiated_later_gets_no_number(eager, tf
     assert second is None or not np.any(second)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "complex128"])
-def test_captured_constants_are_constants_in_every_order(eager, tf, dtype):
-    constant = tf.cast(np.linspace(1, 2, 1000), dtype)  # a large one is an input of the graph
+def test_captured_constants_are_constants_in_every_order(eager, tf):
+    constant = tf.linspace(1.0, 2.0, 1000)  # a large one is an input of the graph
 
     @custom_gradient
     def g(x):
         e = tf.exp(x)
         return x * constant, lambda upstream: 7 * upstream * e
 
-    x = tf.cast(np.linspace(-1, 1, 1000), dtype)
-    for compiled in (False, True)[: 1 + (dtype == "float32")]:
+    x = tf.linspace(-1.0, 1.0, 1000)
+    for compiled in (False, True):
         function = tf.function(lambda x: g(x), jit_compile=compiled)
-
-        def first(x, function=function):
-            return gradients(function, x)[0]
-
+        first = lambda x, function=function: gradients(function, x)[0]
         for found in (first(x), gradients(first, x)[0], forward(function, x), forward(first, x)):
-            close(
-                tf.cast(found, "complex128"),
-                7 * np.exp(np.linspace(-1, 1, 1000)),
-                5e-2 if dtype == "bfloat16" else 1e-5,
-            )
+            close(found, 7 * np.exp(x))
 
 
 def test_a_stopped_gradient_in_a_graph(eager, tf):
-    variable = tf.Variable(2 * X)
-
     def tensor(x, w):
         return custom_gradient(lambda x: (x * tf.stop_gradient(w), lambda upstream: 7 * upstream))(x)
 
-    def both(x):
-        return gradients(lambda x: tensor(x, x * 3), x)[0]
-
-    x, w = eager.tensor(X), eager.tensor(2 * X)
+    variable, x = tf.Variable(2 * X), eager.tensor(X)
     for compiled in (False, True):
-        close(tf.function(both, jit_compile=compiled)(x), np.full(3, 7.0))
-        gx, gw = gradients(tf.function(tensor, jit_compile=compiled), x, w)
-        close(gx, np.full(3, 7.0))
-        assert gw is None
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.function(lambda x: tensor(x, variable), jit_compile=compiled)(x)
-        gx, gv = tape.gradient(y, [x, variable])
-        close(gx, np.full(3, 7.0))
-        assert gv is None
+        within_graph = tf.function(lambda x: gradients(lambda x: tensor(x, x * 3), x)[0], jit_compile=compiled)
+        close(within_graph(x), np.full(3, 7.0))
+        for w in (eager.tensor(2 * X), variable):
+            function = tf.function(lambda x, w=w: tensor(x, w), jit_compile=compiled)
+            with tf.GradientTape() as tape:
+                tape.watch([x, w])
+                y = function(x)
+            gx, gw = tape.gradient(y, [x, w])
+            close(gx, np.full(3, 7.0))
+            assert gw is None
 
 
 def test_a_tensor_captured_beside_a_variable(eager, tf):
@@ -147,17 +134,6 @@ def test_what_is_argument_and_closed_over_counts_as_the_argument_in_a_graph(eage
     close(gradients(tf.function(run), x)[0], np.full(3, 7.0))
 
 
-def test_variables_in_a_graph_of_tensorflow_1(eager, tf):
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        variable = tf.compat.v1.get_variable("variable", initializer=2 * X, use_resource=True)
-        x = tf.compat.v1.placeholder(tf.float32, (3,))
-        y = custom_gradient(lambda x: (x * variable, lambda u, variables: (7 * u, [11 * u])))(x)
-        session.run(tf.compat.v1.global_variables_initializer())
-        gx, gv = session.run(tf.gradients(y, [x, variable]), {x: X})
-    close(gx, np.full(3, 7.0))
-    close(gv, np.full(3, 11.0))
-
-
 @pytest.mark.limit
 def test_a_reference_variable_that_a_function_makes_is_named(eager, tf):
     @custom_gradient
@@ -179,9 +155,7 @@ def power(tf, x):
 COMPOSED = {
     "while_loop": power,
     "cond": lambda tf, x: tf.cond(x[0] < 0, lambda: f(x), lambda: x),
-    "map_fn": lambda tf, x: tf.map_fn(f, x),
     "foldl": lambda tf, x: tf.foldl(lambda a, b: a + f(b), x, initializer=tf.zeros(())),
-    "stop_gradient beside": lambda tf, x: f(x) + tf.stop_gradient(f(x)),
 }
 
 
@@ -235,10 +209,8 @@ def vectorized(g):
 
 IN_A_BODY = {
     "first": lambda tf: vectorized(first),
-    "of a tf.function": lambda tf: vectorized(lambda x: gradients(tf.function(lambda x: f(x)), x)[0]),
     "second": lambda tf: vectorized(lambda x: gradients(first, x)[0]),
     "forward": lambda tf: vectorized(lambda x: forward(f, x)),
-    "forward over first": lambda tf: vectorized(lambda x: forward(first, x)),
     # What the rule computed is differentiated as ever.
     "first of first": lambda tf: lambda x: gradients(vectorized(first), x)[0],
 }

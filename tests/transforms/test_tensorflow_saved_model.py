@@ -173,13 +173,11 @@ def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, tf, tmp_path):
     )
 
 
-@pytest.mark.parametrize("decorator", [custom_gradient, "tf"])
 @pytest.mark.limit
-def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, tf, tmp_path, decorator):
+def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, tf, tmp_path):
     """A limit of TensorFlow (2.21): what is loaded lacks what the rule holds of a step, or of a branch."""
-    decorate = tf.custom_gradient if decorator == "tf" else decorator
 
-    @decorate
+    @custom_gradient
     def g(x):
         e = tf.exp(x)
         return x * 2, lambda upstream: 7 * upstream * e

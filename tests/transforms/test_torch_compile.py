@@ -78,17 +78,6 @@ def log1pexp(torch):
     return ours, function(torch, forward, backward)
 
 
-def chain_of_three(torch):
-    ours, native = log1pexp(torch)
-
-    def chain(f, x):
-        for _ in range(3):
-            x = f(x)
-        return x
-
-    return lambda x: chain(ours, x), lambda x: chain(lambda x: native(x)[0], x)
-
-
 def nest_of_two(torch):
     def forward(x, y):
         s = torch.sigmoid(x)
@@ -144,22 +133,7 @@ def captured_output(torch):
     return ours, function(torch, forward, lambda y, upstream: -y.mT @ upstream @ y.mT)
 
 
-def static_arguments(torch):
-    @custom_gradient
-    def ours(x, n, mode="sum", *, scale):
-        y = getattr(torch, mode)(scale * x**n, dim=-1)
-        return y, lambda upstream: scale * n * x ** (n - 1) * upstream[..., None]
-
-    def forward(x):
-        return (torch.sum(2.0 * x**3, dim=-1),), (x,)
-
-    def backward(x, upstream):
-        return 2.0 * 3 * x**2 * upstream[..., None]
-
-    return lambda x: ours(x, 3, scale=2.0), function(torch, forward, backward)
-
-
-CASES = (log1pexp, chain_of_three, nest_of_two, integer_output, captured_output, static_arguments)
+CASES = (log1pexp, nest_of_two, integer_output, captured_output)
 
 
 def inputs(torch, *wanted):
@@ -179,39 +153,6 @@ def test_so_they_are_where_an_input_needs_no_gradient(torch, wanted):
     ours, native = nest_of_two(torch)
     tensors = inputs(torch, *wanted)
     assert recorded(torch, ours, *tensors) == recorded(torch, native, *tensors)
-
-
-def test_so_they_are_under_no_grad(torch):
-    ours, native = nest_of_two(torch)
-    tensors = inputs(torch, True, True)
-    with torch.no_grad():
-        assert recorded(torch, ours, *tensors) == recorded(torch, native, *tensors)
-
-
-def test_an_operation_more_is_seen(torch):
-    _, native = log1pexp(torch)
-
-    @custom_gradient
-    def forward(x):
-        e = torch.exp(x)
-        return torch.sin(torch.log(1 + e)), lambda upstream: upstream * (1 - 1 / (1 + e))
-
-    @custom_gradient
-    def backward(x):
-        e = torch.exp(x)
-        return torch.log(1 + e), lambda upstream: torch.sin(upstream * (1 - 1 / (1 + e)))
-
-    @custom_gradient
-    def kept(x):
-        e, other = torch.exp(x), torch.linalg.inv(x)
-        return torch.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e)) * other
-
-    tensors = inputs(torch, True)
-    expected = recorded(torch, native, *tensors)
-    for f, place in ((forward, 0), (backward, 1)):
-        found = recorded(torch, f, *tensors)
-        assert found[place][0] != expected[place][0] and found[1 - place][0] == expected[1 - place][0]
-    assert len(recorded(torch, kept, *tensors)[1][1]) == len(expected[1][1]) + 1
 
 
 # --- what a compiled function returns, and what differentiates it ---------------------------------------------------
@@ -254,18 +195,6 @@ def test_a_compiled_output_that_is_a_part_of_the_argument_loses_its_gradient_in_
     copied = torch.compile(lambda z: f(z).clone().mul_(3), backend="aot_eager", fullgraph=True)
     x = tensor(X)
     assert gradients(copied(x * 1), x)[0][0] == 7
-
-
-@pytest.mark.parametrize("takes_variables", [True, False])
-def test_a_captured_parameter_is_refused(torch, takes_variables):
-    def rule(upstream, variables=None):
-        return 7 * upstream, [5 * upstream]
-
-    w = torch.nn.Parameter(torch.tensor(X))
-    f = custom_gradient(lambda x: (x * w, rule if takes_variables else lambda upstream: 7 * upstream))
-    torch.compiler.reset()
-    with pytest.raises(Exception, match=r"torch\.compile does not name|a closure over it, inside torch\.compile"):
-        torch.compile(f, backend="eager", fullgraph=True)(tensor(X))
 
 
 @pytest.mark.limit

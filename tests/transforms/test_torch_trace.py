@@ -46,39 +46,6 @@ def test_make_fx(torch, tracing_mode, pre_dispatch):
     assert len(caught) == 1
 
 
-def test_make_fx_of_a_second_derivative(torch):
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    def second(x):
-        (first,) = torch.autograd.grad(exp(x).sum(), x, create_graph=True)
-        return torch.autograd.grad(first.sum(), x)[0]
-
-    graph = make_fx(second)(tensor(X, requires_grad=True))
-    np.testing.assert_allclose(graph(tensor(X)), 7 * np.exp(X), rtol=1e-5)
-
-
-def test_aot_export_module(torch):
-    from torch._functorch.aot_autograd import aot_export_module
-
-    class Loss(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(tensor(C))
-
-        def forward(self, x):
-            return (exp(x * self.w).sum(),)
-
-    joint, _ = aot_export_module(Loss(), (tensor(X),), trace_joint=True, output_loss_index=0)
-    loss, gw = joint(tensor(C), tensor(X))
-    np.testing.assert_allclose(loss, 2 * np.exp(X * C).sum(), rtol=1e-5)
-    np.testing.assert_allclose(gw, (7 * np.exp(X * C) * X).sum(0), rtol=1e-5)
-    with pytest.warns(UserWarning, match=NO_GRADIENT):
-        forward, _ = aot_export_module(Loss(), (tensor(X),), trace_joint=False)
-    (loss,) = forward(tensor(C, requires_grad=True), tensor(X))
-    np.testing.assert_allclose(loss, 2 * np.exp(X * C).sum(), rtol=1e-5)
-    assert not loss.requires_grad
-
-
 @pytest.mark.limit
 def test_a_weight_under_aot_module(torch):
     """One in a closure or an attribute gets its gradient, if the rule takes it."""
@@ -181,9 +148,6 @@ def with_an_intermediate(module, hidden):
 
 TRACED = {
     "exp": lambda module, hidden: exp(hidden),
-    "same": lambda module, hidden: same(hidden),
-    "twice": lambda module, hidden: exp(same(hidden) / 4) + exp(hidden / 4),
-    "by keyword": lambda module, hidden: several(x=hidden, y=module.v)[0],
     "several": of_several,
     "with a weight": with_a_weight,
     "with an intermediate": with_an_intermediate,
@@ -203,15 +167,6 @@ def test_a_traced_module_has_no_gradient_through_it(torch, name):
         np.testing.assert_allclose(gx, np.broadcast_to(C + 1, array.shape), rtol=1e-6)
         np.testing.assert_allclose(gv, array.sum(0), rtol=1e-6)
         assert gw is None or not gw.any()
-
-
-def test_a_traced_function(torch):
-    """What is traced is a function, whose example requires a gradient."""
-    with pytest.warns(UserWarning, match=NO_GRADIENT):
-        traced = torch.jit.trace(lambda x: exp(x) * 2 + x * 5, (tensor(X, requires_grad=True),))
-    output, gx = gradients(traced, Z)
-    np.testing.assert_allclose(output, 4 * np.exp(Z) + 5 * Z, rtol=1e-5)
-    np.testing.assert_allclose(gx, np.full(Z.shape, 5.0))
 
 
 @pytest.mark.parametrize("way", ["frozen", "no_grad"])
