@@ -10,7 +10,6 @@ import re
 import numpy as np
 import pytest
 from checker_cases import (
-    EAGER,
     QUICK,
     WIDE,
     V,
@@ -107,10 +106,6 @@ MISSING_MEAN = ": does the function take a mean that the rule leaves out?"
 MEAN_TOO_MUCH = ": does the rule take a mean that the function does not?"
 FACTORS = {
     2: "2",
-    0.5: "1/2",
-    -2: "-2",
-    -0.5: "-1/2",
-    1.25: "1.25",
     1.001: "1.001",
     -1: "-1: a wrong sign, or a gradient reversal that `expected` should declare",
     4: "4, which is the batch size" + MISSING_MEAN,
@@ -294,11 +289,7 @@ few = np.ones((4, 3))
 few[[0, 2, 3], [0, 1, 0]] = [1.5, 2, 3]
 SIGN = "the sign of upstream is lost: the rule returns the same gradient for upstream and its negative"
 DIAGNOSES = {
-    "half, in a batch of 2": (changed(lambda g, x: g / 2), TABLE[:2], "a factor of 1/2"),
-    "twice, in a batch of 2": (changed(lambda g, x: g * 2), TABLE[:2], "a factor of 2"),
-    "a row": (weighed(row), TABLE, "wrong only in row 2 of 4; by a factor of 3"),
     "a column": (weighed(row.T[:3, :3]), TABLE[:3], "wrong only in index 2 along axis 1 of 3; by a factor of 3"),
-    "an element": (weighed(one), TABLE, "wrong in only 1 of 12 elements: [1, 2]"),
     "three elements": (weighed(few), TABLE, "wrong in only 3 of 12 elements: [0, 0], [2, 1], [3, 0]"),
     "negative x": (
         changed(lambda g, x: ops.where(x < 0, 1.1 * g, g)),
@@ -310,12 +301,6 @@ DIAGNOSES = {
         TABLE,
         "wrong in only 3 of 12 elements: [0, 1], [2, 2], [3, 2]; only where x is largest or smallest, at the edge of"
         " the domain",
-    ),
-    "the middle": (
-        changed(lambda g, x: ops.where(ops.abs(x) < 0.45, 0 * g, g)),
-        TABLE,
-        "wrong in only 3 of 12 elements: [0, 2], [1, 1], [3, 1]; only where x is close to zero, in the middle or at the"
-        " edge of the domain",
     ),
     "rolled": (
         changed(lambda g, x: ops.roll(g, 1, axis=0)),
@@ -342,11 +327,6 @@ DIAGNOSES = {
         TABLE,
         SIGN,
     ),
-    "the sign of one upstream": (
-        of_upstream(lambda u: ops.abs(u)),
-        TABLE[0, 1],
-        SIGN,
-    ),
     "negative upstream": (
         of_upstream(lambda u: ops.where(u > 0, u, 0 * u)),
         TABLE,
@@ -356,11 +336,6 @@ DIAGNOSES = {
         changed(lambda g, x: ops.round(g * 1000) / 1000),
         TABLE,
         "the gradient is rounded to steps of 0.001",
-    ),
-    "clipped at 1000": (
-        of_upstream(lambda u: ops.clip(u, -1000, 1000)),
-        TABLE,
-        CLIPS,
     ),
     "an output": (
         custom_gradient(lambda x: ((x**2, x**3), lambda u: 2 * x * u[0])),
@@ -372,12 +347,6 @@ DIAGNOSES = {
         WIDE * (1 + 0.5j),
         "the imaginary part of the gradient is missing",
     ),
-    "twice a large number": (derived(lambda x: 1e8 * x**2, lambda x: 4e8 * x), WIDE, "a factor of 2"),
-    "a large number, normalised": (
-        custom_gradient(lambda x: (1e8 * x**2, lambda u: 2e8 * x * u / ops.sqrt(ops.sum(u * u)))),
-        WIDE,
-        CLIPS,
-    ),
 }
 
 
@@ -386,12 +355,6 @@ def test_diagnoses(backend, name):
     f, x, said = DIAGNOSES[name]
     report = check_gradients(f, np.asarray(x), **QUICK)
     assert {each.diagnosis for each in report.findings if each.status in ("failed", "undecided")} == {said}
-
-
-@pytest.mark.parametrize("limit", [0.5, 1e6, 1e8])
-def test_a_clip_of_any_size_is_not_linear(backend, limit):
-    f = custom_gradient(lambda x: (2 * x, lambda upstream: ops.clip(2 * upstream, -limit, limit)))
-    assert "linearity" in {check for check, _ in found(check_gradients(f, V, **QUICK), "failed")}
 
 
 @pytest.mark.parametrize("limit", [1e-8, 1e12])
@@ -479,13 +442,6 @@ def test_a_fault_of_a_higher_order(backend, wrong, lower):
     assert failures[wrong, "x"] == DETACHED.format(lower, ZERO)
 
 
-def test_a_detached_gradient_that_is_linear(backend):
-    f = custom_gradient(lambda x: (x**2, lambda u: 2 * u * ops.stop_gradient(x)))
-    finding = first(check_gradients(f, WIDE, modes=("reverse",), compiled=False), "second order")
-    assert finding.status == "failed"
-    assert finding.diagnosis.startswith("a detached intermediate: the first order is right, but its derivative is zero")
-
-
 def test_modes(backend):
     f = custom_gradient(lambda x: (x**2, lambda upstream: 2 * upstream * x))
     both = ("value", "first order", "linearity", "forward mode", "memory")
@@ -533,14 +489,6 @@ def test_a_gradient_frozen_at_the_first_call(backend):
     assert finding.reason == "right at the test point, wrong at a point close by"
 
 
-def test_a_rule_that_is_right_at_one_point_alone(backend):
-    here = arrays.wide(WIDE)
-    f = custom_gradient(lambda x: (x**3, lambda u: 3 * u * x * config.active.asarray(here.astype(np.float64))))
-    finding = first(check_gradients(f, WIDE, **QUICK))
-    assert (finding.status, finding.diagnosis) == ("failed", None)
-    assert finding.reason == "right at the test point, wrong at a point close by"
-
-
 def test_a_rule_that_counts_its_calls(backend):
     calls = itertools.count()
     f = custom_gradient(lambda x: (x**2, lambda u: 2 * x * u * (1 + next(calls) / 100)))
@@ -555,18 +503,6 @@ def test_a_rule_that_counts_its_calls(backend):
     assert float(then) > float(came) * 1.009 if float(came) > 0 else float(then) < float(came) * 1.009
 
 
-def test_a_rule_that_is_another_one_later(backend):
-    calls = itertools.count()
-    f = custom_gradient(lambda x: (x**2, lambda u: 2 * x * u * (2 if next(calls) > 20 else 1)))
-    report = check_gradients(f, WIDE, **EAGER)
-    told = [
-        each
-        for each in [each for each in report.findings if each.status == "failed"]
-        if "after other calls" in (each.reason or "")
-    ]
-    assert [each.diagnosis for each in told] == [EARLIER]
-
-
 def test_a_function_that_is_another_one_later(backend):
     calls = itertools.count()
     report = check_gradients(lambda x: x**2 + (1 if next(calls) > 40 else 0), WIDE, **QUICK)
@@ -574,21 +510,6 @@ def test_a_function_that_is_another_one_later(backend):
     assert len(told) == 1 and told[0].reason.startswith(
         "the function gives other values after other calls: the output["
     )
-
-
-def test_the_gradient_before_is_mixed_in(backend):
-    kept = {}
-
-    def f(x):
-        def rule(u):
-            found = 2 * x * u
-            before, kept["found"] = kept.get("found", found), found
-            return (found + before) / 2
-
-        return x**2, rule
-
-    if backend != "jax":  # which does not let a traced value into another call
-        assert first(check_gradients(custom_gradient(f), WIDE, **QUICK), "linearity").diagnosis == EARLIER
 
 
 @pytest.mark.parametrize("elements", [slice(None), slice(500, None)], ids=["all", "half"])
