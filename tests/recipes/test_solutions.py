@@ -45,27 +45,6 @@ def test_invertible_obeys_the_rules_inside(backend):
             np.testing.assert_allclose(found(came), found(expected), rtol=1e-9)
 
 
-def test_invertible_takes_nests(backend):
-    def f(x, p):
-        return {"a": x["a"] + p["w"] * x["b"], "b": x["b"], "n": x["n"]}
-
-    def inverse(y, p):
-        return {"a": y["a"] - p["w"] * y["b"], "b": y["b"], "n": y["n"]}
-
-    chain = recipes.invertible(f, inverse)
-
-    def loss(a, b, w):
-        output = chain({"a": a, "b": b, "n": 3}, {"w": w, "name": "one"}, {"w": 2 * w, "name": "two"})
-        assert output["n"] == 3
-        return output["a"]
-
-    a, b, w = map(tensor, (X, NOISE, 0.5))
-    ga, gb, gw = keras_cg.grad(loss, (0, 1, 2))(a, b, w)
-    np.testing.assert_allclose(found(ga), 1)
-    np.testing.assert_allclose(found(gb), 1.5, rtol=1e-6)
-    np.testing.assert_allclose(found(gw), 3 * NOISE.sum(), rtol=1e-6)
-
-
 @pytest.mark.limit
 def test_invertible_by_no_inverse_is_nan(backend):
     """A mistake; a function that is not one-to-one; one that loses all digits; and a number that is lost in one row."""
@@ -164,23 +143,6 @@ def test_custom_root_to_the_third_order(backend):
                 np.testing.assert_allclose(found(derivative(a)), expected, rtol=1e-8)
                 derivative = keras_cg.grad(derivative)
             assert found(keras_cg.grad(f)(x0, a)) == 0
-
-
-def test_custom_root_by_scipy(backend):
-    """x exp(x) = a, by a solver that knows nothing of the framework; the gradient is that of Lambert's function."""
-    from scipy import special
-
-    solver = recipes.from_numpy(lambda a: special.lambertw(a).real.astype(a.dtype), None)
-
-    def f(a):
-        root = recipes.custom_root(lambda x, a: x * ops.exp(x) - a, lambda g, x0: solver(-g(x0)))
-        return root(ops.zeros_like(a), a)
-
-    a = np.array([0.5, 2.0, 7.0], np.float32)
-    w = special.lambertw(a.astype(float)).real
-    output, pullback = keras_cg.vjp(f, config.active.asarray(a))
-    np.testing.assert_allclose(found(output), w, rtol=1e-5)
-    np.testing.assert_allclose(found(pullback(ops.ones_like(output))[0]), w / a / (1 + w), rtol=1e-5)
 
 
 @pytest.mark.limit
@@ -325,15 +287,3 @@ def test_fixed_point_at_the_edges(backend):
         TypeError, match=r"half\): there is no tensor in z0. Give a real floating tensor, or a nest of such."
     ):
         recipes.fixed_point(half)({}, tensor([1.0]))
-
-
-def test_the_root_of_nothing_and_of_one_number(backend):
-    """In half precision the Jacobian is a matrix of float32: linear solvers know no other."""
-    root = recipes.custom_root(lambda z, x: 4 * z - x, lambda g, z: -0.25 * g(z))
-    for dtype in ("float16", "float32"):
-        for shape in ((), (2, 0)):
-            x = tensor(np.full(shape, 2.0), dtype)
-            output, pullback = keras_cg.vjp(lambda x: root(0 * x, x), x)
-            for each, expected in ((output, 0.5), (pullback(ops.ones_like(output))[0], 0.25)):
-                assert (config.active.shape(each), config.active.dtype(each)) == (shape, dtype)
-                np.testing.assert_array_equal(found(each), np.full(shape, expected))
