@@ -255,17 +255,6 @@ def test_quantised_layers_train_as_they_do_without(backend, counted, kind, lora,
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize(("kind", "lora"), [("dense", True), ("einsum", False)])
-def test_quantised_layers_compute_the_same(backend, counted, kind, lora):
-    model = fresh(kind, lora)
-    expected = model.predict(X, verbose=0)
-    assert not counted
-    with installed():
-        found = fresh(kind, lora).predict(X, verbose=0)
-    assert len(counted) >= len(CONFIGURATIONS)
-    assert_equal(found, expected)
-
-
 def trained_in_float8(mode):
     keras.utils.set_random_seed(0)
     layers = [keras.Input(X.shape[1:]), *(make(name) for name, make in LAYERS.items())]
