@@ -12,7 +12,7 @@ from checker_cases import QUICK, WIDE, V, X, assert_passed, derived, first, upst
 
 import keras_cg
 from keras_cg import config, custom_gradient, ops
-from keras_cg.testing import Finding, Report, agreement, arrays, assert_gradients, check_gradients
+from keras_cg.testing import Finding, Report, agreement, assert_gradients, check_gradients
 
 
 def reason_of(finding):
@@ -65,29 +65,6 @@ def test_no_pair(backend):
     finding = first(check_gradients(custom_gradient(plain), V, **QUICK), "value")
     assert finding.reason.startswith("TypeError: plain must return a pair (output, grad); got: ")
     assert finding.diagnosis == "`return output` without the rule, or several outputs that are not in a tuple."
-
-
-@pytest.mark.only("tensorflow")
-def test_what_tensorflow_raises_anew(backend):
-    import tensorflow as tf
-
-    @custom_gradient
-    def inner(x):
-        return 2 * x, lambda upstream: upstream[:2]
-
-    @tf.function
-    def rule(upstream):
-        with tf.GradientTape() as tape:
-            tape.watch(upstream)
-            y = inner(upstream)
-        return tape.gradient(y, upstream)
-
-    finding = first(check_gradients(custom_gradient(lambda x: (x * 1, rule)), V, **QUICK))
-    assert "inner returned a gradient of the wrong shape for x; got: float" in finding.reason
-    assert "; expected: float" in finding.reason
-    assert finding.diagnosis.startswith(
-        "a gradient that was summed or sliced, a number for a whole tensor, or gradients"
-    )
 
 
 @pytest.mark.only("numpy")
@@ -274,19 +251,6 @@ def test_findings_as_they_come(backend):
     assert {each.backend for each in told} == {backend} == {*report.backends}
 
 
-def test_evidence(backend):
-    report = check_gradients(lambda x, y: (x * y, x + y), V, V + 2, **QUICK)
-    evidence = report.evidence[backend]
-    assert list(evidence) == ["epsilon", "output", "gradient of x", "gradient of y"]
-    np.testing.assert_allclose(evidence["epsilon"], [2.0**-52])
-    x, y = arrays.wide(V), arrays.wide(V + 2)
-    np.testing.assert_allclose(evidence["output"], [x * y, x + y])
-    generator = np.random.default_rng(0)
-    u, v = arrays.random(generator, x), arrays.random(generator, x)
-    np.testing.assert_allclose(evidence["gradient of x"], [u * y + v])
-    np.testing.assert_allclose(evidence["gradient of y"], [u * x + v])
-
-
 def test_report_as_plain_data(backend):
     report = check_gradients(half, X, compiled=False)
     data = json.loads(json.dumps(report.to_dict()))
@@ -343,11 +307,6 @@ def test_assert_gradients(backend):
     report = assert_gradients(plain, X, **QUICK)
     assert report == check_gradients(plain, X, **QUICK)
     assert str(report) == f"gradients of plain: passed\n  {backend}: passed"
-
-
-def test_assert_gradients_is_not_content_with_undecided(backend):
-    with pytest.raises(AssertionError, match="value: undecided, the function itself returns NaN or infinity"):
-        assert_gradients(lambda x: x * np.nan, V, **QUICK)
 
 
 @pytest.mark.side_by_side
@@ -446,54 +405,30 @@ def test_wrong_expected(backend):
     ]
 
 
-def test_unknown_backend():
-    assert "unknown backend 'pytorch'" in message(ValueError, half, V, backends=("pytorch",))
-
-
 def run(code):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-# Stands in for an environment without some package.
-ABSENT = """
-    import importlib.abc, sys
-    class Absent(importlib.abc.MetaPathFinder):
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] == {name!r}:
-                raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-    sys.meta_path.insert(0, Absent())
-"""
-
-
 def test_without_scipy():
-    text = run(
-        ABSENT.format(name="scipy")
-        + """
-    import keras_cg
-    try:
-        import keras_cg.testing
-    except ImportError as error:
-        print(error)
-    """
-    )
+    text = run("""
+        import sys
+        sys.modules["scipy"] = None
+        try:
+            import keras_cg.testing
+        except ImportError as error:
+            print(error)
+    """)
     assert text.splitlines() == [
         "keras_cg.testing needs SciPy 1.15 or later, for finite differences.",
         '    remedy: pip install "keras-cg[testing]".',
     ]
 
 
-LAZY = """
-    import sys
-    {extra}
-    import keras_cg.testing
-    print(",".join(name for name in ("jax", "torch", "tensorflow", "keras", "autograd") if name in sys.modules))
-"""
-
-
 def test_importing_loads_no_framework():
-    assert run(LAZY.format(extra="")) == ""
+    code = "import sys, keras_cg.testing; print(*{'jax', 'torch', 'tensorflow', 'keras', 'autograd'} & {*sys.modules})"
+    assert run(code) == ""
 
 
 def test_a_value_that_is_none(backend):

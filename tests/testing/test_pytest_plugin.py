@@ -287,14 +287,6 @@ def test_each_backend_is_active_where_a_right_rule_passes_and_a_wrong_one_is_dia
     assert "keras_cg/" not in said(result)
 
 
-@pytest.mark.once
-def test_the_marker_and_the_option_are_listed(inner):
-    inner("", "--markers").stdout.fnmatch_lines(
-        "@pytest.mark.cg_backends(*names): run the test, which uses cg_backend, on these backends"
-    )
-    inner("", "--help").stdout.fnmatch_lines("*--cg-backends=NAMES*the backends of the fixture cg_backend*")
-
-
 LOADED = """
     import sys
 
