@@ -310,6 +310,9 @@ def test_what_was_not_promised(backend):
         "    usual cause: NumPy went over to float64; or the result is not like the first argument.",
         "    remedy: convert it, y.astype(x.dtype); of a result like no argument, say shape and dtype in `result`.",
     ]
+    for wrong, came in ((lambda x: x.astype("float64"), "float64[3]"), (lambda x: x[:2], "float32[2]")):
+        expected = [f"    got: {came}", "    expected: float32[3]"]
+        assert lines(lambda: recipes.from_numpy(wrong, None)(x), ValueError)[1:3] == expected
     number = recipes.from_numpy(np.sum, lambda x, g: 1.0, result=lambda x: ((), "float32"))
     assert lines(lambda: gradient(number)(x), ValueError)[:3] == [
         "the vjp of from_numpy(sum) did not return what it promised.",
@@ -380,7 +383,7 @@ def test_what_it_does_not_take(backend):
     assert lines(recipes.from_numpy(lambda: 1.0, None), TypeError) == [
         "from_numpy(test_what_it_does_not_take.<locals>.<lambda>) was called without arguments. Give it a tensor."
     ]
-    for said in ("float32", (3,), (3, "float32")):
+    for said in ("float32", (3, "float32")):
         assert lines(lambda: recipes.from_numpy(square, None, result=lambda x: said)(x), TypeError) == [
             "from_numpy(square): `result` must return the kind of an argument, a pair (shape, dtype), or a list of"
             " these.",

@@ -245,6 +245,14 @@ def test_clipping_a_nest(backend, kwargs):
     np.testing.assert_allclose((found(ga), found(gb)[0]), expected, rtol=1e-6)
 
 
+def test_clipping_a_nest_of_two_precisions(backend):
+    """The norm of all is taken in the wider one: 4e200 is no number of float32."""
+    with config.active.double_precision():
+        args, upstreams = ([tensor(a), tensor(b, "float64")] for a, b in (([0.0], [0.0]), ([3.0], [4e200])))
+        _, pullback = keras_cg.vjp(lambda a, b: recipes.clip_gradient((a, b), norm=1.0), *args)
+        np.testing.assert_allclose([found(each) for each in pullback(tuple(upstreams))], [[0], [1]], rtol=1e-6)
+
+
 def test_clipping_by_norm_is_finite_where_nothing_arrives(backend):
     def f(x):
         return ops.sum(recipes.clip_gradient(x, norm=1.0) * x * 0)

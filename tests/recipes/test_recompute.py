@@ -169,6 +169,7 @@ def test_what_recompute_does_not_see_on_jax(backend):
         numpy_array = np.full(3, 3.0, np.float32)
         kept = [jax.numpy.asarray(numpy_array)]
         x = jax.numpy.ones(3)
+        assert "checkpoint" in str(jax.make_jaxpr(recomputed(lambda x: x * x))(x))
         _, pullback = keras_cg.vjp(recomputed(lambda x, w=numpy_array: x * w * w), x)
         _, pullback_of_kept = keras_cg.vjp(recomputed(lambda x, kept=kept: x * kept[0] * kept[0]), x)
         numpy_array[...] = 4
@@ -183,7 +184,7 @@ def changed_since(reads):
 
 
 @pytest.mark.only("torch")
-@pytest.mark.parametrize("kind", ["trained", "frozen", "tensor", "module", "frozen module", "buffer", "hidden"])
+@pytest.mark.parametrize("kind", ["frozen", "tensor", "module", "buffer", "hidden"])
 def test_recompute_of_what_was_changed_in_place_on_torch(backend, kind):
     import torch
 
@@ -193,7 +194,7 @@ def test_recompute_of_what_was_changed_in_place_on_torch(backend, kind):
             if kind == "buffer":
                 self.register_buffer("w", torch.full((3,), 3.0))
             else:
-                self.w = torch.nn.Parameter(torch.full((3,), 3.0), requires_grad=kind != "frozen module")
+                self.w = torch.nn.Parameter(torch.full((3,), 3.0))
 
     class Hidden:
         __slots__ = ("w",)
@@ -335,8 +336,6 @@ def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, ba
     generator = tf.random.Generator.from_seed(1)
     functions = {
         "RandomUniform": lambda x: x * tf.random.uniform((64, 3)),
-        "RandomStandardNormal": lambda x: x * tf.random.normal((64, 3)),
-        "TruncatedNormal": lambda x: x * tf.random.truncated_normal((64, 3)),
         "Multinomial": lambda x: x * tf.cast(tf.random.categorical(x, 3), x.dtype),
         "RngReadAndSkip": lambda x: x * generator.uniform((64, 3)),
         None: lambda x: x * tf.random.stateless_uniform((64, 3), [1, 2]),

@@ -161,7 +161,7 @@ def test_a_root_has_no_second_order_under_xla(backend):
 
 @pytest.mark.only("tensorflow")
 def test_a_root_of_unknown_size(backend):
-    """The Jacobian as a matrix needs a size; a linear solver does not, nor do the other new recipes."""
+    """The Jacobian as a matrix needs a size; a linear solver does not."""
     import tensorflow as tf
 
     def run(f, *shapes):
@@ -179,12 +179,6 @@ def test_a_root_of_unknown_size(backend):
         "how many numbers x0 has is unknown until run time, and the Jacobian as a matrix needs it. Set its shape, as by"
         " tf.ensure_shape(x, [3]), or give linear_solve." in str(caught.value)
     )
-    share = 1 / (1 + np.exp(-5))
-    np.testing.assert_allclose(run(recipes.log_sum_exp, None), [1 - share, share], rtol=1e-5)
-    chain = recipes.invertible(lambda x, p: x * 7, lambda y, p: y / 7)
-    np.testing.assert_allclose(run(lambda x: chain(x, None), None), 7)
-    with pytest.raises(ValueError, match="how many axes logits"):
-        run(lambda x: recipes.gumbel_softmax(x, x), None)
 
 
 def test_what_a_solution_and_a_chain_close_over(backend):
@@ -271,13 +265,6 @@ def test_fixed_point_at_the_edges(backend):
         z = solve(tensor([0.0, 4.0]), tensor([0.0, 1.0]))
         np.testing.assert_array_equal(found(z), [0, 2.5])
         assert np.isnan(found(solve(tensor([0.0, 4.0]), tensor([0.0, math.inf])))).all()
-    # One beyond float32 is no tolerance for what has come to rest at 0.
-    solve = recipes.fixed_point(half, steps=2, tolerance=1e39)
-    np.testing.assert_array_equal(found(solve(tensor([0.0, 4.0]), tensor([0.0, 1.0]))), [0, 2.5])
-    # In half precision the limit is not rounded to 0 or infinity.
-    solve = recipes.fixed_point(half, steps=30, tolerance=1e-8)
-    np.testing.assert_array_equal(found(solve(tensor([0.0], "float16"), tensor([1.0], "float16"))), [2])
-    assert np.isnan(found(recipes.fixed_point(half, steps=3, tolerance=1e-8)(*map(tensor, ([0.0], [1.0]))))).all()
     # What is empty has come to rest, and does not say that the other has.
     solve = recipes.fixed_point(lambda z, b: {"a": half(z["a"], b), "none": z["none"]}, steps=3)
     nest = {"a": tensor([0.0]), "none": tensor(np.zeros((3, 0)))}

@@ -197,16 +197,6 @@ def test_a_function_may_be_of_keras(keras, layers):
     assert layers.StraightThrough.from_config(layer.get_config()).function is keras.activations.hard_sigmoid
 
 
-def test_a_lambda_is_loaded_by_those_who_trust_it(keras, layers, tmp_path):
-    model = keras.Sequential([keras.layers.Input((3,)), layers.StraightThrough(lambda x: 2 * x)])
-    with pytest.warns(UserWarning, match="lambda"):
-        model.save(tmp_path / "model.keras")
-    with pytest.raises(ValueError, match="lambda"):
-        keras.saving.load_model(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras", safe_mode=False)
-    np.testing.assert_array_equal(loaded.predict(X.astype(np.float32), verbose=0), 2 * X.astype(np.float32))
-
-
 @pytest.mark.parametrize(("name", "nearest"), [("rund", " Did you mean 'round'?"), ("qqqq", "")])
 def test_a_name_that_keras_does_not_have(layers, name, nearest):
     with pytest.raises(ValueError) as caught:
@@ -268,20 +258,13 @@ def test_the_step_from_data(keras, layers):
     [
         ("GradientClipping", {}, TypeError, "takes exactly one of value"),
         ("GradientClipping", {"norm": -1.0}, ValueError, "norm=-1.0 is not a positive number"),
-        ("GradientClipping", {"value": float("nan")}, ValueError, "value=nan is not a positive number"),
-        ("GradientClipping", {"norm": 1.0, "loss_scale": 10**400}, ValueError, "loss_scale is a number that is too"),
         ("GradientClipping", {"norm": 1.0, "loss_scale": "on"}, ValueError, "loss_scale='on' is not \"dynamic\""),
         ("GradientReversal", {"scale": "a"}, ValueError, "scale='a' is not a finite number of float32"),
-        ("GradientScaling", {"scale": float("nan")}, ValueError, "scale=nan is not a finite number of float32"),
         ("GradientScaling", {"scale": 1e300}, ValueError, "scale=1e+300 is not a finite number of float32"),
-        ("GradientScaling", {"scale": 10**400}, ValueError, "scale is a number that is too large for a float"),
         ("Quantize", {"bits": 1}, ValueError, "bits=1 is not a whole number"),
-        ("Quantize", {"bits": 0, "signed": False}, ValueError, "bits=0 is not a whole number"),
         ("Quantize", {"signed": "no"}, ValueError, "signed='no' is not True or False"),
         ("Quantize", {"initial_step": 0.0}, ValueError, "initial_step=0.0 is not a positive, finite number"),
-        ("Quantize", {"initial_step": 1e300}, ValueError, "initial_step=1e+300 is not between"),
         ("Quantize", {"gradient_scale": "LSQ"}, ValueError, "gradient_scale='LSQ' is not None, \"lsq\" or a finite"),
-        ("Quantize", {"gradient_scale": float("nan")}, ValueError, 'gradient_scale=nan is not None, "lsq" or a'),
         ("SurrogateSpike", {"kind": "step"}, ValueError, "there is no kind 'step'"),
         ("SurrogateSpike", {"slope": 0}, ValueError, "slope=0 is not a positive, finite number"),
         ("StraightThrough", {"function": None}, TypeError, "expects a function, got a NoneType"),
@@ -329,10 +312,8 @@ def test_the_docstrings_run(layers):
     ("data", "magnitude"),
     [
         (np.zeros(3, np.float32), "0.0"),
-        (np.full(3, np.nan, np.float32), "nan"),
         (np.zeros((0, 3), np.float32), "nan"),
         (np.full(2, 1e300), "1e+300"),
-        (np.full(2, 1e-60), "1e-60"),
     ],
     ids=str,
 )

@@ -1,10 +1,5 @@
 """`GradientClipping` where the loss is multiplied by a loss scale: trained weights against closed forms."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -204,65 +199,6 @@ def test_what_cannot_be_known_is_not_clipped(keras, layers, mode):
         fit(model)
 
 
-# --- several devices ----------------------------------------------------------------------------------------------
-
-# Of 4 examples, and their mean; a clipped gradient differs from that of what a device has of it.
-FACTORS = np.array([[0.5], [2.0], [-4.0], [1.0]], np.float32)
-
-
-def distributed(strategy):
-    """Trains a kernel on several devices, in a process of its own, as the frameworks need it."""
-    import contextlib
-
-    import keras
-
-    from keras_cg.keras import layers
-
-    class Weighed(keras.losses.Loss):
-        def call(self, y, prediction):
-            return keras.ops.sum(y * keras.ops.cast(prediction, "float32"), axis=-1)
-
-    keras.config.set_dtype_policy("mixed_float16")
-    if strategy is None:
-        spread = keras.distribution.DataParallel(devices=keras.distribution.list_devices(), auto_shard_dataset=False)
-        keras.distribution.set_distribution(spread)
-    with contextlib.nullcontext() if strategy is None else strategy.scope():
-        dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-        model = keras.Sequential([keras.layers.Input((3,)), dense, layers.GradientClipping(value=0.25)])
-        model.compile(scaled(keras, rate=1.0), Weighed())
-    x = np.concatenate([X, X])
-    model.fit(x, FACTORS, batch_size=4, shuffle=False, verbose=0)
-    expected = -(x * np.clip(FACTORS / 4, -0.25, 0.25)).sum(0)
-    np.testing.assert_allclose(model.get_weights()[0][:, 0], expected, rtol=2e-3)
-
-
-START = {
-    "jax": "import with_keras.test_keras_loss_scale as here; here.distributed(None)",
-    "tensorflow": """
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-import with_keras.test_keras_loss_scale as here
-here.distributed(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
-""",
-}
-
-
-@pytest.mark.only("jax", "tensorflow")
-def test_on_several_devices(backend):
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4" if backend == "jax" else "",
-    }
-    here = str(pathlib.Path(__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", START[backend]], cwd=here, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-
-
 @trains
 def test_outside_of_a_model(keras, layers, eager):
     layer = layers.GradientClipping(value=1.5, dtype="mixed_float16", name="mine")
@@ -271,16 +207,6 @@ def test_outside_of_a_model(keras, layers, eager):
     layer = layers.GradientClipping(value=1.5, dtype="mixed_float16", loss_scale=1.0)
     (found,) = eager.gradients(lambda x: layer(x) * eager.tensor(UPSTREAM.astype(np.float16)), X.astype(np.float16))
     np.testing.assert_array_equal(found, np.clip(UPSTREAM, -1.5, 1.5))
-
-
-@trains
-def test_evaluation_and_prediction_need_no_scale(keras, layers):
-    keras.config.set_dtype_policy("mixed_float16")
-    model = trainee(keras, layers.GradientClipping(value=1.0), scaled(keras), "default")
-    fit(model)
-    assert np.isfinite(model.evaluate(X, X, verbose=0))
-    assert model.predict(X, verbose=0).shape == X.shape
-    assert model(X).dtype == model(X, training=True).dtype
 
 
 def test_the_choice_is_saved(keras, layers, tmp_path):

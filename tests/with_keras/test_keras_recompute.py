@@ -91,18 +91,7 @@ def nested(f):
     return recipes.recompute(lambda x: recipes.recompute(f)(x) * 1)
 
 
-def in_decorated(f):
-    """A rule that is the vjp of a recomputed function."""
-
-    @keras_cg.custom_gradient
-    def outer(x):
-        output, pullback = keras_cg.vjp(recipes.recompute(f), x)
-        return output, lambda upstream: pullback(upstream)[0]
-
-    return outer
-
-
-HOLDERS = {"alone": recipes.recompute, "nested": nested, "in a rule": in_decorated}
+HOLDERS = {"alone": recipes.recompute, "nested": nested}
 
 
 @trains
@@ -149,26 +138,15 @@ def test_the_second_order_in_a_graph(keras, seven, jit):
         return output, gradient, outer.gradient(gradient, x)
 
     for step in (1, 2):
-        expected = again(keras, dropout, [3, step - 1])
         output, first, second = both(tf.constant(X))
         mask = np.round(array(output) / (X**3 / 3))
         np.testing.assert_allclose(first, 7 * X**2 * mask, rtol=1e-5)
         np.testing.assert_allclose(second, 14 * X * mask, rtol=1e-5)
         assert array(dropout.seed_generator.state).tolist() == [3, step]
-        if not jit:  # XLA draws other numbers
-            np.testing.assert_array_equal(mask, expected)
-
-
-def again(keras, dropout, seed):
-    """The mask that a dropout draws from a seed."""
-    other = keras.layers.Dropout(dropout.rate, seed=0)
-    other.build((16, 4))
-    other.seed_generator.state.assign(seed)
-    return array(other(np.ones((16, 4), np.float32), training=True))
 
 
 @pytest.mark.only("jax")
-@pytest.mark.parametrize("how", ["jit", "checkpoint", "vmap", "scan"])
+@pytest.mark.parametrize("how", ["jit", "checkpoint", "scan"])
 def test_transforms_of_jax_outside_and_the_state_handed_over(keras, seven, how):
     import jax
 
@@ -191,10 +169,9 @@ def test_transforms_of_jax_outside_and_the_state_handed_over(keras, seven, how):
     run = jax.value_and_grad(
         {"checkpoint": jax.checkpoint(stateless), "scan": scanned}.get(how, stateless), has_aux=True
     )
-    run = {"jit": jax.jit(run), "vmap": jax.vmap(run, (0, None))}.get(how, run)
-    x = np.stack([X, 2 * X]) if how == "vmap" else X
-    (_, (output, after)), gradient = run(x, state.value)
-    np.testing.assert_allclose(gradient, 7 * x**2 * np.round(output / (x**3 / 3)), rtol=1e-4)
+    run = jax.jit(run) if how == "jit" else run
+    (_, (output, after)), gradient = run(X, state.value)
+    np.testing.assert_allclose(gradient, 7 * X**2 * np.round(output / (X**3 / 3)), rtol=1e-4)
     assert np.unique(after).tolist() == [3] if how == "scan" else np.unique(after).tolist() == [1, 3]
     assert array(state).tolist() == [3, 0]
 
@@ -294,22 +271,17 @@ def test_layers_with_a_state_train_as_without(keras, seven, backend, mode, polic
 def variables_of(keras):
     """Functions of `x` that read a variable of value 3, whose square is their slope, and how to reach it."""
 
-    class Holder:
-        pass
-
-    holder, layer = Holder(), keras.layers.Layer()
-    holder.variable = keras.Variable(np.full(4, 3, np.float32))
+    layer = keras.layers.Layer()
     variable, frozen = (keras.Variable(np.full(4, 3, np.float32), trainable=trainable) for trainable in (True, False))
     layer.w = layer.add_weight(shape=(4,), initializer=keras.initializers.Constant(3))
     return {
         "trainable": (lambda x: x * variable * variable, variable),
         "not trainable": (lambda x: x * frozen * frozen, frozen),
-        "in an object": (lambda x: x * holder.variable * holder.variable, holder.variable),
         "in a layer": (lambda x: x * layer.w * layer.w, layer.w),
     }
 
 
-@pytest.mark.parametrize("where", ["trainable", "not trainable", "in an object", "in a layer"])
+@pytest.mark.parametrize("where", ["trainable", "not trainable", "in a layer"])
 def test_a_variable_that_is_assigned_before_the_backward_pass(keras, backend, where):
     f, variable = variables_of(keras)[where]
     x, upstream = config.active.asarray(X[0]), config.active.asarray(Y[0])

@@ -105,17 +105,6 @@ def test_the_model_computes_the_same_and_obeys_the_rule(eager, backend, copy, tm
         np.testing.assert_allclose(gradient(eager, model), np.full(X.shape, 49.0))
 
 
-@pytest.mark.only("jax", "tensorflow", "torch")
-def test_training(backend):
-    inputs = keras.Input([3])
-    hidden = keras.layers.Dense(3, use_bias=False, kernel_initializer="zeros")(inputs)
-    model = keras.Model(inputs, wrong_on_purpose(hidden))
-    model.compile(keras.optimizers.SGD(0.1), lambda y, output: keras.ops.sum(output))
-    model.fit(X.astype("float32"), X.astype("float32"), batch_size=2, epochs=1, verbose=0)
-    # The loss is a sum, and the rule multiplies by 7: the gradient of the kernel is 7 times the sums of x.
-    np.testing.assert_allclose(model.get_weights()[0], -0.1 * 7 * X.sum(0)[:, None] * np.ones(3), rtol=1e-5)
-
-
 def test_custom_objects(backend, tmp_path):
     inputs = keras.Input([3])
     model = keras.Model(inputs, unregistered(inputs))
@@ -146,14 +135,6 @@ def test_what_has_no_name_clones_but_is_not_saved(backend, tmp_path, name):
     np.testing.assert_allclose(array(cloned(model, tmp_path)(X.astype("float32"))), array(model(X.astype("float32"))))
     with refused("cannot be saved: Keras finds a function again by its name, and this one has none."):
         model.save(tmp_path / "model.keras")
-
-
-def test_operations_are_called_as_their_functions(backend):
-    inputs = keras.Input([3])
-    model = keras.Model(inputs, wrong_on_purpose(wrong_on_purpose(inputs)))
-    names = [operation.name for operation in model.operations[1:]]
-    assert len(set(names)) == 2 and all(name.startswith("wrong_on_purpose") for name in names)
-    assert all(isinstance(operation, keras_cg.keras.CustomGradientOperation) for operation in model.operations[1:])
 
 
 def test_static_arguments_stay_what_they_are(backend):
