@@ -386,7 +386,7 @@ TABLE = {
     "recipes.checkpoint.messages: tensorflow recipes": [
         ("an operation is not named", "draws random numbers ({operation})", "draws random numbers"),
     ],
-    "recipes.checkpoint.__init__: numpy recipes": [
+    "recipes.checkpoint.__init__: numpy with_keras": [
         ("keywords lost their order, __init__", ", tree)[place]", ", tree)[0]"),
     ],
     "recipes.checkpoint.keras_state: jax with_keras": [

@@ -4,12 +4,11 @@ frameworks have.
 
 import numpy as np
 import pytest
-from wrong_rules import CUBE, X, captures, clipped, close, compiler, cube, weighted
+from wrong_rules import CUBE, X, captures, clipped, close, compiler, cube
 
-from keras_cg import custom_gradient, grad, hessian, jacobian, jvp, ops, vjp
+from keras_cg import custom_gradient, grad, hessian, jacobian, jvp, vjp
 
 V = np.array([1.0, 10.0, 100.0], np.float32)
-W = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
 
 # Each gives the derivative of a function of a number, and says of which order.
 DERIVATIVES = {
@@ -20,7 +19,7 @@ DERIVATIVES = {
     "hessian": (lambda f: hessian(f), 2),
 }
 PAIRS = [(outer, inner) for outer in DERIVATIVES for inner in DERIVATIVES]
-# Of those that are compiled, the quick ones.
+# Those that are compiled.
 QUICK = [("grad", "jvp"), ("jvp", "grad"), ("vjp", "vjp"), ("jacobian", "jacobian")]
 
 
@@ -35,10 +34,7 @@ def test_nested(backend, outer, inner):
     assert float(one(two(cube))(3.0)) == CUBE[first + second](3.0)
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner"),
-    [pytest.param(*pair, marks=[] if pair in QUICK else pytest.mark.thorough, id="-".join(pair)) for pair in PAIRS],
-)
+@pytest.mark.parametrize(("outer", "inner"), QUICK, ids=map("-".join, QUICK))
 @pytest.mark.only("jax", "tensorflow")
 def test_nested_and_compiled(backend, outer, inner, eager):
     (one, first), (two, second) = DERIVATIVES[outer], DERIVATIVES[inner]
@@ -74,20 +70,6 @@ def test_outputs_are_differentiated_as_well(backend):
     assert float(grad(f)(3.0)) == 101 * 5 * 9 + 1010 * 10 * 3
 
 
-def test_the_output_keeps_its_rule_in_higher_orders(backend):
-    """Of f = x^2 with the gradient 7x, and of an estimator that is straight through."""
-    f = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
-    # (f^2)' = 14 x f, whose derivative is 14 f + 14 x * 7x = 112 x^2.
-    assert float(grad(grad(lambda x: f(x) ** 2))(2.0)) == pytest.approx(112 * 4)
-    # f(f(x)): 7 f(x) * 7x = 49 x f(x), then 49 (f(x) + x * 7x) = 392 x^2, then of 49 (f(x) + 7 x^2) 1029 x.
-    gradient = grad(lambda x: f(f(x)))
-    for expected in (49 * 8, 392 * 4, 1029 * 2):
-        assert float(gradient(2.0)) == pytest.approx(expected)
-        gradient = grad(gradient)
-    through = custom_gradient(lambda x: (ops.floor(x + 0.5), lambda upstream: upstream))
-    assert float(grad(grad(lambda x: through(x) ** 2))(2.3)) == 2.0
-
-
 def test_values_captured_of_an_outer_level(backend):
     assert float(grad(lambda y: jvp(captures(y), (5.0,), (1.0,))[0])(2.0)) == 3.0
     assert float(grad(lambda y: vjp(captures(y), 5.0)[0])(2.0)) == 3.0
@@ -111,19 +93,6 @@ def test_differentiated_by_the_framework(eager):
 
 
 # --- compiled, and under the frameworks' own transforms ------------------------------------------------------------
-
-
-@pytest.mark.only("jax", "tensorflow")
-def test_compiled(backend, eager):
-    compiled = compiler(backend)
-    w, x, v = eager.tensor(W), eager.tensor(X), eager.tensor(V)
-    u = np.array([1.0, 10.0], np.float32)
-    gw, gx = compiled(lambda w, x, u: vjp(weighted, w, x)[1](u))(w, x, eager.tensor(u))
-    close(gw, 7 * np.outer(u, X))
-    close(gx, 3 * u @ W)
-    close(compiled(lambda w, x, v: jvp(weighted, (w, x), (w, v)))(w, x, v)[1], 7 * W @ X + 3 * W @ V)
-    close(compiled(jacobian(weighted, 1))(w, x), 3 * W)
-    close(compiled(hessian(cube))(x), np.diag(10 * X))
 
 
 @pytest.mark.only("jax", "tensorflow")
@@ -158,12 +127,8 @@ def test_inside_torch_compile(backend):
 @pytest.mark.only("jax")
 def test_jax_transforms(backend):
     import jax
-    import jax.numpy as jnp
 
     close(jax.vmap(lambda x, v: jvp(cube, (x,), (v,))[1])(X, V), 5 * X**2 * V)
-    close(jax.vmap(jacobian(cube))(X[:, None])[:, 0, 0], 5 * X**2)
-    close(jax.vmap(vjp(cube, X)[1])(jnp.eye(3))[0], np.diag(5 * X**2))
-    close(jax.jacfwd(lambda x: jvp(cube, (x,), (V,))[1])(X), np.diag(10 * X * V))
     loop = lambda x: jax.lax.scan(lambda carry, _: (cube(carry), None), x, None, length=2)[0]
     close(jvp(loop, (X,), (V,))[1], 5 * X**6 * 5 * X**2 * V)
     # By the rule, that of 25 c(x)**2 x**2 v is 25 (2 c 5 x**2 x**2 + c**2 2 x) v, with c = x**3.
@@ -191,10 +156,6 @@ def test_torch_transforms(backend):
     _, pullback = vjp(cube, x)
     close(torch.func.vmap(lambda u: pullback(u)[0])(torch.eye(3)), np.diag(5 * X**2))
     close(torch.func.grad(lambda u: (pullback(u)[0] ** 2).sum())(v), 2 * (5 * X**2) ** 2 * V)
-    close(torch.func.vmap(lambda x, v: jvp(cube, (x,), (v,))[1])(x, v), 5 * X**2 * V)
-    close(torch.func.vmap(jacobian(cube))(x[:, None])[:, 0, 0], 5 * X**2)
-    close(torch.func.jacrev(jacobian(cube))(x), np.einsum("ij,jk->ijk", np.eye(3), np.diag(10 * X)))
-    close(torch.func.vmap(grad(lambda y: y**3))(x), 3 * X**2)
     inside = custom_gradient(lambda x: (grad(lambda y: y**3)(x), lambda upstream: 7 * upstream))
     close(torch.func.grad(lambda x: inside(x).sum())(x), np.full(3, 7.0))
 
@@ -226,28 +187,6 @@ def test_tensorflow_functions_of_an_unknown_shape(backend):
     expected = (5 * X**2 * V, 5 * X**2 * V, np.diag(5 * X**2), 0 * X)
     for found, each in zip(unknown(tf.constant(X), tf.constant(V)), expected, strict=True):
         np.testing.assert_allclose(found, each)
-
-
-@pytest.mark.only("tensorflow")
-@pytest.mark.thorough
-def test_a_hessian_of_tensorflow_under_xla(backend):
-    import tensorflow as tf
-
-    np.testing.assert_allclose(tf.function(hessian(cube), jit_compile=True)(tf.constant(X)), np.diag(10 * X))
-
-
-@pytest.mark.only("tensorflow")
-@pytest.mark.thorough
-def test_derivatives_that_autograph_rewrites(backend):
-    import tensorflow as tf
-
-    x, v = tf.constant(X), tf.constant(V)
-    pulled, pushed, found = tf.function(
-        lambda x, v: (vjp(cube, x)[1](v)[0], jvp(cube, (x,), (v,))[1], grad(grad(cube))(x))
-    )(x, v)
-    close(pulled, 5 * X**2 * V)
-    close(pushed, 5 * X**2 * V)
-    close(found, 10 * X)
 
 
 @pytest.mark.only("tensorflow")

@@ -6,14 +6,12 @@ import weakref
 
 import numpy as np
 import pytest
-from scipy import special
 
 import keras_cg
 from keras_cg import config, ops, recipes
-from keras_cg.recipes import callback, frameworks
+from keras_cg.recipes import frameworks
 from keras_cg.recipes.callback import host
 from keras_cg.recipes.callback.host import Host
-from keras_cg.testing import assert_gradients
 
 X = np.array([-0.5, 0.25, 2.0], np.float32)
 
@@ -75,18 +73,6 @@ def test_higher_orders_need_a_rule_for_the_rule(backend):
     ]
     with pytest.raises(keras_cg.GradientError, match=r"from_numpy\(seven\): its vjp"):
         gradient(gradient(gradient(second)))(x)
-
-
-def test_a_rule_on_tensors(backend):
-    """A decorated rule is called with tensors, and may be differentiated as what it is."""
-
-    @keras_cg.custom_gradient
-    def rule(x, upstream):
-        return 7 * x * upstream, lambda arriving: (3 * upstream * arriving, 7 * x * arriving)
-
-    f = recipes.from_numpy(square, rule)
-    np.testing.assert_array_equal(found(gradient(f)(tensor(X))), 7 * X)
-    np.testing.assert_array_equal(found(gradient(gradient(f))(tensor(X))), [3, 3, 3])
 
 
 @pytest.mark.limit
@@ -156,17 +142,6 @@ def test_torch_func(backend):
         func.grad(func.grad(first))(x[0])
 
 
-@pytest.mark.only("torch")
-def test_the_operator_of_torch_has_no_gradient_past_the_rule(backend):
-    import torch
-
-    x = torch.ones(2, requires_grad=True)
-    function = callback._Function("f", square, None)
-    (output,) = frameworks.this.callback.call(Host(function.key, 1), (x,))
-    with pytest.raises((RuntimeError, NotImplementedError), match="autograd"):
-        output.sum().backward()
-
-
 @pytest.mark.only("jax")
 def test_jax_transforms(backend):
     import jax
@@ -183,26 +158,11 @@ def test_jax_transforms(backend):
     assert found(loop(x[2])) == 16
     assert found(jax.jit(jax.grad(loop))(x[2])) == 7 * 4 * 7 * 2
 
-    def twice(x):
-        return jax.lax.scan(lambda carry, _: (second(carry), None), x, None, length=2)[0]
-
-    # Of z = x^2 and y = z^2 the gradient is 7 x a with a = 7 z = 28. Its rule says 3 a for x, and 5 x for a; that of a
-    # says 3 for z, and that of z says 7 x.
-    assert found(jax.jit(jax.grad(jax.grad(twice)))(x[2])) == 3 * 28 + 5 * 2 * 3 * 7 * 2
     with pytest.raises(keras_cg.GradientError, match="without a gradient of its own"):
         jax.jit(jax.grad(jax.grad(loop)))(x[2])
     total = recipes.from_numpy(np.sum, lambda x, g: 7 * g * x, result=lambda x: ((), x.dtype))
     rows = np.stack([X, 2 * X], 1)
     np.testing.assert_allclose(found(jax.vmap(total, in_axes=1)(rows)), [X.sum(), 2 * X.sum()])
-
-
-@pytest.mark.only("jax")
-def test_jax_differentiates_the_callback_to_nan_past_the_rule(backend):
-    import jax
-
-    function = callback._Function("f", square, None)
-    slope = jax.grad(lambda x: frameworks.this.callback.call(Host(function.key, 1), (x,))[0])
-    assert np.isnan(slope(1.0)) and np.isnan(jax.jit(slope)(1.0))
 
 
 @pytest.mark.only("tensorflow")
@@ -353,9 +313,6 @@ def test_what_was_not_promised(backend):
     for wrong, came in ((lambda x: x.astype("float64"), "float64[3]"), (lambda x: x[:2], "float32[2]")):
         expected = [f"    got: {came}", "    expected: float32[3]"]
         assert lines(lambda: recipes.from_numpy(wrong, None)(x), ValueError)[1:3] == expected
-        assert (
-            lines(lambda: gradient(recipes.from_numpy(square, lambda x, g: wrong(x)))(x), ValueError)[1:3] == expected
-        )
     number = recipes.from_numpy(np.sum, lambda x, g: 1.0, result=lambda x: ((), "float32"))
     assert lines(lambda: gradient(number)(x), ValueError)[:3] == [
         "the vjp of from_numpy(sum) did not return what it promised.",
@@ -369,8 +326,6 @@ def test_what_was_not_promised(backend):
         "    expected: a tuple of 2",
         "    remedy: say in `result` what it returns: a kind, or a list of kinds for a tuple.",
     ]
-    three = recipes.from_numpy(lambda x: (x, x, x), None, result=lambda x: [x, x])
-    assert lines(lambda: three(x), ValueError)[1] == "    got: tuple of 3"
     few = recipes.from_numpy(lambda x, y: x * y, lambda x, y, g: g)
     expected = [
         "from_numpy(test_what_was_not_promised.<locals>.<lambda>): its vjp must return one gradient for each argument,"
@@ -379,15 +334,6 @@ def test_what_was_not_promised(backend):
         "    expected: 2",
     ]
     assert lines(lambda: gradient(lambda x: few(x, x))(x), keras_cg.GradientError) == expected
-
-
-def test_numbers_of_numpy(backend):
-    """They are numbers where they are no tensors, on torch, and have the dtype of the first tensor."""
-    product = recipes.from_numpy(lambda x, y: x * y, lambda x, y, upstream: (7 * y * upstream, None))
-    for number in (np.float32(3), np.float64(3)):
-        x = tensor(X.astype(number.dtype))
-        np.testing.assert_array_equal(found(product(x, number)), 3 * X)
-        np.testing.assert_array_equal(found(gradient(lambda x, number=number: product(x, number))(x)), [21, 21, 21])
 
 
 def test_a_vjp_that_is_written_as_a_rule_of_custom_gradient(backend):
@@ -434,14 +380,10 @@ def test_what_it_does_not_take(backend):
         " position.",
         "    remedy: give what is no array before: from_numpy(functools.partial(function, mode=...), ...).",
     ]
-    bound = recipes.from_numpy(functools.partial(lambda x, mode: x, mode="on"), None)
-    np.testing.assert_array_equal(found(bound(x)), X)
-    named = recipes.from_numpy(functools.partial(np.sum, axis=0), None)
-    assert lines(lambda: named(x), ValueError)[0] == "from_numpy(sum) did not return what it promised."
     assert lines(recipes.from_numpy(lambda: 1.0, None), TypeError) == [
         "from_numpy(test_what_it_does_not_take.<locals>.<lambda>) was called without arguments. Give it a tensor."
     ]
-    for said in ("float32", (3,), (3, "float32")):
+    for said in ("float32", (3, "float32")):
         assert lines(lambda: recipes.from_numpy(square, None, result=lambda x: said)(x), TypeError) == [
             "from_numpy(square): `result` must return the kind of an argument, a pair (shape, dtype), or a list of"
             " these.",
@@ -451,14 +393,3 @@ def test_what_it_does_not_take(backend):
         "from_numpy(square) has no gradient: it was made with vjp=None.",
         "    remedy: give the rule, from_numpy(function, vjp), or stop the gradient before.",
     ]
-
-
-def test_a_special_function_is_checked(backend):
-    def slope(x):
-        return (2 / np.sqrt(np.pi) * np.exp(-(x**2))).astype(x.dtype)
-
-    rule = recipes.from_numpy(lambda x, g: g * slope(x), lambda x, g, gg: (-2 * x * slope(x) * g * gg, slope(x) * gg))
-    erf = recipes.from_numpy(special.erf, rule)
-    assert_gradients(erf, np.array([-0.7, 0.3, 1.1]), modes=("reverse",), compiled=False)
-    assert found(erf(0.5)) == pytest.approx(special.erf(0.5), rel=1e-6)
-    assert found(keras_cg.grad(erf)(0.5)) == pytest.approx(0.8787826, rel=1e-6)

@@ -1,6 +1,5 @@
 """What recipes refuse: each error names the recipe, the parameter, what came, and what to give."""
 
-import math
 import re
 
 import numpy as np
@@ -10,7 +9,6 @@ from recipe_functions import X, found, heron, message, tensor
 import keras_cg
 from keras_cg import config, ops, recipes
 
-MASK = np.array([True, False])
 FUNCTION = "Give the function itself, not what it returns."
 REAL = (
     "and this recipe takes real floating tensors. Convert it to a floating dtype; of complex numbers, give real and"
@@ -21,11 +19,8 @@ ONE_LIMIT = "clip_gradient takes exactly one of value=... (clips each element) a
 # What the message begins with, and the call that raises it.
 OF_A_TYPE = {
     f"straight_through expects a function, got an int. {FUNCTION}": lambda: recipes.straight_through(3),
-    f"recompute expects a function, got a numpy.ndarray. {FUNCTION}": lambda: recipes.recompute(X),
     f"fixed_point expects a function, got a NoneType. {FUNCTION}": lambda: recipes.fixed_point(None),
-    "straight_through expects a function, got a float.": lambda: recipes.straight_through(np.sign, 3.0),
     "invertible expects a function, got a NoneType.": lambda: recipes.invertible(np.sin, None),
-    "custom_root expects a function, got a float.": lambda: recipes.custom_root(np.sin, 1.0),
     "custom_root expects a function, got a str.": lambda: recipes.custom_root(np.sin, np.sin, linear_solve="cg"),
     "custom_root(heron): x0 is 1.0, and": lambda: recipes.custom_root(heron, np.sin)(1.0, X),
     "custom_root(heron): there is no tensor in x0. Give a real floating tensor, or a nest of such.": (
@@ -37,30 +32,21 @@ OF_A_TYPE = {
     "invertible(heron): there is no floating tensor in x. Give one, or a nest with one in it.": (
         lambda: recipes.invertible(heron, heron)(3, X)
     ),
-    "soft_round: x is '1', and": lambda: recipes.soft_round("1", 2),
-    "soft_round: alpha must be a number": lambda: recipes.soft_round(X, "2"),
     "gumbel_noise: uniform is None, and": lambda: recipes.gumbel_noise(None),
-    "gumbel_softmax: noise is None, and": lambda: recipes.gumbel_softmax(X, None),
     "log_sum_exp: where is float64[3], and a mask is a boolean tensor of the active backend. Compare, as by x > 0.": (
         lambda: recipes.log_sum_exp(X, where=X)
     ),
-    "log_sum_exp: where is True, and a mask is": lambda: recipes.log_sum_exp(X, where=True),
     f"log1pexp: x is int64[3], {REAL}": lambda: recipes.log1pexp(np.arange(3)),
     "safe_sqrt: x is complex128[3], and": lambda: recipes.safe_sqrt(1j * X),
-    "safe_log: x is '2', and": lambda: recipes.safe_log("2"),
-    "safe_norm: x is None, and": lambda: recipes.safe_norm(None),
     "surrogate_spike: x is [1.0], and": lambda: recipes.surrogate_spike([1.0]),
     "quantize: x is None, and": lambda: recipes.quantize(None, 1.0),
-    "quantize: step must be a number": lambda: recipes.quantize(X, np.array(1)),
     "clip_gradient: x is complex128[3], and": lambda: recipes.clip_gradient(1j * X, value=1),
-    "clip_gradient: norm must be a number": lambda: recipes.clip_gradient(X, norm="1"),
     ONE_LIMIT: lambda: recipes.clip_gradient(X),
     ONE_LIMIT[:-1]: lambda: recipes.clip_gradient(X, value=1, norm=1),
     "fixed_point(heron): z0 is 1.0, and": lambda: recipes.fixed_point(heron)(1.0, X),
     "reverse_gradient: scale must be a number or a real floating tensor of the active backend, got a str.": (
         lambda: recipes.reverse_gradient(X, "2")
     ),
-    "scale_gradient: scale must be a number": lambda: recipes.scale_gradient(X, None),
     "straight_through(<lambda>) was called without arguments. Give it a tensor": (
         lambda: recipes.straight_through(eval("lambda: 1.0"))()
     ),
@@ -74,39 +60,24 @@ OF_A_VALUE = {
     "gumbel_softmax: noise is float64[1], and logits is float64[3]. Give one of the same shape: it is not"
     " broadcast, because it would be equal where it should differ.": lambda: recipes.gumbel_softmax(X, X[:1]),
     "gumbel_softmax: temperature=0.0 is not a positive, finite number.": lambda: recipes.gumbel_softmax(X, X, 0),
-    "gumbel_softmax: axis=1 is not an axis of a tensor with 1, or a tuple of such.": (
-        lambda: recipes.gumbel_softmax(X, X, axis=1)
-    ),
     "gumbel_softmax: axis=None is not a whole number: categories lie along one axis.": (
         lambda: recipes.gumbel_softmax(X, X, axis=None)
     ),
-    "log_sum_exp: where is bool[2], which does not broadcast to x, float64[3]. Each of its axes": (
-        lambda: recipes.log_sum_exp(X, where=MASK)
-    ),
-    "log_sum_exp: axis=(0, 1) is not an axis of": lambda: recipes.log_sum_exp(X, axis=(0, 1)),
-    "clip_gradient: value=-1.0 is not a positive number.": lambda: recipes.clip_gradient(X, value=-1),
     "clip_gradient: norm=0.0 is not a positive number.": lambda: recipes.clip_gradient(X, norm=0),
     "clip_gradient: norm='float64[3]' is not a number or a scalar tensor": lambda: recipes.clip_gradient(X, norm=X),
-    "safe_log: floor=0 is not a positive number.": lambda: recipes.safe_log(X, 0),
     "safe_norm: axis=1 is not an axis of a tensor with 1, or a tuple of such.": lambda: recipes.safe_norm(X, 1),
     "surrogate_spike: there is no kind 'arctangent'. The kinds are: fast_sigmoid, arctan, triangle. Did you mean"
     " 'arctan'?": lambda: recipes.surrogate_spike(X, "arctangent"),
-    "surrogate_spike: slope=-1 is not a positive, finite number.": lambda: recipes.surrogate_spike(X, slope=-1),
-    "quantize: step=0.0 is not a positive, finite number.": lambda: recipes.quantize(X, 0.0),
     "quantize: bits=1 is not a whole number from 1 (if signed, from 2) to 24.": lambda: recipes.quantize(X, 1.0, 1),
     "quantize: gradient_scale='paper' is not None, \"lsq\", a number or a floating tensor.": (
         lambda: recipes.quantize(X, 1.0, gradient_scale="paper")
     ),
-    "quantize: step is float64[2,1], which does not broadcast to x": lambda: recipes.quantize(X, np.ones((2, 1))),
     "quantize: step is float64[2], which does not broadcast to x": lambda: recipes.quantize(X, np.ones(2)),
     "quantize: gradient_scale is float64[3], which does not broadcast to step, float64[].": (
         lambda: recipes.quantize(X, np.array(1.0), gradient_scale=X)
     ),
     "scale_gradient: scale is float64[1,3], which does not broadcast to x, float64[3].": (
         lambda: keras_cg.grad(lambda y: ops.sum(recipes.scale_gradient(y, X[None])))(X)
-    ),
-    "reverse_gradient: scale is float64[3], which does not broadcast to x, float64[].": (
-        lambda: keras_cg.grad(lambda y: recipes.reverse_gradient(y, X))(np.array(1.0))
     ),
     "clip_gradient: value is float64[3], which does not broadcast to x, float64[2].": (
         lambda: keras_cg.grad(lambda y: ops.sum(recipes.clip_gradient(y, value=X)))(np.ones(2))
@@ -151,19 +122,6 @@ def test_numbers_of_python_and_numpy(backend, name):
             f"{name} is a number that is too large for a float, which ends at about 1.8e308 in either direction. Give a"
             " smaller number, or math.inf if that is what you mean."
         )
-
-
-def test_scalars_of_numpy_are_numbers(backend):
-    x = tensor([0.3, -4.0])
-    for came, expected in (
-        (recipes.quantize(x, np.float32(0.5), np.int64(3), np.bool_(True)), [0.5, -2]),
-        (recipes.safe_log(x, np.float64(0.5)), np.log(0.5)),
-        (recipes.safe_norm(x, np.int64(0), np.bool_(True)), [math.hypot(0.3, 4)]),
-        (keras_cg.grad(lambda x: recipes.surrogate_spike(x, "triangle", np.float32(7)))(x), [4.9, 0]),
-        (keras_cg.grad(lambda x: recipes.scale_gradient(x, np.float64(7)))(x), 7),
-        (recipes.fixed_point(lambda z: z / 2 + 1, steps=np.int64(40))(x), 2),
-    ):
-        np.testing.assert_allclose(found(came), expected, rtol=1e-6)
 
 
 def test_an_output_that_is_not_like_the_input(backend):
@@ -277,8 +235,6 @@ def test_tensors_of_unknown_rank(backend):
     np.testing.assert_allclose(slope, 3 + 0.4, rtol=1e-6)
     for f in (
         lambda x: recipes.safe_norm(x, axis=-1),
-        lambda x: recipes.safe_norm(x, keepdims=True),
-        lambda x: keras_cg.grad(lambda y: recipes.scale_gradient(y, x))(x),
         lambda x: keras_cg.grad(lambda y: recipes.clip_gradient(y, value=tf.ones(2)))(x),
         lambda x: recipes.quantize(x, tf.ones(2)),
     ):

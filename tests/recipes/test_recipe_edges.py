@@ -156,12 +156,6 @@ ELEMENTWISE = {
         lambda x, dtype: above(x, precision.of(dtype).smallest, 1 / x),
         lambda x, dtype: above(x, precision.of(dtype).smallest, -1 / x / x),
     ),
-    "safe_log, with a floor": (
-        lambda x: recipes.safe_log(x, 0.75),
-        lambda x, dtype: np.log(np.maximum(x, 0.75)),
-        lambda x, dtype: above(x, 0.75, 1 / x),
-        lambda x, dtype: above(x, 0.75, -1 / x / x),
-    ),
     "safe_norm": (
         lambda x: recipes.safe_norm(x, axis=()),
         lambda x, dtype: np.abs(x),
@@ -209,7 +203,6 @@ PASSING = {
         lambda u: 1e-8 * u,
         lambda u: np.full_like(u, 1e-8),
     ),
-    "scale_gradient, up": (lambda x: recipes.scale_gradient(x, 1e5), lambda u: 1e5 * u, lambda u: np.full_like(u, 1e5)),
     "scale_gradient, by a tensor": (
         lambda x: recipes.scale_gradient(x, config.active.asarray(np.float32(1e-6))),
         lambda u: float(np.float32(1e-6)) * u,
@@ -224,11 +217,6 @@ PASSING = {
         lambda x: recipes.clip_gradient(x, value=1e-6),
         lambda u: np.clip(u, -1e-6, 1e-6),
         lambda u: np.where(np.abs(u) > 1e-6, 0.0, 1.0),
-    ),
-    "clip_gradient, by infinity": (
-        lambda x: recipes.clip_gradient(x, value=math.inf),
-        lambda u: u,
-        lambda u: np.ones_like(u),
     ),
     "clip_gradient, by a huge value": (
         lambda x: recipes.clip_gradient(x, value=1e39),
@@ -345,15 +333,6 @@ TRIED = {
     "tensorflow-jit_compile": {("float32", 1)},
     "torch-eager": EVERY,
 }
-# The same in other dtypes, and operation by operation.
-FURTHER = {
-    "jax-eager": {("float32", 1)},
-    "jax-jit(grad)": EVERY,
-    "jax-grad(jit)": {("float32", 1)},
-    "tensorflow-function": {("float16", 2)},
-    "tensorflow-jit_compile": {("float16", 1), ("bfloat16", 1), ("float32", 2), ("float64", 1)},
-    "torch-inductor": {("float32", 1)},  # no second derivatives (torch 2.13)
-}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -361,16 +340,6 @@ FURTHER = {
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_edges(frame, dtype, order):
     if (dtype, order) in TRIED.get(f"{frame.name}-{frame.mode}", ()):
-        assert_right_at_the_edges(frame, dtype, order)
-
-
-@pytest.mark.thorough
-@pytest.mark.inductor
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_edges_of_other_programs(frame, dtype, order):
-    if (dtype, order) in FURTHER.get(f"{frame.name}-{frame.mode}", ()):
         assert_right_at_the_edges(frame, dtype, order)
 
 
@@ -411,45 +380,6 @@ def near(dtype, came, expected):
     is_close = np.isclose(came, rounded, rtol=relative, atol=smallest * epsilon, equal_nan=True)
     # Results below the smallest normal number may be 0.
     return is_close | ((np.abs(rounded) < smallest) & (came == 0))
-
-
-ALL = {
-    "straight_through": recipes.straight_through(lambda x: 2 * x),
-    "reverse_gradient": recipes.reverse_gradient,
-    "scale_gradient": lambda x: recipes.scale_gradient(x, 2),
-    "clip_gradient, by value": lambda x: recipes.clip_gradient(x, value=1),
-    "clip_gradient, by norm": lambda x: recipes.clip_gradient(x, norm=1),
-    "log1pexp": recipes.log1pexp,
-    "safe_sqrt": recipes.safe_sqrt,
-    "safe_log": recipes.safe_log,
-    "safe_norm": lambda x: recipes.safe_norm(x, axis=()),
-    "surrogate_spike": recipes.surrogate_spike,
-    "surrogate_spike, arctan": lambda x: recipes.surrogate_spike(x, "arctan"),
-    "surrogate_spike, triangle": lambda x: recipes.surrogate_spike(x, "triangle"),
-    "quantize": lambda x: recipes.quantize(x, 0.5),
-    "quantize, learned": lambda x: recipes.quantize(x, tensor(0.5)),
-    "recompute": recipes.recompute(lambda x: sevenfold(x)),
-    "straight_through, annealed": recipes.straight_through(lambda x: 2 * x, lambda x: 3 * x),
-    "soft_round": lambda x: recipes.soft_round(x, 3),
-    "soft_round, by a tensor": lambda x: recipes.soft_round(x, tensor(3.0)),
-    "gumbel_noise": recipes.gumbel_noise,
-    "log_sum_exp": lambda x: recipes.log_sum_exp(x, axis=()),
-    "invertible": lambda x: recipes.invertible(lambda x, p: p * x, lambda y, p: y / p)(x, 4.0),
-    "fixed_point": lambda x: recipes.fixed_point(lambda z, x: 0.5 * z + x)(0 * x, x),
-}
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0)])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_nothing_and_single_numbers(backend, dtype, shape):
-    for name, f in ALL.items():
-        x = tensor(np.full(shape, 0.25), dtype)
-        output, pullback = keras_cg.vjp(f, x)
-        (gradient,) = pullback(ops.ones_like(output))
-        for each in (output, gradient):
-            assert (name, config.active.shape(each), config.active.dtype(each)) == (name, shape, dtype)
-        hessian = keras_cg.hessian(lambda x, f=f: ops.sum(f(x)))(x)
-        assert (name, config.active.shape(hessian)) == (name, (*shape, *shape))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -503,23 +433,6 @@ def test_log_sum_exp_at_the_edges(frame, dtype):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_log_sum_exp_in_second_order(backend):
-    """share_i (1 - share_i) and -share_i share_j, and exactly 0 where it is masked; none of it is NaN."""
-    for row, mask, _, shares in SUMS[:-1]:
-        f = lambda x, mask=mask: recipes.log_sum_exp(x, where=config.active.asarray(np.array(mask) == 1))
-        expected = np.diag(shares) - np.outer(shares, shares)
-        if math.inf in np.array(row)[np.array(mask) == 1]:
-            expected = np.zeros((3, 3))
-        hessian = found(keras_cg.hessian(f)(tensor(row)))
-        np.testing.assert_allclose(hessian, expected, rtol=1e-5, atol=1e-7)
-        np.testing.assert_array_equal(hessian[np.array(shares) == 0], 0)
-    empty = tensor(np.zeros((2, 0)))
-    np.testing.assert_array_equal(found(recipes.log_sum_exp(empty, axis=1, keepdims=True)), [[-math.inf]] * 2)
-    assert found(recipes.log_sum_exp(empty)) == -math.inf
-    assert found(recipes.log_sum_exp(3)) == 3
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_learned_step_in_second_order(backend):
     """The rule of the step has -x / s in it, where x is inside: its derivative is x / s^2, and 0 elsewhere."""
     x, weights = np.array([-math.inf, -0.75, 0.3, 1.5, math.inf]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
@@ -563,12 +476,6 @@ def test_a_limit_is_a_tensor(backend):
         assert np.isnan(clipped(name, math.nan)).all()
 
 
-@pytest.mark.only("numpy", "jax", "tensorflow")  # to torch it is no tensor
-def test_a_step_that_is_a_scalar_of_numpy_is_learned_where_it_is_differentiated(backend):
-    f = lambda step: ops.sum(recipes.quantize(tensor([0.3, 0.7, -9.0]), step, 3))
-    np.testing.assert_allclose(found(keras_cg.grad(f)(np.float32(0.5))), 0.4 - 0.4 - 4, rtol=1e-5)
-
-
 def test_complex_numbers_pass(backend):
     """Only those recipes that are the identity, or have its gradient."""
     z, upstream = np.array([1 + 2j, -3j], "complex64"), np.array([2 - 1j, 0.5 + 4j], "complex64")
@@ -583,32 +490,3 @@ def test_complex_numbers_pass(backend):
         _, pullback = keras_cg.vjp(f, config.active.asarray(z))
         (gradient,) = pullback(config.active.asarray(upstream))
         np.testing.assert_array_equal(config.active.to_numpy(gradient), factor * upstream)
-
-
-def test_a_steep_surrogate_keeps_its_digits(backend):
-    gradient = keras_cg.grad(lambda x: recipes.surrogate_spike(x, "arctan", 1e30))(tensor(1.0))
-    np.testing.assert_allclose(found(gradient), 2e-30 / math.pi**2, rtol=1e-5)
-
-
-def test_a_limit_of_another_dtype(backend):
-    """Anybody's schedule is in float64."""
-    with config.active.double_precision():
-        for name, expected in (("norm", [0.6, 0.8]), ("value", [1.0, 1.0])):
-            pull = keras_cg.vjp(
-                lambda x: recipes.clip_gradient(x, **{name: tensor(1.0, "float64")}), tensor([1.0, 1.0])
-            )[1]
-            np.testing.assert_allclose(found(pull(tensor([3.0, 4.0]))[0]), expected, rtol=1e-6)
-            pull = keras_cg.vjp(lambda x: recipes.clip_gradient(x, **{name: tensor(-1.0)}), tensor([1.0, 1.0]))[1]
-            assert np.isnan(found(pull(tensor([0.0, 0.0]))[0])).all()
-
-
-@pytest.mark.only("torch")
-def test_the_hessian_of_torch_func(backend):
-    """Nothing inside of a recipe may be a decorated function, which forward mode inside forward mode refuses."""
-    import torch
-
-    x = torch.tensor([3.0, 4.0])
-    curvature = np.array([[0.128, -0.096], [-0.096, 0.072]])
-    np.testing.assert_allclose(torch.func.hessian(recipes.safe_norm)(x), curvature, rtol=1e-5)
-    squared = torch.func.hessian(lambda x: (recipes.quantize(x, 0.5, 4) ** 2).sum())(x)
-    np.testing.assert_array_equal(squared, [[2, 0], [0, 0]])

@@ -37,12 +37,6 @@ def test_recompute_takes_any_arguments(backend):
     np.testing.assert_allclose(found(gw), 6 * X.sum(), rtol=1e-6)
 
 
-def test_recompute_without_anybody_who_differentiates(backend):
-    """It is the function itself, with any arguments."""
-    output = recipes.recompute(lambda x, *, n: x * n)(tensor(X), n=2)
-    np.testing.assert_allclose(found(output), 2 * X, rtol=1e-6)
-
-
 def test_recompute_trains_what_it_closes_over(backend):
     def loss(w, x):
         return ops.sum(recipes.recompute(lambda x: ops.tanh(x) * w**2)(x))
@@ -117,21 +111,6 @@ def test_recompute_keeps_only_the_arguments(backend):
     assert not alive(recipes.recompute(f))
 
 
-@pytest.mark.only("numpy")
-def test_recompute_finds_attributes(backend):
-    class Holder:
-        pass
-
-    def loss(w, x):
-        holder = Holder()
-        holder.w = w
-        return ops.sum(recipes.recompute(lambda x: seven_exp(x) * holder.w**3)(x))
-
-    gw, gx = keras_cg.grad(loss, (0, 1))(np.asarray(2.0), X)
-    np.testing.assert_allclose(gw, 24 * np.sum(X))
-    np.testing.assert_allclose(gx, 56 * np.exp(X))
-
-
 @pytest.mark.only("tensorflow")
 def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, backend):
     import tensorflow as tf
@@ -190,6 +169,7 @@ def test_what_recompute_does_not_see_on_jax(backend):
         numpy_array = np.full(3, 3.0, np.float32)
         kept = [jax.numpy.asarray(numpy_array)]
         x = jax.numpy.ones(3)
+        assert "checkpoint" in str(jax.make_jaxpr(recomputed(lambda x: x * x))(x))
         _, pullback = keras_cg.vjp(recomputed(lambda x, w=numpy_array: x * w * w), x)
         _, pullback_of_kept = keras_cg.vjp(recomputed(lambda x, kept=kept: x * kept[0] * kept[0]), x)
         numpy_array[...] = 4
@@ -204,7 +184,7 @@ def changed_since(reads):
 
 
 @pytest.mark.only("torch")
-@pytest.mark.parametrize("kind", ["trained", "frozen", "tensor", "module", "frozen module", "buffer", "hidden"])
+@pytest.mark.parametrize("kind", ["frozen", "tensor", "module", "buffer", "hidden"])
 def test_recompute_of_what_was_changed_in_place_on_torch(backend, kind):
     import torch
 
@@ -214,7 +194,7 @@ def test_recompute_of_what_was_changed_in_place_on_torch(backend, kind):
             if kind == "buffer":
                 self.register_buffer("w", torch.full((3,), 3.0))
             else:
-                self.w = torch.nn.Parameter(torch.full((3,), 3.0), requires_grad=kind != "frozen module")
+                self.w = torch.nn.Parameter(torch.full((3,), 3.0))
 
     class Hidden:
         __slots__ = ("w",)
@@ -257,23 +237,6 @@ def test_recompute_after_a_step_of_an_optimizer(backend):
             slope = 2 * output.item() ** 0.5 * np.sign(model["read"](x).item())
             output.backward()
             np.testing.assert_allclose(model["read"].weight.grad[0], slope * X, rtol=1e-5)
-
-
-@pytest.mark.only("torch")
-def test_recompute_of_an_argument_that_was_changed_in_place(backend):
-    """Torch's own error, for it saves the arguments; and an output may be changed."""
-    import torch
-
-    x = torch.tensor(X, requires_grad=True)
-    z = x * 1
-    output = recipes.recompute(lambda z: seven_exp(z) * z)(z)
-    with torch.no_grad():
-        z.mul_(10)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        output.sum().backward()
-    square, one = recipes.recompute(lambda x: (seven_exp(x), x * 2))(x)
-    (square.sum() + one.mul_(3).sum()).backward()
-    np.testing.assert_allclose(x.grad, 7 * np.exp(X) + 6)
 
 
 @pytest.mark.only("tensorflow")
@@ -373,8 +336,6 @@ def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, ba
     generator = tf.random.Generator.from_seed(1)
     functions = {
         "RandomUniform": lambda x: x * tf.random.uniform((64, 3)),
-        "RandomStandardNormal": lambda x: x * tf.random.normal((64, 3)),
-        "TruncatedNormal": lambda x: x * tf.random.truncated_normal((64, 3)),
         "Multinomial": lambda x: x * tf.cast(tf.random.categorical(x, 3), x.dtype),
         "RngReadAndSkip": lambda x: x * generator.uniform((64, 3)),
         None: lambda x: x * tf.random.stateless_uniform((64, 3), [1, 2]),

@@ -3,14 +3,14 @@
 Every expected number is a closed form of the upstream, which is the first thing that the checker draws.
 """
 
-import dataclasses
+import inspect
 import itertools
+import json
 import re
 
 import numpy as np
 import pytest
 from checker_cases import (
-    EAGER,
     QUICK,
     WIDE,
     V,
@@ -40,77 +40,35 @@ def transposed(x):
     return ops.swapaxes(x, 0, 1)
 
 
-@dataclasses.dataclass
-class Fault:
-    """A function with a wrong rule, and what must be said of it.
-
-    `wrong` and `right` give the gradients, one for each argument, for the arguments and an upstream, in NumPy; `said`
-    has the diagnosis for each argument that is wrong. A rule that is not linear fails that check as well.
-    """
-
-    f: object
-    args: tuple
-    output: object
-    wrong: object
-    right: object
-    said: dict
-    linear: bool = True
-
-
-FAULTS = {}
-
-
-def fault(name, f, args, *, output, wrong, right, linear=True, **said):
-    FAULTS[name] = Fault(custom_gradient(f), args, output, wrong, right, said, linear)
-
-
-def square_fault(name, rule, said, wrong=None, **options):
-    """A fault in the rule of x**2; `wrong` is the rule for NumPy, where it is another one."""
-    options = {"args": (X,), "right": lambda x, u: [2 * x * u], **options}
-    wrong = wrong or rule
-    fault(name, square(rule).__wrapped__, output=lambda x: x**2, wrong=lambda x, u: [wrong(x, u)], x=said, **options)
-
-
-NO_GRADIENT = "no gradient for {}: the rule returns zero or None instead of the derivative"
-square_fault(
-    "forgotten",
-    lambda x, u: 2 * x,
-    "upstream forgotten: the rule returns the same gradient for every upstream",
-    linear=False,
-)
-square_fault(
-    "used twice",
-    lambda x, u: 2 * x * u * u,
-    "upstream used twice: the gradient grows with the square of upstream",
-    linear=False,
-)
-square_fault(
-    "added",
-    lambda x, u: 2 * x * u + 1,
-    "a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero",
-    linear=False,
-)
+# A rule of x**2, what it is in NumPy, what is said of it, and whether it is linear in upstream.
 CLIPS = "the rule clips or normalises upstream; if that is intended, declare it by `expected`"
-square_fault(
-    "clipped", lambda x, u: 2 * x * ops.clip(u, -1, 1), CLIPS, lambda x, u: 2 * x * np.clip(u, -1, 1), linear=False
-)
-square_fault(
-    "transposed gradient",
-    lambda x, u: transposed(2 * x * u),
-    "a transposed gradient: rows and columns are exchanged",
-    lambda x, u: (2 * x * u).T,
-    args=(W,),
-)
-square_fault("no gradient", lambda x, u: None, NO_GRADIENT.format("x"), lambda x, u: 0 * x)
-
+NO_GRADIENT = "no gradient for {}: the rule returns zero or None instead of the derivative"
+FAULTS = {
+    "forgotten": (
+        lambda x, u: 2 * x,
+        lambda x, u: 2 * x,
+        "upstream forgotten: the rule returns the same gradient for every upstream",
+        False,
+    ),
+    "used twice": (
+        lambda x, u: 2 * x * u * u,
+        lambda x, u: 2 * x * u * u,
+        "upstream used twice: the gradient grows with the square of upstream",
+        False,
+    ),
+    "added": (
+        lambda x, u: 2 * x * u + 1,
+        lambda x, u: 2 * x * u + 1,
+        "a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero",
+        False,
+    ),
+    "clipped": (lambda x, u: 2 * x * ops.clip(u, -1, 1), lambda x, u: 2 * x * np.clip(u, -1, 1), CLIPS, False),
+    "no gradient": (lambda x, u: None, lambda x, u: 0 * x, NO_GRADIENT.format("x"), True),
+}
 MISSING_MEAN = ": does the function take a mean that the rule leaves out?"
 MEAN_TOO_MUCH = ": does the rule take a mean that the function does not?"
 FACTORS = {
     2: "2",
-    0.5: "1/2",
-    -2: "-2",
-    -0.5: "-1/2",
-    1.25: "1.25",
     1.001: "1.001",
     -1: "-1: a wrong sign, or a gradient reversal that `expected` should declare",
     4: "4, which is the batch size" + MISSING_MEAN,
@@ -119,131 +77,58 @@ FACTORS = {
     1 / 12: "0.0833333, which is one over the number of elements" + MEAN_TOO_MUCH,
 }
 for factor, said in FACTORS.items():
-    square_fault(f"factor {factor:.6g}", lambda x, u, factor=factor: factor * 2 * x * u, f"a factor of {said}")
-square_fault(
-    "factor 3 in a batch of 3",
-    lambda x, u: 6 * x * u,
-    f"a factor of 3, which is the batch size{MISSING_MEAN}",
-    args=(X[:3],),
-)
-fault(
-    "mean forgotten",
-    lambda x: (ops.sum(x * x, axis=0) / 4, lambda upstream: 2 * upstream * x),
-    (X,),
-    output=lambda x: np.mean(x**2, 0),
-    wrong=lambda x, u: [2 * u * x],
-    right=lambda x, u: [2 * u * x / 4],
-    x="a factor of 4, which is the batch size" + MISSING_MEAN,
-)
-fault(
-    "swapped",
-    lambda x, y: (x * y, lambda upstream: (upstream * x, upstream * y)),
-    (V, V + 2),
-    output=lambda x, y: x * y,
-    wrong=lambda x, y, u: [u * x, u * y],
-    right=lambda x, y, u: [u * y, u * x],
-    x="the gradients of x and y are swapped",
-    y="the gradients of y and x are swapped",
-)
-fault(
-    "none for one",
-    lambda x, y: (x * y, lambda upstream: (upstream * y, None)),
-    (V, V + 2),
-    output=lambda x, y: x * y,
-    wrong=lambda x, y, u: [u * y, 0 * y],
-    right=lambda x, y, u: [u * y, u * x],
-    y=NO_GRADIENT.format("y"),
-)
-fault(
-    "zero for one",
-    lambda x, y: (x * y, lambda upstream: (0, upstream * x)),
-    (V, V + 2),
-    output=lambda x, y: x * y,
-    wrong=lambda x, y, u: [0 * x, u * x],
-    right=lambda x, y, u: [u * y, u * x],
-    x=NO_GRADIENT.format("x"),
-)
-fault(
-    "transposed Jacobian",
-    lambda x, w: (x @ w, lambda upstream: (upstream @ w, transposed(x) @ upstream)),
-    (X[:3], W),
-    output=lambda x, w: x @ w,
-    wrong=lambda x, w, u: [u @ w, x.T @ u],
-    right=lambda x, w, u: [u @ w.T, x.T @ u],
-    x="a transposed Jacobian: the rule multiplies upstream with the Jacobian itself, as forward mode would",
-)
-fault(
-    "transposed Jacobian of a vector",
-    lambda x: (ops.stack([x[1], x[2] * 3, x[0] * 2]), lambda u: ops.stack([u[1], u[2] * 3, u[0] * 2])),
-    (V,),
-    output=lambda x: np.stack([x[1], x[2] * 3, x[0] * 2]),
-    wrong=lambda x, u: [np.stack([u[1], u[2] * 3, u[0] * 2])],
-    right=lambda x, u: [np.stack([u[2] * 2, u[0], u[1] * 3])],
-    x="a transposed Jacobian: the rule multiplies upstream with the Jacobian itself, as forward mode would",
-)
-CONJUGATE = "a missing conjugate: the gradient of a loss at x + iy is dL/dx + i dL/dy on every backend"
-fault(
-    "no conjugate",
-    lambda z: (z * z, lambda upstream: upstream * 2 * z),
-    (Z,),
-    output=lambda z: z * z,
-    wrong=lambda z, u: [u * 2 * z],
-    right=lambda z, u: [u * np.conj(2 * z)],
-    z=CONJUGATE,
-)
-fault(
-    "conjugate of everything",
-    lambda z: (z * z, lambda upstream: ops.conj(upstream) * 2 * z),
-    (Z,),
-    output=lambda z: z * z,
-    wrong=lambda z, u: [np.conj(u) * 2 * z],
-    right=lambda z, u: [u * np.conj(2 * z)],
-    z=CONJUGATE,
-)
-fault(
-    "straight-through",
-    lambda x: (ops.floor(x + 0.5), lambda upstream: upstream),
-    (V,),
-    output=lambda x: np.floor(x + 0.5),
-    wrong=lambda x, u: [u],
-    right=lambda x, u: [0 * u],
-    x="the function does not change with x here; if the gradient differs on purpose, such as that of a"
-    " straight-through estimator, declare the right one by `expected`",
-)
-
-
-def parts(array):
-    """Real numbers, the parts of a complex one after one another at the end."""
-    return np.stack([array.real, array.imag], -1) if np.iscomplexobj(array) else array[..., None]
+    times = lambda x, u, factor=factor: factor * 2 * x * u
+    FAULTS[f"factor {factor:.6g}"] = times, times, f"a factor of {said}", True
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_named(backend, name):
-    planted = FAULTS[name]
-    report = check_gradients(planted.f, *planted.args, **QUICK)
-    kinds = ["first order"] if planted.linear else ["first order", "linearity"]
+    rule, in_numpy, said, is_linear = FAULTS[name]
+    report = check_gradients(square(rule), X, **QUICK)
+    kinds = ["first order"] if is_linear else ["first order", "linearity"]
     assert report.status == "failed"
-    assert found(report, "failed", "undecided") == {
-        (check, argument): said for argument, said in planted.said.items() for check in kinds
-    }
-    points = [arrays.wide(each) for each in planted.args]
-    u = upstream_for(planted.output(*points))
-    gradients = zip(planted.wrong(*points, u), planted.right(*points, u), strict=True)
-    for finding, (wrong, right) in zip(report.cell(backend, "first order"), gradients, strict=True):
-        if finding.argument not in planted.said:
-            assert finding.status == "passed" and finding.error < 1e-9 and finding.came is None
-            continue
-        came, expected = parts(wrong), parts(right)
-        # More than one place where two numbers are equally wrong.
-        off = abs(came - expected)
-        places = {str(place[:-1].tolist()): tuple(place) for place in np.argwhere(off > (1 - 1e-9) * off.max())}
-        place = places[finding.where]
-        assert float(finding.came) == pytest.approx(came[place], rel=1e-5)
-        assert float(finding.expected) == pytest.approx(expected[place], rel=1e-5, abs=1e-9)
-        scale = abs(expected).max() or abs(came[place])
-        assert finding.error == pytest.approx(abs(came - expected).max() / scale, rel=1e-4)
-        assert finding.tolerance == 1e-6
-        assert finding.reason is None
+    assert found(report, "failed", "undecided") == {(check, "x"): said for check in kinds}
+    x = arrays.wide(X)
+    u = upstream_for(x**2)
+    came, expected, finding = in_numpy(x, u), 2 * x * u, first(report)
+    # More than one place where two numbers are equally wrong.
+    off, place = abs(came - expected), tuple(json.loads(finding.where))
+    assert off[place] > (1 - 1e-9) * off.max()
+    assert float(finding.came) == pytest.approx(came[place], rel=1e-5)
+    assert float(finding.expected) == pytest.approx(expected[place], rel=1e-5)
+    assert finding.error == pytest.approx(off.max() / abs(expected).max(), rel=1e-4)
+    assert (finding.tolerance, finding.reason) == (1e-6, None)
+
+
+AS_FORWARD = "a transposed Jacobian: the rule multiplies upstream with the Jacobian itself, as forward mode would"
+# The function, its arguments, and what is said of those that are wrong.
+OF_SEVERAL = {
+    "swapped": (
+        lambda x, y: (x * y, lambda upstream: (upstream * x, upstream * y)),
+        (V, V + 2),
+        {"x": "the gradients of x and y are swapped", "y": "the gradients of y and x are swapped"},
+    ),
+    "none for one": (
+        lambda x, y: (x * y, lambda upstream: (upstream * y, None)),
+        (V, V + 2),
+        {"y": NO_GRADIENT.format("y")},
+    ),
+    "transposed Jacobian": (
+        lambda x, w: (x @ w, lambda upstream: (upstream @ w, transposed(x) @ upstream)),
+        (X[:3], W),
+        {"x": AS_FORWARD},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL)
+def test_faults_of_several_arguments(backend, name):
+    f, args, said = OF_SEVERAL[name]
+    report = check_gradients(custom_gradient(f), *args, **QUICK)
+    assert found(report, "failed", "undecided") == {("first order", argument): text for argument, text in said.items()}
+    assert {each.argument for each in report.cell(backend, "first order") if each.status == "passed"} == {
+        *inspect.signature(f).parameters
+    } - {*said}
 
 
 @pytest.mark.parametrize(
@@ -294,12 +179,29 @@ few = np.ones((4, 3))
 few[[0, 2, 3], [0, 1, 0]] = [1.5, 2, 3]
 SIGN = "the sign of upstream is lost: the rule returns the same gradient for upstream and its negative"
 DIAGNOSES = {
-    "half, in a batch of 2": (changed(lambda g, x: g / 2), TABLE[:2], "a factor of 1/2"),
-    "twice, in a batch of 2": (changed(lambda g, x: g * 2), TABLE[:2], "a factor of 2"),
-    "a row": (weighed(row), TABLE, "wrong only in row 2 of 4; by a factor of 3"),
     "a column": (weighed(row.T[:3, :3]), TABLE[:3], "wrong only in index 2 along axis 1 of 3; by a factor of 3"),
-    "an element": (weighed(one), TABLE, "wrong in only 1 of 12 elements: [1, 2]"),
     "three elements": (weighed(few), TABLE, "wrong in only 3 of 12 elements: [0, 0], [2, 1], [3, 0]"),
+    "transposed": (
+        changed(lambda g, x: transposed(g)),
+        W.astype(float),
+        "a transposed gradient: rows and columns are exchanged",
+    ),
+    "mean forgotten": (
+        custom_gradient(lambda x: (ops.sum(x * x, axis=0) / 4, lambda upstream: 2 * upstream * x)),
+        TABLE,
+        "a factor of 4, which is the batch size" + MISSING_MEAN,
+    ),
+    "no conjugate": (
+        custom_gradient(lambda z: (z * z, lambda upstream: upstream * 2 * z)),
+        Z,
+        "a missing conjugate: the gradient of a loss at x + iy is dL/dx + i dL/dy on every backend",
+    ),
+    "straight-through": (
+        custom_gradient(lambda x: (ops.floor(x + 0.5), lambda upstream: upstream)),
+        V,
+        "the function does not change with x here; if the gradient differs on purpose, such as that of a"
+        " straight-through estimator, declare the right one by `expected`",
+    ),
     "negative x": (
         changed(lambda g, x: ops.where(x < 0, 1.1 * g, g)),
         TABLE,
@@ -310,12 +212,6 @@ DIAGNOSES = {
         TABLE,
         "wrong in only 3 of 12 elements: [0, 1], [2, 2], [3, 2]; only where x is largest or smallest, at the edge of"
         " the domain",
-    ),
-    "the middle": (
-        changed(lambda g, x: ops.where(ops.abs(x) < 0.45, 0 * g, g)),
-        TABLE,
-        "wrong in only 3 of 12 elements: [0, 2], [1, 1], [3, 1]; only where x is close to zero, in the middle or at the"
-        " edge of the domain",
     ),
     "rolled": (
         changed(lambda g, x: ops.roll(g, 1, axis=0)),
@@ -342,11 +238,6 @@ DIAGNOSES = {
         TABLE,
         SIGN,
     ),
-    "the sign of one upstream": (
-        of_upstream(lambda u: ops.abs(u)),
-        TABLE[0, 1],
-        SIGN,
-    ),
     "negative upstream": (
         of_upstream(lambda u: ops.where(u > 0, u, 0 * u)),
         TABLE,
@@ -356,11 +247,6 @@ DIAGNOSES = {
         changed(lambda g, x: ops.round(g * 1000) / 1000),
         TABLE,
         "the gradient is rounded to steps of 0.001",
-    ),
-    "clipped at 1000": (
-        of_upstream(lambda u: ops.clip(u, -1000, 1000)),
-        TABLE,
-        CLIPS,
     ),
     "an output": (
         custom_gradient(lambda x: ((x**2, x**3), lambda u: 2 * x * u[0])),
@@ -372,12 +258,6 @@ DIAGNOSES = {
         WIDE * (1 + 0.5j),
         "the imaginary part of the gradient is missing",
     ),
-    "twice a large number": (derived(lambda x: 1e8 * x**2, lambda x: 4e8 * x), WIDE, "a factor of 2"),
-    "a large number, normalised": (
-        custom_gradient(lambda x: (1e8 * x**2, lambda u: 2e8 * x * u / ops.sqrt(ops.sum(u * u)))),
-        WIDE,
-        CLIPS,
-    ),
 }
 
 
@@ -386,12 +266,6 @@ def test_diagnoses(backend, name):
     f, x, said = DIAGNOSES[name]
     report = check_gradients(f, np.asarray(x), **QUICK)
     assert {each.diagnosis for each in report.findings if each.status in ("failed", "undecided")} == {said}
-
-
-@pytest.mark.parametrize("limit", [0.5, 1e6, 1e8])
-def test_a_clip_of_any_size_is_not_linear(backend, limit):
-    f = custom_gradient(lambda x: (2 * x, lambda upstream: ops.clip(2 * upstream, -limit, limit)))
-    assert "linearity" in {check for check, _ in found(check_gradients(f, V, **QUICK), "failed")}
 
 
 @pytest.mark.parametrize("limit", [1e-8, 1e12])
@@ -479,13 +353,6 @@ def test_a_fault_of_a_higher_order(backend, wrong, lower):
     assert failures[wrong, "x"] == DETACHED.format(lower, ZERO)
 
 
-def test_a_detached_gradient_that_is_linear(backend):
-    f = custom_gradient(lambda x: (x**2, lambda u: 2 * u * ops.stop_gradient(x)))
-    finding = first(check_gradients(f, WIDE, modes=("reverse",), compiled=False), "second order")
-    assert finding.status == "failed"
-    assert finding.diagnosis.startswith("a detached intermediate: the first order is right, but its derivative is zero")
-
-
 def test_modes(backend):
     f = custom_gradient(lambda x: (x**2, lambda upstream: 2 * upstream * x))
     both = ("value", "first order", "linearity", "forward mode", "memory")
@@ -533,14 +400,6 @@ def test_a_gradient_frozen_at_the_first_call(backend):
     assert finding.reason == "right at the test point, wrong at a point close by"
 
 
-def test_a_rule_that_is_right_at_one_point_alone(backend):
-    here = arrays.wide(WIDE)
-    f = custom_gradient(lambda x: (x**3, lambda u: 3 * u * x * config.active.asarray(here.astype(np.float64))))
-    finding = first(check_gradients(f, WIDE, **QUICK))
-    assert (finding.status, finding.diagnosis) == ("failed", None)
-    assert finding.reason == "right at the test point, wrong at a point close by"
-
-
 def test_a_rule_that_counts_its_calls(backend):
     calls = itertools.count()
     f = custom_gradient(lambda x: (x**2, lambda u: 2 * x * u * (1 + next(calls) / 100)))
@@ -555,18 +414,6 @@ def test_a_rule_that_counts_its_calls(backend):
     assert float(then) > float(came) * 1.009 if float(came) > 0 else float(then) < float(came) * 1.009
 
 
-def test_a_rule_that_is_another_one_later(backend):
-    calls = itertools.count()
-    f = custom_gradient(lambda x: (x**2, lambda u: 2 * x * u * (2 if next(calls) > 20 else 1)))
-    report = check_gradients(f, WIDE, **EAGER)
-    told = [
-        each
-        for each in [each for each in report.findings if each.status == "failed"]
-        if "after other calls" in (each.reason or "")
-    ]
-    assert [each.diagnosis for each in told] == [EARLIER]
-
-
 def test_a_function_that_is_another_one_later(backend):
     calls = itertools.count()
     report = check_gradients(lambda x: x**2 + (1 if next(calls) > 40 else 0), WIDE, **QUICK)
@@ -574,21 +421,6 @@ def test_a_function_that_is_another_one_later(backend):
     assert len(told) == 1 and told[0].reason.startswith(
         "the function gives other values after other calls: the output["
     )
-
-
-def test_the_gradient_before_is_mixed_in(backend):
-    kept = {}
-
-    def f(x):
-        def rule(u):
-            found = 2 * x * u
-            before, kept["found"] = kept.get("found", found), found
-            return (found + before) / 2
-
-        return x**2, rule
-
-    if backend != "jax":  # which does not let a traced value into another call
-        assert first(check_gradients(custom_gradient(f), WIDE, **QUICK), "linearity").diagnosis == EARLIER
 
 
 @pytest.mark.parametrize("elements", [slice(None), slice(500, None)], ids=["all", "half"])

@@ -12,7 +12,7 @@ from checker_cases import QUICK, WIDE, V, X, assert_passed, derived, first, upst
 
 import keras_cg
 from keras_cg import config, custom_gradient, ops
-from keras_cg.testing import Finding, Report, agreement, arrays, assert_gradients, check_gradients
+from keras_cg.testing import Finding, Report, agreement, assert_gradients, check_gradients
 
 
 def reason_of(finding):
@@ -61,57 +61,10 @@ def test_a_rule_that_raises(backend):
     assert (finding.status, finding.reason) == ("failed", f"ZeroDivisionError: no such number; {place}")
 
 
-def test_a_rule_of_no_convention(backend):
-    @custom_gradient
-    def f(x):
-        return x * 1, lambda a, b, c: a
-
-    finding = first(check_gradients(f, V, **QUICK))
-    assert finding.status == "failed"
-    assert finding.reason.startswith(
-        "TypeError: test_a_rule_of_no_convention.<locals>.f: no calling convention fits the signature of its rule; got:"
-    )
-
-
 def test_no_pair(backend):
     finding = first(check_gradients(custom_gradient(plain), V, **QUICK), "value")
     assert finding.reason.startswith("TypeError: plain must return a pair (output, grad); got: ")
     assert finding.diagnosis == "`return output` without the rule, or several outputs that are not in a tuple."
-
-
-@pytest.mark.only("tensorflow")
-def test_what_tensorflow_raises_anew(backend):
-    import tensorflow as tf
-
-    @custom_gradient
-    def inner(x):
-        return 2 * x, lambda upstream: upstream[:2]
-
-    @tf.function
-    def rule(upstream):
-        with tf.GradientTape() as tape:
-            tape.watch(upstream)
-            y = inner(upstream)
-        return tape.gradient(y, upstream)
-
-    finding = first(check_gradients(custom_gradient(lambda x: (x * 1, rule)), V, **QUICK))
-    assert "inner returned a gradient of the wrong shape for x; got: float" in finding.reason
-    assert "; expected: float" in finding.reason
-    assert finding.diagnosis.startswith(
-        "a gradient that was summed or sliced, a number for a whole tensor, or gradients"
-    )
-
-
-def test_what_somebody_raises_who_caught_ours(backend):
-    def f(x):
-        try:
-            custom_gradient(plain)(x)
-        except TypeError:
-            raise KeyError("no table") from None
-        return x * 1, lambda upstream: upstream
-
-    finding = first(check_gradients(custom_gradient(f), V, **QUICK), "value")
-    assert (reason_of(finding), finding.diagnosis) == ("KeyError: 'no table'", None)
 
 
 @pytest.mark.only("numpy")
@@ -123,18 +76,6 @@ def test_an_argument_that_is_changed_in_place(backend):
     finding = first(check_gradients(custom_gradient(f), V, **QUICK), "value")
     assert (finding.status, finding.argument) == ("failed", "given")
     assert finding.reason == "the function changes given in place; change a copy instead"
-
-
-def test_compiled(backend):
-    f = custom_gradient(lambda x: (x**2, lambda upstream: 2 * upstream * x))
-    report = check_gradients(f, V, order=1, modes=("reverse",))
-    assert_passed(report, "compiled", "export")
-    finding = first(report, "compiled")
-    if backend == "numpy":
-        assert (finding.status, finding.reason) == ("skipped", "numpy has no compiler")
-        assert first(report, "export").reason == "numpy has nothing to export to"
-    else:
-        assert (finding.status, finding.argument) == ("passed", "x")
 
 
 def test_what_does_not_compile_is_undecided(backend):
@@ -310,19 +251,6 @@ def test_findings_as_they_come(backend):
     assert {each.backend for each in told} == {backend} == {*report.backends}
 
 
-def test_evidence(backend):
-    report = check_gradients(lambda x, y: (x * y, x + y), V, V + 2, **QUICK)
-    evidence = report.evidence[backend]
-    assert list(evidence) == ["epsilon", "output", "gradient of x", "gradient of y"]
-    np.testing.assert_allclose(evidence["epsilon"], [2.0**-52])
-    x, y = arrays.wide(V), arrays.wide(V + 2)
-    np.testing.assert_allclose(evidence["output"], [x * y, x + y])
-    generator = np.random.default_rng(0)
-    u, v = arrays.random(generator, x), arrays.random(generator, x)
-    np.testing.assert_allclose(evidence["gradient of x"], [u * y + v])
-    np.testing.assert_allclose(evidence["gradient of y"], [u * x + v])
-
-
 def test_report_as_plain_data(backend):
     report = check_gradients(half, X, compiled=False)
     data = json.loads(json.dumps(report.to_dict()))
@@ -381,11 +309,6 @@ def test_assert_gradients(backend):
     assert str(report) == f"gradients of plain: passed\n  {backend}: passed"
 
 
-def test_assert_gradients_is_not_content_with_undecided(backend):
-    with pytest.raises(AssertionError, match="value: undecided, the function itself returns NaN or infinity"):
-        assert_gradients(lambda x: x * np.nan, V, **QUICK)
-
-
 @pytest.mark.side_by_side
 def test_agreement(backends):
     report = check_gradients(custom_gradient(lambda x: (x**2, lambda u: 2 * u * x)), V, backends=backends, **QUICK)
@@ -394,33 +317,6 @@ def test_agreement(backends):
     rows = [each for each in report.findings if each.check == "agreement"]
     assert [each.backend for each in rows] == (list(backends) if len(backends) > 1 else [])
     assert list(report.evidence) == list(backends)
-
-
-@pytest.mark.side_by_side
-def test_the_odd_one_out(backends):
-    """On every backend a function gives something else there, as a bug of one framework would."""
-    for odd in backends:
-        by_output = lambda x, odd=odd: x * (2 if keras_cg.backend() == odd else 1)
-
-        @custom_gradient
-        def by_gradient(x, odd=odd):
-            return x * 1, lambda upstream: upstream * (2 if keras_cg.backend() == odd else 1)
-
-        for f, what in ((by_output, "output"), (by_gradient, "gradient of x")):
-            report = check_gradients(f, V, backends=backends, **QUICK)
-            rows = {each.backend: each for each in report.findings if each.check == "agreement"}
-            failed = [name for name, each in rows.items() if each.status == "failed"]
-            assert len(failed) == (len(backends) > 1)
-            if len(backends) < 3:  # of two, nobody knows which is odd
-                continue
-            assert {name for name, each in rows.items() if each.status == "failed"} == {odd}
-            assert rows[odd].reason == f"the {what} differs from that of other backends"
-            right = V if what == "output" else arrays.random(np.random.default_rng(0), arrays.wide(V))
-            place = int(np.argmax(abs(right)))
-            assert rows[odd].where == f"[{place}]"
-            assert float(rows[odd].came) == pytest.approx(2 * right[place], rel=1e-5)
-            assert float(rows[odd].expected) == pytest.approx(right[place], rel=1e-5)
-            assert rows[odd].error == pytest.approx(1)
 
 
 def evidence(output, gradient, epsilon=2.0**-52):
@@ -509,79 +405,30 @@ def test_wrong_expected(backend):
     ]
 
 
-def test_not_callable():
-    with keras_cg.use_backend("numpy"):
-        assert "got an int" in message(TypeError, 3, V)
-
-
-def test_unknown_backend():
-    assert "unknown backend 'pytorch'" in message(ValueError, half, V, backends=("pytorch",))
-
-
 def run(code):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-# Stands in for an environment without some package.
-ABSENT = """
-    import importlib.abc, sys
-    class Absent(importlib.abc.MetaPathFinder):
-        def find_spec(self, name, path=None, target=None):
-            if name.partition(".")[0] == {name!r}:
-                raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-    sys.meta_path.insert(0, Absent())
-"""
-
-
-def test_a_backend_that_is_not_installed():
-    text = run(
-        ABSENT.format(name="jax")
-        + """
-    import numpy
-    from keras_cg.testing import check_gradients
-    try:
-        check_gradients(lambda x: x, numpy.ones(3), backends=("jax",))
-    except ImportError as error:
-        print(error)
-    """
-    )
-    assert "the backend 'jax'" in text and "needs 'jax', which is not installed." in text
-    assert 'remedy: pip install "keras-cg[jax]"' in text
-
-
 def test_without_scipy():
-    text = run(
-        ABSENT.format(name="scipy")
-        + """
-    import keras_cg
-    try:
-        import keras_cg.testing
-    except ImportError as error:
-        print(error)
-    """
-    )
+    text = run("""
+        import sys
+        sys.modules["scipy"] = None
+        try:
+            import keras_cg.testing
+        except ImportError as error:
+            print(error)
+    """)
     assert text.splitlines() == [
         "keras_cg.testing needs SciPy 1.15 or later, for finite differences.",
         '    remedy: pip install "keras-cg[testing]".',
     ]
 
 
-LAZY = """
-    import sys
-    {extra}
-    import keras_cg.testing
-    print(",".join(name for name in ("jax", "torch", "tensorflow", "keras", "autograd") if name in sys.modules))
-"""
-
-
 def test_importing_loads_no_framework():
-    assert run(LAZY.format(extra="")) == ""
-
-
-def test_the_test_above_can_fail():
-    assert run(LAZY.format(extra="import autograd")) == "autograd"
+    code = "import sys, keras_cg.testing; print(*{'jax', 'torch', 'tensorflow', 'keras', 'autograd'} & {*sys.modules})"
+    assert run(code) == ""
 
 
 def test_a_value_that_is_none(backend):

@@ -1,6 +1,5 @@
 """The checker's verdicts: right rules pass, whatever they compute; what cannot be told is undecided, and says why."""
 
-import functools
 import re
 from collections import namedtuple
 
@@ -21,7 +20,6 @@ from checker_cases import (
     upstream_for,
 )
 
-import keras_cg
 from keras_cg import config, custom_gradient, ops
 from keras_cg.testing import assert_gradients, check_gradients
 
@@ -42,21 +40,6 @@ def signs(x):
 
 
 size = custom_gradient(lambda x: (ops.abs(x), lambda upstream: upstream * signs(x)))
-no_root = custom_gradient(lambda x: (ops.sqrt(x), lambda upstream: 0 * upstream))
-
-
-def half_tanh(rule):
-    """A function that computes in half precision, and a rule of upstream, its slope and x."""
-
-    def f(x):
-        y = cast(ops.tanh(cast(x, "float16")), config.active.dtype(x))
-        return y, lambda u: rule(u, 1 - y * y, x)
-
-    return custom_gradient(f)
-
-
-def half_kept(u, slope, x):
-    return u * slope * cast(config.active.asarray(np.array([1.0, 0.0, 1.0])), config.active.dtype(x))
 
 
 def narrow(x, dtype="float16"):
@@ -87,52 +70,17 @@ FINDINGS = {
             "reason": "the gradient has no derivative there: it has a kink...",
         },
     ),
-    "a kink where the rule gives the mean of both sides": (
-        derived(lambda x: ops.abs(x), lambda x: ops.sign(x)),
-        [0.0, 1.0],
-        "first order",
-        {
-            "status": "undecided",
-            "where": "[0]",
-            "reason": "the function has no derivative there: it has a kink...",
-        },
-    ),
     "a jump": (
         custom_gradient(lambda x: (ops.floor(x), lambda upstream: 0 * upstream)),
         [0.5, 1.0],
         "first order",
         {"status": "undecided", "where": "[1]", "reason": "the function has no derivative there: it jumps, from ..."},
     ),
-    "nothing on one side": (
-        no_root,
-        [0.0],
-        "first order",
-        {
-            "status": "undecided",
-            "reason": "the function has no derivative there: it is not finite on both sides. The rule returns 0",
-        },
-    ),
-    "a fault beside nothing on one side": (
-        no_root,
-        [0.0, 1.0],
-        "first order",
-        {
-            "status": "failed",
-            "where": "[1]",
-            "diagnosis": "no gradient for x: the rule returns zero or None instead of the derivative",
-        },
-    ),
     "a slope at the edge of a domain": (
         derived(lambda x: ops.where(x < 0, ops.sqrt(x), x * x + x), lambda x: 2 * x + 1),
         [0.0, 1.0],
         "first order",
         {"status": "passed"},
-    ),
-    "no number at the edge of a domain": (
-        derived(lambda x: ops.where(x < 0, ops.sqrt(x), x * x + x), lambda x: 2 * x + 0 * x / x + 1),
-        [0.0, 1.0],
-        "first order",
-        {"status": "failed", "where": "[0]", "reason": NOT_FINITE, "diagnosis": ONE_SIDE},
     ),
     "another slope at the edge of a domain": (
         derived(
@@ -155,38 +103,8 @@ FINDINGS = {
         "first order",
         {"status": "failed", "tolerance": 1e-2, "diagnosis": SINGLE},
     ),
-    "no overflow in double precision": (
-        derived(lambda x: 2 * x, overflowing),
-        POSITIVE.astype(float),
-        "first order",
-        {"status": "passed"},
-    ),
-    "cancellation in single precision": (
-        derived(lambda x: 2 * x, lambda x: 2 * ((1 + 1e7 * x) - 1e7 * x)),
-        POSITIVE,
-        "first order",
-        {"status": "failed", "tolerance": 1e-2, "diagnosis": SINGLE},
-    ),
-    "no gradient in half precision": (
-        half_tanh(lambda u, slope, x: 0 * u),
-        V.astype(float),
-        "first order",
-        {"status": "failed", "argument": "x"},
-    ),
-    "an element in half precision": (
-        half_tanh(half_kept),
-        V.astype(float),
-        "first order",
-        {"diagnosis": "wrong in only 1 of 3 elements: [1]; only where x is negative"},
-    ),
     "a rule alone in half precision": (
         custom_gradient(lambda x: (x**3, lambda u: narrow(3 * x * x * u))),
-        V.astype(float),
-        "first order",
-        {"status": "failed", "diagnosis": HALF},
-    ),
-    "what a rule saves in half precision": (
-        custom_gradient(lambda x: (x**3, lambda u: 3 * narrow(x) ** 2 * u)),
         V.astype(float),
         "first order",
         {"status": "failed", "diagnosis": HALF},
@@ -222,7 +140,6 @@ FINDINGS = {
         "value",
         {"status": "undecided", "reason": "the function itself returns NaN or infinity at this point"},
     ),
-    "infinity": (returning(lambda x: x * np.inf), V, "value", {"status": "undecided"}),
     "nothing after infinity": (
         returning(lambda x: x * np.inf),
         V,
@@ -262,12 +179,6 @@ def test_a_kink(backend):
     assert_passed(check_gradients(of_sign(1), x + 0.5, **QUICK))
 
 
-def test_a_term_that_is_added_in_half_precision(backend):
-    f = half_tanh(lambda u, slope, x: u * slope + 0.01 * x)
-    said = "a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero"
-    assert {*found(check_gradients(f, V.astype(float), **QUICK), "failed").values()} == {said}
-
-
 def test_other_values_every_time(backend):
     numbers = iter(range(1000))
     f = custom_gradient(lambda x: (x * (1 + next(numbers)), lambda upstream: upstream))
@@ -281,19 +192,6 @@ def test_other_values_every_time(backend):
     assert [float(each) for each in told.groups()] == pytest.approx([V[1], 2 * V[1]], rel=1e-5)
 
 
-def root_mean_square(kind, factor=1.0):
-    """x / sqrt(mean(x^2)), with its statistics in another dtype."""
-
-    def f(x):
-        dtype = config.active.dtype(x)
-        narrow = cast(x, kind)
-        scale = cast(1 / ops.sqrt(ops.mean(narrow * narrow) + 1e-6), dtype)
-        count = x.shape[0]
-        return x * scale, lambda u: factor * (scale * u - x * scale**3 * ops.sum(u * x) / count)
-
-    return custom_gradient(f)
-
-
 def narrow_tanh(kind, factor=1.0):
     def f(x):
         y = cast(ops.tanh(cast(x, kind)), config.active.dtype(x))
@@ -303,51 +201,23 @@ def narrow_tanh(kind, factor=1.0):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("f", [root_mean_square, narrow_tanh])
-def test_single_precision_inside(backend, f, dtype):
+def test_single_precision_inside(backend, dtype):
     """It is right to as many digits as the function has, and a fault that is larger is found."""
-    kind = "float32"
-    assert check_gradients(f(kind), V.astype(dtype), **(EAGER if dtype == "float64" else QUICK))
-    finding = first(check_gradients(f(kind, 1.01), V.astype(dtype), **QUICK))
+    assert check_gradients(narrow_tanh("float32"), V.astype(dtype), **(EAGER if dtype == "float64" else QUICK))
+    finding = first(check_gradients(narrow_tanh("float32", 1.01), V.astype(dtype), **QUICK))
     assert (finding.status, finding.diagnosis) == ("failed", "a factor of 1.01")
     if dtype == "float64":
         assert finding.tolerance == 5e-4
 
 
-@pytest.mark.parametrize("f", [root_mean_square, narrow_tanh])
-def test_half_precision_inside(backend, f):
-    report = check_gradients(f("float16"), WIDE, **EAGER)
+def test_half_precision_inside(backend):
+    """What is right is undecided, and a fault above it is found."""
+    report = check_gradients(narrow_tanh("float16"), WIDE, **EAGER)
     assert report.status == "undecided", report
-    finding = first(report)
     told = "the function computes inside in half precision, lower than that of its arguments: "
-    assert finding.reason.startswith(told) and finding.diagnosis is None
-
-
-@pytest.mark.parametrize(("factor", "said"), [(0.5, "a factor of 1/2"), (2.0, "a factor of 2")])
-@pytest.mark.parametrize("f", [root_mean_square, narrow_tanh])
-def test_a_fault_above_half_precision(backend, f, factor, said):
-    finding = first(check_gradients(f("float16", factor), WIDE, **QUICK))
-    assert (finding.status, finding.diagnosis, finding.tolerance) == ("failed", said, 2e-2)
-
-
-@pytest.mark.only("jax", "tensorflow", "torch")  # NumPy has no bfloat16
-def test_bfloat16_inside(backend):
-    def rounded_tanh(factor):
-        def f(x):
-            y = cast(cast(ops.tanh(x), "bfloat16"), config.active.dtype(x))
-            return y, lambda u: factor * u * (1 - y * y)
-
-        return custom_gradient(f)
-
-    right, wrong = (check_gradients(rounded_tanh(factor), WIDE, **QUICK) for factor in (1.0, 2.0))
-    assert right.status == "undecided", right
-    assert (first(wrong).status, first(wrong).diagnosis, first(wrong).tolerance) == ("failed", "a factor of 2", 1e-1)
-
-
-def test_a_rule_that_only_rounds_is_not_detached(backend):
-    narrow = lambda x: cast(cast(x, "float32"), config.active.dtype(x))
-    f = custom_gradient(lambda x: (x**3, lambda u: narrow(3 * x * x * u)))
-    assert check_gradients(f, WIDE, **EAGER)
+    assert first(report).reason.startswith(told) and first(report).diagnosis is None
+    finding = first(check_gradients(narrow_tanh("float16", 2.0), WIDE, **QUICK))
+    assert (finding.status, finding.diagnosis, finding.tolerance) == ("failed", "a factor of 2", 2e-2)
 
 
 NORMAL = np.random.default_rng(0).normal(size=6)
@@ -396,13 +266,6 @@ def test_one_argument_without_elements(backend):
 
 RIGHT = {
     "another order of bytes": (cube, V.astype(">f8")),
-    "steep sine": (derived(lambda x: ops.sin(1000 * x), lambda x: 1000 * ops.cos(1000 * x)), [0.13, -0.13, 0.64]),
-    "steep step": (
-        derived(lambda x: ops.tanh(1000 * x), lambda x: 1000 * (1 - ops.tanh(1000 * x) ** 2)),
-        [1e-4, -1e-4, 6e-4],
-    ),
-    "logarithm near zero": (derived(lambda x: ops.log(x), lambda x: 1 / x), [1e-12, 1e-4, 1.0]),
-    "root near zero": (derived(lambda x: ops.sqrt(x), lambda x: 0.5 / ops.sqrt(x)), [1e-8, 1.0]),
     "beside a kink": (derived(lambda x: ops.abs(x), lambda x: ops.sign(x)), [1e-6, -1e-6, 1.0]),
     "staircase": (derived(lambda x: ops.floor(1000 * x) / 1000, lambda x: 0 * x), [0.12573, -0.1321, 0.64042]),
     "large and small": (derived(lambda x: x * x, lambda x: 2 * x), [1e-6, 1.0, 1e6]),
@@ -459,58 +322,10 @@ def test_nests_and_names(backend):
     assert f"first order: failed, at params['w']{report.cell(backend, 'first order')[2].where}" in str(report)
 
 
-def test_static_and_integer_arguments(backend):
-    @custom_gradient
-    def f(x, n, rows, kind="power", *, scale, mask):
-        assert (n, kind, scale) == (3, "power", 2.0)
-        assert config.active.dtype(rows).startswith("int") and config.active.dtype(mask) == "bool"
-        return scale * x**n, lambda upstream: (upstream * scale * n * x ** (n - 1), None, None, None, None, None)
-
-    report = check_gradients(f, V, 3, np.arange(3), kwargs={"scale": 2.0, "mask": V > 0}, order=2, compiled=False)
-    assert_passed(report)
-    assert {each.argument for each in report.findings} == {None, "x"}
-
-
-@pytest.mark.parametrize("made", ["method", "callable object", "partial", "plain", "composite"])
-def test_functions_of_every_kind(backend, made):
-    class Layer:
-        scale = 2.0
-
-        @custom_gradient
-        def call(self, x):
-            return self.scale * x * x, lambda upstream: 3 * self.scale * upstream * x
-
-        def __call__(self, x):
-            return self.call(x)
-
-    f = {
-        "method": Layer().call,
-        "callable object": Layer(),
-        "partial": functools.partial(lambda layer, x: layer.call(x), Layer()),
-        "plain": lambda x: 2 * x * x,
-        "composite": lambda x: ops.exp(Layer().call(x)) + x,
-    }[made]
-    report = check_gradients(f, V, **QUICK)
-    said = {"plain": set(), "composite": {None}}.get(made, {"a factor of 1.5"})
-    assert set(found(report, "failed", "undecided").values()) == said
-    assert report.status == ("failed" if said else "passed")
-
-
 def test_tensors_of_the_framework(eager):
     f = custom_gradient(lambda x, y: (x * y, lambda upstream: (upstream * y, 2 * upstream * x)))
     report = check_gradients(f, eager.tensor(V), eager.tensor(V + 2), **QUICK)
     assert found(report, "failed") == {("first order", "y"): "a factor of 2"}
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (1, 1), (2, 1, 3)], ids=str)
-def test_shapes(backend, shape):
-    x = np.linspace(0.5, 2, int(np.prod(shape)), dtype=np.float32).reshape(shape)
-    for factor, status in ((1, "passed" if x.size else "undecided"), (5, "failed" if x.size else "undecided")):
-        f = custom_gradient(lambda x, factor=factor: (x**2, lambda u: factor * 2 * u * x))
-        report = check_gradients(f, x, compiled=False)
-        assert report.status == status
-        if status == "failed":
-            assert first(report).diagnosis == "a factor of 5"
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "complex64", "complex128"])
@@ -530,20 +345,6 @@ def test_dtypes(backend, dtype):
             assert_finding(first(report), diagnosis="a factor of 1.25", tolerance=1e-6)
 
 
-@pytest.mark.parametrize("container", ["dict", "list"])
-def test_a_nest_is_compiled(backend, container):
-    @custom_gradient
-    def f(given):
-        x, y = given.values() if container == "dict" else given
-        rule = lambda u: (u * y, u * x)
-        return x * y, lambda u: dict(zip(("x", "y"), rule(u), strict=True)) if container == "dict" else list(rule(u))
-
-    given = {"x": WIDE, "y": WIDE + 2} if container == "dict" else [WIDE, WIDE + 2]
-    report = check_gradients(f, given, order=1, modes=("reverse",))
-    assert report, report
-    assert first(report, "compiled").status == ("skipped" if backend == "numpy" else "passed")
-
-
 def test_clipping_declared(backend):
     clipped = custom_gradient(lambda x: (x * 1, lambda upstream: ops.clip(upstream, -0.5, 0.5)))
     report = check_gradients(
@@ -556,27 +357,12 @@ def test_clipping_declared(backend):
     assert forward.reason == "the rule is not linear in upstream, so it has no transpose"
 
 
-def test_clipping_declared_otherwise(backend):
-    clipped = custom_gradient(lambda x: (x * 1, lambda upstream: ops.clip(upstream, -0.5, 0.5)))
-    report = check_gradients(clipped, V, expected=lambda x, upstream: ops.clip(upstream, -1, 1), **QUICK)
-    assert report.status == "failed"
-    assert {check for check, _ in found(report, "failed")} == {"first order", "linearity"}
-
-
 def test_straight_through_declared(backend):
     rounded = custom_gradient(lambda x: (ops.floor(x + 0.5), lambda upstream: upstream))
     assert_passed(check_gradients(rounded, V, expected=lambda x: x, compiled=False))
     assert_passed(check_gradients(rounded, V, expected=lambda x, upstream: upstream, compiled=False))
     report = check_gradients(rounded, V, expected=lambda x: 2 * x, **QUICK)
     assert found(report, "failed", "undecided") == {("first order", "x"): "a factor of 1/2"}
-
-
-def test_reversal(backend):
-    reverse = custom_gradient(lambda x: (x * 1, lambda upstream: -upstream))
-    for expected in (lambda x: -x, lambda x, upstream: -upstream, lambda upstream: -upstream):
-        assert_passed(check_gradients(reverse, V, expected=expected, **QUICK))
-    report = check_gradients(reverse, V, expected=lambda x: x, **QUICK)
-    assert found(report, "failed") == {("first order", "x"): "a factor of -1: a wrong sign"}
 
 
 @pytest.mark.parametrize(
@@ -617,16 +403,6 @@ def test_a_declared_rule_that_is_not_linear_and_detached(backend):
     )
 
 
-def test_the_derivative_by_upstream_of_other_declared_rules(backend):
-    """Where there is none by either rule, or nobody knows that of the declared one, nothing is missing."""
-    rules = [ops.sign, lambda u: ops.stop_gradient(ops.clip(u, -1, 1)), lambda u: ops.clip(u, -1, 1)]
-    numbers = lambda u: config.active.asarray(np.clip(config.active.to_numpy(u), -1, 1))
-    for rule, expected in zip(rules, (rules[0], rules[1], numbers), strict=True):
-        f = custom_gradient(lambda x, rule=rule: (x * 1, rule))
-        report = check_gradients(f, WIDE, expected=lambda x, upstream, expected=expected: expected(upstream), **QUICK)
-        assert report, report
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_value(backend, dtype):
     f = custom_gradient(lambda x: (1.001 * x**2, lambda u: 2 * x * u))
@@ -640,9 +416,3 @@ def test_value(backend, dtype):
     assert finding.reason == "the output differs from that of `value`"
     assert float(finding.came) == pytest.approx(1.001 * x[1].astype(float) ** 2, rel=1e-5)
     assert float(finding.expected) == pytest.approx(x[1].astype(float) ** 2, rel=1e-5)
-
-
-def test_fast_is_no_other_verdict(backend):
-    assert keras_cg.backend() == backend
-    for f, x in ROUNDING.values():
-        assert check_gradients(f, x, fast=True).status in ("passed", "undecided")

@@ -87,13 +87,6 @@ def test_all_other_right_rules_pass(backend, name, seeds):
     assert_passes(backend, name, seeds)
 
 
-@pytest.mark.thorough
-@pytest.mark.only("jax", "torch", "tensorflow")
-@pytest.mark.parametrize("name", [name for name in RULES if name not in zoo.DOZEN])
-def test_right_rules_pass_where_they_are_compiled(backend, name, seeds):
-    assert_passes(backend, name, seeds)
-
-
 @pytest.mark.only("numpy")
 @pytest.mark.parametrize("name", RULES)
 def test_closed_forms_wrong_by_a_thousandth_do_not(backend, name):

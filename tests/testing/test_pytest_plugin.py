@@ -240,11 +240,6 @@ OPTIONS = {
         "ERROR: the backend 'jax' (from --cg-backends) needs *jax*, which is not installed.",
         '    remedy: pip install "keras-cg[[]jax]"*',
     ),
-    "torch": (
-        "ERROR: the backend 'torch' (from --cg-backends) is installed but does not start:",
-        "    RuntimeError: torch has no device",
-        "    remedy: *",
-    ),
 }
 
 
@@ -290,14 +285,6 @@ def test_each_backend_is_active_where_a_right_rule_passes_and_a_wrong_one_is_dia
         result.stdout.fnmatch_lines([f"E * {name}: failed", "E * diagnosis: *upstream*"])
     # The report, and the line of the test that asked for it; nothing of the checker itself.
     assert "keras_cg/" not in said(result)
-
-
-@pytest.mark.once
-def test_the_marker_and_the_option_are_listed(inner):
-    inner("", "--markers").stdout.fnmatch_lines(
-        "@pytest.mark.cg_backends(*names): run the test, which uses cg_backend, on these backends"
-    )
-    inner("", "--help").stdout.fnmatch_lines("*--cg-backends=NAMES*the backends of the fixture cg_backend*")
 
 
 LOADED = """
@@ -352,22 +339,6 @@ def test_a_run_that_asks_imports_no_other_framework(bare, asks, options):
 
 
 @pytest.mark.once
-def test_two_processes_collect_the_same(inner, all_start):
-    code = """
-        @pytest.mark.cg_backends("torch", "numpy", "jax")
-        def test_marked(cg_backend):
-            pass
-
-        @pytest.mark.parametrize("x", ["b", "a"])
-        def test_parametrised(cg_backend, x):
-            pass
-    """
-    # xdist fails where its processes collect different tests, or the same in another order.
-    result = inner(code, "-n2", "--cg-backends=torch,jax,tensorflow,numpy")
-    result.assert_outcomes(passed=3 + 8)
-
-
-@pytest.mark.once
 def test_the_entry_point_loads_it(inner):
     (point,) = entry_points(group="pytest11", name="keras_cg")
     assert point.value == "_keras_cg.pytest_plugin", "the package must be installed anew"
@@ -404,8 +375,3 @@ def test_a_failure_shows_no_frame_of_keras_cg(inner):
     assert 'LookupError("of the user")' in of_user and "must return a pair (output, grad)" in message
     # An error that is none of ours is a bug, and shows where it is.
     assert "keras_cg/call.py" in bug
-
-
-def test_all_frames_on_request(inner):
-    shown = said(inner(FAILING, "--tb=short", "--cg-backends=numpy", "--full-trace", "-k", "message"))
-    assert "keras_cg/autodiff/run.py" in shown

@@ -196,3 +196,26 @@ def test_a_variable_is_assigned_after_it_was_read(backend, name, nested):
     }
     function, expected = functions[name]
     assert step(function, 0.3, nested) == expected
+
+
+@pytest.mark.canary
+@pytest.mark.parametrize("optimised", [True, False])
+@pytest.mark.limit
+def test_grappler_forgets_the_order_where_one_operation_has_two_outputs(tf, optimised):
+    """A limit, with nothing around it, and what helps."""
+    a, b = tf.Variable(2.0), tf.Variable(3.0)
+
+    @tf.function(autograph=False)
+    def train():
+        first, second = tf.identity_n([7 * read_late(b, 3, 30 if optimised else 0.3), 5 * a])
+        a.assign_sub(first)
+        b.assign_sub(second)
+        return first
+
+    tf.config.optimizer.set_experimental_options({"dependency_optimization": optimised})
+    try:
+        train()
+    finally:
+        tf.config.optimizer.set_experimental_options({"dependency_optimization": True})
+    read = 3 - 10 if optimised else 3
+    np.testing.assert_array_equal([a.numpy(), b.numpy()], [2 - 7 * read, 3 - 10])

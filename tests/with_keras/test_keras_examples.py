@@ -1,6 +1,5 @@
 """examples/keras_digits.py on the Keras backend under test, each run in a process of its own."""
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -60,39 +59,3 @@ def test_keras_does_not_train_on_numpy(backend, tmp_path):
         "Keras cannot train on its NumPy backend. Train on another one with KERAS_BACKEND=jax, torch or tensorflow, add"
         " --save FILE, and evaluate that here with --weights FILE."
     )
-
-
-@pytest.fixture
-def example():
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("example_keras_digits", EXAMPLE)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    return example
-
-
-@pytest.mark.only("numpy")
-def test_several_seeds_give_means_and_extremes(backend, example, tmp_path, capsys):
-    correct = [dict.fromkeys(example.TRAININGS, rate) for rate in (0.5, 0.75, 1.0)]
-    history = {"loss": [1.0, 0.5], "val_accuracy": [0.25, 0.5]}
-    histories = [dict.fromkeys(example.TRAININGS, history)] * 3
-    example.show(correct, histories, "three seeds", example.Console(width=120))
-    rows = [line for line in capsys.readouterr().out.splitlines() if "75.0%" in line]
-    assert len(rows) == 3 and all("0.5000" in row and "50.0% to 100.0%" in row for row in rows)
-    example.draw(histories, correct, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
-
-
-@pytest.mark.only("numpy")
-def test_weights_are_evaluated_on_numpy(backend, example, tmp_path):
-    models = {key: example.network(quantize) for key, (_, quantize) in example.TRAININGS.items()}
-    example.save(models, tmp_path / "weights.npz")
-    expected = [round(100 * correct, 1) for correct in example.accuracies(models, example.load()).values()]
-    done = run(tmp_path, backend, "--weights=weights.npz")
-    assert (done.returncode, accuracies(done.stdout)) == (0, expected)
-
-
-def test_a_file_without_weights(backend, tmp_path):
-    done = run(tmp_path, backend, "--weights=absent.npz")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("cannot take weights from absent.npz: ")

@@ -105,25 +105,6 @@ def test_the_model_computes_the_same_and_obeys_the_rule(eager, backend, copy, tm
         np.testing.assert_allclose(gradient(eager, model), np.full(X.shape, 49.0))
 
 
-@pytest.mark.only("jax", "tensorflow", "torch")
-def test_training(backend):
-    inputs = keras.Input([3])
-    hidden = keras.layers.Dense(3, use_bias=False, kernel_initializer="zeros")(inputs)
-    model = keras.Model(inputs, wrong_on_purpose(hidden))
-    model.compile(keras.optimizers.SGD(0.1), lambda y, output: keras.ops.sum(output))
-    model.fit(X.astype("float32"), X.astype("float32"), batch_size=2, epochs=1, verbose=0)
-    # The loss is a sum, and the rule multiplies by 7: the gradient of the kernel is 7 times the sums of x.
-    np.testing.assert_allclose(model.get_weights()[0], -0.1 * 7 * X.sum(0)[:, None] * np.ones(3), rtol=1e-5)
-
-
-@pytest.mark.only("jax", "tensorflow", "torch")
-def test_a_lambda_and_an_activation_are_saved(eager, backend, tmp_path):
-    layers = [keras.Input([3]), keras.layers.Lambda(wrong_on_purpose), keras.layers.Activation(wrong_on_purpose)]
-    model = saved(keras.Sequential(layers), tmp_path)
-    np.testing.assert_allclose(array(model(X.astype("float32"))), 4 * X)
-    np.testing.assert_allclose(gradient(eager, model), np.full(X.shape, 49.0))
-
-
 def test_custom_objects(backend, tmp_path):
     inputs = keras.Input([3])
     model = keras.Model(inputs, unregistered(inputs))
@@ -156,27 +137,6 @@ def test_what_has_no_name_clones_but_is_not_saved(backend, tmp_path, name):
         model.save(tmp_path / "model.keras")
 
 
-def test_operations_are_called_as_their_functions(backend):
-    inputs = keras.Input([3])
-    model = keras.Model(inputs, wrong_on_purpose(wrong_on_purpose(inputs)))
-    names = [operation.name for operation in model.operations[1:]]
-    assert len(set(names)) == 2 and all(name.startswith("wrong_on_purpose") for name in names)
-    assert all(isinstance(operation, keras_cg.keras.CustomGradientOperation) for operation in model.operations[1:])
-
-
-def test_mixed_with_tensors_and_static_arguments(backend):
-    inputs = keras.Input([3])
-    scale = keras.ops.convert_to_tensor(np.float32([1, 2, 3]))
-
-    @custom_gradient
-    def scaled(x, by, how, times=1):
-        assert how == "rows" and times == 2
-        return x * by * times, lambda upstream: (7 * upstream, None)
-
-    model = keras.Model(inputs, scaled(inputs, scale, "rows", times=2))
-    np.testing.assert_allclose(array(model(X.astype("float32"))), X * [2, 4, 6])
-
-
 def test_static_arguments_stay_what_they_are(backend):
     """Not traced with the placeholders, in containers either."""
 
@@ -190,15 +150,6 @@ def test_static_arguments_stay_what_they_are(backend):
     assert output.shape == (None, 1, 1)
     found = array(keras.Model(inputs, output)(X.astype("float32")))
     np.testing.assert_allclose(found, 3 * np.maximum(X[:, 1:2], 0)[:, None])
-
-
-def test_a_shape_that_cannot_be_inferred(backend):
-    @custom_gradient
-    def misfit(x):
-        return keras.ops.matmul(x, keras.ops.ones([5, 2])), lambda upstream: upstream
-
-    with pytest.raises(Exception, match="Could not automatically infer the output shape / dtype of 'misfit"):
-        misfit(keras.Input([3]))
 
 
 # --- what is refused -----------------------------------------------------------------------------------------------
@@ -346,21 +297,6 @@ def test_what_a_function_changes_beside_a_placeholder_stays(backend):
     assert noisy(keras.Input([3])).shape == (None, 3)
     np.testing.assert_array_equal(array(seeds.state), before)
     assert array(count.value) == 0
-
-
-def test_a_loaded_function_is_asked_too(backend, tmp_path):
-    weight = keras.Variable(np.ones(3, np.float32), name="weight", trainable=False)
-    holder = Holder(weight=weight)
-
-    @custom_gradient
-    def culprit(x):
-        return x * holder.weight, lambda upstream: 7 * upstream
-
-    inputs = keras.Input([3])
-    model = keras.Model(inputs, culprit(inputs))
-    weight.trainable = True
-    with pytest.raises(TypeError, match="culprit: what it reads is the Keras variable 'weight', and an argument"):
-        saved(model, tmp_path, custom_objects={"culprit": culprit})
 
 
 @pytest.mark.limit

@@ -3,8 +3,6 @@
 The loss is linear in the prediction, and what SGD makes of a weight is worked out by hand.
 """
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -121,21 +119,17 @@ def product(y, prediction):
     return y * keras.ops.cast(prediction, "float32")
 
 
-def fit(layers, *, x=X, y=Y, steps=2, mode="default", optimizer=None, whole=None, **options):
-    """The model after so many steps of SGD; `whole` is a monkeypatch, for torch to compile all of a step."""
+def fit(layers, *, x=X, y=Y, steps=2, mode="default", optimizer=None, **options):
+    """The model after so many steps of SGD."""
     model = layers if isinstance(layers, keras.Model) else keras.Sequential(layers)
     optimizer = optimizer or keras.optimizers.SGD(RATE)
     if mode == "jit" and keras.backend.backend() == "torch":
         import torch
 
-        # Traced and differentiated ahead of time, as always; what inductor makes of it afterwards takes long.
-        compiled = functools.partial(torch.compile, backend="aot_eager")
-        if whole:
-            whole.setattr(torch, "compile", compiled)
-        else:
-            # Only the layer: all that Keras does around it takes torch.compile half a minute, which one test spends.
-            layers[-1].call = compiled(layers[-1].call)
-            mode = "eager"
+        # Only the layer: all that Keras does around it takes torch.compile half a minute. Traced and differentiated
+        # ahead of time, as always; what inductor makes of it afterwards takes long.
+        layers[-1].call = torch.compile(layers[-1].call, backend="aot_eager")
+        mode = "eager"
     model.compile(optimizer, product, **MODES[mode], **options)
     model.fit(x.astype("float32"), y.astype("float32"), batch_size=len(x), epochs=steps, shuffle=False, verbose=0)
     return model
