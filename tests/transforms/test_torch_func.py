@@ -39,6 +39,29 @@ def test_captured_values_reach_the_rule_in_the_order_of_first_use(eager, torch):
         np.testing.assert_allclose(gw, 5 * 3 * X)
 
 
+def test_captured_values_in_second_order_and_forward_mode(eager, torch):
+    def loss(x, w):
+        @custom_gradient
+        def f(x):
+            e = w * 1  # by the rule, of whichever level w is when the function runs again
+            return x * w, lambda upstream, variables: (7 * upstream, [5 * upstream * e * x])
+
+        return f(x).sum()
+
+    x, w = eager.tensor(X), eager.tensor(3 * X)
+    grad = torch.func.grad(loss, argnums=1)
+    around = torch.func.grad(lambda w: torch.func.vmap(loss)(x, w).sum())
+    for first in (grad(x, w), around(w)):
+        np.testing.assert_allclose(first, 5 * 3 * X * X, rtol=1e-6)
+    for argument, expected in ((0, 5 * 3 * X), (1, 5 * X)):
+        second = torch.func.grad(lambda *args: grad(*args).sum(), argnums=argument)(x, w)
+        np.testing.assert_allclose(second, expected, rtol=1e-6)
+    _, tangent = torch.func.jvp(lambda w: grad(x, w), (w,), (torch.ones(3),))
+    np.testing.assert_allclose(tangent, 5 * X, rtol=1e-6)
+    _, tangent = torch.func.jvp(lambda w: loss(x, w), (w,), (torch.ones(3),))
+    np.testing.assert_allclose(tangent, np.sum(5 * 3 * X * X), rtol=1e-6)
+
+
 def product(x, w):
     """`x w` with the gradient 7 for x and 5 for w, which is closed over."""
 

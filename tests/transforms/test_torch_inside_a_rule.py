@@ -17,18 +17,26 @@ SEVEN = np.full(3, 7.0)
 # Each gives 3 x^2 upstream.
 INSIDE = {
     "grad": lambda x, upstream: upstream * grad(lambda y: y**3)(x),
+    "vjp": lambda x, upstream: vjp(lambda y: y**3, x)[1](upstream)[0],
     "jacobian": lambda x, upstream: jacobian(lambda y: y**3)(x) @ upstream,
     "value_and_grad": lambda x, upstream: upstream * keras_cg.value_and_grad(lambda y: y**3)(x)[1],
 }
 # What torch.func makes of g = 3 x^2 (s is its sum), with the tangent t, and what it should be.
 OUTER = {
     "vmap": (lambda func, g, x, t: func.vmap(g)(x), lambda x, t: 3 * x**2),
+    "grad": (lambda func, g, x, t: func.grad(lambda x: g(x).sum())(x), lambda x, t: 6 * x),
     "jvp": (lambda func, g, x, t: func.jvp(g, (x,), (t,))[1], lambda x, t: 6 * x * t),
+    "vmap of grad": (lambda func, g, x, t: func.vmap(func.grad(lambda x: g(x).sum()))(x), lambda x, t: 6 * x),
     "vmap of jvp": (
         lambda func, g, x, t: func.vmap(lambda x, t: func.jvp(g, (x,), (t,))[1])(x, t),
         lambda x, t: 6 * x * t,
     ),
     "grad of vmap": (lambda func, g, x, t: func.grad(lambda x: func.vmap(g)(x).sum())(x), lambda x, t: 6 * x),
+    "jvp of vmap": (lambda func, g, x, t: func.jvp(func.vmap(g), (x,), (t,))[1], lambda x, t: 6 * x * t),
+    "grad of grad": (
+        lambda func, g, x, t: func.grad(lambda x: func.grad(lambda x: g(x).sum())(x).sum())(x),
+        lambda x, t: 6 + 0 * x,
+    ),
     "jvp of grad": (
         lambda func, g, x, t: func.jvp(func.grad(lambda x: g(x).sum()), (x,), (t,))[1],
         lambda x, t: 6 * t,
@@ -37,6 +45,7 @@ OUTER = {
         lambda func, g, x, t: func.grad(lambda x: func.jvp(g, (x,), (t,))[1].sum())(x),
         lambda x, t: 6 * t,
     ),
+    "vmap of vmap": (lambda func, g, x, t: func.vmap(func.vmap(g))(x[None])[0], lambda x, t: 3 * x**2),
 }
 
 
