@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -190,12 +189,6 @@ def message(kind: Callable[[str], E], headline: str, **facts: str) -> Callable[.
         return report(kind, headline.format(*texts), function=texts[0] if texts else None, **told)
 
     return fill
-
-
-def deprecated(what: str, until: str, remedy: str) -> None:
-    """Warns at the user's line that `what` goes in the release `until`; CONTRIBUTING has the policy."""
-    text = lines(f"{what} is deprecated, and goes in keras_cg {until}.", f"    remedy: {remedy}.")
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 # Other names of the frameworks, which are not close enough to their names here for `did_you_mean`.

@@ -112,58 +112,6 @@ def test_frozen_variables_are_constants(eager, backend):
 # --- JAX: any traced value that is closed over ---------------------------------------------------------------------
 
 
-def closing(w, x, rule=lambda upstream: 7 * upstream):
-    return custom_gradient(lambda x: (x * w, rule))(x).sum()
-
-
-def with_variables(w, x):
-    def rule(upstream, variables=None):
-        if variables is None:
-            return 7 * upstream
-        (variable,) = variables
-        assert variable.shape == w.shape
-        return 7 * upstream, [5 * upstream * x]
-
-    return closing(w, x, rule)
-
-
-JAX = {
-    "grad": lambda jax, f, at: jax.grad(f, at),
-    "jit of grad": lambda jax, f, at: jax.jit(jax.grad(f, at)),
-    "grad of jit": lambda jax, f, at: jax.grad(jax.jit(f), at),
-    "vmap": lambda jax, f, at: lambda w, x: jax.vmap(jax.grad(f, at), (0, None))(w[None], x)[0],
-    "scan": lambda jax, f, at: jax.grad(
-        lambda w, x: jax.lax.scan(lambda carry, w: (carry + f(w, x), None), 0.0, w[None])[0], at
-    ),
-    "both": lambda jax, f, at: lambda w, x: jax.grad(f, (0, 1))(w, x)[at],
-}
-
-
-@pytest.mark.only("jax")
-@pytest.mark.parametrize("transform", JAX)
-def test_jax(eager, backend, transform):
-    import jax
-
-    x, w = eager.tensor(X), eager.tensor(2 * X)
-    with pytest.raises(CapturedVariableError, match=r"closing.* reads 1 trainable value"):
-        JAX[transform](jax, closing, 0)(w, x)
-    if transform != "both":
-        # Beside an argument that is differentiated, what is closed over is a constant.
-        np.testing.assert_allclose(JAX[transform](jax, closing, 1)(w, x), np.full(3, 7.0))
-    np.testing.assert_allclose(JAX[transform](jax, with_variables, 0)(w, x), 5 * X)
-    np.testing.assert_allclose(JAX[transform](jax, with_variables, 1)(w, x), np.full(3, 7.0))
-
-
-@pytest.mark.only("jax")
-def test_jax_captured_and_argument_at_once(eager, backend):
-    import jax
-
-    w = eager.tensor(X)
-    # 5 x for w and 7 for the argument 2 w: 5 * 2 w + 2 * 7.
-    np.testing.assert_allclose(jax.grad(lambda w: with_variables(w, 2 * w))(w), 10 * X + 14)
-    np.testing.assert_allclose(jax.grad(jax.jit(lambda w: with_variables(w, 2 * w)))(w), 10 * X + 14)
-
-
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("takes_variables", [True, False])
 def test_get_variable_inside(eager, backend, takes_variables):

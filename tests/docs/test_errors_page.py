@@ -5,7 +5,6 @@ import inspect
 import pathlib
 import re
 import typing
-import warnings
 
 import pytest
 
@@ -67,10 +66,6 @@ def messages():
                 if "argument" in arguments:
                     arguments["argument"] = "NAME"
                 found[f"{place}.{name}"] = str(function(**arguments))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        loaded("keras_cg.errors").deprecated("NAME", "1.0", "NAME")
-    found["keras_cg.errors.deprecated"] = str(caught[0].message)
     return found
 
 

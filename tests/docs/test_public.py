@@ -7,7 +7,6 @@ may differ, and how it is told before, under "What stays as it is".
 import importlib
 import inspect
 import pathlib
-import warnings
 
 import pytest
 
@@ -67,23 +66,6 @@ def test_the_public_names_are_those_that_are_recorded():
 def test_who_cites_it_names_the_version():
     text = (RECORD.parents[2] / "CITATION.cff").read_text()
     assert f"\nversion: {keras_cg.__version__}\n" in text
-
-
-def test_what_is_deprecated_says_so_where_it_is_used():
-    from keras_cg import errors
-
-    def going():
-        errors.deprecated("keras_cg.going()", "0.9", "write `keras_cg.staying()`")
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        going()
-    (warning,) = caught
-    assert warning.category is DeprecationWarning and warning.filename == __file__
-    assert str(warning.message).splitlines() == [
-        "keras_cg.going() is deprecated, and goes in keras_cg 0.9.",
-        "    remedy: write `keras_cg.staying()`.",
-    ]
 
 
 if __name__ == "__main__":
