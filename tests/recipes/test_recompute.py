@@ -165,11 +165,12 @@ def test_what_recompute_does_not_see_on_jax(backend):
     """As with `jax.checkpoint`, which it is there: an array of NumPy is read again, an array of JAX is not."""
     import jax
 
-    for recomputed in (recipes.recompute, jax.checkpoint):
+    ways = (recipes.recompute, jax.checkpoint)
+    assert len({str(jax.make_jaxpr(recomputed(lambda x: x * x))(X)) for recomputed in ways}) == 1
+    for recomputed in ways:
         numpy_array = np.full(3, 3.0, np.float32)
         kept = [jax.numpy.asarray(numpy_array)]
         x = jax.numpy.ones(3)
-        assert "checkpoint" in str(jax.make_jaxpr(recomputed(lambda x: x * x))(x))
         _, pullback = keras_cg.vjp(recomputed(lambda x, w=numpy_array: x * w * w), x)
         _, pullback_of_kept = keras_cg.vjp(recomputed(lambda x, kept=kept: x * kept[0] * kept[0]), x)
         numpy_array[...] = 4
@@ -336,6 +337,7 @@ def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, ba
     generator = tf.random.Generator.from_seed(1)
     functions = {
         "RandomUniform": lambda x: x * tf.random.uniform((64, 3)),
+        "TruncatedNormal": lambda x: x * tf.random.truncated_normal((64, 3)),
         "Multinomial": lambda x: x * tf.cast(tf.random.categorical(x, 3), x.dtype),
         "RngReadAndSkip": lambda x: x * generator.uniform((64, 3)),
         None: lambda x: x * tf.random.stateless_uniform((64, 3), [1, 2]),

@@ -9,14 +9,11 @@ from pathlib import Path
 import pytest
 
 import keras_cg
+from with_keras.training import trains
 
 ROOT = Path(keras_cg.__file__).parents[1]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "keras_digits.py"
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-# Keras has no training on NumPy.
-trains = pytest.mark.only("jax", "torch", "tensorflow")
 
 
 def run(folder, backend, *options):

@@ -74,15 +74,6 @@ def test_a_scale_that_grows(keras, layers, name, mode):
 
 
 @trains
-@two_modes
-def test_in_float32_if_asked_to(keras, layers, mode):
-    config, gradient = LIMITS["value"]
-    model = trainee(keras, layers.GradientClipping(**config, loss_scale="dynamic"), scaled(keras, growth=1), mode)
-    fit(model, steps=2)
-    np.testing.assert_allclose(moved(keras, model), 2 * gradient, rtol=1e-5)
-
-
-@trains
 @pytest.mark.parametrize("given", [SCALE, "dynamic"])
 def test_a_fixed_scale(keras, layers, given):
     """`loss_scale_factor` of an optimizer; the layer is told, or finds it."""

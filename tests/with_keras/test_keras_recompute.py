@@ -145,37 +145,6 @@ def test_the_second_order_in_a_graph(keras, seven, jit):
         assert array(dropout.seed_generator.state).tolist() == [3, step]
 
 
-@pytest.mark.only("jax")
-@pytest.mark.parametrize("how", ["jit", "checkpoint", "scan"])
-def test_transforms_of_jax_outside_and_the_state_handed_over(keras, seven, how):
-    import jax
-
-    dropout, f = masked(keras, seven)
-    state = dropout.seed_generator.state
-
-    def stateless(x, seed):
-        with keras.StatelessScope([(state, seed)]) as scope:
-            output = recipes.recompute(f)(x)
-        return output.sum(), (output, scope.get_current_value(state))
-
-    def scanned(x, seed):
-        def turn(seed, _):
-            total, (output, seed) = stateless(x, seed)
-            return seed, (total, output)
-
-        seed, (totals, outputs) = jax.lax.scan(turn, seed, None, length=3)
-        return totals.sum(), (outputs.sum(0), seed)
-
-    run = jax.value_and_grad(
-        {"checkpoint": jax.checkpoint(stateless), "scan": scanned}.get(how, stateless), has_aux=True
-    )
-    run = jax.jit(run) if how == "jit" else run
-    (_, (output, after)), gradient = run(X, state.value)
-    np.testing.assert_allclose(gradient, 7 * X**2 * np.round(output / (X**3 / 3)), rtol=1e-4)
-    assert np.unique(after).tolist() == [3] if how == "scan" else np.unique(after).tolist() == [1, 3]
-    assert array(state).tolist() == [3, 0]
-
-
 @pytest.mark.only("torch")
 def test_a_backward_pass_in_other_threads(keras, seven):
     """As on an accelerator: what Keras keeps for a thread is not there, nor the seeds of whoever gives none."""
