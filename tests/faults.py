@@ -392,7 +392,7 @@ TABLE = {
     "recipes.checkpoint.keras_state: jax with_keras": [
         ("changes of variables are lost", "            variable.assign(value)\n", "            pass\n"),
     ],
-    "recipes.checkpoint.keras_state: numpy with_keras": [
+    "recipes.checkpoint.keras_state: torch keras_recompute": [
         (
             "a second run has another state",
             "if self.is_again and self.state.thread_state is not None:\n",

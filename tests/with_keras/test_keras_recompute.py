@@ -37,6 +37,23 @@ def same_states(found, expected, rtol=1e-5, atol=1e-6):
 # --- a mask ------------------------------------------------------------------------------------------------------
 
 
+@trains
+@pytest.mark.parametrize("training", [True, False])
+def test_whether_it_trains_is_what_the_call_around_said(keras, seven, training):
+    dropout = keras.layers.Dropout(0.5, seed=3)
+
+    class Block(keras.layers.Layer):
+        def call(self, x, training=None):
+            return recipes.recompute(lambda x: seven(dropout(x)))(x)
+
+    block = Block()
+    x = config.active.asarray(np.ones((16, 4), np.float32))
+    output, pullback = keras_cg.vjp(lambda x: block(x, training=training), x)
+    mask = array(output)
+    assert set(np.unique(mask)) == ({0, 2} if training else {1})
+    np.testing.assert_allclose(array(pullback(config.active.asarray(Y))[0]), 7 * mask * Y, rtol=1e-6)
+
+
 @pytest.mark.only("torch")
 # What torch.compile (2.13) says of itself while it traces.
 @pytest.mark.filterwarnings("ignore:(The .grad attribute of|Dynamo detected a call to):UserWarning")
