@@ -301,7 +301,8 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
         if not is_leaf(plain):
             # One of Python's own containers in disguise: a box of autograd, a list that TensorFlow tracks.
             return wrap(plain, is_tensor, children)
-        entries, written = _steps(leaf, values), _written(leaf, values)
+        written = _written(leaf, values)
+        entries = _steps(leaf, values, is_sorted=written is not None)
     elif dataclasses.is_dataclass(leaf):
         values, rebuild = _fields(leaf)
         entries, written = tuple(f".{field.name}" for field in dataclasses.fields(leaf)), None
@@ -310,11 +311,11 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
     return _Node([wrap(value, is_tensor, children) for value in values], _Kind(type(leaf), rebuild, entries, written))
 
 
-def _steps(container: Any, values: Sequence[Any]) -> tuple[str, ...]:
+def _steps(container: Any, values: Sequence[Any], is_sorted: bool) -> tuple[str, ...]:
     """Returns the steps into the children of a container: a key, the name of a dataclass's field, or a number."""
     if isinstance(container, Mapping):
-        is_sorted = _written(container, values) is not None
-        if is_sorted or (len(container) == len(values) and all(map(operator.is_, container.values(), values))):
+        is_in_order = len(container) == len(values) and all(map(operator.is_, container.values(), values))
+        if is_sorted or is_in_order:
             return tuple(f"[{key!r}]" for key in (sorted(container) if is_sorted else container))
     fields = dataclasses.fields(container) if dataclasses.is_dataclass(container) else ()
     named = [(field.name, getattr(container, field.name, None)) for field in fields]
