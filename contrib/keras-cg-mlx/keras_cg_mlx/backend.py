@@ -247,7 +247,7 @@ def attach(fun: Function, tensors: Arrays) -> Tensors:
     floating = [place for place, output in enumerate(outputs) if _is_floating(output)]
     if not floating:
         return outputs
-    call = _Call(run, pullback, len(outputs), floating)
+    call = _Call(fun.name, run, pullback, len(outputs), floating)
     plain = [outputs[place] for place in floating]
     watched = node(list, call.watch, lambda inputs, tangents: tangents)(plain)
     joined = node(lambda inputs: list(inputs[: len(plain)]), call.pull, call.push)([*watched, *parents])
@@ -287,13 +287,14 @@ class _Call:
     """One call: whatever its rule needs that is no array. mlx passes the arrays.
 
     Attributes:
+        name: What messages call the function.
         run: The function, every run of which draws the same random numbers.
         first: The pullback of the first run.
         outputs: How many outputs there are, of which those at `floating` have a gradient.
     """
 
-    def __init__(self, run: Callable[..., Any], first: Pullback, outputs: int, floating: Sequence[int]):
-        self.run, self.first, self.outputs, self.floating = run, first, outputs, floating
+    def __init__(self, name: str, run: Callable[..., Any], first: Pullback, outputs: int, floating: Sequence[int]):
+        self.name, self.run, self.first, self.outputs, self.floating = name, run, first, outputs, floating
 
     def watch(self, inputs: Arrays, cotangents: Arrays) -> list[Any]:
         """The rule of the outputs as they were computed, which mlx asks if they hang on something captured."""
@@ -334,4 +335,5 @@ class _Call:
             return tuple(_filled(dict(enumerate(map(known.get, places))), tensors))
 
         push, conditions = defaults.transpose(own, pull, watched, tensors)
-        return check_or_nan(own, push([tangents[place] for place in places]), conditions, messages.not_linear)
+        error = functools.partial(messages.not_linear, self.name)
+        return check_or_nan(own, push([tangents[place] for place in places]), conditions, error)

@@ -144,7 +144,7 @@ def test_values_of_what_is_only_traced():
 def test_a_rule_that_is_not_linear_in_a_program():
     """No value can be looked at there: NaN comes, as in a graph of TensorFlow."""
     clipped = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * ops.clip(upstream * x, -0.5, 0.5)))
-    with pytest.raises(ValueError, match="linear in upstream"):
+    with pytest.raises(ValueError, match=r"linear in upstream, and .*<lambda> has one"):
         mx.jvp(clipped, [x], [w])
     along = lambda f: mx.compile(lambda x, v: mx.jvp(f, [x], [v])[1][0])
     assert np.isnan(along(clipped)(x, w)).all()
