@@ -21,12 +21,12 @@ import sysconfig
 
 import nox
 
-nox.options.default_venv_backend = "venv"  # pip, not uv: it may be told of local wheels
+nox.options.default_venv_backend = "venv"  # pip, not uv: the settings of pip may name local wheels
 nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True
 nox.options.stop_on_first_error = False
 
-# pyenv keeps interpreters where nobody looks for them.
+# pyenv keeps interpreters where nox does not look.
 _PYENV = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser().glob("versions/3.*/bin")
 os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *map(str, sorted(_PYENV))])
 
@@ -150,11 +150,11 @@ def frameworks(session: nox.Session) -> None:
 
 @nox.session(**SHARED)
 def together(session: nox.Session) -> None:
-    """What there is to being together: all frameworks in one process, the backend switched at run time.
+    """All frameworks in one process, where the backend is switched at run time.
 
-    A backend by itself is the matter of `tests`. Here runs what needs several at once (the marker `side_by_side`), and
-    what other loaded frameworks could disturb (`together`): the choice of the backend, its namespace, types that
-    frameworks register, what functions capture, the same function on one backend after the other.
+    The session `tests` covers each backend by itself. This one runs tests that need several frameworks (the marker
+    `side_by_side`), and tests that other loaded frameworks could disturb (`together`): the choice of the backend, its
+    namespace, types that frameworks register, what functions capture.
     """
     # torch.compile takes long; that it traces beside other frameworks is shown by a test of `side_by_side`.
     which = ("-m", " and ".join(["(side_by_side or together)", "not once", *QUICK]), "-k", "not aot_eager")
@@ -165,7 +165,7 @@ def together(session: nox.Session) -> None:
 @nox.session(**SHARED)
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def keras(session: nox.Session, backend: str) -> None:
-    """The tests with Keras on one backend, and Keras's own with our decorator in its place."""
+    """Runs the tests with Keras on one backend."""
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
     options = (f"--backends={backend}", "-m", " and ".join(QUICK), "tests/with_keras")
     run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
@@ -354,7 +354,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=["3.11", "3.13"], default=False)
 def canary(session: nox.Session) -> None:
-    """The newest of everything that pip finds, without pins but torch's: what a maintainer runs each week."""
+    """The newest of everything that pip finds, without pins but torch's: GitHub runs it each week."""
     backends = [backend for backend in BACKENDS if backend != "torch" or session.python == "3.11"]
     extras = [backend for backend in backends if backend in FRAMEWORKS]
     # torch is the exception that stands with TORCH, and is left out where pip has no build for the CPU.

@@ -1,8 +1,8 @@
 """Trains a network with 2-bit weights and 2-bit activations on handwritten digits, on any backend.
 
 Rounding has the gradient zero, so a network that rounds its weights cannot be trained by plain
-differentiation. The straight-through estimator (Bengio et al., 2013, arXiv:1308.3432) calls the gradient of
-rounding one instead; here it is four lines of `keras_cg.custom_gradient`. The script trains the same
+differentiation. The straight-through estimator (Bengio et al., 2013, arXiv:1308.3432) replaces the
+gradient of rounding by 1; here it is a few lines with `keras_cg.custom_gradient`. The script trains the same
 network three times, from the same weights and on the same batches:
 
   1. rounded to 2 bits, with the straight-through gradient;

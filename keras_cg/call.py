@@ -65,7 +65,7 @@ def output_of(backend: Backend, name: str, pair: Any) -> Any:
 
 
 class FlatFunction(Arguments):
-    """A function as a backend sees it, from tensors to tensors: nests, keywords and static leaves are handled here."""
+    """A function as a backend sees it, from tensors to tensors: it handles pytrees, keywords and static leaves."""
 
     # What Keras saves during the first run, which every other run must see; None if it saves nothing.
     state: Any = None

@@ -273,7 +273,7 @@ unsorted_output = message(
     "the rule of {0} takes one by one the upstreams of a dict whose keys were inserted unsorted.",
     got="{1}",
     cause="parameters in the order of insertion, while upstreams would come by sorted keys.",
-    remedy="take one upstream, the same nest as the output, or insert the keys in sorted order.",
+    remedy="take one upstream, the same pytree as the output, or insert the keys in sorted order.",
 )
 
 
@@ -291,17 +291,17 @@ def _wrong(what: str, cause: str, remedy: str) -> Callable[..., GradientError]:
 wrong_structure = _wrong(
     "gradients in the wrong structure",
     "keys or levels that differ from those of the arguments.",
-    "return the same nest as the arguments, or a flat list with one gradient per leaf.",
+    "return the same pytree as the arguments, or a flat list with one gradient per leaf.",
 )
 ambiguous = _wrong(
     "gradients that fit its arguments in two ways",
-    "None or 0 for a whole nest, in a result that is also a flat list with one part per leaf.",
-    "return the same nest as the arguments, with None at each leaf that has no gradient.",
+    "None or 0 for a whole pytree, in a result that is also a flat list with one part per leaf.",
+    "return the same pytree as the arguments, with None at each leaf that has no gradient.",
 )
 unsorted_result = _wrong(
     "flat gradients for a dict whose keys were inserted unsorted",
     "a flat list in the order of insertion, which would be read by sorted keys.",
-    "return the same nest as the arguments.",
+    "return the same pytree as the arguments.",
 )
 wrong_kind = _wrong(
     "a gradient of the wrong kind",
@@ -338,7 +338,7 @@ def wrong_count(function: str, came: int, names: Sequence[str], leaves: int) -> 
     remedy = "return one gradient per argument, in order; None where there is none."
     whole = re.sub(r"(\[\d+\])+$", "", names[0]) if came == 1 and names else ""
     if whole and all([re.fullmatch(re.escape(whole) + r"(\[\d+\])+", name) for name in names]):
-        cause = f"a gradient was forgotten, or {whole} was meant as one tensor; a list or a tuple is a nest of them."
+        cause = f"a gradient was forgotten, or {whole} was meant as one tensor; a list or a tuple is a pytree of them."
         remedy = f"return one gradient for each tensor in {whole}, or pass one array."
     return _wrong(count(came, "gradient"), cause, remedy)(function, None, expected)
 
@@ -354,7 +354,7 @@ wrong_variable_count = message(
 
 
 def got_whole(function: str, rule: str, parameter: str, leaves: int) -> str:
-    what = f"the rule of {function} is {rule}, and got one nest of {count(leaves, 'upstream')} as {parameter}"
+    what = f"the rule of {function} is {rule}, and got one pytree of {count(leaves, 'upstream')} as {parameter}"
     return f"{what}: its other parameters have defaults. Without these it gets one upstream for each."
 
 

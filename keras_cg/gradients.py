@@ -1,6 +1,6 @@
 """Reads the result of a rule in any of the accepted structures, and checks it.
 
-A result may be one gradient for each tensor, a nest like the arguments, or a flat list over all leaves. Where it may
+A result may be one gradient for each tensor, a pytree like the arguments, or a flat list over all leaves. Where it may
 be several of these, `_Reader` tries all readings, and takes the one that is possible.
 """
 
@@ -63,7 +63,7 @@ class _Reader:
         gradients: Sequence[Any] = static.tensors_of(value)
         if gradients and all(map(backend.is_tensor, gradients)):
             return gradients
-        # With something at every leaf, a nest like the arguments is nothing else.
+        # With something at every leaf, a pytree like the arguments is nothing else.
         whole = flatten(value, backend.is_tensor, backend.children)
         if whole.treespec == static.treespec and not any(map(_is_nothing, whole.leaves)):
             return [whole.leaves[place] for place in static.places]
@@ -74,7 +74,7 @@ class _Reader:
         """Returns the gradients of the one reading that a result allows.
 
         A reading that gives a static argument a gradient is dropped, if there is another. None may stand for a whole
-        nest as for a leaf, so a result can have two meanings: both must give the same gradients.
+        pytree as for a leaf, so a result can have two meanings: both must give the same gradients.
         """
         ordered = [*filter(self._is_in_order, readings)]
         if not ordered:
@@ -143,7 +143,7 @@ class _Reader:
         return error(self.arguments.name, pytree.show(value), f"({', '.join(self.arguments.labels())})")
 
     def _misfit(self, value: Any) -> errors.GradientError:
-        """Returns the error for a result that fits no structure: its count is wrong, or else its nest."""
+        """Returns the error for a result that fits no structure: its count is wrong, or else its pytree."""
         name, labels = self.arguments.name, self.arguments.labels()
         if not pytree.is_leaf(value) and not _is_flat(value):
             return self._error(errors.wrong_structure, value)

@@ -109,7 +109,7 @@ def test_frozen_variables_are_constants(eager, backend):
     assert gw is None
 
 
-# --- JAX: any traced value that is closed over ---------------------------------------------------------------------
+# --- values of one framework ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.only("tensorflow")

@@ -225,7 +225,9 @@ def test_a_rule_whose_further_parameters_have_defaults(backend):
     def rule(dy1, dy2=None):
         return 7 * dy1
 
-    hint = "got one nest of 2 upstreams as dy1: its other parameters have defaults. Without these it gets one upstream"
+    hint = (
+        "got one pytree of 2 upstreams as dy1: its other parameters have defaults. Without these it gets one upstream"
+    )
     for outputs in (lambda x: (x * 1, x * 2), lambda x: {"a": x * 1, "b": x * 2}):
         f = custom_gradient(lambda x, outputs=outputs: (outputs(x), rule))
         for _ in range(3):

@@ -88,7 +88,7 @@ the rule of culprit returned gradients in the wrong structure.
     got: {came}
     expected: {expected}
     usual cause: keys or levels that differ from those of the arguments.
-    remedy: return the same nest as the arguments, or a flat list with one gradient per leaf."""
+    remedy: return the same pytree as the arguments, or a flat list with one gradient per leaf."""
 
 
 def kind(argument, came):
@@ -114,8 +114,8 @@ def two_ways(came, expected):
 the rule of culprit returned gradients that fit its arguments in two ways.
     got: {came}
     expected: {expected}
-    usual cause: None or 0 for a whole nest, in a result that is also a flat list with one part per leaf.
-    remedy: return the same nest as the arguments, with None at each leaf that has no gradient."""
+    usual cause: None or 0 for a whole pytree, in a result that is also a flat list with one part per leaf.
+    remedy: return the same pytree as the arguments, with None at each leaf that has no gradient."""
 
 
 def convention(came, outputs="1 output leaf"):
@@ -278,7 +278,7 @@ def test_message(frame, name):
 
 @pytest.mark.parametrize("nothing", [None, 0], ids=str)
 def test_message_of_two_readings(frame, nothing):
-    """Nothing for a whole nest, in what is also a flat list."""
+    """Nothing for a whole pytree, in what is also a flat list."""
 
     def culprit(params, x, name):
         return params[0] * params[1] * x, lambda upstream: (nothing, 7 * upstream, None)

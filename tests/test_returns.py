@@ -176,7 +176,7 @@ def test_one_gradient_for_a_list(backend):
     with pytest.raises(GradientError) as caught:
         vjp(f, [one, one])[1](one)
     assert caught.value.cause == (
-        "a gradient was forgotten, or x was meant as one tensor; a list or a tuple is a nest of them."
+        "a gradient was forgotten, or x was meant as one tensor; a list or a tuple is a pytree of them."
     )
     assert caught.value.remedy == "return one gradient for each tensor in x, or pass one array."
 

@@ -162,8 +162,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         TypeError: `primals` or `tangents` is not a tuple or list, or there is no floating tensor among the arguments
             or in the output.
         ValueError: `tangents` has another structure or shape than `primals`, or is complex for a real argument. Or a
-            rule is not linear in upstream, because it clips, for example. Inside a `tf.function` such a rule gives NaN,
-            and inside `jax.jit` JAX raises a TypeError of its own.
+            rule is not linear in upstream, because it clips, for example. Inside a `tf.function` such a rule gives NaN.
 
     See Also:
         `keras_cg.vjp`, reverse mode.

@@ -71,7 +71,7 @@ class Function(Protocol):
     user: Callable[..., Any]
     # Whether its arguments are plain tensors by position, as `is_plain` says.
     is_ordinary: bool
-    # Whether its arguments are plain tensors in any nest.
+    # Whether its arguments are plain tensors in any pytree.
     is_plain: bool
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...

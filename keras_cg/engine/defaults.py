@@ -26,7 +26,7 @@ def jvp(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """Computes the transpose of the vjp, for a framework without forward mode through a rule."""
     outputs, push, aux, conditions = transposed(backend, fun, tensors)
-    error = functools.partial(messages.not_linear, getattr(fun, "__name__", "a function"))
+    error = functools.partial(messages.not_linear, messages.name_of(fun))
     return outputs, tuple(linear.check_or_nan(backend, push(tangents), conditions, error)), aux
 
 

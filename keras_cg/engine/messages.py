@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from keras_cg.errors import CapturedVariableError, lines, message, named, report, type_name
@@ -86,6 +86,11 @@ no_forward_mode = message(
     cause="a function of another library, whose gradient is a jax.custom_vjp's.",
     remedy="differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient.",
 )
+
+
+def name_of(fun: Callable[..., Any]) -> str:
+    """Returns what a message calls a function that may have no name, such as a partial."""
+    return getattr(fun, "__name__", "a function")
 
 
 # What the message of `not_linear` begins with.

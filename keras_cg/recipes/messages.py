@@ -92,12 +92,12 @@ def no_blocks(recipe: str) -> TypeError:
 
 def nothing_to_solve(recipe: str, argument: str) -> TypeError:
     """An iteration starts from a pytree without a tensor."""
-    return TypeError(f"{recipe}: there is no tensor in {argument}. Give a real floating tensor, or a nest of such.")
+    return TypeError(f"{recipe}: there is no tensor in {argument}. Give a real floating tensor, or a pytree of such.")
 
 
 def no_floating(recipe: str, argument: str) -> TypeError:
     """An argument of a recipe has no floating tensor."""
-    return TypeError(f"{recipe}: there is no floating tensor in {argument}. Give one, or a nest with one in it.")
+    return TypeError(f"{recipe}: there is no floating tensor in {argument}. Give one, or a pytree with one in it.")
 
 
 def unknown_size(recipe: str) -> ValueError:
@@ -134,7 +134,7 @@ def not_an_array(function: str, place: int, value: object) -> TypeError:
     """An argument of a function of NumPy arrays is no tensor."""
     headline = f"{function}: argument {place} is {article(type_name(value))}, and not a tensor."
     remedy = (
-        "give tensors and numbers, those of a nest one by one, and what is neither before:"
+        "give tensors and numbers, those of a pytree one by one, and what is neither before:"
         " from_numpy(functools.partial(function, mode=...), ...)."
     )
     return report(TypeError, headline, function=function, remedy=remedy)

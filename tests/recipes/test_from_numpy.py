@@ -371,7 +371,7 @@ def test_what_it_does_not_take(backend):
         assert lines(lambda: recipes.from_numpy(square, **wrong), TypeError)[0].startswith("from_numpy expects")
     assert lines(lambda: first([x]), TypeError) == [
         "from_numpy(square): argument 0 is a list, and not a tensor.",
-        "    remedy: give tensors and numbers, those of a nest one by one, and what is neither before:"
+        "    remedy: give tensors and numbers, those of a pytree one by one, and what is neither before:"
         " from_numpy(functools.partial(function, mode=...), ...).",
     ]
     mode = recipes.from_numpy(lambda x, mode: x, None)

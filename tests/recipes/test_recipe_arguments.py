@@ -23,13 +23,13 @@ OF_A_TYPE = {
     "invertible expects a function, got a NoneType.": lambda: recipes.invertible(np.sin, None),
     "custom_root expects a function, got a str.": lambda: recipes.custom_root(np.sin, np.sin, linear_solve="cg"),
     "custom_root(heron): x0 is 1.0, and": lambda: recipes.custom_root(heron, np.sin)(1.0, X),
-    "custom_root(heron): there is no tensor in x0. Give a real floating tensor, or a nest of such.": (
+    "custom_root(heron): there is no tensor in x0. Give a real floating tensor, or a pytree of such.": (
         lambda: recipes.custom_root(heron, np.sin)((), X)
     ),
     "fixed_point(heron): there is no tensor in z0. Give": lambda: recipes.fixed_point(heron)({}, X),
     "invertible(heron) applies its function once for each argument after the first, and there is none. Give the"
     " parameters of each block, None for a block without any.": lambda: recipes.invertible(heron, heron)(X),
-    "invertible(heron): there is no floating tensor in x. Give one, or a nest with one in it.": (
+    "invertible(heron): there is no floating tensor in x. Give one, or a pytree with one in it.": (
         lambda: recipes.invertible(heron, heron)(3, X)
     ),
     "gumbel_noise: uniform is None, and": lambda: recipes.gumbel_noise(None),

@@ -30,7 +30,7 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
     except TypeError as error:
         # JAX's message for a custom_vjp function of another library, which has no forward mode.
         if "custom_vjp" in str(error):
-            raise messages.no_forward_mode(getattr(fun, "__name__", "a function")) from error
+            raise messages.no_forward_mode(messages.name_of(fun)) from error
         raise
 
 

@@ -35,7 +35,7 @@ def _recorded(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, list
     # A tape identifies tensors by their ids. What is differentiated needs an id of its own, because the same tensor may
     # be passed twice or be closed over.
     inputs = [mapped(tf.identity, tensor) for tensor in tensors]
-    refuse_if_not_recording(getattr(fun, "__name__", "a function"))
+    refuse_if_not_recording(messages.name_of(fun))
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(inputs)
         outputs, aux = fun(*inputs)
@@ -51,7 +51,7 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
         shells.append(outputs)
         return tuple(parts(outputs)), aux
 
-    flat.__name__ = getattr(fun, "__name__", "a function")
+    flat.__name__ = messages.name_of(fun)
     outputs, push, aux, conditions = defaults.transposed(own, flat, parts(tensors))
     pushed = check_or_nan(own, push(parts(tangents)), conditions, partial(messages.not_linear, flat.__name__))
     return fill_all(shells[0], outputs), fill_all(shells[0], pushed), aux

@@ -93,11 +93,10 @@ def _wrap(graph: Any, results: list[Any], backward: Backward) -> list[Any]:
 def _separate(graph: Any, name: str, results: list[Any], linked: list[Any]) -> list[Any]:
     """Returns the values of `results`, each with the gradient of its counterpart in `linked`.
 
-    No value comes from `linked`, which one operation gives. All of them would seem to depend on whatever one of them
-    depends on, and a training step could go wrong: an assignment waits for the readers of its variable, but Grappler's
-    dependency optimizer (TensorFlow 2.21) lets it wait only for what seems to depend on these. Then it splits the
-    operation, and a reader for which nothing waits may read the new value. Here no output of the operation is used,
-    and Grappler's pruner, which runs first, drops it.
+    No value comes from `linked`, which is one operation. Its outputs would seem to depend on each other, and Grappler
+    (TensorFlow 2.21) relies on that: an assignment must wait for the readers of its variable, and Grappler keeps only
+    one of the waits that seem equal. Then it splits the operation, and a reader without a wait may read the new value.
+    Here no output of the operation is used, so Grappler prunes it before that.
     """
 
     def gradient(operation: Any, cotangent: Any, unused: Any) -> list[Any]:

@@ -47,7 +47,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
             variable of Keras. When the result is called: a layer inside adds a loss, or is built while JAX traces it.
 
     See Also:
-        `keras_cg.recipes.invertible`, which does not run the function again.
+        `keras_cg.recipes.invertible`, which saves only the last output.
 
     Example:
         >>> import numpy as np
