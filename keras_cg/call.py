@@ -8,7 +8,6 @@ that run, from flat cotangents to flat, checked gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType
 from typing import Any
 
 from keras_cg import (
@@ -259,9 +258,7 @@ class Pullback:
 
     def holds_anything(self) -> bool:
         """Whether the rule can hold a tensor of the run: it closes over something, or gets the arguments."""
-        rule = self.rule
-        is_bare = type(rule) is FunctionType and rule.__closure__ is None and rule.__defaults__ is None
-        return not is_bare or bool(self.values)
+        return rules.refers(self.rule) or bool(self.values)
 
     def reached(self) -> list[Any]:
         """Returns the tensors that the rule can reach."""

@@ -58,6 +58,7 @@ def in_containers(e):
 HOLDERS = {
     "closure": lambda e: lambda upstream: 7 * upstream * e,
     "default": lambda e: lambda upstream, e=e: 7 * upstream * e,
+    "keyword default": lambda e: lambda upstream, *, e=e: 7 * upstream * e,
     "partial": lambda e: functools.partial(lambda e, upstream: 7 * upstream * e, e),
     "function that calls itself": recursive,
     "object": Kept,
@@ -187,7 +188,7 @@ def test_a_dict_with_tensors_for_keys_is_not_kept(backend):
 # --- memory that is shared, or changed -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("holder", ["closure", "object", "containers"])
+@pytest.mark.parametrize("holder", ["closure", "default", "keyword default", "object", "containers"])
 @pytest.mark.parametrize("place", ["argument", "output"])
 def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch, place, holder):
     make = HOLDERS[holder]

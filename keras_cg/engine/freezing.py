@@ -22,7 +22,7 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
     attributes and the arguments of partials. A cell stays shared if one of these functions assigns to it, and an object
     if its methods assign to its attributes. Globals, containers and other objects are read when the rule runs.
     """
-    if type(rule) is FunctionType and not rule.__defaults__:
+    if type(rule) is FunctionType and not rule.__defaults__ and not rule.__kwdefaults__:
         # Most rules are closures without functions: one loop takes a fifth of the time.
         alone = []
         try:
@@ -48,8 +48,10 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
     for function, closure in pairs:
         copies[id(function)] = _function(function, tuple([cells.setdefault(id(cell), CellType()) for cell in closure]))
     for function, closure in pairs:
+        copy, keywords = copies[id(function)], function.__kwdefaults__ or {}
         if function.__defaults__:
-            copies[id(function)].__defaults__ = tuple([_frozen(part, copies) for part in function.__defaults__])
+            copy.__defaults__ = tuple([_frozen(part, copies) for part in function.__defaults__])
+        copy.__kwdefaults__ = {name: _frozen(part, copies) for name, part in keywords.items()}
         for cell in closure:
             if cells[id(cell)] is not cell and is_bound(cell):
                 cells[id(cell)].cell_contents = _frozen(cell.cell_contents, copies)
@@ -59,9 +61,7 @@ def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _function(function: FunctionType, closure: tuple[CellType, ...]) -> FunctionType:
     """A function with other cells."""
     copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
-    if function.__kwdefaults__ or function.__dict__:
-        copy.__kwdefaults__ = function.__kwdefaults__
-        copy.__dict__.update(function.__dict__)
+    copy.__dict__.update(function.__dict__)
     return copy
 
 
@@ -75,10 +75,10 @@ def _functions(rule: Any) -> list[FunctionType]:
         parts: list[Any] = []
         if isinstance(value, FunctionType):
             is_frameworks = value.__globals__.get("__name__", "").partition(".")[0] in _FRAMEWORKS
-            if not is_frameworks and (value.__closure__ or value.__defaults__):
+            defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            if not is_frameworks and (value.__closure__ or defaults):
                 found.append(value)
-                cells = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
-                parts = [*cells, *(value.__defaults__ or ())]
+                parts = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)] + defaults
         elif isinstance(value, MethodType):
             parts = [value.__func__, *attributes(value.__self__).values()]
         elif isinstance(value, functools.partial):

@@ -74,6 +74,7 @@ def method_in_a_cell(k):
 LOOPED = {
     "cell": lambda k: lambda u: 7 * u * k(),
     "default": lambda k: lambda u, h=lambda u: u * k(): 7 * h(u),
+    "keyword default": lambda k: lambda u, *, h=lambda u: u * k(): 7 * h(u),
     "partial": lambda k: functools.partial(lambda h, u: 7 * h(u), lambda u: u * k()),
     "partial of an object": lambda k: functools.partial(set_scale(SHARED, k())),
     "function in an attribute": lambda k: Scales(lambda u: u * k()),

@@ -26,6 +26,7 @@ from keras_cg.backends.torch.tensors import (
     transforms_active,
 )
 from keras_cg.engine import messages
+from keras_cg.engine.rule import refers
 
 
 def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -70,7 +71,7 @@ def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
             return record(fun, tensors, inputs, start, outputs, pullback)
         storages.add(storage)
         watched.append((output, output._version))
-    if rule.__closure__ is None and rule.__defaults__ is None:
+    if not refers(rule):
         watched = []  # an output would live as long as the graph
     results: Any = _apply(((fun, inputs, rule, structure, watched, storages), outputs), *tensors)
     return results if type(results) is tuple else (results,)
