@@ -126,11 +126,14 @@ class CustomGradient(Generic[P, Output]):
         return f"<custom_gradient {self._name}>"
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # By name, as Python pickles functions: what a module defines can be pickled.
+        # By name, as Python pickles functions: what a module defines can be pickled. A copy of a method has the copy of
+        # its object.
         owner = getattr(self.__wrapped__, "__self__", None)
         if owner is not None:
-            return getattr, (owner, self.__wrapped__.__name__)
-        return self.__wrapped__.__qualname__
+            name = self.__wrapped__.__name__
+            is_found = isinstance(getattr(owner, name, None), CustomGradient)
+            return (getattr, (owner, name)) if is_found else (custom_gradient, (self.__wrapped__,))
+        return getattr(self.__wrapped__, "__qualname__", self._name)
 
     def get_config(self) -> dict[str, Any]:
         """Returns what Keras saves of the function, in a model or a layer that uses it."""
@@ -145,12 +148,6 @@ class CustomGradient(Generic[P, Output]):
         """Returns the type of an argument of a `tf.function`: this object itself, and not the function it wraps."""
         # By its name, because no backend is imported before it is asked for, and here TensorFlow itself asks.
         return importlib.import_module("keras_cg.backends.tensorflow.tracing").Itself(self)
-
-    def __copy__(self) -> CustomGradient[P, Output]:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CustomGradient[P, Output]:
-        return self
 
 
 @overload

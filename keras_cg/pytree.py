@@ -301,8 +301,7 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
         if not is_leaf(plain):
             # One of Python's own containers in disguise: a box of autograd, a list that TensorFlow tracks.
             return wrap(plain, is_tensor, children)
-        written = _written(leaf, values)
-        entries = _steps(leaf, values, is_sorted=written is not None)
+        entries, written = _steps(leaf, values)
     elif dataclasses.is_dataclass(leaf):
         values, rebuild = _fields(leaf)
         entries, written = tuple(f".{field.name}" for field in dataclasses.fields(leaf)), None
@@ -311,37 +310,28 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
     return _Node([wrap(value, is_tensor, children) for value in values], _Kind(type(leaf), rebuild, entries, written))
 
 
-def _steps(container: Any, values: Sequence[Any], is_sorted: bool) -> tuple[str, ...]:
-    """Returns the steps into the children of a container: a key, the name of a dataclass's field, or a number."""
-    if isinstance(container, Mapping):
-        is_in_order = len(container) == len(values) and all(map(operator.is_, container.values(), values))
-        if is_sorted or is_in_order:
-            return tuple(f"[{key!r}]" for key in (sorted(container) if is_sorted else container))
-    fields = dataclasses.fields(container) if dataclasses.is_dataclass(container) else ()
-    named = [(field.name, getattr(container, field.name, None)) for field in fields]
-    found = [[name for name, part in named if part is value] for value in values]
-    return tuple(f".{names[0]}" if len(names) == 1 else f"[{index}]" for index, names in enumerate(found))
+def _steps(container: Any, values: Sequence[Any]) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
+    """Returns the steps into the children of a container: a key, the name of a dataclass's field, or a number.
 
-
-def _written(container: Any, values: Sequence[Any]) -> tuple[int, ...] | None:
-    """Returns the places of the children in the order of the keys or fields, if the framework sorts them by name.
-
-    JAX (0.10) sorts the keys of a `FrozenDict` of flax, and the fields of a dataclass of chex.
+    Returns also the places of the children in the order of the keys or fields, if the framework sorts them by name: JAX
+    (0.10) sorts the keys of a `FrozenDict` of flax, and the fields of a dataclass of chex.
     """
+    names: list[Any] = []
+    parts: list[Any] = []
+    step = ""
     if isinstance(container, Mapping):
-        names = list(container)
-        parts = list(container.values())
+        names, parts, step = [*container], [*container.values()], "[{!r}]"
     elif dataclasses.is_dataclass(container):
-        names = [field.name for field in dataclasses.fields(container)]
+        names, step = [field.name for field in dataclasses.fields(container)], ".{}"
         parts = [getattr(container, name, None) for name in names]
-    else:
-        return None
-    if len(names) != len(values) or all(map(operator.is_, parts, values)):
-        return None
-    if not all(isinstance(name, str) for name in names):
-        return None
-    ranks = sorted(names)
-    return tuple(ranks.index(name) for name in names)
+    if len(names) == len(values):
+        if all(map(operator.is_, parts, values)):
+            return tuple(map(step.format, names)), None
+        if all(isinstance(name, str) for name in names):
+            ranks = sorted(names)
+            return tuple(map(step.format, ranks)), tuple(map(ranks.index, names))
+    found = [[name for name, part in zip(names, parts, strict=True) if part is value] for value in values]
+    return tuple(step.format(*own) if len(own) == 1 else f"[{place}]" for place, own in enumerate(found)), None
 
 
 def _unwrap(value: Any) -> Any:

@@ -21,7 +21,7 @@ MODULES = (
     "tensorflow.python",
 )
 # Attributes likewise.
-ATTRIBUTES = ("batch_dim", "is_vjp", "outer_graph", "val", "variable")
+ATTRIBUTES = ("is_vjp", "outer_graph", "variable")
 # Python documents these.
 PUBLIC = ("_make", "_replace")
 

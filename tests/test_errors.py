@@ -8,6 +8,7 @@ import collections.abc
 import contextlib
 import copy
 import fractions
+import functools
 import importlib
 import inspect
 import pickle
@@ -20,7 +21,7 @@ import pytest
 from wrong_rules import X, Y
 
 import keras_cg
-from keras_cg import CapturedVariableError, GradientError, custom_gradient, ops, recipes
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, grad, ops, recipes
 
 # One for each place where an error comes up, as the modes differ in how it comes out, and not in what it says.
 IN_EVERY_MODE = (
@@ -447,10 +448,16 @@ def documented(x, /, scale: float = 2.0, *, flag: bool = False):
 
 
 class Holder:
+    factor = 2
+
+    def plain(self, x):
+        """A method."""
+        return x * self.factor, lambda upstream: 7 * upstream
+
     @custom_gradient
     def method(self, x):
         """A method."""
-        return x * 2, lambda upstream: 7 * upstream
+        return self.plain(x)
 
 
 def test_a_wrong_call_raises_as_python_does(backend):
@@ -485,9 +492,21 @@ def test_pickle_and_copy(backend):
     assert pickle.loads(pickle.dumps(documented)) is documented
     assert copy.copy(documented) is documented
     assert copy.deepcopy({"layer": [documented]})["layer"][0] is documented
-    assert pickle.loads(pickle.dumps(Holder().method))(2.0) == 4.0
+    partial = custom_gradient(functools.partial(documented.__wrapped__, scale=3.0))
+    assert copy.deepcopy(partial) is partial
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(custom_gradient(lambda x: (x, x)))
+
+
+@pytest.mark.parametrize("another", [copy.deepcopy, lambda holder: pickle.loads(pickle.dumps(holder))])
+def test_a_copy_of_an_object_has_methods_of_its_own(backend, another):
+    """The first is decorated in the class, the second in an object."""
+    holder = Holder()
+    holder.first, holder.second = holder.method, custom_gradient(holder.plain)
+    copied = another(holder)
+    copied.factor = 5
+    assert [copied.first(1.0), copied.second(1.0), holder.first(1.0), holder.second(1.0)] == [5, 5, 2, 2]
+    assert [float(grad(f)(1.0)) for f in (copied.first, copied.second)] == [7, 7]
 
 
 # --- messages of derivatives, with the name of the function ----------------------------------------------------------

@@ -25,23 +25,17 @@ def jvp(
     backend: Backend, fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Tensors, Tensors, Tensors]:
     """Computes the transpose of the vjp, for a framework without forward mode through a rule."""
-    outputs, push, aux, conditions = transposed(backend, fun, tensors)
+    outputs, pullback, aux = backend.vjp(fun, tensors)
+    push, conditions = transpose(backend, pullback, outputs, tensors)
     error = functools.partial(messages.not_linear, messages.name_of(fun))
     return outputs, tuple(linear.check_or_nan(backend, push(tangents), conditions, error)), aux
 
 
-def transposed(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Map, Tensors, list[Any]]:
-    """Returns `(outputs, push, aux, conditions)`: `push` is the vjp of `cotangents -> gradients`.
-
-    It is the forward derivative if that map is linear: if all `conditions` hold, as far as trying can tell.
-    """
-    outputs, pullback, aux = backend.vjp(fun, tensors)
-    push, conditions = transpose(backend, pullback, outputs, tensors)
-    return outputs, push, aux, conditions
-
-
 def transpose(backend: Backend, pullback: Map, outputs: Sequence[Any], tensors: Sequence[Any]) -> tuple[Map, list[Any]]:
-    """Returns `(push, conditions)` of a map from cotangents of `outputs` to gradients of `tensors`, all floating."""
+    """Transposes a map from cotangents of `outputs` to gradients of `tensors`, all floating.
+
+    Returns `(push, conditions)`: `push` is the vjp of the map, and the map is linear if all `conditions` hold.
+    """
 
     def pull(*cotangents: Any) -> tuple[Tensors, Tensors]:
         return pullback(cotangents), ()

@@ -21,7 +21,7 @@ from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax import linear, rule_primitives
-from keras_cg.backends.jax.names import is_reversed, is_staging, unbatched
+from keras_cg.backends.jax.names import is_reversed, is_staging
 from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine import messages
@@ -74,7 +74,7 @@ def _attach(run: Run, args: Sequence[Any]) -> Tensors:
     outputs_alone.__signature__ = forward.__signature__ = _ANY  # type: ignore[attr-defined]
     reverse = jax.custom_vjp(outputs_alone)
     reverse.defvjp(forward, _backward)
-    if all(is_reversed(value) for value in map(unbatched, args) if is_traced(value)):
+    if all(is_reversed(value) for value in args if is_traced(value)):
         return reverse(*args)
     # The custom_vjp inside runs where nothing is differentiated. It refuses a transpose, which would drop the rule.
     both = jax.custom_jvp(reverse)

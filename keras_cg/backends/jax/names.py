@@ -46,10 +46,3 @@ def is_reversed(tracer: Any) -> bool:
     """Whether JAX differentiates a traced value in reverse mode alone; False where that is not sure."""
     # JAX 0.8 does not tell, nor does any release for a tracer of a program.
     return getattr(getattr(tracer, "_trace", None), "is_vjp", False) is True
-
-
-def unbatched(value: Any) -> Any:
-    """Returns the traced value inside of the tracers of `vmap`, which differentiates nothing by itself."""
-    while hasattr(value, "batch_dim"):
-        value = value.val
-    return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +13,6 @@ from keras_cg.backends.tensorflow.recording import refuse_if_not_recording
 from keras_cg.backends.tensorflow.tensors import own
 from keras_cg.engine import defaults, messages
 from keras_cg.engine.contract import PlainFunction, Tensors
-from keras_cg.engine.linear import check_or_nan
 
 
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
@@ -52,8 +50,7 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
         return tuple(parts(outputs)), aux
 
     flat.__name__ = messages.name_of(fun)
-    outputs, push, aux, conditions = defaults.transposed(own, flat, parts(tensors))
-    pushed = check_or_nan(own, push(parts(tangents)), conditions, partial(messages.not_linear, flat.__name__))
+    outputs, pushed, aux = defaults.jvp(own, flat, parts(tensors), parts(tangents))
     return fill_all(shells[0], outputs), fill_all(shells[0], pushed), aux
 
 

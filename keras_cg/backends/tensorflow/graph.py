@@ -125,17 +125,11 @@ def _sources(fun: Function, results: list[Any], inputs: list[Any], before: int) 
         if _number(operation) < before + 2 or operation.type in ("Placeholder", "Const", "VarHandleOp"):
             sources.append(tensor)
         elif operation.type in ("VariableV2", "Variable"):
-            _refuse_reference(fun, operation)
+            cause = f"the variable {operation.name!r}, created inside with use_resource=False."
+            raise messages.unserved_variables("tensorflow", cause, fun)
         elif operation.type != "StopGradient":
             todo += [each for each in operation.inputs if is_floating(each) or each.dtype in (tf.resource, tf.variant)]
     return sources
-
-
-def _refuse_reference(fun: Function, operation: Any) -> None:
-    """Raises if an operation is a trainable reference variable of TensorFlow 1."""
-    if any(variable.op is operation for variable in tf.compat.v1.trainable_variables()):
-        cause = f"the variable {operation.name!r}, created inside with use_resource=False."
-        raise messages.unserved_variables("tensorflow", cause, fun)
 
 
 def _is_vectorizing() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from keras_cg.backends import owner
-from keras_cg.engine import messages, precision
+from keras_cg.engine import defaults, messages, precision
 from keras_cg.engine.rule import is_repeated
 
 tensors = (torch.Tensor,)
+own: Any = sys.modules[__package__]
 
 # torch.compile could not trace this, which asks every framework that is imported.
 torch.compiler.assume_constant_result(owner)  # type: ignore[no-untyped-call]
@@ -84,16 +86,11 @@ def asarray(value: Any) -> Any:
 
 
 def to_numpy(tensor: Any) -> numpy.ndarray:
-    if functorch.is_functorch_wrapped_tensor(tensor):
-        # Under a transform every operation returns a wrapped tensor, which has no memory that NumPy could read.
-        with temporarily_clear_interpreter_stack():
-            return to_numpy(_unwrapped(tensor))
-    if hasattr(tensor, "to_local"):
-        # Of a DTensor each process compares its own part, because the whole would have to be sent.
-        tensor = tensor.to_local()
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg().to_dense()
-    # NumPy has no bfloat16.
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # type: ignore[no-any-return]
+    # Under a transform every operation returns a wrapped tensor, which has no memory that NumPy could read.
+    with temporarily_clear_interpreter_stack():
+        tensor = _whole(tensor).cpu().resolve_conj().resolve_neg().to_dense()
+        # NumPy has no bfloat16.
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # type: ignore[no-any-return]
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -246,7 +243,7 @@ def _agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Takes a tensor out of all transforms; of a DTensor, returns the part of this process."""
+    """Takes a tensor out of all transforms; of a DTensor, returns the part of this process: the whole must be sent."""
     tensor = _unwrapped(tensor).detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
@@ -261,14 +258,7 @@ def _agree(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor:
         one, two = one.to_dense(), two.to_dense()
     if one.is_cpu and torch.equal(one, two):
         return True
-    if not is_floating(one):
-        return (one == two).all()
-    tolerance = precision.of(dtype(one)).repeated
-    if one.dtype.itemsize < 4:
-        one, two = one.float(), two.float()
-    size = one.abs().nan_to_num(0.0, 0.0, 0.0)
-    largest = size.max() if size.numel() else 0.0
-    return (((two - one).abs() <= tolerance * largest) | (one == two) | (one.isnan() & two.isnan())).all()
+    return defaults.is_repeated_later(own, two, one)  # type: ignore[no-any-return]
 
 
 def describe(tensor: torch.Tensor) -> str:
