@@ -70,6 +70,7 @@ def test_how_often_a_function_runs(eager, backend, order):
 
 
 @pytest.mark.parametrize("is_same", [True, False])
+@pytest.mark.limit
 def test_another_run_in_a_graph_of_what_ran_eagerly(eager, tf, is_same):
     factor, x = [1.0], eager.tensor(X)
 
