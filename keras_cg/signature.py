@@ -93,13 +93,13 @@ def by_position(fun: Callable[..., Any], count: int, kwargs: dict[str, Any]) -> 
 
 def takes_one(fun: Any) -> bool:
     """Whether `fun` is a plain function of one positional parameter, as most rules are: a fast path."""
-    code = fun.__code__ if _is_plain(fun) else None
+    code = fun.__code__ if _is_plain_function(fun) else None
     if code is None or code.co_argcount != 1 or code.co_kwonlyargcount or code.co_flags & _STARS:
         return False
     return code.co_varnames[0] != "variables"  # type: ignore[no-any-return]
 
 
-def _is_plain(fun: Any) -> bool:
+def _is_plain_function(fun: Any) -> bool:
     """Whether the code object of `fun` has its signature."""
     return type(fun) is FunctionType and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__")
 
@@ -114,7 +114,7 @@ def parameters(fun: Callable[..., Any]) -> Parameters | None:
         return _bind(parameters(fun.__func__), 1, {})
     if isinstance(fun, functools.partial):
         return _bind(parameters(fun.func), len(fun.args), fun.keywords)
-    if _is_plain(fun):
+    if _is_plain_function(fun):
         return _from_code(fun)
     called = type(fun).__call__
     if isinstance(called, FunctionType) and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__"):

@@ -81,8 +81,9 @@ class Function(Protocol):
 
 
 class OrdinaryFunction(Function, Protocol):
-    """A function that is called with plain tensors by position.
+    """The steps of a run one by one, for the fast path of torch, where all arguments are plain tensors.
 
+    If they are also given by position, `user(*tensors)` runs the function, and `accept` takes what it returns apart.
     After `outputs, rule, structure = accept(user(*tensors))`, the pullback is `pullback(tensors, rule, structure)`.
     """
 

@@ -121,7 +121,7 @@ def _copied(value: Any, method: Any, copies: dict[int, Any]) -> Any:
     The copy is shallow. It runs neither the constructor nor `copy.copy`, which a class may define in its own way.
     """
     kind = type(value)
-    if not is_plain(kind) or hasattr(kind, "__del__") or _assigns_attributes(method, kind, set()):
+    if not has_python_layout(kind) or hasattr(kind, "__del__") or _assigns_attributes(method, kind, set()):
         return value
     if id(value) not in copies:
         # First without attributes: these may be methods of the same object.
@@ -150,7 +150,7 @@ def _slots(kind: type) -> dict[str, MemberDescriptorType]:
     return {name: member for name, member in members if isinstance(member, MemberDescriptorType)}
 
 
-def is_plain(kind: type) -> bool:
+def has_python_layout(kind: type) -> bool:
     """Whether all values of an object of a class are in its slots and its dict, and none in memory of C."""
     while kind is not object:
         own, base = vars(kind), kind.__base__ or object

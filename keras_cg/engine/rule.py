@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy
 
-from keras_cg.engine.freezing import attributes, is_bound, is_plain
+from keras_cg.engine.freezing import attributes, has_python_layout, is_bound
 
 # These refer to nothing that a rule could differentiate.
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, memoryview, types.CodeType, type(Ellipsis), range)
@@ -173,14 +173,14 @@ def _opened(value: Any) -> tuple[_Head, list[tuple[str, Any]]]:
         own = value.__name__
     elif isinstance(value, (*_ATOMS, numpy.ndarray, numpy.generic)):
         own = None if isinstance(value, numpy.ndarray) and value.dtype.hasobject else value
-    elif not is_plain(kind) and all([part is kind for _, part in parts]):
+    elif not has_python_layout(kind) and all([part is kind for _, part in parts]):
         own = value
     return _Head(value, own, [step for step, _ in parts]), parts
 
 
 def _saved(value: Any) -> list[tuple[str, Any]]:
     """An object as pickle would save it, if it is one of C: the garbage collector sees no number of it."""
-    if isinstance(value, _OPENED) or is_plain(type(value)):
+    if isinstance(value, _OPENED) or has_python_layout(type(value)):
         return []
     with contextlib.suppress(Exception):
         saved = value.__reduce_ex__(4)

@@ -164,7 +164,7 @@ def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
     over is gone. The traced values that they close over become arguments: custom_vjp differentiates nothing else.
     """
     program = _Program(fun, tensors)
-    if program.rule is program.error is None:
+    if program.rule is None and program.error is None:
         # The variables that the rule takes are known now. Tracing twice costs nothing when the program runs.
         program = _Program(fun, tensors, program.captured())
     # The rule gives the gradients of the arguments, and then those of the variables.

@@ -76,7 +76,7 @@ _SUMS = frozenset(
 _PRODUCTS = frozenset(["conv_general_dilated", "dot_general", "mul", "ragged_dot_general"])
 
 # Linear in these of their operands.
-_QUOTIENTS = {
+_LINEAR_IN_SOME = {
     "custom_linear_solve": lambda equation, operands: operands[sum(equation.params["const_lengths"]) :],
     "div": lambda equation, operands: operands[:1],
     # Not in the factors: the elements that get no factor are constants, which a transpose drops.
@@ -128,19 +128,20 @@ def _kind(equation: Any, operands: list[str]) -> str:
         return ZERO if is_zero else CONSTANT
     obstacles = [kind for kind in operands if kind not in _KINDS]
     obstacle = obstacles[0] if obstacles else f"`{name}`, which is not known to be linear"
-    if obstacles or _is_more(name, equation.params) or not all(is_floating(out.aval) for out in equation.outvars):
+    are_floating = all(is_floating(out.aval) for out in equation.outvars)
+    if obstacles or not are_floating or _has_nonlinear_options(name, equation.params):
         return obstacle
     numbers = [kind for kind, operand in zip(operands, equation.invars, strict=True) if is_floating(operand.aval)]
     if name in _SUMS:
         return _joined(name, *numbers)
     if name in _PRODUCTS:
         return LINEAR if numbers.count(LINEAR) == 1 else f"`{name}` with itself"
-    upper = _QUOTIENTS[name](equation, operands) if name in _QUOTIENTS else ()
+    upper = _LINEAR_IN_SOME[name](equation, operands) if name in _LINEAR_IN_SOME else ()
     is_linear = set(upper) <= {ZERO, LINEAR} and numbers.count(LINEAR) == upper.count(LINEAR)
     return LINEAR if is_linear else obstacle
 
 
-def _is_more(name: str, params: dict[str, Any]) -> bool:
+def _has_nonlinear_options(name: str, params: dict[str, Any]) -> bool:
     """Whether the parameters make an operation of the tables not linear."""
     if name == "gather":
         # An index outside of the array gathers this constant, which a transpose drops.

@@ -30,13 +30,13 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         return outputs
     # autograd has no vector space of integers, so they do not pass through the primitive.
     floating = [output for output in outputs if is_floating(output)]
-    call = Call(fun, pullback, outputs, parents, len(tensors), closed_over)
+    call = SavedCall(fun, pullback, outputs, parents, len(tensors), closed_over)
     boxed = custom_gradient(call, floating[0] if len(floating) == 1 else tuple(floating), *parents)
     arriving = iter((boxed,) if len(floating) == 1 else boxed)
     return tuple([next(arriving) if is_floating(output) else output for output in outputs])
 
 
-class Call:
+class SavedCall:
     """One call for the backward pass: the parents are the `count` arguments, and then the captured values.
 
     `closed_over` are the boxes that the function can read and that are no arguments.
@@ -81,7 +81,7 @@ class Call:
 
 # One primitive for all calls: autograd (1.9) never frees a primitive.
 @primitive  # type: ignore[untyped-decorator]
-def custom_gradient(call: Call, outputs: Any, *parents: Any) -> Any:
+def custom_gradient(call: SavedCall, outputs: Any, *parents: Any) -> Any:
     """Returns the outputs of a call, whose gradient is its rule."""
     return outputs
 

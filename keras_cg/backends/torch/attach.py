@@ -100,7 +100,7 @@ def record(
         pullback.capture([describe(variable) for variable in variables])
     elif inputs is tensors:
         return exporting.cut(fun.name, outputs)
-    call = Call(fun, len(tensors), autocasts=autocasts(tensors) if is_autocast() else ())
+    call = SavedCall(fun, len(tensors), autocasts=autocasts(tensors) if is_autocast() else ())
     residuals: Sequence[torch.Tensor] = ()
     if hooks(False) is not None:
         # Hooks move or drop what is saved. So the rule is dropped, too, and its tensors are saved for the comparison.
@@ -126,7 +126,7 @@ def attach_constant(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any,
     return record(fun, tensors, tensors, start, outputs, fun.pullback(tensors, *rest))
 
 
-class Call(NamedTuple):
+class SavedCall(NamedTuple):
     """The state of one call that the backward pass needs, without the saved tensors.
 
     Attributes:
@@ -172,10 +172,11 @@ class Attached(torch.autograd.Function):
     """Returns outputs that were computed before, with the rule as their gradient."""
 
     @staticmethod
-    def forward(ctx: Any, computed: tuple[Call, Any, Any], *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, computed: tuple[SavedCall, Any, Any], *tensors: torch.Tensor) -> Any:
         call, outputs, residuals = computed
         ctx.save_for_backward(*tensors, *residuals)
-        # Gets for each gradient whether it hangs on what only the rule reads; None if nothing asks.
+        # `derivatives.vjp` sets a list here if something outside is differentiated. The backward pass then notes in it
+        # for each gradient whether it depends on what only the rule reads; without it, that derivative would be lost.
         ctx.reads = None
         sharing = {storage_of(tensor): tensor for tensor in tensors[: call.number]}
         sharing.pop(0, None)

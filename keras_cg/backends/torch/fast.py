@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from keras_cg.backends.torch.attach import Attached, Call, attach_any, attach_constant, copied, record
+from keras_cg.backends.torch.attach import Attached, SavedCall, attach_any, attach_constant, copied, record
 from keras_cg.backends.torch.tensors import (
     PRE_DISPATCH,
     dispatch_modes,
@@ -26,10 +26,11 @@ from keras_cg.backends.torch.tensors import (
     transforms_active,
 )
 from keras_cg.engine import messages
+from keras_cg.engine.contract import OrdinaryFunction
 from keras_cg.engine.rule import refers
 
 
-def attach(fun: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def attach(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the outputs of `fun`, with the rule as their gradient."""
     if is_dynamo_compiling() or is_tracing() or transforms_active() or dispatch_modes() or not torch.is_grad_enabled():
         return attach_any(fun, tensors)
@@ -98,7 +99,7 @@ class _Bare(torch.autograd.Function):
             gradients = copied(gradients, storages)
         else:
             pullback = None if rule is None else fun.pullback(inputs, rule, structure)
-            ctx.call = Call(fun, len(ctx.needs_input_grad) - 1, pullback, watched, storages)
+            ctx.call = SavedCall(fun, len(ctx.needs_input_grad) - 1, pullback, watched, storages)
             _, *gradients = Attached.backward(ctx, *cotangents)
         if not keeps_graph():
             ctx.known = fun, (), None, structure, (), storages

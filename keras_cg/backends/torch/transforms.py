@@ -54,11 +54,11 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     if any(map(is_differentiated, outputs)):
         variables = [place for place, tensor in enumerate(captured) if id(tensor) in operands.used]
         pullback.capture([describe(captured[place]) for place in variables])
-    call = _Call(fun, pullback, captured, variables, outputs)
+    call = _SavedCall(fun, pullback, captured, variables, outputs)
     return _Transformed.apply(call, *[output.detach() for output in outputs], *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Call:
+class _SavedCall:
     """The state of a call under a transform, without its saved tensors.
 
     Attributes:
@@ -93,7 +93,7 @@ class _Transformed(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(call: _Call, *tensors: torch.Tensor) -> Any:
+    def forward(call: _SavedCall, *tensors: torch.Tensor) -> Any:
         # Not view_as: the tangent of a second output that is a view would be lost in forward mode (torch 2.13).
         return tuple([output.detach() for output in tensors[: len(call.specs)]])
 
@@ -107,7 +107,7 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        call: _Call = ctx.call
+        call: _SavedCall = ctx.call
         start = 1 + len(call.specs)
         saved = _below(_alive(ctx.saved_tensors), ctx.level)
         needs_grad = ctx.needs_input_grad[start : len(ctx.needs_input_grad) - len(call.captured)]
@@ -116,7 +116,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: torch.Tensor) -> Any:
         """The transpose of the rule, which is a linear map."""
-        call: _Call = ctx.call
+        call: _SavedCall = ctx.call
         # With their own tangents, a rule that calls its own function would run without end.
         return _pushforward(call, _primals(_alive(ctx.saved_tensors)), tangents[len(call.specs) :])
 
@@ -151,7 +151,7 @@ def _primals(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _pushforward(
-    call: _Call, saved: Tensors, tangents: Sequence[torch.Tensor | None]
+    call: _SavedCall, saved: Tensors, tangents: Sequence[torch.Tensor | None]
 ) -> tuple[torch.Tensor | None, ...]:
     """Returns the tangents of the outputs: the vjp of `cotangents -> gradients`, if that map is linear."""
     if is_captured():  # whether the rule is linear shows in values only
