@@ -256,7 +256,7 @@ TABLE = {
     "backends.jax.names: jax jax_forward own core": [
         ("every tracer is one of reverse mode", 'getattr(getattr(tracer, "_trace", None), "is_vjp", False) is ', ""),
     ],
-    "backends.jax.derivatives: jax own core": [
+    "backends.jax.derivatives: jax autodiff": [
         (
             "the gradient of a vjp not conjugated",
             "map(conjugate, back(tuple(map(conjugate, cotangents)))))",
