@@ -9,22 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
 
 from keras_cg.backends.torch.attach import Attached, SavedCall, attach_any, attach_constant, copied, record
-from keras_cg.backends.torch.tensors import (
-    PRE_DISPATCH,
-    dispatch_modes,
-    dynamo_callback,
-    hooks,
-    is_autocast,
-    is_included,
-    is_tracing,
-    keeps_graph,
-    sequence_number,
-    transforms_active,
-)
+from keras_cg.backends.torch.tensors import is_special, keeps_graph, sequence_number
 from keras_cg.engine import messages
 from keras_cg.engine.contract import OrdinaryFunction
 from keras_cg.engine.rule import refers
@@ -32,11 +19,7 @@ from keras_cg.engine.rule import refers
 
 def attach(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any, ...]:
     """Returns the outputs of `fun`, with the rule as their gradient."""
-    if is_dynamo_compiling() or is_tracing() or transforms_active() or dispatch_modes() or not torch.is_grad_enabled():
-        return attach_any(fun, tensors)
-    if forward_ad._current_level >= 0 or is_included(PRE_DISPATCH) or is_autocast() or hooks(False) is not None:
-        return attach_any(fun, tensors)
-    if dynamo_callback() is not None or not fun.is_plain:
+    if is_special() or not torch.is_grad_enabled() or not fun.is_plain:
         return attach_any(fun, tensors)
     for tensor in tensors:
         if tensor.requires_grad:

@@ -15,6 +15,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from keras_cg.backends import owner
 from keras_cg.engine import defaults, messages, precision
@@ -145,6 +146,22 @@ def is_recording() -> bool:
         or is_tracing()
         or dispatch_modes() > 0
         or is_included(PRE_DISPATCH)
+    )
+
+
+def is_special() -> bool:
+    """Whether something other than autograd records or changes what operations do now."""
+    # First the question that Dynamo can trace.
+    return (
+        is_dynamo_compiling()
+        or is_tracing()
+        or transforms_active()
+        or dispatch_modes() > 0
+        or forward_ad._current_level >= 0
+        or is_included(PRE_DISPATCH)
+        or is_autocast()
+        or hooks(False) is not None
+        or dynamo_callback() is not None
     )
 
 
