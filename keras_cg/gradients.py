@@ -112,7 +112,12 @@ class _Reader:
                 yield Reading(gradients, others, all(spec is None for spec, _ in parts))
 
     def _structures(self) -> Iterator[list[Part]]:
-        """Yields the structures that a rule may return: flat lists, and the arguments with or without some of them."""
+        """Yields the structures that a rule may return.
+
+        For `f(x, (a, n))` with a static leaf n, and a third argument left at its default, these are `(gx, ga)`,
+        `(gx, (ga, None))`, `(gx, ga, None)`, and the last two with a further None. An argument without tensors may be
+        left out.
+        """
         tensors = set(self.static.places)
         marks = iter([place in tensors for place in range(len(self.static.leaves))])
         children = self.static.treespec.children()

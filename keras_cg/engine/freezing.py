@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any, NamedTuple
 
-# Frameworks know functions of theirs by identity (autograd finds a derivative so), and a copy would be a stranger.
+# Functions of frameworks are not copied: autograd, for example, finds the derivative of a function by its identity.
 _FRAMEWORKS = frozenset(["autograd", "jax", "keras", "numpy", "scipy", "tensorflow", "torch"])
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement defined the class

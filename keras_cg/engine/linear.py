@@ -48,14 +48,14 @@ def conditions(backend: Backend, pull: _Map, cotangents: Sequence[Any]) -> list[
 def transposes(
     backend: Backend, pull: _Map, push: _Map, cotangents: Sequence[Any], tangents: Sequence[Any]
 ) -> list[Any]:
-    """Returns boolean tensors that all hold if `push` is the transpose of `pull`, as far as one direction can tell.
+    """Returns boolean tensors that all hold if `push` is the transpose of `pull`, as far as trying can tell.
 
     A framework transposes the derivative of a map. This can differ from the map: a rule may stop gradients, or call a
     function that has another rule. With complex numbers nothing is tried.
     """
     if any(backend.dtype(tensor).startswith("complex") for tensor in (*cotangents, *tangents)):
         return []
-    # Two directions: along a single one, a map and its transpose are the same.
+    # Two different directions: a map and its transpose have the same product along a single one.
     along = [_uneven(backend, tensor, 1.0, 0.5) for tensor in cotangents]
     across = [_uneven(backend, tensor, 0.3, 0.5) for tensor in tangents]
     product, size = _inner(backend, pull(along), across)

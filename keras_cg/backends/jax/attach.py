@@ -35,6 +35,7 @@ Run = Callable[..., tuple[Sequence[Any], Callable[[], Residuals]]]
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
+    """Runs `fun` by `_direct` if no program is being built and it closes over nothing traced, else by `_staged`."""
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
         return (_direct if _code(fun) in _being_traced.get() else _staged)(fun, tensors)

@@ -98,9 +98,9 @@ def _own(gradient: Any, parent: Any, shared: Sequence[Any]) -> Any:
     if gradient is None:
         return vspace(parent).zeros()
     if isinstance(gradient, numpy.ndarray):
-        arrays = [each for each in shared if isinstance(each, numpy.ndarray)]
-        if any([numpy.may_share_memory(gradient, array) for array in arrays]):
-            gradient = gradient.copy()
+        for each in shared:
+            if isinstance(each, numpy.ndarray) and numpy.may_share_memory(gradient, each):
+                return conjugate(gradient.copy())
     return conjugate(gradient)
 
 
