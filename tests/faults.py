@@ -201,7 +201,7 @@ TABLE = {
     "backends.numpy.attach: numpy memory own core": [
         ("the rule of a later run unchecked", "            self.pullback.check(pullback)\n", "            pass\n"),
         ("upstream not conjugated", "conjugate(next(arriving)) if is_real", "next(arriving) if is_real"),
-        ("a gradient shares memory", "gradient = gradient.copy()", "pass"),
+        ("a gradient shares memory", "return conjugate(gradient.copy())", "pass"),
         ("captured values in any order", "key=order.index)", "key=lambda root: -order.index(root))"),
     ],
     "backends.numpy.derivatives: numpy own core": [
