@@ -1,5 +1,7 @@
 """torch.func and forward mode: the rule is the derivative at every level, captured values included, or it raises."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,31 @@ def test_captured_values_reach_the_rule_in_the_order_of_first_use(eager, torch):
         np.testing.assert_allclose(gx, np.full(3, 7.0))
         np.testing.assert_allclose(gv, 3 * 2 * X)
         np.testing.assert_allclose(gw, 5 * 3 * X)
+
+
+def test_a_captured_constant_of_a_batch_is_no_variable(eager, torch):
+    x, w = eager.tensor(X), eager.tensor(3 * X)
+
+    def loss(w, c):
+        f = custom_gradient(lambda x: (x * w * c, lambda upstream, variables: (7 * upstream, [5 * upstream * x])))
+        return f(x).sum()
+
+    slope = functools.partial(torch.func.grad(loss), w)
+    np.testing.assert_allclose(torch.func.vmap(slope)(x), np.broadcast_to(5 * X, (3, 3)))
+
+
+def test_batches_along_any_axes(eager, torch):
+    """Another run has its batches along other axes than the first one."""
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 24
+
+    @custom_gradient
+    def f(x):
+        e = torch.exp(x)
+        return x * 2, lambda upstream: 7 * upstream * e
+
+    gradient = torch.func.grad(lambda x: f(x).sum())
+    found = torch.func.vmap(torch.func.vmap(gradient, in_dims=1), in_dims=2)(eager.tensor(x))
+    np.testing.assert_allclose(found, 7 * np.exp(x).transpose(2, 1, 0), rtol=1e-6)
 
 
 def test_captured_values_in_second_order_and_forward_mode(eager, torch):
