@@ -285,7 +285,7 @@ TABLE = {
     "backends.tensorflow.composite: tensorflow own core": [
         ("complex tensors are no parts", " or dtype.is_complex", ""),
     ],
-    "backends.tensorflow.derivatives: tensorflow own core": [
+    "backends.tensorflow.derivatives: tensorflow autodiff tensorflow_function": [
         ("unconnected gradients are None", "), tf.UnconnectedGradients.ZERO", "), tf.UnconnectedGradients.NONE"),
         (
             "control flow is not converted",
