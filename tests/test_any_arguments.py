@@ -374,7 +374,7 @@ def index_of(leaf):
 
 
 def source(case):
-    """The function of a case, as somebody would write it."""
+    """The function of a case, as a user would write it."""
     lines = [f"def f({signature(case)}):"]
     given = [(each.nest if each.passed != "default" else each.default, each.name) for each in case.parameters]
     given += [(nest, f"rest[{index}]") for index, nest in enumerate(case.rest)]

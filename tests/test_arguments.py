@@ -19,7 +19,7 @@ IN_EVERY_MODE = (
     "test_uses[method]",
     "test_uses[inside static]",
     "test_uses[class]",
-    "test_uses[anew at every call]",
+    "test_uses[decorated at every call]",
     "test_a_method_gives_its_rule_the_arguments_without_self",
     "test_dataclasses_in_and_out",
     "test_a_type_registered_with_the_frameworks_own_tree_utility",
@@ -75,7 +75,7 @@ USES = {
     "class, bound before": Holder.klass,
     "inside class, bound before": Holder.inside_klass,
     "lambda": custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream)),
-    "anew at every call": lambda x: custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))(x),
+    "decorated at every call": lambda x: custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))(x),
 }
 
 

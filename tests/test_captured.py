@@ -1,4 +1,4 @@
-"""What a function reads besides its arguments: a gradient that would silently be missing raises instead."""
+"""Values that a function reads and that are no arguments: a gradient that would silently be missing raises instead."""
 
 import numpy as np
 import pytest

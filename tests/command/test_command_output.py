@@ -69,7 +69,7 @@ def test_work_is_shown_on_the_standard_error_and_taken_away(watched, capsys):
     [(3600, True, "xterm"), (0, False, "xterm"), (0, True, "dumb")],
     ids=["short work", "no terminal", "a dumb one"],
 )
-def test_work_that_nobody_needs_to_watch(watched, monkeypatch, delay, isatty, term):
+def test_work_without_a_progress_bar(watched, monkeypatch, delay, isatty, term):
     stream = watched(delay, isatty)
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -149,8 +149,8 @@ def test_what_a_backend_leaves_out_is_derived():
 
 
 @contextlib.contextmanager
-def nobody(backend):
-    """Where nobody differentiates."""
+def not_recording(backend):
+    """No derivative is recorded inside."""
     if backend == "torch":  # records everywhere else
         import torch
 
@@ -166,9 +166,9 @@ def nobody(backend):
         yield
 
 
-def test_a_backend_says_whether_somebody_differentiates(backend):
+def test_a_backend_says_whether_a_derivative_is_recorded(backend):
     module = backends.load(backend, "a test")
-    with nobody(backend):
+    with not_recording(backend):
         assert module.is_recording() is False
     seen = []
 
@@ -182,7 +182,7 @@ def test_a_backend_says_whether_somebody_differentiates(backend):
     if compiled := module.compiled(lambda x: (f(x),)):
         compiled(module.asarray(3.0))
     assert set(seen) == {True}
-    with nobody(backend):
+    with not_recording(backend):
         assert module.is_recording() is False
 
 
@@ -194,22 +194,22 @@ CALLS = {
 
 
 @pytest.mark.parametrize("output", CALLS)
-def test_a_call_that_nobody_differentiates_is_the_function_alone(backend, monkeypatch, output):
+def test_a_call_that_is_not_differentiated_is_the_function_alone(backend, monkeypatch, output):
     module = backends.load(backend, "a test")
     compute, tensor = CALLS[output]
     monkeypatch.setattr(module, "attach", lambda fun, tensors: pytest.fail("attached"))
     f = keras_cg.custom_gradient(lambda x: (compute(x), lambda *upstream: 7 * upstream[0]))
-    with nobody(backend):
+    with not_recording(backend):
         found = f(module.asarray(numpy.array([1.0, 2.0])))
     assert module.to_numpy(tensor(found)).tolist() == [2.0, 4.0]
     if output == "a nest":
         assert found["y"][1] == 3 and found["name"] == "f"
 
 
-def test_a_call_that_nobody_differentiates_is_checked_and_returns_the_frameworks_own_tensors(backend):
+def test_a_call_that_is_not_differentiated_is_checked_and_returns_the_frameworks_own_tensors(backend):
     module = backends.load(backend, "a test")
     f = keras_cg.custom_gradient(lambda x: (numpy.array([1.0, 2.0]), lambda upstream: upstream))
-    with nobody(backend):
+    with not_recording(backend):
         with pytest.raises(TypeError, match="must return a pair"):
             keras_cg.custom_gradient(lambda x: x)(module.asarray(1.0))
         if backend == "torch":

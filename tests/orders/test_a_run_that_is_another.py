@@ -70,7 +70,7 @@ def test_a_counter_of_tensorflow_counts_each_run(eager, backend, way):
     x = eager.tensor(X)
     check(eager, gradient(eager, f, way)(x), 7 * np.exp(X))
     assert float(count.numpy()) == 1.0
-    with tf.GradientTape() as outer:  # nobody asks it for anything
+    with tf.GradientTape() as outer:  # it is never asked for a gradient
         outer.watch(x)
         check(eager, gradient(eager, f, way)(x), 7 * np.exp(X))
     # A graph records by itself, and runs once.

@@ -1,4 +1,4 @@
-"""How often a decorated function runs: once for the first order, and once more for each order that somebody records.
+"""How often a decorated function runs: once for the first order, and once more for each order that is recorded.
 
 On torch, a backward pass with `create_graph` is recorded, and so is every level of torch.func.
 """

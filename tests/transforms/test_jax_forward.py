@@ -213,7 +213,7 @@ def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
     check(gradient, plain)
 
 
-def test_whoever_asks_for_forward_mode_is_told(eager, backend):
+def test_forward_mode_raises_with_a_remedy(eager, backend):
     import jax
 
     clip = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
