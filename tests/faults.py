@@ -1,4 +1,4 @@
-"""Plants faults in the package, one after the other, and tells the first test that finds each.
+"""Plants faults in the package, one after the other, and prints the first test that fails for each.
 
     PYTHONPATH=tests python -m faults --all          # every fault, with the tests that are there to find it: minutes
     PYTHONPATH=tests python -m faults 12 40          # some, by their numbers

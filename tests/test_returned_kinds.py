@@ -127,7 +127,7 @@ SLOPPY = {
 
 
 def quantiser(sloppy):
-    """A function of x and a scale; its rule gives the scale something else than a gradient."""
+    """A function of x and a scale; its rule gives the scale something other than a gradient."""
 
     @custom_gradient
     def quantise(x, scale):
