@@ -19,14 +19,7 @@ import keras_cg
 from keras_cg import custom_gradient, ops
 
 # Compiling costs seconds where running costs milliseconds.
-EXAMPLES = {
-    "eager": 500,
-    "jit(grad)": 30,
-    "grad(jit)": 30,
-    "function": 30,
-    "jit_compile": 10,
-    "aot_eager": 1,
-}
+EXAMPLES = {"eager": 500, "jit(grad)": 30, "grad(jit)": 30, "function": 30, "jit_compile": 10, "aot_eager": 1}
 TOGETHER = 100
 
 

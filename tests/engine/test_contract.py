@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -104,7 +105,7 @@ def test_the_required_names_are_enough_for_the_conformance_suite(tmp_path, optio
     which = " and ".join(f"not {word}" for word in (*OUT_OF_REACH, "toy-jvp-clip", "table", "truth"))
     summary = conform(tmp_path, which, *options)
     assert (len(rules), len(clipping)) == ((12, 1) if options else (35, 2))
-    assert f"{len(transforms.TRANSFORMS) * len(rules) - len(clipping)} passed" in summary
+    assert re.search(rf"\b{len(transforms.TRANSFORMS) * len(rules) - len(clipping)} passed\b", summary)
     assert "failed" not in summary
 
 
@@ -159,9 +160,9 @@ def not_recording(backend):
     elif backend == "numpy":  # counts for good what ended by an exception (autograd 1.9), maybe in another test
         from autograd.tracer import trace_stack
 
-        before, trace_stack.top = trace_stack.top, -1
-        yield
-        trace_stack.top = before
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trace_stack, "top", -1)
+            yield
     else:
         yield
 
