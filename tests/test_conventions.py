@@ -65,10 +65,7 @@ ONE_OUTPUT = {
         lambda *args, upstream: (7 * upstream * args[1], 5 * upstream + 0 * args[0]),
     ),
     "args_and_optional_upstream": args_and_optional_upstream,
-    "spelled_out_optional_upstream": lambda x, y: (
-        x * y,
-        lambda x, y, upstream=None: (7 * upstream * y, 5 * upstream),
-    ),
+    "spelled_out_optional_upstream": lambda x, y: (x * y, lambda x, y, upstream=None: (7 * upstream * y, 5 * upstream)),
     "spelled_out_with_extra_default": lambda x, y: (
         x * y,
         lambda x, y, upstream, k=7: (k * upstream * y, 5 * upstream),

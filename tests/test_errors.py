@@ -35,12 +35,7 @@ IN_EVERY_MODE = (
 )
 
 # What each framework calls a tensor, eagerly and in its tracers.
-TENSORS = {
-    "numpy": ("numpy.ndarray",),
-    "jax": ("jax.Array",),
-    "torch": ("torch.Tensor",),
-    "tensorflow": ("tf.Tensor",),
-}
+TENSORS = {"numpy": ("numpy.ndarray",), "jax": ("jax.Array",), "torch": ("torch.Tensor",), "tensorflow": ("tf.Tensor",)}
 
 
 class Fault(NamedTuple):

@@ -211,7 +211,4 @@ def test_no_standard_error_at_all():
 @pytest.mark.once
 def test_json_has_no_nan():
     found = {"findings": [{"error": math.nan, "tolerance": 1e-6}], "more": (math.inf, "nan", None)}
-    assert output._strict(found) == {
-        "findings": [{"error": None, "tolerance": 1e-6}],
-        "more": [None, "nan", None],
-    }
+    assert output._strict(found) == {"findings": [{"error": None, "tolerance": 1e-6}], "more": [None, "nan", None]}

@@ -69,7 +69,6 @@ def test_how_often_a_function_runs(eager, backend, order):
     assert len(runs) == times
 
 
-@pytest.mark.limit
 @pytest.mark.parametrize("is_same", [True, False])
 @pytest.mark.limit
 def test_another_run_in_a_graph_of_what_ran_eagerly(eager, tf, is_same):
