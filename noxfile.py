@@ -238,7 +238,7 @@ def conformance(session: nox.Session) -> None:
 @nox.session(**REST, **SHARED)
 def parity(session: nox.Session) -> None:
     """Keras's decorator beside ours; writes docs/reports/keras_parity.md, and fails if that changed."""
-    run_shared(session, "pytest", "tests/parity", *session.posargs, env=ENVIRONMENT)
+    run_shared(session, "pytest", "tests/parity", "--write", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(**REST, **SHARED)

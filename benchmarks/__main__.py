@@ -139,7 +139,7 @@ def main() -> int:
         metavar="TEXT",
         help="measure the lines alone that have this in `workload: measure`, and write no page",
     )
-    parser.add_argument("--report", action="store_true", help="measure nothing: make the page of the JSON anew")
+    parser.add_argument("--report", action="store_true", help="measure nothing: make the page from the JSON again")
     options = parser.parse_args()
     console = Console()
     if options.report:

@@ -20,7 +20,7 @@ import keras_cg
 from benchmarks import tasks
 
 # Arrays so large that what belongs to objects does not count. In a chain what a call was given is what the one before
-# it returned, which nobody else keeps.
+# it returned, and has no other reference.
 CALLS, SIZE = 3, 10_000_000
 
 
@@ -33,7 +33,7 @@ def resident(which: str) -> int:
 
 
 def forget_peak() -> None:
-    """From here on `VmHWM` counts anew."""
+    """From here on `VmHWM` counts again."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 

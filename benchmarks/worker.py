@@ -114,7 +114,7 @@ class Bench:
     ) -> None:
         """The lines of a workload that are wanted: `measures` by title, `alone` with the function without a decorator.
 
-        Nobody is checked, and nothing compiled, for a line that was not asked for.
+        A line that was not asked for is neither checked nor compiled.
         """
         wanted = {title: make for title, make in measures.items() if self.wants(workload, title)}
         if wanted:

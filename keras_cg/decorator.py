@@ -20,7 +20,7 @@ Owner = TypeVar("Owner")
 
 
 class _Signature:
-    """The signature of the function, because `inspect.getfullargspec` does not look at `__wrapped__`."""
+    """Lets `inspect.getfullargspec` see the signature, because it ignores `__wrapped__`."""
 
     def __get__(self, instance: CustomGradient[Any, Any] | None, owner: type) -> inspect.Signature | None:
         if instance is None:

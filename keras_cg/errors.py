@@ -32,8 +32,8 @@ class Reported:
 class GradientError(Reported, ValueError):
     """A rule returned gradients whose count, structure, shape or dtype does not fit the arguments.
 
-    The backward pass raises it. From a `tf.function`, TensorFlow raises a new error without the attributes. Its
-    `__context__` has them.
+    The backward pass raises it. From a `tf.function`, TensorFlow raises a new error without the attributes. The
+    `__context__` of the new error is the original, with the attributes.
 
     Attributes:
         location: The file and line of the rule, such as `model.py:41`.

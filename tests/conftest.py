@@ -27,6 +27,7 @@ def pytest_collection_finish():
 
 def pytest_addoption(parser):
     parser.addoption("--backends", default="", help="the backends to test, with commas between; default: all installed")
+    parser.addoption("--write", action="store_true", help="write docs/reports/keras_parity.md, if that is tested")
     parser.addoption("--every-mode", action="store_true", help="all tests in every mode, whatever files choose")
     parser.addoption("--checker-seeds", type=int, help="seeds for each rule of the zoo in testing/test_checker_zoo.py")
     parser.addoption("--dozen", action="store_true", help="of the zoo, only a dozen rules that differ in kind")

@@ -1,4 +1,4 @@
-"""Plants faults in the package, one after the other, and tells the first test that finds each.
+"""Plants faults in the package, one after the other, and prints the first test that fails for each.
 
     PYTHONPATH=tests python -m faults --all          # every fault, with the tests that are there to find it: minutes
     PYTHONPATH=tests python -m faults 12 40          # some, by their numbers
@@ -108,9 +108,7 @@ TABLE = {
     "pytree: torch arguments core own": [
         ("scalars of NumPy refused", "0):\n        return", "0):\n        raise TypeError(leaf)"),
     ],
-    "pytree: jax returns captured orders core": [
-        ("tensors stay in the static part", "leaves[place] = None", "pass"),
-    ],
+    "pytree: jax returns captured orders core": [("tensors stay in the static part", "leaves[place] = None", "pass")],
     "pytree: numpy pytree arguments returns core": [
         ("shapes compared by rank", ") and all(a is None or b is None or a == b for a, b in pairs)", ")"),
         ("tensors at other places", "self.fill(self.places, tensors)", "self.fill(self.places, tensors[::-1])"),
@@ -183,21 +181,15 @@ TABLE = {
     "engine.defaults: numpy engine": [
         ("infinity differs from infinity", " | (other == first) | ((other", " | ((other"),
     ],
-    "engine.defaults: numpy autodiff": [
-        ("rows of the first argument for all", "gradients[index] ", "gradients[0] "),
-    ],
+    "engine.defaults: numpy autodiff": [("rows of the first argument for all", "gradients[index] ", "gradients[0] ")],
     "engine.defaults: numpy core": [
         ("dtypes of two runs not compared", "backend.dtype(one) == backend.dtype(two)\n        and ", ""),
     ],
     "backends.__init__: torch versions": [
         ("modules of a framework that is there are said to be missing", "package != module", "package == module"),
     ],
-    "backends.__init__: numpy backends core": [
-        ("incomplete backends load", "if missing:", "if False:"),
-    ],
-    "backends.numpy.__init__: numpy own core": [
-        ("numpy in the place of autograd's", "from autograd ", ""),
-    ],
+    "backends.__init__: numpy backends core": [("incomplete backends load", "if missing:", "if False:")],
+    "backends.numpy.__init__: numpy own core": [("numpy in the place of autograd's", "from autograd ", "")],
     "backends.numpy.attach: numpy memory own core": [
         ("the rule of a later run unchecked", "            self.pullback.check(pullback)\n", "            pass\n"),
         ("upstream not conjugated", "conjugate(next(arriving)) if is_real", "next(arriving) if is_real"),
@@ -207,12 +199,8 @@ TABLE = {
     "backends.numpy.derivatives: numpy own core": [
         ("changes in place are seen", "return tensor.copy() if isinstance", "return tensor if isinstance"),
     ],
-    "backends.numpy.tensors: numpy own core": [
-        ("byte order in a dtype", "return dtype.name", "return str(dtype)"),
-    ],
-    "backends.torch.__init__: torch own core": [
-        ("is_compiling forgotten", "is_compiling,\n    is_plain", "is_plain"),
-    ],
+    "backends.numpy.tensors: numpy own core": [("byte order in a dtype", "return dtype.name", "return str(dtype)")],
+    "backends.torch.__init__: torch own core": [("is_compiling forgotten", "is_compiling,\n    is_plain", "is_plain")],
     "backends.torch.attach: torch torch_backward memory_torch own core": [
         ("a later run unchecked", "self.pullback.check(pullback)", "pass"),
         ("changes in place unseen", "            call.refuse_changes()\n", "            pass\n"),
@@ -326,9 +314,7 @@ TABLE = {
         ("the sign of an implicit gradient", " each: -each, ", " each: each, "),
         ("the Jacobian is not transposed", "ops.permute_dims(matrix, (1, 0))", "matrix"),
     ],
-    "recipes.messages: numpy recipes": [
-        ("the upper limit is another one", "1.8e308", "3.4e38"),
-    ],
+    "recipes.messages: numpy recipes": [("the upper limit is another one", "1.8e308", "3.4e38")],
     "recipes.passing: numpy recipes": [
         ("a gradient that is not reversed", "upstream, -scale", "upstream, scale"),
         ("clipped one by one", "widest = max(map", "widest = min(map"),
@@ -424,12 +410,8 @@ TABLE = {
         ("the scale of a reversal forgotten", "reverse_gradient(inputs, self._scale)", "reverse_gradient(inputs)"),
         ("the step of a config forgotten", 'initial_step", "', ""),
     ],
-    "keras.loss_scale: torch with_keras": [
-        ("clipped without the loss scale", "times(scale, norm))", "norm)"),
-    ],
-    "keras.messages: torch with_keras": [
-        ("another remedy", "return_losses=True", "training=True"),
-    ],
+    "keras.loss_scale: torch with_keras": [("clipped without the loss scale", "times(scale, norm))", "norm)")],
+    "keras.messages: torch with_keras": [("another remedy", "return_losses=True", "training=True")],
     "keras.operation: jax with_keras": [
         ("variables pass", "            if variable.trainable:\n", "            if False:\n"),
     ],

@@ -19,14 +19,7 @@ import keras_cg
 from keras_cg import custom_gradient, ops
 
 # Compiling costs seconds where running costs milliseconds.
-EXAMPLES = {
-    "eager": 500,
-    "jit(grad)": 30,
-    "grad(jit)": 30,
-    "function": 30,
-    "jit_compile": 10,
-    "aot_eager": 1,
-}
+EXAMPLES = {"eager": 500, "jit(grad)": 30, "grad(jit)": 30, "function": 30, "jit_compile": 10, "aot_eager": 1}
 TOGETHER = 100
 
 
@@ -374,7 +367,7 @@ def index_of(leaf):
 
 
 def source(case):
-    """The function of a case, as somebody would write it."""
+    """The function of a case, as a user would write it."""
     lines = [f"def f({signature(case)}):"]
     given = [(each.nest if each.passed != "default" else each.default, each.name) for each in case.parameters]
     given += [(nest, f"rest[{index}]") for index, nest in enumerate(case.rest)]

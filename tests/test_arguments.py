@@ -16,16 +16,16 @@ SEVEN = np.full(3, 7.0)
 
 # One use, nest and shape of each kind; and what a compiler may take apart otherwise than eager code: what aliases.
 IN_EVERY_MODE = (
-    "test_uses[method]",
-    "test_uses[inside static]",
-    "test_uses[class]",
-    "test_uses[anew at every call]",
+    "test_every_way_to_decorate_obeys_the_rule[method]",
+    "test_every_way_to_decorate_obeys_the_rule[inside static]",
+    "test_every_way_to_decorate_obeys_the_rule[class]",
+    "test_every_way_to_decorate_obeys_the_rule[decorated at every call]",
     "test_a_method_gives_its_rule_the_arguments_without_self",
     "test_dataclasses_in_and_out",
     "test_a_type_registered_with_the_frameworks_own_tree_utility",
     "test_no_tensor_argument",
     "test_any_number_of_arguments[gradient-3]",
-    "test_no_output",
+    "test_a_function_without_output_adds_no_gradient",
     "test_dtypes[float16]",
     "test_dtypes[complex64]",
     "test_numpy_scalars_are_numbers[np.int64(2)]",
@@ -75,12 +75,12 @@ USES = {
     "class, bound before": Holder.klass,
     "inside class, bound before": Holder.inside_klass,
     "lambda": custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream)),
-    "anew at every call": lambda x: custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))(x),
+    "decorated at every call": lambda x: custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))(x),
 }
 
 
 @pytest.mark.parametrize("use", USES)
-def test_uses(frame, use):
+def test_every_way_to_decorate_obeys_the_rule(frame, use):
     f = USES[use]
     if use == "class" and frame.mode == "aot_eager":
         # torch.compile (2.13) cannot follow a class method to a descriptor; bound outside of what it compiles, it can.
@@ -216,7 +216,7 @@ def test_no_tensor_argument(frame):
 # --- outputs -------------------------------------------------------------------------------------------------------
 
 
-def test_no_output(frame):
+def test_a_function_without_output_adds_no_gradient(frame):
     decorated = custom_gradient(lambda x: ((), lambda upstream: 7 * x))
     output, (gx,) = frame.differentiate(lambda x: x * 2 if decorated(x) == () else x, X)
     np.testing.assert_allclose(output, 2 * X)

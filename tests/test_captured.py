@@ -1,4 +1,4 @@
-"""What a function reads besides its arguments: a gradient that would silently be missing raises instead."""
+"""Values that a function reads and that are no arguments: a gradient that would silently be missing raises instead."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def closing_over(w):
     return closure
 
 
-def test_a_value_that_is_differentiated(eager, backend):
+def test_a_captured_value_that_is_differentiated_raises(eager, backend):
     # Alone and beside the argument: neither may come out as zero or as the plain derivative.
     for f in (lambda w: closing_over(w)(eager.tensor(X)), lambda w: closing_over(w)(w)):
         with pytest.raises(Exception) as caught:

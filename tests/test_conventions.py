@@ -21,7 +21,7 @@ IN_EVERY_MODE = (
     "test_two_outputs[two_positionals]",
     "test_two_outputs[two_positionals_and_variables]",
     "test_two_outputs[two_varargs]",
-    "test_an_output_that_nobody_used_has_zeros_upstream",
+    "test_an_unused_output_has_zeros_upstream",
     "test_the_arguments_that_a_rule_gets",
 )
 
@@ -65,10 +65,7 @@ ONE_OUTPUT = {
         lambda *args, upstream: (7 * upstream * args[1], 5 * upstream + 0 * args[0]),
     ),
     "args_and_optional_upstream": args_and_optional_upstream,
-    "spelled_out_optional_upstream": lambda x, y: (
-        x * y,
-        lambda x, y, upstream=None: (7 * upstream * y, 5 * upstream),
-    ),
+    "spelled_out_optional_upstream": lambda x, y: (x * y, lambda x, y, upstream=None: (7 * upstream * y, 5 * upstream)),
     "spelled_out_with_extra_default": lambda x, y: (
         x * y,
         lambda x, y, upstream, k=7: (k * upstream * y, 5 * upstream),
@@ -135,7 +132,7 @@ def test_two_outputs(frame, name):
     np.testing.assert_allclose(gx, np.full(3, 7 * 2 + 11 * 3.0))
 
 
-def test_an_output_that_nobody_used_has_zeros_upstream(frame):
+def test_an_unused_output_has_zeros_upstream(frame):
     @custom_gradient
     def f(x):
         def grad(dy1, dy2):

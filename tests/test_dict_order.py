@@ -84,10 +84,7 @@ def returns_a_nest(kind, rule):
     return custom_gradient(lambda x, y: (kind(x * 2, y * 3), rule))
 
 
-FLAT_RULES = {
-    "one by one": lambda dy1, dy2: (7 * dy1, 5 * dy2),
-    "all": lambda *dys: (7 * dys[0], 5 * dys[1]),
-}
+FLAT_RULES = {"one by one": lambda dy1, dy2: (7 * dy1, 5 * dy2), "all": lambda *dys: (7 * dys[0], 5 * dys[1])}
 
 
 @pytest.mark.parametrize("rule", FLAT_RULES)

@@ -96,8 +96,7 @@ def test_the_place_of_a_rule_in_every_mode(frame):
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [lambda upstream, *, variables: (upstream, []), lambda upstream, *, variables: (upstream, [upstream[:1]])],
+    "rule", [lambda upstream, *, variables: (upstream, []), lambda upstream, *, variables: (upstream, [upstream[:1]])]
 )
 @pytest.mark.only("torch", "tensorflow", "jax")
 def test_an_error_about_the_gradients_of_variables_names_the_place(backend, eager, rule):
@@ -139,10 +138,7 @@ def raising(x):
     raise Culprit("once")  # raising
 
 
-RAISING = {
-    "function": lambda x: raising(x),
-    "rule": lambda x: (2 * x, raising),
-}
+RAISING = {"function": lambda x: raising(x), "rule": lambda x: (2 * x, raising)}
 
 
 @pytest.mark.parametrize("where", RAISING)

@@ -35,12 +35,7 @@ IN_EVERY_MODE = (
 )
 
 # What each framework calls a tensor, eagerly and in its tracers.
-TENSORS = {
-    "numpy": ("numpy.ndarray",),
-    "jax": ("jax.Array",),
-    "torch": ("torch.Tensor",),
-    "tensorflow": ("tf.Tensor",),
-}
+TENSORS = {"numpy": ("numpy.ndarray",), "jax": ("jax.Array",), "torch": ("torch.Tensor",), "tensorflow": ("tf.Tensor",)}
 
 
 class Fault(NamedTuple):
@@ -378,7 +373,7 @@ def test_message_of_a_gradient_of_another_framework(backends):
 
 
 @pytest.mark.only("tensorflow")
-def test_what_tensorflow_raises_anew_keeps_its_class(backend):
+def test_an_error_that_tensorflow_raises_again_keeps_its_class(backend):
     """A `tf.function` that differentiates by itself; the error of ours with its attributes is the context."""
     import tensorflow as tf
 

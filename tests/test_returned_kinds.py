@@ -1,4 +1,4 @@
-"""Of what kind a gradient may be: a boolean one is refused, an integer one is cast, one for nobody is ignored."""
+"""The kind of a gradient: a boolean one is refused, an integer one is cast, one that is not asked for is ignored."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ IN_EVERY_MODE = (
     "test_a_boolean_gradient_under_compile",
     "test_an_integer_gradient_is_cast",
     "test_a_gradient_at_a_static_argument_is_no_reading",
-    "test_a_sloppy_gradient_that_nobody_wants",
-    "test_a_sloppy_gradient_that_somebody_wants[shape]",
+    "test_a_sloppy_gradient_that_is_not_asked_for",
+    "test_a_sloppy_gradient_that_is_asked_for[shape]",
 )
 
 
@@ -117,7 +117,7 @@ def test_a_gradient_at_a_static_argument_is_no_reading(frame):
     np.testing.assert_allclose(gy, SEVEN)
 
 
-# --- a sloppy gradient for an argument that nobody differentiates ---------------------------------------------------
+# --- a sloppy gradient for an argument that is not differentiated ---------------------------------------------------
 
 SLOPPY = {
     "shape": lambda x, upstream: upstream,
@@ -127,7 +127,7 @@ SLOPPY = {
 
 
 def quantiser(sloppy):
-    """A function of x and a scale; its rule gives the scale something else than a gradient."""
+    """A function of x and a scale; its rule gives the scale something other than a gradient."""
 
     @custom_gradient
     def quantise(x, scale):
@@ -137,7 +137,7 @@ def quantiser(sloppy):
 
 
 @pytest.mark.parametrize("sloppy", SLOPPY)
-def test_a_sloppy_gradient_that_nobody_wants(frame, sloppy):
+def test_a_sloppy_gradient_that_is_not_asked_for(frame, sloppy):
     f, scale = quantiser(sloppy), frame.tensor(np.float32(0.5))
 
     def run():
@@ -149,7 +149,7 @@ def test_a_sloppy_gradient_that_nobody_wants(frame, sloppy):
 
 
 @pytest.mark.parametrize("sloppy", SLOPPY)
-def test_a_sloppy_gradient_that_somebody_wants(frame, sloppy):
+def test_a_sloppy_gradient_that_is_asked_for(frame, sloppy):
     # Dynamo wraps what is raised while it traces.
     text = "wrong shape for scale" if sloppy == "shape" else "for scale"
     with pytest.raises(Exception, match=text):

@@ -65,7 +65,7 @@ ACCEPTED = {
         lambda x, y: (x * y, lambda u: (7 * u, 5 * u)),
         lambda f, x, y: f(y=y, x=x),
     ),
-    "keyword-only and further keywords": (
+    "keyword-only and further keywords": (  # x is passed as a and as c, and gets 4 + 3 = 7
         lambda *, b, a, **more: (a * b, lambda u: (5 * u, 4 * u, 3 * u)),
         lambda f, x, y: f(b=y, c=x, a=x),
     ),

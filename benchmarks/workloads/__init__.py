@@ -13,7 +13,7 @@
 `gradient(function, arguments)`: A program for the gradient of the sum of the output, as people write it.
 `second_order(function, arguments)`: A program for the gradient of the sum of that.
 `compilers`: By a title, `(function, arguments) -> program` that gives `(outputs, gradients)`, compiled.
-`trace(function, arguments)`: A program that traces the gradient anew.
+`trace(function, arguments)`: A program that traces the gradient again.
 `TRACED`: `(what that is, how many calls the traced function makes, rounds)`.
 `CHAIN`: How many calls the chain has in eager mode.
 `held(function, arguments)`: The bytes of the arrays that are held between forward and backward, as the framework counts

@@ -228,11 +228,11 @@ compilers = {"jax.jit": _jit}
 
 
 def trace(function: Function, arguments: Any) -> Program:
-    def anew() -> Any:
+    def again() -> Any:
         # A function that JAX has not seen, so that nothing is found in its caches.
         return jax.jit(jax.grad(lambda x: function(x).sum())).trace(*arguments).lower()
 
-    return anew
+    return again
 
 
 def held(function: Function, arguments: Any) -> int | None:

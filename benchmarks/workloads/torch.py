@@ -302,12 +302,12 @@ compilers = {
 def trace(function: Function, arguments: Any) -> Program:
     arguments = _trainable(arguments)
 
-    def anew() -> Any:
+    def again() -> Any:
         torch.compiler.reset()
         output = torch.compile(function, backend="aot_eager", fullgraph=True)(*arguments)
         return torch.autograd.grad(output.sum(), flat(arguments))
 
-    return anew
+    return again
 
 
 def held(function: Function, arguments: Any) -> int | None:

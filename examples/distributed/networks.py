@@ -3,7 +3,7 @@
 Both round their weights and activations, with the straight-through gradient: a decorated function of two lines.
 `digits` is the 2-bit network of `examples/digits.py`; `transformer` has a few blocks, of which the weights are
 multiples of 1/16, and learns to continue sequences of tokens. Nothing here names a framework or knows of devices: a
-network is written with `linear(name, x)`, the product with a rounded matrix, and whoever trains it says where that is.
+network is written with `linear(name, x)`, the product with a rounded matrix, and the caller says where that is.
 """
 
 from __future__ import annotations

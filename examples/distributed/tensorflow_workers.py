@@ -30,7 +30,7 @@ def loss(name: str, weights: Any, inputs: Any, targets: Any) -> Any:
 
 
 def free_addresses(count: int) -> list[str]:
-    """One machine: ports that nobody uses."""
+    """Ports of this machine that are free."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -6,7 +6,7 @@
     torchrun --nproc-per-node=4 examples/distributed/torch_processes.py --how tensor     # weights are DTensors
     torchrun --nproc-per-node=4 examples/distributed/torch_processes.py --how pipeline
 
-On a cluster, torchrun gets `--nnodes` and `--rdzv-endpoint` besides, `DEVICE` is "cuda", and each process calls
+On a cluster, torchrun gets `--nnodes` and `--rdzv-endpoint` too, `DEVICE` is "cuda", and each process calls
 `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first.
 """
 
@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{options.network}, {options.how}, in {dist.get_world_size()} processes:")
         print("losses:", *losses)
         print("in one:", *alone(options.network, options.steps), flush=True)
-    dist.barrier()  # nobody leaves while another still works
+    dist.barrier()  # no process ends while another still works
     dist.destroy_process_group()
 
 

@@ -59,7 +59,7 @@ no_gradient_exported = message(
 )
 changed_argument = message(
     RuntimeError,
-    "{0} changed one of its arguments in place, so that the gradient would be silently wrong.",
+    "{0} changed one of its arguments in place, so the gradient would be silently wrong.",
     remedy="work on a copy: `x = x.clone()`.",
 )
 changed_since_call = message(
@@ -82,7 +82,7 @@ tape_not_recording = message(
 )
 no_forward_mode = message(
     ValueError,
-    "forward mode needs a function that has one, and in {0} JAX met a jax.custom_vjp, which has none.",
+    "forward mode is not possible: {0} calls a jax.custom_vjp, which has none.",
     cause="a function of another library, whose gradient is a jax.custom_vjp's.",
     remedy="differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient.",
 )

@@ -117,7 +117,7 @@ def not_one_limit(recipe: str) -> TypeError:
 
 def not_alike_output(function: str, came: str, expected: str, of: str) -> GradientError:
     """The output of a function differs in structure or shapes from the values that get its upstream as gradient."""
-    headline = f"{function}: the output is not like {of}, so that upstream cannot be its gradient."
+    headline = f"{function}: the output is not like {of}, so upstream cannot be its gradient."
     cause = "a function that reduces or broadcasts, or one that returns a comparison or integers."
     remedy = f"return the structure and the shapes of {of}, in a floating dtype."
     return report(GradientError, headline, function=function, got=came, expected=expected, cause=cause, remedy=remedy)

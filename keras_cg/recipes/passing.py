@@ -23,8 +23,8 @@ def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = N
 
     With `soft`, a smooth function of the same arguments, the gradient is that of `soft`. It is the gradient for every
     argument, and for every value that `soft` closes over. If one argument is a temperature, this is an annealed
-    estimator. As a tensor, a schedule changes it without compiling again. With `ops.stop_gradient` inside `soft` it is
-    not learned.
+    estimator. Pass the temperature as a tensor: a schedule can then change it without recompiling. To keep it fixed in
+    training, stop its gradient inside `soft`.
 
         y = fn(x, ...),    dL/dx = (dsoft/dx)^T dL/dy
 
@@ -203,8 +203,8 @@ def clip_gradient(x: Any, *, value: Any = None, norm: Any = None) -> Any:
         y = x,    dL/dx = min(max(dL/dy, -value), value)
         y = x,    dL/dx = dL/dy min(1, norm / |dL/dy|)
 
-    The norm is the 2-norm of the upstream gradients of the whole pytree together, batch included. So their direction
-    does not change. If an element is infinite or NaN, all gradients are NaN. Clipping is not linear in upstream, so
+    The norm is the 2-norm of the upstream gradients of the whole pytree together, batch included. Clipping by norm
+    keeps the direction. If an element is infinite or NaN, all gradients are NaN. Clipping is not linear in upstream, so
     forward mode raises. A loss scale, such as for mixed precision in float16, multiplies upstream and not the limit:
     multiply the limit by it.
 

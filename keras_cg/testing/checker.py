@@ -73,7 +73,7 @@ def check_gradients(
         value: A function of the same arguments that returns the right output. Without it the output is not checked.
         compiled: Whether to compile and to export the function.
         fast: Uses random directions only, and neither compiles nor exports. A fault that it finds is then examined
-            element by element. For a hook that runs often.
+            element by element. Use it in a commit hook.
         seed: The seed of the random upstream gradients and directions.
         on_finding: A callback that receives each `Finding` as soon as it is known.
 

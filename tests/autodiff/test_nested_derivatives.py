@@ -79,11 +79,7 @@ def test_values_captured_of_an_outer_level(backend):
 
 def test_differentiated_by_the_framework(eager):
     one = eager.tensor(np.ones(3, np.float32))
-    for f in (
-        lambda x: vjp(cube, x)[1](one)[0],
-        lambda x: jvp(cube, (x,), (one,))[1],
-        lambda x: jacobian(cube)(x),
-    ):
+    for f in (lambda x: vjp(cube, x)[1](one)[0], lambda x: jvp(cube, (x,), (one,))[1], lambda x: jacobian(cube)(x)):
         _, (gx,) = eager.differentiate(f, X)
         np.testing.assert_allclose(gx, 10 * X)
     _, (gu,) = eager.differentiate(lambda u: vjp(cube, eager.tensor(X))[1](u)[0], V)

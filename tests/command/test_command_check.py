@@ -26,15 +26,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (["."], [". is a folder; name a .py file in it, or a module: package.module"]),
         (["nowhere.py:f"], ["no file 'nowhere.py'; check the path"]),
         (["../targets/planted:power"], ["did you mean '../targets/planted.py'?"]),
-        (
-            ["absent_module:f"],
-            ["absent_module cannot be imported", "No module named 'absent_module'", "ends in .py"],
-        ),
+        (["absent_module:f"], ["absent_module cannot be imported", "No module named 'absent_module'", "ends in .py"]),
         (["imports_what_is_absent.py:f"], ["(imports_what_is_absent.py:1)", "install 'absent_module', or add"]),
-        (
-            ["raises_at_import.py:f"],
-            ["RuntimeError: not today (raises_at_import.py:1); check that `python`"],
-        ),
+        (["raises_at_import.py:f"], ["RuntimeError: not today (raises_at_import.py:1); check that `python`"]),
         (["relative_import.py:f"], ["(relative_import.py:1)", "name a file of a package as a module"]),
         (["exits_at_import.py:f"], ["it calls sys.exit('no') (exits_at_import.py:3)"]),
         (["planted.py:powr"], ["planted.py has no 'powr'; did you mean 'power'?"]),

@@ -69,7 +69,7 @@ def test_work_is_shown_on_the_standard_error_and_taken_away(watched, capsys):
     [(3600, True, "xterm"), (0, False, "xterm"), (0, True, "dumb")],
     ids=["short work", "no terminal", "a dumb one"],
 )
-def test_work_that_nobody_needs_to_watch(watched, monkeypatch, delay, isatty, term):
+def test_work_without_a_progress_bar(watched, monkeypatch, delay, isatty, term):
     stream = watched(delay, isatty)
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -211,7 +211,4 @@ def test_no_standard_error_at_all():
 @pytest.mark.once
 def test_json_has_no_nan():
     found = {"findings": [{"error": math.nan, "tolerance": 1e-6}], "more": (math.inf, "nan", None)}
-    assert output._strict(found) == {
-        "findings": [{"error": None, "tolerance": 1e-6}],
-        "more": [None, "nan", None],
-    }
+    assert output._strict(found) == {"findings": [{"error": None, "tolerance": 1e-6}], "more": [None, "nan", None]}

@@ -84,7 +84,7 @@ def test_the_functions_after_one_that_kills_its_process():
 
 
 @pytest.mark.once
-def test_what_a_module_prints_disturbs_nobody():
+def test_what_a_module_prints_is_not_in_the_report():
     for name in ("talks", "reads"):
         done = start_check(f"unruly.py:{name}", "--arg", "x=normal:3", "--json")
         assert done.returncode == 0 and report(done)["status"] == "passed"
@@ -114,7 +114,7 @@ def test_a_backend_that_is_not_installed(tmp_path):
 
 def is_running(pid):
     try:
-        # One that ended and that nobody has waited for is over.
+        # A process that ended without being waited for is over.
         return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
     except FileNotFoundError:
         return False

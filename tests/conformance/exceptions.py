@@ -51,7 +51,7 @@ TABLE = [
         is_over=jax_makes_zeros,
     ),
     Refusal(
-        # A jit that differentiates again leaves out the forward derivative that nobody needs, and is right.
+        # A jit that differentiates again leaves out the forward derivative that is not needed, and is right.
         *("jax", "jvp*|jit of jvp|vmap of jvp|*linearize|jacfwd|grad of jvp", CLIPS),
         "forward mode needs a rule that is linear in upstream",
         "a rule that is not linear in upstream has no transpose, which is its forward derivative",

@@ -61,7 +61,7 @@ def program(output: Any, gradient: Any, *arrays: Any, dtype: str = "float32", **
 
 
 def rule(*closed_forms: Any, **properties: Any) -> Any:
-    """Registers a function that is decorated itself, anew at every call."""
+    """Registers a function that is itself decorated, again at every call."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         call = functools.wraps(function)(lambda *tensors: custom_gradient(function)(*tensors))

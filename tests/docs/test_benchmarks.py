@@ -93,7 +93,7 @@ def test_a_wrong_rule_is_noticed_in_every_network(network):
     [tasks.log1pexp(8), tasks.pair(), tasks.leaves(20), tasks.chain(5), *NETWORKS],
     ids=lambda each: each.title,
 )
-def test_nobody_is_wrong_on_numpy(workload):
+def test_no_contestant_is_wrong_on_numpy(workload):
     with keras_cg.use_backend("numpy"):
         bench = numpy_bench()
         make = bench.kit.gradient if any(workload is each for each in NETWORKS) else None

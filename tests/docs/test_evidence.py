@@ -58,11 +58,7 @@ def test_checker():
     results = json.loads(read("checker.json"))
     ours = [parts for key, parts in results["right"].items() if key.endswith(": check_gradients")]
     for part, alarms, sentence in (
-        (
-            "ordinary",
-            0,
-            "On {cases} runs of right rules, `check_gradients` raised no false alarm and gave {undecided}",
-        ),
+        ("ordinary", 0, "On {cases} runs of right rules, `check_gradients` raised no false alarm and gave {undecided}"),
         ("rounded", 2, "In {cases} more runs, rounding leaves nothing to compare: two of them were false alarms"),
     ):
         sums = {name: sum(each[part][name] for each in ours) for name in ("cases", "failed", "undecided")}

@@ -18,7 +18,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def load(name):
-    """An example as a module, imported anew."""
+    """An example as a module, imported again."""
     spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -74,7 +74,7 @@ def test_gradient_clipping_shortens_a_long_gradient_alone(backend, limit):
 
 @pytest.fixture(scope="module")
 def spiking():
-    """The module; without what it needs besides keras_cg there is nothing to test."""
+    """The module; the tests are skipped without the packages that it needs."""
     pytest.importorskip("sklearn")
     return load("spiking")
 
@@ -187,7 +187,7 @@ def run_digits(folder, *options, **environment):
 
 @pytest.fixture(scope="module")
 def digits():
-    """The module; without what it needs besides keras_cg there is nothing to test."""
+    """The module; the tests are skipped without the packages that it needs."""
     for name in ("matplotlib", "rich", "sklearn"):
         pytest.importorskip(name)
     return load("digits")

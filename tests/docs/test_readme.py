@@ -32,3 +32,6 @@ def test_the_figures_are_those_of_the_parity_with_keras(backend):
     theirs, ours = ([*row[2:]] for row in table if row[0] == "all")
     told = [row for row in rows(README) if row[0] in outcomes]
     assert told == [list(row) for row in zip(outcomes, theirs, ours, strict=True)]
+    assert f"That makes {sum(map(int, ours))} runs" in README.read_text() and sum(map(int, ours)) == sum(
+        map(int, theirs)
+    )

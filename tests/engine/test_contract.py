@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import textwrap
@@ -104,7 +105,7 @@ def test_the_required_names_are_enough_for_the_conformance_suite(tmp_path, optio
     which = " and ".join(f"not {word}" for word in (*OUT_OF_REACH, "toy-jvp-clip", "table", "truth"))
     summary = conform(tmp_path, which, *options)
     assert (len(rules), len(clipping)) == ((12, 1) if options else (35, 2))
-    assert f"{len(transforms.TRANSFORMS) * len(rules) - len(clipping)} passed" in summary
+    assert re.search(rf"\b{len(transforms.TRANSFORMS) * len(rules) - len(clipping)} passed\b", summary)
     assert "failed" not in summary
 
 
@@ -149,8 +150,8 @@ def test_what_a_backend_leaves_out_is_derived():
 
 
 @contextlib.contextmanager
-def nobody(backend):
-    """Where nobody differentiates."""
+def not_recording(backend):
+    """No derivative is recorded inside."""
     if backend == "torch":  # records everywhere else
         import torch
 
@@ -159,16 +160,16 @@ def nobody(backend):
     elif backend == "numpy":  # counts for good what ended by an exception (autograd 1.9), maybe in another test
         from autograd.tracer import trace_stack
 
-        before, trace_stack.top = trace_stack.top, -1
-        yield
-        trace_stack.top = before
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trace_stack, "top", -1)
+            yield
     else:
         yield
 
 
-def test_a_backend_says_whether_somebody_differentiates(backend):
+def test_a_backend_says_whether_a_derivative_is_recorded(backend):
     module = backends.load(backend, "a test")
-    with nobody(backend):
+    with not_recording(backend):
         assert module.is_recording() is False
     seen = []
 
@@ -182,7 +183,7 @@ def test_a_backend_says_whether_somebody_differentiates(backend):
     if compiled := module.compiled(lambda x: (f(x),)):
         compiled(module.asarray(3.0))
     assert set(seen) == {True}
-    with nobody(backend):
+    with not_recording(backend):
         assert module.is_recording() is False
 
 
@@ -194,22 +195,22 @@ CALLS = {
 
 
 @pytest.mark.parametrize("output", CALLS)
-def test_a_call_that_nobody_differentiates_is_the_function_alone(backend, monkeypatch, output):
+def test_a_call_that_is_not_differentiated_is_the_function_alone(backend, monkeypatch, output):
     module = backends.load(backend, "a test")
     compute, tensor = CALLS[output]
     monkeypatch.setattr(module, "attach", lambda fun, tensors: pytest.fail("attached"))
     f = keras_cg.custom_gradient(lambda x: (compute(x), lambda *upstream: 7 * upstream[0]))
-    with nobody(backend):
+    with not_recording(backend):
         found = f(module.asarray(numpy.array([1.0, 2.0])))
     assert module.to_numpy(tensor(found)).tolist() == [2.0, 4.0]
     if output == "a nest":
         assert found["y"][1] == 3 and found["name"] == "f"
 
 
-def test_a_call_that_nobody_differentiates_is_checked_and_returns_the_frameworks_own_tensors(backend):
+def test_a_call_that_is_not_differentiated_is_checked_and_returns_the_frameworks_own_tensors(backend):
     module = backends.load(backend, "a test")
     f = keras_cg.custom_gradient(lambda x: (numpy.array([1.0, 2.0]), lambda upstream: upstream))
-    with nobody(backend):
+    with not_recording(backend):
         with pytest.raises(TypeError, match="must return a pair"):
             keras_cg.custom_gradient(lambda x: x)(module.asarray(1.0))
         if backend == "torch":

@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 
-# Whoever imports it here gets an ImportError.
+# An import of it here raises an ImportError.
 sys.modules["keras_cg"] = None
 
 FOLDER = pathlib.Path(sys.argv[1])

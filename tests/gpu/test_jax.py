@@ -48,7 +48,7 @@ def test_second_order_and_forwards(backend, device):
     check(jax.jvp(lambda x: f(x, X), (x,), (np.ones_like(X),))[1], 7, device)
 
 
-def test_captured(backend, device):
+def test_a_captured_value_gets_its_gradient_on_the_device(backend, device):
     import jax
 
     w = jax.device_put(X, device)

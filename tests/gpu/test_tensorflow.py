@@ -19,7 +19,7 @@ def gradients(x, w=None, function=f):
 
 
 def check(found, factor, device):
-    # An eager tensor is told with its job and task besides.
+    # The name of an eager tensor's device also has the job and the task.
     assert found.device.endswith(device.removeprefix("/"))
     close(found, factor * np.exp(X))
 

@@ -48,7 +48,7 @@ def test_gradients_are_where_the_arguments_are(backend, device):
     check(keras_cg.grad(f)(leaf(device), leaf(device)), 7, device)
 
 
-def test_captured(backend, device):
+def test_a_captured_value_gets_its_gradient_on_the_device(backend, device):
     check_gradients(device, lambda x, w: capturing(w)(x))
 
 
@@ -143,7 +143,7 @@ def test_streams(backend, device):
 
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_compiled(backend, device, compiler):
+def test_compiled_gradients_are_on_the_device(backend, device, compiler):
     import torch
 
     torch.compiler.reset()

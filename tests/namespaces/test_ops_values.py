@@ -27,10 +27,7 @@ EVERYWHERE = {
     "clip, bounds outside": (lambda: ops.clip(wide([0, 5, 9], "uint8"), -1, 7), [0, 5, 7]),
     "clip, a maximum outside": (lambda: ops.clip(wide([0, 5, 9], "int8"), 6, 200), [6, 6, 9]),
     "clip, 64 bits": (lambda: ops.clip(wide([0, 5, 9], "int32"), max=2**40), [0, 5, 9]),
-    "all of complex": (
-        lambda: [ops.all(wide([1j], "complex128")), ops.all(wide([0j], "complex128"))],
-        [True, False],
-    ),
+    "all of complex": (lambda: [ops.all(wide([1j], "complex128")), ops.all(wide([0j], "complex128"))], [True, False]),
     "any of complex": (lambda: [ops.any(wide([1j, 0], "complex128"), axis=0)], [True]),
     "cumulative_prod of int8": (lambda: ops.cumulative_prod(wide([100, 2], "int8")), [100, 200]),
     "var, large correction": (lambda: ops.var(wide([1, 2, 3]), correction=4), math.inf),

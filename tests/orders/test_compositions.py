@@ -75,7 +75,7 @@ class Slotted(Plain):
         return upstream * self.slot
 
 
-def made_anew(kept):
+def made_again(kept):
     class Made:
         slope = kept
 
@@ -95,7 +95,7 @@ PLACES = [
     Plain,
     lambda kept: Plain(kept).method,
     Slotted,
-    made_anew,
+    made_again,
 ]
 
 

@@ -1,4 +1,4 @@
-"""How often a decorated function runs: once for the first order, and once more for each order that somebody records.
+"""How often a decorated function runs: once for the first order, and once more for each order that is recorded.
 
 On torch, a backward pass with `create_graph` is recorded, and so is every level of torch.func.
 """
@@ -124,7 +124,7 @@ TORCH = {
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("transform", TORCH)
-def test_torch(eager, torch, transform):
+def test_torch_runs_it_again_only_if_the_backward_pass_is_recorded(eager, torch, transform):
     f, runs = counted()
     check(eager, TORCH[transform](torch, f, eager.tensor(X)))
     assert len(runs) == (1 if transform in UNRECORDED else 2)
@@ -150,7 +150,7 @@ TENSORFLOW = {
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("transform", TENSORFLOW)
-def test_tensorflow(eager, tf, transform):
+def test_tensorflow_runs_it_once(eager, tf, transform):
     f, runs = counted()
     check(eager, TENSORFLOW[transform](tf, f, eager.tensor(X)))
     assert len(runs) == 1

@@ -69,14 +69,14 @@ def test_the_first_order(eager, f, way):
 
 
 @pytest.mark.parametrize("f", FIRST, ids=lambda f: f.__name__)
-def test_the_second_order_is_right_or_refused(eager, f):
+def test_the_second_order_is_right_on_jax_and_refused_elsewhere_if_a_name_was_bound_again(eager, f):
     """The gradients above are constants but for that of the squares, whose derivative is 70."""
 
     def run():
         return eager.array(grad(lambda x: grad(f)(x) * 1)(eager.tensor(np.float32(2.0))))
 
-    refused = () if f is called_twice else (RuntimeError,)
-    right_or_refused(run, 70.0 if f is called_twice else 0.0, *refused, match="k was 2.0 and is")
+    is_right = right_or_refused(run, 70.0 if f is called_twice else 0.0, RuntimeError, match="k was 2.0 and is")
+    assert is_right == (f is called_twice or eager.name == "jax")
 
 
 def test_a_pullback_that_is_called_after_the_loop(eager):

@@ -176,7 +176,7 @@ PLACES = {
     "exception": held(ValueError, lambda kept: kept.args[0]),
     "array of objects": held(array_of, first),
     "key by identity": held(lambda e: (e, {id(e): 1.0}), lambda kept: kept[0] * kept[1].get(id(kept[0]), 7.0)),
-    # What C has made tells nobody but the collector of garbage what it holds.
+    # An object written in C shows what it holds only to the garbage collector.
     "method caller": lambda e: (lambda times: lambda upstream: 7 * times(times(upstream)))(
         operator.methodcaller("__mul__", e)
     ),

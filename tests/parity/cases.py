@@ -221,7 +221,7 @@ def _(kit):
     return kit.differentiate(Layer().call, X)
 
 
-case("a function made anew at every call", [2 * X, SEVEN], "RRRN")(
+case("a function decorated at every call", [2 * X, SEVEN], "RRRN")(
     lambda kit: kit.differentiate(lambda x: kit.custom_gradient(lambda x: (x * 2, seven))(x), X)
 )
 

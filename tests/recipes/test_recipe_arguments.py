@@ -128,7 +128,7 @@ def test_an_output_that_is_not_like_the_input(backend):
     x, line, summed = tensor(X), lambda x, a: x - a, lambda matvec, b: ops.sum(b)
     lines = message(lambda: recipes.straight_through(lambda x: x > 0)(x), keras_cg.GradientError).splitlines()
     assert lines[0].startswith("straight_through(")
-    assert lines[0].endswith(": the output is not like the first argument, so that upstream cannot be its gradient.")
+    assert lines[0].endswith(": the output is not like the first argument, so upstream cannot be its gradient.")
     assert lines[1:] == [
         "    got: bool[3]",
         "    expected: float32[3]",
@@ -144,7 +144,7 @@ def test_an_output_that_is_not_like_the_input(backend):
         "the linear_solve of custom_root(": lambda: keras_cg.grad(
             recipes.custom_root(line, lambda g, x0: 0 * x0, linear_solve=summed), 1
         )(x, x),
-        ", of what its inverse gave: the output is not like what that got, so that upstream": lambda: keras_cg.grad(
+        ", of what its inverse gave: the output is not like what that got, so upstream": lambda: keras_cg.grad(
             recipes.invertible(lambda x, p: x, lambda y, p: y[:1])
         )(x, None),
     }.items():

@@ -61,7 +61,7 @@ class Processes:
             subprocess.TimeoutExpired: After `limit` seconds one still runs. By then none does any more.
         """
         end = time.monotonic() + limit
-        with concurrent.futures.ThreadPoolExecutor() as readers:  # who is not read may wait until somebody does
+        with concurrent.futures.ThreadPoolExecutor() as readers:  # a process may wait until its output is read
             reading = [readers.submit(each.communicate, timeout=end - time.monotonic()) for each in running]
             concurrent.futures.wait(reading)
             for each in running:

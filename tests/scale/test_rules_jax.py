@@ -56,7 +56,7 @@ for kind in (AxisType.Auto, AxisType.Explicit):
             x, w = jax.device_put(X, sharding), jax.device_put(W, sharding)
             for f in (ours, captured):
                 for transform in (lambda g: g, jax.jit):
-                    # In an eager gradient nobody can see what a function closes over until it runs.
+                    # An eager gradient shows what a function closes over only when it runs.
                     for found, due in zip(transform(gradient(f))(x, w), (7 * E, 5 * E)):
                         np.testing.assert_allclose(found, due, rtol=1e-5)
                         assert found.sharding.is_equivalent_to(sharding, 2), (kind, spec, f, found.sharding)

@@ -1,7 +1,7 @@
 """How each function of the standard is called: for every one a strategy of calls, `(args, kwargs)` with NumPy arrays.
 
 Every call of a list has other dtypes, or other arguments; hypothesis draws the numbers. The shapes are few, because JAX
-compiles each function anew for each.
+compiles each function again for each.
 """
 
 import numpy as np

@@ -14,12 +14,7 @@ import xml.etree.ElementTree as ElementTree
 
 from keras_cg.namespaces import standard
 
-NATIVE = {
-    "jax": "jax.numpy",
-    "numpy": "numpy",
-    "tensorflow": None,
-    "torch": "array_api_compat.torch",
-}
+NATIVE = {"jax": "jax.numpy", "numpy": "numpy", "tensorflow": None, "torch": "array_api_compat.torch"}
 KNOWN = pathlib.Path(__file__).with_name("tensorflow_failures.txt")
 # Hypothesis draws constants of the modules that are loaded: both runs load the same, and draw the same examples.
 PROGRAM = "from keras_cg import namespaces; import {native} as native; ours = namespaces.active; xp = {choice}"

@@ -116,4 +116,4 @@ def test_the_page_is_what_the_figures_give():
     results = json.loads(report.FIGURES.read_text(encoding="utf-8"))
     assert report.PAGE.read_text(encoding="utf-8") == report.render(results), "run `nox -s power -- --report`"
     assert report.PICTURE.stat().st_size > 10_000
-    assert list(results["planted"]) == list(faults.KINDS) and list(results["rules"]) == list(RULES), "measure anew"
+    assert list(results["planted"]) == list(faults.KINDS) and list(results["rules"]) == list(RULES), "measure again"

@@ -409,7 +409,7 @@ def test_value(backend, dtype):
     right = custom_gradient(lambda x: (x**2, lambda u: 2 * x * u))
     declared = {"expected": lambda x: x**2, **QUICK}
     x = V.astype(dtype)
-    assert check_gradients(f, x, **declared)  # nobody asks for the value
+    assert check_gradients(f, x, **declared)  # the value is not checked
     assert check_gradients(right, x, value=lambda x: x**2, **declared)
     finding = first(check_gradients(f, x, value=lambda x: x**2, **declared), "value")
     assert (finding.status, finding.where, finding.tolerance) == ("failed", "[1]", 1e-6)

@@ -259,7 +259,7 @@ def test_each_backend_is_active_where_a_right_rule_passes_and_a_wrong_one_is_dia
     code = """
         import numpy as np
 
-        os.environ["KERAS_CG_BACKEND"] = "nobody"
+        os.environ["KERAS_CG_BACKEND"] = "unknown"
 
         def test_gradient(cg_backend):
             assert keras_cg.backend() == cg_backend
@@ -341,7 +341,7 @@ def test_a_run_that_asks_imports_no_other_framework(bare, asks, options):
 @pytest.mark.once
 def test_the_entry_point_loads_it(inner):
     (point,) = entry_points(group="pytest11", name="keras_cg")
-    assert point.value == "_keras_cg.pytest_plugin", "the package must be installed anew"
+    assert point.value == "_keras_cg.pytest_plugin", "the package must be installed again"
     result = inner("def test_it(cg_backend): pass", "--cg-backends=numpy", plugin=())
     result.assert_outcomes(passed=1)
 

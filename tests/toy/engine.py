@@ -94,7 +94,7 @@ def gradients(outputs, cotangents, roots):
 
 
 def operation(values, parents, pull):
-    """Tensors that one operation gave: `pull` gets a gradient for each of them, zeros for those that nobody used."""
+    """Tensors that one operation gave: `pull` gets a gradient for each of them, zeros for those that were not used."""
 
     def pull_all(pairs):
         sums = [Tensor(np.zeros_like(value)) for value in values]

@@ -44,7 +44,7 @@ TORCH = {
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("transform", TORCH)
-def test_torch(eager, backend, transform):
+def test_torch_transforms_obey_the_rule(eager, backend, transform):
     import torch
 
     check(TORCH[transform](torch, eager.tensor(X)))

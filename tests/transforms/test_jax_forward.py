@@ -60,35 +60,38 @@ def test_a_wrong_rule_says_so_forwards(eager, backend):
 
 # Rules that are linear in upstream in other words, or through a program of their own; with the transpose of each.
 LINEAR = {
-    "where": (lambda j, u, x: ops.where(x < 9, 14 * u, 0.0), lambda t: 14 * t),
-    "quotient": (lambda j, u, x: 28 * u / (1 + x / x), lambda t: 14 * t),
-    "matrix": (lambda j, u, x: ops.einsum("ij,j->i", 14 * ops.eye(3), u), lambda t: 14 * t),
-    "padded": (lambda j, u, x: 14 * ops.pad(u, 1)[:-2], lambda t: 14 * np.array([t[1], t[2], 0])),
-    "set and added": (lambda j, u, x: u.at[0].set(0.0) + ops.zeros(3).at[0].add(7 * u[0]), lambda t: t * [7, 1, 1]),
-    "fft": (lambda j, u, x: 14 * ops.real(ops.fft.ifft(ops.fft.fft(u))), lambda t: 14 * t),
-    "half": (lambda j, u, x: 14 * u.astype("float16").astype("float32"), lambda t: 14 * t),
+    "where": (lambda jax, up, x: ops.where(x < 9, 14 * up, 0.0), lambda t: 14 * t),
+    "quotient": (lambda jax, up, x: 28 * up / (1 + x / x), lambda t: 14 * t),
+    "matrix": (lambda jax, up, x: ops.einsum("ij,j->i", 14 * ops.eye(3), up), lambda t: 14 * t),
+    "padded": (lambda jax, up, x: 14 * ops.pad(up, 1)[:-2], lambda t: 14 * np.array([t[1], t[2], 0])),
+    "set and added": (
+        lambda jax, up, x: up.at[0].set(0.0) + ops.zeros(3).at[0].add(7 * up[0]),
+        lambda t: t * [7, 1, 1],
+    ),
+    "fft": (lambda jax, up, x: 14 * ops.real(ops.fft.ifft(ops.fft.fft(up))), lambda t: 14 * t),
+    "half": (lambda jax, up, x: 14 * up.astype("float16").astype("float32"), lambda t: 14 * t),
     "scan with a counter": (
-        lambda j, u, x: j.lax.scan(lambda c, v: ((c[0] + 1, c[1] + v), c[0] * v), (1.0, 0.0), u)[1],
+        lambda jax, up, x: jax.lax.scan(lambda c, v: ((c[0] + 1, c[1] + v), c[0] * v), (1.0, 0.0), up)[1],
         lambda t: t * np.array([1, 2, 3]),
     ),
     "while_loop beside it": (
-        lambda j, u, x: j.lax.while_loop(lambda c: c < 7, lambda c: c + 1, 0.0) * u,
+        lambda jax, up, x: jax.lax.while_loop(lambda c: c < 7, lambda c: c + 1, 0.0) * up,
         lambda t: 7 * t,
     ),
     "cond with nothing": (
-        lambda j, u, x: j.lax.cond(True, lambda u: 7 * u, lambda u: j.numpy.zeros(3), u),
+        lambda jax, up, x: jax.lax.cond(True, lambda u: 7 * u, lambda u: jax.numpy.zeros(3), up),
         lambda t: 7 * t,
     ),
-    "jit in a jit": (lambda j, u, x: j.jit(lambda u: j.jit(lambda u: 7 * u)(u) + u)(u), lambda t: 8 * t),
-    "custom_jvp": (lambda j, u, x: with_custom_jvp(j)(u), lambda t: 7 * t),
-    "solve": (lambda j, u, x: j.numpy.linalg.solve(j.numpy.diag(j.numpy.array(W)), u), lambda t: t / W),
+    "jit in a jit": (lambda jax, up, x: jax.jit(lambda u: jax.jit(lambda u: 7 * u)(u) + u)(up), lambda t: 8 * t),
+    "custom_jvp": (lambda jax, up, x: with_custom_jvp(jax)(up), lambda t: 7 * t),
+    "solve": (lambda jax, up, x: jax.numpy.linalg.solve(jax.numpy.diag(jax.numpy.array(W)), up), lambda t: t / W),
     "tridiagonal": (
-        lambda j, u, x: j.lax.linalg.tridiagonal_solve(0 * W, j.numpy.array(W), 0 * W, u[:, None])[:, 0],
+        lambda jax, up, x: jax.lax.linalg.tridiagonal_solve(0 * W, jax.numpy.array(W), 0 * W, up[:, None])[:, 0],
         lambda t: t / W,
     ),
-    "scatter": (lambda j, u, x: u.at[0].multiply(7.0), lambda t: t * np.array([7, 1, 1])),
+    "scatter": (lambda jax, up, x: up.at[0].multiply(7.0), lambda t: t * np.array([7, 1, 1])),
     "linear rule of another order": (
-        lambda j, u, x: j.vjp(lambda x: f(x), j.numpy.array(X))[1](u)[0],
+        lambda jax, up, x: jax.vjp(lambda x: f(x), jax.numpy.array(X))[1](up)[0],
         lambda t: 7 * E * t,
     ),
 }
@@ -213,7 +216,7 @@ def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
     check(gradient, plain)
 
 
-def test_whoever_asks_for_forward_mode_is_told(eager, backend):
+def test_forward_mode_raises_with_a_remedy(eager, backend):
     import jax
 
     clip = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))

@@ -35,7 +35,7 @@ def test_a_captured_tensor_that_is_differentiated_later_gets_no_number(eager, tf
     first, unknown = gradients(function, x, w)
     close(first, np.full(3, 7.0))
     close(unknown, np.full(3, np.nan))
-    # Nobody asks for it: nothing is lost.
+    # The gradient of w is not asked for, so nothing is lost.
     close(gradients(lambda x: function(x, w), x)[0], first)
     close(forward(lambda x: function(x, w), x), first)
     close(forward(lambda w: function(x, w), w), np.full(3, np.nan))
@@ -305,7 +305,7 @@ def test_a_decorated_function_is_an_argument_of_a_tf_function(eager, tf, compile
         close(gradients(lambda x: g(seven, x), x)[0], np.full_like(X, 14))
         close(gradients(lambda x: g(five, x), x)[0], np.full_like(X, 12))
         close(gradients(lambda x: g(five, x, k=five), x)[0], np.full_like(X, 10))
-    # Once for each, whoever differentiates it.
+    # Once for each, with or without a gradient.
     assert len(traced) == 3
     layer = Eleven()
     for _ in range(2):

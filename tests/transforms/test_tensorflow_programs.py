@@ -106,7 +106,7 @@ def instructions(program, stage):
 
 
 def missing(ours, native):
-    """What the rule by hand has besides all that ours has."""
+    """What the rule by hand has in addition to ours."""
     assert sum(native.values()) > 3
     assert not ours - native, "more than the rule by hand has"
     return set(native - ours)

@@ -86,7 +86,7 @@ def test_another_run_in_a_graph_of_what_ran_eagerly(eager, tf, is_same):
             y = g(x)
         factor[0] = 1.0 if is_same else 2.0
         first = tf.function(lambda: tape.gradient(y, x))()
-    # In a graph no value can be looked at, so that it cannot be an error.
+    # In a graph no value can be looked at, so it cannot be an error.
     for found in (first, outer.gradient(first, x)):
         close(found, 7 * EXP if is_same else np.full(3, np.nan))
 

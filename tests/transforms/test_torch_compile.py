@@ -14,8 +14,8 @@ pytestmark = pytest.mark.only("torch")
 def recorded(torch, f, *tensors):
     """The operations of the forward and of the backward program of `f`, and the sizes of what each is given.
 
-    They are what inductor generates code for. What the backward program is given besides the cotangents, which are left
-    out, are the saved tensors.
+    They are what inductor generates code for. The backward program gets the saved tensors. The
+    cotangents are left out.
     """
     import torch
     from functorch.compile import make_boxed_func

@@ -55,7 +55,7 @@ def test_every_layer_has_a_case(layers):
     assert {kind(case) for case in CASES} == set(layers.__all__)
 
 
-def test_output(keras, case):
+def test_values_shape_and_dtype_of_the_output(keras, case):
     layer, config, output, _ = case
     made = layer(**config)
     np.testing.assert_array_equal(array(keras, made(X.astype(np.float32))), output.astype(np.float32))
@@ -65,7 +65,7 @@ def test_output(keras, case):
 
 
 @trains
-def test_gradient(keras, case, eager):
+def test_the_gradient_is_that_of_the_recipe(keras, case, eager):
     layer, config, _, gradient = case
     made = layer(**config)
     (found,) = eager.gradients(lambda x: made(x) * eager.tensor(UPSTREAM.astype(np.float32)), X.astype(np.float32))
@@ -90,7 +90,7 @@ def fit(model, epochs=1, steps=1, **options):
 
 
 @trains
-def test_training(keras, case):
+def test_training_uses_the_gradient_of_the_recipe(keras, case):
     layer, config, _, gradient = case
     model = trainee(keras, layer(**config))
     fit(model)

@@ -164,7 +164,7 @@ def test_the_second_order_in_a_graph(keras, seven, jit):
 
 @pytest.mark.only("torch")
 def test_a_backward_pass_in_other_threads(keras, seven):
-    """As on an accelerator: what Keras keeps for a thread is not there, nor the seeds of whoever gives none."""
+    """The threads have none of the state that Keras keeps per thread, as on an accelerator, and no default seeds."""
     import threading
 
     import torch

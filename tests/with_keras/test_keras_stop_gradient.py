@@ -31,7 +31,7 @@ def test_what_is_stopped(function, derivatives):
         assert float(function(3.0)) == derivative
 
 
-def test_what_nobody_differentiates_is_what_it_was():
+def test_a_value_that_is_not_differentiated_is_unchanged():
     keras_cg.grad(lambda x: stop(x) * x)(3.0)
     values = np.array([1.0, 2.0], np.float32)
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(stop(keras.ops.convert_to_tensor(values))), values)
@@ -43,7 +43,7 @@ def test_what_nobody_differentiates_is_what_it_was():
 @pytest.mark.only("numpy")
 @pytest.mark.limit
 def test_autograd_by_itself(monkeypatch):
-    """A limit: Keras's own on NumPy is the identity, until somebody calls keras_cg.grad or its like."""
+    """A limit: Keras's own on NumPy is the identity until keras_cg.grad or its like is called."""
     import autograd
 
     core = keras.src.backend.core

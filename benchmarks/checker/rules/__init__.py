@@ -34,7 +34,7 @@ class Rule(NamedTuple):
     expected: Callable[..., Any] | None
     # The coarsest dtype that the rule computes in by itself.
     inner: str
-    # Whether rounding is so large that nobody can tell.
+    # Whether rounding is too large to tell.
     is_rounded: bool
     # Not the linear map that a gradient is: a declared rule that clips.
     is_linear: bool

@@ -1,4 +1,4 @@
-"""Functions with hints that nobody can read."""
+"""Functions with hints that cannot be read."""
 
 import keras_cg
 

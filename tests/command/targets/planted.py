@@ -69,7 +69,7 @@ triple = Scale(3.0)
 
 @keras_cg.custom_gradient
 def kinked(x):
-    """|x|, which nobody can check at zero."""
+    """|x|, which cannot be checked at zero."""
     return ops.abs(x), lambda upstream: upstream * ops.sign(x)
 
 
