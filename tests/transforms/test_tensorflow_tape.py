@@ -91,6 +91,24 @@ def test_another_run_in_a_graph_of_what_ran_eagerly(eager, tf, is_same):
         close(found, 7 * EXP if is_same else np.full(3, np.nan))
 
 
+@pytest.mark.parametrize("other", [lambda e: ops.astype(e, ops.float64), lambda e: e[:, None]], ids=["dtype", "shape"])
+def test_another_run_in_a_graph_with_a_tensor_of_another_kind(eager, tf, other):
+    now, x = [lambda e: e], eager.tensor(X)
+
+    @custom_gradient
+    def g(x):
+        e = now[0](tf.exp(x))
+        return x * 2, lambda upstream: 7 * upstream * tf.cast(tf.reshape(e, [3]), tf.float32)
+
+    with tf.GradientTape() as outer, tf.GradientTape() as tape:
+        outer.watch(x)
+        tape.watch(x)
+        y = g(x)
+        now[0] = other
+        with pytest.raises(RuntimeError, match="its rule is not that of the first run"):
+            tf.function(lambda: tape.gradient(y, x))()
+
+
 # --- what a function closes over -------------------------------------------------------------------------------------
 
 
