@@ -152,6 +152,21 @@ def test_one_constant_for_two_arguments_beside_a_captured_parameter(torch):
     np.testing.assert_allclose(weight.grad, [33, 55])
 
 
+# --- a rule that runs when its level is over -------------------------------------------------------------------------
+
+
+def test_an_output_without_the_batch_of_the_arguments(torch):
+    """torch (2.13) sums the cotangent over the batch, in a hand-written `Function` too."""
+    kept = custom_gradient(lambda x, y: (y * 1, lambda upstream: (7 * upstream * x, None)))
+    mixed, x = torch.arange(9.0).reshape(3, 3), torch.tensor(X)
+
+    def loss(x):
+        return mixed @ torch.func.vmap(kept, in_dims=(0, None))(x, torch.tensor(2.0))
+
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(jacobian(loss)(x), 7 * mixed * x)
+
+
 # --- forward mode ----------------------------------------------------------------------------------------------------
 
 
