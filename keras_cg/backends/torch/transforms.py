@@ -54,6 +54,10 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     if any(map(is_differentiated, outputs)):
         variables = [place for place, tensor in enumerate(captured) if id(tensor) in operands.used]
         pullback.capture([describe(captured[place]) for place in variables])
+    known = operands.known.keys() | operands.captured.keys()
+    # What only the rule reads would be a dead wrapper where it runs after its level is over.
+    wrapped = [each for each in pullback.reached() if functorch.is_functorch_wrapped_tensor(each)]
+    captured += [each for each in wrapped if id(each) not in known]
     call = _SavedCall(fun, pullback, captured, variables, outputs)
     results = [output.detach() for output in _batched(outputs, (*tensors, *captured))]
     return _Transformed.apply(call, *results, *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
