@@ -30,7 +30,8 @@ def conditions(backend: Backend, pull: _Map, cotangents: Sequence[Any]) -> list[
     zero, the difference, and s times the gradient of the direction. Values that are not finite are skipped, because a
     linear rule overflows, too.
     """
-    scales = sizes([backend.dtype(tensor) for tensor in cotangents])
+    kinds = [backend.dtype(tensor) for tensor in cotangents]
+    scales = sizes(kinds)
     directions = [(_uneven(backend, tensor, 1.0, 0.0), _uneven(backend, tensor, 0.3, 0.5)) for tensor in cotangents]
 
     def pulled(scale: float, further: float) -> Sequence[Any]:
@@ -42,7 +43,8 @@ def conditions(backend: Backend, pull: _Map, cotangents: Sequence[Any]) -> list[
         pairs = list(zip(pulled(1.0, -2.0), [a - 2.0 * b for a, b in zip(first, second, strict=True)], strict=True))
         for scale in (0.0, *(sign * scale for scale in scales for sign in (1, -1))):
             pairs += zip(pulled(scale, 0.0), [scale * gradient for gradient in first], strict=True)
-        return [is_close(backend, came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
+        others = [(came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
+        return [is_close(backend, came, expected, kinds) for came, expected in others]
 
 
 def transposes(
@@ -53,22 +55,25 @@ def transposes(
     A framework transposes the derivative of a map. This can differ from the map: a rule may stop gradients, or call a
     function that has another rule. With complex numbers nothing is tried.
     """
-    if any(backend.dtype(tensor).startswith("complex") for tensor in (*cotangents, *tangents)):
+    kinds = [backend.dtype(tensor) for tensor in (*cotangents, *tangents)]
+    if any(kind.startswith("complex") for kind in kinds):
         return []
+    # TensorFlow (2.21) adds no tensors of different dtypes.
+    kind = "float64" if "float64" in kinds else "float32"
     # Two different directions: a map and its transpose have the same product along a single one.
     along = [_uneven(backend, tensor, 1.0, 0.5) for tensor in cotangents]
     across = [_uneven(backend, tensor, 0.3, 0.5) for tensor in tangents]
-    product, size = _inner(backend, pull(along), across)
-    other, other_size = _inner(backend, along, push(across))
-    tolerance = max(precision.of(backend.dtype(tensor)).linear for tensor in (*cotangents, *tangents))
+    product, size = _inner(backend, pull(along), across, kind)
+    other, other_size = _inner(backend, along, push(across), kind)
+    tolerance = max(precision.of(each).linear for each in kinds)
     difference = backend.namespace.abs(product - other)
     is_close = difference <= tolerance * (size + other_size)
     return [is_close | backend.namespace.logical_not(backend.namespace.isfinite(difference))]
 
 
-def _inner(backend: Backend, ones: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
-    """The inner product of some tensors with others, and the sum of the absolute values of its terms."""
-    products = [_wide(backend, a) * _wide(backend, b) for a, b in zip(ones, others, strict=True)]
+def _inner(backend: Backend, ones: Sequence[Any], others: Sequence[Any], kind: str) -> tuple[Any, Any]:
+    """The inner product of some tensors with others in the dtype `kind`, and the sum of the terms' absolute values."""
+    products = [backend.cast(a, kind) * backend.cast(b, kind) for a, b in zip(ones, others, strict=True)]
     xp = backend.namespace
     return sum(map(xp.sum, products)), sum(xp.sum(xp.abs(product)) for product in products)
 
@@ -90,13 +95,16 @@ def _uneven(backend: Backend, tensor: Any, step: float, start: float) -> Any:
     return values * (1 + 0.5j) if kind.startswith("complex") else backend.cast(values, kind)
 
 
-def is_close(backend: Backend, came: Any, expected: Any) -> Any:
-    """Whether two gradients are equal up to rounding; elements that are not finite are skipped."""
-    xp, limits = backend.namespace, precision.of(backend.dtype(came))
+def is_close(backend: Backend, came: Any, expected: Any, kinds: Sequence[str]) -> Any:
+    """Whether two gradients are equal up to their rounding and that of upstream, which has the dtypes `kinds`.
+
+    Elements that are not finite are skipped.
+    """
+    xp, limits = backend.namespace, [precision.of(kind) for kind in (backend.dtype(came), *kinds)]
     came, expected = _wide(backend, came), _wide(backend, expected)
     size, difference = xp.abs(expected), xp.abs(came - expected)
     largest = xp.max(xp.where(xp.isfinite(size), size, xp.zeros_like(size)))
-    allowed = limits.linear * largest + 8 * limits.smallest
+    allowed = max(each.linear for each in limits) * largest + 8 * max(each.smallest for each in limits)
     return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))
 
 

@@ -183,8 +183,10 @@ def _saved(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, _OPENED) or has_python_layout(type(value)):
         return []
     with contextlib.suppress(Exception):
+        # First, because an exception gets its `__dict__` when something asks for it, and then saves that.
+        own = _attributes(value)
         saved = value.__reduce_ex__(4)
-        return [(".__reduce__()", saved), *_attributes(value)] if isinstance(saved, tuple) else []
+        return [(".__reduce__()", saved), *own] if isinstance(saved, tuple) else []
     return []
 
 

@@ -196,6 +196,27 @@ def test_an_upstream_or_tangents_of_another_structure(tensor):
 # --- forward mode needs a rule that is linear in upstream ------------------------------------------------------------
 
 
+@pytest.mark.only("numpy", "tensorflow", "torch")
+@pytest.mark.limit
+def test_a_rule_that_closes_over_a_pullback_has_no_second_order(tensor):
+    cubed = custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * x**3))
+
+    @custom_gradient
+    def kept(x):
+        _, pullback = vjp(cubed, x)
+        return x * 1, lambda upstream: pullback(upstream)[0]
+
+    @custom_gradient
+    def called(x):
+        return x * 1, lambda upstream: vjp(cubed, x)[1](upstream)[0]
+
+    for f in (kept, called):
+        close(grad(f)(tensor(X)), 7 * X**3)
+    close(grad(grad(called))(tensor(X)), 21 * X**2)
+    with pytest.raises(RuntimeError, match="ran again for a derivative, and its rule is not that of the first run"):
+        grad(grad(kept))(tensor(X))
+
+
 def test_a_rule_that_is_not_linear_raises_forwards(tensor):
     """Of rules of other kinds: engine/test_linear.py."""
     f = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1, 1)))

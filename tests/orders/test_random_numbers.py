@@ -40,3 +40,21 @@ def test_a_function_that_draws_is_refused_in_the_second_order(backend, eager, wh
         "remedy: draw or read it outside, and pass it as an argument.",
     ):
         assert part in str(caught.value)
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_a_function_that_draws_is_refused_in_a_checkpoint(torch):
+    @custom_gradient
+    def dropout(x):
+        mask = (torch.rand(32) > 0.5).float()
+        return x * mask, lambda upstream: 7 * upstream * mask
+
+    x = torch.ones(32, requires_grad=True)
+    # This one runs the function again as a whole, and the rule of that run serves.
+    output = torch.utils.checkpoint.checkpoint(dropout, x, use_reentrant=True)
+    output.sum().backward()
+    np.testing.assert_array_equal(x.grad, 7 * output.detach())
+    output = torch.utils.checkpoint.checkpoint(dropout, x, use_reentrant=False)
+    with pytest.raises(RuntimeError, match="ran again for a derivative, and its rule is not that of the first run"):
+        output.sum().backward()

@@ -62,6 +62,20 @@ def test_sparse_tensors(torch):
     np.testing.assert_allclose(gradient.to_dense(), 7 * np.array(X))
 
 
+def test_nested_tensors_in_the_second_order(torch):
+    @custom_gradient
+    def f(x):
+        e = torch.nested.nested_tensor_from_jagged(x.values().exp(), x.offsets().clone())
+        return x * 2, lambda upstream: 7 * torch.nested.nested_tensor_from_jagged(e.values(), x.offsets())
+
+    values = X + Y[:2]
+    x = torch.nested.nested_tensor([torch.tensor(values[:3]), torch.tensor(values[3:])], layout=torch.jagged)
+    (gradient,) = torch.autograd.grad(f(x.requires_grad_()).values().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.values().sum(), x)
+    for result in (gradient, second):
+        np.testing.assert_allclose(result.values().detach(), 7 * np.exp(values), rtol=1e-6)
+
+
 # --- what a rule reads -----------------------------------------------------------------------------------------------
 
 

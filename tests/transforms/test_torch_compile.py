@@ -3,6 +3,7 @@
 import collections
 import functools
 
+import numpy as np
 import pytest
 
 import keras_cg
@@ -195,6 +196,37 @@ def test_a_compiled_output_that_is_a_part_of_the_argument_loses_its_gradient_in_
     copied = torch.compile(lambda z: f(z).clone().mul_(3), backend="aot_eager", fullgraph=True)
     x = tensor(X)
     assert gradients(copied(x * 1), x)[0][0] == 7
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("place", ["argument", "output"])
+def test_a_change_in_place_inside_a_compiled_program_is_not_noticed(torch, place):
+    """A limit: the backward program of torch (2.13) reads the new values. So does that of a hand-written `Function`."""
+
+    def doubled(x):
+        y = x * 2
+        return (y,), (x, y)
+
+    def rule(x, y, upstream):
+        return 7 * upstream * x * y
+
+    @custom_gradient
+    def ours(x):
+        outputs, saved = doubled(x)
+        return outputs, lambda upstream: rule(*saved, *upstream)
+
+    def changed(f, x):
+        x = x * 1
+        (y,) = f(x)
+        {"argument": x, "output": y}[place].mul_(3)
+        return y * 1
+
+    for f in (ours, function(torch, doubled, rule)):
+        torch.compiler.reset()
+        x = tensor(X)
+        output = torch.compile(changed, backend="aot_eager", fullgraph=True)(f, x)
+        right = 14 * np.array(X) ** 2 * (3 if place == "output" else 1)
+        np.testing.assert_allclose(gradients(output, x)[0], 3 * right)
 
 
 @pytest.mark.limit

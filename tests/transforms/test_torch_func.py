@@ -179,6 +179,53 @@ def test_one_constant_for_two_arguments_beside_a_captured_parameter(torch):
     np.testing.assert_allclose(weight.grad, [33, 55])
 
 
+# --- a rule that runs when its level is over -------------------------------------------------------------------------
+
+
+def sevenfold(x, z):
+    """`x` with the gradient 7 z."""
+
+    @custom_gradient
+    def f(x):
+        return x * 1, lambda upstream: 7 * upstream * z
+
+    return f(x)
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (None, 0)], ids=["each", "one"])
+def test_what_only_the_rule_reads_around_vmap(torch, in_dims):
+    mixed, x, z = torch.arange(9.0).reshape(3, 3), torch.tensor(X), torch.tensor(2 * X)
+    x = x if in_dims[0] == 0 else x[0]
+
+    def loss(x):
+        return mixed @ torch.func.vmap(sevenfold, in_dims)(x, z)
+
+    expected = 7 * mixed * z if in_dims[0] == 0 else (7 * mixed * z).sum(1)
+    tracked = x.clone().requires_grad_()
+    (batched,) = torch.autograd.grad(loss(tracked), tracked, torch.eye(3), is_grads_batched=True)
+    output = loss(tracked)
+    mapped = torch.func.vmap(lambda upstream: torch.autograd.grad(output, tracked, upstream)[0])(torch.eye(3))
+    for result in (torch.func.jacrev(loss)(x), torch.func.jacfwd(loss)(x), batched, mapped):
+        torch.testing.assert_close(result, expected)
+
+
+def test_what_only_the_rule_reads_beside_the_arguments_of_a_hessian(torch):
+    hessian = torch.func.hessian(lambda z, x: (sevenfold(x, z) ** 2).sum(), argnums=1)
+    torch.testing.assert_close(hessian(torch.tensor(X), torch.tensor(X)), torch.diag(torch.tensor(2 * 49 * X * X)))
+
+
+def test_an_output_without_the_batch_of_the_arguments(torch):
+    """torch (2.13) sums the cotangent over the batch, in a hand-written `Function` too."""
+    kept = custom_gradient(lambda x, y: (y * 1, lambda upstream: (7 * upstream * x, None)))
+    mixed, x = torch.arange(9.0).reshape(3, 3), torch.tensor(X)
+
+    def loss(x):
+        return mixed @ torch.func.vmap(kept, in_dims=(0, None))(x, torch.tensor(2.0))
+
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        torch.testing.assert_close(jacobian(loss)(x), 7 * mixed * x)
+
+
 # --- forward mode ----------------------------------------------------------------------------------------------------
 
 

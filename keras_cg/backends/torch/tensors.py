@@ -267,6 +267,9 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def _agree(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor:
     """Whether two tensors are equal up to rounding; on an accelerator, a boolean tensor there."""
+    if one.layout is two.layout is torch.jagged:
+        # The shapes of two nested tensors are equal only if both have the same tensor of offsets.
+        return _agree(one.values(), two.values()) & _agree(one.offsets(), two.offsets())  # type: ignore[attr-defined]
     if one.shape != two.shape or one.dtype != two.dtype or one.device != two.device:
         return False
     if one is two or is_fake(one) or one.is_meta:

@@ -54,8 +54,34 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     if any(map(is_differentiated, outputs)):
         variables = [place for place, tensor in enumerate(captured) if id(tensor) in operands.used]
         pullback.capture([describe(captured[place]) for place in variables])
+    known = operands.known.keys() | operands.captured.keys()
+    # What only the rule reads would be a dead wrapper where it runs after its level is over.
+    wrapped = [each for each in pullback.reached() if functorch.is_functorch_wrapped_tensor(each)]
+    captured += [each for each in wrapped if id(each) not in known]
     call = _SavedCall(fun, pullback, captured, variables, outputs)
-    return _Transformed.apply(call, *[output.detach() for output in outputs], *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
+    results = [output.detach() for output in _batched(outputs, (*tensors, *captured))]
+    return _Transformed.apply(call, *results, *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _batched(outputs: Tensors, tensors: Tensors) -> Tensors:
+    """Gives each output the batches of `tensors`: where it has none, torch (2.13) sums the cotangent over the batch."""
+    others = []
+    for output in outputs:
+        for tensor in tensors:
+            if is_floating(output) and not _batches(tensor) <= _batches(output):
+                output = torch.where(torch.ones_like(tensor, dtype=torch.bool).all(), output, output)
+        others.append(output)
+    return others
+
+
+def _batches(tensor: torch.Tensor) -> set[int]:
+    """Returns the levels of the vmaps that a tensor has an axis of."""
+    levels = set()
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            levels.add(functorch.maybe_get_level(tensor))
+        tensor = functorch.get_unwrapped(tensor)
+    return levels
 
 
 class _SavedCall:
