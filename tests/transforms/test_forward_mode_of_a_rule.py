@@ -54,16 +54,17 @@ def forward_modes(eager):
 WIDTHS = [("float32", "bfloat16"), ("float64", "float16"), ("float64", "float32"), ("float16", "float64")]
 
 
-@pytest.mark.parametrize(("kind", "other"), WIDTHS)
-def test_a_rule_whose_upstream_has_another_width(eager, kind, other):
+def test_a_rule_whose_upstream_has_another_width(eager):
     """The gradient of a cast: it is as exact as upstream."""
-    if {"jax": "float64", "numpy": "bfloat16"}.get(eager.name) in (kind, other):
-        pytest.skip(f"{eager.name} has no {kind} or {other} here")
-    f = custom_gradient(lambda x: (ops.astype(x, other), lambda upstream: 7 * ops.astype(upstream, kind)))
-    x, t = (ops.astype(eager.tensor(array), kind) for array in (X, np.array([0.3, 0.7, -1.1], np.float32)))
-    for mode in forward_modes(eager).values():
-        tangent = ops.astype(mode(f, x, t), "float32")
-        np.testing.assert_allclose(eager.array(tangent), [2.1, 4.9, -7.7], rtol=1e-2)
+    missing = {"jax": "float64", "numpy": "bfloat16"}.get(eager.name)
+    for kind, other in [pair for pair in WIDTHS if missing not in pair]:
+        f = custom_gradient(
+            lambda x, kind=kind, other=other: (ops.astype(x, other), lambda upstream: 7 * ops.astype(upstream, kind))
+        )
+        x, t = (ops.astype(eager.tensor(array), kind) for array in (X, np.array([0.3, 0.7, -1.1], np.float32)))
+        for mode in forward_modes(eager).values():
+            tangent = eager.array(ops.astype(mode(f, x, t), "float32"))
+            np.testing.assert_allclose(tangent, [2.1, 4.9, -7.7], rtol=1e-2, err_msg=f"{kind} {other}")
 
 
 @pytest.mark.parametrize("rule", NOT_LINEAR)
