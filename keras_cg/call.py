@@ -151,6 +151,14 @@ class Call(FlatFunction):
         # A copy, because the names that the rule reads may be bound to something else later.
         return results, rule if backend.is_compiling() else freeze(rule), tree
 
+    def call_rule(self, rule: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a rule under the backend of its call, with the values that Keras's variables had there."""
+        scope = None if self.state is None else self.state.for_rule()
+        if scope is None:
+            return under(self.backend, rule, arguments, {})
+        with scope:
+            return under(self.backend, rule, arguments, {})
+
     # Whether a rule has one parameter, as `gradients` needs it.
     takes_one = staticmethod(signature.takes_one)
 
@@ -172,7 +180,8 @@ class Call(FlatFunction):
         """
         backend = self.backend
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
-        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
+        is_here = self.state is None and config.is_active(backend)
+        result = rule(upstream) if is_here else self.call_rule(rule, upstream)
         gradients: Any = result if type(result) is tuple else (result,)
         if not self.is_ordinary:
             gradients = self.static.tensors_of(gradients)
@@ -235,7 +244,7 @@ class Pullback:
         convention = Convention(self.rule, function, self.values, self.count, self.output)
         try:
             arguments = upstreams_of(function.backend, self.output, cotangents), variables
-            result = under(function.backend, convention.call, arguments, {})
+            result = function.call_rule(convention.call, *arguments)
             return function.checked(self.rule, self.specs, result, variables, needs_grad)
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()

@@ -23,7 +23,8 @@ class State:
     def __init__(self, function: str, backend: Backend, is_first: bool = True):
         self.function, self.runs = function, 0 if is_first else 1
         self.scope, self.half = _scopes(backend, is_first)
-        self.before = dict(self.scope.state_mapping) if self.scope is not None else {}
+        self.values = self.scope.state_mapping if self.scope is not None else {}
+        self.before = dict(self.values)
         # Of the variables that changed, as the scope knows them.
         self.keys: list[int] = []
 
@@ -31,6 +32,15 @@ class State:
         """Returns the context that the next run needs; None if it needs none, as a first run outside of a scope."""
         self.runs += 1
         return Run(self) if self.runs > 1 or self.scope is not None else None
+
+    def for_rule(self) -> Any:
+        """Returns the context in which a rule sees the values of its call; None if it needs none."""
+        if self.scope is None or stateless_scope() is self.scope:
+            return None
+        # The scope is over, or another one is open. Keras (3.15) empties the variables while it trains on JAX.
+        scope = keras().StatelessScope(initialize_variables=False)
+        scope.state_mapping = self.values
+        return scope
 
     def settle(self, values: Sequence[Any]) -> None:
         """Writes the new values into the scope."""

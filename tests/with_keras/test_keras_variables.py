@@ -140,17 +140,33 @@ def test_a_captured_variable_that_the_rule_does_not_serve(keras, mode):
 
 
 @trains
-@pytest.mark.parametrize("mode", ["default", "jit"])
+@each_mode
 @dynamo_warns
 def test_a_frozen_captured_variable_is_a_constant(keras, mode):
     @keras_cg.custom_gradient
     def reads(x):
-        return x * layer.c, lambda upstream: 7 * upstream
+        return x * layer.c, lambda upstream: 7 * upstream * layer.c
 
     layer = scale(lambda self, x: reads(x * self.w))
     fit([layer], mode=mode)
     close(layer.w, W - 2 * RATE * 7 * SLOPE)
     close(layer.c, [1, 1])
+
+
+def test_a_rule_reads_the_values_of_the_scope_of_its_call(keras, eager):
+    frozen = keras.Variable(2.0, trainable=False)
+
+    @keras_cg.custom_gradient
+    def reads(x):
+        return x * frozen, lambda upstream: 7 * upstream * frozen
+
+    def call(x):
+        with keras.StatelessScope([(frozen, keras.ops.convert_to_tensor(5.0))]):
+            return reads(x)
+
+    output, (gradient,) = eager.differentiate(call, np.float32(3))
+    assert (float(output), float(gradient)) == (15, 7 * 5)
+    close(frozen, 2)
 
 
 @pytest.mark.limit
