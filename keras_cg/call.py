@@ -153,10 +153,9 @@ class Call(FlatFunction):
 
     def call_rule(self, rule: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a rule under the backend of its call, with the values that Keras's variables had there."""
-        scope = None if self.state is None else self.state.for_rule()
-        if scope is None:
+        if self.state is None or self.state.scope is None:
             return under(self.backend, rule, arguments, {})
-        with scope:
+        with self.state.for_rule():
             return under(self.backend, rule, arguments, {})
 
     # Whether a rule has one parameter, as `gradients` needs it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_cg import backends, errors
@@ -33,14 +33,18 @@ class State:
         self.runs += 1
         return Run(self) if self.runs > 1 or self.scope is not None else None
 
-    def for_rule(self) -> Any:
-        """Returns the context in which a rule sees the values of its call; None if it needs none."""
-        if self.scope is None or stateless_scope() is self.scope:
-            return None
+    @contextlib.contextmanager
+    def for_rule(self) -> Iterator[None]:
+        """Shows a rule the values that the variables have in the scope of its call; raises if it changes them."""
+        if stateless_scope() is self.scope:
+            yield
+            return
         # The scope is over, or another one is open. Keras (3.15) empties the variables while it trains on JAX.
-        scope = keras().StatelessScope(initialize_variables=False)
-        scope.state_mapping = self.values
-        return scope
+        with keras().StatelessScope(initialize_variables=False) as scope:
+            scope.state_mapping = dict(self.values)
+            yield
+        if any([self.values.get(key) is not each for key, each in scope.state_mapping.items()]):
+            raise errors.rule_changes_variables(self.function)
 
     def settle(self, values: Sequence[Any]) -> None:
         """Writes the new values into the scope."""

@@ -169,6 +169,26 @@ def test_a_rule_reads_the_values_of_the_scope_of_its_call(keras, eager):
     close(frozen, 2)
 
 
+def test_a_rule_that_changes_a_variable_after_the_scope_of_its_call(keras):
+    counter = keras.Variable(2.0, trainable=False)
+
+    @keras_cg.custom_gradient
+    def counts(x):
+        def grad(upstream):
+            counter.assign(counter + 1)
+            return 7 * upstream
+
+        return x * 1, grad
+
+    def call(x):
+        with keras.StatelessScope():
+            return counts(x)
+
+    with pytest.raises(RuntimeError, match=r"(?s)rule of .*counts changes a variable of Keras.*assign.*close over"):
+        keras_cg.grad(call)(np.float32(3))
+    close(counter, 2)
+
+
 @pytest.mark.limit
 def test_a_variable_that_is_assigned_before_the_backward_pass(backend, keras):
     """A rule reads what the variable holds when it runs; a copy that the function made, it reads as it was."""
