@@ -74,8 +74,8 @@ class FlatFunction(Arguments):
     # The static part of the first run's output.
     output: Tree | None = None
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        """Returns what the user's function returns, and the values of the Keras variables that it changed."""
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Returns what the user's function returns, and what knows the Keras variables that it changed, or None."""
         backend, is_first = self.backend, self.output is None
         if self.converted is None:
             # Once: another conversion would be other code, and so another rule.
@@ -86,10 +86,10 @@ class FlatFunction(Arguments):
         run = None if self.state is None else self.state.begin()
         if run is None:
             # Without a context where possible: torch.compile (2.13) could not break its graph inside one.
-            return (fun(*args, **kwargs) if is_first else under(backend, fun, args, kwargs)), ()
+            return (fun(*args, **kwargs) if is_first else under(backend, fun, args, kwargs)), None
         with run:
             result = under(backend, fun, args, kwargs)
-        return result, run.changes()
+        return result, run
 
     def begin(self, is_first: bool) -> Any:
         """Returns what Keras saves for the runs of this call."""
@@ -131,11 +131,12 @@ class Call(FlatFunction):
             results, rule, tree = self.accept(self.converted(*tensors))
             return results, Pullback(self, tensors, tensors, rule, tree)
         args, kwargs = self.bind(tensors)
-        pair, changed = self.run(args, kwargs)
+        pair, run = self.run(args, kwargs)
+        changed, written = (run.changes(), run.values) if run is not None else ((), None)
         if kwargs:
             args = (*args, *signature.by_position(self.user, len(args), kwargs))
         results, rule, tree = self.accept(pair)
-        return (*results, *changed), Pullback(self, tensors, args, rule, tree)
+        return (*results, *changed), Pullback(self, tensors, args, rule, tree, written)
 
     def accept(self, pair: Any) -> tuple[tuple[Any, ...], Callable[..., Any], Tree]:
         """Returns the tensors of the output, the rule and the static part of the output, of what a run returned."""
@@ -151,11 +152,11 @@ class Call(FlatFunction):
         # A copy, because the names that the rule reads may be bound to something else later.
         return results, rule if backend.is_compiling() else freeze(rule), tree
 
-    def call_rule(self, rule: Callable[..., Any], *arguments: Any) -> Any:
+    def call_rule(self, rule: Callable[..., Any], written: dict[int, Any] | None, *arguments: Any) -> Any:
         """Calls a rule under the backend of its call, with the values that Keras's variables had there."""
         if self.state is None or self.state.scope is None:
             return under(self.backend, rule, arguments, {})
-        with self.state.for_rule():
+        with self.state.for_rule(written or {}):
             return under(self.backend, rule, arguments, {})
 
     # Whether a rule has one parameter, as `gradients` needs it.
@@ -172,6 +173,7 @@ class Call(FlatFunction):
         output: Tree,
         cotangents: Sequence[Any],
         needs_grad: Sequence[bool] | None,
+        written: dict[int, Any] | None = None,
     ) -> tuple[Any, ...]:
         """Returns the gradients by a rule of one parameter, None where there is none, or none is needed.
 
@@ -180,7 +182,7 @@ class Call(FlatFunction):
         backend = self.backend
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
         is_here = self.state is None and config.is_active(backend)
-        result = rule(upstream) if is_here else self.call_rule(rule, upstream)
+        result = rule(upstream) if is_here else self.call_rule(rule, written, upstream)
         gradients: Any = result if type(result) is tuple else (result,)
         if not self.is_ordinary:
             gradients = self.static.tensors_of(gradients)
@@ -214,11 +216,19 @@ class Call(FlatFunction):
 class Pullback:
     """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
 
-    __slots__ = "_specs", "count", "function", "output", "rule", "takes_one", "tensors", "values"
+    __slots__ = "_specs", "count", "function", "output", "rule", "takes_one", "tensors", "values", "written"
 
     def __init__(
-        self, function: Call, tensors: Sequence[Any], args: tuple[Any, ...], rule: Callable[..., Any], output: Tree
+        self,
+        function: Call,
+        tensors: Sequence[Any],
+        args: tuple[Any, ...],
+        rule: Callable[..., Any],
+        output: Tree,
+        written: dict[int, Any] | None = None,
     ):
+        # The values of the Keras variables that the run changed.
+        self.written = written
         self.function, self.rule, self.output, self.count = function, rule, output, len(args)
         self.takes_one = signature.takes_one(rule)
         self.values = args if not self.takes_one and conventions.gets_arguments(rule) else ()
@@ -239,11 +249,12 @@ class Pullback:
         """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
         function = self.function
         if self.takes_one and self.tensors and not variables:
-            return function.gradients(self.tensors, self.rule, self.output, cotangents, needs_grad), ()
+            found = function.gradients(self.tensors, self.rule, self.output, cotangents, needs_grad, self.written)
+            return found, ()
         convention = Convention(self.rule, function, self.values, self.count, self.output)
         try:
             arguments = upstreams_of(function.backend, self.output, cotangents), variables
-            result = function.call_rule(convention.call, *arguments)
+            result = function.call_rule(convention.call, self.written, *arguments)
             return function.checked(self.rule, self.specs, result, variables, needs_grad)
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()

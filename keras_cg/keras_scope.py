@@ -34,22 +34,28 @@ class State:
         return Run(self) if self.runs > 1 or self.scope is not None else None
 
     @contextlib.contextmanager
-    def for_rule(self) -> Iterator[None]:
-        """Shows a rule the values that the variables have in the scope of its call; raises if it changes them."""
-        if stateless_scope() is self.scope:
+    def for_rule(self, written: dict[int, Any]) -> Iterator[None]:
+        """Shows a rule the values of the variables in the scope of its call, and those that its function wrote.
+
+        Raises if the rule changes them. `settle` may not have written them yet: JAX traces a rule before.
+        """
+        if stateless_scope() is self.scope and not written:
             yield
             return
-        # The scope is over, or another one is open. Keras (3.15) empties the variables while it trains on JAX.
+        # The scope may be over, or another one open. Keras (3.15) empties the variables while it trains on JAX.
+        values = {**self.values, **written}
         with keras().StatelessScope(initialize_variables=False) as scope:
-            scope.state_mapping = dict(self.values)
+            scope.state_mapping = dict(values)
             yield
-        if any([self.values.get(key) is not each for key, each in scope.state_mapping.items()]):
+        if any([values.get(key) is not each for key, each in scope.state_mapping.items()]):
             raise errors.rule_changes_variables(self.function)
 
     def settle(self, values: Sequence[Any]) -> None:
         """Writes the new values into the scope."""
         if values:
-            self.scope.state_mapping.update(zip(self.keys, values, strict=True))
+            # They came as outputs of the function, which a second call would take for values to be differentiated.
+            constants = map(keras().ops.stop_gradient, values)
+            self.scope.state_mapping.update(zip(self.keys, constants, strict=True))
 
 
 class Run:

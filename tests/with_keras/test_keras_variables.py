@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from wrong_rules import compiler
 
 import keras_cg
 from with_keras.training import (
@@ -167,6 +168,26 @@ def test_a_rule_reads_the_values_of_the_scope_of_its_call(keras, eager):
     output, (gradient,) = eager.differentiate(call, np.float32(3))
     assert (float(output), float(gradient)) == (15, 7 * 5)
     close(frozen, 2)
+
+
+@pytest.mark.parametrize("is_jit", [False, True])
+def test_a_rule_reads_what_its_function_wrote_in_a_scope(keras, backend, is_jit):
+    counter = keras.Variable(2.0, trainable=False)
+
+    @keras_cg.custom_gradient
+    def counts(x):
+        counter.assign(counter + 1)
+        return x * counter, lambda upstream: 7 * upstream * counter
+
+    def call(x):
+        with keras.StatelessScope([(counter, keras.ops.convert_to_tensor(5.0))]):
+            return counts(x) + 10 * counts(x)
+
+    gradient = keras_cg.grad(call)
+    if is_jit and backend in ("jax", "tensorflow"):
+        gradient = compiler(backend)(gradient)
+    close(gradient(np.float32(3)), 7 * (6 + 10 * 7))
+    close(counter, 2)
 
 
 def test_a_rule_that_changes_a_variable_after_the_scope_of_its_call(keras):
