@@ -73,8 +73,8 @@ class FlatFunction(Arguments):
     # The static part of the first run's output.
     output: Tree | None = None
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-        """Returns what the user's function returns, and the values of the Keras variables that it changed."""
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Returns what the user's function returns, and the run in a scope of Keras; None for a run outside of all."""
         backend, is_first = self.backend, self.output is None
         if self.converted is None:
             # Once: another conversion would be other code, and so another rule.
@@ -85,10 +85,10 @@ class FlatFunction(Arguments):
         run = None if self.state is None else self.state.begin()
         if run is None:
             # Without a context where possible: torch.compile (2.13) could not break its graph inside one.
-            return (fun(*args, **kwargs) if is_first else under(backend, fun, args, kwargs)), ()
+            return (fun(*args, **kwargs) if is_first else under(backend, fun, args, kwargs)), None
         with run:
             result = under(backend, fun, args, kwargs)
-        return result, run.changes()
+        return result, run
 
     def begin(self, is_first: bool) -> Any:
         """Returns what Keras saves for the runs of this call."""
@@ -130,11 +130,13 @@ class Call(FlatFunction):
             results, rule, tree = self.accept(self.converted(*tensors))
             return results, Pullback(self, tensors, tensors, rule, tree)
         args, kwargs = self.bind(tensors)
-        pair, changed = self.run(args, kwargs)
+        pair, run = self.run(args, kwargs)
         if kwargs:
             args = (*args, *signature.by_position(self.user, len(args), kwargs))
         results, rule, tree = self.accept(pair)
-        return (*results, *changed), Pullback(self, tensors, args, rule, tree)
+        changed = () if run is None else run.changes()
+        run = run if run is not None and run.state.scope is not None else None  # what the rule must see
+        return (*results, *changed), Pullback(self, tensors, args, rule, tree, run)
 
     def accept(self, pair: Any) -> tuple[tuple[Any, ...], Callable[..., Any], Tree]:
         """Returns the tensors of the output, the rule and the static part of the output, of what a run returned."""
@@ -205,13 +207,19 @@ class Call(FlatFunction):
 class Pullback:
     """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
 
-    __slots__ = "_specs", "count", "function", "output", "rule", "takes_one", "tensors", "values"
+    __slots__ = "_specs", "count", "function", "output", "rule", "run", "takes_one", "tensors", "values"
 
     def __init__(
-        self, function: Call, tensors: Sequence[Any], args: tuple[Any, ...], rule: Callable[..., Any], output: Tree
+        self,
+        function: Call,
+        tensors: Sequence[Any],
+        args: tuple[Any, ...],
+        rule: Callable[..., Any],
+        output: Tree,
+        run: Any = None,
     ):
-        self.function, self.rule, self.output, self.count = function, rule, output, len(args)
-        self.takes_one = signature.takes_one(rule)
+        self.function, self.rule, self.output, self.count, self.run = function, rule, output, len(args), run
+        self.takes_one = run is None and signature.takes_one(rule)
         self.values = args if not self.takes_one and conventions.gets_arguments(rule) else ()
         backend, is_plain = function.backend, function.is_plain
         # Plain tensors are saved as they are; of all others only what is checked: JAX finds a leak in a saved tracer.
@@ -234,7 +242,8 @@ class Pullback:
         convention = Convention(self.rule, function, self.values, self.count, self.output)
         try:
             arguments = upstreams_of(function.backend, self.output, cotangents), variables
-            result = under(function.backend, convention.call, arguments, {})
+            call = convention.call if self.run is None else self.run.for_rule()(convention.call)
+            result = under(function.backend, call, arguments, {})
             return function.checked(self.rule, self.specs, result, variables, needs_grad)
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()

@@ -376,6 +376,13 @@ changes_variables = message(
     remedy="use it outside and pass what it gives as an argument, such as seed=generator.next().",
 )
 
+rule_changes_variables = message(
+    RuntimeError,
+    "the rule of {0} changes a variable of Keras after the keras.StatelessScope of its call: the new value is lost.",
+    cause="a keras.random.SeedGenerator, a layer with a state such as Dropout, or `assign` in the rule.",
+    remedy="use it in the function, and let the rule close over what it gives.",
+)
+
 
 def not_repeated(function: str, fun: Callable[..., Any], what: str) -> RuntimeError:
     again = "ran again for a derivative, and its rule is not that of the first run."

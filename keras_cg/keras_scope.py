@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_cg import backends, errors
@@ -35,7 +35,9 @@ class State:
     def settle(self, values: Sequence[Any]) -> None:
         """Writes the new values into the scope."""
         if values:
-            self.scope.state_mapping.update(zip(self.keys, values, strict=True))
+            # They came as outputs of the function, which a second call would take for values to be differentiated.
+            constants = map(keras().ops.stop_gradient, values)
+            self.scope.state_mapping.update(zip(self.keys, constants, strict=True))
 
 
 class Run:
@@ -57,6 +59,24 @@ class Run:
         before = self.state.before
         self.values = {key: each for key, each in self.scope.state_mapping.items() if before.get(key) is not each}
         self.open.close()
+
+    @contextlib.contextmanager
+    def for_rule(self) -> Iterator[None]:
+        """Returns a decorator of the rule of this run: it reads the values in the scope of the call, and those written.
+
+        Raises if the rule changes them. `settle` may not have written them yet: JAX traces a rule before.
+        """
+        scope = self.state.scope
+        if stateless_scope() is scope and not self.values:
+            yield
+            return
+        # The scope may be over, or another one open. Keras (3.15) empties the variables while it trains on JAX.
+        values = {**scope.state_mapping, **self.values}
+        with keras().StatelessScope(initialize_variables=False) as another:
+            another.state_mapping = dict(values)
+            yield
+        if any([values.get(key) is not each for key, each in another.state_mapping.items()]):
+            raise errors.rule_changes_variables(self.state.function)
 
     def changes(self) -> tuple[Any, ...]:
         """Returns the new values of the variables that the run changed; raises if the first run had no scope."""

@@ -53,6 +53,21 @@ def test_an_upstream_of_slices(tf, mode):
     close(gradients(within(mode)(lambda x: tf.gather(f(x), [0, 0])), x)[0], [14.0, 0.0])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_shape_of_slices_need_not_be_a_tensor(tf, mode):
+    table, places = tf.ones((3, 2)), tf.constant([2, 0, 2])
+
+    def looking_up(size):
+        def look_up(table):
+            return tf.gather(table, places), lambda upstream: tf.IndexedSlices(7 * upstream, places, size)
+
+        return custom_gradient(look_up)
+
+    for size in (table.shape, (3, 2), np.array([3, 2])):
+        found = gradients(within(mode)(looking_up(size)), table)[0]
+        close(tf.convert_to_tensor(found), [[7, 7], [0, 0], [14, 14]])
+
+
 def test_gradients_of_slices_are_checked(tf):
     x = tf.ones((3, 2))
 

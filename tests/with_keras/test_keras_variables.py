@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from wrong_rules import compiler
 
 import keras_cg
 from with_keras.training import (
@@ -140,17 +141,73 @@ def test_a_captured_variable_that_the_rule_does_not_serve(keras, mode):
 
 
 @trains
-@pytest.mark.parametrize("mode", ["default", "jit"])
+@each_mode
 @dynamo_warns
 def test_a_frozen_captured_variable_is_a_constant(keras, mode):
     @keras_cg.custom_gradient
     def reads(x):
-        return x * layer.c, lambda upstream: 7 * upstream
+        return x * layer.c, lambda upstream: 7 * upstream * layer.c
 
     layer = scale(lambda self, x: reads(x * self.w))
     fit([layer], mode=mode)
     close(layer.w, W - 2 * RATE * 7 * SLOPE)
     close(layer.c, [1, 1])
+
+
+def test_a_rule_reads_the_values_of_the_scope_of_its_call(keras, eager):
+    frozen = keras.Variable(2.0, trainable=False)
+
+    @keras_cg.custom_gradient
+    def reads(x):
+        return x * frozen, lambda upstream: 7 * upstream * frozen
+
+    def call(x):
+        with keras.StatelessScope([(frozen, keras.ops.convert_to_tensor(5.0))]):
+            return reads(x)
+
+    output, (gradient,) = eager.differentiate(call, np.float32(3))
+    assert (float(output), float(gradient)) == (15, 7 * 5)
+    close(frozen, 2)
+
+
+@pytest.mark.parametrize("is_jit", [False, True])
+def test_a_rule_reads_what_its_function_wrote_in_a_scope(keras, backend, is_jit):
+    counter = keras.Variable(2.0, trainable=False)
+
+    @keras_cg.custom_gradient
+    def counts(x):
+        counter.assign(counter + 1)
+        return x * counter, lambda upstream: 7 * upstream * counter
+
+    def call(x):
+        with keras.StatelessScope([(counter, keras.ops.convert_to_tensor(5.0))]):
+            return counts(x) + 10 * counts(x)
+
+    gradient = keras_cg.grad(call)
+    if is_jit and backend in ("jax", "tensorflow"):
+        gradient = compiler(backend)(gradient)
+    close(gradient(np.float32(3)), 7 * (6 + 10 * 7))
+    close(counter, 2)
+
+
+def test_a_rule_that_changes_a_variable_after_the_scope_of_its_call(keras):
+    counter = keras.Variable(2.0, trainable=False)
+
+    @keras_cg.custom_gradient
+    def counts(x):
+        def grad(upstream):
+            counter.assign(counter + 1)
+            return 7 * upstream
+
+        return x * 1, grad
+
+    def call(x):
+        with keras.StatelessScope():
+            return counts(x)
+
+    with pytest.raises(RuntimeError, match=r"(?s)rule of .*counts changes a variable of Keras.*assign.*close over"):
+        keras_cg.grad(call)(np.float32(3))
+    close(counter, 2)
 
 
 @pytest.mark.limit

@@ -46,6 +46,9 @@ def is_tensor(value: object) -> bool:
 def asarray(value: Any) -> Any:
     if type(value) is PLAIN[0] and tf.executing_eagerly():
         return value
+    if isinstance(value, tf.IndexedSlices) and value.dense_shape is not None and not tf.is_tensor(value.dense_shape):
+        # TensorFlow (2.21) takes `table.shape` too, but the slices have no shape then.
+        return tf.IndexedSlices(value.values, value.indices, tf.convert_to_tensor(value.dense_shape))
     return value if is_composite(value) else tf.convert_to_tensor(value)
 
 

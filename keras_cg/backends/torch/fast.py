@@ -45,7 +45,8 @@ def attach(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any, ...]:
     for detached, version in watched:
         if detached._version != version:
             raise messages.changed_argument(fun.name)
-    is_fast = fun.takes_one(rule) and len(outputs) == len(structure.places)
+    is_fast = fun.takes_one(rule) if pullback is None else pullback.takes_one
+    is_fast = is_fast and len(outputs) == len(structure.places)
     for output in outputs:
         is_usual = is_fast and type(output) is torch.Tensor and output.layout is torch.strided
         is_usual = is_usual and output.is_floating_point() and not output.requires_grad
