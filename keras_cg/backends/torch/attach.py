@@ -244,6 +244,16 @@ def copied(gradients: Sequence[Any], storages: frozenset[int] | set[int]) -> Seq
 
     autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
     """
+    if not storages:  # the arguments and outputs have no memory, as FakeTensors, whose address torch warns about
+        return gradients
+    try:
+        for gradient in gradients:
+            if gradient.untyped_storage().data_ptr() in storages:
+                break
+        else:
+            return gradients
+    except (AttributeError, RuntimeError):  # None has no storage, nor has a sparse tensor
+        pass
     known = storages - {0}
     return [each.clone() if each is not None and storage_of(each) in known else each for each in gradients]
 
