@@ -156,6 +156,21 @@ def test_a_branch_of_equal_values_is_not_noticed(eager):
     check(eager, second, 7 * 2 * ONES)  # and not 7 times the derivative of x * x
 
 
+@pytest.mark.only("numpy", "tensorflow", "torch")
+@pytest.mark.limit
+def test_a_small_difference_beside_a_large_number_is_not_noticed(eager):
+    """A limit: sums in another order differ by rounding, which is relative to their largest terms."""
+    draws = [2.0, 5.0, 5.0]
+
+    @custom_gradient
+    def f(x):
+        h = eager.tensor(np.array([1e9, draws.pop(0), 1.0], np.float32)) * x
+        return x * 1, lambda upstream: 7 * upstream * h
+
+    second = gradient(eager, gradient(eager, f, WAYS[0]), WAYS[0])(eager.tensor(ONES))
+    check(eager, second, 7 * np.array([1e9, 5.0, 1.0]))  # and not 7 times 2 in the middle
+
+
 @pytest.mark.only("torch")
 def test_a_rule_that_is_not_kept_and_changes(torch):
     """Hooks for saved tensors: the function runs again for its gradient."""
