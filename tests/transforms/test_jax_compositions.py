@@ -110,6 +110,44 @@ def test_collectives_under_vmap(eager, backend):
     check(jax.jit(jax.grad(lambda x: jax.vmap(g, axis_name="batch")(x).sum()))(x), np.full(3, 7 * E.sum()))
 
 
+@pytest.mark.parametrize("axes", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("inner", ["jit", "checkpoint"])
+def test_a_program_under_vmap_along_any_axis(eager, backend, axes, inner):
+    import jax
+
+    x, weights = np.outer(W, T), np.outer(T, X)
+    there = lambda array, axis: array.T if axis else array
+
+    def loss(x, program):
+        rows = program(jax.vmap(getattr(jax, inner)(f), *axes))(x)
+        return (eager.tensor(there(weights, axes[1])) * rows).sum()
+
+    for program in (lambda function: function, jax.jit):
+        found = jax.grad(loss)(eager.tensor(there(x, axes[0])), program)
+        check(found, there(weights * 7 * np.exp(x), axes[0]))
+
+
+@pytest.mark.parametrize("has_axis", ["the argument", "what the rule reads"])
+def test_a_program_whose_outputs_have_no_axis_under_vmap(eager, backend, has_axis):
+    import jax
+
+    @custom_gradient
+    def g(x):
+        where = jax.lax.axis_index("i") + 1.0
+        return ops.ones(3), lambda upstream: 7 * upstream * where
+
+    x, weights = np.outer(W, T), np.outer(T, X)
+    scaled = 7 * weights * np.array([[1], [2], [3]])
+    if has_axis == "the argument":
+        mapped = lambda x: jax.vmap(jax.jit(g), axis_name="i")(x)
+    else:
+        mapped = lambda x: jax.vmap(lambda _: jax.jit(g)(x), axis_name="i")(np.zeros(3))
+        x, scaled = x[0], scaled.sum(0)
+    for program in (lambda function: function, jax.jit):
+        found = jax.grad(lambda x: (eager.tensor(weights) * program(mapped)(x)).sum())(eager.tensor(x))
+        check(found, scaled)
+
+
 SHARDED = """
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P

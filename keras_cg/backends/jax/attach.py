@@ -30,8 +30,9 @@ from keras_cg.engine.contract import Function, Pullback, Tensors
 # What the backward pass needs: the rule, and the values of the forward pass that it uses.
 Residuals = tuple[Rule, Sequence[Any]]
 
-# One run: the outputs, and a function that gives the residuals, which only a derivative needs.
-Run = Callable[..., tuple[Sequence[Any], Callable[[], Residuals]]]
+# One run: the outputs, the values that the rule uses if it is traced already, and a function that gives the residuals,
+# which only a derivative needs.
+Run = Callable[..., tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]]
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
@@ -58,17 +59,18 @@ def _attach(run: Run, args: Sequence[Any]) -> Tensors:
     """Returns the outputs of `run(*args)`, whose gradient is what the rule says."""
 
     def outputs_alone(*args: Any) -> Tensors:
-        return tuple(run(*args)[0])
+        outputs, used, _ = run(*args)
+        return rule_primitives.along_first_axis(outputs, [*used, *args])
 
     def forward(*args: Any) -> tuple[Tensors, Partial]:
-        outputs, residuals = run(*args)
+        outputs, _, residuals = run(*args)
         rule, values = residuals()
         # Only if the gradient is differentiated again, the outputs must keep the rule.
         tied = rule_primitives.tie(rule, values, outputs, args) if is_recording() else tuple(outputs)
         return tied, Partial(rule, values)  # type: ignore[no-untyped-call]
 
     def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        outputs, residuals = run(*args)
+        outputs, _, residuals = run(*args)
         rule, values = residuals()
         return rule_primitives.jvp(lambda *args: rule_primitives.tie(rule, values, outputs, args), args, tangents)
 
@@ -108,7 +110,9 @@ def _direct(fun: Function, tensors: Sequence[Any]) -> Tensors:
     return _attach(run, tensors) if any(needs_grad) else run(*tensors)[0]
 
 
-def _run(fun: Function, needs_grad: Sequence[bool], *tensors: Any) -> tuple[Tensors, Callable[[], Residuals]]:
+def _run(
+    fun: Function, needs_grad: Sequence[bool], *tensors: Any
+) -> tuple[Tensors, Sequence[Any], Callable[[], Residuals]]:
     # An array of NumPy's that is differentiated arrives here unchanged.
     outputs, pullback = fun(*map(asarray, tensors))
     if not is_staging() and any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
@@ -121,7 +125,7 @@ def _run(fun: Function, needs_grad: Sequence[bool], *tensors: Any) -> tuple[Tens
         # The gradient will not be differentiated, so the rule runs as Python and may look at values.
         return Rule(fun.name, lambda _, cotangents: rule(cotangents), needs_grad), ()
 
-    return outputs, residuals
+    return outputs, (), residuals
 
 
 def _flat(pullback: Pullback, outputs: Tensors, needs_grad: Sequence[bool], variables: Sequence[Any] = ()) -> FlatRule:
@@ -180,7 +184,7 @@ def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # JAX keeps `run`, so it must not refer to `program`, which holds traced values.
     jaxpr, rule, error, count = program.jaxpr, program.rule, program.error, program.count
 
-    def run(*args: Any) -> tuple[Sequence[Any], Callable[[], Residuals]]:
+    def run(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]:
         values = [const if place is None else args[place] for place, const in consts]
         results = jax.core.eval_jaxpr(jaxpr, values, *args[:start])
 
@@ -189,7 +193,7 @@ def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
                 raise error
             return rule.at(gradients), results[count:]
 
-        return results[:count], residuals
+        return results[:count], results[count:], residuals
 
     return _attach(run, (*tensors, *hoisted.values()))
 

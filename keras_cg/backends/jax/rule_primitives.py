@@ -130,6 +130,15 @@ def tie(rule: Rule, values: Sequence[Any], outputs: Sequence[Any], args: Sequenc
     return tuple(_tie.bind(*outputs, *values, *args, rule=rule, count=len(outputs)))
 
 
+def along_first_axis(outputs: Sequence[Any], used: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns `outputs` without a derivative, batched as `tie` batches them with the values and arguments `used`.
+
+    In a program JAX takes the axes of the outputs from the run without a derivative, and believes that the run for a
+    derivative has the same ones.
+    """
+    return tie(Rule("", lambda values, cotangents: [], []), used, outputs, ())
+
+
 def _outputs(*operands: Any, rule: Rule, count: int) -> list[Any]:
     return [*operands[:count]]
 
