@@ -362,6 +362,10 @@ def test_gumbel_softmax_of_what_cannot_be_drawn(backend):
         np.testing.assert_array_equal(found(second)[1:], 0)
     turned = recipes.gumbel_softmax(ops.permute_dims(tensor(logits), (1, 0)), noise, 2.0, axis=0)
     np.testing.assert_array_equal(found(turned).T, [[0, 0, 1], [0, 0, 0], [1, 0, 0]])
+    several = tensor([np.inf, 1.0, np.inf])
+    choose = lambda x: recipes.gumbel_softmax(x, noise[0], 2.0)
+    np.testing.assert_array_equal(found(choose(several)), [1, 0, 0])
+    np.testing.assert_allclose(found(keras_cg.grad(lambda x: choose(x) * prices)(several)), [-0.375, 0, 0.375])
     broken = tensor([np.nan, 1.0, -np.inf])
     assert np.isnan(found(recipes.gumbel_softmax(broken, ops.zeros_like(broken)))).all()
 
