@@ -276,6 +276,37 @@ def test_an_exported_program_has_the_orders_that_it_was_saved_with(eager, backen
         check(call(x, w), expected)
 
 
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.limit
+def test_mutable_references_in_a_program(eager, backend):
+    import jax
+
+    if not hasattr(jax, "new_ref"):
+        pytest.skip("this JAX has no references")
+    count = jax.new_ref(jax.numpy.zeros(()))
+
+    @custom_gradient
+    def counted(x):
+        count[...] += 1
+        return x * 2, lambda upstream: 7 * upstream
+
+    @custom_gradient
+    def weighed(x):
+        return x * 2, lambda upstream: 7 * upstream * count[...]
+
+    for runs, transform in enumerate((jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f))), 1):
+        assert float(transform(counted)(3.0)) == 7
+        assert float(count[...]) == runs
+    with pytest.raises(NotImplementedError, match="No state discharge rule"):
+        jax.jit(counted)(3.0)
+    count[...] = 3.0
+    assert float(jax.grad(weighed)(3.0)) == 21
+    with pytest.raises(ValueError, match="mutable array reference"):
+        jax.jit(jax.grad(weighed))(3.0)
+
+
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
