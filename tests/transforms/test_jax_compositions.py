@@ -92,6 +92,15 @@ def test_compositions_under_either_custom_vjp(eager, backend, custom_vjp):
         jax.hessian(lambda x: ops.sum(clip(x)))(x)
 
 
+def test_forward_mode_of_a_rule_that_calls_another_under_either_custom_vjp(eager, backend, custom_vjp):
+    import jax
+
+    g = custom_gradient(lambda x: (x**3, lambda upstream: 7 * upstream * f(x)))
+    x = eager.tensor(X)
+    for transform in (jax.jit, jax.vmap, lambda function: function):
+        check(along(jax, transform(g))(x), 14 * X * T)
+
+
 # --- axes of vmap, and devices ---------------------------------------------------------------------------------------
 
 
