@@ -57,6 +57,13 @@ def scanned(p):
     return gradient(call)(*p.batch)
 
 
+def along_last_axis(p):
+    """The gradient of a program that maps along the last axis."""
+    batch = [jnp.moveaxis(each, 0, -1) for each in p.batch]
+    found = gradient(of.of_batch(p, jax.jit(jax.vmap(jax.jit(p.f), in_axes=-1))))(*batch)
+    return [jnp.moveaxis(each, -1, 0) for each in found]
+
+
 def in_cond(p):
     return gradient(
         lambda *tensors: jax.lax.cond(True, loss(p), lambda *_: jnp.zeros((), p.weights[0].real.dtype), *tensors)
@@ -159,6 +166,7 @@ TRANSFORMS = {
     "vmap of grad": ("batched", lambda p: jax.vmap(gradient(loss(p)))(*p.batch)),
     "jit of vmap of grad": ("batched", lambda p: jax.jit(jax.vmap(gradient(loss(p))))(*p.batch)),
     "grad of vmap": ("batched", lambda p: gradient(of.of_batch(p, jax.vmap(p.f)))(*p.batch)),
+    "grad of jit of vmap along the last axis": ("batched", along_last_axis),
     "grad of scan": ("batched", scanned),
     "grad of grad": ("second", lambda p: second(p)(*p.tensors)),
     "jit of grad of grad": ("second", lambda p: jax.jit(second(p))(*p.tensors)),
@@ -190,7 +198,8 @@ TRANSFORMS = {
 # Under each of these, one program has all rules at once: of what compiles, what is quicker so.
 AT_ONCE = (
     *("jit of grad", "grad of jit", "grad of checkpoint of jit", "grad of cond", "fori_loop of grad"),
-    *("grad of export", "jit of grad, custom_vjp3", "jit of vmap of grad", "grad of scan", "jit of grad of grad"),
+    *("grad of export", "jit of grad, custom_vjp3", "jit of vmap of grad", "grad of jit of vmap along the last axis"),
+    *("grad of scan", "jit of grad of grad"),
     *("grad of grad of jit", "jit of grad of grad of composite", "jit of third derivative", "jit of jvp"),
     *("jvp of jit", "jit of linearize", "jvp of checkpoint", "jvp of cond", "jvp of scan", "jvp of while_loop"),
     *("jit of jvp of grad", "jvp of grad of jit", "jit of grad of jvp"),

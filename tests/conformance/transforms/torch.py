@@ -87,8 +87,8 @@ def ignoring(message):
 quietly = ignoring("There is a performance drop")
 
 
-def mapped(function, batch):
-    return torch.func.vmap(function, randomness="different")(*batch)
+def mapped(function, batch, axis=0):
+    return torch.func.vmap(function, in_dims=axis, randomness="different")(*batch)
 
 
 def of_vmap(p):
@@ -103,6 +103,14 @@ def func_vmap_of_grad(p):
 @quietly
 def grad_of_vmap(p):
     return functional(of_vmap(p))(*p.batch)
+
+
+@quietly
+def along_last_axis(p):
+    """The gradient of a map along the last axis."""
+    batch = [each.movedim(0, -1) for each in p.batch]
+    found = functional(of.of_batch(p, lambda *batch: mapped(p.f, batch, -1)))(*batch)
+    return [each.movedim(-1, 0) for each in found]
 
 
 @quietly
@@ -201,6 +209,7 @@ TRANSFORMS = {
     ),
     "func.vmap of func.grad": ("batched", func_vmap_of_grad),
     "func.grad of func.vmap": ("batched", grad_of_vmap),
+    "func.grad of func.vmap along the last axis": ("batched", along_last_axis),
     "backward through func.vmap": ("batched", backward_through_vmap),
     "func.grad of func.grad": ("second", lambda p: of.second(p)(*p.tensors)),
     "func.grad three times": ("third", lambda p: of.third(p)(*p.tensors)),
