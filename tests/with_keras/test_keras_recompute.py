@@ -9,17 +9,11 @@ import pytest
 
 import keras_cg
 from keras_cg import config, recipes
-from with_keras.training import MODES, trains
+from with_keras.training import MODES, array, dynamo_warns, trains
 
 X = np.linspace(-1.01, 2, 64).reshape(16, 4).astype(np.float32)
 Y = np.cos(np.arange(64)).reshape(16, 4).astype(np.float32)
 RATE = 0.125
-
-
-def array(value):
-    import keras
-
-    return keras.ops.convert_to_numpy(value).astype(np.float64)
 
 
 def states(model):
@@ -55,8 +49,7 @@ def test_whether_it_trains_is_what_the_call_around_said(keras, seven, training):
 
 
 @pytest.mark.only("torch")
-# What torch.compile (2.13) says of itself while it traces.
-@pytest.mark.filterwarnings("ignore:(The .grad attribute of|Dynamo detected a call to):UserWarning")
+@dynamo_warns
 def test_a_compiled_dropout_has_one_mask(keras, seven):
     import torch
 
