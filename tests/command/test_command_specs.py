@@ -99,11 +99,7 @@ def test_a_file_that_is_no_array_of_numbers(tmp_path):
 
 
 @pytest.mark.once
-def test_every_form_of_a_spec_on_the_command_line(check, tmp_path):
-    np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
-    for spec in ("normal:2,2", "uniform:1,2:3", "linspace:1,2,3", "0.5:float64", f"@{tmp_path}/x.npy"):
-        done = check("planted.py:power", "--arg", f"x={spec}", "--arg", "n=2")
-        assert done.returncode == 0, done.stdout
+def test_arguments_by_keyword():
     weights = ("--arg", "x=normal:3", "--arg", "weights={'w': 2.0}", "--arg", 'mode="sum"', "--arg", "scale=0.5")
     (found,) = targets.find(str(TARGETS / "planted.py:keywords"), specs.named(weights[1::2]), None, 0)
     assert found.kwargs == {"weights": {"w": 2.0}, "mode": "sum", "scale": 0.5} and found.args[0].shape == (3,)

@@ -75,19 +75,6 @@ def test_a_fault_of_each_kind_is_found(backend, kind):
     assert found["status"] in kind.found, (name, found)
 
 
-@pytest.mark.once
-def test_there_are_enough_of_both():
-    """At least 60 rules, and in each at least 25 kinds of faults that make a difference."""
-    kinds = [each for each in faults.KINDS.values() if each.shows in ("gradient", "compiled", "forward mode")]
-    planted = {}
-    for name, rule in RULES.items():
-        if not rule.is_rounded:
-            arrays = rule.arrays(0)
-            planted[name] = sum(bool(truth.counts(rule, kind, arrays)) for kind in kinds)
-    assert [name for name, count in planted.items() if count < 25] == ["empty"]
-    assert len(planted) > 60
-
-
 def line(status, *said, checks=()):
     return {"status": status, "said": list(said), "checks": list(checks), "seconds": 0.5}
 
