@@ -56,13 +56,6 @@ def test_order(clean_environment):
     assert keras_cg.backend() == "torch"
 
 
-@pytest.mark.once
-def test_the_environment_in_a_fresh_process():
-    code = "import keras_cg; print(keras_cg.backend())"
-    assert run(code) == "numpy"
-    assert run(code, KERAS_BACKEND="jax", KERAS_CG_BACKEND="tensorflow") == "tensorflow"
-
-
 @pytest.mark.together
 def test_read_when_called(clean_environment):
     seen = []

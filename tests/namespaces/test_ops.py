@@ -313,14 +313,6 @@ def test_everyday_functions_in_a_batch(backend):
         np.testing.assert_allclose(output[place], due, rtol=5e-4)
 
 
-def test_the_gradient_of_a_product_with_a_zero(backend):
-    x = ops.asarray([2.0, 0.0, 3.0, 5.0], dtype="float32")
-    due = {"prod": [0, 30, 0, 0], "cumulative_prod": [1, 2 + 6 + 30, 0, 0]}
-    for name, expected in due.items():
-        (gradient,) = [grad(lambda x: ops.sum(getattr(ops, name)(x)))(x)]
-        np.testing.assert_allclose(config.active.to_numpy(gradient), expected, err_msg=name)
-
-
 # At 0.5, or where they are defined, and their derivatives there.
 ELEMENTWISE = {
     "acos": (0.5, -((3 / 4) ** -0.5)),
