@@ -167,7 +167,7 @@ LAZY = """
     def show():
         print([name for name in ("jax", "torch", "tensorflow", "keras", "autograd") if name in sys.modules])
 
-    import keras_cg
+    import keras_cg, keras_cg.testing
     @keras_cg.custom_gradient
     def f(x):
         return x, lambda upstream: upstream

@@ -337,8 +337,6 @@ def test_json_is_all_there_is_on_the_standard_output(run, backends):
     "words",
     [
         ["check", "planted.py:powr"],
-        ["check", "planted.py:power", "--order", "7"],
-        ["check", "planted.py:power", "--arg", "n=1", "--arg", "n=2"],
         ["check"],
         ["info", "--nothing"],
     ],

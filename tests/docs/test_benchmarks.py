@@ -1,6 +1,5 @@
 """The benchmarks measure what they say: turns, ratios, who is wrong, and the page that is made of the figures."""
 
-import ast
 import importlib.util
 import json
 import pkgutil
@@ -89,22 +88,6 @@ def numpy_bench():
     bench.kit = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bench.kit)
     return bench
-
-
-def test_every_backend_has_its_workloads_in_the_same_order():
-    backends = {path.stem for path in ROOT.glob("keras_cg/backends/[a-z]*")}
-    names = {path.stem: public_names(path) for path in ROOT.glob("benchmarks/workloads/[a-z]*.py")}
-    assert set(names) == backends
-    assert len({tuple(each) for each in names.values()}) == 1, names
-
-
-def public_names(path):
-    found = []
-    for node in ast.parse(path.read_text()).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)):
-            found += [each.id if isinstance(each, ast.Name) else each.name for each in targets]
-    return [name for name in found if not name.startswith("_")]
 
 
 def test_the_page_is_what_the_figures_give():

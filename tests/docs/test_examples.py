@@ -50,25 +50,6 @@ def test_log1pexp_is_finite_where_plain_differentiation_is_not(backend):
     np.testing.assert_allclose(np.asarray(example.log1pexp(tensor(points))), np.logaddexp(0, points), 1e-6, 1e-7)
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0, 3.0])
-def test_gradient_reversal_changes_the_sign_of_the_gradient_alone(backend, strength):
-    example = load("gradient_reversal")
-    features = np.array([1.0, -2.0, 3.0])
-    np.testing.assert_array_equal(np.asarray(example.reverse_gradient(tensor(features), strength)), features)
-    gradient = keras_cg.grad(example.domain_loss)(tensor(features), strength)
-    np.testing.assert_allclose(np.asarray(gradient), -strength * 2 * features, rtol=1e-6)
-
-
-@pytest.mark.parametrize("limit", [1.0, 5.0, 49.0, 51.0, 1000.0])
-def test_gradient_clipping_shortens_a_long_gradient_alone(backend, limit):
-    example = load("gradient_clipping")
-    x = np.array([0.3, -0.4])
-    np.testing.assert_array_equal(np.asarray(example.clip_gradient(tensor(x), limit)), x.astype(np.float32))
-    gradient = keras_cg.grad(example.steep)(tensor(x), limit)
-    # The gradient is 100 * x, of norm 50.
-    np.testing.assert_allclose(np.asarray(gradient), 100 * x * min(1, limit / 50), rtol=1e-5)
-
-
 # --- spiking neurons -----------------------------------------------------------------------------------------------
 
 
