@@ -29,7 +29,6 @@ def pytest_addoption(parser):
     parser.addoption("--backends", default="", help="the backends to test, with commas between; default: all installed")
     parser.addoption("--write", action="store_true", help="write docs/reports/keras_parity.md, if that is tested")
     parser.addoption("--every-mode", action="store_true", help="all tests in every mode, whatever files choose")
-    parser.addoption("--checker-seeds", type=int, help="seeds for each rule of the zoo in testing/test_checker_zoo.py")
     parser.addoption("--dozen", action="store_true", help="of the zoo, only a dozen rules that differ in kind")
     parser.addoption("--conformance-report", default="", help="a JSON file for what each rule of the zoo did")
 
@@ -58,7 +57,7 @@ SHARED = ("tests/with_keras/test_keras_install.py",)
 TAKE_LONG = tuple(
     f"tests/{tests}"
     for tests in (
-        *(f"testing/test_checker_{part}.py" for part in ("faults", "verdicts", "study", "zoo")),
+        *(f"testing/test_checker_{part}.py" for part in ("faults", "verdicts", "study")),
         *("recipes/test_recipes.py::test_checked", "recipes/test_recipe_edges.py", "recipes/test_solutions.py"),
         *("docs/test_examples.py", "namespaces/test_ops_standard.py"),
     )

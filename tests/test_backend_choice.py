@@ -56,13 +56,6 @@ def test_order(clean_environment):
     assert keras_cg.backend() == "torch"
 
 
-@pytest.mark.once
-def test_the_environment_in_a_fresh_process():
-    code = "import keras_cg; print(keras_cg.backend())"
-    assert run(code) == "numpy"
-    assert run(code, KERAS_BACKEND="jax", KERAS_CG_BACKEND="tensorflow") == "tensorflow"
-
-
 @pytest.mark.together
 def test_read_when_called(clean_environment):
     seen = []
@@ -174,7 +167,7 @@ LAZY = """
     def show():
         print([name for name in ("jax", "torch", "tensorflow", "keras", "autograd") if name in sys.modules])
 
-    import keras_cg
+    import keras_cg, keras_cg.testing
     @keras_cg.custom_gradient
     def f(x):
         return x, lambda upstream: upstream

@@ -337,8 +337,6 @@ def test_json_is_all_there_is_on_the_standard_output(run, backends):
     "words",
     [
         ["check", "planted.py:powr"],
-        ["check", "planted.py:power", "--order", "7"],
-        ["check", "planted.py:power", "--arg", "n=1", "--arg", "n=2"],
         ["check"],
         ["info", "--nothing"],
     ],
@@ -347,13 +345,3 @@ def test_json_is_json_where_nothing_can_be_done(run, words):
     done = run(*words, "--json", *(QUICK if "check" in words else ()))
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert done.stderr == f"keras-cg {words[0]}: {json.loads(done.stdout)['error']}\n"
-
-
-@pytest.mark.side_by_side
-def test_backends_that_disagree_are_told(run, backends):
-    if len(backends) < 2:
-        return
-    names = ",".join(["numpy", next(name for name in backends if name != "numpy")])
-    done = run("check", "disagreeing.py:f", "--arg", "x=normal:3", *QUICK, "--json", "--backends", names)
-    agreement = [each["status"] for each in report(done)["findings"] if each["check"] == "agreement"]
-    assert done.returncode == 1 and "failed" in agreement

@@ -17,8 +17,9 @@ from keras_cg.command import check as check_command
 from keras_cg.command import info, output, progress
 from keras_cg.testing.report import Finding
 
+pytestmark = pytest.mark.once
 
-@pytest.mark.once
+
 def test_a_terminal_shows_how_far_it_is():
     command = [sys.executable, "-m", "keras_cg", "check", "unruly.py:slow", "--arg", "x=normal:3", *QUICK]
     pid, terminal = pty.fork()
@@ -52,7 +53,6 @@ def watched(monkeypatch):
     return make
 
 
-@pytest.mark.once
 def test_work_is_shown_on_the_standard_error_and_taken_away(watched, capsys):
     stream = watched(0)
     with progress.shown(lambda: progress.bar(3, 8, "checks")):
@@ -63,7 +63,6 @@ def test_work_is_shown_on_the_standard_error_and_taken_away(watched, capsys):
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("delay", "isatty", "term"),
     [(3600, True, "xterm"), (0, False, "xterm"), (0, True, "dumb")],
@@ -80,7 +79,6 @@ def test_work_without_a_progress_bar(watched, monkeypatch, delay, isatty, term):
     assert stream.getvalue() == "" and not any(each.is_alive() for each in timers)
 
 
-@pytest.mark.once
 def test_work_without_rich(watched, monkeypatch):
     stream = watched(0)
     monkeypatch.setitem(sys.modules, "rich.console", None)
@@ -89,14 +87,6 @@ def test_work_without_rich(watched, monkeypatch):
     assert stream.getvalue() == ""
 
 
-def board_of(backends, check="first order"):
-    board = check_command.Board("f.py:f", list(backends), functions=["f"])
-    for each in backends:
-        board.found("f", each).append(Finding(each, check, "passed", error=1e-7))
-    return board
-
-
-@pytest.mark.once
 def test_skip_is_what_was_not_reached_and_a_dash_what_does_not_apply(monkeypatch, capsys):
     from keras_cg.command import tables as drawn
     from keras_cg.testing.report import NOT_REACHED
@@ -116,14 +106,16 @@ def test_skip_is_what_was_not_reached_and_a_dash_what_does_not_apply(monkeypatch
     assert row.replace("│", " ").split() == ["compiled", "–", "skip"]  # noqa: RUF001 - a dash is intended
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("columns", "tables"), [(100, 1), (60, 2), (40, 4), (20, 4)])
 def test_no_backend_disappears_from_a_narrow_terminal(monkeypatch, capsys, columns, tables):
     from keras_cg.command import tables as drawn
 
     monkeypatch.setenv("COLUMNS", str(columns))
     names = ("jax", "numpy", "tensorflow", "torch")
-    drawn.show(board_of(names))
+    board = check_command.Board("f.py:f", list(names), functions=["f"])
+    for each in names:
+        board.found("f", each).append(Finding(each, "first order", "passed", error=1e-7))
+    drawn.show(board)
     shown = capsys.readouterr().out
     lines = [line for line in shown.splitlines() if line[:1] in "╭│├╰"]
     heads = [line.replace("│", " ").split() for line in lines if line.startswith("│ check")]
@@ -132,7 +124,6 @@ def test_no_backend_disappears_from_a_narrow_terminal(monkeypatch, capsys, colum
     assert all(len(line) <= max(columns, 31) for line in lines)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("columns", [100, 40, 20])
 def test_info_leaves_nothing_out_on_a_narrow_terminal(monkeypatch, capsys, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -153,7 +144,6 @@ def test_info_leaves_nothing_out_on_a_narrow_terminal(monkeypatch, capsys, colum
     assert '"keras-cg[jax]"' in words and "…" not in shown
 
 
-@pytest.mark.once
 def test_a_terminal_without_unicode():
     done = start_check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2", PYTHONIOENCODING="ascii")
     assert done.returncode == 1 and "ok" in done.stdout and done.stdout.isascii()
@@ -179,7 +169,6 @@ WRITERS = {
 PIPED = [("check", ""), ("check --json", "1"), ("--version", "")]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("name", "unbuffered"), PIPED)
 def test_a_reader_that_leaves_is_no_disagreement(name, unbuffered):
     reader, writer = os.pipe()
@@ -190,7 +179,6 @@ def test_a_reader_that_leaves_is_no_disagreement(name, unbuffered):
         os.close(writer)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(("name", "unbuffered"), PIPED)
 def test_an_output_without_room_is_told_in_one_line(name, unbuffered):
     with open("/dev/full", "w") as full:
@@ -199,7 +187,6 @@ def test_an_output_without_room_is_told_in_one_line(name, unbuffered):
     assert (status, told) == (2, f"keras-cg: {expected}\n")
 
 
-@pytest.mark.once
 def test_no_standard_error_at_all():
     command = [sys.executable, "-m", "keras_cg", "check", "planted.py:powr", "--json"]
     done = subprocess.run(
@@ -208,7 +195,6 @@ def test_no_standard_error_at_all():
     assert done.returncode == 2 and json.loads(done.stdout)["error"].startswith("planted.py has no 'powr'")
 
 
-@pytest.mark.once
 def test_json_has_no_nan():
     found = {"findings": [{"error": math.nan, "tolerance": 1e-6}], "more": (math.inf, "nan", None)}
     assert output._strict(found) == {"findings": [{"error": None, "tolerance": 1e-6}], "more": [None, "nan", None]}

@@ -6,12 +6,13 @@ import pytest
 from command.command_runs import TARGETS
 from keras_cg.command import messages, specs, targets
 
+pytestmark = pytest.mark.once
+
 
 def made(spec, seed=0):
     return specs.parse("x", spec)(np.random.default_rng(seed))
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("spec", "shape", "dtype"),
     [
@@ -31,7 +32,6 @@ def test_a_spec_makes_an_array(spec, shape, dtype):
     assert isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
 
 
-@pytest.mark.once
 def test_a_spec_makes_the_numbers_that_it_says():
     np.testing.assert_array_equal(made("linspace:-1,1,5:float64"), [-1, -0.5, 0, 0.5, 1])
     assert (made("uniform:-2,-1:1000") >= -2).all() and (made("uniform:-2,-1:1000") <= -1).all()
@@ -43,7 +43,6 @@ def test_a_spec_makes_the_numbers_that_it_says():
     assert (made("normal:3", 1) != made("normal:3", 2)).all()
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "text", ["3", "0.5", "'mean'", "[1, 2]", "(1, 2)", "None", "True", "{'w': 1.5}", "-1e3", "'a:b'"]
 )
@@ -52,7 +51,6 @@ def test_a_literal_stays_what_it_is(text):
     assert repr(value) == repr(eval(text))
 
 
-@pytest.mark.once
 def test_a_file_keeps_its_dtype(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(3.0))
     assert made(f"@{tmp_path}/x.npy").dtype == "float64"
@@ -60,7 +58,6 @@ def test_a_file_keeps_its_dtype(tmp_path):
     np.testing.assert_array_equal(made(f"@{tmp_path}/x.npy"), [0, 1, 2])
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
@@ -89,7 +86,6 @@ def test_a_spec_that_does_not_parse(spec, problem, monkeypatch):
     assert message.endswith(f". The forms are: {forms}")
 
 
-@pytest.mark.once
 def test_a_file_that_is_no_array_of_numbers(tmp_path):
     np.save(tmp_path / "text.npy", np.array(["a"]))
     np.savez(tmp_path / "several.npz", a=np.zeros(1))
@@ -98,12 +94,7 @@ def test_a_file_that_is_no_array_of_numbers(tmp_path):
             specs.parse("x", f"@{tmp_path}/{name}")
 
 
-@pytest.mark.once
-def test_every_form_of_a_spec_on_the_command_line(check, tmp_path):
-    np.save(tmp_path / "x.npy", np.array([1.0, 2.0]))
-    for spec in ("normal:2,2", "uniform:1,2:3", "linspace:1,2,3", "0.5:float64", f"@{tmp_path}/x.npy"):
-        done = check("planted.py:power", "--arg", f"x={spec}", "--arg", "n=2")
-        assert done.returncode == 0, done.stdout
+def test_arguments_by_keyword():
     weights = ("--arg", "x=normal:3", "--arg", "weights={'w': 2.0}", "--arg", 'mode="sum"', "--arg", "scale=0.5")
     (found,) = targets.find(str(TARGETS / "planted.py:keywords"), specs.named(weights[1::2]), None, 0)
     assert found.kwargs == {"weights": {"w": 2.0}, "mode": "sum", "scale": 0.5} and found.args[0].shape == (3,)

@@ -50,25 +50,6 @@ def test_log1pexp_is_finite_where_plain_differentiation_is_not(backend):
     np.testing.assert_allclose(np.asarray(example.log1pexp(tensor(points))), np.logaddexp(0, points), 1e-6, 1e-7)
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0, 3.0])
-def test_gradient_reversal_changes_the_sign_of_the_gradient_alone(backend, strength):
-    example = load("gradient_reversal")
-    features = np.array([1.0, -2.0, 3.0])
-    np.testing.assert_array_equal(np.asarray(example.reverse_gradient(tensor(features), strength)), features)
-    gradient = keras_cg.grad(example.domain_loss)(tensor(features), strength)
-    np.testing.assert_allclose(np.asarray(gradient), -strength * 2 * features, rtol=1e-6)
-
-
-@pytest.mark.parametrize("limit", [1.0, 5.0, 49.0, 51.0, 1000.0])
-def test_gradient_clipping_shortens_a_long_gradient_alone(backend, limit):
-    example = load("gradient_clipping")
-    x = np.array([0.3, -0.4])
-    np.testing.assert_array_equal(np.asarray(example.clip_gradient(tensor(x), limit)), x.astype(np.float32))
-    gradient = keras_cg.grad(example.steep)(tensor(x), limit)
-    # The gradient is 100 * x, of norm 50.
-    np.testing.assert_allclose(np.asarray(gradient), 100 * x * min(1, limit / 50), rtol=1e-5)
-
-
 # --- spiking neurons -----------------------------------------------------------------------------------------------
 
 
@@ -77,47 +58,6 @@ def spiking():
     """The module; the tests are skipped without the packages that it needs."""
     pytest.importorskip("sklearn")
     return load("spiking")
-
-
-def spiking_gradient(example, weights, images, labels):
-    """The loss and its gradient through time, in float64, by the chain rule written out; and how near a spike is."""
-    hidden, output = (weights[name].astype(np.float64) for name in ("hidden", "output"))
-    current = images @ hidden
-    potentials, spikes = [np.zeros_like(current)], [np.zeros_like(current)]
-    for _ in range(example.STEPS):
-        potentials.append(example.LEAK * potentials[-1] + current - example.THRESHOLD * spikes[-1])
-        spikes.append(1.0 * (potentials[-1] > example.THRESHOLD))
-    scores = sum(spikes) @ output / example.STEPS
-    chances = np.exp(scores - np.logaddexp.reduce(scores, axis=1, keepdims=True))
-    arriving = (chances - labels) / len(images) / example.STEPS
-    to_hidden, to_potential, reset = 0, 0, 0
-    for potential in potentials[:0:-1]:
-        surrogate = 1 / (1 + 5 * np.abs(potential - example.THRESHOLD)) ** 2
-        to_potential = example.LEAK * to_potential + (arriving @ output.T - reset) * surrogate
-        to_hidden, reset = to_hidden + images.T @ to_potential, example.THRESHOLD * to_potential
-    loss = -np.mean(np.sum(labels * np.log(chances), axis=1))
-    margin = np.abs(np.array(potentials[1:]) - example.THRESHOLD).min()
-    return loss, {"hidden": to_hidden, "output": sum(spikes).T @ arriving}, margin
-
-
-def test_spiking_gradients_through_time(backend, spiking):
-    random = np.random.default_rng(0)
-    images = random.uniform(0, 1, (5, 64)).astype(np.float32)
-    labels = np.eye(10, dtype=np.float32)[random.integers(0, 10, 5)]
-    weights = spiking.initial_weights(8)
-    loss, gradients, margin = spiking_gradient(spiking, weights, images, labels)
-    assert margin > 1e-4  # else rounding might make another spike
-    tensors = {name: ops.asarray(array) for name, array in weights.items()}
-    batch = ops.asarray(images), ops.asarray(labels)
-    both = spiking.compiled(lambda weights: keras_cg.value_and_grad(spiking.loss)(weights, *batch, spiking.surrogate))
-    value, found = both(tensors)
-    np.testing.assert_allclose(float(value), loss, rtol=1e-5)
-    for name, gradient in gradients.items():
-        assert np.abs(gradient).max() > 1e-3
-        np.testing.assert_allclose(np.asarray(found[name]), gradient, rtol=1e-4, atol=1e-6)
-    # The step itself has the gradient zero.
-    own = keras_cg.grad(spiking.loss)(tensors, *batch, spiking.step_function)
-    assert not np.asarray(own["hidden"]).any()
 
 
 def test_spiking_learns(backend, spiking, capsys):
@@ -130,34 +70,6 @@ def test_spiking_learns(backend, spiking, capsys):
 
 
 # --- a network in a differential equation --------------------------------------------------------------------------
-
-
-def physics_gradient(example, weights, x):
-    """The loss and its gradient in float64: T'' is a sum of output * slope^2 * s', where s is the sigmoid."""
-    slope, shift, output = (weights[name].astype(np.float64) for name in ("slope", "shift", "output"))
-    unit = (np.pi / example.LENGTH) ** 2
-    s = 1 / (1 + np.exp(-(x[:, None] * slope + shift)))
-    first, second = s * (1 - s), s * (1 - s) * (1 - 2 * s)
-    residual = first @ (output * slope**2) / unit + np.sin(x * np.pi / example.LENGTH)
-    arriving = 2 * residual / len(x) / unit
-    return np.mean(residual**2), {
-        "slope": (arriving @ first) * 2 * output * slope + ((arriving * x) @ second) * output * slope**2,
-        "shift": (arriving @ second) * output * slope**2,
-        "output": (arriving @ first) * slope**2,
-    }
-
-
-def test_physics_gradients(backend):
-    example = load("physics_informed")
-    weights = example.initial_weights(6) | {"output": np.array([0.3, -0.5, 0.2, 0.7, -0.1, 0.4], np.float32)}
-    x = example.points(7)
-    tensors = {name: ops.asarray(array) for name, array in weights.items()}
-    loss, gradients = physics_gradient(example, weights, np.asarray(x, np.float64))
-    both = example.compiled(lambda weights: keras_cg.value_and_grad(example.loss)(weights, x, example.log1pexp))
-    value, found = both(tensors)
-    np.testing.assert_allclose(float(value), loss, rtol=1e-4)
-    for name, gradient in gradients.items():
-        np.testing.assert_allclose(np.asarray(found[name]), gradient, rtol=1e-3, atol=1e-4 * np.abs(gradient).max())
 
 
 def test_physics_finds_the_temperature(backend, capsys):
@@ -193,22 +105,6 @@ def digits():
     return load("digits")
 
 
-def nearest_level(values, levels):
-    return levels[np.abs(values[..., None] - levels).argmin(-1)]
-
-
-def cross_entropy(data, weights, quantised):
-    """The loss of the example, in float64 and with the levels written out."""
-    hidden, output = (array.astype(np.float64) for array in (weights["hidden"], weights["output"]))
-    if quantised:
-        hidden, output = (nearest_level(array, np.array([-3.0, -1.0, 1.0, 3.0])) for array in (hidden, output))
-    active = (data.images.astype(np.float64) @ hidden + 0.5) / 64
-    active = nearest_level(active, np.arange(4.0)) if quantised else np.clip(active, 0, 3)
-    scores = active @ output / 16
-    right = scores[np.arange(len(scores)), data.labels.argmax(1)]
-    return np.mean(np.logaddexp.reduce(scores, axis=1) - right)
-
-
 def test_digits_learn_with_the_rule_and_not_without(backend, digits, tmp_path):
     options = ["--passes", "6", "--seed", "0", "--json", "result.json"]
     done = run_digits(tmp_path, *options, KERAS_CG_BACKEND=backend)
@@ -221,12 +117,7 @@ def test_digits_learn_with_the_rule_and_not_without(backend, digits, tmp_path):
     assert (result["backend"], result["passes"], result["seed"]) == (backend, 6, 0)
     trainings = result["trainings"]
     assert set(trainings) == set(digits.TRAININGS)
-    data, weights = digits.load(), digits.initial_weights(0)
-    for name, training in trainings.items():
-        assert len(training["losses"]) == 7
-        reference = cross_entropy(data, weights, quantised=name != "full_precision")
-        np.testing.assert_allclose(training["losses"][0], reference, rtol=1e-5)
-
+    assert {len(training["losses"]) for training in trainings.values()} == {7}
     assert trainings["straight_through"]["accuracy"] > 0.9
     assert trainings["full_precision"]["accuracy"] > 0.9
     # Ten classes: a network that learns nothing is right once in ten, give or take its weights.

@@ -42,6 +42,8 @@ GRADIENTS = {
 EVERYWHERE = {
     "nested list": (lambda t: ops.asarray([[t[0], t[1]], [t[1], t[2]]]), [1, 2, 3], [1, 2, 1]),
     "nested tuple with numbers": (lambda t: ops.asarray(((t[0], 2), (0.5, t[2]))), [1, 2, 3], [1, 0, 1]),
+    "prod with a zero": (lambda t: ops.prod(t), [2, 0, 3, 5], [0, 30, 0, 0]),
+    "cumulative_prod with a zero": (lambda t: ops.cumulative_prod(t), [2, 0, 3, 5], [1, 2 + 6 + 30, 0, 0]),
     "linspace": (lambda t: ops.linspace(0.0, t, 3), 2.0, 1.5),
     "linspace, start": (lambda t: ops.linspace(t, 7, 4, endpoint=False), 2.0, 1 + 3 / 4 + 2 / 4 + 1 / 4),
     "full": (lambda t: ops.full((2, 3), t * t), 2.0, 24.0),

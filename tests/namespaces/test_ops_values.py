@@ -34,9 +34,7 @@ EVERYWHERE = {
     "var, correction of the count": (lambda: ops.var(wide([[1, 2, 3]]), axis=1, correction=3), [math.inf]),
     "std, large correction": (lambda: ops.std(wide([1, 2, 3]), correction=3.5), math.inf),
     "var of equal numbers, large correction": (lambda: ops.var(wide([2, 2]), correction=2), math.nan),
-    "var, correction": (lambda: ops.var(wide([1, 2, 3]), correction=1), 1.0),
     "count_nonzero, no axis": (lambda: ops.count_nonzero(wide([[1, 0], [2, 3]]), axis=()), [[1, 0], [1, 1]]),
-    "count_nonzero": (lambda: ops.count_nonzero(wide([[1, 0], [2, 3]]), axis=0, keepdims=True), [[2, 1]]),
     "roll, one shift": (lambda: ops.roll(wide([[1, 2], [3, 4]]), 1, axis=(0, 1)), [[4, 3], [2, 1]]),
     "take, uint8": (lambda: ops.take(wide([1, 2]), wide([1], "uint8")), [2]),
     "take, int8": (lambda: ops.take(wide([[1, 2]]), wide([-1], "int8"), axis=1), [[2]]),
@@ -44,7 +42,6 @@ EVERYWHERE = {
     "take, a matrix of indices": (lambda: ops.take(wide([1, 2]), np.array([[0, 1], [1, 1]])), [[1, 2], [2, 2]]),
     "permute_dims": (lambda: ops.permute_dims(wide([[1, 2]]), (-1, 0)), [[1], [2]]),
     "an axis of NumPy": (lambda: ops.sum(wide([[1, 2]]), np.int64(0)), [1, 2]),
-    "sign of NaN": (lambda: ops.sign(wide([math.nan, -2.0, 0.0])), [math.nan, -1, 0]),
     "linspace of tensors": (lambda: ops.linspace(wide(0.1), wide(0.7), 3), [0.1, 0.4, 0.7]),
     "numbers in a list beside a tensor": (lambda: ops.asarray([wide(0.1), 0.1]), [0.1, 0.1]),
 }
@@ -95,17 +92,6 @@ VALUES = {
     "roll": (
         lambda: [ops.roll(tensor([[1, 2], [3, 4]]), 1, axis=axis) for axis in ((0, -1), ())],
         ([[4, 3], [2, 1]], [[1, 2], [3, 4]]),
-    ),
-    "can_cast": (
-        lambda: (
-            [ops.can_cast(*pair) for pair in (("bool", "int8"), ("int8", "float64"), ("int8", "int16"))]
-            + [
-                ops.can_cast("float32", "complex64"),
-                ops.can_cast("complex64", "float64"),
-                ops.can_cast("uint8", "int8"),
-            ]
-        ),
-        (False, False, True, True, False, False),
     ),
     "isdtype": (
         lambda: [ops.isdtype(ops.int64, kind) for kind in (ops.int64, (ops.bool, "integral"), ops.int8)],
@@ -216,7 +202,6 @@ def test_a_bound_that_the_dtype_does_not_hold_raises(backend):
         ops.clip(wide([1, 2], "uint8"), 300)
 
 
-@TORCH_AND_JAX
 def test_what_can_be_cast(backend):
     """The standard promotes integers to integers, floats to floats and complex numbers, booleans to booleans."""
     can = [("int8", "int64"), ("uint8", "int16"), ("float32", "complex64"), ("bool", "bool"), ("uint32", "uint64")]
@@ -227,8 +212,9 @@ def test_what_can_be_cast(backend):
         ("float64", "float32"),
         ("complex64", "float32"),
     ]
-    can += [("bfloat16", "float32"), ("bfloat16", "bfloat16")]
-    cannot += [("bfloat16", "float16"), ("float32", "bfloat16")]
+    if backend != "numpy":  # NumPy has none
+        can += [("bfloat16", "float32"), ("bfloat16", "bfloat16")]
+        cannot += [("bfloat16", "float16"), ("float32", "bfloat16")]
     assert all(ops.can_cast(*pair) for pair in can) and not any(ops.can_cast(*pair) for pair in cannot)
     assert ops.can_cast(wide([1], "int8"), ops.int16) and not ops.can_cast(wide([1]), ops.float32)
 

@@ -258,11 +258,6 @@ def test_clipping_by_norm_is_finite_where_nothing_arrives(backend):
         return ops.sum(recipes.clip_gradient(x, norm=1.0) * x * 0)
 
     np.testing.assert_array_equal(found(keras_cg.hessian(f)(tensor(X))), np.zeros((3, 3)))
-    # The norm of these overflows in float32, if it is taken plainly.
-    x = tensor(np.zeros(2))
-    large = tensor([3e30, 4e30])
-    gradient = keras_cg.grad(lambda x: ops.sum(recipes.clip_gradient(x, norm=1.0) * large))(x)
-    np.testing.assert_allclose(found(gradient), [0.6, 0.8], rtol=1e-6)
 
 
 def test_a_schedule_may_be_traced_and_gets_no_gradient(backend):

@@ -1,6 +1,6 @@
 """The corpus that the checker is measured with: right rules are right, faults are faults, and the page is made of it.
 
-What `nox -s power` measures in an hour and more is tried here on a dozen rules and half a dozen faults.
+What `nox -s power` measures in an hour and more is tried here on the right rules, and on one fault of each kind.
 """
 
 import json
@@ -52,17 +52,27 @@ def test_right_rules_are_right(backend):
         assert closed_forms(RULES[name]) < allowed[RULES[name].inner], name
 
 
-@pytest.mark.once
-def test_there_are_enough_of_both():
-    """At least 60 rules, and in each at least 25 kinds of faults that make a difference."""
-    kinds = [each for each in faults.KINDS.values() if each.shows in ("gradient", "compiled", "forward mode")]
-    planted = {}
-    for name, rule in RULES.items():
-        if not rule.is_rounded:
-            arrays = rule.arrays(0)
-            planted[name] = sum(bool(truth.counts(rule, kind, arrays)) for kind in kinds)
-    assert [name for name, count in planted.items() if count < 25] == ["empty"]
-    assert len(planted) > 60
+# Of these the checker cannot tell, and says why: half precision inside, differences that do not converge, no elements.
+UNDECIDED = ("root mean square with half statistics", "tanh in half precision", "sharp softmax", "empty")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_right_rules_pass(backend):
+    for name in RULES if backend == "numpy" else DOZEN:
+        found = measure.check(measure.Case(measure.OURS, name, None, 0))
+        assert found["status"] == ("undecided" if name in UNDECIDED else "passed"), (name, found)
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    "kind", [each for each in faults.KINDS.values() if each.shows != "compiled"], ids=lambda k: k.name
+)
+def test_a_fault_of_each_kind_is_found(backend, kind):
+    """In the first rule where it makes a difference."""
+    name = next(name for name, rule in RULES.items() if truth.counts(rule, kind, rule.arrays(0)))
+    found = measure.check(measure.Case(measure.OURS, name, kind.name, 0))
+    assert found["status"] in kind.found, (name, found)
 
 
 def line(status, *said, checks=()):

@@ -220,38 +220,13 @@ def test_half_precision_inside(backend):
     assert (finding.status, finding.diagnosis, finding.tolerance) == ("failed", "a factor of 2", 2e-2)
 
 
-NORMAL = np.random.default_rng(0).normal(size=6)
-ROUNDING = {
-    "cancellation": (derived(lambda x: (1e6 + x) ** 2 - 1e12, lambda x: 2 * (1e6 + x)), WIDE),
-    "saturated": (
-        derived(lambda x: ops.tanh(x), lambda x: 1 - ops.tanh(x) ** 2),
-        30 * NORMAL,
-    ),
-    "fast sine": (derived(lambda x: ops.sin(1e6 * x), lambda x: 1e6 * ops.cos(1e6 * x)), WIDE),
-}
-
-
-@custom_gradient
-def softmax(x):
-    e = ops.exp(x - ops.max(x))
-    p = e / ops.sum(e)
-    return p, lambda u: p * (u - ops.sum(u * p))
-
-
-ROUNDING["softmax"] = (softmax, 30 * NORMAL)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ROUNDING)
-def test_rounding_is_no_fault(backend, name, dtype):
-    f, x = ROUNDING[name]
-    report = check_gradients(f, x.astype(dtype), **EAGER)
-    assert report.status in ("passed", "undecided"), report
-    assert not any(each.diagnosis for each in findings(report, "undecided")), report
-    if (name, dtype) == ("cancellation", "float32"):
-        assert first(report).reason == (
-            "the function rounds too much here: it has other values in double precision, so differences prove nothing"
-        )
+def test_a_function_that_rounds_too_much(backend):
+    cancelling = derived(lambda x: (1e6 + x) ** 2 - 1e12, lambda x: 2 * (1e6 + x))
+    report = check_gradients(cancelling, V, **EAGER)
+    assert report.status == "undecided" and not any(each.diagnosis for each in findings(report, "undecided")), report
+    assert first(report).reason == (
+        "the function rounds too much here: it has other values in double precision, so differences prove nothing"
+    )
 
 
 def test_one_argument_without_elements(backend):

@@ -4,13 +4,9 @@ import numpy as np
 import pytest
 
 from keras_cg import recipes
+from with_keras.test_keras_layers import NORM, RATE, UPSTREAM, X, fit, weighed
 from with_keras.training import MODES, own_steps, shift, trains
 
-# Numbers that float16 holds, and that 2**12 times them does, too.
-X = np.array([[0.25, -0.75, 1.75], [-3.0, 0.5, 0.125]], np.float32)
-UPSTREAM = np.array([[1.0, -2.0, 0.5], [4.0, 3.0, -0.25]], np.float32)
-NORM = np.linalg.norm(UPSTREAM)
-RATE = 0.125
 SCALE = 2.0**8
 
 LIMITS = {
@@ -23,19 +19,8 @@ LIMITS = {
 two_modes = pytest.mark.parametrize("mode", ["eager", "default"])
 
 
-def weighed(keras):
-    """A loss whose gradient with respect to the prediction is UPSTREAM."""
-    upstream = keras.ops.convert_to_tensor(UPSTREAM)
-    return lambda y, prediction: keras.ops.sum(keras.ops.cast(prediction, "float32") * upstream)
-
-
 def scaled(keras, growth=2000, rate=RATE):
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(rate), SCALE, growth)
-
-
-def fit(model, epochs=1, steps=1):
-    rows = np.concatenate([X] * steps)
-    model.fit(rows, rows, batch_size=len(X), epochs=epochs, shuffle=False, verbose=0)
 
 
 def moved(keras, model):
@@ -45,7 +30,7 @@ def moved(keras, model):
 
 def trainee(keras, layer, optimizer, mode, kind=None, **options):
     model = (kind or keras.Sequential)([keras.layers.Input(X.shape[1:]), shift(X.shape), layer])
-    model.compile(optimizer, weighed(keras), **MODES[mode], **options)
+    model.compile(optimizer, weighed(keras, UPSTREAM), **MODES[mode], **options)
     return model
 
 
@@ -91,7 +76,7 @@ def test_several_layers_one_of_them_twice(keras, layers):
     inputs = keras.Input(X.shape[1:])
     shifted = shift(X.shape)(inputs)
     model = keras.Model(inputs, twice(shifted) + 2 * twice(first(shifted)))
-    model.compile(scaled(keras), weighed(keras))
+    model.compile(scaled(keras), weighed(keras, UPSTREAM))
     fit(model)
     # Through both ways the norm is cut to 4 first.
     arrived = UPSTREAM * 4 / NORM
@@ -113,7 +98,7 @@ def test_regularizers_and_other_losses_stay(keras, layers):
             return inputs + self.shift
 
     model = keras.Sequential([Shift(), layers.GradientClipping(value=0.125)])
-    model.compile(scaled(keras), weighed(keras))
+    model.compile(scaled(keras), weighed(keras, UPSTREAM))
     fit(model)
     expected = 1 - RATE * (np.clip(UPSTREAM, -0.125, 0.125) + 0.75)
     np.testing.assert_allclose(model.trainable_weights[0].numpy(), expected, rtol=2e-3)
@@ -141,7 +126,7 @@ def test_between_the_steps_of_a_recurrent_layer(keras, layers, backend):
         recurrent = keras.layers.RNN(Cell(**options))
         weight = shift(X.shape)
         model = keras.Sequential([keras.layers.Input(X.shape[1:]), weight, keras.layers.Reshape((1, 3)), recurrent])
-        model.compile(scaled(keras), weighed(keras))
+        model.compile(scaled(keras), weighed(keras, UPSTREAM))
         fit(model)
         return moved(keras, model)
 
@@ -162,7 +147,9 @@ def test_between_the_steps_of_a_recurrent_layer(keras, layers, backend):
 def test_a_train_step_of_ones_own(keras, layers, mode):
     keras.config.set_dtype_policy("mixed_float16")
     config, gradient = LIMITS["norm"]
-    model = trainee(keras, layers.GradientClipping(**config), scaled(keras, growth=1), mode, own_steps(weighed(keras)))
+    model = trainee(
+        keras, layers.GradientClipping(**config), scaled(keras, growth=1), mode, own_steps(weighed(keras, UPSTREAM))
+    )
     fit(model, steps=2)
     np.testing.assert_allclose(moved(keras, model), 2 * gradient, rtol=2e-3)
 
@@ -180,7 +167,7 @@ def test_what_cannot_be_known_is_not_clipped(keras, layers, mode):
     keras.config.set_dtype_policy("mixed_float16")
     layer = layers.GradientClipping(value=1.0, name="mine")
     # A plain optimizer, because the other one leaves steps of NaN out.
-    optimizer, kind = keras.optimizers.SGD(RATE), own_steps(weighed(keras), with_losses=False)
+    optimizer, kind = keras.optimizers.SGD(RATE), own_steps(weighed(keras, UPSTREAM), with_losses=False)
     model = trainee(keras, layer, optimizer, mode, kind, auto_scale_loss=False)
     if mode == "default" and keras.backend.backend() != "torch":
         fit(model)

@@ -9,29 +9,11 @@ import pytest
 
 import keras_cg
 from keras_cg import config, recipes
-from with_keras.training import MODES, trains
+from with_keras.training import MODES, array, dynamo_warns, trains
 
 X = np.linspace(-1.01, 2, 64).reshape(16, 4).astype(np.float32)
 Y = np.cos(np.arange(64)).reshape(16, 4).astype(np.float32)
 RATE = 0.125
-
-
-def array(value):
-    import keras
-
-    return keras.ops.convert_to_numpy(value).astype(np.float64)
-
-
-def states(model):
-    """The values of all variables of a model, the seeds of its layers included."""
-    return {each.path: array(each) for each in model.variables}
-
-
-def same_states(found, expected, rtol=1e-5, atol=1e-6):
-    found, expected = states(found), states(expected)
-    assert len(found) == len(expected)
-    for (path, one), other in zip(found.items(), expected.values(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=path)
 
 
 # --- a mask ------------------------------------------------------------------------------------------------------
@@ -55,8 +37,7 @@ def test_whether_it_trains_is_what_the_call_around_said(keras, seven, training):
 
 
 @pytest.mark.only("torch")
-# What torch.compile (2.13) says of itself while it traces.
-@pytest.mark.filterwarnings("ignore:(The .grad attribute of|Dynamo detected a call to):UserWarning")
+@dynamo_warns
 def test_a_compiled_dropout_has_one_mask(keras, seven):
     import torch
 
@@ -194,40 +175,6 @@ def test_a_backward_pass_in_other_threads(keras, seven):
 # --- training ----------------------------------------------------------------------------------------------------
 
 
-def layer_of(keras, inner, wrap):
-    """A layer whose call is others, one after the other, times a weight of its own, inside of `wrap`."""
-
-    class Block(keras.layers.Layer):
-        def build(self, shape):
-            self.inner = inner
-            self.w = self.add_weight(shape=(4,), initializer="ones")
-            for layer in inner:
-                layer.build(shape)
-
-        def call(self, x):
-            def run(x):
-                for layer in self.inner:
-                    x = layer(x)
-                return x * self.w
-
-            return wrap(run)(x)
-
-    return Block()
-
-
-def twins(keras, layers, mode="default", steps=3):
-    """A model with `recompute` around some layers, and one without, after the same training."""
-    models = []
-    for wrap in (recipes.recompute, lambda run: run):
-        keras.utils.set_random_seed(7)
-        block = layer_of(keras, layers(), wrap)
-        model = keras.Sequential([keras.layers.Dense(4, use_bias=False), block, keras.layers.Dense(4)])
-        model.compile(keras.optimizers.SGD(RATE), "mse", **MODES[mode])
-        model.fit(X, Y, batch_size=8, epochs=steps, shuffle=False, verbose=0)
-        models.append(model)
-    return models
-
-
 @trains
 @pytest.mark.parametrize(
     ("mode", "policy"), [("eager", "float32"), ("default", "mixed_bfloat16"), ("jit", "mixed_float16")]
@@ -238,17 +185,41 @@ def test_layers_with_a_state_train_as_without(keras, seven, backend, mode, polic
         mode = "eager"
     keras.config.set_dtype_policy(policy)
 
-    def layers():
-        return [
-            keras.layers.Dense(4, activation="tanh"),
-            keras.layers.Dropout(0.5, seed=3),
-            keras.layers.BatchNormalization(momentum=0.5),
-            keras.layers.Lambda(seven),
-            keras.layers.GaussianNoise(0.5, seed=4),
-        ]
+    class Block(keras.layers.Layer):
+        """Others, one after the other, times a weight of its own, inside of `wrap`."""
 
+        def __init__(self, wrap):
+            super().__init__()
+            self.wrap = wrap
+
+        def build(self, shape):
+            self.w = self.add_weight(shape=(4,), initializer="ones")
+            self.inner = keras.Sequential(
+                [
+                    keras.layers.Dense(4, activation="tanh"),
+                    keras.layers.Dropout(0.5, seed=3),
+                    keras.layers.BatchNormalization(momentum=0.5),
+                    keras.layers.Lambda(seven),
+                    keras.layers.GaussianNoise(0.5, seed=4),
+                ]
+            )
+            self.inner.build(shape)
+
+        def call(self, x):
+            return self.wrap(lambda x: self.inner(x) * self.w)(x)
+
+    found = []
+    for wrap in (recipes.recompute, lambda run: run):
+        keras.utils.set_random_seed(7)
+        model = keras.Sequential([keras.layers.Dense(4, use_bias=False), Block(wrap), keras.layers.Dense(4)])
+        model.compile(keras.optimizers.SGD(RATE), "mse", **MODES[mode])
+        model.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+        # The seeds of the layers are among them.
+        found.append([(each.path, array(each)) for each in model.variables])
     # In half precision JAX rounds elsewhere where it computes again.
-    same_states(*twins(keras, layers, mode), *([1e-5, 1e-6] if policy == "float32" else [1e-3, 1e-3]))
+    rtol, atol = (1e-5, 1e-6) if policy == "float32" else (1e-3, 1e-3)
+    for (path, one), (_, other) in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=path)
 
 
 # --- what cannot be served -------------------------------------------------------------------------------------------

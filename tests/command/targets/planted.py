@@ -18,12 +18,6 @@ def doubled(x):
 
 
 @keras_cg.custom_gradient
-def half_right(x):
-    """sin(x), whose gradient is wrong below zero."""
-    return ops.sin(x), lambda upstream: upstream * ops.where(x > 0, ops.cos(x), 0.5 * ops.cos(x))
-
-
-@keras_cg.custom_gradient
 def scaled(x, strength):
     """The identity, whose gradient is scaled as it is meant to be."""
     return x + 0.0, lambda upstream: strength * upstream

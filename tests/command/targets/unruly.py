@@ -45,12 +45,6 @@ def leaves(x):
 
 
 @keras_cg.custom_gradient
-def hangs(x):
-    time.sleep(3600)
-    return x, lambda upstream: upstream
-
-
-@keras_cg.custom_gradient
 def hungry(x):
     bytearray(1 << 60)
     return x, lambda upstream: upstream
