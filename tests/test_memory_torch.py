@@ -156,6 +156,22 @@ def test_a_checkpoint_does_not_keep_it(backend, without_collector, held):
     np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
 
 
+@pytest.mark.parametrize("is_argument", [True, False], ids=["argument", "captured"])
+def test_hooks_and_a_constant_that_is_an_argument_and_is_captured(torch, is_argument):
+    """It may be one object in one run and two in the other; `x` is differentiated, as an argument or not."""
+    x, constant = tensor(X), torch.tensor(3.0)
+
+    if is_argument:
+        f = custom_gradient(lambda x, c: (x * c, lambda upstream: (7 * upstream * constant, None)))
+        call = functools.partial(f, x, constant)
+    else:
+        f = custom_gradient(lambda c: (x * c, lambda upstream, variables: (None, [7 * upstream * constant])))
+        call = functools.partial(f, constant)
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: each if is_argument else each * 1, lambda each: each):
+        y = call()
+    np.testing.assert_allclose(gradient(y, x, create_graph=True), np.full(3, 21.0))
+
+
 def test_the_arguments_are_saved_tensors(torch, without_collector):
     from torch.utils.checkpoint import checkpoint
 

@@ -101,6 +101,18 @@ def test_a_rule_that_is_not_linear_raises_through_compiled_functions(backend, ea
 
 
 @pytest.mark.only("torch")
+@pytest.mark.parametrize("outer", ["grad", "vjp", "jacobian", "hessian"])
+def test_inside_a_level_of_forward_ad(backend, outer):
+    import torch
+    from torch.autograd import forward_ad
+
+    derivative, order = DERIVATIVES[outer]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.tensor(3.0), torch.tensor(2.0))
+        assert float(forward_ad.unpack_dual(derivative(cube)(dual)).tangent) == 2 * CUBE[order + 1](3.0)
+
+
+@pytest.mark.only("torch")
 @pytest.mark.limit
 def test_inside_torch_compile(backend):
     """Of plain functions; a rule is refused, because torch (2.13) would drop it there."""

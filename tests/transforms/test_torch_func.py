@@ -179,6 +179,51 @@ def test_one_constant_for_two_arguments_beside_a_captured_parameter(torch):
     np.testing.assert_allclose(weight.grad, [33, 55])
 
 
+# --- transforms that the function calls ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["vmap", "jacrev", "jacfwd", "decorated"])
+def test_a_transform_inside_the_function(torch, inner):
+    """It opens a level of its own, whose tensors the function has not captured."""
+    twice = custom_gradient(lambda x: (2 * x, lambda upstream: 2 * upstream))
+
+    def doubled(x):
+        if inner in ("vmap", "decorated"):
+            return torch.func.vmap(twice if inner == "decorated" else lambda each: 2 * each)(x)
+        return getattr(torch.func, inner)(lambda y: x * y * y)(torch.ones_like(x)).sum(0)
+
+    def scaled(x, w):
+        @custom_gradient
+        def f(x):
+            y = doubled(x * w)
+
+            def rule(upstream, variables=None):
+                return (7 * upstream * y, [3 * upstream * y]) if variables else 7 * upstream * y
+
+            return y * 1, rule
+
+        return f(x)
+
+    x, w = torch.tensor(X), torch.tensor(5 * X)
+    for place, factor in ((0, 7), (1, 3)):
+        for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+            torch.testing.assert_close(jacobian(scaled, place)(x, w), torch.diag(factor * 10 * x * x))
+            batched = torch.func.vmap(jacobian(scaled, place), (None, 0))(x, w[None])
+            torch.testing.assert_close(batched[0], torch.diag(factor * 10 * x * x))
+        hessian = torch.func.hessian(lambda x, w: scaled(x, w).sum(), place)(x, w)
+        torch.testing.assert_close(hessian, torch.diag(factor * 2 * (w if place == 0 else x)))
+
+
+@pytest.mark.limit
+def test_a_transform_inside_the_function_gets_a_captured_value(torch):
+    def scaled(x, w):
+        f = custom_gradient(lambda x: (torch.func.vmap(torch.mul)(x, w), lambda upstream, variables=None: 7 * upstream))
+        return f(x).sum()
+
+    with pytest.raises(TypeError, match=r"by a transform of torch\.func that the function calls"):
+        torch.func.grad(scaled, 1)(torch.tensor(X), torch.tensor(X))
+
+
 # --- a rule that runs when its level is over -------------------------------------------------------------------------
 
 

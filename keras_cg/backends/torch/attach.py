@@ -68,7 +68,8 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
     if not torch.is_grad_enabled():
         return exporting.cut(fun.name, fun(*tensors)[0])
     is_differentiated = any([tensor.requires_grad for tensor in tensors])
-    inputs = [tensor.detach() for tensor in tensors] if is_differentiated else tensors
+    # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
+    inputs = [tensor.detach() for tensor in tensors] if is_differentiated or hooks(False) is not None else tensors
     before, start = versions(tensors), sequence_number()
     outputs, pullback = fun(*inputs)
     if before != versions(tensors):
@@ -98,7 +99,7 @@ def record(
     if any([output.requires_grad for output in outputs]):
         variables = _captured(fun, outputs, start, pullback)
         pullback.capture([describe(variable) for variable in variables])
-    elif inputs is tensors:
+    elif not any([tensor.requires_grad for tensor in tensors]):
         return exporting.cut(fun.name, outputs)
     call = SavedCall(fun, len(tensors), autocasts=autocasts(tensors) if is_autocast() else ())
     residuals: Sequence[torch.Tensor] = ()
@@ -151,6 +152,8 @@ class SavedCall(NamedTuple):
         """Returns the pullback of another run, which must be that of the first."""
         with contextlib.ExitStack() as stack:
             # torch runs a backward pass outside of the autocast of the forward pass.
+            if self.facts is not None:
+                inputs = [tensor if tensor.requires_grad else tensor.detach() for tensor in inputs]
             for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
                 stack.enter_context(torch.autocast(*each))
             _, pullback = self.fun(*inputs)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from keras_cg.backends.torch.attach import is_attached
-from keras_cg.backends.torch.tensors import edges, saveable, transforms_active
+from keras_cg.backends.torch.tensors import edges, is_forward_open, saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
 def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[Sequence[Any]], Tensors], Tensors]:
-    if torch.compiler.is_dynamo_compiling() or transforms_active():
-        # Neither Dynamo nor a transform lets a tensor become a leaf; torch.func's own vjp nests.
+    if torch.compiler.is_dynamo_compiling() or transforms_active() or is_forward_open():
+        # Neither Dynamo nor a transform lets a tensor become a leaf, and a leaf has no tangent; torch.func's vjp nests.
         outputs, pull, aux = torch.func.vjp(fun, *tensors, has_aux=True)  # type: ignore[misc]
         return outputs, lambda cotangents: pull(tuple(cotangents)), aux
     outer = torch.is_grad_enabled()
@@ -61,7 +61,7 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
 
 
 def gradient(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
-    if torch.compiler.is_compiling() or not transforms_active():
+    if torch.compiler.is_compiling() or not (transforms_active() or is_forward_open()):
         outputs, pullback, aux = vjp(fun, tensors)
         return outputs, pullback([torch.ones_like(output) for output in outputs]), aux
 

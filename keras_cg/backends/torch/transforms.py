@@ -50,6 +50,11 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     if versions(inputs) != before:
         raise messages.changed_argument(fun.name)
     captured = [*operands.captured.values()]
+    if operands.entered:
+        # Another run would give that transform the tensor of this level, and not that of its own.
+        pullback.capture([describe(tensor) for tensor in captured])
+        cause = "a closure over it, by a transform of torch.func that the function calls."
+        raise messages.unserved_variables("torch", cause, fun)
     variables: list[int] = []
     if any(map(is_differentiated, outputs)):
         variables = [place for place, tensor in enumerate(captured) if id(tensor) in operands.used]
@@ -222,24 +227,55 @@ class _Operands(TorchFunctionMode):
     Attributes:
         captured: These tensors, by identity.
         used: The identities of those that some derivative depends on, in the order of their first use.
+        entered: Whether a transform that the function calls got one of them.
     """
 
     def __init__(self, arguments: Tensors):
         super().__init__()
-        # The dict keeps the tensors alive, so that no identity is used twice.
+        # The dict keeps the tensors alive, so that no identity and no address is used twice.
         self.known = {id(tensor): tensor for tensor in arguments}
         self.captured: dict[int, torch.Tensor] = {}
         self.used: dict[int, None] = {}
+        self.entered = False
+        self.level = retrieve_all_functorch_interpreters()[-1].level() if transforms_active() else 0
+        # Where the memory of results begins. A transform inside the function returns other tensors with this memory.
+        self.storages: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        strangers = [each for each in _tensors((args, kwargs)) if id(each) not in self.known and _is_transformed(each)]
+        operands = _tensors((args, kwargs))
+        strangers = [each for each in operands if self._is_stranger(self._outside(each))]
+        self.entered |= any([self._is_inside(each) for each in strangers])
         self.captured.update((id(each), each) for each in strangers)
         result = func(*args, **(kwargs or {}))
-        results = _tensors(result)
+        results = [*map(self._outside, _tensors(result))]
         self.known.update((id(each), each) for each in results if id(each) not in self.captured)
+        self.storages.update({*map(_memory, results)} - {*map(_memory, operands)} - {0})
         if strangers and any(map(is_differentiated, results)):
             self.used.update((id(each), None) for each in strangers if is_differentiated(each))
         return result
+
+    def _is_stranger(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) not in self.known and _is_transformed(tensor) and _memory(tensor) not in self.storages
+
+    def _is_inside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor belongs to a level that the function opened."""
+        return functorch.is_functorch_wrapped_tensor(tensor) and functorch.maybe_get_level(tensor) > self.level
+
+    def _outside(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Removes the wrappers of levels that the function opened, and of those that are over."""
+        while self._is_inside(tensor) or unwrap_if_dead(tensor) is not tensor:
+            tensor = functorch.get_unwrapped(tensor)
+        return tensor
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Returns the address of a tensor's memory, or 0."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
 
 
 class _Instead(TorchFunctionMode):
