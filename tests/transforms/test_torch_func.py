@@ -297,6 +297,17 @@ def test_a_captured_value_in_forward_mode_alone_is_refused(eager, torch, is_on):
                 )
 
 
+@pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
+def test_a_captured_value_in_forward_mode_alone_is_a_variable(eager, torch, is_on):
+    from torch.autograd import forward_ad
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    with torch.set_grad_enabled(is_on), forward_ad.dual_level():
+        dual = forward_ad.make_dual(w, torch.ones(3))
+        f = custom_gradient(lambda x: (x * dual, lambda upstream, variables: (None, [7 * upstream * dual])))
+        np.testing.assert_allclose(forward_ad.unpack_dual(f(x)).tangent, 7 * 2 * X)
+
+
 def test_no_grad_does_not_stop_forward_mode(eager, torch):
     from torch.autograd import forward_ad
 

@@ -300,14 +300,6 @@ def _tensors(nest: Any) -> list[torch.Tensor]:
 # --- levels ----------------------------------------------------------------------------------------------------------
 
 
-def not_dual(fun: Function, outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
-    """Returns `outputs`, of a run on tensors without tangents, or raises if one has a tangent."""
-    if any(map(is_dual, outputs)):
-        pullback.capture(["(a value that forward mode differentiates)"])
-        raise messages.unserved_variables("torch", "a closure over it, in forward mode.", fun)
-    return outputs
-
-
 def is_forward(tensors: Tensors) -> bool:
     """Whether forward mode differentiates, which no_grad does not stop."""
     return any(map(is_dual, tensors)) or (transforms_active() and _forward_levels() > 0)
