@@ -149,6 +149,31 @@ def test_a_computed_value_that_cannot_be_found_is_refused(eager, backend):
         f(eager.tensor(X))
 
 
+@pytest.mark.limit
+@pytest.mark.parametrize("place", ["function", "rule"])
+def test_a_captured_value_for_the_rule_alone_is_a_variable_beside_another(eager, torch, place):
+    def scaled(z, w):
+        @custom_gradient
+        def f(x):
+            kept = 7 * z if place == "function" else None
+
+            def rule(upstream, variables):
+                return upstream * (7 * z if kept is None else kept), [5 * upstream]
+
+            return x * w, rule
+
+        return f(eager.tensor(X)).sum()
+
+    z, w = (torch.tensor(k * X, requires_grad=True) for k in (1, 2))
+    np.testing.assert_allclose(torch.autograd.grad(scaled(z, w), w)[0], np.full(3, 5.0))
+    derivative = torch.func.grad(scaled, argnums=(0, 1))
+    if place == "function":
+        with pytest.raises(ValueError, match="a list of 2 gradients"):
+            derivative(z, w)
+    else:
+        np.testing.assert_allclose(derivative(z, w)[1].detach(), np.full(3, 5.0))
+
+
 def test_a_frozen_value_is_not_among_them(eager, torch):
     x, v, w = eager.tensor(X), eager.tensor(2 * X), eager.tensor(3 * X)
 
