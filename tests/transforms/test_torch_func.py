@@ -239,6 +239,20 @@ def test_a_transform_inside_the_function(torch, inner):
         torch.testing.assert_close(hessian, torch.diag(factor * 2 * (w if place == 0 else x)))
 
 
+def test_a_captured_value_of_a_function_inside_another(torch):
+    """In a run for forward mode, torch puts the level aside to which the captured value belongs."""
+
+    def inner(c):
+        return custom_gradient(lambda x: (c * x, lambda upstream, variables: (7 * upstream * c, [0 * upstream])))(c)
+
+    def outer(c):
+        rule = lambda upstream, variables: (None, [upstream * inner(c)])
+        return custom_gradient(lambda x: (x * inner(c), rule))(torch.ones(()))
+
+    # c² has the derivative 7 c
+    torch.testing.assert_close(torch.func.hessian(outer)(torch.tensor(3.0)), torch.tensor(21.0))
+
+
 @pytest.mark.limit
 def test_a_transform_inside_the_function_gets_a_captured_value(torch):
     def scaled(x, w):

@@ -237,7 +237,7 @@ class _Operands(TorchFunctionMode):
         self.captured: dict[int, torch.Tensor] = {}
         self.used: dict[int, None] = {}
         self.entered = False
-        self.level = retrieve_all_functorch_interpreters()[-1].level() if transforms_active() else 0
+        self.level = _innermost_level()
         # Where the memory of results begins. A transform inside the function returns other tensors with this memory.
         self.storages: set[int] = set()
 
@@ -258,8 +258,11 @@ class _Operands(TorchFunctionMode):
         return id(tensor) not in self.known and _is_transformed(tensor) and _memory(tensor) not in self.storages
 
     def _is_inside(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor belongs to a level that the function opened."""
-        return functorch.is_functorch_wrapped_tensor(tensor) and functorch.maybe_get_level(tensor) > self.level
+        """Whether a tensor belongs to a level that the function opened, and not to one that torch put aside."""
+        return (
+            functorch.is_functorch_wrapped_tensor(tensor)
+            and self.level < functorch.maybe_get_level(tensor) <= _innermost_level()
+        )
 
     def _outside(self, tensor: torch.Tensor) -> torch.Tensor:
         """Removes the wrappers of levels that the function opened, and of those that are over."""
@@ -308,6 +311,10 @@ def is_forward(tensors: Tensors) -> bool:
 def _forward_levels() -> int:
     """Counts the forward-mode transforms that are running."""
     return sum(level.key() == TransformType.Jvp for level in retrieve_all_functorch_interpreters())
+
+
+def _innermost_level() -> int:
+    return retrieve_all_functorch_interpreters()[-1].level() if transforms_active() else 0
 
 
 def is_dual(tensor: torch.Tensor) -> bool:
