@@ -149,6 +149,31 @@ def test_a_computed_value_that_cannot_be_found_is_refused(eager, backend):
         f(eager.tensor(X))
 
 
+@pytest.mark.limit
+@pytest.mark.parametrize("place", ["function", "rule"])
+def test_a_captured_value_for_the_rule_alone_is_a_variable_beside_another(eager, torch, place):
+    def scaled(z, w):
+        @custom_gradient
+        def f(x):
+            kept = 7 * z if place == "function" else None
+
+            def rule(upstream, variables):
+                return upstream * (7 * z if kept is None else kept), [5 * upstream]
+
+            return x * w, rule
+
+        return f(eager.tensor(X)).sum()
+
+    z, w = (torch.tensor(k * X, requires_grad=True) for k in (1, 2))
+    np.testing.assert_allclose(torch.autograd.grad(scaled(z, w), w)[0], np.full(3, 5.0))
+    derivative = torch.func.grad(scaled, argnums=(0, 1))
+    if place == "function":
+        with pytest.raises(ValueError, match="a list of 2 gradients"):
+            derivative(z, w)
+    else:
+        np.testing.assert_allclose(derivative(z, w)[1].detach(), np.full(3, 5.0))
+
+
 def test_a_frozen_value_is_not_among_them(eager, torch):
     x, v, w = eager.tensor(X), eager.tensor(2 * X), eager.tensor(3 * X)
 
@@ -212,6 +237,20 @@ def test_a_transform_inside_the_function(torch, inner):
             torch.testing.assert_close(batched[0], torch.diag(factor * 10 * x * x))
         hessian = torch.func.hessian(lambda x, w: scaled(x, w).sum(), place)(x, w)
         torch.testing.assert_close(hessian, torch.diag(factor * 2 * (w if place == 0 else x)))
+
+
+def test_a_captured_value_of_a_function_inside_another(torch):
+    """In a run for forward mode, torch puts the level aside to which the captured value belongs."""
+
+    def inner(c):
+        return custom_gradient(lambda x: (c * x, lambda upstream, variables: (7 * upstream * c, [0 * upstream])))(c)
+
+    def outer(c):
+        rule = lambda upstream, variables: (None, [upstream * inner(c)])
+        return custom_gradient(lambda x: (x * inner(c), rule))(torch.ones(()))
+
+    # c² has the derivative 7 c
+    torch.testing.assert_close(torch.func.hessian(outer)(torch.tensor(3.0)), torch.tensor(21.0))
 
 
 @pytest.mark.limit
@@ -295,6 +334,17 @@ def test_a_captured_value_in_forward_mode_alone_is_refused(eager, torch, is_on):
                 custom_gradient(lambda x: (x * dual, lambda upstream: 7 * upstream))(
                     x.clone().requires_grad_(is_differentiated)
                 )
+
+
+@pytest.mark.parametrize("is_on", [True, False], ids=["grad", "no_grad"])
+def test_a_captured_value_in_forward_mode_alone_is_a_variable(eager, torch, is_on):
+    from torch.autograd import forward_ad
+
+    x, w = eager.tensor(X), eager.tensor(2 * X)
+    with torch.set_grad_enabled(is_on), forward_ad.dual_level():
+        dual = forward_ad.make_dual(w, torch.ones(3))
+        f = custom_gradient(lambda x: (x * dual, lambda upstream, variables: (None, [7 * upstream * dual])))
+        np.testing.assert_allclose(forward_ad.unpack_dual(f(x)).tangent, 7 * 2 * X)
 
 
 def test_no_grad_does_not_stop_forward_mode(eager, torch):

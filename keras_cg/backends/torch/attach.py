@@ -62,7 +62,8 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return exporting.attach(fun, tensors)
     if transforms_active() or is_forward_open():
         if not torch.is_grad_enabled() and not transforms.is_forward(tensors):
-            return transforms.not_dual(fun, *fun(*tensors))
+            outputs, _ = fun(*tensors)
+            return transforms.attach(fun, saveable(tensors)) if any(map(transforms.is_dual, outputs)) else outputs
         if transforms_active() or any(map(transforms.is_dual, tensors)):
             return transforms.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
@@ -93,8 +94,9 @@ def record(
     The run had the arguments `inputs`, detached from `tensors` if one of these is differentiated. Nodes of the graph
     from the number `start` on may be its own.
     """
-    if forward_ad._current_level >= 0:
-        transforms.not_dual(fun, outputs, pullback)
+    if forward_ad._current_level >= 0 and any(map(transforms.is_dual, outputs)):
+        # The function captured a value that forward mode differentiates; `attach` runs it again, and finds that.
+        return transforms.attach(fun, saveable(tensors))
     variables: Sequence[torch.Tensor] = ()
     if any([output.requires_grad for output in outputs]):
         variables = _captured(fun, outputs, start, pullback)

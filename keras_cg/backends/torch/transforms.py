@@ -237,7 +237,7 @@ class _Operands(TorchFunctionMode):
         self.captured: dict[int, torch.Tensor] = {}
         self.used: dict[int, None] = {}
         self.entered = False
-        self.level = retrieve_all_functorch_interpreters()[-1].level() if transforms_active() else 0
+        self.level = _innermost_level()
         # Where the memory of results begins. A transform inside the function returns other tensors with this memory.
         self.storages: set[int] = set()
 
@@ -258,8 +258,11 @@ class _Operands(TorchFunctionMode):
         return id(tensor) not in self.known and _is_transformed(tensor) and _memory(tensor) not in self.storages
 
     def _is_inside(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor belongs to a level that the function opened."""
-        return functorch.is_functorch_wrapped_tensor(tensor) and functorch.maybe_get_level(tensor) > self.level
+        """Whether a tensor belongs to a level that the function opened, and not to one that torch put aside."""
+        return (
+            functorch.is_functorch_wrapped_tensor(tensor)
+            and self.level < functorch.maybe_get_level(tensor) <= _innermost_level()
+        )
 
     def _outside(self, tensor: torch.Tensor) -> torch.Tensor:
         """Removes the wrappers of levels that the function opened, and of those that are over."""
@@ -300,14 +303,6 @@ def _tensors(nest: Any) -> list[torch.Tensor]:
 # --- levels ----------------------------------------------------------------------------------------------------------
 
 
-def not_dual(fun: Function, outputs: tuple[Any, ...], pullback: Pullback) -> tuple[Any, ...]:
-    """Returns `outputs`, of a run on tensors without tangents, or raises if one has a tangent."""
-    if any(map(is_dual, outputs)):
-        pullback.capture(["(a value that forward mode differentiates)"])
-        raise messages.unserved_variables("torch", "a closure over it, in forward mode.", fun)
-    return outputs
-
-
 def is_forward(tensors: Tensors) -> bool:
     """Whether forward mode differentiates, which no_grad does not stop."""
     return any(map(is_dual, tensors)) or (transforms_active() and _forward_levels() > 0)
@@ -316,6 +311,10 @@ def is_forward(tensors: Tensors) -> bool:
 def _forward_levels() -> int:
     """Counts the forward-mode transforms that are running."""
     return sum(level.key() == TransformType.Jvp for level in retrieve_all_functorch_interpreters())
+
+
+def _innermost_level() -> int:
+    return retrieve_all_functorch_interpreters()[-1].level() if transforms_active() else 0
 
 
 def is_dual(tensor: torch.Tensor) -> bool:
