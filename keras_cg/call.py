@@ -73,8 +73,11 @@ class FlatFunction(Arguments):
     # The static part of the first run's output.
     output: Tree | None = None
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Returns what the user's function returns, and the run in a scope of Keras; None for a run outside of all."""
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], Any]:
+        """Returns what the user's function returns, and the values of the Keras variables that it changed.
+
+        Returns also the context of the run, or None if it needs none.
+        """
         backend, is_first = self.backend, self.output is None
         if self.converted is None:
             # Once: another conversion would be other code, and so another rule.
@@ -85,10 +88,10 @@ class FlatFunction(Arguments):
         run = None if self.state is None else self.state.begin()
         if run is None:
             # Without a context where possible: torch.compile (2.13) could not break its graph inside one.
-            return (fun(*args, **kwargs) if is_first else under(backend, fun, args, kwargs)), None
+            return (fun(*args, **kwargs) if is_first else under(backend, fun, args, kwargs)), (), None
         with run:
             result = under(backend, fun, args, kwargs)
-        return result, run
+        return result, run.changes(), run
 
     def begin(self, is_first: bool) -> Any:
         """Returns what Keras saves for the runs of this call."""
@@ -130,12 +133,12 @@ class Call(FlatFunction):
             results, rule, tree = self.accept(self.converted(*tensors))
             return results, Pullback(self, tensors, tensors, rule, tree)
         args, kwargs = self.bind(tensors)
-        pair, run = self.run(args, kwargs)
+        pair, changed, run = self.run(args, kwargs)
         if kwargs:
             args = (*args, *signature.by_position(self.user, len(args), kwargs))
         results, rule, tree = self.accept(pair)
-        changed = () if run is None else run.changes()
-        run = run if run is not None and run.state.scope is not None else None  # what the rule must see
+        # Only values in a scope of Keras are shown to the rule.
+        run = run if run is not None and run.state.scope is not None else None
         return (*results, *changed), Pullback(self, tensors, args, rule, tree, run)
 
     def accept(self, pair: Any) -> tuple[tuple[Any, ...], Callable[..., Any], Tree]:

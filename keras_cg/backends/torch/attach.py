@@ -28,13 +28,13 @@ from keras_cg.backends.torch.tensors import (
     integers,
     is_autocast,
     is_captured,
-    is_fake,
     is_forward_open,
     is_plain,
     is_tracing,
     keeps_graph,
     saveable,
     sequence_number,
+    storage_of,
     transforms_active,
     unwrap_if_dead,
     versions,
@@ -153,9 +153,10 @@ class SavedCall(NamedTuple):
     def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
         """Returns the pullback of another run, which must be that of the first."""
         with contextlib.ExitStack() as stack:
-            # torch runs a backward pass outside of the autocast of the forward pass.
             if self.facts is not None:
+                # In the first run, too, a constant among the arguments was another object than the captured one.
                 inputs = [tensor if tensor.requires_grad else tensor.detach() for tensor in inputs]
+            # torch runs a backward pass outside of the autocast of the forward pass.
             for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
                 stack.enter_context(torch.autocast(*each))
             _, pullback = self.fun(*inputs)
@@ -261,16 +262,6 @@ def copied(gradients: Sequence[Any], storages: frozenset[int] | set[int]) -> Seq
         pass
     known = storages - {0}
     return [each.clone() if each is not None and storage_of(each) in known else each for each in gradients]
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Returns the address of a tensor's storage, or 0 if it has none, as a fake tensor or a wrapper of others."""
-    if tensor.layout is not torch.strided or is_fake(tensor):
-        return 0
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return 0
 
 
 def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:

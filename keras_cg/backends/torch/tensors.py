@@ -189,6 +189,16 @@ def is_floating(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """Returns the address of a tensor's storage, or 0 if it has none, as a fake tensor or a wrapper of others."""
+    if tensor.layout is not torch.strided or is_fake(tensor):
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
+
+
 def integers(tensors: Any) -> list[torch.Tensor]:
     """Returns the tensors that can have no gradient."""
     return [tensor for tensor in tensors if not is_floating(tensor)]
@@ -260,7 +270,7 @@ def _agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Takes a tensor out of all transforms; of a DTensor, returns the part of this process: the whole must be sent."""
+    """Takes a tensor out of all transforms; of a DTensor, returns the part of this process, and sends nothing."""
     tensor = _unwrapped(tensor).detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 

@@ -25,6 +25,7 @@ from keras_cg.backends.torch.tensors import (
     integers,
     is_captured,
     is_floating,
+    storage_of,
     transforms_active,
     unwrap_if_dead,
     versions,
@@ -272,13 +273,10 @@ class _Operands(TorchFunctionMode):
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Returns the address of a tensor's memory, or 0."""
+    """Returns the address of the storage inside of all wrappers, or 0."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
+    return storage_of(tensor)
 
 
 class _Instead(TorchFunctionMode):

@@ -28,18 +28,18 @@ class OutputFunction(FlatFunction):
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         """Returns the tensors of the output, then the new values of the variables that the run changed."""
-        output, run = self.run(*self.bind(tensors))
+        output, changed, _ = self.run(*self.bind(tensors))
         results, tree = self.flatten(output)
         if self.output is None:
             self.output = tree
-        return (*results, *(run.changes() if run is not None else ()))
+        return (*results, *changed)
 
     def once(self, *tensors: Any) -> tuple[Any, ...]:
         """Runs the function where there is no second run."""
         self.state = FlatFunction.begin(self, True)
-        output, run = self.run(*self.bind(tensors))
+        output, changed, _ = self.run(*self.bind(tensors))
         results, self.output = self.flatten(output)
-        return (*results, *(run.changes() if run is not None else ()))
+        return (*results, *changed)
 
     def traced(self, *tensors: Any) -> tuple[Any, ...]:
         """Runs the function while a framework traces it; values of variables may follow the output."""
