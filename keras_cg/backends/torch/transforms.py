@@ -71,10 +71,11 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
 
 def _batched(outputs: Tensors, tensors: Tensors) -> Tensors:
     """Gives each output the batches of `tensors`: where it has none, torch (2.13) sums the cotangent over the batch."""
+    batches = set().union(*map(_batches, tensors))
     others = []
     for output in outputs:
-        for tensor in tensors:
-            if is_floating(output) and not _batches(tensor) <= _batches(output):
+        if is_floating(output) and not batches <= _batches(output):
+            for tensor in tensors:
                 output = torch.where(torch.ones_like(tensor, dtype=torch.bool).all(), output, output)
         others.append(output)
     return others
