@@ -115,6 +115,10 @@ class FlatFunction(Arguments):
             self.state.settle(tuple(results[len(output.places) :]))
         return results[0] if output is SINGLE else output.combine(results[: len(output.places)])
 
+    def closed_over(self) -> list[Any]:
+        """Returns what a quick look at the user's function shows: one level, and no search."""
+        return rules.near(self.user)
+
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
         """Returns what the user's function can reach without its arguments, of the wanted kind."""
         if self.is_ordinary and not rules.refers(self.user):
@@ -268,15 +272,19 @@ class Pullback:
         if names and not self.takes_variables():
             raise errors.captured_variable(self.function.name, names)
 
+    def closed_over(self) -> list[Any]:
+        """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
+        return rules.near(self.rule)
+
     def holds_anything(self) -> bool:
         """Whether the rule can hold a tensor of the run: it closes over something, or gets the arguments."""
         return rules.refers(self.rule) or bool(self.values)
 
     def reached(self) -> list[Any]:
-        """Returns the tensors that the rule can reach."""
+        """Returns the tensors that the rule can reach, by a search that may take long."""
         return [*rules.reached([self.rule, *self.values], self.function.backend.is_tensor)]
 
-    def check(self, other: Any) -> list[Any]:
+    def check(self, other: Any, probe: Any = None) -> list[Any]:
         """Raises if the rule of another run differs; returns conditions where no value can be looked at yet."""
         backend = self.function.backend
         found, conditions = rules.difference(self.rule, other.rule, backend.is_tensor, backend.agreement)
@@ -284,12 +292,12 @@ class Pullback:
             raise errors.not_repeated(self.function.name, self.function.user, found)
         return conditions
 
-    def outline(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    def outline(self, inputs: Sequence[Any], probe: Any = None) -> tuple[list[Any], Any]:
         """Returns the tensors of the rule, and what must be equal in the rule of another run, instead of the rule."""
         shared = [*rules.referents(self.function.user), *self.function.static.leaves]
         return rules.outline(self.rule, self.function.backend.is_tensor, shared, inputs)
 
-    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
+    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Any = None) -> None:
         """Raises if the rule of the first run, of which there is only the `outline`, differs."""
         own, own_facts = self.outline(inputs)
         is_alike = own_facts == facts and len(own) == len(tensors)

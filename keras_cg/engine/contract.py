@@ -44,23 +44,32 @@ class Pullback(Protocol):
     def capture(self, names: Sequence[str]) -> None:
         """Raises CapturedVariableError if `fun` captured something and the rule takes no `variables`."""
 
-    def check(self, other: Pullback) -> list[Any]:
+    def check(self, other: Pullback, probe: Probe) -> list[Any]:
         """Compares with the pullback of another run, and raises RuntimeError if they differ.
 
-        Returns the boolean tensors of `agreement` that must all hold.
+        Call it before the gradient that is recorded, where the framework may record: if what the rules hold is no data,
+        both are called by `probe`. Returns the boolean tensors of `agreement` that must all hold.
         """
 
+    def closed_over(self) -> list[Any]:
+        """Lists what a quick look at the rule shows: its cells, defaults and partial arguments, and `vars(self)`."""
+
     def reached(self) -> list[Any]:
-        """Lists the tensors that the rule can reach."""
+        """Finds the tensors that the rule can reach. This may take long."""
 
     def holds_anything(self) -> bool:
         """Whether the rule can refer to a tensor of the run."""
 
-    def outline(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    def outline(self, inputs: Sequence[Any], probe: Probe) -> tuple[list[Any], Any]:
         """Returns the tensors of the rule and its other facts, for a backend that must not keep the rule."""
 
-    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
+    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Probe) -> None:
         """Compares like `check`, with the outline of the first run."""
+
+
+# Returns the gradients of a pullback along upstreams that are the same at each call: fresh copies from
+# `linear.irregular`, in the structure that the pullback expects, with the captured values.
+Probe = Callable[[Pullback], Sequence[Any]]
 
 
 class Function(Protocol):
@@ -76,8 +85,11 @@ class Function(Protocol):
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...
 
+    def closed_over(self) -> list[Any]:
+        """Lists what a quick look at the user's function shows: its cells, defaults and partial arguments, `vars(self)`."""
+
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
-        """Finds the wanted values that the user's function can reach, without its arguments."""
+        """Finds the wanted values that the user's function can reach, without its arguments. This may take long."""
 
 
 class OrdinaryFunction(Function, Protocol):

@@ -83,8 +83,8 @@ def _wide(backend: Backend, tensor: Any) -> Any:
     return backend.cast(tensor, "float32") if backend.dtype(tensor) in ("float16", "bfloat16") else tensor
 
 
-def _uneven(backend: Backend, tensor: Any, step: float, start: float) -> Any:
-    """Numbers of either sign near 1 in the shape of `tensor`; the first is positive."""
+def _uneven(backend: Backend, tensor: Any, step: float, start: float, least: float = 0.0) -> Any:
+    """Numbers of either sign near 1 in the shape of `tensor`, none smaller than `least`; the first is positive."""
     xp, kind = backend.namespace, backend.dtype(tensor)
     ones = xp.ones_like(_wide(backend, tensor))
     angle = start * ones
@@ -92,7 +92,16 @@ def _uneven(backend: Backend, tensor: Any, step: float, start: float) -> Any:
     for axis in range(len(backend.shape(tensor) or ())):
         angle = angle + step * (axis + 1) * xp.cumsum(ones, axis)
     values = xp.cos(angle)
+    values = values * backend.cast(1 + least / xp.abs(values), backend.dtype(values)) if least else values
     return values * (1 + 0.5j) if kind.startswith("complex") else backend.cast(values, kind)
+
+
+def irregular(backend: Backend, tensors: Sequence[Any]) -> list[Any]:
+    """Returns new tensors with the shapes and dtypes of `tensors`, always the same: irregular numbers between 0.5 and 1.5.
+
+    Their signs differ. None stays None.
+    """
+    return [None if tensor is None else _uneven(backend, tensor, 1.7, 0.4, 0.5) for tensor in tensors]
 
 
 def is_close(backend: Backend, came: Any, expected: Any, kinds: Sequence[str]) -> Any:

@@ -65,6 +65,19 @@ def referents(fun: Any) -> list[Any]:
     return parts + (referents(fun.__func__) if isinstance(fun, types.MethodType) else [])
 
 
+def near(fun: Any) -> list[Any]:
+    """Lists what a function refers to, one level deep: cells, defaults, arguments of partials, `vars` of its object."""
+    if isinstance(fun, functools.partial):
+        return [*fun.args, *fun.keywords.values(), *near(fun.func)]
+    if isinstance(fun, types.MethodType):
+        return [*near(fun.__func__), *getattr(fun.__self__, "__dict__", {}).values()]
+    if isinstance(fun, types.FunctionType):
+        cells = [cell.cell_contents for cell in fun.__closure__ or () if is_bound(cell)]
+        return [*cells, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]
+    wrapped = getattr(fun, "__wrapped__", None)
+    return [*getattr(fun, "__dict__", {}).values(), *(() if wrapped is None else near(wrapped))]
+
+
 def difference(
     first: Any,
     other: Any,
