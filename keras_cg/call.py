@@ -7,7 +7,8 @@ that run, from flat cotangents to flat, checked gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from keras_cg import (
@@ -25,9 +26,9 @@ from keras_cg import (
 )
 from keras_cg.arguments import Arguments
 from keras_cg.conventions import Convention
-from keras_cg.engine import rule as rules
-from keras_cg.engine.contract import Backend
-from keras_cg.engine.freezing import freeze
+from keras_cg.engine import comparing
+from keras_cg.engine.contract import Backend, Probe
+from keras_cg.engine.freezing import Watch, freeze
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import Spec, check_variables, collect
 from keras_cg.pytree import SINGLE, Tree
@@ -117,17 +118,18 @@ class FlatFunction(Arguments):
 
     def closed_over(self) -> list[Any]:
         """Returns what a quick look at the user's function shows: one level, and no search."""
-        return rules.near(self.user)
+        return comparing.near(self.user)
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
         """Returns what the user's function can reach without its arguments, of the wanted kind."""
-        if self.is_ordinary and not rules.refers(self.user):
-            return ()
-        return rules.reached([self.user, *self.static.leaves], is_wanted)
+        return comparing.reached([self.user, *self.static.leaves], is_wanted)
 
 
 class Call(FlatFunction):
     """A decorated function as a backend sees it: each run returns tensors, and the rule for them."""
+
+    # What has to be watched for the rule of the last run.
+    watch: Watch | None = None
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the rule."""
@@ -135,7 +137,7 @@ class Call(FlatFunction):
             # The first run of an ordinary call is outside of every scope of Keras.
             self.converted = self.backend.converted(self.user)
             results, rule, tree = self.accept(self.converted(*tensors))
-            return results, Pullback(self, tensors, tensors, rule, tree)
+            return results, Pullback(self, tensors, tensors, rule, tree, self.watch)
         args, kwargs = self.bind(tensors)
         pair, changed, run = self.run(args, kwargs)
         if kwargs:
@@ -143,7 +145,7 @@ class Call(FlatFunction):
         results, rule, tree = self.accept(pair)
         # Only values in a scope of Keras are shown to the rule.
         run = run if run is not None and run.state.scope is not None else None
-        return (*results, *changed), Pullback(self, tensors, args, rule, tree, run)
+        return (*results, *changed), Pullback(self, tensors, args, rule, tree, self.watch, run)
 
     def accept(self, pair: Any) -> tuple[tuple[Any, ...], Callable[..., Any], Tree]:
         """Returns the tensors of the output, the rule and the static part of the output, of what a run returned."""
@@ -156,15 +158,17 @@ class Call(FlatFunction):
             results, tree = self.flatten(output)
         if self.output is None:
             self.output = tree
-        # A copy, because the names that the rule reads may be bound to something else later.
-        return results, rule if backend.is_compiling() else freeze(rule), tree
+        if not backend.is_compiling():
+            # A copy, because the names that the rule reads may be bound to something else later.
+            rule, self.watch = freeze(rule, self.user)
+        return results, rule, tree
 
     # Whether a rule has one parameter, as `gradients` needs it.
     takes_one = staticmethod(signature.takes_one)
 
     def pullback(self, tensors: Sequence[Any], rule: Callable[..., Any], output: Tree) -> Pullback:
         """Returns the pullback of a run on `tensors`, which are the positional arguments if the rule gets these."""
-        return Pullback(self, tensors, tuple(tensors), rule, output)
+        return Pullback(self, tensors, tuple(tensors), rule, output, self.watch)
 
     def gradients(
         self,
@@ -214,7 +218,7 @@ class Call(FlatFunction):
 class Pullback:
     """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
 
-    __slots__ = "_specs", "count", "function", "output", "rule", "run", "takes_one", "tensors", "values"
+    __slots__ = "_specs", "count", "function", "output", "rule", "run", "takes_one", "tensors", "values", "watch"
 
     def __init__(
         self,
@@ -223,10 +227,12 @@ class Pullback:
         args: tuple[Any, ...],
         rule: Callable[..., Any],
         output: Tree,
+        watch: Watch | None = None,
         run: Any = None,
     ):
         self.function, self.rule, self.output, self.count, self.run = function, rule, output, len(args), run
-        self.takes_one = run is None and signature.takes_one(rule)
+        self.watch = watch
+        self.takes_one = run is None and watch is None and signature.takes_one(rule)
         self.values = args if not self.takes_one and conventions.gets_arguments(rule) else ()
         backend, is_plain = function.backend, function.is_plain
         # Plain tensors are saved as they are; of all others only what is checked: JAX finds a leak in a saved tracer.
@@ -250,7 +256,8 @@ class Pullback:
         try:
             arguments = upstreams_of(function.backend, self.output, cotangents), variables
             call = convention.call if self.run is None else self.run.for_rule()(convention.call)
-            result = under(function.backend, call, arguments, {})
+            with contextlib.nullcontext() if self.watch is None else self._watching():
+                result = under(function.backend, call, arguments, {})
             return function.checked(self.rule, self.specs, result, variables, needs_grad)
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()
@@ -274,35 +281,61 @@ class Pullback:
 
     def closed_over(self) -> list[Any]:
         """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
-        return rules.near(self.rule)
-
-    def holds_anything(self) -> bool:
-        """Whether the rule can hold a tensor of the run: it closes over something, or gets the arguments."""
-        return rules.refers(self.rule) or bool(self.values)
+        return [*comparing.near(self.rule), *self.values]
 
     def reached(self) -> list[Any]:
         """Returns the tensors that the rule can reach, by a search that may take long."""
-        return [*rules.reached([self.rule, *self.values], self.function.backend.is_tensor)]
+        return [*comparing.reached([self.rule, *self.values], self.function.backend.is_tensor)]
 
-    def check(self, other: Any, probe: Any = None) -> list[Any]:
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Raises if a name that the rule reads was bound to something else, and notes which names it binds itself."""
+        name = self.watch.changed()
+        if name is not None:
+            raise errors.bound_again(self.function.name, name, self.location())
+        with self.watch.running():
+            yield
+
+    def _steps(self) -> list[tuple[str, Any]]:
+        """Returns what the rule holds, for a comparison with that of another run."""
+        return [("", self.rule), *(() if self.watch is None else self.watch.values())]
+
+    def check(self, other: Pullback, probe: Probe) -> list[Any]:
         """Raises if the rule of another run differs; returns conditions where no value can be looked at yet."""
-        backend = self.function.backend
-        found, conditions = rules.difference(self.rule, other.rule, backend.is_tensor, backend.agreement)
-        if found is not None:
-            raise errors.not_repeated(self.function.name, self.function.user, found)
-        return conditions
+        return self._compare(self._steps(), other, lambda: (probe(self), probe(other)))
 
-    def outline(self, inputs: Sequence[Any], probe: Any = None) -> tuple[list[Any], Any]:
+    def outline(self, inputs: Sequence[Any], probe: Probe) -> tuple[list[Any], Any]:
         """Returns the tensors of the rule, and what must be equal in the rule of another run, instead of the rule."""
-        shared = [*rules.referents(self.function.user), *self.function.static.leaves]
-        return rules.outline(self.rule, self.function.backend.is_tensor, shared, inputs)
+        shared = [*comparing.near(self.function.user), *self.function.static.leaves]
+        steps, tensors, is_unknown = comparing.outline(self._steps(), self.function.backend.is_tensor, shared, inputs)
+        gradients = probe(self) if is_unknown else ()
+        known = [gradient for gradient in gradients if gradient is not None]
+        return [*tensors, *known], (steps, len(tensors), [gradient is None for gradient in gradients])
 
-    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Any = None) -> None:
+    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Probe) -> None:
         """Raises if the rule of the first run, of which there is only the `outline`, differs."""
-        own, own_facts = self.outline(inputs)
-        is_alike = own_facts == facts and len(own) == len(tensors)
-        if not is_alike or not all(self.function.backend.agreement(list(zip(tensors, own, strict=True)))):
-            raise errors.not_repeated(self.function.name, self.function.user, "it reads other values")
+        steps, count, is_none = facts
+        remaining = iter(tensors[count:])
+        first = [None if each else next(remaining) for each in is_none]
+        # Without a gradient of the first run, nothing can tell for another structure.
+        self._compare(steps, self, lambda: (first, probe(self) if is_none else [None]), [*inputs, *tensors[:count]])
+
+    def _compare(self, first: Any, other: Any, gradients: Callable[[], Any], kept: Sequence[Any] = ()) -> list[Any]:
+        backend = self.function.backend
+        found = comparing.difference(first, other._steps(), backend.is_tensor, backend.agreement, kept)
+        name, conditions = found.name, [*found.conditions]
+        if name is None and found.is_unknown:
+            ones, others = gradients()
+            answers: list[Any] = [[each is None for each in ones] == [each is None for each in others]]
+            if all(answers):
+                pairs = [pair for pair in zip(ones, others, strict=True) if pair[0] is not None]
+                answers = [*backend.agreement(pairs)] if pairs else []
+            if any([answer is False for answer in answers]):
+                name = "it gives another gradient"
+            conditions += [answer for answer in answers if answer is not True]
+        if name is not None:
+            raise errors.not_repeated(self.function.name, self.function.user, name)
+        return conditions
 
 
 def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:

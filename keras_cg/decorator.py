@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from keras_cg import call, config, errors, keras_interop, keras_scope, tracebacks
+from keras_cg.engine.freezing import Decorated
 from keras_cg.pytree import SINGLE
 
 __all__ = ["CustomGradient", "custom_gradient"]
@@ -31,7 +32,7 @@ class _Signature:
         return instance._signature
 
 
-class CustomGradient(Generic[P, Output]):
+class CustomGradient(Decorated, Generic[P, Output]):
     """A function with a gradient of its own, which `custom_gradient` returns.
 
     Call it like the function: it returns the output. It has the function's name, docstring and signature, and binds as
@@ -102,12 +103,7 @@ class CustomGradient(Generic[P, Output]):
             tracebacks.hide_frames(error)
             raise
 
-    def frozen_by(self, freeze: Callable[[Any], Any]) -> CustomGradient[P, Output]:
-        """Copies the function and what it reads now: `engine.freezing` calls this for one in a rule's closure."""
-        fun = freeze(self.__wrapped__)
-        return self if fun is self.__wrapped__ else self._of(fun)
-
-    def _of(self, fun: Any) -> Any:
+    def of(self, fun: Any) -> Any:
         """Decorates `fun` under the name of this function, because torch.compile (2.13) misreads it while it traces."""
         other: CustomGradient[..., Any] = CustomGradient(fun)
         other._name = self._name
@@ -120,7 +116,7 @@ class CustomGradient(Generic[P, Output]):
         self: CustomGradient[Concatenate[Owner, Q], Output], instance: Owner, owner: type[Owner] | None = None
     ) -> CustomGradient[Q, Output]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else self._of(self.__wrapped__.__get__(instance, owner))
+        return self if instance is None else self.of(self.__wrapped__.__get__(instance, owner))
 
     def __repr__(self) -> str:
         return f"<custom_gradient {self._name}>"

@@ -384,6 +384,14 @@ rule_changes_variables = message(
 )
 
 
+def bound_again(function: str, name: str, where: str | None) -> RuntimeError:
+    headline = f"the rule of {function} reads {name!r}, which was bound to something else since the call."
+    headline = headline if where is None else lines(headline, f"    rule: {where}")
+    cause = "an object that keeps values for its rule was called again, or what an outer function defines was changed."
+    remedy = f"bind {name!r} to a local variable of the function, and let the rule read that."
+    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy, location=where)
+
+
 def not_repeated(function: str, fun: Callable[..., Any], what: str) -> RuntimeError:
     again = "ran again for a derivative, and its rule is not that of the first run."
     cause = "it draws random numbers, or reads what has changed since, or a hook alters what torch saves."

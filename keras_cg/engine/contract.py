@@ -57,9 +57,6 @@ class Pullback(Protocol):
     def reached(self) -> list[Any]:
         """Finds the tensors that the rule can reach. This may take long."""
 
-    def holds_anything(self) -> bool:
-        """Whether the rule can refer to a tensor of the run."""
-
     def outline(self, inputs: Sequence[Any], probe: Probe) -> tuple[list[Any], Any]:
         """Returns the tensors of the rule and its other facts, for a backend that must not keep the rule."""
 

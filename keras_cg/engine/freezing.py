@@ -1,113 +1,240 @@
-"""Copies the rule of a run as it is then: Python looks a name up late, and a copy does not see it bound again."""
+"""Keeps the rule of a run as it is then: Python looks a name up late, and a copy does not see it bound again.
+
+Only names are kept: the cells of the rule, and of the functions that its run defined. Objects, containers and functions
+from elsewhere stay themselves, and are read when the rule runs. Where that could go wrong, a `Watch` notices it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dis
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
-# Functions of frameworks are not copied: autograd, for example, finds the derivative of a function by its identity.
-_FRAMEWORKS = frozenset(["autograd", "jax", "keras", "numpy", "scipy", "tensorflow", "torch"])
+_NOTHING = object()
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement defined the class
+# Values that are equal if Python says so; each is as good as another equal one.
+ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
-def freeze(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Copies a rule, which then keeps reading what it reads now.
+class Decorated:
+    """A function around `__wrapped__`; `of` returns the same around another one."""
 
-    Copied are its cells, the object whose bound method or callable it is, and the functions in its cells, defaults,
-    attributes and the arguments of partials. A cell stays shared if one of these functions assigns to it, and an object
-    if its methods assign to its attributes. Globals, containers and other objects are read when the rule runs.
+    __wrapped__: Any
+
+    def of(self, fun: Any) -> Any:
+        """Returns this function around `fun`."""
+        raise NotImplementedError
+
+
+def freeze(rule: Callable[..., Any], function: Callable[..., Any]) -> tuple[Callable[..., Any], Watch | None]:
+    """Copies the rule of a run of `function`, which then keeps what its names are bound to now.
+
+    A cell stays shared if a function that the rule reaches assigns to it. Returns also what has to be watched.
     """
-    if type(rule) is FunctionType and not rule.__defaults__ and not rule.__kwdefaults__:
-        # Most rules are closures without functions: one loop takes a fifth of the time.
-        alone = []
-        try:
-            for cell in rule.__closure__ or ():
-                value = cell.cell_contents
-                if callable(value):
-                    break
-                alone.append(CellType(value))
-            else:
-                if not alone:
-                    return rule
-                if not _writes(rule.__code__).cells:
-                    return _function(rule, tuple(alone))
-        except ValueError:  # a name that is not bound yet
-            pass
-    pairs = [(function, function.__closure__ or ()) for function in _functions(rule)]
-    cells: dict[int, CellType] = {}
-    copies: dict[int, Any] = {}
-    for function, closure in pairs:
-        named = zip(function.__code__.co_freevars, closure, strict=True)
-        cells |= {id(cell): cell for name, cell in named if name in _writes(function.__code__).cells}
+    if type(rule) is FunctionType:
+        known = facts(rule.__code__)
+        if known.is_simple:
+            # Most rules are closures without functions: one loop takes a fifth of the time.
+            cells = []
+            try:
+                for cell in rule.__closure__ or ():
+                    value = cell.cell_contents
+                    if callable(value):
+                        break
+                    cells.append(CellType(value))
+                else:
+                    if not any(map(callable, (*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()))):
+                        return (_function(rule, tuple(cells)) if cells else rule), None
+            except ValueError:  # a name that is not bound yet
+                pass
+    return _freeze(rule, function)
+
+
+def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:
+    definitions = _Definitions(rule, function)
+    found = _reached(rule, definitions)
+    copied = {key for key, (value, _) in found.items() if type(value) is FunctionType and value in definitions}
+    if type(rule) is FunctionType:
+        copied.add(id(rule))
+    while more := {key for key, (value, parts) in found.items() if _refers(value, parts, copied)} - copied:
+        # A wrapper such as `torch.no_grad()(rule)` is copied because it refers to what is copied.
+        copied |= more
+    chosen = [value for key, (value, _) in found.items() if key in copied]
+    functions = [value for value in chosen if type(value) is FunctionType]
+    shared = {id(cell) for value, _ in found.values() for cell in _assigned_cells(value)}
+    cells = {id(cell): cell for fun in functions for cell in fun.__closure__ or () if id(cell) in shared}
     # All copies are there before their cells are filled: functions may call each other.
-    for function, closure in pairs:
-        copies[id(function)] = _function(function, tuple([cells.setdefault(id(cell), CellType()) for cell in closure]))
-    for function, closure in pairs:
-        copy, keywords = copies[id(function)], function.__kwdefaults__ or {}
-        if function.__defaults__:
-            copy.__defaults__ = tuple([_frozen(part, copies) for part in function.__defaults__])
-        copy.__kwdefaults__ = {name: _frozen(part, copies) for name, part in keywords.items()}
-        for cell in closure:
+    copies: dict[int, Any] = {
+        id(fun): _function(fun, tuple([cells.setdefault(id(cell), CellType()) for cell in fun.__closure__ or ()]))
+        for fun in functions
+    }
+    for fun in functions:
+        copy = copies[id(fun)]
+        copy.__defaults__ = fun.__defaults__ and tuple([_replaced(part, copies) for part in fun.__defaults__])
+        copy.__kwdefaults__ = {name: _replaced(part, copies) for name, part in (fun.__kwdefaults__ or {}).items()}
+        for cell in fun.__closure__ or ():
             if cells[id(cell)] is not cell and is_bound(cell):
-                cells[id(cell)].cell_contents = _frozen(cell.cell_contents, copies)
-    return _frozen(rule, copies, is_called=True)  # type: ignore[no-any-return]
+                cells[id(cell)].cell_contents = _replaced(cell.cell_contents, copies)
+    for value, _ in found.values():
+        if isinstance(value, type):
+            _define_again(value, copies)
+    entries = [entry for value, _ in found.values() for entry in _entries(value, rule, copied, shared)]
+    return _replaced(rule, copies), Watch(entries) if entries else None
 
 
 def _function(function: FunctionType, closure: tuple[CellType, ...]) -> FunctionType:
-    """A function with other cells."""
+    """Returns a function with other cells, and the same attributes: a function may keep a state in them."""
     copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
-    copy.__dict__.update(function.__dict__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__dict__ = function.__dict__
     return copy
 
 
-def _functions(rule: Any) -> list[FunctionType]:
-    """Finds the functions with cells or defaults that a rule reaches; the rule itself may be one of them."""
-    found, seen, waiting = [], set(), [rule]
+# --- which functions a rule reaches, and which of them its run defined -----------------------------------------------
+
+
+class Facts:
+    """What the code of a function says, with the codes inside of it.
+
+    Attributes:
+        assigned: The free names that it assigns.
+        names: The names of globals and attributes.
+        inner: The identities of the codes of the functions that it defines.
+        is_simple: Whether it assigns no free name and has none that is `self`.
+        written: The names that the rule of this code was seen to change: its own state.
+    """
+
+    def __init__(self, code: CodeType):
+        self.code = code
+        inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
+        stored = {
+            step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_DEREF", "DELETE_DEREF")
+        }
+        self.assigned = stored.union(*[each.assigned for each in inner]).intersection(code.co_freevars)
+        self.names = frozenset(code.co_names).union(*[each.names for each in inner])
+        self.inner: frozenset[int] = frozenset(map(id, code.co_consts)).union(*[each.inner for each in inner])
+        self.is_simple = not self.assigned and "self" not in code.co_freevars
+        self.written: set[str] = set()
+        self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+# By identity, because the hash of a code is computed anew each time. Each entry keeps its code alive.
+_facts: dict[int, Facts] = {}
+
+
+def facts(code: CodeType) -> Facts:
+    """Returns what a code says; read once."""
+    known = _facts.get(id(code))
+    if known is None:
+        if len(_facts) >= 10_000:
+            _facts.clear()
+        known = _facts[id(code)] = Facts(code)
+    return known
+
+
+def _inner(fun: Any) -> Any:
+    """Returns what a partial, a method, a descriptor or a wrapper calls; None for anything else."""
+    if isinstance(fun, functools.partial):
+        return fun.func
+    if isinstance(fun, (MethodType, staticmethod, classmethod)):
+        return fun.__func__
+    if isinstance(fun, property):
+        return fun.fget
+    return getattr(fun, "__dict__", {}).get("__wrapped__")
+
+
+def innermost(fun: Any) -> Any:
+    """Returns the plain function behind partials, methods, wrappers and callable objects; None if there is none."""
+    while type(fun) is not FunctionType:
+        inner = _inner(fun)
+        if inner is None:
+            call = type(fun).__call__
+            return call if type(call) is FunctionType else None
+        fun = inner
+    return fun
+
+
+class _Definitions:
+    """Tells which functions a run of `function` has defined, or the scope that has defined its rule."""
+
+    def __init__(self, rule: Any, function: Any):
+        self.codes: frozenset[int] = frozenset()
+        user = name = innermost(function)
+        while user is not None:
+            name = user.__name__
+            self.codes |= facts(user.__code__).inner
+            user = innermost(user.__dict__.get("__wrapped__"))
+        # AutoGraph of TensorFlow (2.21) compiles the functions inside of a function once more, and names them like this.
+        self.rewritten = f"inner_factory.<locals>.tf__{name}.<locals>."
+        inside = innermost(rule)
+        self.scope = None if inside is None else _scope(inside)
+
+    def by_run(self, fun: Any) -> bool:
+        """Whether the run itself has defined a function."""
+        return fun is not None and (id(fun.__code__) in self.codes or self.rewritten in fun.__code__.co_qualname)
+
+    def __contains__(self, fun: FunctionType) -> bool:
+        return self.by_run(fun) or (self.scope is not None and _scope(fun) == self.scope)
+
+
+def _scope(fun: FunctionType) -> tuple[str, str] | None:
+    """Returns the file and the name of the function that has defined another one, if one has."""
+    scope, is_inside, _ = fun.__code__.co_qualname.rpartition(".<locals>.")
+    return (fun.__code__.co_filename, scope) if is_inside else None
+
+
+def _reached(rule: Any, definitions: _Definitions) -> dict[int, tuple[Any, list[Any]]]:
+    """Finds the functions that a rule reaches, and what leads to them, each with what it refers to itself."""
+    found: dict[int, tuple[Any, list[Any]]] = {}
+    waiting = [rule]
+    if type(rule) is not FunctionType and type(type(rule).__call__) is FunctionType:
+        waiting.append(type(rule).__call__)
     for value in waiting:
-        if id(value) in seen or not callable(value):
-            continue
-        seen.add(id(value))
-        parts: list[Any] = []
-        if isinstance(value, FunctionType):
-            is_frameworks = value.__globals__.get("__name__", "").partition(".")[0] in _FRAMEWORKS
-            defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-            if not is_frameworks and (value.__closure__ or defaults):
-                found.append(value)
-                parts = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)] + defaults
-        elif isinstance(value, MethodType):
-            parts = [value.__func__, *attributes(value.__self__).values()]
-        elif isinstance(value, functools.partial):
-            parts = [value.func, type(value.func).__call__, *value.args, *value.keywords.values()]
-        elif hasattr(type(value), "frozen_by"):
-            parts = [value.__wrapped__]
-        elif value is rule:
-            parts = [type(value).__call__, *attributes(value).values()]
-        waiting += parts
+        if id(value) not in found:
+            parts = _inside(value, definitions)
+            if parts is not None:
+                found[id(value)] = value, parts
+                waiting += parts
     return found
 
 
-def _frozen(value: Any, copies: dict[int, Any], is_called: bool = False) -> Any:
-    """Returns the copy of a function, and of what calls one: an object only if the rule calls it; else the value."""
-    if isinstance(value, FunctionType):
-        return copies.get(id(value), value)
-    call = type(value).__call__ if is_called else None
-    if isinstance(call, FunctionType):
-        copy = _copied(value, call, copies)
-        return MethodType(copies[id(call)], copy) if id(call) in copies else copy
-    if isinstance(value, MethodType):
-        return MethodType(_frozen(value.__func__, copies), _copied(value.__self__, value.__func__, copies))
+def _inside(value: Any, definitions: _Definitions) -> list[Any] | None:
+    kind = type(value)
+    if kind is FunctionType:
+        cells = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if kind is MethodType:
+        return [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
-        keywords = {name: _frozen(part, copies) for name, part in value.keywords.items()}
-        args = [_frozen(part, copies) for part in value.args]
-        return type(value)(_frozen(value.func, copies, is_called=True), *args, **keywords)
-    if hasattr(type(value), "frozen_by"):
-        return value.frozen_by(lambda fun: _frozen(fun, copies))
-    return value
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, type):
+        methods = [innermost(member) for member in vars(value).values() if _is_method(member)]
+        return methods if any(map(definitions.by_run, methods)) else None
+    if callable(value) and _inner(value) is not None:
+        return [_inner(value)]
+    # A class statement inside of a function says so in the name of the class.
+    return [kind] if "<locals>" in kind.__qualname__ else None
+
+
+def _is_method(member: Any) -> bool:
+    return isinstance(member, (FunctionType, staticmethod, classmethod, property))
+
+
+def _refers(value: Any, parts: list[Any], copied: set[int]) -> bool:
+    """Whether a function refers to one that is copied, and can be copied itself."""
+    is_copyable = type(value) in (FunctionType, MethodType) or isinstance(value, (functools.partial, Decorated))
+    return is_copyable and not copied.isdisjoint(map(id, parts))
+
+
+def _assigned_cells(value: Any) -> Iterator[CellType]:
+    if type(value) is FunctionType and value.__closure__:
+        assigned = facts(value.__code__).assigned
+        named = zip(value.__code__.co_freevars, value.__closure__, strict=True)
+        yield from [cell for name, cell in named if name in assigned]
 
 
 def is_bound(cell: CellType) -> bool:
@@ -115,82 +242,139 @@ def is_bound(cell: CellType) -> bool:
     return cell != CellType()
 
 
-def _copied(value: Any, method: Any, copies: dict[int, Any]) -> Any:
-    """Copies the object behind a method, but not if the method assigns to its attributes.
+def _replaced(value: Any, copies: dict[int, Any]) -> Any:
+    """Returns the copy of a function, and of what calls one; any other value unchanged."""
+    if id(value) in copies:
+        return copies[id(value)]
+    if type(value) is MethodType and id(value.__func__) in copies:
+        return MethodType(copies[id(value.__func__)], value.__self__)
+    if isinstance(value, functools.partial):
+        parts = [value.func, *value.args, *value.keywords.values()]
+        others = [_replaced(part, copies) for part in parts]
+        if any([one is not two for one, two in zip(parts, others, strict=True)]):
+            count = 1 + len(value.args)
+            copies[id(value)] = type(value)(*others[:count], **dict(zip(value.keywords, others[count:], strict=True)))
+            return copies[id(value)]
+    if isinstance(value, Decorated) and (fun := _replaced(value.__wrapped__, copies)) is not value.__wrapped__:
+        copies[id(value)] = value.of(fun)
+        return copies[id(value)]
+    return value
 
-    The copy is shallow. It runs neither the constructor nor `copy.copy`, which a class may define in its own way.
+
+def _define_again(kind: type, copies: dict[int, Any]) -> None:
+    """Puts the copies of methods into a class that the run defined; so it and its objects keep their identity."""
+    for name, member in [*vars(kind).items()]:
+        if type(member) is FunctionType and id(member) in copies:
+            setattr(kind, name, copies[id(member)])
+        elif isinstance(member, (staticmethod, classmethod)) and id(member.__func__) in copies:
+            setattr(kind, name, type(member)(copies[id(member.__func__)]))
+        elif isinstance(member, property) and id(member.fget) in copies:
+            setattr(kind, name, property(copies[id(member.fget)], member.fset, member.fdel, member.__doc__))
+
+
+# --- what is watched -------------------------------------------------------------------------------------------------
+
+
+# A name, what reads it now, its value when the rule was made, and the names that the rule was seen to change.
+Entry = tuple[str, Callable[[], Any], Any, set[str]]
+
+
+class Watch:
+    """Names that a rule reads and that are not copied, each with the value that it had when the rule was made.
+
+    These are the attributes of its `self` that its code names, and the cells of functions from elsewhere. What the rule
+    itself changes is its own state.
     """
-    kind = type(value)
-    if not has_python_layout(kind) or hasattr(kind, "__del__") or _assigns_attributes(method, kind, set()):
-        return value
-    if id(value) not in copies:
-        # First without attributes: these may be methods of the same object.
-        copy = copies[id(value)] = object.__new__(kind)
-        members = _slots(kind)
-        for name, part in attributes(value).items():
-            if name in members:
-                members[name].__set__(copy, _frozen(part, copies))
-            else:
-                vars(copy)[name] = _frozen(part, copies)
-    return copies[id(value)]
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: list[Entry]):
+        self.entries = entries
+
+    def changed(self) -> str | None:
+        """Returns a name that was bound to something else since, and not by the rule."""
+        for name, read, value, written in self.entries:
+            if name not in written and not _is_same(read(), value):
+                return name
+        return None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Notes which names the rule itself changes, while it runs."""
+        before = [read() for _, read, _, _ in self.entries]
+        try:
+            yield
+        finally:
+            for (name, read, _, written), value in zip(self.entries, before, strict=True):
+                if read() is not value:
+                    written.add(name)
+
+    def values(self) -> list[tuple[str, Any]]:
+        """Lists the names with their values, but for the state of the rule."""
+        return [(name, value) for name, _, value, written in self.entries if name not in written]
 
 
-def attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object in its dict and in slots, by their names."""
-    found = dict(getattr(value, "__dict__", {}))
-    for name, member in _slots(type(value)).items():
-        with contextlib.suppress(AttributeError):
-            found[name] = member.__get__(value)
-    return found
+def _is_same(now: Any, value: Any) -> bool:
+    return now is value or (type(now) is type(value) and isinstance(now, ATOMS) and bool(now == value))
 
 
-def _slots(kind: type) -> dict[str, MemberDescriptorType]:
-    bases = [vars(base) for base in reversed(kind.__mro__) if base.__flags__ & _HEAP_TYPE]
-    members = [item for base in bases for item in base.items()]
-    return {name: member for name, member in members if isinstance(member, MemberDescriptorType)}
+def _entries(value: Any, rule: Any, copied: set[int], shared: set[int]) -> Iterator[Entry]:
+    """Yields what has to be watched because of one value that a rule reaches."""
+    owner: Any = None
+    method = None
+    if type(value) is FunctionType:
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if name == "self" and id(value) in copied:
+                owner, method = _content(cell), value
+            elif id(value) not in copied and id(cell) not in shared:
+                yield name, functools.partial(_content, cell), _content(cell), facts(value.__code__).written
+    elif type(value) is MethodType:
+        owner, method = value.__self__, innermost(value)
+    elif value is rule and type(type(value).__call__) is FunctionType:
+        owner, method = value, type(value).__call__
+    elif not isinstance(value, (type, functools.partial, Decorated)) and innermost(_inner(value)) is not None:
+        # What a framework made of a function cannot be made of its copy.
+        yield from _entries(innermost(_inner(value)), rule, set(), shared)
+    for name in () if method is None else _attributes(method.__code__, type(owner)):
+        stored = _stored(owner, name)
+        if stored is not _NOTHING:
+            yield name, functools.partial(_stored, owner, name), stored, facts(method.__code__).written
 
 
-def has_python_layout(kind: type) -> bool:
-    """Whether all values of an object of a class are in its slots and its dict, and none in memory of C."""
-    while kind is not object:
-        own, base = vars(kind), kind.__base__ or object
-        words = [name for name, member in own.items() if isinstance(member, MemberDescriptorType)]
-        words += [name for name in ("__dict__", "__weakref__") if name in own]
-        size = kind.__basicsize__ - base.__basicsize__
-        if not kind.__flags__ & _HEAP_TYPE or size > len(words) * object().__sizeof__() // 2:
-            return False
-        kind = base
-    return True
+def _content(cell: CellType) -> Any:
+    return cell.cell_contents if is_bound(cell) else _NOTHING
 
 
-def _assigns_attributes(method: Any, kind: type, seen: set[CodeType]) -> bool:
-    """Whether a method, or one that it calls by name, assigns to attributes."""
-    code = getattr(method, "__code__", None)
-    if code is None or code in seen:
-        return False
-    seen.add(code)
-    writes = _writes(code)
-    others = [getattr(kind, name, None) for name in writes.names]
-    return writes.attributes or any([_assigns_attributes(other, kind, seen) for other in others])
+def _stored(owner: Any, name: str) -> Any:
+    """Returns what an object has stored under a name; no code of its class runs."""
+    own = getattr(owner, "__dict__", {})
+    if name in own:
+        return own[name]
+    for base in type(owner).__mro__:
+        member = vars(base).get(name)
+        if type(member) is MemberDescriptorType:
+            try:
+                return member.__get__(owner)
+            except AttributeError:
+                return _NOTHING
+    # A module of torch keeps these in tables of its own.
+    for table in ("_parameters", "_buffers", "_modules"):
+        found = own.get(table)
+        if type(found) is dict and name in found:
+            return found[name]
+    return _NOTHING
 
 
-class _Writes(NamedTuple):
-    """The cells that a function assigns to, whether it assigns to attributes, and the names that it looks up."""
-
-    cells: frozenset[str]
-    attributes: bool
-    names: frozenset[str]
-
-
-@functools.lru_cache(4096)
-def _writes(code: CodeType) -> _Writes:
-    """Reads the code of a function and of those inside."""
-    inner = [_writes(const) for const in code.co_consts if isinstance(const, CodeType)]
-    steps = [(step.opname, step.argval) for step in dis.get_instructions(code)]
-    cells = {name for operation, name in steps if operation in ("STORE_DEREF", "DELETE_DEREF")}
-    attributes = any([operation in ("STORE_ATTR", "DELETE_ATTR") for operation, _ in steps])
-    return _Writes(
-        frozenset(cells.union(*[each.cells for each in inner]).intersection(code.co_freevars)),
-        attributes or any([each.attributes for each in inner]),
-        frozenset(code.co_names).union(*[each.names for each in inner]),
-    )
+def _attributes(code: CodeType, kind: type) -> frozenset[str]:
+    """Returns the names that a method, and those that it calls by name, look up."""
+    known = facts(code).attributes
+    if kind not in known:
+        found, waiting = set(), [code]
+        for each in waiting:
+            new = facts(each).names - found
+            found |= new
+            members = [vars(base)[name] for base in kind.__mro__ for name in new if name in vars(base)]
+            codes = [getattr(innermost(member), "__code__", None) for member in members if _is_method(member)]
+            waiting += [other for other in codes if other is not None]
+        known[kind] = frozenset(found)
+    return known[kind]

@@ -38,3 +38,18 @@ def is_differentiable(dtype: str) -> bool:
 def of(dtype: str) -> Precision:
     """The precision of a floating or complex dtype, by its plain name; of any other, that of float64."""
     return _TABLE.get(dtype, _TABLE["float64"])
+
+
+def is_repeated(other: numpy.ndarray, first: numpy.ndarray, tolerance: float) -> bool:
+    """Whether two arrays are equal but for the rounding of sums in another order.
+
+    An element may differ by `tolerance` times the largest finite element of `first`.
+    """
+    if other.shape != first.shape or other.dtype != first.dtype:
+        return False
+    if numpy.array_equal(other, first):
+        return True
+    if first.dtype.kind not in "fcV":
+        return False
+    size = numpy.max(numpy.abs(first), initial=0.0, where=numpy.isfinite(first))
+    return bool(numpy.allclose(other, first, rtol=0, atol=tolerance * float(size), equal_nan=True))

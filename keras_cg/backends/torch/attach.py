@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,11 +33,13 @@ from keras_cg.backends.torch.tensors import (
     is_plain,
     is_tracing,
     keeps_graph,
+    probe,
     saveable,
     sequence_number,
     storage_of,
     transforms_active,
     unwrap_if_dead,
+    version,
     versions,
 )
 from keras_cg.engine import messages
@@ -70,7 +73,8 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
         return exporting.cut(fun.name, fun(*tensors)[0])
     is_differentiated = any([tensor.requires_grad for tensor in tensors])
     # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
-    inputs = [tensor.detach() for tensor in tensors] if is_differentiated or hooks(False) is not None else tensors
+    # An inference tensor is copied, because it does not tell when it is changed.
+    inputs = [*map(torch.Tensor.detach, saveable(tensors))] if is_differentiated or hooks(False) is not None else tensors
     before, start = versions(tensors), sequence_number()
     outputs, pullback = fun(*inputs)
     if before != versions(tensors):
@@ -107,11 +111,15 @@ def record(
     residuals: Sequence[torch.Tensor] = ()
     if hooks(False) is not None:
         # Hooks move or drop what is saved. So the rule is dropped, too, and its tensors are saved for the comparison.
-        residuals, facts = pullback.outline(inputs)
+        residuals, facts = pullback.outline(inputs, functools.partial(probe, outputs, variables))
         call = call._replace(facts=facts)
+    elif parts := pullback.closed_over():
+        # An input without a storage, such as a DTensor, tells itself of a change, and not by its detached alias.
+        known = [one if storage_of(one) else two for one, two in zip(inputs, tensors, strict=True)]
+        watched = [(tensor, version(tensor)) for tensor in (*known, *outputs)]
+        call = call._replace(pullback=pullback, watched=watched, held=held(parts))
     else:
-        watched = [*inputs, *outputs] if pullback.holds_anything() else []
-        call = call._replace(pullback=pullback, watched=[*zip(watched, versions(watched), strict=True)])
+        call = call._replace(pullback=pullback)
     saved = [unwrap_if_dead(tensor) for tensor in saveable((*tensors, *variables))]
     results: tuple[torch.Tensor, ...] = _apply((call, outputs, saveable(residuals)), *saved)
     return results
@@ -137,6 +145,7 @@ class SavedCall(NamedTuple):
         number: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
         watched: The inputs and outputs, whose memory the rule may hold, each with its version.
+        held: The tensors in the cells of the rule, each with its version.
         storages: Where the memory of the arguments and outputs begins.
         facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         autocasts: The autocast of the first run, if there was one.
@@ -145,12 +154,15 @@ class SavedCall(NamedTuple):
     fun: Function
     number: int
     pullback: Pullback | None = None
-    watched: Sequence[tuple[torch.Tensor, int]] = ()
+    watched: Sequence[Versioned] = ()
+    held: Sequence[Versioned] = ()
     storages: frozenset[int] | set[int] = frozenset()
     facts: Any = None
     autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
 
-    def again(self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor]) -> Pullback:
+    def again(
+        self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
+    ) -> Pullback:
         """Returns the pullback of another run, which must be that of the first."""
         with contextlib.ExitStack() as stack:
             if self.facts is not None:
@@ -161,16 +173,23 @@ class SavedCall(NamedTuple):
                 stack.enter_context(torch.autocast(*each))
             _, pullback = self.fun(*inputs)
         if self.pullback is not None:
-            self.pullback.check(pullback)
+            self.pullback.check(pullback, gradients)
         elif self.facts is not None:
-            pullback.check_outline(inputs, residuals, self.facts)
+            pullback.check_outline(inputs, residuals, self.facts, gradients)
         return pullback
 
-    def refuse_changes(self) -> None:
-        """Raises if an input or an output was changed in place since, and the rule holds its memory."""
-        changed = {storage_of(tensor) for tensor, version in self.watched if [version] != versions([tensor])} - {0}
-        reached = self.pullback.reached() if changed and self.pullback is not None else []
-        if not changed.isdisjoint(map(storage_of, reached)):
+    def refuse_changes(self, is_used: bool) -> None:
+        """Raises if a tensor that the rule holds was changed in place since, and not by the rule.
+
+        If the rule was used before, it may have changed what its own run made.
+        """
+        changed = [tensor for tensor, before in self.held if version(tensor) != before]
+        if changed and self.pullback is not None:
+            shared = set(map(id, self.fun.closed_over()))
+            if not all([is_state(tensor) and (id(tensor) in shared or not is_used) for tensor in changed]):
+                raise messages.changed_since_call(self.fun.name)
+        others = {storage_of(tensor) for tensor, before in self.watched if version(tensor) != before}
+        if others and self.pullback is not None and not others.isdisjoint(map(storage_of, self.pullback.reached())):
             raise messages.changed_since_call(self.fun.name)
 
 
@@ -183,7 +202,7 @@ class Attached(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *residuals)
         # `derivatives.vjp` sets a list here if something outside is differentiated. The backward pass then notes in it
         # for each gradient whether it depends on what only the rule reads; without it, that derivative would be lost.
-        ctx.reads = None
+        ctx.reads, ctx.is_used = None, False
         sharing = {storage_of(tensor): tensor for tensor in tensors[: call.number]}
         sharing.pop(0, None)
         ctx.call = call._replace(storages={*sharing, *map(storage_of, outputs)} - {0})
@@ -207,19 +226,22 @@ class Attached(torch.autograd.Function):
         is_recorded = torch.is_grad_enabled()
         # Read once: a checkpoint recomputes saved tensors only once.
         saved = ctx.saved_tensors if is_recorded or pullback is None or stop > count else ()
+        gradients_of = functools.partial(probe, cotangents, saved[count:stop])
+        if pullback is not None:
+            call.refuse_changes(ctx.is_used)
         if is_recorded:
-            pullback = call.again(saved[:count], saved[stop:])
+            pullback = call.again(saved[:count], saved[stop:], gradients_of)
         elif pullback is None:
-            pullback = call.again([tensor.detach() for tensor in saved[:count]], saved[stop:])
-        else:
-            call.refuse_changes()
+            pullback = call.again([tensor.detach() for tensor in saved[:count]], saved[stop:], gradients_of)
         if not is_recorded and ctx.reads is not None:
             pullback = functools.partial(_read, ctx.reads, pullback)
         gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count])
+        note_state(call.held)
+        ctx.is_used = True
         if not is_recorded:
             gradients = copied(gradients, call.storages)
         if not keeps_graph():
-            ctx.call = call._replace(pullback=None, watched=())
+            ctx.call = call._replace(pullback=None, watched=(), held=())
         return (None, *gradients, *others)
 
 
@@ -234,6 +256,34 @@ def is_attached(node: Any) -> bool:
 
 
 # --- what the backward pass asks -------------------------------------------------------------------------------------
+
+
+# A tensor with its version: how often it was changed in place. An inference tensor has none, but is compared itself.
+Versioned = tuple[torch.Tensor, Any]
+
+
+def held(parts: Sequence[Any]) -> list[Versioned]:
+    """Returns the tensors among what the cells of a rule hold, each with its version, as `save_for_backward` does."""
+    return [(part, version(part)) for part in parts if isinstance(part, torch.Tensor)]
+
+
+# The tensors that a rule itself has changed, by their identities, each with the version that it left.
+_states: dict[int, tuple[Any, Any]] = {}
+
+
+def note_state(held: Sequence[Versioned]) -> None:
+    """Notes which of the tensors that a rule holds it has changed itself: its own state."""
+    for tensor, before in held:
+        after = version(tensor)
+        if after != before:
+            key = id(tensor)
+            _states[key] = weakref.ref(tensor, lambda _, key=key: _states.pop(key, None)), after
+
+
+def is_state(tensor: torch.Tensor) -> bool:
+    """Whether a rule was the last to change a tensor."""
+    known, left = _states.get(id(tensor), (None, None))
+    return known is not None and known() is tensor and left == version(tensor)
 
 
 def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:

@@ -10,11 +10,20 @@ from typing import Any
 
 import torch
 
-from keras_cg.backends.torch.attach import Attached, SavedCall, attach_any, attach_constant, copied, record
+from keras_cg.backends.torch.attach import (
+    Attached,
+    SavedCall,
+    attach_any,
+    attach_constant,
+    copied,
+    held,
+    note_state,
+    record,
+)
 from keras_cg.backends.torch.tensors import is_special, keeps_graph, sequence_number
 from keras_cg.engine import messages
 from keras_cg.engine.contract import OrdinaryFunction
-from keras_cg.engine.rule import refers
+from keras_cg.engine.comparing import near
 
 
 def attach(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -45,7 +54,7 @@ def attach(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any, ...]:
     for detached, version in watched:
         if detached._version != version:
             raise messages.changed_argument(fun.name)
-    is_fast = fun.takes_one(rule) if pullback is None else pullback.takes_one
+    is_fast = fun.watch is None and fun.takes_one(rule) if pullback is None else pullback.takes_one
     is_fast = is_fast and len(outputs) == len(structure.places)
     for output in outputs:
         is_usual = is_fast and type(output) is torch.Tensor and output.layout is torch.strided
@@ -56,9 +65,10 @@ def attach(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any, ...]:
             return record(fun, tensors, inputs, start, outputs, pullback)
         storages.add(storage)
         watched.append((output, output._version))
-    if not refers(rule):
+    parts = near(rule)
+    if not parts:
         watched = []  # an output would live as long as the graph
-    results: Any = _apply(((fun, inputs, rule, structure, watched, storages), outputs), *tensors)
+    results: Any = _apply(((fun, inputs, rule, structure, watched, held(parts), storages), outputs), *tensors)
     return results if type(results) is tuple else (results,)
 
 
@@ -68,25 +78,29 @@ class _Bare(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, known: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
         ctx.known, outputs = known
-        ctx.reads = None
+        ctx.reads, ctx.is_used = None, False
         ctx.save_for_backward(*tensors)
         return outputs[0].detach() if len(outputs) == 1 else tuple([output.detach() for output in outputs])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        fun, inputs, rule, structure, watched, storages = ctx.known
+        fun, inputs, rule, structure, watched, held, storages = ctx.known
         is_usual = rule is not None and ctx.reads is None and not torch.is_grad_enabled()
-        for tensor, version in watched:
+        for tensor, version in (*watched, *held):
             is_usual = is_usual and tensor._version == version
         if is_usual:
             gradients = fun.gradients(inputs, rule, structure, cotangents, ctx.needs_input_grad[1:])
             gradients = copied(gradients, storages)
+            for tensor, version in held:
+                if tensor._version != version:
+                    note_state(held)
+            ctx.is_used = True
         else:
             pullback = None if rule is None else fun.pullback(inputs, rule, structure)
-            ctx.call = SavedCall(fun, len(ctx.needs_input_grad) - 1, pullback, watched, storages)
+            ctx.call = SavedCall(fun, len(ctx.needs_input_grad) - 1, pullback, watched, held, storages)
             _, *gradients = Attached.backward(ctx, *cotangents)
         if not keeps_graph():
-            ctx.known = fun, (), None, structure, (), storages
+            ctx.known = fun, (), None, structure, (), (), storages
         return None, *gradients
 
 

@@ -18,8 +18,9 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from keras_cg.backends import owner
-from keras_cg.engine import defaults, messages, precision
-from keras_cg.engine.rule import is_repeated
+from keras_cg.engine import defaults, linear, messages, precision
+from keras_cg.engine.contract import Pullback
+from keras_cg.engine.precision import is_repeated
 
 tensors = (torch.Tensor,)
 own: Any = sys.modules[__package__]
@@ -209,15 +210,29 @@ def saveable(tensors: Any) -> list[torch.Tensor]:
     return [tensor.clone() if tensor.is_inference() else tensor for tensor in tensors]
 
 
-def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Counts how often each tensor was changed in place."""
-    counts = []
-    for tensor in tensors:
-        try:
-            counts.append(tensor._version)
-        except RuntimeError:  # an inference tensor has no version
-            counts.append(0)
-    return counts
+class _Values:
+    """The values that an inference tensor has now: it does not count its changes."""
+
+    def __init__(self, tensor: torch.Tensor):
+        self.tensor = tensor.clone()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Values) and torch.equal(self.tensor, other.tensor)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def version(tensor: torch.Tensor) -> Any:
+    """Returns what is another one if the tensor was changed in place since."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return _Values(tensor)
+
+
+def versions(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Returns the version of each tensor."""
+    return [*map(version, tensors)]
 
 
 def edges(tensors: Sequence[torch.Tensor], ends: Collection[Any] = ()) -> Iterator[tuple[Any, int, Any]]:
@@ -294,3 +309,9 @@ def _agree(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor:
 def describe(tensor: torch.Tensor) -> str:
     """Returns the name of a captured tensor in a message."""
     return f"{type(tensor).__name__} of {dtype(tensor)}{list(tensor.shape)}"
+
+
+def probe(cotangents: Sequence[Any], variables: Sequence[Any], pullback: Pullback) -> list[Any]:
+    """Returns the gradients of a pullback along new upstreams in the place of `cotangents`."""
+    gradients, others = pullback(linear.irregular(own, cotangents), variables)
+    return [*gradients, *others]

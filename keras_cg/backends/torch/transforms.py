@@ -6,6 +6,7 @@ Each level runs the function again, on its own tensors, and compares its rule wi
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,13 +26,14 @@ from keras_cg.backends.torch.tensors import (
     integers,
     is_captured,
     is_floating,
+    probe,
     storage_of,
     transforms_active,
     unwrap_if_dead,
     versions,
 )
 from keras_cg.engine import linear, messages
-from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.contract import Function
 
 Tensors = Sequence[torch.Tensor]
 
@@ -64,7 +66,9 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     # What only the rule reads would be a dead wrapper where it runs after its level is over.
     wrapped = [each for each in pullback.reached() if functorch.is_functorch_wrapped_tensor(each)]
     captured += [each for each in wrapped if id(each) not in known]
-    call = _SavedCall(fun, pullback, captured, variables, outputs)
+    probed = functools.partial(probe, outputs, [captured[place] for place in variables])
+    first = pullback.outline(inputs, probed)
+    call = _SavedCall(fun, first, captured, variables, outputs)
     results = [output.detach() for output in _batched(outputs, (*tensors, *captured))]
     return _Transformed.apply(call, *results, *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -95,15 +99,16 @@ class _SavedCall:
     """The state of a call under a transform, without its saved tensors.
 
     Attributes:
+        first: The outline of the rule of the first run.
         captured: The tensors of a level that the function read and that are no arguments.
         variables: The places among these of the tensors that its outputs depend on.
         specs: Shape, dtype and device of each output.
     """
 
     def __init__(
-        self, fun: Function, pullback: Pullback, captured: Tensors, variables: Sequence[int], outputs: Tensors
+        self, fun: Function, first: tuple[Any, Any], captured: Tensors, variables: Sequence[int], outputs: Tensors
     ):
-        self.fun, self.first, self.captured, self.variables = fun, pullback, captured, variables
+        self.fun, self.first, self.captured, self.variables = fun, first, captured, variables
         self.specs = [(output.shape, output.dtype, output.device) for output in outputs]
 
     def gradients(
@@ -114,8 +119,9 @@ class _SavedCall:
         captured = saved[count:]
         with _Instead(self.captured, captured) if captured else contextlib.nullcontext():
             _, pullback = self.fun(*saved[:count])
-            self.first.check(pullback)
-            gradients, others = pullback(cotangents, [captured[place] for place in self.variables], needs_grad)
+            variables = [captured[place] for place in self.variables]
+            pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables))
+            gradients, others = pullback(cotangents, variables, needs_grad)
         known = dict(zip(self.variables, others, strict=True))
         return [*gradients, *map(known.get, range(len(captured)))]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_cg import keras_interop
 from keras_cg.call import FlatFunction
-from keras_cg.engine import rule
+from keras_cg.engine import comparing
 from keras_cg.recipes.checkpoint.keras_state import Repeated
 
 
@@ -62,7 +62,7 @@ class OutputFunction(FlatFunction):
         """
         holders = keras_interop.holders()
         roots = [self.user, *self.static.leaves, *_globals(self.user)]
-        values = rule.reached(roots, lambda value: is_wanted(value) or isinstance(value, holders))
+        values = comparing.reached(roots, lambda value: is_wanted(value) or isinstance(value, holders))
         return [value for value in values if not isinstance(value, holders)]
 
 

@@ -60,8 +60,11 @@ class _Recompute:
         outputs = self.fun(*tensors)
         return outputs, _Recomputed(self, tensors, Sample(self.backend, outputs))
 
-    def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
+    def closed_over(self) -> list[Any]:
         """Returns nothing, because captures are refused, or are among the arguments."""
+        return []
+
+    def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
         return ()
 
 
@@ -100,17 +103,16 @@ class _Recomputed:
         if names:
             raise messages.lost_to_recompute(self.function.name, self.backend.tensors[0].__module__.partition(".")[0])
 
-    def reached(self) -> list[Any]:
+    def closed_over(self) -> list[Any]:
         return list(self.inputs)
 
-    def holds_anything(self) -> bool:
-        return True
+    reached = closed_over
 
-    def check(self, other: Any) -> list[Any]:
+    def check(self, other: Any, probe: Any) -> list[Any]:
         return self.sample.compare(self.function.name, other.function.fun(*other.inputs))
 
-    def outline(self, inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    def outline(self, inputs: Sequence[Any], probe: Any) -> tuple[list[Any], Any]:
         return [], ()
 
-    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any) -> None:
+    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Any) -> None:
         """Compares nothing, because the second run compares its outputs with those of the first one."""

@@ -1,0 +1,277 @@
+"""Compares the rule of one run with the rule of another, as data; what is no data is left to the gradient.
+
+Data are numbers, strings, tensors by value, and containers, functions, methods and objects of Python classes of these.
+What is the same object in both is skipped. A number or a tensor that differs refuses the second run. Structure that
+differs, and what C hides, is neither believed nor refused: then the gradients of both rules have to agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from keras_cg.engine import precision
+from keras_cg.engine.freezing import ATOMS, Decorated, facts, is_bound
+
+_NUMBERS = (bool, int, float, complex)
+_ARRAYS = (numpy.ndarray, numpy.generic)
+_BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement defined the class
+
+# A name or a way into a value, such as `k` or `.field`, and the value there.
+Step = tuple[str, Any]
+
+
+class Difference(NamedTuple):
+    """What two rules differ in.
+
+    Attributes:
+        name: What differs, such as `k was 2.0 and is 5.0`; None if no number and no tensor does.
+        is_unknown: Whether something is no data, so that only the gradients can tell.
+        conditions: Boolean tensors that must all hold, where values are not known yet.
+    """
+
+    name: str | None
+    is_unknown: bool = False
+    conditions: Sequence[Any] = ()
+
+
+def difference(
+    first: Sequence[Step],
+    other: Sequence[Step],
+    is_tensor: Callable[[Any], bool],
+    agreement: Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]],
+    kept: Sequence[Any] = (),
+) -> Difference:
+    """Compares what two rules hold; `is_tensor` and `agreement` are those of the backend.
+
+    `first` may come from `outline`; then `kept` are the inputs and the tensors that stood in it.
+    """
+    tensors: list[tuple[str, Any, Any]] = []
+    is_unknown = len(first) != len(other)
+    # The pairs stay alive while they are walked, so that no identity is used twice.
+    seen: dict[tuple[int, int], Any] = {}
+    waiting = [(path, one, two) for (path, one), (_, two) in zip(first, other, strict=False)]
+    for path, one, two in waiting:
+        one = kept[one.place] if type(one) is _Kept else one
+        if one is two or (id(one), id(two)) in seen:
+            continue
+        seen[id(one), id(two)] = one, two
+        if is_tensor(one) and is_tensor(two):
+            tensors.append((path, one, two))
+        elif _differs(path, one, two):
+            return Difference(_told(path, one, two))
+        else:
+            (head, parts), (other_head, others) = _opened(one), _opened(two)
+            is_unknown |= head is None or head != other_head or parts.keys() != others.keys()
+            # A step such as `.field` or `[0]` goes on from the path; a name begins a new one.
+            both = [step for step in parts if step in others]
+            waiting += [(path + step if step[:1] in ".[" else step, parts[step], others[step]) for step in both]
+    answers = agreement([(one, two) for _, one, two in tensors]) if tensors else ()
+    for pair, is_equal in zip(tensors, answers, strict=True):
+        if is_equal is False:
+            return Difference(_told(*pair))
+    return Difference(None, is_unknown, [answer for answer in answers if answer is not True])
+
+
+def _differs(path: str, one: Any, two: Any) -> bool:
+    """Whether two values are numbers that differ, or texts. Texts in an object are often names that a library counts."""
+    if isinstance(one, _NUMBERS) and isinstance(two, _NUMBERS):
+        return bool(one != two and (one == one or two == two))
+    if isinstance(one, _ARRAYS) and isinstance(two, _ARRAYS) and one.dtype.hasobject is two.dtype.hasobject is False:
+        return not precision.is_repeated(numpy.asarray(two), numpy.asarray(one), precision.of(one.dtype.name).repeated)
+    return isinstance(one, str) and isinstance(two, str) and one != two and "." not in path
+
+
+# --- a rule that must not stay alive ---------------------------------------------------------------------------------
+
+
+class _Kept(NamedTuple):
+    """Stands for a tensor in an outline: its place among the inputs and the tensors."""
+
+    place: int
+
+
+class _Node(NamedTuple):
+    """Stands for any other value in an outline."""
+
+    head: Any
+    parts: dict[str, Any]
+
+
+def outline(
+    steps: Sequence[Step], is_tensor: Callable[[Any], bool], shared: Iterable[Any], inputs: Sequence[Any]
+) -> tuple[list[Step], list[Any], bool]:
+    """Describes what a rule holds, where the rule must not stay alive: without tensors, which are returned beside it.
+
+    `shared` objects, which are those of all runs, stand for themselves; `inputs` are the arguments of the run. Returns
+    also whether something is no data.
+    """
+    kept = list(inputs)
+    # Each value stays alive as long as the search, so that no identity is used twice.
+    known: dict[int, tuple[Any, Any]] = {id(value): (value, value) for value in shared}
+    known |= {id(tensor): (_Kept(place), tensor) for place, tensor in enumerate(inputs)}
+    waiting: list[tuple[dict[str, Any], dict[str, Any]]] = [(whole := {}, dict(steps))]
+    is_unknown = False
+    for target, parts in waiting:
+        for step, value in parts.items():
+            if isinstance(value, (*_NUMBERS, *ATOMS)) or (isinstance(value, _ARRAYS) and not is_tensor(value)):
+                target[step] = value
+            elif id(value) in known:
+                target[step] = known[id(value)][0]
+            elif is_tensor(value):
+                known[id(value)] = target[step], _ = _Kept(len(kept)), value
+                kept.append(value)
+            else:
+                head, inside = _opened(value)
+                is_unknown |= head is None
+                known[id(value)] = target[step], _ = _Node(head, {}), value
+                waiting.append((target[step].parts, inside))
+    return [*whole.items()], kept[len(inputs) :], is_unknown
+
+
+# --- values and their parts ------------------------------------------------------------------------------------------
+
+
+def _opened(value: Any) -> tuple[Any, dict[str, Any]]:
+    """Splits a value into its head, which is equal for equal structure, and its parts; the head is None if unknown."""
+    kind = type(value)
+    if kind is _Node:
+        return value
+    if kind in ATOMS:
+        return (kind, value), {}
+    if kind is types.FunctionType:
+        return (value.__code__, id(value.__globals__)), _of_function(value)
+    if isinstance(value, Decorated):
+        return kind, {"": value.__wrapped__}
+    if kind is types.MethodType:
+        return kind, {"": value.__func__, ".__self__": value.__self__}
+    if isinstance(value, _BUILTIN_METHODS):
+        owner = value.__self__
+        return (kind, value.__name__), {} if isinstance(owner, types.ModuleType) else {".__self__": owner}
+    named = _attributes(value)
+    if isinstance(value, functools.partial):
+        args = {f"[{place}]": part for place, part in enumerate(value.args)}
+        return _class(kind), {"": value.func} | args | dict(value.keywords) | named
+    if isinstance(value, (list, tuple)):
+        return (_class(kind), len(value)), {f"[{place}]": part for place, part in enumerate(value)} | named
+    if isinstance(value, dict):
+        keys = {key for key in value if isinstance(key, ATOMS)}
+        head = (_class(kind), frozenset(keys)) if len(keys) == len(value) else None
+        return head, {f"[{key!r}]": value[key] for key in keys} | named
+    if isinstance(value, type):
+        members = {f".{name}": _member(part) for name, part in vars(value).items() if not name.startswith("__")}
+        return _class(value), members | {f".{name}": vars(value)[name] for name in ("__call__",) if name in vars(value)}
+    if all([base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1]]) or kind is types.SimpleNamespace:
+        has_parts = hasattr(value, "__dict__") or any(["__slots__" in vars(base) for base in kind.__mro__])
+        return (_class(kind) if has_parts else None), {".__class__": kind} | named
+    # Values of C that Python can compare, such as a dtype or a device.
+    is_value = not named and kind.__hash__ is not object.__hash__ and not isinstance(value, types.ModuleType)
+    return ((kind, value) if is_value and kind.__hash__ and not kind.__weakrefoffset__ else None), named
+
+
+def _class(kind: type) -> Any:
+    """Returns what two classes that two runs of a function define have in common."""
+    return kind.__module__, kind.__qualname__
+
+
+def _member(part: Any) -> Any:
+    if isinstance(part, property):
+        return part.fget
+    return part.__func__ if isinstance(part, (staticmethod, classmethod)) else part
+
+
+def _of_function(fun: types.FunctionType) -> dict[str, Any]:
+    assigned = facts(fun.__code__).assigned
+    named = [(name, cell) for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)]
+    # What it assigns is its state, and no data: the cell itself.
+    cells = {name: cell if name in assigned else cell.cell_contents for name, cell in named if is_bound(cell)}
+    defaults = {f"default {place}": part for place, part in enumerate(fun.__defaults__ or ())}
+    return cells | defaults | (fun.__kwdefaults__ or {}) | {f".{name}": part for name, part in fun.__dict__.items()}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an object in its dict and in slots."""
+    found = {f".{name}": part for name, part in getattr(value, "__dict__", {}).items()}
+    for base in type(value).__mro__[:-1]:
+        for name, member in vars(base).items() if "__slots__" in vars(base) else ():
+            if type(member) is types.MemberDescriptorType and hasattr(value, name):
+                found[f".{name}"] = member.__get__(value)
+    return found if not isinstance(value, type) else {}
+
+
+def _told(path: str, one: Any, two: Any) -> str:
+    before, now = _shown(one), _shown(two)
+    where = path or "the rule itself"
+    return f"{where} is another {now}" if before == now else f"{where} was {before} and is {now}"
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, short."""
+    if isinstance(value, (*_NUMBERS, *ATOMS)):
+        text = repr(value)
+        return text if len(text) <= 40 else text[:37] + "..."
+    name = str(getattr(value.dtype, "name", value.dtype)).removeprefix("torch.")
+    return f"{name}[{', '.join(map(str, value.shape))}]"
+
+
+# --- what a function refers to ---------------------------------------------------------------------------------------
+
+
+def near(fun: Any) -> list[Any]:
+    """Lists what the cells, defaults and arguments of a function hold, and of the functions there; and `vars(self)`."""
+    found: list[Any] = []
+    waiting, seen = [fun], set()
+    for value in waiting:
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) is types.FunctionType:
+            waiting += [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
+            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        elif isinstance(value, functools.partial):
+            waiting += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, Decorated):
+            waiting.append(value.__wrapped__)
+        elif isinstance(value, types.MethodType):
+            waiting.append(value.__func__)
+            found += [value.__self__, *_attributes(value.__self__).values()]
+        else:
+            found += [value, *(_attributes(value).values() if value is fun else ())]
+    return found
+
+
+def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
+    """Finds what can be reached from `roots` without calling anything; this may take long.
+
+    Globals and modules are not entered, nor is what is wanted.
+    """
+    # The objects stay alive while the search runs, so that no identity is used twice.
+    seen: dict[int, Any] = {}
+    waiting = list(roots)
+    for value in waiting:
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if is_wanted(value):
+            yield value
+        elif type(value) is types.FunctionType:
+            waiting += [value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__]
+        elif isinstance(value, types.BuiltinMethodType):
+            waiting.append(value.__self__)
+        elif not isinstance(value, (*ATOMS, types.ModuleType, types.CodeType)) and not _is_importable(value):
+            waiting += gc.get_referents(value)
+            waiting += [value()] if isinstance(value, weakref.ref) else []
+
+
+def _is_importable(value: Any) -> bool:
+    if not isinstance(value, type):
+        return False
+    return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
