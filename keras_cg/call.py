@@ -7,8 +7,7 @@ that run, from flat cotangents to flat, checked gradients.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from keras_cg import (
@@ -32,6 +31,7 @@ from keras_cg.engine.freezing import Watch, freeze
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import Spec, check_variables, collect
 from keras_cg.pytree import SINGLE, Tree
+from keras_cg.signature import ALONE, ANY
 
 
 def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -128,8 +128,9 @@ class FlatFunction(Arguments):
 class Call(FlatFunction):
     """A decorated function as a backend sees it: each run returns tensors, and the rule for them."""
 
-    # What has to be watched for the rule of the last run.
+    # For the rule of the last run: what has to be watched, and how it is called, if its code alone tells.
     watch: Watch | None = None
+    style: int | None = None
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the rule."""
@@ -137,7 +138,7 @@ class Call(FlatFunction):
             # The first run of an ordinary call is outside of every scope of Keras.
             self.converted = self.backend.converted(self.user)
             results, rule, tree = self.accept(self.converted(*tensors))
-            return results, Pullback(self, tensors, tensors, rule, tree, self.watch)
+            return results, Pullback(self, tensors, tensors, rule, tree)
         args, kwargs = self.bind(tensors)
         pair, changed, run = self.run(args, kwargs)
         if kwargs:
@@ -145,7 +146,7 @@ class Call(FlatFunction):
         results, rule, tree = self.accept(pair)
         # Only values in a scope of Keras are shown to the rule.
         run = run if run is not None and run.state.scope is not None else None
-        return (*results, *changed), Pullback(self, tensors, args, rule, tree, self.watch, run)
+        return (*results, *changed), Pullback(self, tensors, args, rule, tree, run)
 
     def accept(self, pair: Any) -> tuple[tuple[Any, ...], Callable[..., Any], Tree]:
         """Returns the tensors of the output, the rule and the static part of the output, of what a run returned."""
@@ -161,41 +162,8 @@ class Call(FlatFunction):
         if not backend.is_compiling():
             # A copy, because the names that the rule reads may be bound to something else later.
             rule, self.watch = freeze(rule, self.user)
+            self.style = signature.style(rule)
         return results, rule, tree
-
-    # Whether a rule has one parameter, as `gradients` needs it.
-    takes_one = staticmethod(signature.takes_one)
-
-    def pullback(self, tensors: Sequence[Any], rule: Callable[..., Any], output: Tree) -> Pullback:
-        """Returns the pullback of a run on `tensors`, which are the positional arguments if the rule gets these."""
-        return Pullback(self, tensors, tuple(tensors), rule, output, self.watch)
-
-    def gradients(
-        self,
-        tensors: Sequence[Any],
-        rule: Callable[..., Any],
-        output: Tree,
-        cotangents: Sequence[Any],
-        needs_grad: Sequence[bool] | None,
-    ) -> tuple[Any, ...]:
-        """Returns the gradients by a rule of one parameter, None where there is none, or none is needed.
-
-        The tensors are plain. Most rules return a plain gradient for each, and nothing has to be converted.
-        """
-        backend = self.backend
-        upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
-        result = rule(upstream) if config.is_active(backend) else under(backend, rule, (upstream,), {})
-        gradients: Any = result if type(result) is tuple else (result,)
-        if not self.is_ordinary:
-            gradients = self.static.tensors_of(gradients)
-        if len(gradients) == len(tensors):
-            for gradient, tensor in zip(gradients, tensors, strict=True):
-                if not backend.is_plain(gradient) or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
-                    break
-            else:
-                return tuple(gradients)
-        specs = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
-        return self.checked(rule, specs, result, (), needs_grad)[0]
 
     def checked(
         self,
@@ -218,7 +186,7 @@ class Call(FlatFunction):
 class Pullback:
     """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
 
-    __slots__ = "_specs", "count", "function", "output", "rule", "run", "takes_one", "tensors", "values", "watch"
+    __slots__ = "_specs", "count", "function", "output", "rule", "run", "style", "tensors", "values", "watch"
 
     def __init__(
         self,
@@ -227,17 +195,16 @@ class Pullback:
         args: tuple[Any, ...],
         rule: Callable[..., Any],
         output: Tree,
-        watch: Watch | None = None,
         run: Any = None,
     ):
         self.function, self.rule, self.output, self.count, self.run = function, rule, output, len(args), run
-        self.watch = watch
-        self.takes_one = run is None and watch is None and signature.takes_one(rule)
-        self.values = args if not self.takes_one and conventions.gets_arguments(rule) else ()
-        backend, is_plain = function.backend, function.is_plain
+        style, self.watch = function.style, function.watch
+        self.style = style if run is None and (style in (ALONE, ANY) or style == self.count) else None
+        self.values = args if style != ALONE and (style is not None or conventions.gets_arguments(rule)) else ()
         # Plain tensors are saved as they are; of all others only what is checked: JAX finds a leak in a saved tracer.
-        self.tensors = tensors if is_plain else ()
-        self._specs = [] if is_plain else [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
+        self.tensors = tensors if function.is_plain else ()
+        backend = function.backend
+        self._specs = [] if self.tensors else [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
 
     @property
     def specs(self) -> list[Spec]:
@@ -250,14 +217,16 @@ class Pullback:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
         function = self.function
-        if self.takes_one and self.tensors and not variables:
-            return function.gradients(self.tensors, self.rule, self.output, cotangents, needs_grad), ()
+        if self.watch is not None:
+            return self._watched(cotangents, variables, needs_grad)
+        if self.style is not None and not variables:
+            return self._quick(cotangents, needs_grad), ()
         convention = Convention(self.rule, function, self.values, self.count, self.output)
         try:
-            arguments = upstreams_of(function.backend, self.output, cotangents), variables
+            upstreams = upstreams_of(function.backend, self.output, cotangents)
             call = convention.call if self.run is None else self.run.for_rule()(convention.call)
-            with contextlib.nullcontext() if self.watch is None else self._watching():
-                result = under(function.backend, call, arguments, {})
+            needs_input_grad = needs_grad or [True] * len(function.static.places)
+            result = under(function.backend, call, (upstreams, variables, needs_input_grad), {})
             return function.checked(self.rule, self.specs, result, variables, needs_grad)
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()
@@ -265,6 +234,40 @@ class Pullback:
                 error.add_note(hint)
             tracebacks.hide_frames(error)
             raise
+
+    def _quick(self, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None) -> tuple[Any, ...]:
+        """Calls a rule whose code tells how; most return a plain gradient for each tensor, and nothing is converted."""
+        function, rule, output = self.function, self.rule, self.output
+        backend = function.backend
+        upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
+        if not config.is_active(backend):
+            args, kwargs = ((upstream,), {}) if self.style == ALONE else (self.values, {"upstream": upstream})
+            result = under(backend, rule, args, kwargs)
+        else:
+            result = rule(upstream) if self.style == ALONE else rule(*self.values, upstream=upstream)
+        gradients: Any = result if type(result) is tuple else (result,)
+        if not function.is_ordinary:
+            gradients = function.static.tensors_of(gradients)
+        if len(gradients) == len(self.tensors):
+            for gradient, tensor in zip(gradients, self.tensors, strict=True):
+                if not backend.is_plain(gradient) or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+                    break
+            else:
+                return tuple(gradients)
+        return function.checked(rule, self.specs, result, (), needs_grad)[0]
+
+    def _watched(self, *args: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Raises if a name that the rule reads was bound to something else; notes which names it binds itself."""
+        watch: Any = self.watch
+        name = watch.changed()
+        if name is not None:
+            raise errors.bound_again(self.function.name, name, self.location())
+        self.watch = None
+        try:
+            with watch.running():
+                return self(*args)
+        finally:
+            self.watch = watch
 
     def location(self) -> str | None:
         """Returns the file and line of the rule, if they are known."""
@@ -286,15 +289,6 @@ class Pullback:
     def reached(self) -> list[Any]:
         """Returns the tensors that the rule can reach, by a search that may take long."""
         return [*comparing.reached([self.rule, *self.values], self.function.backend.is_tensor)]
-
-    @contextlib.contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Raises if a name that the rule reads was bound to something else, and notes which names it binds itself."""
-        name = self.watch.changed()
-        if name is not None:
-            raise errors.bound_again(self.function.name, name, self.location())
-        with self.watch.running():
-            yield
 
     def _steps(self) -> list[tuple[str, Any]]:
         """Returns what the rule holds, for a comparison with that of another run."""

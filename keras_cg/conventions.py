@@ -30,13 +30,15 @@ class Convention:
 
     def __init__(self, rule: Rule, arguments: Arguments, values: tuple[Any, ...], count: int, output: Tree):
         self.rule, self.arguments, self.values, self.count, self.output = rule, arguments, values, count, output
-        self.parameters = None if signature.takes_one(rule) else signature.parameters(rule)
+        self.parameters = signature.parameters(rule)
 
-    def call(self, upstreams: list[Any], variables: Sequence[Any]) -> Any:
+    def call(self, upstreams: list[Any], variables: Sequence[Any], needs_grad: Sequence[bool]) -> Any:
         """Calls the rule with one upstream for each leaf of the output."""
         args, kwargs = self._arrange(upstreams)
         if variables:
             kwargs = {**kwargs, "variables": list(variables)}
+        if self.parameters is not None and "needs_input_grad" in self.parameters.names():
+            kwargs = {**kwargs, "needs_input_grad": tuple(needs_grad)}
         try:
             return self.rule(*args, **kwargs)
         except TypeError:
@@ -49,7 +51,7 @@ class Convention:
         parameters, count = self.parameters, len(self.output.leaves)
         if parameters is None or parameters.varargs is not None or _gets_arguments(parameters) or count == 1:
             return None
-        positional = parameters.without("variables")
+        positional = parameters.plain()
         if len(positional) not in (count, len(self.output.places)) or parameters.required() > 1:
             return None
         return errors.got_whole(self.arguments.name, self._shown(), positional[0], count)
@@ -66,7 +68,7 @@ class Convention:
         parameters, count, tensors = self.parameters, len(upstreams), self.output.places
         if parameters is None:
             return (self.output.unflatten(upstreams),), {}
-        positional = parameters.without("variables")
+        positional = parameters.plain()
         if _gets_arguments(parameters):
             values, upstream = self.values, {"upstream": self.output.unflatten(upstreams)}
             if _takes_arguments(parameters, positional, self.count):
@@ -105,7 +107,7 @@ class Convention:
 
 def _gets_arguments(parameters: Parameters) -> bool:
     """Whether a rule is called with the function's arguments, and `upstream` by name."""
-    return "upstream" in parameters.keyword_only or "upstream" in parameters.without("variables")[1:]
+    return "upstream" in parameters.keyword_only or "upstream" in parameters.plain()[1:]
 
 
 def _takes_arguments(parameters: Parameters, positional: tuple[str, ...], count: int) -> bool:

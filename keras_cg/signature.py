@@ -12,7 +12,10 @@ from collections.abc import Callable, Collection
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
-_STARS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+from keras_cg.engine.freezing import facts
+
+# What a rule may take by name, in any convention.
+EXTRAS = ("variables", "needs_input_grad")
 
 
 class Parameters(NamedTuple):
@@ -39,9 +42,9 @@ class Parameters(NamedTuple):
             return self.positional[index]
         return f"{self.varargs or 'args'}[{index - len(self.positional)}]"
 
-    def without(self, name: str) -> tuple[str, ...]:
-        """Returns the positional parameters but for one."""
-        return tuple(other for other in self.positional if other != name)
+    def plain(self) -> tuple[str, ...]:
+        """Returns the positional parameters of a rule but for `variables` and `needs_input_grad`."""
+        return tuple(name for name in self.positional if name not in EXTRAS)
 
     def binds(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call has an argument for every parameter that has no default."""
@@ -49,8 +52,8 @@ class Parameters(NamedTuple):
         return all(name in known for name in (*self.positional[len(args) :], *self.keyword_only))
 
     def required(self) -> int:
-        """Returns how many positional parameters have no default, `variables` not counted."""
-        return len([name for name in self.without("variables") if name not in self.defaults()])
+        """Returns how many positional parameters have no default, `variables` and `needs_input_grad` not counted."""
+        return len([name for name in self.plain() if name not in self.defaults()])
 
     def show(self, name: str) -> str:
         """Returns the signature as a message shows it."""
@@ -91,12 +94,41 @@ def by_position(fun: Callable[..., Any], count: int, kwargs: dict[str, Any]) -> 
     return [kwargs.get(name, default) for name, default in pairs]
 
 
-def takes_one(fun: Any) -> bool:
-    """Whether `fun` is a plain function of one positional parameter, as most rules are: a fast path."""
-    code = fun.__code__ if _is_plain_function(fun) else None
-    if code is None or code.co_argcount != 1 or code.co_kwonlyargcount or code.co_flags & _STARS:
-        return False
-    return code.co_varnames[0] != "variables"  # type: ignore[no-any-return]
+# How `style` says that a rule is called: with upstream alone, or with any arguments of the function before it.
+ALONE, ANY = -1, -2
+
+
+def style(fun: Any) -> int | None:
+    """Returns how a rule is called, if its code alone tells: ALONE, ANY, or the number of arguments before upstream.
+
+    It is read once for each code. In the last two cases upstream is given by name.
+    """
+    if type(fun) is not FunctionType or fun.__dict__:
+        return None
+    known = facts(fun.__code__)
+    if not hasattr(known, "style"):
+        known.style = _style(fun)
+    return known.style  # type: ignore[no-any-return]
+
+
+def _style(fun: Any) -> int | None:
+    own = _from_code(fun)
+    known = {**own.defaults(), **own.keyword_defaults()}
+    positional, keywords = own.plain(), [name for name in own.keyword_only if name not in EXTRAS]
+    if "needs_input_grad" in own.names() or ("variables" in own.names() and "variables" not in known):
+        return None
+    if keywords == ["upstream"]:
+        if own.varargs is not None:
+            return None if positional else ANY
+    elif own.varargs is not None or keywords:
+        return None
+    elif len(positional) == 1:
+        return ALONE
+    elif positional[-1:] == ("upstream",):
+        positional = positional[:-1]
+    else:
+        return None
+    return None if any([name in known for name in positional]) else len(positional)
 
 
 def _is_plain_function(fun: Any) -> bool:

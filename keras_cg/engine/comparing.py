@@ -173,8 +173,8 @@ def _opened(value: Any) -> tuple[Any, dict[str, Any]]:
         has_parts = hasattr(value, "__dict__") or any(["__slots__" in vars(base) for base in kind.__mro__])
         return (_class(kind) if has_parts else None), {".__class__": kind} | named
     # Values of C that Python can compare, such as a dtype or a device.
-    is_value = not named and kind.__hash__ is not object.__hash__ and not isinstance(value, types.ModuleType)
-    return ((kind, value) if is_value and kind.__hash__ and not kind.__weakrefoffset__ else None), named
+    is_value = not named and kind.__hash__ not in (None, object.__hash__) and not isinstance(value, weakref.ref)
+    return ((kind, value) if is_value else None), named
 
 
 def _class(kind: type) -> Any:
@@ -227,8 +227,13 @@ def _shown(value: Any) -> str:
 
 def near(fun: Any) -> list[Any]:
     """Lists what the cells, defaults and arguments of a function hold, and of the functions there; and `vars(self)`."""
-    found: list[Any] = []
-    waiting, seen = [fun], set()
+    if type(fun) is types.FunctionType and not fun.__defaults__:
+        # Most rules are closures without functions.
+        found = [cell.cell_contents for cell in fun.__closure__ or () if is_bound(cell)]
+        if not any(map(callable, found)):
+            return [*found, *(fun.__kwdefaults__ or {}).values()]
+    found, seen = [], set()
+    waiting = [fun]
     for value in waiting:
         if id(value) in seen:
             continue

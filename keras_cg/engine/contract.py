@@ -89,33 +89,6 @@ class Function(Protocol):
         """Finds the wanted values that the user's function can reach, without its arguments. This may take long."""
 
 
-class OrdinaryFunction(Function, Protocol):
-    """The steps of a run one by one, for the fast path of torch, where all arguments are plain tensors.
-
-    If they are also given by position, `user(*tensors)` runs the function, and `accept` takes what it returns apart.
-    After `outputs, rule, structure = accept(user(*tensors))`, the pullback is `pullback(tensors, rule, structure)`.
-    """
-
-    def accept(self, pair: Any) -> tuple[Tensors, Callable[..., Any], Any]:
-        """Returns the outputs of what the first run returned, its rule, and the structure of the output."""
-
-    def takes_one(self, rule: Callable[..., Any]) -> bool:
-        """Whether a rule has one parameter, so that `gradients` can call it."""
-
-    def pullback(self, tensors: Sequence[Any], rule: Callable[..., Any], output: Any) -> Pullback:
-        """Returns the pullback of a run on `tensors`."""
-
-    def gradients(
-        self,
-        tensors: Sequence[Any],
-        rule: Callable[..., Any],
-        output: Any,
-        cotangents: Sequence[Any],
-        needs_grad: Sequence[bool] | None,
-    ) -> Tensors:
-        """Returns the gradients by a rule of one parameter, which needs no pullback."""
-
-
 class Backend(Protocol):
     """The names of a backend: the required ones, and from `gradient` on those with a default in `engine.defaults`."""
 

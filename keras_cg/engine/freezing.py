@@ -106,7 +106,10 @@ class Facts:
         inner: The identities of the codes of the functions that it defines.
         is_simple: Whether it assigns no free name and has none that is `self`.
         written: The names that the rule of this code was seen to change: its own state.
+        style: How a rule of this code is called, once `signature.style` has read it.
     """
+
+    style: Any
 
     def __init__(self, code: CodeType):
         self.code = code
@@ -116,7 +119,7 @@ class Facts:
         }
         self.assigned = stored.union(*[each.assigned for each in inner]).intersection(code.co_freevars)
         self.names = frozenset(code.co_names).union(*[each.names for each in inner])
-        self.inner: frozenset[int] = frozenset(map(id, code.co_consts)).union(*[each.inner for each in inner])
+        self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
         self.is_simple = not self.assigned and "self" not in code.co_freevars
         self.written: set[str] = set()
         self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()

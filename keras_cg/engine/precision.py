@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy
+
 
 class Precision(NamedTuple):
     """The numbers of a floating dtype, and how much two results may differ.

@@ -1,7 +1,6 @@
 """The torch backend, on `torch.autograd.Function`.
 
-`tensors` describes tensors and the state of torch. `fast` attaches the rule of an ordinary call, and `attach` of any
-other in eager mode. `transforms` serves torch.func and forward mode, `compiling` torch.compile: no Function works in
+`tensors` describes tensors and the state of torch. `attach` attaches the rule in eager mode. `transforms` serves torch.func and forward mode, `compiling` torch.compile: no Function works in
 two of these three engines. `exporting` is for programs that keep no rule. `derivatives` calls torch's own engines.
 """
 
@@ -9,8 +8,8 @@ from __future__ import annotations
 
 import torch as namespace
 
+from keras_cg.backends.torch.attach import attach
 from keras_cg.backends.torch.derivatives import compiled, devices, exported, gradient, jvp, stop_gradient, vjp
-from keras_cg.backends.torch.fast import attach
 from keras_cg.backends.torch.tensors import (
     agreement,
     asarray,

@@ -5,7 +5,7 @@
 - Backward with `create_graph`: the function runs again, on the saved arguments, which are on the graph. Its rule must
   be the first one; it is called, and autograd records what it computes.
 
-`attach_any` also chooses the file for torch's other engines: no Function works in two of them.
+`attach_any` chooses the file for torch's other engines: no Function works in two of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from keras_cg.backends.torch import compiling, exporting, transforms
 from keras_cg.backends.torch.tensors import (
@@ -30,7 +29,7 @@ from keras_cg.backends.torch.tensors import (
     is_autocast,
     is_captured,
     is_forward_open,
-    is_plain,
+    is_special,
     is_tracing,
     keeps_graph,
     probe,
@@ -43,11 +42,18 @@ from keras_cg.backends.torch.tensors import (
     versions,
 )
 from keras_cg.engine import messages
-from keras_cg.engine.contract import Function, OrdinaryFunction, Pullback
+from keras_cg.engine.contract import Function, Pullback
 
 
-def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """Runs `fun` once, on detached tensors; an output that requires a gradient then depends on a captured tensor.
+def attach(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Returns the outputs of `fun`, with the rule as their gradient."""
+    if is_special() or not torch.is_grad_enabled():
+        return attach_any(fun, tensors)
+    return _attach(fun, tensors, False)
+
+
+def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Attaches the rule in any state of torch.
 
     This is one function, because torch.compile (2.13) resumes after a graph break at an inner function, which would not
     know that it is compiled.
@@ -71,94 +77,97 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[Any, ...]:
             return transforms.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
         return exporting.cut(fun.name, fun(*tensors)[0])
-    is_differentiated = any([tensor.requires_grad for tensor in tensors])
-    # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
-    # An inference tensor is copied, because it does not tell when it is changed.
-    inputs = [*map(torch.Tensor.detach, saveable(tensors))] if is_differentiated or hooks(False) is not None else tensors
-    before, start = versions(tensors), sequence_number()
-    outputs, pullback = fun(*inputs)
-    if before != versions(tensors):
-        raise messages.changed_argument(fun.name)
-    return record(fun, tensors, inputs, start, outputs, pullback)
+    return _attach(fun, tensors, True)
 
 
 _undisturbed: Callable[..., Any] = torch.compiler.disable(attach_any)  # type: ignore[no-untyped-call]
 
 
-def record(
-    fun: Function,
-    tensors: Sequence[torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    start: int,
-    outputs: tuple[torch.Tensor, ...],
-    pullback: Pullback,
-) -> tuple[torch.Tensor, ...]:
-    """Returns the outputs of a run, with the rule as their gradient if anything is differentiated.
-
-    The run had the arguments `inputs`, detached from `tensors` if one of these is differentiated. Nodes of the graph
-    from the number `start` on may be its own.
-    """
-    if forward_ad._current_level >= 0 and any(map(transforms.is_dual, outputs)):
+def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) -> tuple[torch.Tensor, ...]:
+    """Runs `fun` once, on detached tensors; an output that requires a gradient then depends on a captured tensor."""
+    is_hooked = is_special and hooks(False) is not None
+    inputs, before, start = tensors, versions(tensors), sequence_number()
+    is_differentiated = any([tensor.requires_grad for tensor in tensors])
+    if is_differentiated or is_hooked:
+        # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
+        tensors = saveable(tensors)
+        inputs = [tensor.detach() for tensor in tensors]
+    outputs, pullback = fun(*inputs)
+    if versions(tensors) != before:
+        raise messages.changed_argument(fun.name)
+    if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
         # The function captured a value that forward mode differentiates; `attach` runs it again, and finds that.
         return transforms.attach(fun, saveable(tensors))
     variables: Sequence[torch.Tensor] = ()
-    if any([output.requires_grad for output in outputs]):
-        variables = _captured(fun, outputs, start, pullback)
-        pullback.capture([describe(variable) for variable in variables])
-    elif not any([tensor.requires_grad for tensor in tensors]):
-        return exporting.cut(fun.name, outputs)
-    call = SavedCall(fun, len(tensors), autocasts=autocasts(tensors) if is_autocast() else ())
+    for output in outputs:
+        if output.requires_grad:
+            variables = _captured(fun, outputs, start, pullback)
+            pullback.capture([describe(variable) for variable in variables])
+            break
+    else:
+        if not is_differentiated:
+            return exporting.cut(fun.name, outputs) if is_special else outputs
+    call = SavedCall(fun, len(tensors), pullback)
     residuals: Sequence[torch.Tensor] = ()
-    if hooks(False) is not None:
+    if is_special and is_autocast():
+        call.autocasts = autocasts(tensors)
+    if is_hooked:
         # Hooks move or drop what is saved. So the rule is dropped, too, and its tensors are saved for the comparison.
-        residuals, facts = pullback.outline(inputs, functools.partial(probe, outputs, variables))
-        call = call._replace(facts=facts)
+        residuals, call.facts = pullback.outline(inputs, functools.partial(probe, outputs, variables))
+        call.pullback = None
     elif parts := pullback.closed_over():
         # An input without a storage, such as a DTensor, tells itself of a change, and not by its detached alias.
-        known = [one if storage_of(one) else two for one, two in zip(inputs, tensors, strict=True)]
-        watched = [(tensor, version(tensor)) for tensor in (*known, *outputs)]
-        call = call._replace(pullback=pullback, watched=watched, held=held(parts))
-    else:
-        call = call._replace(pullback=pullback)
-    saved = [unwrap_if_dead(tensor) for tensor in saveable((*tensors, *variables))]
-    results: tuple[torch.Tensor, ...] = _apply((call, outputs, saveable(residuals)), *saved)
-    return results
+        known = inputs if fun.is_plain else [a if storage_of(a) else b for a, b in zip(inputs, tensors, strict=True)]
+        call.watched = [*known, *outputs]
+        call.held = [part for part in parts if isinstance(part, torch.Tensor)]
+        call.versions = versions(call.watched), versions(call.held)
+    call.storages = {storage_of(tensor) for tensor in (*inputs, *outputs)}
+    call.storages.discard(0)
+    saved = [*tensors, *saveable(variables)]
+    if is_special:
+        saved = [*map(unwrap_if_dead, saved)]
+    results = _apply((call, outputs, saveable(residuals)), *saved)
+    return results if type(results) is tuple else (results,)
 
 
-def attach_constant(fun: OrdinaryFunction, tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The fast path where no argument is differentiated: only a captured tensor can have a gradient."""
-    before, start = versions(tensors), sequence_number()
-    pair = fun.user(*tensors)
-    if versions(tensors) != before:
-        raise messages.changed_argument(fun.name)
-    if type(pair) is tuple and len(pair) == 2 and is_plain(pair[0]) and not pair[0].requires_grad and callable(pair[1]):
-        return pair[:1]
-    outputs, *rest = fun.accept(pair)
-    return record(fun, tensors, tensors, start, outputs, fun.pullback(tensors, *rest))
-
-
-class SavedCall(NamedTuple):
+class SavedCall:
     """The state of one call that the backward pass needs, without the saved tensors.
 
     Attributes:
         fun: The function, which runs again for higher orders.
         number: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
-        watched: The inputs and outputs, whose memory the rule may hold, each with its version.
-        held: The tensors in the cells of the rule, each with its version.
+        watched: The inputs and outputs, whose memory the rule may hold.
+        held: The tensors in the cells of the rule.
+        versions: The versions of both, in the first run.
         storages: Where the memory of the arguments and outputs begins.
         facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         autocasts: The autocast of the first run, if there was one.
+        is_used: Whether the rule has run already.
+        reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes in
+            it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
     """
 
-    fun: Function
-    number: int
-    pullback: Pullback | None = None
-    watched: Sequence[Versioned] = ()
-    held: Sequence[Versioned] = ()
-    storages: frozenset[int] | set[int] = frozenset()
-    facts: Any = None
-    autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
+    __slots__ = (
+        *("autocasts", "facts", "fun", "held", "is_used", "number", "pullback", "reads", "storages", "versions"),
+        "watched",
+    )
+
+    def __init__(self, fun: Function, number: int, pullback: Pullback):
+        self.fun, self.number = fun, number
+        self.pullback: Pullback | None = pullback
+        self.watched: Sequence[torch.Tensor] = ()
+        self.held: Sequence[torch.Tensor] = ()
+        self.versions: tuple[list[Any], list[Any]] = ([], [])
+        self.storages: set[int] = set()
+        self.facts: Any = None
+        self.autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
+        self.is_used = False
+        self.reads: list[bool] | None = None
+
+    def forget(self) -> None:
+        """Releases what the rule holds."""
+        self.pullback, self.watched, self.held, self.versions = None, (), (), ([], [])
 
     def again(
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
@@ -178,18 +187,19 @@ class SavedCall(NamedTuple):
             pullback.check_outline(inputs, residuals, self.facts, gradients)
         return pullback
 
-    def refuse_changes(self, is_used: bool) -> None:
+    def refuse_changes(self) -> None:
         """Raises if a tensor that the rule holds was changed in place since, and not by the rule.
 
         If the rule was used before, it may have changed what its own run made.
         """
-        changed = [tensor for tensor, before in self.held if version(tensor) != before]
-        if changed and self.pullback is not None:
-            shared = set(map(id, self.fun.closed_over()))
-            if not all([is_state(tensor) and (id(tensor) in shared or not is_used) for tensor in changed]):
-                raise messages.changed_since_call(self.fun.name)
-        others = {storage_of(tensor) for tensor, before in self.watched if version(tensor) != before}
-        if others and self.pullback is not None and not others.isdisjoint(map(storage_of, self.pullback.reached())):
+        pullback: Any = self.pullback
+        of_watched, of_held = self.versions
+        changed = [tensor for tensor, before in zip(self.held, of_held, strict=True) if version(tensor) != before]
+        shared = set(map(id, self.fun.closed_over())) if changed else ()
+        is_right = all([is_state(tensor) and (id(tensor) in shared or not self.is_used) for tensor in changed])
+        pairs = zip(self.watched, of_watched, strict=True)
+        others = {storage_of(tensor) for tensor, before in pairs if version(tensor) != before}
+        if not is_right or (others and not others.isdisjoint(map(storage_of, pullback.reached()))):
             raise messages.changed_since_call(self.fun.name)
 
 
@@ -199,13 +209,13 @@ class Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, computed: tuple[SavedCall, Any, Any], *tensors: torch.Tensor) -> Any:
         call, outputs, residuals = computed
+        ctx.call = call
         ctx.save_for_backward(*tensors, *residuals)
-        # `derivatives.vjp` sets a list here if something outside is differentiated. The backward pass then notes in it
-        # for each gradient whether it depends on what only the rule reads; without it, that derivative would be lost.
-        ctx.reads, ctx.is_used = None, False
+        if len(outputs) == 1 and len(call.storages) == 1 + call.number and outputs[0].is_floating_point():
+            # A rule that captures the output would be in a reference cycle through the output's node.
+            return outputs[0].detach()
         sharing = {storage_of(tensor): tensor for tensor in tensors[: call.number]}
         sharing.pop(0, None)
-        ctx.call = call._replace(storages={*sharing, *map(storage_of, outputs)} - {0})
         results = []
         for output in outputs:
             base = sharing.get(storage_of(output))
@@ -213,7 +223,6 @@ class Attached(torch.autograd.Function):
                 # A view of the argument for autograd, which then notices a change in place of either.
                 result = base.as_strided(output.size(), output.stride(), output.storage_offset())
             else:
-                # A rule that captures the output would be in a reference cycle through the output's node.
                 result = output.detach()
             results.append(result)
         ctx.mark_non_differentiable(*integers(results))
@@ -224,24 +233,27 @@ class Attached(torch.autograd.Function):
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
         count, stop, pullback = call.number, len(needs_grad), call.pullback
         is_recorded = torch.is_grad_enabled()
+        now = versions(call.held)
+        if (versions(call.watched), now) != call.versions:
+            call.refuse_changes()
         # Read once: a checkpoint recomputes saved tensors only once.
         saved = ctx.saved_tensors if is_recorded or pullback is None or stop > count else ()
-        gradients_of = functools.partial(probe, cotangents, saved[count:stop])
-        if pullback is not None:
-            call.refuse_changes(ctx.is_used)
-        if is_recorded:
-            pullback = call.again(saved[:count], saved[stop:], gradients_of)
-        elif pullback is None:
-            pullback = call.again([tensor.detach() for tensor in saved[:count]], saved[stop:], gradients_of)
-        if not is_recorded and ctx.reads is not None:
-            pullback = functools.partial(_read, ctx.reads, pullback)
-        gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count])
-        note_state(call.held)
-        ctx.is_used = True
+        variables = saved[count:stop]
+        if is_recorded or pullback is None:
+            inputs = saved[:count] if is_recorded else [tensor.detach() for tensor in saved[:count]]
+            pullback = call.again(inputs, saved[stop:], functools.partial(probe, cotangents, variables))
+        if not is_recorded and call.reads is not None:
+            pullback = functools.partial(_read, call.reads, pullback)
+        gradients, others = pullback(cotangents, variables, needs_grad[:count])
+        call.is_used = True
+        if call.held and versions(call.held) != now:
+            for tensor, before in zip(call.held, now, strict=True):
+                if version(tensor) != before:
+                    note_state(tensor)
         if not is_recorded:
             gradients = copied(gradients, call.storages)
         if not keeps_graph():
-            ctx.call = call._replace(pullback=None, watched=(), held=())
+            call.forget()
         return (None, *gradients, *others)
 
 
@@ -250,34 +262,23 @@ class Attached(torch.autograd.Function):
 _apply: Callable[..., Any] = super(torch.autograd.Function, Attached).apply
 
 
-def is_attached(node: Any) -> bool:
-    """Whether a node of the graph is that of a call, which writes into `reads` what only its rule reads."""
-    return hasattr(node, "reads")
+def call_of(node: Any) -> SavedCall | None:
+    """Returns the call that a node of the graph belongs to, if it is one of ours."""
+    call = getattr(node, "call", None)
+    return call if isinstance(call, SavedCall) else None
 
 
 # --- what the backward pass asks -------------------------------------------------------------------------------------
-
-
-# A tensor with its version: how often it was changed in place. An inference tensor has none, but is compared itself.
-Versioned = tuple[torch.Tensor, Any]
-
-
-def held(parts: Sequence[Any]) -> list[Versioned]:
-    """Returns the tensors among what the cells of a rule hold, each with its version, as `save_for_backward` does."""
-    return [(part, version(part)) for part in parts if isinstance(part, torch.Tensor)]
 
 
 # The tensors that a rule itself has changed, by their identities, each with the version that it left.
 _states: dict[int, tuple[Any, Any]] = {}
 
 
-def note_state(held: Sequence[Versioned]) -> None:
-    """Notes which of the tensors that a rule holds it has changed itself: its own state."""
-    for tensor, before in held:
-        after = version(tensor)
-        if after != before:
-            key = id(tensor)
-            _states[key] = weakref.ref(tensor, lambda _, key=key: _states.pop(key, None)), after
+def note_state(tensor: torch.Tensor) -> None:
+    """Notes that a rule itself has changed a tensor that it holds: its own state."""
+    key = id(tensor)
+    _states[key] = weakref.ref(tensor, lambda _: _states.pop(key, None)), version(tensor)
 
 
 def is_state(tensor: torch.Tensor) -> bool:
@@ -295,7 +296,7 @@ def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:
     return [[each.detach() if each is not None and each.requires_grad else each for each in part] for part in parts]
 
 
-def copied(gradients: Sequence[Any], storages: frozenset[int] | set[int]) -> Sequence[Any]:
+def copied(gradients: Sequence[Any], storages: set[int]) -> Sequence[Any]:
     """Copies each gradient that shares its memory with an argument or an output.
 
     autograd stores such a gradient as `x.grad` without a copy, and clearing that would clear the argument.
@@ -310,8 +311,7 @@ def copied(gradients: Sequence[Any], storages: frozenset[int] | set[int]) -> Seq
             return gradients
     except (AttributeError, RuntimeError):  # None has no storage, nor has a sparse tensor
         pass
-    known = storages - {0}
-    return [each.clone() if each is not None and storage_of(each) in known else each for each in gradients]
+    return [each.clone() if each is not None and storage_of(each) in storages else each for each in gradients]
 
 
 def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:

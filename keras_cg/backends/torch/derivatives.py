@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from keras_cg.backends.torch.attach import is_attached
+from keras_cg.backends.torch.attach import call_of
 from keras_cg.backends.torch.tensors import edges, is_forward_open, saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
 
@@ -37,8 +37,9 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
     if outer and not further:
         # A rule may read a tensor that is differentiated outside, and that no output depends on: it tells when it runs.
         for node, _, _ in edges(outputs):
-            if is_attached(node):
-                node.reads = reads
+            call = call_of(node)
+            if call is not None:
+                call.reads = reads
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]

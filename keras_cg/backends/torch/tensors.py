@@ -192,7 +192,7 @@ def is_floating(tensor: torch.Tensor) -> bool:
 
 def storage_of(tensor: torch.Tensor) -> int:
     """Returns the address of a tensor's storage, or 0 if it has none, as a fake tensor or a wrapper of others."""
-    if tensor.layout is not torch.strided or is_fake(tensor):
+    if type(tensor) is not torch.Tensor and (tensor.layout is not torch.strided or is_fake(tensor)):
         return 0
     try:
         return tensor.untyped_storage().data_ptr()
@@ -232,7 +232,10 @@ def version(tensor: torch.Tensor) -> Any:
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Returns the version of each tensor."""
-    return [*map(version, tensors)]
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [*map(version, tensors)]
 
 
 def edges(tensors: Sequence[torch.Tensor], ends: Collection[Any] = ()) -> Iterator[tuple[Any, int, Any]]:
