@@ -90,8 +90,7 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     is_differentiated = any([tensor.requires_grad for tensor in tensors])
     if is_differentiated or is_hooked:
         # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
-        tensors = saveable(tensors)
-        inputs = [tensor.detach() for tensor in tensors]
+        inputs = [tensor.detach() for tensor in saveable(tensors)]
     outputs, pullback = fun(*inputs)
     if versions(tensors) != before:
         raise messages.changed_argument(fun.name)
@@ -123,7 +122,7 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         call.versions = versions(call.watched), versions(call.held)
     call.storages = {storage_of(tensor) for tensor in (*inputs, *outputs)}
     call.storages.discard(0)
-    saved = [*tensors, *saveable(variables)]
+    saved = saveable((*tensors, *variables))
     if is_special:
         saved = [*map(unwrap_if_dead, saved)]
     results = _apply((call, outputs, saveable(residuals)), *saved)
