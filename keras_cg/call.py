@@ -128,9 +128,11 @@ class FlatFunction(Arguments):
 class Call(FlatFunction):
     """A decorated function as a backend sees it: each run returns tensors, and the rule for them."""
 
-    # For the rule of the last run: what has to be watched, and how it is called, if its code alone tells.
+    # For the rule of the last run: what has to be watched, how it is called if its code alone tells, and what it holds if
+    # it is a plain closure.
     watch: Watch | None = None
     style: int | None = None
+    held: list[Any] | None = None
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the rule."""
@@ -161,7 +163,7 @@ class Call(FlatFunction):
             self.output = tree
         if not backend.is_compiling():
             # A copy, because the names that the rule reads may be bound to something else later.
-            rule, self.watch = freeze(rule, self.user)
+            rule, self.watch, self.held = freeze(rule, self.user)
             self.style = signature.style(rule)
         return results, rule, tree
 
@@ -186,7 +188,7 @@ class Call(FlatFunction):
 class Pullback:
     """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
 
-    __slots__ = "_specs", "count", "function", "output", "rule", "run", "style", "tensors", "values", "watch"
+    __slots__ = "_specs", "count", "function", "held", "output", "rule", "run", "style", "tensors", "values", "watch"
 
     def __init__(
         self,
@@ -198,19 +200,21 @@ class Pullback:
         run: Any = None,
     ):
         self.function, self.rule, self.output, self.count, self.run = function, rule, output, len(args), run
-        style, self.watch = function.style, function.watch
+        style, self.watch, self.held = function.style, function.watch, function.held
+        function.watch = function.held = None  # because a backend may drop the rule, and not the function
         self.style = style if run is None and (style in (ALONE, ANY) or style == self.count) else None
         self.values = args if style != ALONE and (style is not None or conventions.gets_arguments(rule)) else ()
         # Plain tensors are saved as they are; of all others only what is checked: JAX finds a leak in a saved tracer.
         self.tensors = tensors if function.is_plain else ()
-        backend = function.backend
-        self._specs = [] if self.tensors else [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
+        if not self.tensors:
+            backend = function.backend
+            self._specs = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
 
     @property
     def specs(self) -> list[Spec]:
         """The dtype and the shape that the gradient of each tensor must have."""
         backend = self.function.backend
-        return self._specs or [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
+        return self._specs if not self.tensors else [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
 
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
@@ -284,7 +288,7 @@ class Pullback:
 
     def closed_over(self) -> list[Any]:
         """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
-        return [*comparing.near(self.rule), *self.values]
+        return [*(comparing.near(self.rule) if self.held is None else self.held), *self.values]
 
     def reached(self) -> list[Any]:
         """Returns the tensors that the rule can reach, by a search that may take long."""

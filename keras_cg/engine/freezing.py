@@ -30,28 +30,31 @@ class Decorated:
         raise NotImplementedError
 
 
-def freeze(rule: Callable[..., Any], function: Callable[..., Any]) -> tuple[Callable[..., Any], Watch | None]:
+def freeze(
+    rule: Callable[..., Any], function: Callable[..., Any]
+) -> tuple[Callable[..., Any], Watch | None, list[Any] | None]:
     """Copies the rule of a run of `function`, which then keeps what its names are bound to now.
 
-    A cell stays shared if a function that the rule reaches assigns to it. Returns also what has to be watched.
+    A cell stays shared if a function that the rule reaches assigns to it. Returns also what has to be watched, and what
+    a plain closure holds; None for any other rule.
     """
     if type(rule) is FunctionType:
         known = facts(rule.__code__)
         if known.is_simple:
             # Most rules are closures without functions: one loop takes a fifth of the time.
-            cells = []
+            cells = rule.__closure__ or ()
             try:
-                for cell in rule.__closure__ or ():
-                    value = cell.cell_contents
-                    if callable(value):
-                        break
-                    cells.append(CellType(value))
+                values = [cell.cell_contents for cell in cells]
+                values += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
+                for value in values:
+                    if callable(value) or "<locals>" in type(value).__qualname__:
+                        break  # it may lead to a function of the run
                 else:
-                    if not any(map(callable, (*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()))):
-                        return (_function(rule, tuple(cells)) if cells else rule), None
+                    copy = _function(rule, tuple(map(CellType, values[: len(cells)]))) if cells else rule
+                    return copy, None, values
             except ValueError:  # a name that is not bound yet
                 pass
-    return _freeze(rule, function)
+    return *_freeze(rule, function), None
 
 
 def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:

@@ -39,7 +39,6 @@ from keras_cg.backends.torch.tensors import (
     transforms_active,
     unwrap_if_dead,
     version,
-    versions,
 )
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
@@ -85,44 +84,54 @@ _undisturbed: Callable[..., Any] = torch.compiler.disable(attach_any)  # type: i
 
 def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) -> tuple[torch.Tensor, ...]:
     """Runs `fun` once, on detached tensors; an output that requires a gradient then depends on a captured tensor."""
+    call = SavedCall()
+    call.fun, call.number, start = fun, len(tensors), sequence_number()
     is_hooked = is_special and hooks(False) is not None
-    inputs, before, start = tensors, versions(tensors), sequence_number()
     is_differentiated = any([tensor.requires_grad for tensor in tensors])
-    if is_differentiated or is_hooked:
+    saved, inputs, watched, storages = [], [], [], set()
+    # In plain loops, because here is most of what a small call costs.
+    for tensor in tensors:
+        if tensor.is_inference():
+            tensor = tensor.clone()  # autograd cannot save it, and it does not tell when it is changed
         # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
-        inputs = [tensor.detach() for tensor in saveable(tensors)]
+        alias = tensor.detach() if is_differentiated or is_hooked else tensor
+        storage = storage_of(alias)
+        saved.append(tensor)
+        inputs.append(alias)
+        # Without a storage, as a DTensor is, it tells itself of a change, and not by its detached alias.
+        watched.append((alias if storage else tensor, tensor._version))
+        storages.add(storage)
     outputs, pullback = fun(*inputs)
-    if versions(tensors) != before:
-        raise messages.changed_argument(fun.name)
+    for tensor, before in watched:
+        if tensor._version != before:
+            raise messages.changed_argument(fun.name)
     if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
         # The function captured a value that forward mode differentiates; `attach` runs it again, and finds that.
-        return transforms.attach(fun, saveable(tensors))
-    variables: Sequence[torch.Tensor] = ()
+        return transforms.attach(fun, saved)
+    has_captured = False
     for output in outputs:
-        if output.requires_grad:
-            variables = _captured(fun, outputs, start, pullback)
-            pullback.capture([describe(variable) for variable in variables])
-            break
-    else:
-        if not is_differentiated:
-            return exporting.cut(fun.name, outputs) if is_special else outputs
-    call = SavedCall(fun, len(tensors), pullback)
-    residuals: Sequence[torch.Tensor] = ()
+        has_captured |= output.requires_grad
+        storage = storage_of(output)
+        call.is_simple &= storage not in storages and output.is_floating_point()
+        watched.append((output, version(output)))
+        storages.add(storage)
+    if has_captured:
+        variables = _captured(fun, outputs, start, pullback)
+        pullback.capture([describe(variable) for variable in variables])
+        saved += saveable(variables)
+    elif not is_differentiated:
+        return exporting.cut(fun.name, outputs) if is_special else outputs
+    storages.discard(0)
+    call.storages, residuals = storages, ()
     if is_special and is_autocast():
         call.autocasts = autocasts(tensors)
     if is_hooked:
         # Hooks move or drop what is saved. So the rule is dropped, too, and its tensors are saved for the comparison.
-        residuals, call.facts = pullback.outline(inputs, functools.partial(probe, outputs, variables))
-        call.pullback = None
-    elif parts := pullback.closed_over():
-        # An input without a storage, such as a DTensor, tells itself of a change, and not by its detached alias.
-        known = inputs if fun.is_plain else [a if storage_of(a) else b for a, b in zip(inputs, tensors, strict=True)]
-        call.watched = [*known, *outputs]
-        call.held = [part for part in parts if isinstance(part, torch.Tensor)]
-        call.versions = versions(call.watched), versions(call.held)
-    call.storages = {storage_of(tensor) for tensor in (*inputs, *outputs)}
-    call.storages.discard(0)
-    saved = saveable((*tensors, *variables))
+        probed = functools.partial(probe, outputs, saved[call.number :])
+        residuals, call.facts = pullback.outline(inputs, probed)
+    else:
+        call.pullback = pullback
+        call.watch(watched, pullback.closed_over())
     if is_special:
         saved = [*map(unwrap_if_dead, saved)]
     results = _apply((call, outputs, saveable(residuals)), *saved)
@@ -136,37 +145,36 @@ class SavedCall:
         fun: The function, which runs again for higher orders.
         number: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
-        watched: The inputs and outputs, whose memory the rule may hold.
-        held: The tensors in the cells of the rule.
-        versions: The versions of both, in the first run.
+        watched: The inputs and outputs, whose memory the rule may hold, and from `cells` on the tensors in its cells;
+            each with its version.
         storages: Where the memory of the arguments and outputs begins.
         facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         autocasts: The autocast of the first run, if there was one.
+        is_simple: Whether all outputs are floating, and none has its memory from an argument or another output.
         is_used: Whether the rule has run already.
         reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes in
             it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
     """
 
-    __slots__ = (
-        *("autocasts", "facts", "fun", "held", "is_used", "number", "pullback", "reads", "storages", "versions"),
-        "watched",
-    )
+    fun: Function
+    number: int
+    pullback: Pullback | None = None
+    watched: Sequence[tuple[torch.Tensor, Any]] = ()
+    cells = 0
+    storages: set[int]
+    facts: Any = None
+    autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
+    is_simple = True
+    is_used = False
+    reads: list[bool] | None = None
 
-    def __init__(self, fun: Function, number: int, pullback: Pullback):
-        self.fun, self.number = fun, number
-        self.pullback: Pullback | None = pullback
-        self.watched: Sequence[torch.Tensor] = ()
-        self.held: Sequence[torch.Tensor] = ()
-        self.versions: tuple[list[Any], list[Any]] = ([], [])
-        self.storages: set[int] = set()
-        self.facts: Any = None
-        self.autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
-        self.is_used = False
-        self.reads: list[bool] | None = None
-
-    def forget(self) -> None:
-        """Releases what the rule holds."""
-        self.pullback, self.watched, self.held, self.versions = None, (), (), ([], [])
+    def watch(self, known: list[tuple[torch.Tensor, Any]], parts: Sequence[Any]) -> None:
+        """Notes what the rule may read, as `save_for_backward` does: what is `known`, and the tensors among `parts`."""
+        if parts:  # else an output would live as long as the graph
+            self.cells, self.watched = len(known), known
+            for part in parts:
+                if isinstance(part, torch.Tensor):
+                    known.append((part, version(part)))
 
     def again(
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
@@ -192,14 +200,27 @@ class SavedCall:
         If the rule was used before, it may have changed what its own run made.
         """
         pullback: Any = self.pullback
-        of_watched, of_held = self.versions
-        changed = [tensor for tensor, before in zip(self.held, of_held, strict=True) if version(tensor) != before]
-        shared = set(map(id, self.fun.closed_over())) if changed else ()
-        is_right = all([is_state(tensor) and (id(tensor) in shared or not self.is_used) for tensor in changed])
-        pairs = zip(self.watched, of_watched, strict=True)
-        others = {storage_of(tensor) for tensor, before in pairs if version(tensor) != before}
-        if not is_right or (others and not others.isdisjoint(map(storage_of, pullback.reached()))):
+        shared = set(map(id, self.fun.closed_over()))
+        others = set()
+        for place, (tensor, before) in enumerate(self.watched):
+            if version(tensor) != before:
+                if place < self.cells:
+                    others.add(storage_of(tensor))
+                elif not is_state(tensor) or (self.is_used and id(tensor) not in shared):
+                    raise messages.changed_since_call(self.fun.name)
+        if others and not others.isdisjoint(map(storage_of, pullback.reached())):
             raise messages.changed_since_call(self.fun.name)
+
+
+def is_changed(watched: Sequence[tuple[torch.Tensor, Any]]) -> bool:
+    """Whether a tensor may have been changed in place since; what has no version is compared itself."""
+    try:
+        for tensor, before in watched:
+            if tensor._version != before:
+                return True
+    except RuntimeError:
+        return True
+    return False
 
 
 class Attached(torch.autograd.Function):
@@ -210,9 +231,9 @@ class Attached(torch.autograd.Function):
         call, outputs, residuals = computed
         ctx.call = call
         ctx.save_for_backward(*tensors, *residuals)
-        if len(outputs) == 1 and len(call.storages) == 1 + call.number and outputs[0].is_floating_point():
+        if call.is_simple:
             # A rule that captures the output would be in a reference cycle through the output's node.
-            return outputs[0].detach()
+            return outputs[0].detach() if len(outputs) == 1 else tuple([output.detach() for output in outputs])
         sharing = {storage_of(tensor): tensor for tensor in tensors[: call.number]}
         sharing.pop(0, None)
         results = []
@@ -232,8 +253,7 @@ class Attached(torch.autograd.Function):
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
         count, stop, pullback = call.number, len(needs_grad), call.pullback
         is_recorded = torch.is_grad_enabled()
-        now = versions(call.held)
-        if (versions(call.watched), now) != call.versions:
+        if is_changed(call.watched):
             call.refuse_changes()
         # Read once: a checkpoint recomputes saved tensors only once.
         saved = ctx.saved_tensors if is_recorded or pullback is None or stop > count else ()
@@ -245,14 +265,12 @@ class Attached(torch.autograd.Function):
             pullback = functools.partial(_read, call.reads, pullback)
         gradients, others = pullback(cotangents, variables, needs_grad[:count])
         call.is_used = True
-        if call.held and versions(call.held) != now:
-            for tensor, before in zip(call.held, now, strict=True):
-                if version(tensor) != before:
-                    note_state(tensor)
+        if is_changed(call.watched[call.cells :]):
+            note_state(call.watched[call.cells :])
         if not is_recorded:
             gradients = copied(gradients, call.storages)
         if not keeps_graph():
-            call.forget()
+            call.pullback, call.watched = None, ()
         return (None, *gradients, *others)
 
 
@@ -274,10 +292,12 @@ def call_of(node: Any) -> SavedCall | None:
 _states: dict[int, tuple[Any, Any]] = {}
 
 
-def note_state(tensor: torch.Tensor) -> None:
-    """Notes that a rule itself has changed a tensor that it holds: its own state."""
-    key = id(tensor)
-    _states[key] = weakref.ref(tensor, lambda _: _states.pop(key, None)), version(tensor)
+def note_state(held: Sequence[tuple[torch.Tensor, Any]]) -> None:
+    """Notes which of the tensors that a rule holds it has changed itself: its own state."""
+    for tensor, before in held:
+        if version(tensor) != before:
+            key = id(tensor)
+            _states[key] = weakref.ref(tensor, lambda _, key=key: _states.pop(key, None)), version(tensor)
 
 
 def is_state(tensor: torch.Tensor) -> bool:
