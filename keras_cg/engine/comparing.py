@@ -70,10 +70,13 @@ def difference(
             return Difference(_told(path, one, two))
         else:
             (head, parts), (other_head, others) = _opened(one), _opened(two)
-            is_unknown |= head is None or head != other_head or parts.keys() != others.keys()
-            # A step such as `.field` or `[0]` goes on from the path; a name begins a new one.
-            both = [step for step in parts if step in others]
-            waiting += [(path + step if step[:1] in ".[" else step, parts[step], others[step]) for step in both]
+            is_unknown |= head is None or head != other_head or len(parts) != len(others)
+            for step, part in parts.items():
+                if step in others:
+                    # A step such as `.field` or `[0]` goes on from the path; a name begins a new one.
+                    waiting.append((path + step if step[:1] in ".[" else step, part, others[step]))
+                else:
+                    is_unknown = True
     answers = agreement([(one, two) for _, one, two in tensors]) if tensors else ()
     for pair, is_equal in zip(tensors, answers, strict=True):
         if is_equal is False:
@@ -143,12 +146,12 @@ def outline(
 def _opened(value: Any) -> tuple[Any, dict[str, Any]]:
     """Splits a value into its head, which is equal for equal structure, and its parts; the head is None if unknown."""
     kind = type(value)
-    if kind is _Node:
-        return value
-    if kind in ATOMS:
-        return (kind, value), {}
     if kind is types.FunctionType:
         return (value.__code__, id(value.__globals__)), _of_function(value)
+    if kind is _Node:
+        return value  # type: ignore[no-any-return]
+    if kind in ATOMS:
+        return (kind, value), {}
     if isinstance(value, Decorated):
         return kind, {"": value.__wrapped__}
     if kind is types.MethodType:
@@ -189,12 +192,21 @@ def _member(part: Any) -> Any:
 
 
 def _of_function(fun: types.FunctionType) -> dict[str, Any]:
-    assigned = facts(fun.__code__).assigned
-    named = [(name, cell) for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)]
-    # What it assigns is its state, and no data: the cell itself.
-    cells = {name: cell if name in assigned else cell.cell_contents for name, cell in named if is_bound(cell)}
-    defaults = {f"default {place}": part for place, part in enumerate(fun.__defaults__ or ())}
-    return cells | defaults | (fun.__kwdefaults__ or {}) | {f".{name}": part for name, part in fun.__dict__.items()}
+    code, parts = fun.__code__, {}
+    for name, cell in zip(code.co_freevars, fun.__closure__ or (), strict=True):
+        if name in facts(code).assigned:
+            parts[name] = cell  # the cell itself: what a function assigns is its state, and no data
+        else:
+            try:
+                parts[name] = cell.cell_contents
+            except ValueError:  # a name that is not bound yet
+                continue
+    for place, part in enumerate(fun.__defaults__ or ()):
+        parts[f"default {place}"] = part
+    parts.update(fun.__kwdefaults__ or {})
+    for name, part in fun.__dict__.items():
+        parts[f".{name}"] = part
+    return parts
 
 
 def _attributes(value: Any) -> dict[str, Any]:

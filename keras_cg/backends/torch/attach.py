@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -180,14 +179,14 @@ class SavedCall:
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
     ) -> Pullback:
         """Returns the pullback of another run, which must be that of the first."""
-        with contextlib.ExitStack() as stack:
-            if self.facts is not None:
-                # In the first run, too, a constant among the arguments was another object than the captured one.
-                inputs = [tensor if tensor.requires_grad else tensor.detach() for tensor in inputs]
-            # torch runs a backward pass outside of the autocast of the forward pass.
-            for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
-                stack.enter_context(torch.autocast(*each))
-            _, pullback = self.fun(*inputs)
+        if self.facts is not None:
+            # In the first run, too, a constant among the arguments was another object than the captured one.
+            inputs = [tensor if tensor.requires_grad else tensor.detach() for tensor in inputs]
+        run = self.fun
+        # torch runs a backward pass outside of the autocast of the forward pass.
+        for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
+            run = torch.autocast(*each)(run)
+        _, pullback = run(*inputs)
         if self.pullback is not None:
             self.pullback.check(pullback, gradients)
         elif self.facts is not None:
