@@ -24,14 +24,13 @@ from keras_cg import (
     user_code,
 )
 from keras_cg.arguments import Arguments
-from keras_cg.conventions import Convention
+from keras_cg.conventions import ALONE, ANY, Convention
 from keras_cg.engine import comparing
-from keras_cg.engine.contract import Backend, Probe
+from keras_cg.engine.contract import Backend
 from keras_cg.engine.freezing import Watch, freeze
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import Spec, check_variables, collect
 from keras_cg.pytree import SINGLE, Tree
-from keras_cg.signature import ALONE, ANY
 
 
 def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -128,8 +127,8 @@ class FlatFunction(Arguments):
 class Call(FlatFunction):
     """A decorated function as a backend sees it: each run returns tensors, and the rule for them."""
 
-    # For the rule of the last run: what has to be watched, how it is called if its code alone tells, and what it holds if
-    # it is a plain closure.
+    # For the rule of the last run: what has to be watched, how it is called if its code alone tells, and what it holds
+    # if it is a plain closure.
     watch: Watch | None = None
     style: int | None = None
     held: list[Any] | None = None
@@ -164,7 +163,7 @@ class Call(FlatFunction):
         if not backend.is_compiling():
             # A copy, because the names that the rule reads may be bound to something else later.
             rule, self.watch, self.held = freeze(rule, self.user)
-            self.style = signature.style(rule)
+            self.style = conventions.style(rule)
         return results, rule, tree
 
     def checked(
@@ -214,7 +213,9 @@ class Pullback:
     def specs(self) -> list[Spec]:
         """The dtype and the shape that the gradient of each tensor must have."""
         backend = self.function.backend
-        return self._specs if not self.tensors else [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
+        if not self.tensors:
+            return self._specs
+        return [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
 
     def __call__(
         self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
@@ -298,11 +299,11 @@ class Pullback:
         """Returns what the rule holds, for a comparison with that of another run."""
         return [("", self.rule), *(() if self.watch is None else self.watch.values())]
 
-    def check(self, other: Pullback, probe: Probe) -> list[Any]:
+    def check(self, other: Any, probe: Any) -> list[Any]:
         """Raises if the rule of another run differs; returns conditions where no value can be looked at yet."""
         return self._compare(self._steps(), other, lambda: (probe(self), probe(other)))
 
-    def outline(self, inputs: Sequence[Any], probe: Probe) -> tuple[list[Any], Any]:
+    def outline(self, inputs: Sequence[Any], probe: Any) -> tuple[list[Any], Any]:
         """Returns the tensors of the rule, and what must be equal in the rule of another run, instead of the rule."""
         shared = [*comparing.near(self.function.user), *self.function.static.leaves]
         steps, tensors, is_unknown = comparing.outline(self._steps(), self.function.backend.is_tensor, shared, inputs)
@@ -310,7 +311,7 @@ class Pullback:
         known = [gradient for gradient in gradients if gradient is not None]
         return [*tensors, *known], (steps, len(tensors), [gradient is None for gradient in gradients])
 
-    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Probe) -> None:
+    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Any) -> None:
         """Raises if the rule of the first run, of which there is only the `outline`, differs."""
         steps, count, is_none = facts
         remaining = iter(tensors[count:])

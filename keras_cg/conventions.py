@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 from keras_cg import errors, signature
 from keras_cg.arguments import Arguments
+from keras_cg.engine.freezing import facts
 from keras_cg.pytree import Tree
 from keras_cg.signature import Parameters
 
 Rule = Callable[..., Any]
+
+
+# How `style` says that a rule is called: with upstream alone, or with any arguments of the function before it.
+ALONE, ANY = -1, -2
+
+
+def style(fun: Any) -> int | None:
+    """Returns how a rule is called, if its code alone tells: ALONE, ANY, or the number of arguments before upstream.
+
+    It is read once for each code. In the last two cases upstream is given by name.
+    """
+    if type(fun) is not FunctionType or fun.__dict__:
+        return None
+    known = facts(fun.__code__)
+    if not hasattr(known, "style"):
+        known.style = _style(fun)
+    return known.style  # type: ignore[no-any-return]
+
+
+def _style(fun: Any) -> int | None:
+    own = signature.from_code(fun)
+    known = {**own.defaults(), **own.keyword_defaults()}
+    positional, keywords = own.plain(), [name for name in own.keyword_only if name not in signature.EXTRAS]
+    if "needs_input_grad" in own.names() or ("variables" in own.names() and "variables" not in known):
+        return None
+    if keywords == ["upstream"]:
+        if own.varargs is not None:
+            return None if positional else ANY
+    elif own.varargs is not None or keywords:
+        return None
+    elif len(positional) == 1:
+        return ALONE
+    elif positional[-1:] == ("upstream",):
+        positional = positional[:-1]
+    else:
+        return None
+    return None if any([name in known for name in positional]) else len(positional)
 
 
 def takes_variables(rule: Rule) -> bool:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from keras_cg.engine.freezing import facts
-
 # What a rule may take by name, in any convention.
 EXTRAS = ("variables", "needs_input_grad")
 
@@ -94,43 +92,6 @@ def by_position(fun: Callable[..., Any], count: int, kwargs: dict[str, Any]) -> 
     return [kwargs.get(name, default) for name, default in pairs]
 
 
-# How `style` says that a rule is called: with upstream alone, or with any arguments of the function before it.
-ALONE, ANY = -1, -2
-
-
-def style(fun: Any) -> int | None:
-    """Returns how a rule is called, if its code alone tells: ALONE, ANY, or the number of arguments before upstream.
-
-    It is read once for each code. In the last two cases upstream is given by name.
-    """
-    if type(fun) is not FunctionType or fun.__dict__:
-        return None
-    known = facts(fun.__code__)
-    if not hasattr(known, "style"):
-        known.style = _style(fun)
-    return known.style  # type: ignore[no-any-return]
-
-
-def _style(fun: Any) -> int | None:
-    own = _from_code(fun)
-    known = {**own.defaults(), **own.keyword_defaults()}
-    positional, keywords = own.plain(), [name for name in own.keyword_only if name not in EXTRAS]
-    if "needs_input_grad" in own.names() or ("variables" in own.names() and "variables" not in known):
-        return None
-    if keywords == ["upstream"]:
-        if own.varargs is not None:
-            return None if positional else ANY
-    elif own.varargs is not None or keywords:
-        return None
-    elif len(positional) == 1:
-        return ALONE
-    elif positional[-1:] == ("upstream",):
-        positional = positional[:-1]
-    else:
-        return None
-    return None if any([name in known for name in positional]) else len(positional)
-
-
 def _is_plain_function(fun: Any) -> bool:
     """Whether the code object of `fun` has its signature."""
     return type(fun) is FunctionType and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__")
@@ -147,10 +108,10 @@ def parameters(fun: Callable[..., Any]) -> Parameters | None:
     if isinstance(fun, functools.partial):
         return _bind(parameters(fun.func), len(fun.args), fun.keywords)
     if _is_plain_function(fun):
-        return _from_code(fun)
+        return from_code(fun)
     called = type(fun).__call__
     if isinstance(called, FunctionType) and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__"):
-        return _bind(_from_code(called), 1, {})
+        return _bind(from_code(called), 1, {})
     return _from_inspect(fun)
 
 
@@ -170,7 +131,7 @@ def _bind(whole: Parameters | None, count: int, keywords: dict[str, Any]) -> Par
     )
 
 
-def _from_code(fun: Any) -> Parameters:
+def from_code(fun: Any) -> Parameters:
     """Reads a code object: it names positional parameters, keyword-only ones, `*args`, `**kwargs`, in this order."""
     code = fun.__code__
     names = code.co_varnames

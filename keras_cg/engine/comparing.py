@@ -85,7 +85,7 @@ def difference(
 
 
 def _differs(path: str, one: Any, two: Any) -> bool:
-    """Whether two values are numbers that differ, or texts. Texts in an object are often names that a library counts."""
+    """Whether two values are numbers that differ, or texts; texts in objects are often names that a library counts."""
     if isinstance(one, _NUMBERS) and isinstance(two, _NUMBERS):
         return bool(one != two and (one == one or two == two))
     if isinstance(one, _ARRAYS) and isinstance(two, _ARRAYS) and one.dtype.hasobject is two.dtype.hasobject is False:

@@ -83,7 +83,7 @@ class Function(Protocol):
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...
 
     def closed_over(self) -> list[Any]:
-        """Lists what a quick look at the user's function shows: its cells, defaults and partial arguments, `vars(self)`."""
+        """Lists what a quick look at the user's function shows: cells, defaults, partial arguments, `vars(self)`."""
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
         """Finds the wanted values that the user's function can reach, without its arguments. This may take long."""

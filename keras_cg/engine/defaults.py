@@ -11,8 +11,7 @@ import numpy
 
 from keras_cg.engine import linear, messages, precision
 from keras_cg.engine.contract import Backend, Map, PlainFunction, Tensors
-from keras_cg.engine.precision import is_differentiable
-from keras_cg.engine.precision import is_repeated
+from keras_cg.engine.precision import is_differentiable, is_repeated
 
 
 def gradient(backend: Backend, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:

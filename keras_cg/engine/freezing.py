@@ -117,9 +117,7 @@ class Facts:
     def __init__(self, code: CodeType):
         self.code = code
         inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
-        stored = {
-            step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_DEREF", "DELETE_DEREF")
-        }
+        stored = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
         self.assigned = stored.union(*[each.assigned for each in inner]).intersection(code.co_freevars)
         self.names = frozenset(code.co_names).union(*[each.names for each in inner])
         self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
@@ -174,7 +172,7 @@ class _Definitions:
             name = user.__name__
             self.codes |= facts(user.__code__).inner
             user = innermost(user.__dict__.get("__wrapped__"))
-        # AutoGraph of TensorFlow (2.21) compiles the functions inside of a function once more, and names them like this.
+        # AutoGraph of TensorFlow (2.21) compiles the functions inside of a function again, under such a name.
         self.rewritten = f"inner_factory.<locals>.tf__{name}.<locals>."
         inside = innermost(rule)
         self.scope = None if inside is None else _scope(inside)

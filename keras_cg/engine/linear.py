@@ -97,7 +97,7 @@ def _uneven(backend: Backend, tensor: Any, step: float, start: float, least: flo
 
 
 def irregular(backend: Backend, tensors: Sequence[Any]) -> list[Any]:
-    """Returns new tensors with the shapes and dtypes of `tensors`, always the same: irregular numbers between 0.5 and 1.5.
+    """Returns new tensors with the shapes and dtypes of `tensors`: always the same irregular numbers from 0.5 to 1.5.
 
     Their signs differ. None stays None.
     """

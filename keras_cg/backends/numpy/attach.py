@@ -13,7 +13,7 @@ from autograd.extend import Box, defvjp_argnums, primitive, vspace
 from autograd.tracer import Node, trace_stack
 
 from keras_cg.backends.numpy.tensors import asarray, boxes, conjugate, innermost, is_floating, is_tensor
-from keras_cg.engine import linear, messages
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
 
 
@@ -72,7 +72,7 @@ class SavedCall:
         if is_recorded:
             # The function runs again, on values that the outer level differentiates.
             _, pullback = self.fun(*map(asarray, parents[: self.count]))
-            self.pullback.check(pullback, lambda p: p(linear.irregular(__import__('keras_cg.backends.numpy').backends.numpy, [None if c is None else innermost(c) for c in cotangents]))[0])
+            self.pullback.check(pullback)
         needs_grad = [place + 2 in argnums for place in range(self.count)]
         gradients, others = pullback(cotangents, parents[self.count :], needs_grad)
         known, shared = (*gradients, *others), [*parents, *[output() for output in self.outputs]]

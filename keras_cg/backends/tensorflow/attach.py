@@ -78,4 +78,4 @@ def _rerun(fun: Function, tensors: Sequence[Any], pullback: Pullback) -> tuple[P
     if not is_differentiated(parts(tensors)):
         return pullback, []
     _, other = fun(*map(asarray, tensors))
-    return other, pullback.check(other, lambda p: p([tf.ones_like(o) for o in fun(*map(asarray,tensors))[0]], )[0])
+    return other, pullback.check(other)

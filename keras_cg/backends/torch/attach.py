@@ -121,7 +121,8 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     elif not is_differentiated:
         return exporting.cut(fun.name, outputs) if is_special else outputs
     storages.discard(0)
-    call.storages, residuals = storages, ()
+    call.storages = storages
+    residuals: Sequence[torch.Tensor] = ()
     if is_special and is_autocast():
         call.autocasts = autocasts(tensors)
     if is_hooked:
@@ -151,8 +152,8 @@ class SavedCall:
         autocasts: The autocast of the first run, if there was one.
         is_simple: Whether all outputs are floating, and none has its memory from an argument or another output.
         is_used: Whether the rule has run already.
-        reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes in
-            it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
+        reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes
+            in it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
     """
 
     fun: Function
@@ -295,8 +296,12 @@ def note_state(held: Sequence[tuple[torch.Tensor, Any]]) -> None:
     """Notes which of the tensors that a rule holds it has changed itself: its own state."""
     for tensor, before in held:
         if version(tensor) != before:
-            key = id(tensor)
-            _states[key] = weakref.ref(tensor, lambda _, key=key: _states.pop(key, None)), version(tensor)
+            forget = functools.partial(_forget, id(tensor))
+            _states[id(tensor)] = weakref.ref(tensor, forget), version(tensor)
+
+
+def _forget(key: int, _: Any) -> None:
+    _states.pop(key, None)
 
 
 def is_state(tensor: torch.Tensor) -> bool:
