@@ -121,7 +121,8 @@ def outline(
     # Each value stays alive as long as the search, so that no identity is used twice.
     known: dict[int, tuple[Any, Any]] = {id(value): (value, value) for value in shared}
     known |= {id(tensor): (_Kept(place), tensor) for place, tensor in enumerate(inputs)}
-    waiting: list[tuple[dict[str, Any], dict[str, Any]]] = [(whole := {}, dict(steps))]
+    whole: dict[str, Any] = {}
+    waiting = [(whole, dict(steps))]
     is_unknown = False
     for target, parts in waiting:
         for step, value in parts.items():
@@ -176,7 +177,8 @@ def _opened(value: Any) -> tuple[Any, dict[str, Any]]:
         has_parts = hasattr(value, "__dict__") or any(["__slots__" in vars(base) for base in kind.__mro__])
         return (_class(kind) if has_parts else None), {".__class__": kind} | named
     # Values of C that Python can compare, such as a dtype or a device.
-    is_value = not named and kind.__hash__ not in (None, object.__hash__) and not isinstance(value, weakref.ref)
+    has_hash: Any = kind.__hash__
+    is_value = not named and has_hash not in (None, object.__hash__) and not isinstance(value, weakref.ref)
     return ((kind, value) if is_value else None), named
 
 

@@ -10,7 +10,7 @@ import contextlib
 import dis
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
@@ -40,21 +40,27 @@ def freeze(
     """
     if type(rule) is FunctionType:
         known = facts(rule.__code__)
-        if known.is_simple:
+        cells = rule.__closure__ or ()
+        try:
+            values = [cell.cell_contents for cell in cells]
+            values += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
             # Most rules are closures without functions: one loop takes a fifth of the time.
-            cells = rule.__closure__ or ()
-            try:
-                values = [cell.cell_contents for cell in cells]
-                values += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
-                for value in values:
-                    if callable(value) or "<locals>" in type(value).__qualname__:
-                        break  # it may lead to a function of the run
-                else:
+            for value in values:
+                if (callable(value) and _leads(value)) or "<locals>" in type(value).__qualname__:
+                    break
+            else:
+                if not known.assigned:
                     copy = _function(rule, tuple(map(CellType, values[: len(cells)]))) if cells else rule
-                    return copy, None, values
-            except ValueError:  # a name that is not bound yet
-                pass
+                    entries = [*_entries(copy, copy, {id(copy)}, set())] if known.has_self else ()
+                    return copy, Watch(entries) if entries else None, values
+        except ValueError:  # a name that is not bound yet
+            pass
     return *_freeze(rule, function), None
+
+
+def _leads(value: Any) -> bool:
+    """Whether a callable value leads to a function that the run may have defined."""
+    return isinstance(value, (FunctionType, MethodType, type, functools.partial, Decorated)) or _inner(value) is not None
 
 
 def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:
@@ -107,21 +113,23 @@ class Facts:
         assigned: The free names that it assigns.
         names: The names of globals and attributes.
         inner: The identities of the codes of the functions that it defines.
-        is_simple: Whether it assigns no free name and has none that is `self`.
+        has_self: Whether one of its free names is `self`.
         written: The names that the rule of this code was seen to change: its own state.
         style: How a rule of this code is called, once `signature.style` has read it.
     """
 
     style: Any
+    assigned: frozenset[str]
+    names: frozenset[str]
 
     def __init__(self, code: CodeType):
         self.code = code
         inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
         stored = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
-        self.assigned = stored.union(*[each.assigned for each in inner]).intersection(code.co_freevars)
+        self.assigned = frozenset(stored).union(*[each.assigned for each in inner]).intersection(code.co_freevars)
         self.names = frozenset(code.co_names).union(*[each.names for each in inner])
         self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
-        self.is_simple = not self.assigned and "self" not in code.co_freevars
+        self.has_self = "self" in code.co_freevars
         self.written: set[str] = set()
         self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 
@@ -250,14 +258,16 @@ def _replaced(value: Any, copies: dict[int, Any]) -> Any:
     """Returns the copy of a function, and of what calls one; any other value unchanged."""
     if id(value) in copies:
         return copies[id(value)]
-    if type(value) is MethodType and id(value.__func__) in copies:
-        return MethodType(copies[id(value.__func__)], value.__self__)
+    if type(value) is MethodType:
+        fun: Any = value.__func__
+        return MethodType(copies[id(fun)], value.__self__) if id(fun) in copies else value
     if isinstance(value, functools.partial):
         parts = [value.func, *value.args, *value.keywords.values()]
         others = [_replaced(part, copies) for part in parts]
         if any([one is not two for one, two in zip(parts, others, strict=True)]):
             count = 1 + len(value.args)
-            copies[id(value)] = type(value)(*others[:count], **dict(zip(value.keywords, others[count:], strict=True)))
+            kind: Any = type(value)
+            copies[id(value)] = kind(*others[:count], **dict(zip(value.keywords, others[count:], strict=True)))
             return copies[id(value)]
     if isinstance(value, Decorated) and (fun := _replaced(value.__wrapped__, copies)) is not value.__wrapped__:
         copies[id(value)] = value.of(fun)
@@ -292,7 +302,7 @@ class Watch:
 
     __slots__ = ("entries",)
 
-    def __init__(self, entries: list[Entry]):
+    def __init__(self, entries: Sequence[Entry]):
         self.entries = entries
 
     def changed(self) -> str | None:
@@ -325,7 +335,7 @@ def _is_same(now: Any, value: Any) -> bool:
 def _entries(value: Any, rule: Any, copied: set[int], shared: set[int]) -> Iterator[Entry]:
     """Yields what has to be watched because of one value that a rule reaches."""
     owner: Any = None
-    method = None
+    method: Any = None
     if type(value) is FunctionType:
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if name == "self" and id(value) in copied:
@@ -373,7 +383,8 @@ def _attributes(code: CodeType, kind: type) -> frozenset[str]:
     """Returns the names that a method, and those that it calls by name, look up."""
     known = facts(code).attributes
     if kind not in known:
-        found, waiting = set(), [code]
+        found: set[str] = set()
+        waiting = [code]
         for each in waiting:
             new = facts(each).names - found
             found |= new
