@@ -24,7 +24,14 @@ def style(fun: Any) -> int | None:
 
     It is read once for each code. In the last two cases upstream is given by name.
     """
-    if type(fun) is not FunctionType or fun.__dict__:
+    while type(fun) is FunctionType and fun.__dict__:
+        # As `inspect.signature` does: a wrapper such as `torch.no_grad()(rule)` has the signature of what it wraps.
+        if "__signature__" in fun.__dict__:
+            return None
+        if "__wrapped__" not in fun.__dict__:
+            break
+        fun = fun.__wrapped__
+    if type(fun) is not FunctionType:
         return None
     known = facts(fun.__code__)
     if not hasattr(known, "style"):
