@@ -172,7 +172,7 @@ def custom_gradient(fun: Any = None) -> Any:
     ```
 
     - The rule may be written as `grad(upstream)`, `grad(dy1, dy2)`, `grad(*dys)`, `grad(*args, upstream=None)` or
-      `grad(x, y, upstream)`, each also with `variables`.
+      `grad(x, y, upstream)`, each also with `variables`: the captured values, whose gradients it returns as well.
     - The rule returns one tensor, a flat tuple or list, or the same pytree as the arguments. The count, the structure,
       the shapes and the dtypes are checked. Nothing is broadcast or summed.
     - The backend is the one that is active when the function is called: see `keras_cg.backend`.
@@ -189,7 +189,7 @@ def custom_gradient(fun: Any = None) -> Any:
         TypeError: `fun` cannot be called. When the result is called: `fun` did not return a pair `(output, grad)`, an
             argument belongs to another framework, or no calling convention fits the rule.
         CapturedVariableError: `fun` reads a trainable value that is not an argument, and the rule has no parameter
-            `variables`.
+            `variables`, or the backend is NumPy.
         GradientError: The rule returned something that cannot be the gradient of the arguments.
 
     See Also:
@@ -208,19 +208,6 @@ def custom_gradient(fun: Any = None) -> Any:
         ...     return ops.round(x), grad
         >>> float(round_st(1.7)), float(keras_cg.grad(lambda x: round_st(x) ** 2)(1.7))
         (2.0, 4.0)
-
-        A rule with `variables` also returns a gradient for each captured value:
-
-        >>> def loss(w):
-        ...     @keras_cg.custom_gradient
-        ...     def scaled(x):
-        ...         def grad(upstream, variables=None):
-        ...             gradient = upstream * w
-        ...             return (gradient, [upstream * x]) if variables else gradient
-        ...         return x * w, grad
-        ...     return scaled(3.0)
-        >>> float(keras_cg.grad(loss)(2.0))
-        3.0
     """
     if fun is None:
         return custom_gradient

@@ -191,10 +191,12 @@ TABLE = {
     "backends.__init__: numpy backends core": [("incomplete backends load", "if missing:", "if False:")],
     "backends.numpy.__init__: numpy own core": [("numpy in the place of autograd's", "from autograd ", "")],
     "backends.numpy.attach: numpy memory own core": [
-        ("the rule of a later run unchecked", "            self.pullback.check(pullback)\n", "            pass\n"),
+        ("the rule of a later run unchecked", "self.pullback.check(", "(lambda *_: None)("),
         ("upstream not conjugated", "conjugate(next(arriving)) if is_real", "next(arriving) if is_real"),
         ("a gradient shares memory", "return conjugate(gradient.copy())", "pass"),
-        ("captured values in any order", "key=order.index)", "key=lambda root: -order.index(root))"),
+        ("a level that is over keeps its boxes", "gradient = gradient._value\n", "break\n"),
+        ("levels share a number", "max(self.highest - trace_stack.top, 0)", "0"),
+        ("roots of another level pass", "if parents is not None and not parents:\n", "if False:\n"),
     ],
     "backends.numpy.derivatives: numpy own core": [
         ("changes in place are seen", "return tensor.copy() if isinstance", "return tensor if isinstance"),
@@ -384,9 +386,6 @@ TABLE = {
             "if self.is_again and self.state.thread_state is not None:\n",
             "if False:\n",
         ),
-    ],
-    "recipes.checkpoint.numpy: numpy recipes": [
-        ("a captured value is run as it was", "zip(boxes, values[count:], strict=True", "("),
     ],
     "recipes.checkpoint.generic: numpy recipes": [
         ("changes in place unseen, generic", "if hash(values.tobytes()) != number:", "if False:"),

@@ -15,7 +15,7 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import trace_stack
 
 # Names that autograd does not document: if one is gone, importing this file fails, and with it the backend.
-_NEEDED = (Box._value, Box._trace, Box._node, VJPNode.new_root, VJPNode.parents, trace_stack.top, trace_stack.new_trace)
+_NEEDED = (Box._value, Box._trace, Box._node, VJPNode.parents, trace_stack.top)
 
 tensors = (numpy.ndarray, Box)
 _arrays = (numpy.ndarray, numpy.generic)
