@@ -163,7 +163,10 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
             leaf = leaves[place] = keras_interop.unwrap(value)
             if leaf is value or not is_tensor(leaf) or not isinstance(leaf, backend.tensors):
                 _refuse_foreign(where, leaf, value, functools.partial(label, tree, place))
+                _refuse_objects(where, leaf, backend, functools.partial(label, tree, place))
                 continue
+        if backend.dtype(leaf) == "object":
+            raise errors.tensors_in_objects(where, label(tree, place))
         places.append(place)
         tensors.append(backend.asarray(leaf))
         leaves[place] = None
@@ -185,6 +188,13 @@ def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str])
     if keras and keras[0] == owner:
         raise errors.keras_elsewhere(where, label(), value, *config.resolve(), *keras)
     raise errors.foreign_tensor(where, label(), value, *config.resolve(), owner)
+
+
+def _refuse_objects(where: str, leaf: Any, backend: Backend, label: Callable[[], str]) -> None:
+    """Raises if a leaf is an array of objects that holds tensors: these would silently get no gradient."""
+    if isinstance(leaf, numpy.ndarray) and leaf.dtype.hasobject:
+        if any([isinstance(part, backend.tensors) and not isinstance(part, ATOMS) for part in leaf.flat]):
+            raise errors.tensors_in_objects(where, label())
 
 
 def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:
