@@ -154,11 +154,20 @@ TABLE = {
         ("functions of frameworks copied", "if not is_frameworks and (", "if ("),
     ],
     "engine.linear: numpy engine autodiff core": [
-        ("sums not tried", "pulled(1.0, -2.0), ", "first, first, strict=True)) or list(zip(first, "),
+        (
+            "sums not tried",
+            "zip(both, first, second",
+            "zip([a - 2.0 * b for a, b in zip(first, second)], first, second",
+        ),
+        (
+            "large terms that cancel are no rounding",
+            "_FACTORS, _MORE = (1.3, -1.9), 64",
+            "_FACTORS, _MORE = (1.3, -1.9), 0",
+        ),
         ("zero not tried", " in (0.0, *(", " in (1.0, *("),
         ("negative factors not tried", "for sign in (1, -1)", "for sign in (1,)"),
         ("huge and tiny not tried", "2.0**power for power in (reach, reach // 2, -reach // 2, -reach)]", "1.0]"),
-        ("every map is a transpose", " <= tolerance", " >= -tolerance"),
+        ("every map is a transpose", "(difference <= allowed) | xp", "(difference >= -allowed) | xp"),
         (
             "overflow is an error",
             "xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))",
