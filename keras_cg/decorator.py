@@ -6,9 +6,10 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import call, config, errors, keras_interop, keras_scope, tracebacks
+from keras_cg import call, config, errors, keras_interop, keras_scope, pickling, tracebacks
 from keras_cg.pytree import SINGLE
 
 __all__ = ["CustomGradient", "custom_gradient"]
@@ -73,6 +74,9 @@ class CustomGradient(Generic[P, Output]):
     example_args: Any
     expected: Any
     value: Any
+    # For pickle: the call of a recipe that returned the function, and the function that was bound as this method.
+    _origin: Any = None
+    _unbound: Any = None
 
     def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
         # Dynamo of torch 2.11 could not trace the update of an empty `__dict__`.
@@ -120,7 +124,20 @@ class CustomGradient(Generic[P, Output]):
         self: CustomGradient[Concatenate[Owner, Q], Output], instance: Owner, owner: type[Owner] | None = None
     ) -> CustomGradient[Q, Output]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else self._of(self.__wrapped__.__get__(instance, owner))
+        if instance is None:
+            return self
+        bound = self._of(self.__wrapped__.__get__(instance, owner))
+        bound._unbound = self
+        return bound
+
+    def __eq__(self, other: object) -> bool:
+        # Each look-up binds the method again. Two of them are equal, as two bound methods of Python are.
+        if self is other or not isinstance(other, CustomGradient):
+            return self is other
+        return isinstance(self.__wrapped__, MethodType) and bool(self.__wrapped__ == other.__wrapped__)
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__) if isinstance(self.__wrapped__, MethodType) else object.__hash__(self)
 
     def __repr__(self) -> str:
         return f"<custom_gradient {self._name}>"
@@ -129,11 +146,12 @@ class CustomGradient(Generic[P, Output]):
         # By name, as Python pickles functions: what a module defines can be pickled. A copy of a method has the copy of
         # its object.
         owner = getattr(self.__wrapped__, "__self__", None)
-        if owner is not None:
-            name = self.__wrapped__.__name__
-            is_found = isinstance(getattr(owner, name, None), CustomGradient)
-            return (getattr, (owner, name)) if is_found else (custom_gradient, (self.__wrapped__,))
-        return getattr(self.__wrapped__, "__qualname__", self._name)
+        if owner is None:
+            return pickling.reduced(self, getattr(self.__wrapped__, "__qualname__", self._name), self._origin)
+        if getattr(owner, self.__wrapped__.__name__, None) == self:
+            return getattr, (owner, self.__wrapped__.__name__)
+        is_bound = self._unbound is not None
+        return (CustomGradient.__get__, (self._unbound, owner)) if is_bound else (custom_gradient, (self.__wrapped__,))
 
     def get_config(self) -> dict[str, Any]:
         """Returns what Keras saves of the function, in a model or a layer that uses it."""

@@ -192,9 +192,9 @@ def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str])
 
 def _refuse_objects(where: str, leaf: Any, backend: Backend, label: Callable[[], str]) -> None:
     """Raises if a leaf is an array of objects that holds tensors: these would silently get no gradient."""
-    if isinstance(leaf, numpy.ndarray) and leaf.dtype.hasobject:
-        if any([isinstance(part, backend.tensors) and not isinstance(part, ATOMS) for part in leaf.flat]):
-            raise errors.tensors_in_objects(where, label())
+    parts = leaf.flat if isinstance(leaf, numpy.ndarray) and leaf.dtype.hasobject else ()
+    if any([isinstance(part, backend.tensors) and not isinstance(part, ATOMS) for part in parts]):
+        raise errors.tensors_in_objects(where, label())
 
 
 def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:

@@ -86,8 +86,16 @@ TABLE = {
         ("broadcast axes unnamed", "came is None or expected is None or len(came) < len(expected):\n", "True:\n"),
         (
             "other type for a dataclass",
-            "type(value) is not spec.type or list(entries) != list(spec.entries()):\n",
+            "not pytree.is_like(value, spec):\n",
             "True:\n",
+        ),
+    ],
+    "pickling: numpy errors core": [
+        ("a function is pickled by the name of another", "if found is function or", "if found is not None or"),
+        (
+            "a method is pickled by the name of another",
+            "else functools.partial(self, instance)",
+            "else self.func.__get__(instance)",
         ),
     ],
     "arguments: numpy arguments errors core": [

@@ -130,9 +130,9 @@ def _is_close(backend: Backend, came: Any, expected: Any, kinds: Sequence[str], 
     return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))
 
 
-def _rounding(backend: Backend, map: _Map, tensors: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+def _rounding(backend: Backend, linear: _Map, tensors: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """Returns how far a map is from multiplying by some numbers exactly, for each of its `results` at `tensors`."""
-    runs = [(factor, map([factor * tensor for tensor in tensors])) for factor in _FACTORS]
+    runs = [(factor, linear([factor * tensor for tensor in tensors])) for factor in _FACTORS]
     return [
         sum([_largest(backend, scaled[place] - factor * result) for factor, scaled in runs])
         for place, result in enumerate(results)

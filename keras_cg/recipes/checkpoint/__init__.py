@@ -7,12 +7,14 @@ from typing import Any
 
 from keras_cg import arguments, config, keras_interop, pytree
 from keras_cg.call import function_name
+from keras_cg.pickling import picklable
 from keras_cg.pytree import Tree
 from keras_cg.recipes import frameworks, tensors
 from keras_cg.recipes.checkpoint import messages
 from keras_cg.recipes.checkpoint.function import OutputFunction
 
 
+@picklable
 def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that saves only its arguments, and runs again in the backward pass: rematerialisation.
 

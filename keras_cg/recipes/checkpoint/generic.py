@@ -55,6 +55,10 @@ class _Recompute:
         outputs = self.fun(*tensors)
         return outputs, _Recomputed(self, tensors, Sample(self.backend, outputs))
 
+    def closed_over(self) -> list[Any]:
+        """Returns nothing, because captures are refused."""
+        return []
+
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
         """Returns nothing, because captures are refused."""
         return ()
@@ -95,8 +99,10 @@ class _Recomputed:
         if names:
             raise messages.lost_to_recompute(self.function.name, self.backend.tensors[0].__module__.partition(".")[0])
 
-    def reached(self) -> list[Any]:
+    def closed_over(self) -> list[Any]:
         return list(self.inputs)
+
+    reached = closed_over
 
     def holds_anything(self) -> bool:
         return True
