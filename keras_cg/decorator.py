@@ -6,9 +6,10 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import call, config, errors, keras_interop, keras_scope, tracebacks
+from keras_cg import call, config, errors, keras_interop, keras_scope, pickling, tracebacks
 from keras_cg.engine.freezing import Decorated
 from keras_cg.pytree import SINGLE
 
@@ -74,6 +75,9 @@ class CustomGradient(Decorated, Generic[P, Output]):
     example_args: Any
     expected: Any
     value: Any
+    # For pickle: the call of a recipe that returned the function, and the function that was bound as this method.
+    _origin: Any = None
+    _unbound: Any = None
 
     def __init__(self, fun: Callable[P, tuple[Output, Callable[..., Any]]]):
         # Dynamo of torch 2.11 could not trace the update of an empty `__dict__`.
@@ -116,7 +120,20 @@ class CustomGradient(Decorated, Generic[P, Output]):
         self: CustomGradient[Concatenate[Owner, Q], Output], instance: Owner, owner: type[Owner] | None = None
     ) -> CustomGradient[Q, Output]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else self.of(self.__wrapped__.__get__(instance, owner))
+        if instance is None:
+            return self
+        bound = self.of(self.__wrapped__.__get__(instance, owner))
+        bound._unbound = self
+        return bound
+
+    def __eq__(self, other: object) -> bool:
+        # Each look-up binds the method again. Two of them are equal, as two bound methods of Python are.
+        if self is other or not isinstance(other, CustomGradient):
+            return self is other
+        return isinstance(self.__wrapped__, MethodType) and bool(self.__wrapped__ == other.__wrapped__)
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__) if isinstance(self.__wrapped__, MethodType) else object.__hash__(self)
 
     def __repr__(self) -> str:
         return f"<custom_gradient {self._name}>"
@@ -125,11 +142,12 @@ class CustomGradient(Decorated, Generic[P, Output]):
         # By name, as Python pickles functions: what a module defines can be pickled. A copy of a method has the copy of
         # its object.
         owner = getattr(self.__wrapped__, "__self__", None)
-        if owner is not None:
-            name = self.__wrapped__.__name__
-            is_found = isinstance(getattr(owner, name, None), CustomGradient)
-            return (getattr, (owner, name)) if is_found else (custom_gradient, (self.__wrapped__,))
-        return getattr(self.__wrapped__, "__qualname__", self._name)
+        if owner is None:
+            return pickling.reduced(self, getattr(self.__wrapped__, "__qualname__", self._name), self._origin)
+        if getattr(owner, self.__wrapped__.__name__, None) == self:
+            return getattr, (owner, self.__wrapped__.__name__)
+        is_bound = self._unbound is not None
+        return (CustomGradient.__get__, (self._unbound, owner)) if is_bound else (custom_gradient, (self.__wrapped__,))
 
     def get_config(self) -> dict[str, Any]:
         """Returns what Keras saves of the function, in a model or a layer that uses it."""
@@ -168,7 +186,7 @@ def custom_gradient(fun: Any = None) -> Any:
     ```
 
     - The rule may be written as `grad(upstream)`, `grad(dy1, dy2)`, `grad(*dys)`, `grad(*args, upstream=None)` or
-      `grad(x, y, upstream)`, each also with `variables`.
+      `grad(x, y, upstream)`, each also with `variables`: the captured values, whose gradients it returns as well.
     - The rule returns one tensor, a flat tuple or list, or the same pytree as the arguments. The count, the structure,
       the shapes and the dtypes are checked. Nothing is broadcast or summed.
     - The backend is the one that is active when the function is called: see `keras_cg.backend`.
@@ -185,7 +203,7 @@ def custom_gradient(fun: Any = None) -> Any:
         TypeError: `fun` cannot be called. When the result is called: `fun` did not return a pair `(output, grad)`, an
             argument belongs to another framework, or no calling convention fits the rule.
         CapturedVariableError: `fun` reads a trainable value that is not an argument, and the rule has no parameter
-            `variables`.
+            `variables`, or the backend is NumPy.
         GradientError: The rule returned something that cannot be the gradient of the arguments.
 
     See Also:
@@ -204,19 +222,6 @@ def custom_gradient(fun: Any = None) -> Any:
         ...     return ops.round(x), grad
         >>> float(round_st(1.7)), float(keras_cg.grad(lambda x: round_st(x) ** 2)(1.7))
         (2.0, 4.0)
-
-        A rule with `variables` also returns a gradient for each captured value:
-
-        >>> def loss(w):
-        ...     @keras_cg.custom_gradient
-        ...     def scaled(x):
-        ...         def grad(upstream, variables=None):
-        ...             gradient = upstream * w
-        ...             return (gradient, [upstream * x]) if variables else gradient
-        ...         return x * w, grad
-        ...     return scaled(3.0)
-        >>> float(keras_cg.grad(loss)(2.0))
-        3.0
     """
     if fun is None:
         return custom_gradient

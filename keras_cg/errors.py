@@ -234,6 +234,14 @@ symbolic_tensor = message(
 )
 
 
+tensors_in_objects = message(
+    TypeError,
+    "{0}: {1} is a NumPy array of objects, and what is differentiated in it would silently get no gradient.",
+    cause="an array of tensors, of fractions or of decimals (dtype=object).",
+    remedy="convert it to an array of numbers, or put tensors into a tuple, a list or a dict.",
+)
+
+
 _PAIR = "return (output, grad), and ((output1, output2), grad) for several outputs."
 
 

@@ -251,7 +251,7 @@ def align(spec: Any, value: Any) -> list[Any] | None:
             return None
         by_key = dict(zip(entries, children, strict=True))
         children = [by_key[key] for key in spec.entries()]
-    elif type(value) is not spec.type or list(entries) != list(spec.entries()):
+    elif not pytree.is_like(value, spec):
         return None
     return _align_each(spec.children(), children)
 

@@ -163,7 +163,10 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
             leaf = leaves[place] = keras_interop.unwrap(value)
             if leaf is value or not is_tensor(leaf) or not isinstance(leaf, backend.tensors):
                 _refuse_foreign(where, leaf, value, functools.partial(label, tree, place))
+                _refuse_objects(where, leaf, backend, functools.partial(label, tree, place))
                 continue
+        if backend.dtype(leaf) == "object":
+            raise errors.tensors_in_objects(where, label(tree, place))
         places.append(place)
         tensors.append(backend.asarray(leaf))
         leaves[place] = None
@@ -185,6 +188,13 @@ def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str])
     if keras and keras[0] == owner:
         raise errors.keras_elsewhere(where, label(), value, *config.resolve(), *keras)
     raise errors.foreign_tensor(where, label(), value, *config.resolve(), owner)
+
+
+def _refuse_objects(where: str, leaf: Any, backend: Backend, label: Callable[[], str]) -> None:
+    """Raises if a leaf is an array of objects that holds tensors: these would silently get no gradient."""
+    parts = leaf.flat if isinstance(leaf, numpy.ndarray) and leaf.dtype.hasobject else ()
+    if any([isinstance(part, backend.tensors) and not isinstance(part, ATOMS) for part in parts]):
+        raise errors.tensors_in_objects(where, label())
 
 
 def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:
@@ -212,6 +222,12 @@ def is_leaf(wrapped: Any) -> bool:
     return optree.tree_is_leaf(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
 
 
+def is_like(wrapped: Any, treespec: Any) -> bool:
+    """Whether a value from `wrap` is a container of the type of a treespec, and with as many children."""
+    structure = functools.partial(optree.tree_structure, none_is_leaf=True, namespace=_NAMESPACE)
+    return structure(wrapped, is_leaf=lambda part: part is not wrapped) == treespec.one_level()  # type: ignore[no-any-return]
+
+
 def flatten_one_level(wrapped: Any) -> tuple[Sequence[Any], list[Any]]:
     """Returns the keys and the children of a container from `wrap`."""
     level = optree.tree_flatten_one_level(wrapped, none_is_leaf=True, namespace=_NAMESPACE)
@@ -223,8 +239,9 @@ def show(wrapped: Any) -> str:
     if is_leaf(wrapped):
         return "*"
     entries, children = flatten_one_level(wrapped)
-    keys = wrapped.kind.keys if isinstance(wrapped, _Node) else [*map(repr, entries)]
-    if isinstance(wrapped, Mapping) or (isinstance(wrapped, _Node) and keys):
+    is_mapping = wrapped.kind.keys if isinstance(wrapped, _Node) else isinstance(wrapped, Mapping)
+    if is_mapping:
+        keys = [entry[1:-1] for entry in entries] if isinstance(wrapped, _Node) else [*map(repr, entries)]
         return "{" + ", ".join(f"{key}: {show(child)}" for key, child in zip(keys, children, strict=True)) + "}"
     inside = ", ".join(show(child) for child in children)
     return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
@@ -244,6 +261,7 @@ class _Kind:
     """The type of a container, which optree compares, and how to rebuild one, which it does not compare.
 
     `written` lists the places of the children in the order in which the user wrote them down, if that is another one.
+    `keys` are those of a mapping.
     """
 
     def __init__(
@@ -252,11 +270,12 @@ class _Kind:
         rebuild: Callable[[list[Any]], Any],
         entries: tuple[str, ...],
         written: tuple[int, ...] | None = None,
+        keys: frozenset[Any] = frozenset(),
     ):
-        self.kind, self.rebuild, self.entries, self.written = kind, rebuild, entries, written
-        self.keys = [entry[1:-1] for entry in entries] if issubclass(kind, Mapping) else []
+        self.kind, self.rebuild, self.entries, self.written, self.keys = kind, rebuild, entries, written, keys
 
     def __eq__(self, other: object) -> bool:
+        # Without the entries, which are names for messages: two equal children may have no names of their own.
         return isinstance(other, _Kind) and self.kind is other.kind and self.keys == other.keys
 
     def __hash__(self) -> int:
@@ -307,7 +326,9 @@ def _wrap(leaf: Any, is_tensor: Callable[[Any], bool], children: Children) -> An
         entries, written = tuple(f".{field.name}" for field in dataclasses.fields(leaf)), None
     else:
         return leaf
-    return _Node([wrap(value, is_tensor, children) for value in values], _Kind(type(leaf), rebuild, entries, written))
+    keys = frozenset(leaf) if isinstance(leaf, Mapping) else frozenset()
+    parts = [wrap(value, is_tensor, children) for value in values]
+    return _Node(parts, _Kind(type(leaf), rebuild, entries, written, keys))
 
 
 def _steps(container: Any, values: Sequence[Any]) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
@@ -330,8 +351,12 @@ def _steps(container: Any, values: Sequence[Any]) -> tuple[tuple[str, ...], tupl
         if all(isinstance(name, str) for name in names):
             ranks = sorted(names)
             return tuple(map(step.format, ranks)), tuple(map(ranks.index, names))
-    found = [[name for name, part in zip(names, parts, strict=True) if part is value] for value in values]
-    return tuple(step.format(*own) if len(own) == 1 else f"[{place}]" for place, own in enumerate(found)), None
+    steps, left = [], list(zip(map(step.format, names), parts, strict=True))
+    for place, value in enumerate(values):
+        own = next((pair for pair in left if pair[1] is value), (f"[{place}]", None))
+        left = [pair for pair in left if pair is not own]
+        steps.append(own[0])
+    return tuple(steps), None
 
 
 def _unwrap(value: Any) -> Any:

@@ -172,6 +172,14 @@ class Fields:
         return getattr(self, key)
 
 
+@dataclasses.dataclass
+class Weights:
+    w: object
+    a: object
+    b: object
+    name: str = "a static field"
+
+
 def sorted_by_name(kind, names):
     """Registers a type with JAX as those libraries do."""
     import jax
@@ -188,6 +196,9 @@ def sorted_by_name(kind, names):
 
 @pytest.fixture(scope="module")
 def registered():
+    import jax
+
+    jax.tree_util.register_dataclass(Weights, data_fields=["w", "a", "b"], meta_fields=["name"])
     sorted_by_name(Frozen, list)
     sorted_by_name(Fields, lambda value: ("b", "a"))
 
@@ -221,6 +232,27 @@ def test_a_type_that_is_flattened_by_sorted_names_and_written_so(backend, regist
     f = custom_gradient(lambda d: (d["a"] * d["b"], lambda up: (7 * up * d["b"], 5 * up * d["a"])))
     found = jax.grad(lambda a, b: f(Frozen({"a": a, "b": b})), (0, 1))(2.0, 3.0)
     np.testing.assert_allclose(found, (21.0, 10.0))
+
+
+@pytest.mark.only("jax")
+@pytest.mark.parametrize("nothing", [None, 0])
+def test_a_dataclass_with_a_static_field_whose_parts_are_one_object(backend, registered, nothing):
+    """Its structure is its type and the count of its parts; they have their names in messages all the same."""
+    import jax
+
+    one = jax.numpy.ones(())
+    for rule in (
+        lambda d, u: Weights(7 * u, nothing, nothing, d.name),
+        lambda d, u: Weights(7 * u, 5 * u, nothing),
+        lambda d, u: (Weights(7 * u, 5 * u, 5 * u, "another name"),),
+    ):
+        f = custom_gradient(lambda d, rule=rule: (d.w * d.a * d.b, lambda upstream: rule(d, upstream)))
+        for a, b in ((one, one), (one, 2 * one), (1, 1)):
+            assert jax.grad(lambda w, a=a, b=b, f=f: f(Weights(w, a, b)))(3.0) == 7.0
+    for wrong in (lambda u: Fields(7 * u, 5 * u), lambda u: (7 * u, Weights(7 * u, None, None)), lambda u: ({"w": u},)):
+        f = custom_gradient(lambda d, wrong=wrong: (d.w * d.a * d.b, wrong))
+        with pytest.raises(GradientError, match=r"d\.w, d\.a, d\.b"):
+            jax.grad(lambda w, f=f: f(Weights(w, one, one)))(3.0)
 
 
 @pytest.mark.only("jax")

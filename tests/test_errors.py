@@ -13,6 +13,8 @@ import importlib
 import inspect
 import pickle
 import re
+import subprocess
+import sys
 import textwrap
 from typing import NamedTuple
 
@@ -21,7 +23,7 @@ import pytest
 from wrong_rules import X, Y
 
 import keras_cg
-from keras_cg import CapturedVariableError, GradientError, custom_gradient, grad, ops, recipes
+from keras_cg import CapturedVariableError, GradientError, config, custom_gradient, grad, ops, recipes
 
 # One for each place where an error comes up, as the modes differ in how it comes out, and not in what it says.
 IN_EVERY_MODE = (
@@ -480,6 +482,10 @@ def test_binding():
     assert str(inspect.signature(Holder.method)) == "(self, x)"
     assert inspect.getfullargspec(Holder().method).args == ["x"]
     assert repr(Holder().method) == "<custom_gradient Holder.method>"
+    holder, other = Holder(), Holder()
+    assert holder.method == holder.method and hash(holder.method) == hash(holder.method)
+    assert holder.method != other.method and holder.method != Holder.method and holder.method != holder.plain
+    assert custom_gradient(documented.__wrapped__) != documented
     assert str(inspect.signature(type(documented))) == "(fun: 'Callable[P, tuple[Output, Callable[..., Any]]]')"
 
 
@@ -502,6 +508,76 @@ def test_a_copy_of_an_object_has_methods_of_its_own(backend, another):
     copied.factor = 5
     assert [copied.first(1.0), copied.second(1.0), holder.first(1.0), holder.second(1.0)] == [5, 5, 2, 2]
     assert [float(grad(f)(1.0)) for f in (copied.first, copied.second)] == [7, 7]
+
+
+@pytest.mark.only("jax")
+def test_a_bound_method_as_a_static_argument_is_traced_once(backend):
+    import jax
+
+    holder, apply = Holder(), jax.jit(lambda f, x: f(x), static_argnums=0)
+    for _ in range(3):
+        apply(holder.method, 2.0)
+    assert apply._cache_size() == 1
+
+
+def cubed(x):
+    return ops.sum(x**3)
+
+
+def rounded(x):
+    return ops.round(x)
+
+
+def seven_times(x, upstream):
+    return 7 * upstream
+
+
+@grad
+def squared(x):
+    return ops.sum(x**2)
+
+
+class Derived:
+    factor = 2.0
+
+    def plain(self, x):
+        return self.factor * ops.sum(x)
+
+    gradient, through = grad(plain, 1), recipes.straight_through(plain)
+    first = custom_gradient(lambda self, x: (x, lambda upstream: 7 * upstream))
+    first.__wrapped__.__name__ = "second"
+    second = custom_gradient(lambda self, x: (x, lambda upstream: 5 * upstream))
+
+
+def test_what_functions_return_is_pickled(backend):
+    """By its name if it is found by that, never as another function; else as the call that returned it."""
+    x, derived = np.array([1.0, 2.0]), Derived()
+    for f, expected in (
+        (grad(cubed), 3 * x**2),
+        (grad(f=grad(cubed), argnums=(0,)), [6 * x]),
+        (keras_cg.value_and_grad(cubed), [9.0, 3 * x**2]),
+        (keras_cg.jacobian(recipes.straight_through(rounded)), np.eye(2)),
+        (keras_cg.hessian(cubed), np.diag(6 * x)),
+        (grad(recipes.from_numpy(np.negative, seven_times)), [7.0, 7.0]),
+        (grad(recipes.recompute(recipes.straight_through(cubed, soft=cubed))), 3 * x**2),
+        (derived.gradient, [2.0, 2.0]),
+    ):
+        found = pickle.loads(pickle.dumps(f))(config.active.asarray(x))
+        for one, two in zip(found, expected, strict=True):
+            np.testing.assert_allclose(config.active.to_numpy(one), two)
+    assert pickle.loads(pickle.dumps(squared)) is squared
+    assert float(pickle.loads(pickle.dumps(derived.through))(config.active.asarray(x))) == 6.0
+    for refused in (grad(lambda x: x), recipes.straight_through(lambda x: x), derived.first):
+        with pytest.raises((pickle.PicklingError, AttributeError), match="<lambda>"):
+            pickle.dumps(refused)
+
+
+@pytest.mark.once
+def test_what_functions_return_is_pickled_for_another_process():
+    code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1]))(2.0))"
+    saved = pickle.dumps(recipes.straight_through(np.negative)).hex()
+    done = subprocess.run([sys.executable, "-c", code, saved], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("-2.0\n", 0), done.stderr
 
 
 # --- messages of derivatives, with the name of the function ----------------------------------------------------------

@@ -9,10 +9,12 @@ from typing import Any
 from keras_cg.autodiff import messages
 from keras_cg.autodiff.run import LossRun, RealRun, Run
 from keras_cg.call import function_name
+from keras_cg.pickling import picklable
 
 __all__ = ["grad", "hessian", "jacobian", "jvp", "value_and_grad", "vjp"]
 
 
+@picklable
 def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
     """Returns the gradient of a function, as a function of the same arguments.
 
@@ -57,6 +59,7 @@ def grad(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: boo
     return _gradient("grad", f, argnums, has_aux)
 
 
+@picklable
 def value_and_grad(
     f: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
@@ -183,6 +186,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     return run.result(outputs, aux), run.output.blank(derivatives)
 
 
+@picklable
 def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
     """Returns the Jacobian of a function, as a function of the same arguments.
 
@@ -216,6 +220,7 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Calla
     return _jacobian("jacobian", f, f, argnums)
 
 
+@picklable
 def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callable[..., Any]:
     """Returns the matrix of second derivatives of a function, as a function of the same arguments.
 

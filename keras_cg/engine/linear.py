@@ -15,6 +15,9 @@ from keras_cg.engine.contract import Backend
 # From tensors to tensors.
 _Map = Callable[[Sequence[Any]], Sequence[Any]]
 
+# No powers of two: a linear map rounds there, as it does for a sum. The sum may round more, by this factor.
+_FACTORS, _MORE = (1.3, -1.9), 64
+
 
 def sizes(dtypes: Sequence[str]) -> list[float]:
     """The huge and tiny sizes of upstream at which a rule is tried, for outputs of these dtypes."""
@@ -28,7 +31,8 @@ def conditions(backend: Backend, pull: _Map, cotangents: Sequence[Any]) -> list[
     `pull` maps floating tensors with the shapes and dtypes of `cotangents` to gradients. It is called with zero, with a
     difference of two directions, and with one direction times s, tiny or huge and of either sign. A linear map returns
     zero, the difference, and s times the gradient of the direction. Values that are not finite are skipped, because a
-    linear rule overflows, too.
+    linear rule overflows, too. Every s is a power of two, by which floating numbers are multiplied without rounding.
+    The difference may be off by what large terms lose that cancel inside.
     """
     kinds = [backend.dtype(tensor) for tensor in cotangents]
     scales = sizes(kinds)
@@ -39,12 +43,17 @@ def conditions(backend: Backend, pull: _Map, cotangents: Sequence[Any]) -> list[
 
     # NumPy warns of overflow, which a linear rule may have, too.
     with numpy.errstate(all="ignore"):
-        first, second = pulled(1.0, 0.0), pulled(0.0, 1.0)
-        pairs = list(zip(pulled(1.0, -2.0), [a - 2.0 * b for a, b in zip(first, second, strict=True)], strict=True))
+        first, second, both = pulled(1.0, 0.0), pulled(0.0, 1.0), pulled(1.0, -2.0)
+        lost = _rounding(backend, pull, [one for one, _ in directions], first)
+        further = _rounding(backend, pull, [two for _, two in directions], second)
+        found = [
+            _is_close(backend, came, a - 2.0 * b, kinds, rounding + other)
+            for came, a, b, rounding, other in zip(both, first, second, lost, further, strict=True)
+        ]
         for scale in (0.0, *(sign * scale for scale in scales for sign in (1, -1))):
-            pairs += zip(pulled(scale, 0.0), [scale * gradient for gradient in first], strict=True)
-        others = [(came, expected) for came, expected in pairs if 0 not in (backend.shape(came) or ())]
-        return [is_close(backend, came, expected, kinds) for came, expected in others]
+            pulls = zip(pulled(scale, 0.0), first, strict=True)
+            found += [_is_close(backend, came, scale * gradient, kinds) for came, gradient in pulls]
+        return found
 
 
 def transposes(
@@ -63,12 +72,17 @@ def transposes(
     # Two different directions: a map and its transpose have the same product along a single one.
     along = [_uneven(backend, tensor, 1.0, 0.5) for tensor in cotangents]
     across = [_uneven(backend, tensor, 0.3, 0.5) for tensor in tangents]
-    product, size = _inner(backend, pull(along), across, kind)
-    other, other_size = _inner(backend, along, push(across), kind)
+    pulled, pushed = pull(along), push(across)
+    product, size = _inner(backend, pulled, across, kind)
+    other, other_size = _inner(backend, along, pushed, kind)
     tolerance = max(precision.of(each).linear for each in kinds)
-    difference = backend.namespace.abs(product - other)
-    is_close = difference <= tolerance * (size + other_size)
-    return [is_close | backend.namespace.logical_not(backend.namespace.isfinite(difference))]
+    xp, allowed = backend.namespace, tolerance * (size + other_size)
+    weights = *across, *along
+    lost = *_rounding(backend, pull, along, pulled), *_rounding(backend, push, across, pushed)
+    for rounding, weight in zip(lost, weights, strict=True):
+        allowed = allowed + _MORE * backend.cast(rounding, kind) * xp.sum(xp.abs(backend.cast(weight, kind)))
+    difference = xp.abs(product - other)
+    return [(difference <= allowed) | xp.logical_not(xp.isfinite(difference))]
 
 
 def _inner(backend: Backend, ones: Sequence[Any], others: Sequence[Any], kind: str) -> tuple[Any, Any]:
@@ -104,17 +118,32 @@ def irregular(backend: Backend, tensors: Sequence[Any]) -> list[Any]:
     return [None if tensor is None else _uneven(backend, tensor, 1.7, 0.4, 0.5) for tensor in tensors]
 
 
-def is_close(backend: Backend, came: Any, expected: Any, kinds: Sequence[str]) -> Any:
+def _is_close(backend: Backend, came: Any, expected: Any, kinds: Sequence[str], lost: Any = 0.0) -> Any:
     """Whether two gradients are equal up to their rounding and that of upstream, which has the dtypes `kinds`.
 
-    Elements that are not finite are skipped.
+    `lost` is a rounding that was seen. Elements that are not finite are skipped.
     """
     xp, limits = backend.namespace, [precision.of(kind) for kind in (backend.dtype(came), *kinds)]
-    came, expected = _wide(backend, came), _wide(backend, expected)
-    size, difference = xp.abs(expected), xp.abs(came - expected)
-    largest = xp.max(xp.where(xp.isfinite(size), size, xp.zeros_like(size)))
-    allowed = max(each.linear for each in limits) * largest + 8 * max(each.smallest for each in limits)
+    difference = xp.abs(_wide(backend, came) - _wide(backend, expected))
+    least = 8 * max(each.smallest for each in limits) + _MORE * lost
+    allowed = max(each.linear for each in limits) * _largest(backend, expected) + least
     return xp.all(xp.logical_not(xp.isfinite(difference)) | (difference <= allowed))
+
+
+def _rounding(backend: Backend, linear: _Map, tensors: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Returns how far a map is from multiplying by some numbers exactly, for each of its `results` at `tensors`."""
+    runs = [(factor, linear([factor * tensor for tensor in tensors])) for factor in _FACTORS]
+    return [
+        sum([_largest(backend, scaled[place] - factor * result) for factor, scaled in runs])
+        for place, result in enumerate(results)
+    ]
+
+
+def _largest(backend: Backend, tensor: Any) -> Any:
+    """Returns the largest finite magnitude in a tensor, 0 if it is empty."""
+    xp, size = backend.namespace, backend.namespace.abs(_wide(backend, tensor))
+    size = xp.where(xp.isfinite(size), size, xp.zeros_like(size))
+    return xp.sum(size) if 0 in (backend.shape(size) or ()) else xp.max(size)
 
 
 def check_or_nan(

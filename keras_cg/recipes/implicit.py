@@ -10,6 +10,7 @@ from typing import Any
 from keras_cg import config, ops
 from keras_cg.autodiff import jacobian
 from keras_cg.call import function_name
+from keras_cg.pickling import picklable
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
@@ -17,6 +18,7 @@ from keras_cg.recipes.tensors import Pair
 _ORDERS = 3
 
 
+@picklable
 def custom_root(
     f: Callable[..., Any], solve: Callable[..., Any], *, linear_solve: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:

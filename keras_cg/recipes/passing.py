@@ -9,11 +9,13 @@ from typing import Any
 from keras_cg import config, ops
 from keras_cg.call import function_name
 from keras_cg.decorator import custom_gradient
+from keras_cg.pickling import picklable
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.safe import unit_of
 from keras_cg.recipes.tensors import Pair
 
 
+@picklable
 def straight_through(fn: Callable[..., Any], soft: Callable[..., Any] | None = None) -> Callable[..., Any]:
     """Returns `fn` with the gradient of the identity, or of another function: the straight-through estimator.
 

@@ -10,10 +10,12 @@ from keras_cg import config, ops
 from keras_cg.autodiff import vjp
 from keras_cg.call import function_name
 from keras_cg.engine import precision
+from keras_cg.pickling import picklable
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 
+@picklable
 def fixed_point(f: Callable[..., Any], *, steps: int = 50, tolerance: float | None = None) -> Callable[..., Any]:
     """Returns a function that solves z = f(z, ...), with the gradient of the implicit function theorem.
 

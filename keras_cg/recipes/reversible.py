@@ -9,10 +9,12 @@ from typing import Any
 from keras_cg import config, ops
 from keras_cg.call import function_name
 from keras_cg.engine import precision
+from keras_cg.pickling import picklable
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 
+@picklable
 def invertible(
     f: Callable[..., Any], inverse: Callable[..., Any], *, tolerance: float | None = None
 ) -> Callable[..., Any]:

@@ -141,6 +141,8 @@ def test_captured_values_are_refused(tensor, name):
 
     with pytest.raises(keras_cg.CapturedVariableError):
         DIFFERENTIATE[name](f, tensor(X))
+    if keras_cg.backend() == "numpy":
+        return
     served = lambda x: captures(x)(x * 1)
     found = DIFFERENTIATE[name](served, tensor(X))
     found = {"vjp": lambda: found[1](tensor(Y))[0], "jvp": lambda: found[1], "jacobian": lambda: found}[name]()

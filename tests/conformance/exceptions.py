@@ -129,6 +129,11 @@ TABLE = [
     ),
     # --- NumPy
     Refusal(
+        *("numpy", "*grad*|make_vjp|jacobian|third derivative", "captured value"),
+        "reads a value that is being differentiated",
+        "autograd has no means to give a captured value its gradient",
+    ),
+    Refusal(
         *("numpy", "jacobian", COMPLEX),
         "cannot reshape array",
         "autograd: jacobian of complex outputs (HIPS/autograd#379)",

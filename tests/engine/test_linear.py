@@ -35,6 +35,10 @@ LINEAR = {
     "division by zero": (lambda u: [u / np.array([0.0, 1.0, 2.0])], ones()),
     "complex": (lambda z: [(2 - 3j) * z], ones("complex128")),
     "loses digits": (lambda u: [((u * 1e3 + u) - u * 1e3).astype("float32")], ones("float32")),
+    "large terms cancel": (lambda u: [(1e8 * u + 1e-6 * u[::-1]) - 1e8 * u], ones()),
+    "large terms cancel in a number": (lambda u: [(3e8 * u - 1e-5 * u) - 3e8 * u], ones(shape=())),
+    "small beside large": (lambda u: [np.array([1e8, 1.0, 1e-8]) * u, 1e-8 * np.sum(u), 0 * u], ones()),
+    "small beside large, float32": (lambda u: [np.float32(1e8) * u[:1], np.float32(1e-8) * u], ones("float32")),
     "quantised weights": (lambda u: [(MATRIX.astype("float16") @ u)], ones("float16")),
 }
 
@@ -69,6 +73,8 @@ CURVED = {
     "length of the imaginary part": (lambda z: [np.real(z) + abs(np.imag(z))], ones("complex128")),
     "infinite from a hundred on": (lambda u: [np.where(abs(u) > 100, np.nan, abs(u))], ones()),
     "a part in ten thousand": (lambda u: [u + 1e-4 * abs(u)], ones()),
+    "a small one beside a large one": (lambda u: [1e8 * u, 1e-8 * abs(u)], ones()),
+    "part of what cancels": (lambda u: [(1e8 * u + abs(u)) - 1e8 * u], ones()),
     "two per cent of a float32": (lambda u: [u + 0.02 * abs(u)], ones("float32")),
     **{f"clip at {limit:g}": (clip(limit), ones()) for limit in 10.0 ** np.arange(-9, 13)},
     "clip a small float32": (clip(1e-9), ones("float32", ())),
@@ -86,7 +92,7 @@ def test_what_is_not_linear(name):
 
 
 def test_what_is_tried():
-    """Zero; the direction at scales of either sign; the further direction by itself and taken away."""
+    """Zero; the direction at scales of either sign; the further direction by itself and taken away; both rounded."""
     numpy = backends.load("numpy", "a test")
     tried = []
     linear.conditions(numpy, lambda given: [tried.append(given[0]) or given[0]], [np.ones(3)])
@@ -94,7 +100,9 @@ def test_what_is_tried():
     assert one[0] > 0 and min(one) < 0 < max(one) and min(abs(one)) > 0.1 and abs(np.dot(one, two)) < 0.99 * 3
     assert not np.allclose(one / two, (one / two)[0])
     np.testing.assert_allclose(tried[2], one - 2 * two)
-    scales = [float(given[0] / one[0]) for given in tried[3:]]
+    rounded = [(1.3 * one, -1.9 * one, 1.3 * two, -1.9 * two)[place] for place in range(4)]
+    np.testing.assert_allclose(tried[3:7], rounded)
+    scales = [float(given[0] / one[0]) for given in tried[7:]]
     assert scales == [0.0, *(sign * 2.0**power for power in (80, 40, -40, -80) for sign in (1, -1))]
 
 

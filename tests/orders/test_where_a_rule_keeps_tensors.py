@@ -378,6 +378,8 @@ def by_torch(f, argnums=0):
 @pytest.mark.parametrize("name", CAPTURED)
 def test_with_a_captured_value(eager, name):
     take, f, expected = CAPTURED[name]
+    if eager.name == "numpy" and name.startswith(("slots, ", "cell, ")):
+        return  # which refuses captured values
     w, x = eager.tensor(np.float32(2.0)), eager.tensor(X)
     for derivative in (by_keras_cg, by_torch) if eager.name == "torch" else (by_keras_cg,):
         np.testing.assert_allclose(eager.array(take(derivative, f, w, x)), expected, rtol=1e-4)

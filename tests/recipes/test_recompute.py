@@ -37,6 +37,7 @@ def test_recompute_takes_any_arguments(backend):
     np.testing.assert_allclose(found(gw), 6 * X.sum(), rtol=1e-6)
 
 
+@pytest.mark.only("jax", "torch", "tensorflow")
 def test_recompute_trains_what_it_closes_over(backend):
     def loss(w, x):
         return ops.sum(recipes.recompute(lambda x: ops.tanh(x) * w**2)(x))
@@ -126,35 +127,19 @@ def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, 
         assert [eager.array(each).tolist() for each in tape.gradient(output, [x, w])] == [[5.0], [3.0]]
 
 
-hidden = [None]
-
-
-def by_a_global():
-    return hidden[0]
-
-
 @pytest.mark.only("numpy")
 @pytest.mark.limit
-def test_recompute_refuses_what_it_cannot_find(backend):
-    class Holder:
-        __slots__ = ("w",)
-
-    def in_a_slot(w, x):
-        holder = Holder()
-        holder.w = w
-        return ops.sum(recipes.recompute(lambda x: x * holder.w)(x))
-
+def test_recompute_refuses_what_it_captures(backend):
     def loss(w, x):
-        hidden[0] = w
-        return ops.sum(recipes.recompute(lambda x: x * by_a_global())(x))
+        return ops.sum(recipes.recompute(lambda x: x * w)(x))
 
-    assert keras_cg.grad(in_a_slot)(np.asarray(3.0), X) == np.sum(X)
     with pytest.raises(keras_cg.CapturedVariableError) as caught:
         keras_cg.grad(loss)(np.asarray(3.0), X)
     assert re.sub(r"recompute\(\S+\)", "recompute(NAME)", str(caught.value)).splitlines() == [
         "recompute(NAME) reads a value that is being differentiated and is not among its arguments.",
-        "    usual cause: a tensor in a global, or in what a function in a global reads.",
-        "    what would happen: the backend 'numpy' does not find it, and it would silently get no gradient.",
+        "    usual cause: a closure over it, or a global.",
+        "    what would happen: on the backend 'numpy' the second run gets the arguments alone, and it would silently"
+        " get no gradient.",
         "    remedy: pass it as an argument, or stop its gradient in the function with keras_cg.ops.stop_gradient.",
     ]
 

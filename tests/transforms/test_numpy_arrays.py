@@ -1,8 +1,10 @@
 """NumPy: every kind of array and of output, what autograd keeps of them, and what a change in place afterwards does."""
 
+import copy
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import autograd
 import numpy as np
@@ -57,6 +59,35 @@ def test_arrays_of_objects_are_no_tensors(backend):
     # An output of objects is none, either.
     refused = custom_gradient(lambda x: (x.astype(object), lambda upstream: 7 * upstream))
     assert refused(X).dtype == object
+
+
+def test_a_gradient_that_an_array_of_objects_would_lose_is_refused(backend):
+    """It names the argument; native autograd would differentiate the output, with the plain derivative 2."""
+    f = custom_gradient(lambda scale, x: (x * 2, lambda upstream: (None, 7 * upstream)))
+    both = lambda x: np.array([x[0], x[1]], dtype=object)
+    in_boxes = {
+        "floats": lambda x: f(ONE, x),
+        "fractions": lambda x: f(ONE, {"a": x}),
+        "of boxes": lambda x: f(ONE, both(x.astype(float))),
+        "by keras_cg": lambda x: grad(lambda x: f(ONE, x))(x),
+    }
+    for name, function in in_boxes.items():
+        values = np.array([Fraction(1, 2)] * 2 if name == "fractions" else [2.0, 3.0], dtype=object)
+        named = {"fractions": r"the argument x\['a'\]", "by keras_cg": "argument 0"}.get(name, "the argument x")
+        with pytest.raises(TypeError, match=f"{named} is a NumPy array of objects, and what is differentiated"):
+            autograd.grad(lambda x, function=function: ops.sum(function(x)))(values)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda x: copy.deepcopy([{"x": x}])[0]["x"]])
+def test_a_copy_keeps_its_gradient(backend, how):
+    """autograd itself would cut it (HIPS/autograd#555); in the function, in the rule, and without either."""
+
+    def f(x):
+        slope = how(x) ** 2
+        return x * 2, lambda upstream: 7 * upstream * how(slope) * how(x)
+
+    np.testing.assert_allclose(grad(grad(custom_gradient(f)))(X), 21 * X**2)
+    np.testing.assert_allclose(autograd.grad(lambda x: ops.sum(how(x) ** 2))(X), 2 * X)
 
 
 class Sub(np.ndarray):

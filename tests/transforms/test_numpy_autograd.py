@@ -1,4 +1,4 @@
-"""NumPy: a rule's numbers hold under HIPS autograd's own means, in any order, also for captured values.
+"""NumPy: a rule's numbers hold under HIPS autograd's own means, in any order; captured values are refused.
 
 The conformance suite has each of its transforms, and the usual pairs; here is what it leaves out.
 """
@@ -10,7 +10,7 @@ import pytest
 import seven_exp
 from seven_exp import f, square, total
 
-from keras_cg import CapturedVariableError, custom_gradient, grad, jvp, ops
+from keras_cg import CapturedVariableError, custom_gradient, grad, jvp, ops, vjp
 
 pytestmark = pytest.mark.only("numpy")
 
@@ -83,49 +83,70 @@ def test_forward_mode_of_a_rule_that_cuts_upstream_is_refused(backend):
 # --- what is captured ------------------------------------------------------------------------------------------------
 
 
-def test_captured_in_the_order_of_first_use_to_second_order(backend):
-    def loss(v, w, unused):
-        @custom_gradient
-        def f(x):
-            ops.sum(unused)
-            moved = x * w
-
-            def grad(upstream, variables):
-                first, second = variables
-                return 7 * upstream, [5 * upstream * first**2, 3 * upstream * second**2]
-
-            return moved + v, grad
-
-        return ops.sum(f(X))
-
-    gradient = autograd.grad(lambda given: loss(*given))
-    gv, gw, gu = gradient((X, 2 * X, 3 * X))
-    np.testing.assert_allclose(gw, 5 * (2 * X) ** 2)
-    np.testing.assert_allclose(gv, 3 * X**2)
-    np.testing.assert_allclose(gu, 0 * X)
-    second = autograd.grad(lambda given: ops.sum(gradient(given)[1]))((X, 2 * X, 3 * X))
-    np.testing.assert_allclose(second[1], 2 * 5 * 2 * X)
+HOLDER = {"w": Y}
 
 
-class Holder:
-    @custom_gradient
-    def call(self, x):
-        return x * self.w, lambda upstream, variables=None: (7 * upstream, [5 * upstream])
+@pytest.mark.limit
+@pytest.mark.parametrize("where", ["cell", "list", "global", "the output itself"])
+@pytest.mark.parametrize("takes", [True, False])
+def test_captured_values_are_refused(backend, where, takes, monkeypatch):
+    """With `variables`, too; the same function is right while the value is a constant."""
+    rule = (lambda upstream, variables=None: 7 * upstream) if takes else lambda upstream: 7 * upstream
 
-
-class Slotted:
-    __slots__ = ("w",)
-    call = Holder.call
-
-
-@pytest.mark.parametrize("kind", [Holder, Slotted])
-def test_captured_in_an_attribute(backend, kind):
     def loss(w):
-        holder = kind()
-        holder.w = w
-        return ops.sum(holder.call(X))
+        kept = [w]
+        monkeypatch.setitem(HOLDER, "w", w)
+        bodies = {"cell": lambda x: x * w, "list": lambda x: x * kept[0], "global": lambda x: x * HOLDER["w"]}
+        return ops.sum(custom_gradient(lambda x: (bodies.get(where, lambda x: w)(x), rule))(X * w))
 
-    np.testing.assert_allclose(autograd.grad(loss)(X), 5 * ONE)
+    remedies = "three: pass them as arguments; give the rule a `variables`"
+    for derivative in (autograd.grad(loss), grad(loss), lambda w: jvp(loss, (w,), (ONE,))):
+        match = "'numpy' cannot give it to the rule as one of `variables`" if takes else remedies
+        with pytest.raises(CapturedVariableError, match=match):
+            derivative(Y)
+    np.testing.assert_allclose(grad(lambda x: loss(Y) + ops.sum(custom_gradient(lambda x: (x * Y, rule))(x)))(X), 7)
+
+
+def read_by_the_rule(inside):
+    """Of w and x: the sum of x, with the gradient 7 w e for x, maybe by a derivative inside the rule."""
+
+    def loss(w, x):
+        def f(x):
+            kept = [[ops.exp(x) * w]]
+            slope = (lambda: grad(lambda v: kept[0][0] * v)(ONE)) if inside else lambda: kept[0][0]
+            return x * 1, lambda upstream: 7 * upstream * slope()
+
+        return ops.sum(custom_gradient(f)(x))
+
+    return loss
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_only_the_rule_reads_of_its_own_level(backend, inside):
+    """Right in reverse mode, in every order; where the level has another meaning by then, it is right or refused."""
+    loss, w = read_by_the_rule(inside), 2 * X
+    both = lambda w, x: grad(loss, (0, 1))(w, x)
+    for gradients in (both(w, X), autograd.grad(lambda given: loss(*given))((w, X))):
+        assert [type(each) for each in gradients] == [np.ndarray, np.ndarray]
+        np.testing.assert_allclose(gradients, [0 * X, 7 * w * E])
+    for order in (grad, lambda f, argnums: autograd.grad(lambda given: f(*given))):
+        second = order(lambda w, x: ops.sum(both(w, x)[1]), (0, 1))
+        found = second(w, X) if order is grad else second((w, X))
+        np.testing.assert_allclose(found, [7 * E, 7 * w * E])
+    np.testing.assert_allclose(grad(lambda w: ops.sum(grad(lambda x: loss(w, x))(X)))(w), 7 * E)
+    np.testing.assert_allclose(jvp(lambda x: loss(w, x), (X,), (ONE,))[1], np.sum(7 * w * E))
+    np.testing.assert_allclose(jvp(lambda w: grad(lambda x: loss(w, x))(X), (w,), (ONE,))[1], 7 * E)
+    _, pullback = vjp(loss, w, X)
+    np.testing.assert_allclose(pullback(1.0)[1], 7 * w * E)
+    late = {
+        "forward": lambda: jvp(loss, (w, X), (ONE, ONE)),
+        "by upstream": lambda: grad(lambda upstream: ops.sum(pullback(upstream)[1]))(1.0),
+        "beside another": lambda: grad(lambda factor: factor * ops.sum(pullback(1.0)[1]))(1.0),
+    }
+    for run in late.values():
+        with pytest.raises(CapturedVariableError, match="differentiated together with an argument"):
+            run()
 
 
 def test_what_autograd_cannot_differentiate_is_a_constant(backend):
@@ -133,54 +154,6 @@ def test_what_autograd_cannot_differentiate_is_a_constant(backend):
 
     frozen = lambda w: ops.sum(custom_gradient(lambda x: (x * getval(w), lambda upstream: 7 * upstream))(w))
     np.testing.assert_allclose(autograd.grad(frozen)(X), 7 * ONE)
-
-
-def test_a_captured_value_that_is_an_output_itself(backend):
-    """Both values get their gradient, the one that no operation uses first."""
-
-    def loss(v, w):
-        def rule(first, second, variables):
-            return 7 * second, [5 * first, 3 * second][: len(variables)]
-
-        first, second = custom_gradient(lambda x: ((w, x * v), rule))(X)
-        return ops.sum(first) + 2 * ops.sum(second)
-
-    gv, gw = autograd.grad(lambda given: loss(*given))((X, 2 * X))
-    np.testing.assert_allclose(gw, 5 * ONE)
-    np.testing.assert_allclose(gv, 6 * ONE)
-
-
-HIDDEN = {}
-
-
-def test_captured_values_whose_order_does_not_show_are_refused(backend):
-    def loss(v, w):
-        HIDDEN["product"] = w * 2
-
-        def f(x):
-            assert v is not w
-            return HIDDEN["product"] * v * x, lambda upstream, variables: (7 * upstream, [upstream for _ in variables])
-
-        return ops.sum(custom_gradient(f)(X))
-
-    with pytest.raises(CapturedVariableError, match="captured values are only found in closures"):
-        autograd.grad(lambda given: loss(*given))((X, 2 * X))
-
-
-GLOBAL = Y
-
-
-@pytest.mark.limit
-def test_a_global_that_comes_to_be_differentiated(backend, monkeypatch):
-    f = custom_gradient(lambda x: (x * GLOBAL, lambda upstream, variables=None: 7 * upstream))
-    np.testing.assert_allclose(autograd.elementwise_grad(f)(X), 7 * ONE)
-
-    def loss(value):
-        monkeypatch.setitem(globals(), "GLOBAL", value)
-        return ops.sum(f(X))
-
-    with pytest.raises(CapturedVariableError, match="captured values are only found in closures"):
-        autograd.grad(loss)(Y)
 
 
 # --- containers ------------------------------------------------------------------------------------------------------

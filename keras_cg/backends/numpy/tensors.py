@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,12 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import trace_stack
 
 # Names that autograd does not document: if one is gone, importing this file fails, and with it the backend.
-_NEEDED = (Box._value, Box._trace, Box._node, VJPNode.new_root, VJPNode.parents, trace_stack.top, trace_stack.new_trace)
+_NEEDED = (Box._value, Box._trace, Box._node, VJPNode.parents, trace_stack.top)
+
+# A box never changes, so its copy is itself, also by `copy.deepcopy`: this would copy the nodes of autograd (1.9), and
+# the value would silently lose its gradient (HIPS/autograd#555). pickle refuses a box.
+for _box in Box.types:
+    copyreg.pickle(_box, lambda box: "a box of autograd")
 
 tensors = (numpy.ndarray, Box)
 _arrays = (numpy.ndarray, numpy.generic)
@@ -74,7 +80,8 @@ def is_recording() -> bool:
 
 def is_plain(value: object) -> bool:
     if type(value) is ArrayBox:
-        return isinstance(innermost(value), _arrays)
+        value = innermost(value)
+        return isinstance(value, _arrays) and value.dtype.kind in "biufc"
     return type(value) is numpy.ndarray and value.dtype.kind in "biufc"
 
 

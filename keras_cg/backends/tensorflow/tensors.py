@@ -14,7 +14,7 @@ from keras_cg.backends.tensorflow.composite import PLAIN, dense, is_composite
 from keras_cg.backends.tensorflow.recording import could_possibly_record
 from keras_cg.engine import precision
 from keras_cg.engine.defaults import is_repeated_later
-from keras_cg.engine.rule import is_repeated
+from keras_cg.engine.precision import is_repeated
 
 # This backend, for functions of the engine.
 own: Any = sys.modules[__package__]

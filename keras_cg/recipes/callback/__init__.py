@@ -12,6 +12,7 @@ from keras_cg import config, signature
 from keras_cg.call import function_name
 from keras_cg.decorator import CustomGradient
 from keras_cg.engine import precision
+from keras_cg.pickling import picklable
 from keras_cg.pytree import describe
 from keras_cg.recipes import frameworks, messages, tensors
 from keras_cg.recipes.callback import host
@@ -19,6 +20,7 @@ from keras_cg.recipes.callback.host import Host, Kind
 from keras_cg.recipes.tensors import Pair
 
 
+@picklable
 def from_numpy(
     function: Callable[..., Any],
     vjp: Callable[..., Any] | None,

@@ -7,18 +7,20 @@ from typing import Any
 
 from keras_cg import arguments, config, keras_interop, pytree
 from keras_cg.call import function_name
+from keras_cg.pickling import picklable
 from keras_cg.pytree import Tree
 from keras_cg.recipes import frameworks, tensors
 from keras_cg.recipes.checkpoint import messages
 from keras_cg.recipes.checkpoint.function import OutputFunction
 
 
+@picklable
 def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that saves only its arguments, and runs again in the backward pass: rematerialisation.
 
     It trades time for memory. The output, the gradients and all higher derivatives are those of `f`. Weights that `f`
-    closes over are trained, and a `custom_gradient` inside has its own rule. JAX and torch have it built in
-    (`jax.checkpoint`, `torch.utils.checkpoint`). Under a transform of torch.func no memory is saved, and under
+    closes over are trained, but not on NumPy, and a `custom_gradient` inside has its own rule. JAX and torch have it
+    built in (`jax.checkpoint`, `torch.utils.checkpoint`). Under a transform of torch.func no memory is saved, and under
     `torch.compile` its own partitioner decides.
 
     - In the second run Keras's variables have the values of the first run, and they are changed once: seeds, averages,
@@ -41,7 +43,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework, or is a
             KerasTensor.
         CapturedVariableError: When the result is called, on NumPy: `f` reads a value that is being differentiated and
-            that is neither an argument nor in a closure. TensorFlow does not notice a tensor in an attribute.
+            that is no argument. TensorFlow does not notice a tensor in an attribute.
         RuntimeError: In the backward pass: a value that `f` reads was changed since it ran (in a graph of TensorFlow
             the gradient is NaN; JAX uses the old values), `f` returned another output, or it assigns to a trainable
             variable of Keras. When the result is called: a layer inside adds a loss, or is built while JAX traces it.

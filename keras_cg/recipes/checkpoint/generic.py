@@ -15,15 +15,10 @@ from keras_cg.recipes.checkpoint.sample import Sample
 
 
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
-    """A custom gradient whose rule is the vjp of another run."""
-    return attach(fun, fun.late, tensors)
-
-
-def attach(fun: OutputFunction, run: Callable[..., Tensors], tensors: Sequence[Any]) -> Tensors:
-    """Attaches the rule to `run(*tensors)`, which is `fun` with its captures as further arguments."""
+    """A custom gradient whose rule is the vjp of another run. Captured values that are differentiated are refused."""
     backend = fun.backend
     unchanged = _Unchanged(backend, fun.name, [*tensors, *fun.captures(backend.is_tensor)])
-    return backend.attach(_Recompute(fun, run, unchanged), tensors)
+    return backend.attach(_Recompute(fun, unchanged), tensors)
 
 
 class _Unchanged:
@@ -52,19 +47,20 @@ class _Recompute:
 
     is_ordinary = is_plain = False
 
-    def __init__(self, fun: OutputFunction, run: Callable[..., Tensors], unchanged: _Unchanged):
+    def __init__(self, fun: OutputFunction, unchanged: _Unchanged):
         self.backend, self.name, self.user = fun.backend, fun.name, fun.user
-        self.fun, self.unchanged = run, unchanged
+        self.fun, self.unchanged = fun.late, unchanged
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, _Recomputed]:
         outputs = self.fun(*tensors)
         return outputs, _Recomputed(self, tensors, Sample(self.backend, outputs))
 
     def closed_over(self) -> list[Any]:
-        """Returns nothing, because captures are refused, or are among the arguments."""
+        """Returns nothing, because captures are refused."""
         return []
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
+        """Returns nothing, because captures are refused."""
         return ()
 
 

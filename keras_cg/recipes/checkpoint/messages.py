@@ -23,9 +23,9 @@ __all__ = [
 
 
 def lost_to_recompute(function: str, backend: str) -> CapturedVariableError:
-    """A recomputed function reads a value that the backend cannot find."""
-    consequence = f"the backend {backend!r} does not find it"
-    return lost_capture(function, "a tensor in a global, or in what a function in a global reads.", consequence)
+    """A recomputed function captures a value, on a backend without rematerialisation of its own."""
+    consequence = f"on the backend {backend!r} the second run gets the arguments alone"
+    return lost_capture(function, "a closure over it, or a global.", consequence)
 
 
 def changed_since(function: str, what: str) -> RuntimeError:
