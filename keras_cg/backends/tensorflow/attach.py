@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
+from types import FunctionType
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +17,7 @@ from keras_cg.backends.tensorflow.recording import is_differentiated
 from keras_cg.backends.tensorflow.tensors import asarray, is_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
+from keras_cg.engine.rule import reached
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
@@ -31,51 +33,92 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """
     needs_grad = recording.needs_grad(tensors)
     inputs = recording.copies(tensors) if True in needs_grad else tensors
-    closed_over = [*fun.captures(lambda value: is_part(value) and is_differentiated([value]))]
-    tape: Any = tf.GradientTape(persistent=True, watch_accessed_variables=False) if closed_over else nullcontext()
-    with recording.VariableWatcher() as watcher, tape:
-        if closed_over:
-            tape.watch(closed_over)
-        outputs, pullback = fun(*inputs)
+    shown = [value for value in fun.closed_over() if _is_source(value)]
+    outputs, pullback, variables, used = _run(fun, inputs, shown)
     results = parts(outputs)
     captured: Sequence[Any] = ()
     if is_differentiated(results):
-        captured = _captured(fun, pullback, results, watcher, closed_over, tape)
+        # A run has found all that it depends on if nothing else that is differentiated is within reach.
+        hidden = _hidden(fun, shown)
+        if hidden:
+            *_, used = _run(fun, inputs, [*shown, *hidden])
+        captured = _captured(fun, pullback, variables, used)
     elif inputs is tensors:
         return outputs
-    rerun = functools.partial(_rerun, fun, tensors, pullback)
-    backward = Backward(fun.name, pullback, rerun, tensors, needs_grad, outputs, captured)
+    backward = Backward(
+        fun.name, pullback, functools.partial(_rerun, fun, tensors), tensors, needs_grad, outputs, captured
+    )
     results = recording.copies(results)
     backward.record(results)
     return fill_all(outputs, results)
 
 
-def _captured(
-    fun: Function, pullback: Pullback, results: Sequence[Any], watcher: Any, closed_over: Sequence[Any], tape: Any
-) -> Sequence[Any]:
-    """Returns the variables, or the tensor, that the results depend on and that are no arguments."""
+def _run(fun: Function, inputs: Sequence[Any], watched: Sequence[Any]) -> tuple[Tensors, Pullback, list[Any], list[Any] | None]:
+    """Runs `fun`. Returns its outputs, its pullback, and the trainable variables that it read.
+
+    If there is something to be watched, returns also what of it, and of the variables, the outputs depend on.
+    """
+    tape: Any = tf.GradientTape() if watched else nullcontext()
+    with recording.VariableWatcher() as watcher, tape:
+        if watched:
+            tape.watch(watched)
+        outputs, pullback = fun(*inputs)
     # In the order of creation. TensorFlow (2.21) does not tell for eager operations which was read first, and a rule
     # must not get another order in a graph.
-    variables = watcher.watched_variables()
-    used: list[Any] = []
-    if closed_over:
-        with recording.stop_recording():
-            slopes = tape.gradient(results, closed_over)
-        used = [tensor for tensor, slope in zip(closed_over, slopes, strict=True) if slope is not None]
-    pullback.capture([*(variable.name for variable in variables), *(graph.CLOSED_OVER for _ in used)])
+    variables = [*watcher.watched_variables()]
+    if not watched:
+        return outputs, pullback, variables, None
+    sources = [*watched, *variables]
+    with recording.stop_recording():
+        slopes = tape.gradient(parts(outputs), sources)
+    used = [source for source, slope in zip(sources, slopes, strict=True) if slope is not None]
+    return outputs, pullback, variables, used
+
+
+def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: list[Any] | None) -> Sequence[Any]:
+    """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
+    known = {id(variable) for variable in variables}
+    used = variables if used is None else used
+    others = [source for source in used if id(source) not in known]
+    captured = others or (used and variables)
+    pullback.capture([graph.CLOSED_OVER if is_part(source) else source.name for source in captured])
     # Of several tensors, nothing tells which is used first.
-    if len(used) > 1 or bool(used) == bool(variables):
+    if not captured or (others and (len(used) > 1 or not is_part(others[0]))):
         pullback.capture([graph.CLOSED_OVER])
         raise messages.unserved_variables("tensorflow", "several of them, in a closure.", fun)
-    return [*variables, *used]
+    return captured
 
 
-def _rerun(fun: Function, tensors: Sequence[Any], pullback: Pullback) -> tuple[Pullback, list[Any]]:
-    """Returns the pullback of another run, on the arguments themselves, if the gradient is differentiated by them.
+def _is_source(value: Any) -> bool:
+    """Whether a value is differentiated, but for trainable variables, of which TensorFlow tells when they are read."""
+    if isinstance(value, tf.Variable):
+        # A variable of several replicas has no handle outside of them.
+        is_known = value.trainable or isinstance(value, tf.distribute.DistributedValues)
+        return not is_known and is_differentiated([value.handle])
+    return isinstance(value, tf.Tensor) and is_differentiated([value])
 
-    In a graph no value is known. There the pullback is right under the conditions that are returned with it.
-    """
-    if not is_differentiated(parts(tensors)):
-        return pullback, []
-    _, other = fun(*map(asarray, tensors))
-    return other, pullback.check(other)
+
+def _hidden(fun: Function, shown: Sequence[Any]) -> list[Any]:
+    """Searches what `fun` can reach, and the globals that it names, for other values that are differentiated."""
+
+    def is_wanted(value: Any) -> bool:
+        # A variable is not entered, because its handle is differentiated with it.
+        return isinstance(value, tf.Variable) or _is_source(value)
+
+    named: list[Any] = []
+    functions = [each for each in [getattr(fun.user, "__func__", fun.user), *fun.closed_over()] if type(each) is FunctionType]
+    for function in functions:
+        scope, codes = function.__globals__, [function.__code__]
+        for code in codes:
+            codes += [each for each in code.co_consts if isinstance(each, type(code))]
+            values = [scope[name] for name in code.co_names if name in scope]
+            # Other functions of the same module; those of libraries read no tensors of the user.
+            functions += [each for each in values if getattr(each, "__globals__", None) is scope and each not in functions]
+            named += values
+    found = {id(each): each for each in [*fun.captures(is_wanted), *reached(named, is_wanted)] if _is_source(each)}
+    return [each for key, each in found.items() if key not in map(id, shown)]
+
+
+def _rerun(fun: Function, tensors: Sequence[Any]) -> Pullback | None:
+    """Returns the pullback of another run, on the arguments themselves, if the gradient is differentiated by them."""
+    return fun(*map(asarray, tensors))[1] if is_differentiated(parts(tensors)) else None

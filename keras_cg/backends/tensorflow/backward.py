@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, parts
 from keras_cg.backends.tensorflow.derivatives import vjp
+from keras_cg.backends.tensorflow.handles import map_elements
 from keras_cg.backends.tensorflow.recording import copies, push_forwardprop_state, record_operation, stop_recording
 from keras_cg.backends.tensorflow.tensors import nan_unless, own, shape
 from keras_cg.engine import linear, messages
@@ -27,7 +28,7 @@ class Backward:
     Args:
         name: What messages call the function.
         pullback: The pullback of the run.
-        rerun: Gives the pullback whose gradients can be differentiated, and the conditions under which they are right.
+        rerun: Gives the pullback of another run, whose gradients can be differentiated, if they are needed.
         tensors: The arguments of the call.
         needs_grad: Which of them are differentiated.
         outputs: The outputs of the run.
@@ -39,7 +40,7 @@ class Backward:
         self,
         name: str,
         pullback: Pullback,
-        rerun: Callable[[], tuple[Pullback, list[Any]]],
+        rerun: Callable[[], Pullback | None],
         tensors: Sequence[Any],
         needs_grad: Sequence[bool],
         outputs: Sequence[Any],
@@ -66,8 +67,11 @@ class Backward:
         """Returns the gradients for a tape, or for an accumulator, which transposes them."""
         # While the operation is being recorded, only an accumulator asks.
         is_transposed = self.is_being_recorded
-        pullback, conditions = self.rerun()
-        gradients = self._gradients(pullback, cotangents, self.needs_grad)
+        pullback, conditions = self.rerun(), []
+        if pullback is not None:
+            # In a graph no value is known: there the gradients are right under conditions.
+            conditions = self.pullback.check(pullback, partial(self._probe, cotangents))
+        gradients = self._gradients(pullback or self.pullback, cotangents, self.needs_grad)
         if conditions:
             present = [dense(each) for each in gradients if each is not None]
             checked = iter(check_or_nan(own, present, conditions, partial(messages.recomputed_otherwise, self.name)))
@@ -91,10 +95,17 @@ class Backward:
             for tensor, gradient in zip(self.inputs(), gradients, strict=True)
         ]
 
+    def _call(self, pullback: Pullback, arriving: Iterator[Any], needs_grad: Sequence[bool] | None) -> tuple[Any, Any]:
+        return pullback([_upstream(shell, arriving) for shell in self.shells], self.variables, needs_grad)
+
+    def _probe(self, cotangents: Sequence[Any], pullback: Pullback) -> list[Any]:
+        """Returns the gradients of a pullback along upstreams that are always the same."""
+        arriving = linear.irregular(own, [*map(dense, cotangents)])
+        gradients, others = self._call(pullback, iter(arriving), self.needs_grad)
+        return [*gradients, *others]
+
     def _gradients(self, pullback: Pullback, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None) -> list[Any]:
-        arriving = map(dense, cotangents)
-        upstreams = [_upstream(shell, arriving) for shell in self.shells]
-        gradients, others = pullback(upstreams, self.variables, needs_grad)
+        gradients, others = self._call(pullback, map(dense, cotangents), needs_grad)
         pairs = zip([*self.tensors, *self.values], [*gradients, *others], strict=True)
         found = [part for pair in pairs for part in _gradient_parts(*pair)]
         if not tf.executing_eagerly():
@@ -102,7 +113,8 @@ class Backward:
             inputs = enumerate(zip(found, self.inputs(), strict=False))
             found = [_ensure_shape(gradient, tensor, text(place)) for place, (gradient, tensor) in inputs]
         # NaN is no wrong number, and not even computed where it is not asked for.
-        return [*found, *(_nan_like(tensor, cotangents) for tensor in self.unknown)]
+        nan_like = partial(_nan_like, cotangents=cotangents)
+        return [*found, *(map_elements(nan_like, tensor) for tensor in self.unknown)]
 
     def _transposable(self, gradients: list[Any], cotangents: Sequence[Any]) -> list[Any]:
         """Returns the gradients of a rule that is linear in upstream: its transpose is the forward derivative."""

@@ -46,10 +46,16 @@ def parts(tensors: Sequence[Any]) -> list[Any]:
 def fill(tensor: Any, values: Iterator[Any]) -> Any:
     """Returns `tensor` with its parts replaced by the next ones of `values`."""
     if type(tensor) in PLAIN:
-        return next(values) if is_floating(tensor) else tensor
+        return marked(next(values), tensor) if is_floating(tensor) else tensor
     flat = tf.nest.flatten(tensor, expand_composites=True)
     filled = [next(values) if is_floating(component) else component for component in flat]
     return tf.nest.pack_sequence_as(tensor, filled, expand_composites=True)
+
+
+def marked(copy: Any, tensor: Any) -> Any:
+    """Returns `copy` with the attributes that were set on `tensor`. Keras (3.15) keeps the mask of a sequence in one."""
+    vars(copy).update(vars(tensor))
+    return copy
 
 
 def fill_all(tensors: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:

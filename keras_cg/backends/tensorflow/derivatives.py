@@ -55,15 +55,30 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
 
 
 def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]:
-    outputs, inputs, tape, aux = _recorded(fun, tensors)
+    kinds = {tensor.dtype for tensor in tensors}
 
-    def rows(output: Any) -> list[Any]:
-        if output.shape.num_elements() == 0:  # TensorFlow (2.21) stumbles over it
-            return [tf.zeros([*output.shape, *tensor.shape], tensor.dtype) for tensor in inputs]
-        # Vectorized, it would drop the rule.
-        return list(tape.jacobian(output, inputs, tf.UnconnectedGradients.ZERO, experimental_use_pfor=False))
+    # A tape (2.21) collects the rows of all sources in the dtype of what it differentiates.
+    def cast(*inputs: Any) -> tuple[Tensors, Tensors]:
+        outputs, aux = fun(*inputs)
+        return outputs, ([{kind: tf.cast(output, kind) for kind in kinds} for output in outputs], aux)
 
-    return outputs, tuple(tuple(rows(output)) for output in outputs), aux
+    cast.__name__ = messages.name_of(fun)
+    outputs, inputs, tape, (targets, aux) = _recorded(cast, tensors)
+
+    def rows(target: dict[Any, Any]) -> Tensors:
+        found = {}
+        for kind, output in target.items():
+            sources = [(place, tensor) for place, tensor in enumerate(inputs) if tensor.dtype == kind]
+            if output.shape.num_elements() == 0:  # TensorFlow (2.21) stumbles over it
+                found.update({place: tf.zeros([*output.shape, *tensor.shape], kind) for place, tensor in sources})
+                continue
+            places, of_kind = zip(*sources, strict=True)
+            # Vectorized, it would drop the rule.
+            blocks = tape.jacobian(output, of_kind, tf.UnconnectedGradients.ZERO, experimental_use_pfor=False)
+            found.update(zip(places, blocks, strict=True))
+        return tuple([found[place] for place in range(len(inputs))])
+
+    return outputs, tuple(map(rows, targets)), aux
 
 
 def converted(fun: Callable[..., Any]) -> Callable[..., Any]:

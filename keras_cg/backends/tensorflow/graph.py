@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_cg.backends.tensorflow.backward import Backward, is_constant
-from keras_cg.backends.tensorflow.composite import fill_all, is_floating, mapped, parts
+from keras_cg.backends.tensorflow.composite import fill_all, is_floating, mapped, marked, parts
+from keras_cg.backends.tensorflow.handles import HANDLES, element_dtype, read
 from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, needs_grad, stop_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Tensors
@@ -19,9 +20,6 @@ CLOSED_OVER = "(a tensor that is being differentiated)"
 # The number of an operation in its graph. The public way is a list of all operations (2.21), with which the time to
 # trace would grow with the square of the number of calls.
 _number = tf.Operation._id.fget
-
-# For the names of gradients, which stay registered, like those of `tf.custom_gradient`.
-_numbers = itertools.count()
 
 # TensorFlow shows this as the reason of a LookupError.
 _DROPPED = " ".join(
@@ -41,7 +39,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     def inside(tensor: Any) -> Any:
         """Returns the tensor of this graph that stands for a tensor of an outer graph."""
         is_there = getattr(tensor, "graph", None) is graph or not hasattr(graph, "capture")
-        return tensor if is_there else graph.capture(tensor)
+        return tensor if is_there else marked(graph.capture(tensor), tensor)
 
     # A rule may call this in the graph of a gradient, with tensors of the graph that is differentiated. When that
     # gradient is differentiated again, only tensors of its own graph are within reach.
@@ -58,16 +56,17 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             linked = tf.raw_ops.IdentityN(input=[*results, *inputs])[: len(results)]
             results = [tf.raw_ops.PreventGradient(input=result, message=_DROPPED) for result in linked]
     known = {id(source) for source in sources}
-    variables = [variable for variable in watcher.watched_variables() if id(inside(variable.handle)) in known]
+    handles = {id(handle): variable for variable in watcher.watched_variables() for handle in [inside(variable.handle)]}
+    variables = [variable for key, variable in handles.items() if key in known]
     pullback.capture([variable.name for variable in variables])
-    read = parts(sources)
-    if is_differentiated(read):
+    others = [source for source in sources if id(source) not in handles and element_dtype(source) is not None]
+    if is_differentiated(others):
         pullback.capture([CLOSED_OVER])
         raise messages.unserved_variables("tensorflow", "a closure over it, in a tf.function.", fun)
     # TensorFlow cannot tell which of the captured values will be differentiated later, except for constants.
-    unknown = [source for source in read if not is_constant(source)]
+    unknown = [read(source) for source in others if not is_constant(source)]
     active = needs_grad(tensors)
-    backward = Backward(fun.name, pullback, lambda: (pullback, []), tensors, active, outputs, variables, unknown)
+    backward = Backward(fun.name, pullback, lambda: None, tensors, active, outputs, variables, unknown)
     with stop_recording():
         results = _wrap(graph, results, backward)
     backward.record(results)
@@ -79,7 +78,10 @@ def _wrap(graph: Any, results: list[Any], backward: Backward) -> list[Any]:
     inputs = backward.inputs()
     if not results or not inputs:
         return results
-    name, count = f"KerasCustomGradient-{next(_numbers)}", len(results)
+    count = len(results)
+    # Registered until the process ends, like those of `tf.custom_gradient`. A saved program has the name, too, and must
+    # not find the rule of another function where it is loaded.
+    name = f"KerasCustomGradient-{uuid.uuid4().hex}"
 
     def gradient(operation: Any, *cotangents: Any) -> list[Any]:
         return [None] * count + backward.for_graph(*cotangents[:count])
@@ -128,7 +130,7 @@ def _sources(fun: Function, results: list[Any], inputs: list[Any], before: int) 
             cause = f"the variable {operation.name!r}, created inside with use_resource=False."
             raise messages.unserved_variables("tensorflow", cause, fun)
         elif operation.type != "StopGradient":
-            todo += [each for each in operation.inputs if is_floating(each) or each.dtype in (tf.resource, tf.variant)]
+            todo += [each for each in operation.inputs if is_floating(each) or each.dtype in HANDLES]
     return sources
 
 

@@ -18,7 +18,7 @@ from tensorflow.python.eager.record import record_operation as record_operation
 from tensorflow.python.eager.record import should_record_backprop
 from tensorflow.python.eager.record import stop_recording as stop_recording
 
-from keras_cg.backends.tensorflow.composite import components, mapped, parts
+from keras_cg.backends.tensorflow.composite import components, mapped, marked, parts
 from keras_cg.engine import messages
 
 
@@ -41,7 +41,7 @@ def copies(tensors: Sequence[Any]) -> list[Any]:
     with stop_recording():
         # One operation for all of them: most of its time is not spent on values.
         copied = iter(tf.identity_n(components(tensors)))
-    return [mapped(lambda _: next(copied), tensor) for tensor in tensors]
+    return [mapped(lambda each: marked(next(copied), each), tensor) for tensor in tensors]
 
 
 def is_transposing() -> bool:
