@@ -33,7 +33,7 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
       result, and calls `jvp` many times on torch, TensorFlow and NumPy.
     - Derivatives of any order are those of what `jvp` computes. It may use each value that `f` computed.
     - `jvp` must be linear in its tangents. On JAX its program shows that, in most cases. Elsewhere each backward pass
-      also calls `jvp` along three other tangents. If it is not linear, an error is raised; in a program that is traced
+      also calls `jvp` along two other tangents. If it is not linear, an error is raised; in a program that is traced
       (`jax.jit`, `tf.function`, `torch.compile`), the gradient is NaN.
 
     Source: Radul, Paszke, Frostig, Johnson & Maclaurin 2023, You only linearize once: tangents transpose to gradients,
@@ -149,9 +149,9 @@ def _transposed(
     proved = frameworks.this.forward.transposed(name, push, zeros, upstream)
     if proved is not None:
         return proved  # type: ignore[no-any-return]
-    zero, pullback = vjp(lambda *tangents: tuple(push(*tangents)), *zeros)
+    _, pullback = vjp(lambda *tangents: tuple(push(*tangents)), *zeros)
     gradients = pullback(tuple(upstream))
-    holds = _is_linear(push, pullback, zero, zeros, upstream)
+    holds = _is_linear(push, pullback, zeros, upstream)
     known = _known(holds)
     if known is None:
         return [each * tensors.as_like(ops.where(holds, 1.0, math.nan), each) for each in gradients]
@@ -163,33 +163,30 @@ def _transposed(
 def _is_linear(
     push: Callable[..., Sequence[Any]],
     pullback: Callable[[Any], Sequence[Any]],
-    zero: Sequence[Any],
     zeros: Sequence[Any],
     upstream: Sequence[Any],
 ) -> Any:
-    """Whether `push`, which maps `zeros` to `zero`, is linear, and `pullback` its transpose, as far as trying can tell.
+    """Whether `push` is linear, as far as trying can tell, where `pullback` is the transpose of its derivative at 0.
 
-    A linear map maps zero to zero, and a multiple to the same multiple, exactly so for a power of two: a huge one, and
-    a tiny negative one. The transpose has the same inner products. Values that are not finite are skipped, because a
-    linear map overflows, too.
+    A linear map maps a multiple to the same multiple, for a power of two without rounding. This is tried for a huge and
+    negative one. It is its own derivative, so that has the same inner products. Values that are not finite are skipped,
+    because a linear map overflows, too.
     """
     backend = config.active
     kinds = [backend.dtype(each) for each in (*zeros, *upstream)]
-    reach = min([precision.of(kind).reach for kind in kinds])
+    scale = -(2.0 ** min([precision.of(kind).reach for kind in kinds]))
     along, across = (linear.irregular(backend, each) for each in (zeros, upstream))
     # NumPy warns of overflow. Dynamo (torch 2.13) traces no context of NumPy.
     with contextlib.nullcontext() if backend.is_compiling() else numpy.errstate(all="ignore"):
         first = push(*along)
-        pairs = [(each, 0 * other) for each, other in zip(zero, first, strict=True)]
-        for scale in (2.0**reach, -(2.0**-reach)):
-            multiples = push(*[scale * each for each in along])
-            pairs += [(each, scale * other) for each, other in zip(multiples, first, strict=True)]
+        multiples = push(*[scale * each for each in along])
         kind = "float64" if {"float64", "complex128"} & {*kinds} else "float32"
         product, size = _inner(across, first, kind)
         other, other_size = _inner(pullback(tuple(across)), along, kind)
         difference = ops.abs(product - other)
         is_adjoint = ~ops.isfinite(difference) | (difference <= _ADJOINT * (size + other_size))
-        return ops.all(ops.stack([is_adjoint, *[_is_close(*pair, kinds) for pair in pairs]]))
+        pairs = zip(multiples, first, strict=True)
+        return ops.all(ops.stack([is_adjoint, *[_is_close(came, scale * each, kinds) for came, each in pairs]]))
 
 
 def _is_close(came: Any, expected: Any, kinds: Sequence[str]) -> Any:
