@@ -1,6 +1,8 @@
 """`recipes.from_jvp`: gradients by the transpose of forward derivatives that are wrong on purpose."""
 
 import functools
+import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -39,6 +41,26 @@ def test_every_order_of_both_arguments(backend):
         for f, expected in ((seven, 7 * cx * w64 + 50 * sx), (grad(seven), -7 * sx * w64 + 70 * cx)):
             tangent = keras_cg.jvp(f, (x, w), (ops.ones_like(x), 10 * ops.ones_like(w)))[1]
             np.testing.assert_allclose(found(tangent), expected, rtol=1e-9)
+
+
+def test_it_looks_like_the_function(backend):
+    assert (seven.__name__, [*inspect.signature(seven).parameters]) == ("seven", ["x", "w"])
+    assert pickle.loads(pickle.dumps(seven)) is seven
+
+
+class Layer:
+    factor = 7.0
+
+    @recipes.from_jvp
+    def act(self, x, n=2):
+        return x**n, lambda of_self, dx, dn: [of_self is dn is None and self.factor * dx][0]
+
+
+def test_a_method(backend):
+    layer = Layer()
+    np.testing.assert_allclose(found(grad(layer.act)(tensor(X))), [7, 7])
+    np.testing.assert_allclose(found(grad(lambda x: layer.act(x, n=3))(tensor(X))), [7, 7])
+    np.testing.assert_allclose(found(keras_cg.jvp(layer.act, (tensor(X), 3), (tensor(W), None))[1]), 7 * W)
 
 
 def test_in_every_mode(frame):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,11 +44,12 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
         f: A function of any arguments that returns `(output, jvp)`. `jvp(*tangents)` gets one tangent for each
             positional parameter of `f`, and by name those of keyword-only arguments that have a floating tensor. A
             tangent is a pytree like its argument: an `inexact[...]` for each tensor, of its shape and dtype, and None
-            at integers, booleans and static leaves, such as a Python number or an argument that is left at its
-            default. `jvp` returns a pytree like the output: an `inexact[...]` for each tensor, or None for zeros.
+            at integers, booleans and static leaves, such as a Python number, the `self` of a method, or an argument
+            that is left at its default. `jvp` returns a pytree like the output: an `inexact[...]` for each tensor, or
+            None for zeros.
 
     Returns:
-        A function with the arguments of `f` that returns `output`. A method of a class cannot be decorated.
+        A function with the arguments of `f` that returns `output`.
 
     Raises:
         TypeError: `f` cannot be called. When the result is called: `f` did not return `(output, jvp)`.
@@ -81,8 +83,10 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
         if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[1])):
             raise messages.not_a_jvp(name, pair)
         output, jvp = pair
-        count, keywords = len(args), tuple(kwargs)
-        tree = pytree.flatten((*args, *kwargs.values()), config.active.is_tensor, config.active.children)
+        count, keywords, values = len(args), tuple(kwargs), (*args, *kwargs.values())
+        # Arguments without a tensor get no gradient. The `self` of a method is none of the call's arguments.
+        has_tensor = [any(map(config.active.is_tensor, tensors.leaves(value))) for value in values]
+        tree = pytree.flatten(values, config.active.is_tensor, config.active.children)
         tree.places = [place for place, leaf in enumerate(tree.leaves) if tensors.is_floating(leaf)]
 
         def push(tangents: Sequence[Any], shell: Tree) -> list[Any]:
@@ -95,7 +99,8 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
             shell.places = [place for place, leaf in enumerate(shell.leaves) if tensors.is_floating(leaf)]
             zeros = [ops.zeros_like(tree.leaves[place]) for place in tree.places]
             floating = [shell.leaves[place] for place in shell.places]
-            return tree.blank(_transposed(name, lambda *tangents: push(tangents, shell), zeros, floating))
+            gradients = tree.blank(_transposed(name, lambda *tangents: push(tangents, shell), zeros, floating))
+            return tuple(itertools.compress(gradients, has_tensor))
 
         return output, grad
 
