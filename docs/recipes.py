@@ -110,6 +110,7 @@ PANELS: list[Panel] = [
         lambda x: 0 * x,
         np.linspace(0.3, 6, 601),
     ),
+    ("from_jvp (round, dx)", recipes.from_jvp(lambda x: (rounded(x), lambda dx: dx)), rounded, X),
     (
         "from_numpy(np.sinh, …)",
         recipes.from_numpy(np.sinh, lambda x, upstream: upstream * np.cosh(x)),

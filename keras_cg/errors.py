@@ -335,7 +335,7 @@ def wrong_shape(function: str, came: str, expected: str, argument: str, axes: Se
     if axes:
         over = f"{'axis' if len(axes) == 1 else 'axes'} {' and '.join(map(str, axes))}"
         cause = f"{argument} was broadcast, and a sum over {over} is missing."
-        remedy = f"sum it over {over}, and reshape it if needed; nothing is broadcast or summed for you."
+        remedy = f"keras_cg.ops.sum_to(gradient, {argument}) sums it; nothing is broadcast or summed for you."
     return _wrong("a gradient of the wrong shape", cause, remedy)(function, came, expected, argument)
 
 

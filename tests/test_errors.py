@@ -68,10 +68,8 @@ MISSHAPEN = "a gradient that was summed or sliced, a number for a whole tensor, 
 
 
 def shape(argument, came, expected="float32[3]", cause=MISSHAPEN):
-    axis = cause.partition(" sum over ")[2].removesuffix(" is missing.")
-    advice = (
-        f"sum it over {axis}, and reshape it if needed" if axis else f"return a gradient in the shape of {argument}"
-    )
+    summed = f"keras_cg.ops.sum_to(gradient, {argument}) sums it"
+    advice = summed if "a sum over" in cause else f"return a gradient in the shape of {argument}"
     return f"""\
 the rule of culprit returned a gradient of the wrong shape for {argument}.
     got: {came}

@@ -27,6 +27,31 @@ def of(backend: Backend) -> Any:
     return backend.namespace
 
 
+# Modules of a framework with functions that its namespace does not have, by the name of its backend.
+_ELSEWHERE = {
+    "jax": ("jax.nn", "jax.scipy.special", "jax.scipy.linalg", "jax.lax"),
+    "torch": ("torch.nn.functional", "torch.special", "torch.linalg"),
+    "tensorflow": ("tf.nn", "tf.math", "tf", "tf.linalg"),
+    "numpy": ("autograd.scipy.special", "autograd.scipy.linalg"),
+}
+
+
+def elsewhere(name: str, backend: str) -> str | None:
+    """Finds a function of the framework that is in another of its modules: `jax.nn.gelu` for `gelu`."""
+    for place in _ELSEWHERE.get(backend, ()):
+        package, *path = place.split(".")
+        module = importlib.import_module({"tf": "tensorflow"}.get(package, package))
+        try:
+            for step in path:
+                # TensorFlow (2.21) has submodules as attributes alone, and autograd (1.9) some only where SciPy is.
+                module = getattr(module, step, None) or importlib.import_module(f"{module.__name__}.{step}")
+        except ImportError:
+            continue
+        if callable(getattr(module, name, None)):
+            return f"{place}.{name}"
+    return None
+
+
 class _Namespaces(ModuleType):
     @property
     def active(self) -> Any:

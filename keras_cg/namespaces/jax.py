@@ -147,6 +147,44 @@ def det(x: Any, /) -> Any:
     return value - jnp.where(is_zero.any(-1), jax.lax.stop_gradient(value), 0)
 
 
+# --- beyond the standard -------------------------------------------------------------------------
+
+
+def erf(x: Any, /) -> Any:
+    # The second derivative of jax.scipy.special.erf (0.10) is NaN at infinity.
+    return jax.scipy.special.erf(jnp.clip(_floating(x), *standard.ERF_BOUNDS))
+
+
+def relu(x: Any, /) -> Any:
+    return jax.nn.relu(x)
+
+
+def sigmoid(x: Any, /) -> Any:
+    return jax.nn.sigmoid(_floating(x))
+
+
+def softplus(x: Any, /) -> Any:
+    return jax.nn.softplus(_floating(x))
+
+
+def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
+    return jax.nn.log_softmax(_floating(x), axis)
+
+
+def softmax(x: Any, /, *, axis: int = -1) -> Any:
+    return jax.nn.softmax(_floating(x), axis)
+
+
+def logsumexp(x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+    return jax.nn.logsumexp(_floating(x), axis, keepdims=keepdims)
+
+
+def _floating(x: Any) -> Any:
+    # Several functions of jax.nn (0.10) refuse integers, or subtract them while they are unsigned.
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(float)
+
+
 namespace = standard.Namespace(
     jnp,
     {name: value for name, value in standard.defined(sys.modules[__name__]).items() if name != "det"},

@@ -164,6 +164,16 @@ SECTIONS = {
 # The signature of every function, by name.
 FUNCTIONS = {line.partition("(")[0]: line for lines in SECTIONS.values() for line in lines}
 
+# Functions of rules that the standard does not have, written as it would write them. `ops` documents them.
+_BEYOND = (
+    *("erf(x, /)", "relu(x, /)", "sigmoid(x, /)", "softplus(x, /)"),
+    *("log_softmax(x, /, *, axis=-1)", "softmax(x, /, *, axis=-1)", "logsumexp(x, /, *, axis=None, keepdims=False)"),
+)
+BEYOND = {line.partition("(")[0]: line for line in _BEYOND}
+
+# Beyond these the error function is 1 or -1, and all its derivatives are 0, in every dtype.
+ERF_BOUNDS = (-30.0, 30.0)
+
 
 @functools.cache
 def parameters(line: str) -> list[inspect.Parameter]:
@@ -253,8 +263,8 @@ class Inspection:
 
 
 def defined(module: ModuleType) -> dict[str, Any]:
-    """Returns the functions of the standard that a module of ours defines; of `linalg` and `fft` without the dot."""
-    names = {name.rpartition(".")[2] for name in (*FUNCTIONS, *CONSTANTS, *DTYPES)}
+    """Returns the functions of the tables that a module of ours defines; of `linalg` and `fft` without the dot."""
+    names = {name.rpartition(".")[2] for name in (*FUNCTIONS, *BEYOND, *CONSTANTS, *DTYPES)}
     return {name: value for name, value in vars(module).items() if name in names}
 
 

@@ -9,6 +9,7 @@ from keras_cg.recipes.annealed import gumbel_noise, gumbel_softmax, soft_round
 from keras_cg.recipes.callback import from_numpy
 from keras_cg.recipes.checkpoint import recompute
 from keras_cg.recipes.discrete import quantize, surrogate_spike
+from keras_cg.recipes.forward import from_jvp
 from keras_cg.recipes.implicit import custom_root
 from keras_cg.recipes.passing import clip_gradient, reverse_gradient, scale_gradient, straight_through
 from keras_cg.recipes.repeated import fixed_point
@@ -19,6 +20,7 @@ __all__ = [
     "clip_gradient",
     "custom_root",
     "fixed_point",
+    "from_jvp",
     "from_numpy",
     "gumbel_noise",
     "gumbel_softmax",

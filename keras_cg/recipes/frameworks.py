@@ -26,6 +26,11 @@ class _Frameworks(ModuleType):
         """The module with `call(host, tensors)`."""
         return _file("callback", backends.name_of(config.active))
 
+    @property
+    def forward(self) -> Any:
+        """The module with `transposed(name, push, zeros, upstream)`."""
+        return _file("forward", backends.name_of(config.active))
+
 
 @functools.cache
 def _file(recipe: str, backend: str) -> Any:

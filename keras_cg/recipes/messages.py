@@ -123,6 +123,31 @@ def not_alike_output(function: str, came: str, expected: str, of: str) -> Gradie
     return report(GradientError, headline, function=function, got=came, expected=expected, cause=cause, remedy=remedy)
 
 
+def not_a_jvp(function: str, value: object) -> TypeError:
+    """A function of `from_jvp` did not return its output and its forward derivative."""
+    headline = f"{function}: the function must return a pair (output, jvp) whose second part is a function."
+    parts = isinstance(value, tuple) and ", ".join(map(type_name, value))
+    came = f"a tuple of {len(value)}: ({parts})" if isinstance(value, tuple) else article(type_name(value))
+    remedy = "return (output, jvp), and ((output1, output2), jvp) for several outputs."
+    return report(TypeError, headline, function=function, got=came, remedy=remedy)
+
+
+def wrong_tangents(function: str, came: str, expected: str) -> GradientError:
+    """The forward derivative of `from_jvp` returned something that is no tangent of the output."""
+    headline = f"{function}: its jvp returned tangents that are not like the output."
+    cause = "another shape, one tangent for each argument in place of each output, or no `return`."
+    remedy = "return a pytree like the output, with a floating tensor for each tensor, or None for zeros."
+    return report(GradientError, headline, function=function, got=came, expected=expected, cause=cause, remedy=remedy)
+
+
+def not_linear(function: str) -> ValueError:
+    """The forward derivative of `from_jvp` is not linear in its tangents, or has another transpose."""
+    headline = f"{function}: its jvp is not linear in the tangents."
+    cause = "a derivative without its tangent, or a tangent that is squared, clipped or stopped."
+    remedy = "return the sum of each derivative times its tangent; write a gradient that is clipped as a rule."
+    return report(ValueError, headline, function=function, cause=cause, remedy=remedy)
+
+
 def by_keyword(function: str, argument: str) -> TypeError:
     """A function of NumPy arrays was called with a keyword."""
     headline = f"{function}: {argument} was given by keyword, and arrays are given by position."

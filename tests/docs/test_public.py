@@ -12,7 +12,9 @@ import pytest
 
 import keras_cg
 
-MODULES = ("keras_cg", "keras_cg.testing", "keras_cg.recipes", "keras_cg.keras", "keras_cg.keras.layers")
+MODULES = (
+    *("keras_cg", "keras_cg.ops", "keras_cg.testing", "keras_cg.recipes", "keras_cg.keras", "keras_cg.keras.layers"),
+)
 RECORD = pathlib.Path(__file__).parent / "public.txt"
 
 pytestmark = pytest.mark.side_by_side  # it needs Keras, and is about no backend
@@ -21,10 +23,10 @@ pytestmark = pytest.mark.side_by_side  # it needs Keras, and is about no backend
 def public():
     """A line for each public name, and for each public method or attribute that a class of ours defines."""
     lines = []
-    for module in MODULES:
-        names = importlib.import_module(module).__all__
-        for name in names:
-            lines += described(f"{module}.{name}", getattr(importlib.import_module(module), name))
+    for module in map(importlib.import_module, MODULES):
+        for name in module.__all__:
+            if module is keras_cg or getattr(keras_cg, name, None) is not getattr(module, name):
+                lines += described(f"{module.__name__}.{name}", getattr(module, name))
     return sorted(lines)
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from keras_cg import recipes
+from keras_cg import ops, recipes
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -99,10 +99,10 @@ def test_a_wrong_formula_raises(to_mathml, formula):
         to_mathml(formula)
 
 
-@pytest.mark.parametrize("name", recipes.__all__)
-def test_the_formulas_of_the_recipes_are_in_the_notation(to_mathml, name):
-    text = inspect.getdoc(getattr(recipes, name)).partition("\nArgs:\n")[0]
+@pytest.mark.parametrize("name", [*recipes.__all__, *(name for name in ops.__all__ if name != "custom_gradient")])
+def test_the_formulas_are_in_the_notation(to_mathml, name):
+    text = inspect.getdoc(getattr(recipes, name, None) or getattr(ops, name)).partition("\nArgs:\n")[0]
     formulas = re.findall(r"^ {4}(\S.*)", text, re.MULTILINE)
-    assert formulas or name == "recompute"  # whose gradient is that of the function
+    assert formulas or name in ("recompute", "stop_gradient")  # whose gradient is that of the function, or 0
     for formula in formulas:
         assert "<math" in to_mathml(formula, is_line=True)

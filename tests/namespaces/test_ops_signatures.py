@@ -28,8 +28,11 @@ def problem(function, line):
     return None
 
 
-@pytest.mark.parametrize("name", standard.FUNCTIONS)
+LINES = standard.FUNCTIONS | standard.BEYOND
+
+
+@pytest.mark.parametrize("name", LINES)
 def test_the_parameters_of_the_standard(backend, name):
     module, _, function = name.rpartition(".")
-    found = problem(getattr(getattr(ops, module) if module else ops, function), standard.FUNCTIONS[name])
+    found = problem(getattr(getattr(ops, module) if module else ops, function), LINES[name])
     assert found is None, f"{name}: {found}"

@@ -21,6 +21,7 @@ OF_A_TYPE = {
     f"straight_through expects a function, got an int. {FUNCTION}": lambda: recipes.straight_through(3),
     f"fixed_point expects a function, got a NoneType. {FUNCTION}": lambda: recipes.fixed_point(None),
     "invertible expects a function, got a NoneType.": lambda: recipes.invertible(np.sin, None),
+    "from_jvp expects a function, got a float.": lambda: recipes.from_jvp(1.0),
     "custom_root expects a function, got a str.": lambda: recipes.custom_root(np.sin, np.sin, linear_solve="cg"),
     "custom_root(heron): x0 is 1.0, and": lambda: recipes.custom_root(heron, np.sin)(1.0, X),
     "custom_root(heron): there is no tensor in x0. Give a real floating tensor, or a pytree of such.": (
@@ -161,6 +162,7 @@ def test_messages_name_the_recipe_that_was_called(backend, name):
         "clip_gradient": lambda: recipe(x, value=1.0),
         "custom_root": lambda: recipe(np.cos, lambda g, x0: x0)(x),
         "fixed_point": lambda: recipe(np.cos)(x),
+        "from_jvp": lambda: recipe(np.cos)(x),
         "gumbel_softmax": lambda: recipe(x, x),
         "invertible": lambda: recipe(np.add, np.subtract)(x, 1.0),
         "quantize": lambda: recipe(x, 1.0),

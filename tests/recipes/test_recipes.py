@@ -67,6 +67,11 @@ def uncoupled(y, params):
     return y[0] - w * ops.tanh(second), second
 
 
+def seven_times(x, w, n):
+    """sin(x) w, with other factors in its derivatives; the static n has the tangent None."""
+    return ops.sin(x) * w, lambda dx, dw, dn: 7 * ops.cos(x) * w * dx + 5 * ops.sin(x) * dw
+
+
 CHECKED = {
     "straight_through": (recipes.straight_through(rounded), [X], {"expected": lambda x: x}),
     "straight_through, annealed": (
@@ -119,6 +124,11 @@ CHECKED = {
         recipes.invertible(coupled, uncoupled),
         [(X, X[::-1].copy()), (np.array([0.5, -1.0, 2.0]), np.array(0.3))],
         {"expected": coupled},
+    ),
+    "from_jvp": (
+        recipes.from_jvp(seven_times),
+        [X, np.array([0.5, -1.0, 2.0]), 2],
+        {"expected": lambda x, w, n, upstream: (7 * upstream * ops.cos(x) * w, 5 * upstream * ops.sin(x))},
     ),
     "custom_root": (
         recipes.custom_root(lambda x, a: x * x * x - a, lambda g, x0: ops.exp(ops.log(x0 * x0 * x0 - g(x0)) / 3)),
@@ -179,6 +189,7 @@ BATCHED = {
     "custom_root": lambda x: recipes.custom_root(lambda z, a, two: z**two - a, lambda g, x0: (-g(x0)) ** 0.5)(
         ops.zeros_like(x), x * x + 1, 2
     ),
+    "from_jvp": lambda x: recipes.from_jvp(lambda x: (x * x, lambda dx: 7 * x * dx))(x) * x,
     "log1pexp": recipes.log1pexp,
     "safe_sqrt": recipes.safe_sqrt,
     "safe_log": lambda x: recipes.safe_log(x, 0.1),

@@ -23,11 +23,13 @@ INTRO = f"""\
 
 `keras_cg.ops` contains the functions of the
 [Python array API standard](https://data-apis.org/array-api/{standard.VERSION}/), version {standard.VERSION}, on every
-backend. They have the standard's signatures. `ops` also contains `stop_gradient`. Code that uses only these functions
-runs on every backend, except for the differences below.
+backend. They have the standard's signatures. `ops` also contains
+[functions that rules need](#functions-that-rules-need). Code that uses only these functions runs on every backend,
+except for the differences below.
 
 On each backend, `ops` also has the other functions of the framework's own namespace (`jax.numpy`,
-`array_api_compat.torch`, `tf.experimental.numpy`, `autograd.numpy`). These are not portable.
+`array_api_compat.torch`, `tf.experimental.numpy`, `autograd.numpy`). These are not portable. If the framework has a
+function in another module, such as `jax.nn.gelu`, `ops.gelu` raises an error that names it.
 
 ```python
 from keras_cg import grad, ops
@@ -49,10 +51,41 @@ assert float(grad(lambda x: x * ops.stop_gradient(x))(3.0)) == 3.0
 - A dtype may be a name, such as `"float32"`, or `ops.float32`.
 - Arguments that NumPy accepts by position work by position: `ops.sum(x, 0)`, `ops.zeros((2, 3), "float32")`,
   `ops.reshape(x, -1)`.
-- `ops.stop_gradient(x)` returns `x` and blocks gradients through it, in any order, inside and outside of a rule.
 - The differentiable functions have gradients, also in batches and in compiled code (`jax.jit`,
   `torch.compile(fullgraph=True)`, `tf.function`). XLA on TensorFlow has no determinants, so `linalg.det` and
   `linalg.slogdet` raise there.
+
+## Functions that rules need
+
+These are beyond the standard, and on every backend. The [reference](reference/ops.md) has their formulas.
+
+| function | what it computes |
+|---|---|
+| `stop_gradient(x)` | `x`, and blocks gradients through it, in any order, inside and outside of a rule |
+| `sum_to(gradient, like)` | the gradient of an argument that was broadcast, in the shape of that argument |
+| `sigmoid(x)`, `softplus(x)`, `relu(x)`, `erf(x)` | the function of each element |
+| `softmax(x, axis=-1)`, `log_softmax(x, axis=-1)` | the softmax along an axis, and its logarithm |
+| `logsumexp(x, axis=None, keepdims=False)` | the logarithm of a sum of exponentials |
+
+- Each is the framework's own, and right in every order for numbers of any size, at infinity, too. But `softmax`,
+  `log_softmax` and the gradient of `logsumexp` are NaN where an element is infinity, or all are minus infinity, as in
+  each framework. [`recipes.log_sum_exp`](recipes.md#log_sum_exp) has gradients there, and a mask.
+- Integers are computed in the framework's default floating dtype. `relu` keeps them. Half precision keeps its dtype.
+- On NumPy they are composed of `autograd.numpy`, and need no SciPy. `erf` calls `math.erf` for each element there.
+
+```python
+import keras_cg
+
+
+@keras_cg.custom_gradient
+def affine(x, b):
+    return x + b, lambda upstream: (ops.sum_to(upstream, x), ops.sum_to(upstream, b))
+
+
+assert affine(x, ops.asarray([1.0, 2.0], dtype="float32")).shape == (3, 2)
+assert float(grad(affine, 1)(x, 2.0)) == 6.0
+assert float(grad(ops.softplus)(1e4)) == 1.0
+```
 
 ## Traps
 

@@ -18,7 +18,7 @@ import numpy
 from autograd.extend import Box
 
 from keras_cg.namespaces import composed, messages, standard
-from keras_cg.namespaces.numpy import fft, linalg
+from keras_cg.namespaces.numpy import beyond, fft, linalg
 
 # --- elementwise ---------------------------------------------------------------------------------
 
@@ -335,6 +335,7 @@ def _with_signatures(module: Any, prefix: str = "") -> dict[str, Any]:
 namespace = standard.Namespace(
     anp,
     _with_signatures(anp),
+    standard.defined(beyond),
     standard.defined(sys.modules[__name__]),
     linalg=standard.Namespace(
         anp.linalg,

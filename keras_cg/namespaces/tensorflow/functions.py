@@ -17,7 +17,7 @@ import numpy
 import tensorflow as tf
 
 from keras_cg.namespaces import composed, messages, standard
-from keras_cg.namespaces.tensorflow import elementwise, fft, linalg, promoted, searching
+from keras_cg.namespaces.tensorflow import beyond, elementwise, fft, linalg, promoted, searching
 from keras_cg.namespaces.tensorflow.promoted import (
     as_dtype,
     as_truth,
@@ -311,14 +311,14 @@ matmul, matrix_transpose, tensordot, vecdot = (
     linalg.vecdot,
 )
 
-unconverted(sys.modules[__name__], elementwise, fft, linalg, promoted, searching)
+unconverted(sys.modules[__name__], beyond, elementwise, fft, linalg, promoted, searching)
 
 namespace = standard.Namespace(
     tnp,
     elementwise.of_floats,
-    *map(standard.defined, (promoted, elementwise, searching)),
+    *map(standard.defined, (promoted, elementwise, searching, beyond)),
     standard.defined(sys.modules[__name__]),
-    {"bool": tf.bool, "nan": math.nan},
+    {"bool": tf.bool, "nan": math.nan, "sum_to": beyond.sum_to},
     linalg=standard.Namespace(tf.linalg, standard.defined(linalg)),
     fft=standard.Namespace(tf.signal, standard.defined(fft)),
 )

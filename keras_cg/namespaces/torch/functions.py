@@ -13,7 +13,7 @@ from array_api_compat.torch import fft
 
 from keras_cg.namespaces import composed, standard
 from keras_cg.namespaces.standard import NUMBERS
-from keras_cg.namespaces.torch import arguments, linalg
+from keras_cg.namespaces.torch import arguments, beyond, linalg
 from keras_cg.namespaces.torch.arguments import accepting, as_tensor, dtype_of, promoted, tensors
 
 _accepting = arguments.functions(xp)
@@ -275,6 +275,7 @@ _TRANSFORMS = [name for name in _fft if name.removesuffix("n").endswith("fft")]
 namespace = standard.Namespace(
     xp,
     _accepting,
+    standard.defined(beyond),
     standard.defined(sys.modules[__name__]),
     vecdot=linalg.namespace.vecdot,  # that of the main namespace has no batch (array_api_compat 1.16 with torch 2.13)
     linalg=linalg.namespace,

@@ -1,0 +1,254 @@
+"""The functions of `keras_cg.ops` beyond the standard: values and derivatives by closed forms, and `sum_to`."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+from ops_cases import TENSORFLOW, plain, tensor
+
+import keras_cg
+from keras_cg import config, grad, ops
+from keras_cg.namespaces import standard
+
+INF = math.inf
+X = np.array([-INF, -1e4, -40, -1.5, 0, 0.75, 25, 1e4, INF])
+
+
+def logistic(x):
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1) / (1 + e)
+
+
+def bell(x):
+    return 2 / math.sqrt(math.pi) * np.exp(-(np.clip(x, -30, 30) ** 2))
+
+
+def bend(x):
+    return logistic(x) * logistic(-x)
+
+
+# Each with its first and second derivative.
+ELEMENTWISE = {
+    "sigmoid": (logistic, bend, lambda x: bend(x) * (logistic(-x) - logistic(x))),
+    "softplus": (lambda x: np.logaddexp(x, 0), logistic, bend),
+    "relu": (lambda x: np.maximum(x, 0), lambda x: 1.0 * (x > 0), np.zeros_like),
+    "erf": (np.vectorize(math.erf), bell, lambda x: -2 * np.clip(x, -30, 30) * bell(x)),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_an_elementwise_function_and_its_derivatives(backend, name):
+    function = getattr(ops, name)
+    with config.active.double_precision():
+        for order, expected in enumerate(ELEMENTWISE[name]):
+            found = plain(function(tensor(X)))
+            # Frameworks compute 1 - y, with the rounding of 1; to `erf` the smallest derivatives matter as well.
+            allowed = 0 if name == "erf" or (name, order) == ("softplus", 0) else 1e-15
+            np.testing.assert_allclose(found, expected(X), rtol=1e-12, atol=allowed, err_msg=f"order {order}")
+            assert np.isnan(plain(getattr(ops, name)(tensor([math.nan])))).all()
+            function = grad(function)
+        if name != "relu":
+            assert np.isnan(plain(grad(getattr(ops, name))(tensor([math.nan])))).all()
+
+
+ROWS = np.array([[1e4, 0.5, -INF], [0.25, -1.5, -1e4], [1e4, 2.0, 1.0]])
+WEIGHTS = np.array([[1.0, -2.0, 3.0], [0.5, 2.0, 1.0], [-1.0, 1.0, 0.5]])
+
+
+def reference(name, axis):
+    """The function, and the gradient and the product of the Hessian with `WEIGHTS` of its weighted sum."""
+    e = np.exp(ROWS - ROWS.max(axis, keepdims=True))
+    p = e / e.sum(axis, keepdims=True)
+    total = np.log(e.sum(axis, keepdims=True)) + ROWS.max(axis, keepdims=True)
+
+    def slope(w):  # the derivative of the sum of `p w`, a product with the derivative of p
+        return p * (w - (p * w).sum(axis, keepdims=True))
+
+    curved = slope(WEIGHTS)
+    mean = (p * WEIGHTS).sum(axis, keepdims=True)
+    if name == "softmax":
+        return p, curved, curved * (WEIGHTS - mean) - p * (curved * WEIGHTS).sum(axis, keepdims=True)
+    if name == "log_softmax":
+        weight = WEIGHTS.sum(axis, keepdims=True)
+        return ROWS - total, WEIGHTS - p * weight, -weight * curved
+    return total, p, curved
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+def test_a_function_along_an_axis_and_its_derivatives(backend, name, axis):
+    options = {"axis": axis, "keepdims": True} if name == "logsumexp" else {"axis": axis}
+    with config.active.double_precision():
+        rows, weights = tensor(ROWS), tensor(WEIGHTS)
+
+        def gradient(x):
+            y, pullback = keras_cg.vjp(lambda x: getattr(ops, name)(x, **options), x)
+            return pullback(ops.ones_like(y) if name == "logsumexp" else weights)[0]
+
+        _, pullback = keras_cg.vjp(gradient, rows)
+        found = getattr(ops, name)(rows, **options), gradient(rows), pullback(weights)[0]
+        for order, (came, expected) in enumerate(zip(found, reference(name, axis), strict=True)):
+            np.testing.assert_allclose(plain(came), expected, rtol=1e-12, atol=1e-15, err_msg=f"order {order}")
+
+
+def test_the_axes_of_logsumexp(backend):
+    x = np.array([[0.5, -1.0, 2.0]])
+    for axis in (None, 0, (0, 1), (-1,), ()):
+        for keepdims in (False, True):
+            found = plain(ops.logsumexp(tensor(x), axis=axis, keepdims=keepdims))
+            expected = np.log(np.sum(np.exp(x), axis, keepdims=keepdims))
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert plain(ops.logsumexp(tensor(x[:0]), axis=0)).tolist() == [-INF] * 3
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy
+def test_where_nothing_is_defined(backend):
+    """Infinity minus infinity, as in each framework, and as the docstrings say."""
+    for row in ([INF, 0.0], [-INF, -INF]):
+        x = tensor(row)
+        assert np.isnan([plain(ops.softmax(x)), plain(ops.log_softmax(x))]).all()
+        assert plain(ops.logsumexp(x)) == row[0] and np.isnan(plain(grad(ops.logsumexp)(x))[0])
+
+
+POINTS = np.array([[0.5, -1.25, 2.0], [0.25, 30.0, -0.75]], np.float32)
+FUNCTIONS = [*standard.BEYOND]
+
+
+def of_all(*xs):
+    return sum(ops.sum(x * getattr(ops, name)(x)) for name, x in zip(FUNCTIONS, xs, strict=True))
+
+
+def slope(x, name):
+    """The gradient of the sum of `x f(x)`."""
+    e = np.exp(x - x.max(-1, keepdims=True))
+    share, total = e / e.sum(-1, keepdims=True), np.log(np.exp(x - x.max()).sum()) + x.max()
+    if name in ELEMENTWISE:
+        value, first, _ = ELEMENTWISE[name]
+        return value(x) + x * first(x)
+    return {
+        "softmax": share + share * (x - (share * x).sum(-1, keepdims=True)),
+        "log_softmax": np.log(share) + x - share * x.sum(-1, keepdims=True),
+        "logsumexp": total + np.exp(x - total) * x.sum(),
+    }[name]
+
+
+def test_in_every_mode(frame):
+    _, gradients = frame.differentiate(of_all, *[POINTS] * len(FUNCTIONS))
+    for name, found in zip(FUNCTIONS, gradients, strict=True):
+        np.testing.assert_allclose(found, slope(POINTS.astype(float), name), rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.only("torch", "tensorflow")  # on JAX they are JAX's own
+def test_in_a_batch(backend):
+    def each(x):
+        return ops.stack([ops.sum(x * getattr(ops, name)(x)) for name in FUNCTIONS])
+
+    found = importlib.import_module(f"frameworks.{backend}").batched(each, tensor(POINTS))
+    np.testing.assert_allclose(plain(found), [plain(each(tensor(row))) for row in POINTS], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "uint8"])
+def test_dtypes(backend, dtype):
+    if (backend, dtype) == ("numpy", "bfloat16"):
+        return  # NumPy has none
+    x = config.active.cast(tensor([1.0, 0.0, 2.0], "float32"), dtype)
+    for name in FUNCTIONS:
+        found = getattr(ops, name)(x)
+        is_kept = name == "relu" or "float" in dtype
+        assert config.active.dtype(found) == (dtype if is_kept else config.active.dtype(ops.asarray(1.0))), name
+        expected = plain(getattr(ops, name)(tensor([1.0, 0.0, 2.0])))
+        np.testing.assert_allclose(plain(config.active.cast(found, "float32")), expected, rtol=2**-7, err_msg=name)
+    assert [round(float(getattr(ops, name)(2)), 3) for name in FUNCTIONS[:4]] == [0.995, 2, 0.881, 2.127]
+
+
+# --- sum_to --------------------------------------------------------------------------------------
+
+WHOLE = np.arange(24.0).reshape(2, 3, 4) - 7
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (1, 4), (3, 1), (2, 3, 4), (2, 1, 1), (1, 1, 1)])
+def test_sum_to(backend, shape):
+    found = plain(ops.sum_to(tensor(WHOLE), tensor(np.zeros(shape))))
+    aligned = (1,) * (3 - len(shape)) + shape
+    axes = tuple(axis for axis in range(3) if aligned[axis] == 1)
+    np.testing.assert_array_equal(found, WHOLE.sum(axes, keepdims=True).reshape(shape))
+    assert plain(ops.sum_to(tensor(WHOLE), 2)) == WHOLE.sum() and plain(ops.sum_to(3.0, like=1.0)) == 3
+
+
+def test_sum_to_in_a_rule(frame):
+    """A rule that is wrong on purpose, for arguments that are broadcast in either direction."""
+
+    @keras_cg.custom_gradient
+    def seven(x, w):
+        return x * w, lambda upstream: (ops.sum_to(7 * upstream * w, x), ops.sum_to(5 * upstream * x, like=w))
+
+    x, w = np.array([[1.0], [2.0]], np.float32), np.array([3.0, 4.0, 5.0], np.float32)
+    gx, gw = frame.gradients(seven, x, w)
+    np.testing.assert_allclose(gx, [[84], [84]])
+    np.testing.assert_allclose(gw, [15, 15, 15])
+    if frame.mode == "eager":
+        second = grad(lambda x: ops.sum(grad(seven, 1)(x, frame.tensor(w)) ** 2))(frame.tensor(x))
+        np.testing.assert_allclose(frame.array(second), np.full((2, 1), 3 * 2 * 5 * 15))
+
+
+def test_what_cannot_be_summed(backend):
+    for shape in ((3,), (2, 3, 4, 1), (2, 3, 3), (0,)):
+        with pytest.raises(ValueError, match="sum_to") as caught:
+            ops.sum_to(tensor(WHOLE, "float32"), tensor(np.zeros(shape), "float32"))
+    assert str(caught.value).splitlines() == [
+        "keras_cg.ops: `sum_to` cannot sum the gradient to the shape of like.",
+        "    got: float32[2, 3, 4]",
+        "    expected: float32[0]",
+        "    usual cause: an argument that was not broadcast to that shape, or arguments in the wrong order.",
+        "    remedy: pass the gradient first. Each axis of like, from the last on, has the same length or 1.",
+    ]
+    for args, argument in (((WHOLE.shape, 1.0), "gradient"), ((1.0, WHOLE.shape), "like")):
+        with pytest.raises(TypeError) as caught:
+            ops.sum_to(*args)
+        assert str(caught.value).splitlines() == [
+            f"keras_cg.ops: {argument} of `sum_to` is a tuple, and not a tensor or a number.",
+            "    remedy: pass the tensor itself, and not its shape.",
+        ]
+
+
+@TENSORFLOW
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("specs", [([None, 3], [None, 3]), ([None, None], [None]), (None, None), ([2, 3], [None, 1])])
+def test_sum_to_unknown_sizes(backend, specs, jit):
+    import tensorflow as tf
+
+    signature = [tf.TensorSpec(spec, tf.float32) for spec in specs]
+    summed = tf.function(ops.sum_to, input_signature=signature, jit_compile=jit)
+    for shape in ((2, 3), (1, 3), (3,), (2, 1), ()):
+        if signature[1].shape.is_compatible_with(shape):
+            found = summed(tf.ones((2, 3)), tf.zeros(shape)).numpy()
+            np.testing.assert_array_equal(found, np.full(shape, 6 / math.prod(shape)))
+    if specs == (None, None):
+        for gradient, like in (((2, 3), (3, 2)), ((1, 1), (2, 3)), ((2, 3), (2,)), ((3,), (1, 3, 1))):
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                summed(tf.ones(gradient), tf.zeros(like))
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_a_name_that_the_framework_has_elsewhere(backend):
+    name, place = {
+        "jax": ("gelu", "jax.nn.gelu"),
+        "torch": ("elu", "torch.nn.functional.elu"),
+        "tensorflow": ("betainc", "tf.math.betainc"),
+        "numpy": ("betainc", "autograd.scipy.special.betainc"),
+    }[backend]
+    with pytest.raises(AttributeError) as caught:
+        getattr(ops, name)
+    assert str(caught.value).splitlines() == [
+        f"keras_cg.ops has no '{name}'. The backend is '{backend}', whose framework has it: {place}.",
+        "    usual cause: a function that one framework has, and the array API standard does not.",
+        f"    remedy: call {place} where no other backend runs, or compose it of functions that keras_cg.ops has.",
+    ]
+    with pytest.raises(AttributeError, match=r"Did you mean 'linalg.eigvalsh'\?"):
+        getattr(ops, "eigvalsh")  # noqa: B009 - JAX has it in jax.scipy, and every backend in `linalg`
+    with pytest.raises(AttributeError, match=r"Did you mean 'softplus'\?"):
+        getattr(ops, "soft_plus")  # noqa: B009
