@@ -250,15 +250,17 @@ class Pullback:
             result = under(backend, rule, args, kwargs)
         else:
             result = rule(upstream) if self.style == ALONE else rule(*self.values, upstream=upstream)
-        gradients: Any = result if type(result) is tuple else (result,)
-        if not function.is_ordinary:
-            gradients = function.static.tensors_of(gradients)
-        if len(gradients) == len(self.tensors):
-            for gradient, tensor in zip(gradients, self.tensors, strict=True):
-                if not backend.is_plain(gradient) or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
-                    break
-            else:
-                return tuple(gradients)
+        if self.tensors:
+            gradients: Any = result if type(result) is tuple else (result,)
+            if not function.is_ordinary:
+                gradients = function.static.tensors_of(gradients)
+            if len(gradients) == len(self.tensors):
+                for gradient, tensor in zip(gradients, self.tensors, strict=True):
+                    is_plain = backend.is_plain(gradient)
+                    if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+                        break
+                else:
+                    return tuple(gradients)
         return function.checked(rule, self.specs, result, (), needs_grad)[0]
 
     def _watched(self, *args: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -30,7 +30,7 @@ def style(fun: Any) -> int | None:
             return None
         if "__wrapped__" not in fun.__dict__:
             break
-        fun = fun.__wrapped__
+        fun = fun.__dict__["__wrapped__"]
     if type(fun) is not FunctionType:
         return None
     known = facts(fun.__code__)

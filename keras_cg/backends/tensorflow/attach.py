@@ -17,7 +17,7 @@ from keras_cg.backends.tensorflow.recording import is_differentiated
 from keras_cg.backends.tensorflow.tensors import asarray, is_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
-from keras_cg.engine.rule import reached
+from keras_cg.engine.comparing import reached
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
