@@ -32,7 +32,8 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
         if tensor.is_leaf:
             # No other code has this leaf, so nothing outside differentiates with respect to it.
             tensor.is_spent = True
-    further = outer and _is_wanted_outside((*outputs, *aux))
+    # What is wanted outside, and no flag: a rule may close over the pullback, and two runs of it would differ by that.
+    further = (*outputs, *aux) if outer and _is_wanted_outside((*outputs, *aux)) else ()
     reads: list[bool] = []
     if outer and not further:
         # A rule may read a tensor that is differentiated outside, and that no output depends on: it tells when it runs.
@@ -45,7 +46,7 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
         if not used:
             return tuple(torch.zeros_like(tensor) for tensor in inputs)
-        create_graph = further or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in cotangents]))
+        create_graph = bool(further) or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in cotangents]))
         with _outside_inference():
             starts, arrived = [out for out, _ in used], saveable([cotangent for _, cotangent in used])
             differentiate = functools.partial(_differentiate, starts, inputs, arrived)
