@@ -142,12 +142,15 @@ class Call(FlatFunction):
             return results, Pullback(self, tensors, tensors, rule, tree)
         args, kwargs = self.bind(tensors)
         pair, changed, run = self.run(args, kwargs)
-        if kwargs:
-            args = (*args, *signature.by_position(self.user, len(args), kwargs))
+        args = self.positional(args, kwargs)
         results, rule, tree = self.accept(pair)
         # Only values in a scope of Keras are shown to the rule.
         run = run if run is not None and run.state.scope is not None else None
         return (*results, *changed), Pullback(self, tensors, args, rule, tree, run)
+
+    def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Returns the arguments as a rule gets them: by position."""
+        return (*args, *signature.by_position(self.user, len(args), kwargs)) if kwargs else args
 
     def accept(self, pair: Any) -> tuple[tuple[Any, ...], Callable[..., Any], Tree]:
         """Returns the tensors of the output, the rule and the static part of the output, of what a run returned."""
@@ -218,15 +221,36 @@ class Pullback:
         return [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
 
     def __call__(
-        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
+        self,
+        cotangents: Sequence[Any],
+        variables: Sequence[Any] = (),
+        needs_grad: Sequence[bool] | None = None,
+        arguments: Sequence[Any] | None = None,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
+        function, values = self.function, self.values
+        if values and arguments is not None:
+            values = tuple(arguments) if function.is_ordinary else function.positional(*function.bind(tuple(arguments)))
+        watch = self.watch
+        if watch is None:
+            return self._call(cotangents, variables, needs_grad, values)
+        name = watch.changed()
+        if name is not None:
+            raise errors.bound_again(function.name, name, self.location())
+        with watch.running():
+            return self._call(cotangents, variables, needs_grad, values)
+
+    def _call(
+        self,
+        cotangents: Sequence[Any],
+        variables: Sequence[Any],
+        needs_grad: Sequence[bool] | None,
+        values: tuple[Any, ...],
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         function = self.function
-        if self.watch is not None:
-            return self._watched(cotangents, variables, needs_grad)
         if self.style is not None and not variables:
-            return self._quick(cotangents, needs_grad), ()
-        convention = Convention(self.rule, function, self.values, self.count, self.output)
+            return self._quick(cotangents, needs_grad, values), ()
+        convention = Convention(self.rule, function, values, self.count, self.output)
         try:
             upstreams = upstreams_of(function.backend, self.output, cotangents)
             call = convention.call if self.run is None else self.run.for_rule()(convention.call)
@@ -240,16 +264,18 @@ class Pullback:
             tracebacks.hide_frames(error)
             raise
 
-    def _quick(self, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None) -> tuple[Any, ...]:
+    def _quick(
+        self, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None, values: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """Calls a rule whose code tells how; most return a plain gradient for each tensor, and nothing is converted."""
         function, rule, output = self.function, self.rule, self.output
         backend = function.backend
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
         if not config.is_active(backend):
-            args, kwargs = ((upstream,), {}) if self.style == ALONE else (self.values, {"upstream": upstream})
+            args, kwargs = ((upstream,), {}) if self.style == ALONE else (values, {"upstream": upstream})
             result = under(backend, rule, args, kwargs)
         else:
-            result = rule(upstream) if self.style == ALONE else rule(*self.values, upstream=upstream)
+            result = rule(upstream) if self.style == ALONE else rule(*values, upstream=upstream)
         if self.tensors:
             gradients: Any = result if type(result) is tuple else (result,)
             if not function.is_ordinary:
@@ -263,22 +289,13 @@ class Pullback:
                     return tuple(gradients)
         return function.checked(rule, self.specs, result, (), needs_grad)[0]
 
-    def _watched(self, *args: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Raises if a name that the rule reads was bound to something else; notes which names it binds itself."""
-        watch: Any = self.watch
-        name = watch.changed()
-        if name is not None:
-            raise errors.bound_again(self.function.name, name, self.location())
-        self.watch = None
-        try:
-            with watch.running():
-                return self(*args)
-        finally:
-            self.watch = watch
-
     def location(self) -> str | None:
         """Returns the file and line of the rule, if they are known."""
         return user_code.location(self.rule, self.function.user)
+
+    def takes_arguments(self) -> bool:
+        """Whether the rule is called with the function's arguments."""
+        return bool(self.values)
 
     def takes_variables(self) -> bool:
         """Whether the rule takes the captured variables."""

@@ -27,13 +27,21 @@ class Pullback(Protocol):
 
     `cotangents` has one tensor per output: zeros for an unused output, None for an output of integers. `variables` are
     the captured values. The result is `(gradients, variable_gradients)`, with None for no gradient. Where `needs_grad`
-    is False, the gradient is not checked; without `needs_grad`, all are needed. For complex numbers, cotangents and
+    is False, the gradient is not checked; without `needs_grad`, all are needed. `arguments` are the caller's own tensors,
+    for a rule that is called with the function's arguments; without them it gets those of the run. For complex numbers, cotangents and
     gradients are dL/dx + i dL/dy, the convention of torch and TensorFlow.
     """
 
     def __call__(
-        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
+        self,
+        cotangents: Sequence[Any],
+        variables: Sequence[Any] = (),
+        needs_grad: Sequence[bool] | None = None,
+        arguments: Sequence[Any] | None = None,
     ) -> tuple[Tensors, Tensors]: ...
+
+    def takes_arguments(self) -> bool:
+        """Whether the rule is called with the function's arguments."""
 
     def location(self) -> str | None:
         """Returns the file and line of the rule, if they are known."""

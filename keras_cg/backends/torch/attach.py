@@ -256,14 +256,16 @@ class Attached(torch.autograd.Function):
         if is_changed(call.watched):
             call.refuse_changes()
         # Read once: a checkpoint recomputes saved tensors only once.
-        saved = ctx.saved_tensors if is_recorded or pullback is None or stop > count else ()
+        is_read = is_recorded or pullback is None or stop > count or pullback.takes_arguments()
+        saved = ctx.saved_tensors if is_read else ()
         variables = saved[count:stop]
         if is_recorded or pullback is None:
             inputs = saved[:count] if is_recorded else [tensor.detach() for tensor in saved[:count]]
             pullback = call.again(inputs, saved[stop:], functools.partial(probe, cotangents, variables))
         if not is_recorded and call.reads is not None:
             pullback = functools.partial(_read, call.reads, pullback)
-        gradients, others = pullback(cotangents, variables, needs_grad[:count])
+        # A rule that is called with the function's arguments gets the caller's own tensors, and not detached ones.
+        gradients, others = pullback(cotangents, variables, needs_grad[:count], saved[:count] if saved else None)
         call.is_used = True
         if is_changed(call.watched[call.cells :]):
             note_state(call.watched[call.cells :])

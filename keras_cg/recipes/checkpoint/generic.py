@@ -71,7 +71,7 @@ class _Recomputed:
         self.function, self.backend, self.inputs, self.sample = function, function.backend, inputs, sample
 
     def __call__(
-        self, cotangents: Sequence[Any], variables: Sequence[Any] = (), needs_grad: Sequence[bool] | None = None
+        self, cotangents: Sequence[Any], variables: Any = (), needs_grad: Any = None, arguments: Any = None
     ) -> tuple[Tensors, Tensors]:
         self.function.unchanged.check()
         places = [place for place, tensor in enumerate(self.inputs) if is_differentiable(self.backend.dtype(tensor))]
@@ -94,6 +94,8 @@ class _Recomputed:
 
     def takes_variables(self) -> bool:
         return False
+
+    takes_arguments = takes_variables
 
     def capture(self, names: Sequence[str]) -> None:
         if names:
