@@ -56,18 +56,16 @@ def collect(
     is_served = isinstance(result, _Served)
     gradients = _Reader(arguments, specs).pick(result.result if is_served else result)
     if not is_served and all([gradient is None for gradient in gradients]):
-        _warn(arguments, specs, rule or arguments.user)
+        _warn(arguments, rule or arguments.user)
     for index, (gradient, spec) in enumerate(zip(gradients, specs, strict=True)):
         is_needed = needs_grad is None or needs_grad[index]
         checked.append(check(arguments, gradient, spec, label) if is_needed else None)
     return tuple(checked)
 
 
-def _warn(arguments: Arguments, specs: Sequence[Spec], rule: Any) -> None:
-    """Warns of a rule without a gradient, but not of one of this package."""
-    if user_code.is_traced_by_dynamo() or not any([is_differentiable(dtype) for dtype, _ in specs]):
-        return
-    where = user_code.location(rule, arguments.user)
+def _warn(arguments: Arguments, rule: Any) -> None:
+    """Warns of a rule without a gradient, but not of one of this package, nor while torch.compile traces."""
+    where = None if user_code.is_traced_by_dynamo() else user_code.location(rule, arguments.user)
     if where is not None and (arguments.name, where) not in _told:
         _told.add((arguments.name, where))
         warnings.warn(errors.locate(errors.no_gradient(arguments.name), rule, arguments.user), stacklevel=2)
@@ -100,7 +98,7 @@ class _Reader:
     def _with_keys(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Returns the gradients with None in the place of each key."""
         found = dict(zip(self.places, gradients, strict=True))
-        return gradients if len(found) == len(self.static.places) else [*map(found.get, self.static.places)]
+        return [*map(found.get, self.static.places)]
 
     def _choose(self, value: Any, readings: list[Reading]) -> Sequence[Any]:
         """Returns the gradients of the one reading that a result allows.
