@@ -351,6 +351,12 @@ def wrong_count(function: str, came: int, names: Sequence[str], leaves: int) -> 
     return _wrong(count(came, "gradient"), cause, remedy)(function, None, expected)
 
 
+no_gradient = message(
+    UserWarning,
+    "the rule of {0} returned no gradient for any argument.",
+    cause="a forgotten `return`.",
+    remedy="return one gradient for each argument, or 0 if there is none on purpose.",
+)
 wrong_variable_count = message(
     GradientError,
     "the rule of {0} was called with variables=[...] and must return (grads, variable_grads).",

@@ -7,12 +7,13 @@ be several of these, `_Reader` tries all readings, and takes the one that is pos
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from keras_cg import errors, pytree, signature
+from keras_cg import errors, pytree, signature, user_code
 from keras_cg.arguments import Arguments
-from keras_cg.engine.precision import is_differentiable
+from keras_cg.engine.precision import is_differentiable, is_key
 from keras_cg.pytree import compatible, describe, flatten
 
 # What the gradient of a tensor must look like: its dtype and its shape.
@@ -30,35 +31,59 @@ class Reading(NamedTuple):
     is_flat: bool
 
 
+class _Served(NamedTuple):
+    """The gradients of the arguments, in the result of a rule that also has gradients of captured values."""
+
+    result: Any
+
+
+# The functions that were told to have no gradient, by name and place: a function may be defined again at each call.
+_told: set[tuple[str, str]] = set()
+
+
 def collect(
-    arguments: Arguments, specs: Sequence[Spec], result: Any, needs_grad: Sequence[bool] | None
+    arguments: Arguments, specs: Sequence[Spec], result: Any, needs_grad: Sequence[bool] | None, rule: Any = None
 ) -> tuple[Any, ...]:
     """Returns one checked gradient for each tensor argument; those that are not needed are None, without a check.
 
-    Raises GradientError if the result does not fit.
+    Raises GradientError if the result does not fit. Warns once for each function if there is no gradient at all.
     """
 
     def label() -> str:
         return arguments.labels()[arguments.static.places[index]]
 
     checked: list[Any] = []
-    for index, (gradient, spec) in enumerate(zip(_Reader(arguments, specs).pick(result), specs, strict=True)):
+    is_served = isinstance(result, _Served)
+    gradients = _Reader(arguments, specs).pick(result.result if is_served else result)
+    if not is_served and all([gradient is None for gradient in gradients]):
+        _warn(arguments, rule or arguments.user)
+    for index, (gradient, spec) in enumerate(zip(gradients, specs, strict=True)):
         is_needed = needs_grad is None or needs_grad[index]
         checked.append(check(arguments, gradient, spec, label) if is_needed else None)
     return tuple(checked)
 
 
+def _warn(arguments: Arguments, rule: Any) -> None:
+    """Warns of a rule without a gradient, but not of one of this package, nor while torch.compile traces."""
+    where = None if user_code.is_traced_by_dynamo() else user_code.location(rule, arguments.user)
+    if where is not None and (arguments.name, where) not in _told:
+        _told.add((arguments.name, where))
+        warnings.warn(errors.locate(errors.no_gradient(arguments.name), rule, arguments.user), stacklevel=2)
+
+
 class _Reader:
-    """Reads the result of a rule as one gradient for each tensor argument."""
+    """Reads the result of a rule as one gradient for each tensor argument. Keys of `jax.random` are static leaves."""
 
     def __init__(self, arguments: Arguments, specs: Sequence[Spec]):
-        self.arguments, self.specs, self.static = arguments, specs, arguments.static
+        self.arguments, self.static = arguments, arguments.static
+        pairs = [(place, spec) for place, spec in zip(self.static.places, specs, strict=True) if not is_key(spec[0])]
+        self.places, self.specs = [place for place, _ in pairs], [spec for _, spec in pairs]
 
     def pick(self, result: Any) -> Sequence[Any]:
         """Returns what the rule returned for each tensor argument, in order."""
         backend, static = self.arguments.backend, self.static
-        if len(static.places) == 1 and backend.is_tensor(result):
-            return [result]
+        if len(self.places) == 1 and backend.is_tensor(result):
+            return self._with_keys([result])
         value = tuple(result) if type(result) in (tuple, list) else (result,)
         gradients: Sequence[Any] = static.tensors_of(value)
         if gradients and all(map(backend.is_tensor, gradients)):
@@ -68,7 +93,12 @@ class _Reader:
         if whole.treespec == static.treespec and not any(map(_is_nothing, whole.leaves)):
             return [whole.leaves[place] for place in static.places]
         value = pytree.wrap(result, backend.is_tensor, backend.children)
-        return self._choose(value, list(self._readings(value)))
+        return self._with_keys(self._choose(value, list(self._readings(value))))
+
+    def _with_keys(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        """Returns the gradients with None in the place of each key."""
+        found = dict(zip(self.places, gradients, strict=True))
+        return [*map(found.get, self.static.places)]
 
     def _choose(self, value: Any, readings: list[Reading]) -> Sequence[Any]:
         """Returns the gradients of the one reading that a result allows.
@@ -93,7 +123,7 @@ class _Reader:
     def _is_in_order(self, reading: Reading) -> bool:
         """Whether a reading by keys, or over leaves in the order in which the user wrote them down."""
         static = self.static
-        return not reading.is_flat or static.is_in_order(range(len(static.leaves)) if reading.others else static.places)
+        return not reading.is_flat or static.is_in_order(range(len(static.leaves)) if reading.others else self.places)
 
     def _is_same(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
         """Whether two readings of a result give every argument the same gradient."""
@@ -118,7 +148,7 @@ class _Reader:
         `(gx, (ga, None))`, `(gx, ga, None)`, and the last two with a further None. An argument without tensors may be
         left out.
         """
-        tensors = set(self.static.places)
+        tensors = set(self.places)
         marks = iter([place in tensors for place in range(len(self.static.leaves))])
         children = self.static.treespec.children()
         explicit: list[Part] = [(spec, [next(marks) for _ in range(spec.num_leaves)]) for spec in children]
@@ -156,7 +186,7 @@ class _Reader:
             came = errors.article(errors.type_name(value))
             return errors.not_a_gradient(name, came, f"({', '.join(labels)})", ", ".join(labels))
         count = len(value) if _is_flat(value) else 1
-        return errors.wrong_count(name, count, [labels[place] for place in self.static.places], len(labels))
+        return errors.wrong_count(name, count, [labels[place] for place in self.places], len(labels))
 
 
 def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], str]) -> Any:
@@ -198,7 +228,7 @@ def check_variables(arguments: Arguments, result: Any, variables: Sequence[Any])
         raise errors.wrong_variable_count(arguments.name, came, due)
     specs = [(backend.dtype(variable), backend.shape(variable)) for variable in variables]
     labels = [functools.partial("variables[{}]".format, index) for index in range(len(variables))]
-    return gradients, tuple(map(functools.partial(check, arguments), others, specs, labels))
+    return _Served(gradients), tuple(map(functools.partial(check, arguments), others, specs, labels))
 
 
 def _broadcast_axes(came: tuple[int | None, ...] | None, expected: tuple[int | None, ...] | None) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import optree
 
-from keras_cg import backends, config, errors, keras_interop
+from keras_cg import backends, config, errors, keras_interop, user_code
 from keras_cg.engine.contract import Backend
 
 _NAMESPACE = "keras_cg"
@@ -192,7 +192,10 @@ def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str])
 
 def _refuse_objects(where: str, leaf: Any, backend: Backend, label: Callable[[], str]) -> None:
     """Raises if a leaf is an array of objects that holds tensors: these would silently get no gradient."""
-    parts = leaf.flat if isinstance(leaf, numpy.ndarray) and leaf.dtype.hasobject else ()
+    # Dynamo of torch (2.13) traces no dtype of an array, and no array of objects.
+    if not isinstance(leaf, numpy.ndarray) or user_code.is_traced_by_dynamo():
+        return
+    parts = leaf.flat if leaf.dtype.hasobject else ()
     if any([isinstance(part, backend.tensors) and not isinstance(part, ATOMS) for part in parts]):
         raise errors.tensors_in_objects(where, label())
 
@@ -224,8 +227,10 @@ def is_leaf(wrapped: Any) -> bool:
 
 def is_like(wrapped: Any, treespec: Any) -> bool:
     """Whether a value from `wrap` is a container of the type of a treespec, and with as many children."""
-    structure = functools.partial(optree.tree_structure, none_is_leaf=True, namespace=_NAMESPACE)
-    return structure(wrapped, is_leaf=lambda part: part is not wrapped) == treespec.one_level()  # type: ignore[no-any-return]
+    if type(wrapped) is not treespec.type or len(flatten_one_level(wrapped)[1]) != treespec.num_children:
+        return False
+    like = optree.tree_unflatten(treespec, [None] * treespec.num_leaves)
+    return not isinstance(wrapped, _Node) or wrapped.kind == like.kind
 
 
 def flatten_one_level(wrapped: Any) -> tuple[Sequence[Any], list[Any]]:

@@ -67,6 +67,8 @@ TABLE = {
         ("no cast", "return gradient if came == dtype else backend.cast(gradient, dtype)", "return gradient"),
     ],
     "gradients: numpy errors returns arguments core": [
+        ("a warning at each call", "_told.add((arguments.name, where))", "pass"),
+        ("a warning of a recipe", "if where is not None and (", "if ("),
         ("a row reversed", "     return gradients", "     return gradients[::-1]"),
         ("whole nest read as inserted", " static.places]", " static.places][::-1]"),
         ("None is an error", " or (type(value) in (int, float) and value == 0)", ""),

@@ -630,6 +630,7 @@ def dtypes_of(*names):
     return tuple(dtype for dtype in DTYPES if dtype != "bfloat16" or "numpy" not in names)
 
 
+@pytest.mark.filterwarnings("ignore:the rule of .* returned no gradient")
 def test_random_cases(frame):
     understood = []
     # What frameworks make of shapes and dtypes that they have not seen yet takes JAX and TensorFlow long.
@@ -645,6 +646,7 @@ def test_random_cases(frame):
 
 
 @pytest.mark.side_by_side
+@pytest.mark.filterwarnings("ignore:the rule of .* returned no gradient")
 def test_random_cases_on_every_backend_in_one_process(backends):
     @for_all(TOGETHER, dtypes_of(*backends))
     def _(case):

@@ -3,12 +3,13 @@
 import collections
 import dataclasses
 import functools
+import warnings
 
 import numpy as np
 import pytest
 from wrong_rules import X, Y
 
-from keras_cg import GradientError, custom_gradient, ops, vjp
+from keras_cg import GradientError, custom_gradient, ops, recipes, vjp
 
 SEVEN, FIVE = np.full(3, 7.0), np.full(3, 5.0)
 
@@ -111,6 +112,64 @@ def test_no_gradient(frame, nothing):
     gx, gy = frame.gradients(decorated, X, Y)
     np.testing.assert_allclose(zeros_if_none(gx), np.zeros(3))
     np.testing.assert_allclose(gy, FIVE)
+
+
+def test_a_rule_without_any_gradient_warns_once_for_its_function(eager):
+    def stopped(nothing):
+        return lambda x, n: (x * n, lambda upstream: nothing)
+
+    def found(function):
+        function.__qualname__ = f"{function.__name__} of {eager.name}"  # the process may have tried another framework
+        f = custom_gradient(function)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (gx,) = eager.gradients(lambda x: f(x, 3), X)
+        np.testing.assert_allclose(zeros_if_none(gx), np.zeros(3))
+        return [str(each.message).splitlines() for each in caught if issubclass(each.category, UserWarning)]
+
+    def forgets(x, n):
+        def rule(upstream):
+            7 * upstream
+
+        return x * n, rule
+
+    ((first, where, *rest),) = found(forgets)
+    assert first == f"the rule of forgets of {eager.name} returned no gradient for any argument."
+    assert where.startswith(f"    rule: {__file__}:")
+    assert rest == [
+        "    usual cause: a forgotten `return`.",
+        "    remedy: return one gradient for each argument, or 0 if there is none on purpose.",
+    ]
+    # The function may be defined again at each call.
+    assert found(forgets) == found(stopped(0)) == found(stopped((0, None))) == []
+    assert [len(found(stopped((None, None)))) for _ in range(3)] == [1, 0, 0]
+
+
+def test_no_warning_of_a_recipe_without_arguments(eager):
+    root = recipes.custom_root(lambda x: x * x - 2, lambda f, x0: x0)
+    eager.gradients(lambda x: root(x), X)
+
+
+@pytest.mark.only("jax")
+def test_a_key_of_jax_needs_no_gradient(backend):
+    """What stands in its place is ignored, too; a rule cannot know whether a seed came as a key or as a number."""
+    import jax
+
+    for key in (jax.random.key(0), jax.random.split(jax.random.key(0), 4)):
+        for gradients in (
+            lambda u: (7 * u, 5 * u),
+            lambda u: (7 * u, None, 5 * u),
+            lambda u: (7 * u, u, 5 * u),
+            lambda u, key=key: (7 * u, key, 5 * u),
+        ):
+            f = custom_gradient(lambda x, key, y, gradients=gradients: (x * y, gradients))
+            first = jax.grad(lambda x, y, f=f, key=key: f(x, key, y).sum(), (0, 1))
+            for both in (first, jax.jit(first)):
+                np.testing.assert_allclose(both(X, Y), (SEVEN, FIVE))
+        f = custom_gradient(lambda params: (params["x"] * 2, lambda upstream: {"x": 7 * upstream, "key": None}))
+        g = custom_gradient(lambda x, key: (x * 2, lambda upstream: 7 * upstream))
+        for call in (lambda x, key=key: f({"x": x, "key": key}), lambda x, key=key: g(x, key)):
+            np.testing.assert_allclose(jax.vmap(jax.grad(call))(X), SEVEN)
 
 
 def test_a_number_for_a_scalar(frame):

@@ -37,6 +37,11 @@ def is_differentiable(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
+def is_key(dtype: str) -> bool:
+    """Whether tensors of this dtype are keys of `jax.random`."""
+    return dtype.startswith("key<")
+
+
 def of(dtype: str) -> Precision:
     """The precision of a floating or complex dtype, by its plain name; of any other, that of float64."""
     return _TABLE.get(dtype, _TABLE["float64"])
