@@ -149,6 +149,13 @@ def test_in_a_batch(backend):
     np.testing.assert_allclose(plain(found), [plain(each(tensor(row))) for row in POINTS], rtol=1e-5)
 
 
+@pytest.mark.only("numpy")
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_forward_mode_of_autograd(backend, name):
+    push = importlib.import_module("autograd").make_jvp(getattr(ops, name))
+    np.testing.assert_allclose(push(X)(np.full(X.shape, 2.0))[1], 2 * ELEMENTWISE[name][1](X), rtol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "uint8"])
 def test_dtypes(backend, dtype):
     if (backend, dtype) == ("numpy", "bfloat16"):
