@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
+
 from keras_cg import config, keras_interop, namespaces
 from keras_cg.decorator import custom_gradient
 from keras_cg.namespaces import messages
@@ -62,7 +64,7 @@ def sum_to(gradient: Any, like: Any) -> Any:
 
     Args:
         gradient: `inexact[...]`, in the shape that the argument was broadcast to.
-        like: The argument: `inexact[...]` of any dtype, or a number. Only its shape is used.
+        like: The argument: `any[...]`, or a number. Only its shape is used.
 
     Returns:
         `inexact[...]` with the shape of `like` and the dtype of `gradient`.
@@ -88,7 +90,7 @@ def sum_to(gradient: Any, like: Any) -> Any:
     backend = config.active
     gradient, like = map(keras_interop.unwrap, (gradient, like))
     for argument, value in (("gradient", gradient), ("like", like)):
-        if not (backend.is_tensor(value) or isinstance(value, (int, float, complex))):
+        if not (backend.is_tensor(value) or isinstance(value, (int, float, complex, numpy.ndarray))):
             raise messages.not_a_tensor("sum_to", argument, value)
     gradient, like = backend.asarray(gradient), backend.asarray(like)
     came, size = backend.shape(gradient), backend.shape(like)

@@ -112,41 +112,38 @@ def test_where_nothing_is_defined(backend):
         assert plain(ops.logsumexp(x)) == row[0] and np.isnan(plain(grad(ops.logsumexp)(x))[0])
 
 
-POINTS = np.array([[0.5, -1.25, 2.0], [0.25, 30.0, -0.75]], np.float32)
 FUNCTIONS = [*standard.BEYOND]
 
 
-def of_all(*xs):
-    return sum(ops.sum(x * getattr(ops, name)(x)) for name, x in zip(FUNCTIONS, xs, strict=True))
-
-
-def slope(x, name):
-    """The gradient of the sum of `x f(x)`."""
-    e = np.exp(x - x.max(-1, keepdims=True))
-    share, total = e / e.sum(-1, keepdims=True), np.log(np.exp(x - x.max()).sum()) + x.max()
-    if name in ELEMENTWISE:
-        value, first, _ = ELEMENTWISE[name]
-        return value(x) + x * first(x)
-    return {
-        "softmax": share + share * (x - (share * x).sum(-1, keepdims=True)),
-        "log_softmax": np.log(share) + x - share * x.sum(-1, keepdims=True),
-        "logsumexp": total + np.exp(x - total) * x.sum(),
-    }[name]
+def weighted(name, x, weights):
+    return ops.sum(ops.logsumexp(x, axis=-1)) if name == "logsumexp" else ops.sum(getattr(ops, name)(x) * weights)
 
 
 def test_in_every_mode(frame):
-    _, gradients = frame.differentiate(of_all, *[POINTS] * len(FUNCTIONS))
-    for name, found in zip(FUNCTIONS, gradients, strict=True):
-        np.testing.assert_allclose(found, slope(POINTS.astype(float), name), rtol=1e-5, atol=1e-6, err_msg=name)
+    def of_all(*xs):
+        weights = frame.tensor(WEIGHTS.astype("float32"))
+        return sum(weighted(name, x, weights) for name, x in zip(FUNCTIONS, xs, strict=True))
+
+    for name, found in zip(FUNCTIONS, frame.gradients(of_all, *[ROWS.astype("float32")] * len(FUNCTIONS)), strict=True):
+        expected = WEIGHTS * ELEMENTWISE[name][1](ROWS) if name in ELEMENTWISE else reference(name, -1)[1]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.only("torch", "tensorflow")  # on JAX they are JAX's own
 def test_in_a_batch(backend):
     def each(x):
-        return ops.stack([ops.sum(x * getattr(ops, name)(x)) for name in FUNCTIONS])
+        return ops.stack([weighted(name, x, x) for name in FUNCTIONS])
 
-    found = importlib.import_module(f"frameworks.{backend}").batched(each, tensor(POINTS))
-    np.testing.assert_allclose(plain(found), [plain(each(tensor(row))) for row in POINTS], rtol=1e-5)
+    rows = tensor(ROWS[:, :2])
+    found = importlib.import_module(f"frameworks.{backend}").batched(each, rows)
+    np.testing.assert_allclose(plain(found), [plain(each(row)) for row in rows], rtol=1e-5)
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_forward_mode_of_autograd(backend, name):
+    push = importlib.import_module("autograd").make_jvp(getattr(ops, name))
+    np.testing.assert_allclose(push(X)(np.full(X.shape, 2.0))[1], 2 * ELEMENTWISE[name][1](X), rtol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int32", "uint8"])

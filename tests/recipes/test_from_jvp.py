@@ -69,6 +69,28 @@ def test_in_every_mode(frame):
     np.testing.assert_allclose(gw, 5 * np.sin(X), rtol=1e-5)
 
 
+@pytest.mark.only("torch")
+def test_two_in_one_program_with_dynamic_shapes(backend):
+    import torch
+
+    f = recipes.from_jvp(lambda x: (ops.sin(x), lambda dx: 7 * ops.cos(x) * dx))
+    program = torch.compile(lambda x: f(f(x)), backend="aot_eager", fullgraph=True, dynamic=True)
+    for row in (X, np.concatenate([X, W])):
+        x = tensor(row).requires_grad_()
+        program(x).sum().backward()
+        np.testing.assert_allclose(found(x.grad), 49 * np.cos(np.sin(row)) * np.cos(row), rtol=1e-5)
+
+
+def test_a_jvp_by_forward_mode(backend):
+    """It calls `keras_cg.jvp`, also of a function that was made by `from_jvp`."""
+    x = tensor(X)
+    inner = recipes.from_jvp(lambda x: (ops.sin(x), lambda dx: 7 * keras_cg.jvp(ops.exp, (x,), (dx,))[1]))
+    outer = recipes.from_jvp(lambda x: (ops.sin(x), lambda dx: 3 * keras_cg.jvp(inner, (x,), (dx,))[1]))
+    for f in (inner, grad(inner)):
+        np.testing.assert_allclose(found(grad(f)(x)), 7 * np.exp(X), rtol=1e-5)
+    np.testing.assert_allclose(found(grad(outer)(x)), 21 * np.exp(X), rtol=1e-5)
+
+
 @pytest.mark.only("jax", "torch")
 def test_native_transforms(backend):
     x, w = tensor(X), tensor(W)

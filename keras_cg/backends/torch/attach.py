@@ -26,7 +26,7 @@ from keras_cg.backends.torch.tensors import (
     hooks,
     integers,
     is_autocast,
-    is_captured,
+    is_compiling,
     is_forward_open,
     is_special,
     is_tracing,
@@ -56,15 +56,13 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...
     This is one function, because torch.compile (2.13) resumes after a graph break at an inner function, which would not
     know that it is compiled.
     """
-    if torch.compiler.is_compiling():
-        if not compiling.is_exporting():
-            return compiling.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
-        # While one thread exports, `is_compiling` of torch (2.13) is true in all threads.
-        if torch.compiler.is_dynamo_compiling() or is_captured():
+    if is_compiling():
+        if compiling.is_exporting():
             return exporting.attach(fun, tensors)
+        return compiling.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
     if dynamo_callback() is not None:
         # After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in these.
-        return _undisturbed(fun, tensors)  # type: ignore[no-any-return]
+        return torch.compiler.disable(attach_any)(fun, tensors)  # type: ignore[no-any-return,no-untyped-call]
     if is_tracing():
         return exporting.attach(fun, tensors)
     if transforms_active() or is_forward_open():
@@ -76,9 +74,6 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...
     if not torch.is_grad_enabled():
         return exporting.cut(fun.name, fun(*tensors)[0])
     return _attach(fun, tensors, True)
-
-
-_undisturbed: Callable[..., Any] = torch.compiler.disable(attach_any)  # type: ignore[no-untyped-call]
 
 
 def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from keras_cg.backends.torch.attach import call_of
-from keras_cg.backends.torch.tensors import edges, is_forward_open, saveable, transforms_active
+from keras_cg.backends.torch.tensors import edges, is_compiling, is_forward_open, saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -63,7 +63,7 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
 
 
 def gradient(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
-    if torch.compiler.is_compiling() or not (transforms_active() or is_forward_open()):
+    if is_compiling() or not (transforms_active() or is_forward_open()):
         outputs, pullback, aux = vjp(fun, tensors)
         return outputs, pullback([torch.ones_like(output) for output in outputs]), aux
 

@@ -6,9 +6,12 @@ place. So the outputs are detached there, and a warning says so.
 
 from __future__ import annotations
 
+import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from keras_cg.backends.torch.tensors import is_captured, is_floating, is_forward_open, is_tracing, transforms_active
+from keras_cg.backends.torch.tensors import constant, is_captured, is_floating, is_forward_open, is_tracing, transforms_active
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function
 
@@ -32,7 +35,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
     if is_forward_open() or (transforms_active() and not _is_mapping()):
         raise messages.rule_dropped(*_DERIVATIVE, fun.name)
     outputs, _ = fun(*tensors)
-    results = _detached(fun.name, *outputs) if outputs else ()
+    results = this.detached(fun.name, *outputs) if outputs else ()
     is_differentiable = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in tensors])
     if is_differentiable and not torch.compiler.is_dynamo_compiling() and not is_tracing():
         return _Refused.apply(results, *tensors)  # type: ignore[no-any-return, no-untyped-call]
@@ -62,14 +65,33 @@ class _Refused(torch.autograd.Function):
 
 
 # Dynamo could not trace this.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _is_mapping() -> bool:
     """Whether every running transform is a vmap, which differentiates nothing."""
     return all([level.key() == _MAPPING for level in retrieve_all_functorch_interpreters()])
 
 
-# Dynamo records a call of this, which runs when torch.export traces Dynamo's graph.
-@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
+class _Exporting(ModuleType):
+    @property
+    def detached(self) -> Any:
+        """The function `_detached`, of which Dynamo records a call; it runs when torch.export traces Dynamo's graph.
+
+        It is an attribute because Dynamo evaluates a module's attributes for real, and does not trace this.
+        """
+        # Not before something compiles: the decorator imports the compiler (torch 2.13), which takes seconds.
+        return _recorded() if "torch._dynamo" in sys.modules else _detached
+
+
+@functools.cache
+def _recorded() -> Any:
+    return torch.compiler.allow_in_graph(_detached)  # type: ignore[no-untyped-call]
+
+
+# The module itself, so that Dynamo reads `detached` as an attribute.
+this: Any = sys.modules[__name__]
+this.__class__ = _Exporting
+
+
 def _detached(name: str, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of a function, detached."""
     if is_tracing() or get_proxy_mode() is not None:  # else Dynamo only infers shapes

@@ -25,8 +25,19 @@ from keras_cg.engine.precision import is_repeated
 tensors = (torch.Tensor,)
 own: Any = sys.modules[__package__]
 
-# torch.compile could not trace this, which asks every framework that is imported.
-torch.compiler.assume_constant_result(owner)  # type: ignore[no-untyped-call]
+
+def constant(fun: Any) -> Any:
+    """Lets torch.compile take the result of `fun` for a constant, because it cannot trace it.
+
+    This is `torch.compiler.assume_constant_result`, which imports the compiler (torch 2.13): seconds, in programs that
+    compile nothing. A test compares the attribute, which is not public, with what that function sets.
+    """
+    fun._dynamo_marked_constant = True
+    return fun
+
+
+# It asks every framework that is imported.
+constant(owner)
 
 # None of these names is public (torch 2.13). Without one of them, this import fails, and with it the backend.
 # Does a transform of torch.func run? torch itself chooses by this how a Function is applied.
@@ -135,13 +146,15 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
     return parts, lambda parts: pytree.tree_unflatten(parts, spec)
 
 
-is_compiling = torch.compiler.is_compiling
+def is_compiling() -> bool:
+    """Whether this thread traces for torch.compile or torch.export; `torch.compiler.is_compiling` is of the process."""
+    return is_dynamo_compiling() or (torch.compiler.is_compiling() and is_captured())
 
 
 def is_recording() -> bool:
     return (
         torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
+        or is_dynamo_compiling()
         or transforms_active()
         or forward_ad._current_level >= 0
         or is_tracing()
@@ -269,11 +282,12 @@ def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
                 break
         else:
             return [True] * len(pairs)
-    return _agreement(pairs)  # type: ignore[no-any-return]
+    if dynamo_callback() is not None:
+        # After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in this one.
+        return torch.compiler.disable(_agreement)(pairs)  # type: ignore[no-any-return,no-untyped-call]
+    return _agreement(pairs)
 
 
-# After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in this one.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
     if is_captured():
         # An operation of torch would be recorded. A placeholder has no values to compare.

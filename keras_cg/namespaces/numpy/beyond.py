@@ -12,7 +12,7 @@ from typing import Any
 
 import autograd.numpy as anp
 import numpy
-from autograd.extend import defjvp, defvjp, primitive
+from autograd.extend import Box, defjvp, defvjp, primitive
 
 from keras_cg.namespaces import standard
 from keras_cg.namespaces.numpy.linalg import constant
@@ -37,7 +37,7 @@ _softplus = _elementwise(lambda x: numpy.maximum(x, 0) + numpy.log1p(numpy.exp(-
 # By Python's own function, because NumPy (2.5) has none; it computes in double precision.
 _each = numpy.frompyfunc(math.erf, 1, 1)
 _erf = _elementwise(
-    lambda x: numpy.asarray(_each(x)).astype(x.dtype), lambda x: 2 / math.sqrt(math.pi) * anp.exp(-x * x)
+    lambda x: numpy.asarray(_each(x)).astype(numpy.asarray(x).dtype), lambda x: 2 / math.sqrt(math.pi) * anp.exp(-x * x)
 )
 
 
@@ -91,5 +91,5 @@ def _computed(x: Any, function: Callable[[Any], Any]) -> Any:
     kind = numpy.result_type(constant(x))
     if kind.kind not in "fc":
         return function(numpy.asarray(x, "float64"))
-    x = x if hasattr(x, "dtype") else numpy.asarray(x)
+    x = x if isinstance(x, Box) else numpy.asarray(x)
     return anp.astype(function(anp.astype(x, "float32")), kind) if kind == "float16" else function(x)
