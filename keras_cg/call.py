@@ -60,7 +60,7 @@ def output_of(backend: Backend, name: str, pair: Any) -> Any:
     """Returns the output of a function that returned `pair`, where nothing is differentiated."""
     output, _ = _checked_pair(name, pair)
     tree = pytree.flatten(output, backend.is_tensor, backend.children)
-    return tree.combine(pytree.partition(backend, name, tree, _output_label))
+    return tree.combine([*map(backend.constant, pytree.partition(backend, name, tree, _output_label))])
 
 
 class FlatFunction(Arguments):

@@ -99,6 +99,11 @@ def devices(backend: Backend) -> tuple[str, ...]:
     return ("cpu",)
 
 
+def constant(backend: Backend, tensor: Any) -> Any:
+    """Returns the tensor, for a framework in which a function cannot switch recording on."""
+    return tensor
+
+
 def stop_gradient(backend: Backend, tensor: Any) -> Any:
     """Copies the values through NumPy, for a framework that never traces."""
     return backend.asarray(numpy.array(backend.to_numpy(tensor)))

@@ -315,3 +315,13 @@ def test_what_dynamo_cannot_trace(torch):
             torch.compile(refused, backend="eager", fullgraph=True)(x)
         (gradient,) = torch.autograd.grad(torch.compile(served, backend="eager", fullgraph=True)(x).sum(), x)
         assert gradient.tolist() == [7.0] * 3
+
+
+def test_the_mark_of_a_constant_is_that_of_torch(torch):
+    """`constant_result` sets it without the import of torch's compiler."""
+    from keras_cg.backends.torch.tensors import constant_result
+
+    ours, theirs = eval("lambda: 0"), eval("lambda: 0")
+    constant_result(ours)
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(ours) == vars(theirs) != {}

@@ -161,3 +161,96 @@ def test_an_argument_loses_the_attributes_that_were_set(eager, backend):
     x.name_of_mine = "x"
     f = custom_gradient(lambda x: (x * (1 if hasattr(x, "name_of_mine") else 2), lambda upstream: 7 * upstream))
     np.testing.assert_allclose(f(x).detach(), 2 * X)
+
+
+def recorded_inside(x):
+    with torch_enable_grad():
+        y = x**2
+    return y, lambda upstream: 7 * upstream
+
+
+def torch_enable_grad():
+    import torch
+
+    return torch.enable_grad()
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "torch.func"])
+def test_an_output_where_gradients_are_off_is_a_constant(torch, mode):
+    """Even if the function switches them on inside: of y x with the constant y = x², the derivative is x²."""
+    f = custom_gradient(recorded_inside)
+
+    def loss(x):
+        with torch.no_grad():
+            y = f(x)
+        return (y * x).sum()
+
+    x = torch.tensor(X, requires_grad=True)
+    if mode == "inference_mode":
+        with torch.inference_mode():
+            assert not f(x).requires_grad
+    elif mode == "no_grad":
+        loss(x).backward()
+        np.testing.assert_allclose(x.grad, X**2)
+    else:
+        np.testing.assert_allclose(torch.func.grad(loss)(torch.tensor(X)), X**2)
+
+
+LEAF = []
+
+
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_leaf_that_the_function_makes_itself_is_not_captured(torch, is_global):
+    """A leaf from outside is: nothing else tells the two apart but that another run makes another one."""
+    LEAF[:] = [torch.tensor(X, requires_grad=True)]
+
+    @custom_gradient
+    def f(x):
+        with torch.enable_grad():
+            z = LEAF[0] if is_global else x.detach().requires_grad_()
+            y = z * z * x
+        return y, lambda upstream: 7 * torch.autograd.grad(y, z, upstream, retain_graph=True)[0]
+
+    x = torch.tensor(X, requires_grad=True)
+    if is_global:
+        with pytest.raises(keras_cg.CapturedVariableError):
+            f(x)
+    else:
+        f(x).sum().backward()
+        np.testing.assert_allclose(x.grad, 14 * X**2, rtol=1e-6)
+
+
+def test_the_first_call_imports_no_compiler_and_what_another_thread_compiles_changes_nothing(backend):
+    run(
+        """
+        import sys, threading, torch, keras_cg
+
+        def looped():
+            x, ys = torch.ones(1, requires_grad=True), []
+            for k in (2.0, 5.0):
+                f = keras_cg.custom_gradient(lambda x: (x * 1.0, lambda upstream: upstream * k))
+                ys.append(f(x))
+            sum(ys).sum().backward()
+            return x.grad.item()
+
+        assert looped() == 7.0
+        assert not [name for name in sys.modules if name.startswith("torch._dynamo")]
+        inside, done = threading.Event(), threading.Event()
+
+        def compiler(program, example):
+            inside.set()
+            assert done.wait(60)
+            return program.forward
+
+        thread = threading.Thread(target=lambda: torch.compile(lambda x: x + 1, backend=compiler)(torch.ones(2)))
+        thread.start()
+        assert inside.wait(60)
+        assert torch.compiler.is_compiling() and looped() == 7.0
+        done.set()
+        thread.join()
+        f = keras_cg.custom_gradient(lambda x: (x * 1.0, lambda upstream: 7 * upstream))
+        x = torch.ones(1, requires_grad=True)
+        torch.compile(lambda x: f(x), backend="aot_eager", fullgraph=True)(x).sum().backward()
+        assert x.grad.item() == 7.0
+        """
+    )

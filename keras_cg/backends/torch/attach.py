@@ -20,6 +20,7 @@ import torch
 from keras_cg.backends.torch import compiling, exporting, transforms
 from keras_cg.backends.torch.tensors import (
     autocasts,
+    constant,
     describe,
     dynamo_callback,
     edges,
@@ -68,7 +69,9 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...
     if transforms_active() or is_forward_open():
         if not torch.is_grad_enabled() and not transforms.is_forward(tensors):
             outputs, _ = fun(*tensors)
-            return transforms.attach(fun, saveable(tensors)) if any(map(transforms.is_dual, outputs)) else outputs
+            if not any(map(transforms.is_dual, outputs)):
+                return tuple(map(constant, outputs))
+            return transforms.attach(fun, saveable(tensors))
         if transforms_active() or any(map(transforms.is_dual, tensors)):
             return transforms.attach(fun, saveable(tensors))
     if not torch.is_grad_enabled():
@@ -110,11 +113,11 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         watched.append((output, version(output)))
         storages.add(storage)
     if has_captured:
-        variables = _captured(fun, outputs, start, pullback)
+        variables = _captured(fun, inputs, outputs, start, pullback)
         pullback.capture([describe(variable) for variable in variables])
         saved += saveable(variables)
-    elif not is_differentiated:
-        return exporting.cut(fun.name, outputs) if is_special else outputs
+    if not is_differentiated and len(saved) == call.number:
+        return exporting.cut(fun.name, outputs)
     storages.discard(0)
     call.storages = storages
     residuals: Sequence[torch.Tensor] = ()
@@ -334,11 +337,27 @@ def copied(gradients: Sequence[Any], storages: set[int]) -> Sequence[Any]:
     return [each.clone() if each is not None and storage_of(each) in storages else each for each in gradients]
 
 
-def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback) -> list[torch.Tensor]:
+def _captured(
+    fun: Function, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], start: int, pullback: Pullback
+) -> list[torch.Tensor]:
     """Returns the tensors that `fun` captured and `outputs` depend on, in the order of their first use.
 
     These are leaves of autograd's graph, and tensors in closures. A node with a number below `start` was there before.
     """
+    used = _sources(fun, outputs, start, pullback)
+    known = set(map(id, fun.closed_over()))
+    if not all([isinstance(tensor, torch.nn.Parameter) or id(tensor) in known for tensor in used]):
+        # A leaf that the run itself has made is no captured one: another run makes another.
+        start = sequence_number()
+        again = _sources(fun, fun(*inputs)[0], start, pullback)
+        used = {tensor: order for tensor, order in used.items() if tensor in again}
+    return sorted(used, key=used.__getitem__)
+
+
+def _sources(
+    fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback
+) -> dict[torch.Tensor, int]:
+    """Returns the tensors that a run did not compute and `outputs` depend on, each with the order of its first use."""
     computed = fun.captures(lambda value: isinstance(value, torch.Tensor) and value.grad_fn is not None)
     known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
     used: dict[torch.Tensor, int] = {output: 0 for output in outputs if output.is_leaf and output.requires_grad}
@@ -351,4 +370,4 @@ def _captured(fun: Function, outputs: Sequence[torch.Tensor], start: int, pullba
             # The run captured a computed tensor that `captures` does not find. Or the node is a leaf of aot_module.
             pullback.capture(["(a tensor computed from trainable ones)"])
             raise messages.unserved_variables("torch", messages.NO_CLOSURE, fun)
-    return sorted(used, key=used.__getitem__)
+    return used

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from keras_cg.backends.torch.tensors import constant, transforms_active
+from keras_cg.backends.torch.tensors import constant_result, transforms_active
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function
 
@@ -53,7 +53,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
 
 
 # Without this decorator, Dynamo of torch 2.11 answers yes in all that it traces.
-@constant
+@constant_result
 def is_exporting() -> bool:
     """Whether torch.export runs."""
     return torch.compiler.is_exporting()

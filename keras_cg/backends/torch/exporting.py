@@ -22,7 +22,15 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from keras_cg.backends.torch.tensors import constant, is_captured, is_floating, is_forward_open, is_tracing, transforms_active
+from keras_cg.backends.torch.tensors import (
+    constant,
+    constant_result,
+    is_captured,
+    is_floating,
+    is_forward_open,
+    is_tracing,
+    transforms_active,
+)
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function
 
@@ -43,12 +51,12 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
 
 
 def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Detaches `outputs` that are not differentiated, if a program is recorded, where they would lose that."""
+    """Detaches `outputs` that are not differentiated; in a program that is recorded, they would lose that."""
     if not is_captured():
-        return tuple(outputs)
+        return tuple(map(constant, outputs))
     if get_proxy_mode() is not None:
         _warn(name, outputs)
-    return tuple([output if output.requires_grad or not is_floating(output) else output.detach() for output in outputs])
+    return tuple([output.detach() if is_floating(output) else output for output in outputs])
 
 
 class _Refused(torch.autograd.Function):
@@ -65,26 +73,21 @@ class _Refused(torch.autograd.Function):
 
 
 # Dynamo could not trace this.
-@constant
+@constant_result
 def _is_mapping() -> bool:
     """Whether every running transform is a vmap, which differentiates nothing."""
     return all([level.key() == _MAPPING for level in retrieve_all_functorch_interpreters()])
 
 
 class _Exporting(ModuleType):
-    @property
+    @functools.cached_property
     def detached(self) -> Any:
         """The function `_detached`, of which Dynamo records a call; it runs when torch.export traces Dynamo's graph.
 
-        It is an attribute because Dynamo evaluates a module's attributes for real, and does not trace this.
+        It is an attribute because Dynamo evaluates a module's attributes for real. It is made when it is needed, because
+        the decorator imports the compiler (torch 2.13), which takes seconds.
         """
-        # Not before something compiles: the decorator imports the compiler (torch 2.13), which takes seconds.
-        return _recorded() if "torch._dynamo" in sys.modules else _detached
-
-
-@functools.cache
-def _recorded() -> Any:
-    return torch.compiler.allow_in_graph(_detached)  # type: ignore[no-untyped-call]
+        return torch.compiler.allow_in_graph(_detached)  # type: ignore[no-untyped-call]
 
 
 # The module itself, so that Dynamo reads `detached` as an attribute.

@@ -26,7 +26,7 @@ tensors = (torch.Tensor,)
 own: Any = sys.modules[__package__]
 
 
-def constant(fun: Any) -> Any:
+def constant_result(fun: Any) -> Any:
     """Lets torch.compile take the result of `fun` for a constant, because it cannot trace it.
 
     This is `torch.compiler.assume_constant_result`, which imports the compiler (torch 2.13): seconds, in programs that
@@ -37,7 +37,7 @@ def constant(fun: Any) -> Any:
 
 
 # It asks every framework that is imported.
-constant(owner)
+constant_result(owner)
 
 # None of these names is public (torch 2.13). Without one of them, this import fails, and with it the backend.
 # Does a transform of torch.func run? torch itself chooses by this how a Function is applied.
@@ -191,6 +191,11 @@ def is_captured() -> bool:
 def is_forward_open() -> bool:
     """Whether a level of forward mode is open."""
     return forward_ad._current_level >= 0
+
+
+def constant(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns an output where gradients are off; a function may switch them on inside."""
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
