@@ -16,16 +16,17 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax import linear, rule_primitives
-from keras_cg.backends.jax.names import is_reversed, is_staging
+from keras_cg.backends.jax.names import inside, is_only_mapped, is_reversed, is_staging
 from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
+from keras_cg.engine.freezing import is_bound
 
 # What the backward pass needs: the rule, and the values of the forward pass that it uses.
 Residuals = tuple[Rule, Sequence[Any]]
@@ -39,11 +40,19 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` by `_direct` if no program is being built and it closes over nothing traced, else by `_staged`."""
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
-        return (_direct if _code(fun) in _being_traced.get() else _staged)(fun, tensors)
-    if next(iter(fun.captures(is_traced)), None) is None:
-        # This fails if the function reads a traced value that `captures` does not find, such as a global.
-        with contextlib.suppress(jax.errors.UnexpectedTracerError):
-            return _direct(fun, tensors)
+        return (_direct if _identity(fun) in _being_traced.get() else _staged)(fun, tensors)
+    # A value of an outer level would lose its gradient if an argument is traced at that level, too, and JAX says nothing.
+    is_nested = any([is_traced(tensor) and is_traced(inside(tensor)) for tensor in tensors])
+    if not any(map(is_traced, fun.closed_over())):
+        if all(map(is_only_mapped, tensors)):
+            # Nothing is differentiated, unless the function reads it elsewhere: then it shows in the outputs.
+            outputs, _ = fun(*map(asarray, tensors))
+            if all(map(is_only_mapped, outputs)):
+                return outputs
+        elif not is_nested:
+            # This fails if the function or its rule reads a traced value that is no argument.
+            with contextlib.suppress(jax.errors.UnexpectedTracerError):
+                return _direct(fun, tensors)
     try:
         return _staged(fun, tensors)
     except jax.errors.ConcretizationTypeError:
@@ -115,7 +124,8 @@ def _run(
 ) -> tuple[Tensors, Sequence[Any], Callable[[], Residuals]]:
     # An array of NumPy's that is differentiated arrives here unchanged.
     outputs, pullback = fun(*map(asarray, tensors))
-    if not is_staging() and any(map(is_traced, outputs)) and not any(map(is_traced, tensors)):
+    read = (*outputs, *pullback.closed_over())
+    if not is_staging() and any(map(is_traced, read)) and not any(map(is_traced, tensors)):
         raise jax.errors.UnexpectedTracerError("the function reads a traced value that is not among its arguments.")
     rule = _flat(pullback, outputs, needs_grad)
 
@@ -140,7 +150,7 @@ def _flat(pullback: Pullback, outputs: Tensors, needs_grad: Sequence[bool], vari
     return rule
 
 
-# The code of the functions whose rules are being traced.
+# The functions whose rules are being traced.
 _being_traced: ContextVar[tuple[Any, ...]] = ContextVar("being_traced", default=())
 
 
@@ -150,16 +160,21 @@ def _traced(fun: Function, rule: FlatRule, outputs: Sequence[Any]) -> Residuals:
     The rule may call the function, as that of a sigmoid does. Traced with the function, such a rule would be traced
     with itself without end. So `attach` leaves the inner rule to the time when the gradient is differentiated.
     """
-    token = _being_traced.set((*_being_traced.get(), _code(fun)))
+    token = _being_traced.set((*_being_traced.get(), _identity(fun)))
     try:
         return rule_primitives.traced(fun.name, rule, outputs)
     finally:
         _being_traced.reset(token)
 
 
-def _code(fun: Function) -> Any:
-    """Returns what a function has in common with the copy of it that a frozen rule calls."""
-    return getattr(fun.user, "__code__", fun.user)
+def _identity(fun: Function) -> tuple[Any, ...]:
+    """Returns what two decorated functions have in common if they are the same one: code, object and closure.
+
+    A factory may make a function anew whenever the rule calls it; and another function of that factory is another one.
+    """
+    function = getattr(fun.user, "__func__", fun.user)
+    cells = [id(cell.cell_contents) for cell in getattr(function, "__closure__", None) or () if is_bound(cell)]
+    return getattr(function, "__code__", function), id(getattr(fun.user, "__self__", None)), *cells
 
 
 def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
@@ -218,7 +233,8 @@ class _Program:
         self.rule: Any = None
         self.error: Exception | None = None
         self.refusal: Exception | None = None
-        self.jaxpr, self.consts = linear.program(functools.partial(self._run, fun), [*map(jax.typeof, tensors)])
+        self.types = [*map(jax.typeof, tensors)]
+        self.jaxpr, self.consts = linear.program(functools.partial(self._run, fun), self.types)
 
     def _run(self, fun: Function, *tensors: Any) -> Sequence[Any]:
         # The pullback must not outlive the trace: JAX would report a leak of what it holds.
@@ -240,18 +256,29 @@ class _Program:
         return [*outputs, *values]
 
     def captured(self) -> list[Any]:
-        """Returns the traced constants that the outputs can be differentiated by, in the order of first use."""
-        variables, _ = linear.split_invars(self.jaxpr, len(self.needs_grad))
-        hoisted = [pair for pair in zip(self.consts, variables, strict=True) if is_traced(pair[0])]
-        read = set(filter(_is_floating_variable, self.jaxpr.outvars[: self.count]))
-        for equation in reversed(self.jaxpr.eqns if hoisted else ()):
-            if equation.primitive.name != "stop_gradient" and not read.isdisjoint(equation.outvars):
-                read.update(filter(_is_floating_variable, equation.invars))
-        return [const for const, variable in hoisted if variable in read]
+        """Returns the traced constants that the outputs can be differentiated by, in the order of first use.
 
+        JAX itself tells: it linearizes the program, and drops the tangents that no output needs.
+        """
+        hoisted = [const for const in self.consts if is_traced(const) and is_floating(const)]
+        if not hoisted:
+            return []
+        places = {id(const): place for place, const in enumerate(hoisted)}
 
-def _is_floating_variable(operand: Any) -> bool:
-    return not isinstance(operand, Literal) and is_floating(operand.aval)
+        def pushed(*values: Any) -> Sequence[Any]:
+            primals, args, tangents = values[: len(hoisted)], values[len(hoisted) : -len(hoisted)], values[-len(hoisted) :]
+
+            def outputs(*primals: Any) -> list[Any]:
+                consts = [primals[places[id(const)]] if id(const) in places else const for const in self.consts]
+                results = jax.core.eval_jaxpr(self.jaxpr, consts, *args)[: self.count]
+                return [result for result in results if is_floating(jax.typeof(result))]
+
+            return jax.linearize(outputs, *primals)[1](*tangents)  # type: ignore[no-any-return]
+
+        types = [*map(jax.typeof, hoisted)]
+        jaxpr, _ = linear.program(pushed, [*types, *self.types, *types])
+        _, is_used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+        return [const for const, is_read in zip(hoisted, is_used[-len(hoisted) :], strict=True) if is_read]
 
 
 def _guarded(value: Any, refusal: Exception) -> Any:

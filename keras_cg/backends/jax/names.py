@@ -6,9 +6,10 @@ import warnings
 from typing import Any
 
 import jax
+import numpy
 from jax.extend import core as extend
 from jax.extend import linear_util
-from jax.interpreters import ad
+from jax.interpreters import ad, partial_eval
 
 
 def _find(name: str) -> Any:
@@ -39,10 +40,37 @@ trace_state = _find("get_opaque_trace_state")
 
 
 # The other files read these only when they need them. If one is gone, importing this file fails, and so the backend.
-NEEDED = (jax.core.eval_jaxpr, linear_util.wrap_init, ad.Zero, ad.instantiate_zeros)
+NEEDED = (jax.core.eval_jaxpr, linear_util.wrap_init, ad.Zero, ad.instantiate_zeros, partial_eval.dce_jaxpr)
 
 
 def is_reversed(tracer: Any) -> bool:
     """Whether JAX differentiates a traced value in reverse mode alone; False where that is not sure."""
     # JAX 0.8 does not tell, nor does any release for a tracer of a program.
     return getattr(getattr(tracer, "_trace", None), "is_vjp", False) is True
+
+
+def _traced(transform: Any) -> Any:
+    """Returns the value that a function gets inside of a transform."""
+    seen: list[Any] = []
+    transform(lambda value: seen.append(value) or value)
+    return seen[0]
+
+
+# How JAX calls what a traced value stands for at the next outer level: found out by trying, once.
+_MAPPED = type(_traced(lambda fun: jax.vmap(fun)(numpy.zeros(1, "float32"))))
+_INSIDE = {_MAPPED: _MAPPED.val}  # type: ignore[attr-defined]
+for _kind in (lambda fun: jax.jvp(fun, (0.0,), (0.0,)), lambda fun: jax.linearize(fun, 0.0)):
+    _INSIDE[type(_traced(_kind))] = type(_traced(_kind)).primal  # type: ignore[attr-defined]
+
+
+def inside(value: Any) -> Any:
+    """Returns what a traced value stands for at the next outer level; the value itself where JAX does not tell."""
+    member = _INSIDE.get(type(value))
+    return value if member is None else member.__get__(value)
+
+
+def is_only_mapped(value: Any) -> bool:
+    """Whether every level that traces a value is a vmap."""
+    while isinstance(value, _MAPPED):
+        value = inside(value)
+    return not isinstance(value, jax.core.Tracer)

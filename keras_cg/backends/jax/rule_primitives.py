@@ -104,13 +104,18 @@ def _batched(
 ) -> tuple[Sequence[Any], Sequence[int | None]]:
     """Batches a primitive along the first axis of its operands, or of those that have a batched axis.
 
-    The first operands of `tie` are its outputs. They are batched if anything is, because their derivative is.
+    The first operands of `tie` are its outputs. Those that have a derivative are batched if anything is, because their
+    derivative is.
     """
     is_batched, count = any(place is not None for place in axes), params.get("count", 0)
     if is_batched:
-        operands = [
-            value if place is None and index >= count else bdim_at_front(value, place, axis.size)  # type: ignore[no-untyped-call]
+        needed = [
+            place is not None or (index < count and is_floating(jax.typeof(value)))
             for index, (value, place) in enumerate(zip(operands, axes, strict=True))
+        ]
+        operands = [
+            bdim_at_front(value, place, axis.size) if is_needed else value  # type: ignore[no-untyped-call]
+            for value, place, is_needed in zip(operands, axes, needed, strict=True)
         ]
         before, of_args = rule.split([None if place is None else 0 for place in axes])
         rule = rule.batched(axis, before[count:], of_args)
@@ -118,7 +123,9 @@ def _batched(
             specs = [unmapped_aval(axis.size, 0, spec, axis.explicit_mesh_axis) for spec in params["specs"]]
             params["specs"] = tuple(specs)
     results = primitive.bind(*operands, rule=rule, **params)
-    return results, [0 if is_batched else None] * len(results)
+    if not is_batched or not count:
+        return results, [0 if is_batched else None] * len(results)
+    return results, [0 if is_needed else None for is_needed in needed[:count]]
 
 
 # --- the outputs, tied to their rule ---------------------------------------------------------------------------------
