@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
-from types import FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import tensorflow as tf
@@ -81,11 +81,11 @@ def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: lis
     used = variables if used is None else used
     others = [source for source in used if id(source) not in known]
     captured = others or (used and variables)
-    pullback.capture([graph.CLOSED_OVER if is_part(source) else source.name for source in captured])
+    names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
+    pullback.capture(names or [graph.CLOSED_OVER])
     # Of several tensors, nothing tells which is used first.
     if not captured or (others and (len(used) > 1 or not is_part(others[0]))):
-        pullback.capture([graph.CLOSED_OVER])
-        raise messages.unserved_variables("tensorflow", "several of them, in a closure.", fun)
+        raise messages.unserved_variables("tensorflow", "several of them, or one that is out of reach.", fun)
     return captured
 
 
@@ -105,18 +105,34 @@ def _hidden(fun: Function, shown: Sequence[Any]) -> list[Any]:
         # A variable is not entered, because its handle is differentiated with it.
         return isinstance(value, tf.Variable) or _is_source(value)
 
-    named: list[Any] = []
-    functions = [each for each in [getattr(fun.user, "__func__", fun.user), *fun.closed_over()] if type(each) is FunctionType]
-    for function in functions:
-        scope, codes = function.__globals__, [function.__code__]
-        for code in codes:
-            codes += [each for each in code.co_consts if isinstance(each, type(code))]
-            values = [scope[name] for name in code.co_names if name in scope]
-            # Other functions of the same module; those of libraries read no tensors of the user.
-            functions += [each for each in values if getattr(each, "__globals__", None) is scope and each not in functions]
-            named += values
+    named = _named_globals(fun)
     found = {id(each): each for each in [*fun.captures(is_wanted), *reached(named, is_wanted)] if _is_source(each)}
     return [each for key, each in found.items() if key not in map(id, shown)]
+
+
+def _named_globals(fun: Function) -> list[Any]:
+    """Returns the globals that the code of `fun` names, and other code of the same module that it can call."""
+    user: Any = fun.user
+    while isinstance(user, functools.partial):
+        user = user.func
+    scope = getattr(user if hasattr(user, "__globals__") else type(user).__call__, "__globals__", {})
+    waiting, known = [user, *fun.closed_over()], {}
+    for value in waiting:
+        values: dict[Any, Any] = {}
+        if isinstance(value, (MethodType, staticmethod, classmethod, property)):
+            waiting += [getattr(value, name, None) for name in ("__func__", "__self__", "fget")]
+        elif isinstance(value, FunctionType) and value.__globals__ is scope:
+            codes = [value.__code__]
+            for code in codes:
+                codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+                values.update({name: scope[name] for name in code.co_names if name in scope})
+        else:
+            # An object can call the methods of its classes.
+            own = [kind for kind in type(value).__mro__ if kind.__module__ == scope.get("__name__")]
+            values = {(kind, name): each for kind in own for name, each in vars(kind).items()}
+        waiting += [each for name, each in values.items() if name not in known]
+        known.update(values)
+    return [*known.values()]
 
 
 def _rerun(fun: Function, tensors: Sequence[Any]) -> Pullback | None:
