@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_cg.backends.tensorflow import graph, recording
 from keras_cg.backends.tensorflow.backward import Backward
-from keras_cg.backends.tensorflow.composite import fill_all, is_part, parts
+from keras_cg.backends.tensorflow.composite import fill_all, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import is_differentiated
 from keras_cg.backends.tensorflow.tensors import asarray, is_recording
 from keras_cg.engine import messages
@@ -65,7 +65,7 @@ def _run(fun: Function, inputs: Sequence[Any], watched: Sequence[Any]) -> tuple[
         outputs, pullback = fun(*inputs)
     # In the order of creation. TensorFlow (2.21) does not tell for eager operations which was read first, and a rule
     # must not get another order in a graph.
-    variables = [*watcher.watched_variables()]
+    variables = [variable for variable in watcher.watched_variables() if is_floating(variable)]
     if not watched:
         return outputs, pullback, variables, None
     sources = [*watched, *variables]

@@ -45,9 +45,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # gradient is differentiated again, only tensors of its own graph are within reach.
     tensors = [mapped(inside, tensor) for tensor in tensors]
     before = graph.version
+    # Copies, because a function may also close over an argument, which would be the same tensor.
+    inputs = [tf.identity(part) for part in parts(tensors)]
     with VariableWatcher() as watcher:
-        outputs, pullback = fun(*tensors)
-    inputs, results = parts(tensors), [inside(result) for result in parts(outputs)]
+        outputs, pullback = fun(*fill_all(tensors, inputs))
+    results = [inside(result) for result in parts(outputs)]
     sources = _sources(fun, results, inputs, before)
     if results and _is_vectorizing():
         # Inside of the loop's body the rule serves. Vectorization drops it, so a gradient from outside of the loop must
