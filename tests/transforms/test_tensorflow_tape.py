@@ -164,7 +164,7 @@ BESIDE = {
     "global": lambda tf, w: lambda x: x + TABLE["deep"][0],
     "function": lambda tf, w: lambda x: of_this_module(x),
     "list": lambda tf, w: lambda x, parts=(w,): tf.add_n([x, parts[0]]),
-    "slot": lambda tf, w: lambda x, holder=Holder(w): x * holder.w,
+    "slot": lambda tf, w: (lambda holder: lambda x: x * holder.w)(Holder(w)),
     "method": lambda tf, w: Owner(w).of_an_attribute,
     "method of a global": lambda tf, w: Owner(None).of_a_global,
     "array": lambda tf, w: tf.TensorArray(tf.float32, 1, clear_after_read=False).write(0, w).read,

@@ -4,8 +4,8 @@
 gradient a quarter slower (TensorFlow 2.21). In graphs it copies every output once more, and hides whether a tape asks
 for the gradient, which knows the inputs that are differentiated, or the graph, which does not.
 
-`tensors` says which values are tensors, `composite` flattens them, `handles` opens variables and lists of a graph, and
-`recording` asks which tapes and accumulators record. `attach` serves eager mode and `graph` serves graphs, both with the gradients of `backward`. `derivatives` calls
+`tensors` says which values are tensors, `composite` flattens them, and `recording` asks which tapes and accumulators
+record. `attach` serves eager mode and `graph` serves graphs, both with the gradients of `backward`. `derivatives` calls
 TensorFlow's own tapes, compiler and exporter. `tracing` is the type of a decorated function as an argument.
 """
 

@@ -29,7 +29,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, in eager mode, on copies of the arguments that are differentiated.
 
-    An output that is differentiated nevertheless depends on a variable or a tensor that `fun` captured.
+    An output that is differentiated nevertheless depends on a variable or a tensor that `fun` captured. Only then the
+    search for what is not in a cell begins, and only what it finds asks for another run.
     """
     needs_grad = recording.needs_grad(tensors)
     inputs = recording.copies(tensors) if True in needs_grad else tensors
@@ -38,25 +39,25 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     results = parts(outputs)
     captured: Sequence[Any] = ()
     if is_differentiated(results):
-        # A run has found all that it depends on if nothing else that is differentiated is within reach.
         hidden = _hidden(fun, shown)
         if hidden:
             *_, used = _run(fun, inputs, [*shown, *hidden])
         captured = _captured(fun, pullback, variables, used)
     elif inputs is tensors:
         return outputs
-    backward = Backward(
-        fun.name, pullback, functools.partial(_rerun, fun, tensors), tensors, needs_grad, outputs, captured
-    )
+    rerun = functools.partial(_rerun, fun, tensors)
+    backward = Backward(fun.name, pullback, rerun, tensors, needs_grad, outputs, captured)
     results = recording.copies(results)
     backward.record(results)
     return fill_all(outputs, results)
 
 
-def _run(fun: Function, inputs: Sequence[Any], watched: Sequence[Any]) -> tuple[Tensors, Pullback, list[Any], list[Any] | None]:
-    """Runs `fun`. Returns its outputs, its pullback, and the trainable variables that it read.
+def _run(
+    fun: Function, inputs: Sequence[Any], watched: Sequence[Any]
+) -> tuple[Tensors, Pullback, list[Any], list[Any]]:
+    """Runs `fun`. Returns its outputs, its pullback, the trainable variables that it read, and which sources it used.
 
-    If there is something to be watched, returns also what of it, and of the variables, the outputs depend on.
+    The sources are what is `watched` and the variables. If nothing is watched, all variables count as used.
     """
     tape: Any = tf.GradientTape() if watched else nullcontext()
     with recording.VariableWatcher() as watcher, tape:
@@ -67,19 +68,16 @@ def _run(fun: Function, inputs: Sequence[Any], watched: Sequence[Any]) -> tuple[
     # must not get another order in a graph.
     variables = [variable for variable in watcher.watched_variables() if is_floating(variable)]
     if not watched:
-        return outputs, pullback, variables, None
+        return outputs, pullback, variables, variables
     sources = [*watched, *variables]
     with recording.stop_recording():
         slopes = tape.gradient(parts(outputs), sources)
-    used = [source for source, slope in zip(sources, slopes, strict=True) if slope is not None]
-    return outputs, pullback, variables, used
+    return outputs, pullback, variables, [one for one, slope in zip(sources, slopes, strict=True) if slope is not None]
 
 
-def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: list[Any] | None) -> Sequence[Any]:
+def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: list[Any]) -> Sequence[Any]:
     """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
-    known = {id(variable) for variable in variables}
-    used = variables if used is None else used
-    others = [source for source in used if id(source) not in known]
+    others = [source for source in used if id(source) not in set(map(id, variables))]
     captured = others or (used and variables)
     names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
     pullback.capture(names or [graph.CLOSED_OVER])
@@ -102,36 +100,30 @@ def _hidden(fun: Function, shown: Sequence[Any]) -> list[Any]:
     """Searches what `fun` can reach, and the globals that it names, for other values that are differentiated."""
 
     def is_wanted(value: Any) -> bool:
-        # A variable is not entered, because its handle is differentiated with it.
-        return isinstance(value, tf.Variable) or _is_source(value)
+        return isinstance(value, (tf.Tensor, tf.Variable))
 
-    named = _named_globals(fun)
-    found = {id(each): each for each in [*fun.captures(is_wanted), *reached(named, is_wanted)] if _is_source(each)}
-    return [each for key, each in found.items() if key not in map(id, shown)]
+    found = [*fun.captures(is_wanted), *reached(_named_globals(fun), is_wanted)]
+    return [*{id(each): each for each in found if id(each) not in map(id, shown) and _is_source(each)}.values()]
 
 
 def _named_globals(fun: Function) -> list[Any]:
-    """Returns the globals that the code of `fun` names, and other code of the same module that it can call."""
+    """Returns the globals that the code of `fun` names, and the code of the same module that it can call."""
     user: Any = fun.user
     while isinstance(user, functools.partial):
         user = user.func
     scope = getattr(user if hasattr(user, "__globals__") else type(user).__call__, "__globals__", {})
     waiting, known = [user, *fun.closed_over()], {}
     for value in waiting:
-        values: dict[Any, Any] = {}
-        if isinstance(value, (MethodType, staticmethod, classmethod, property)):
-            waiting += [getattr(value, name, None) for name in ("__func__", "__self__", "fget")]
-        elif isinstance(value, FunctionType) and value.__globals__ is scope:
-            codes = [value.__code__]
-            for code in codes:
-                codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-                values.update({name: scope[name] for name in code.co_names if name in scope})
-        else:
-            # An object can call the methods of its classes.
-            own = [kind for kind in type(value).__mro__ if kind.__module__ == scope.get("__name__")]
-            values = {(kind, name): each for kind in own for name, each in vars(kind).items()}
-        waiting += [each for name, each in values.items() if name not in known]
-        known.update(values)
+        if isinstance(value, (MethodType, staticmethod)):
+            waiting += [value.__func__, getattr(value, "__self__", None)]
+        codes = [value.__code__] if isinstance(value, FunctionType) and value.__globals__ is scope else []
+        for code in codes:
+            codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        named = {name: scope[name] for code in codes for name in code.co_names if name in scope}
+        if type(value).__module__ == scope.get("__name__"):
+            named = {(type(value), name): each for name, each in vars(type(value)).items()}
+        waiting += [each for name, each in named.items() if name not in known]
+        known.update(named)
     return [*known.values()]
 
 

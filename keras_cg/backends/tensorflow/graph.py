@@ -9,8 +9,16 @@ from typing import Any
 import tensorflow as tf
 
 from keras_cg.backends.tensorflow.backward import Backward
-from keras_cg.backends.tensorflow.composite import fill_all, is_floating, mapped, marked, parts
-from keras_cg.backends.tensorflow.handles import HANDLES, element_dtype, read
+from keras_cg.backends.tensorflow.composite import (
+    HANDLES,
+    element_dtype,
+    fill_all,
+    is_floating,
+    mapped,
+    marked,
+    parts,
+    read,
+)
 from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, needs_grad, stop_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Tensors
