@@ -119,7 +119,7 @@ def _named_globals(fun: Function) -> list[Any]:
         codes = [value.__code__] if isinstance(value, FunctionType) and value.__globals__ is scope else []
         for code in codes:
             codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-        named = {name: scope[name] for code in codes for name in code.co_names if name in scope}
+        named: dict[Any, Any] = {name: scope[name] for code in codes for name in code.co_names if name in scope}
         if type(value).__module__ == scope.get("__name__"):
             named = {(type(value), name): each for name, each in vars(type(value)).items()}
         waiting += [each for name, each in named.items() if name not in known]
