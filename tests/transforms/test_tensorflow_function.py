@@ -127,7 +127,7 @@ def twice(tf, step, z):
     return tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, step(i, a)), (0, z))[1]
 
 
-# What a function reads of `w`, or of an array of it, besides its argument.
+# What a function reads of `w`, or of an array of it, in addition to its argument.
 READS = {
     "array": lambda tf, array: lambda z: z * array.read(1),
     "array in a loop": lambda tf, array: lambda z: twice(tf, lambda i, a: a + array.read(i), z),
