@@ -212,7 +212,19 @@ def test_what_explains_the_output_is_found_in_the_first_run(eager, tf):
         sources = [x, w if stops[0] is tf.stop_gradient else variable]
         for found, expected in zip(tape.gradient(y, sources), (14, 11), strict=True):
             close(found, np.full(3, float(expected)))
-    assert runs == 3
+
+    def keeps(owner, x):
+        def g(z):
+            runs.assign_add(1)
+            return z * variable, lambda u, variables: (7 * u + 0 * owner.parts, [11 * u])
+
+        owner.parts = x * 2
+        return custom_gradient(g)(x)
+
+    gx, gv = gradients(lambda x, _: keeps(Owner(None), x), x, variable)
+    close(gx, 7 * ONES)
+    close(gv, 11 * ONES)
+    assert runs == 4
 
 
 def test_nothing_is_searched_where_nothing_is_captured(eager, tf, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,8 @@ from keras_cg.backends.tensorflow.tensors import asarray, is_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
 from keras_cg.engine.rule import reached
+
+_SOURCES = (tf.Tensor, tf.Variable)
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
@@ -35,6 +37,9 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     needs_grad = recording.needs_grad(tensors)
     inputs = recording.copies(tensors) if True in needs_grad else tensors
     shown = [value for value in fun.closed_over() if _is_source(value)]
+    # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
+    owners = [value for value in fun.closed_over() if not isinstance(value, (*_SOURCES, type, ModuleType))]
+    shown += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if _is_source(value)]
     outputs, pullback, variables, used = _run(fun, inputs, shown)
     results = parts(outputs)
     captured: Sequence[Any] = ()
@@ -100,7 +105,7 @@ def _hidden(fun: Function, shown: Sequence[Any]) -> list[Any]:
     """Searches what `fun` can reach, and the globals that it names, for other values that are differentiated."""
 
     def is_wanted(value: Any) -> bool:
-        return isinstance(value, (tf.Tensor, tf.Variable))
+        return isinstance(value, _SOURCES)
 
     found = [*fun.captures(is_wanted), *reached(_named_globals(fun), is_wanted)]
     return [*{id(each): each for each in found if id(each) not in map(id, shown) and _is_source(each)}.values()]
