@@ -165,6 +165,8 @@ def test_masks_are_passed_on(keras, case):
     np.testing.assert_allclose(array(model(padded[None]))[0], output.mean(0), rtol=1e-6)
 
 
+# On torch a function gets aliases of its arguments, which have no attributes.
+@pytest.mark.only("tensorflow")
 def test_masks_in_a_function_with_a_rule(keras, eager):
     """What the layers around it and inside it see under a tape: the mean of 4 and 2, not of the padding, too."""
     table = np.arange(5, dtype=np.float32)[:, None]
@@ -174,9 +176,8 @@ def test_masks_in_a_function_with_a_rule(keras, eager):
     around = custom_gradient(lambda x: (x, lambda upstream: 7 * upstream))
     embed(ids)
     for f in (lambda s: inside(embed(ids)), lambda s: pool(around(embed(ids)))):
-        if eager.name == "tensorflow":
-            output, _ = eager.differentiate(f, np.float32(1))
-            np.testing.assert_allclose(output, [[3.0]])
+        output, _ = eager.differentiate(f, np.float32(1))
+        np.testing.assert_allclose(output, [[3.0]])
         np.testing.assert_allclose(array(f(None)), [[3.0]])
 
 
