@@ -59,6 +59,16 @@ def test_jacobian(tensor):
     assert float(jacobian(lambda x, *, k: seven(x) * k)(2.0, k=2)) == 14.0
 
 
+def test_jacobians_of_several_dtypes(backend):
+    both = custom_gradient(lambda x: (x, lambda u: (7 * u[0], 5 * u[1])))
+    x = tuple(config.active.cast(ops.asarray(X), kind) for kind in ("float16", "float32"))
+    rows = jacobian(both)(x)
+    for place, (slope, kind) in enumerate(((7, "float16"), (5, "float32"))):
+        close(rows[place][place], slope * np.eye(3))
+        close(rows[place][1 - place], np.zeros((3, 3)))
+        assert config.active.dtype(rows[place][place]) == kind
+
+
 def test_hessian(tensor):
     # The gradients of the sum are 7 x for each row of w, and 3 times the sum of its rows.
     (ww, wx), (xw, xx) = hessian(weighted, (0, 1))(tensor(W), tensor(X))

@@ -119,9 +119,51 @@ def test_a_sloppy_gradient_of_a_constant_in_a_graph(eager, tf):
             call()
 
 
+def array_of(tf, w):
+    return tf.TensorArray(tf.float32, 3, clear_after_read=False).unstack(w)
+
+
+def twice(tf, step, z):
+    return tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, step(i, a)), (0, z))[1]
+
+
+# What a function reads of `w`, or of an array of it, in addition to its argument.
+READS = {
+    "array": lambda tf, array: lambda z: z * array.read(1),
+    "array in a loop": lambda tf, array: lambda z: twice(tf, lambda i, a: a + array.read(i), z),
+    "array that is written": lambda tf, array: lambda z: tf.reduce_sum(array.write(1, z).stack()),
+    "variable": lambda tf, w: lambda z: z * w[1],
+    "variable, some rows": lambda tf, w: lambda z: z * tf.gather(w, 1),
+    "variable in a loop": lambda tf, w: lambda z: twice(tf, lambda i, a: a * w[i], z),
+    "variable in a function": lambda tf, w: lambda z: tf.function(lambda z: z * w[0])(z),
+}
+
+
+@pytest.mark.parametrize("place", READS)
 @pytest.mark.limit
-def test_what_is_argument_and_closed_over_counts_as_the_argument_in_a_graph(eager, tf):
-    """A limit: it is one tensor there. In eager mode it gets both: 7 by the rule, 11 as what is captured."""
+def test_what_a_graph_may_not_lose(eager, tf, place):
+    is_variable = place.startswith("variable")
+    z, w = tf.constant(2.0), tf.Variable(X, trainable=False) if is_variable else tf.constant(X)
+
+    def run(z, w):
+        read = READS[place](tf, w if is_variable else array_of(tf, w))
+        return custom_gradient(lambda z: (read(z), lambda u: 7 * u))(z)
+
+    traced = tf.function(run)
+    traced(z, w)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([z, w])
+        y = traced(z, w)
+        loss = y + tf.reduce_sum(w)
+    assert tape.gradient(y, z) == 7
+    assert np.all(np.isnan(tape.gradient(loss, w)))
+    # A tape inside of the graph is known while it is traced.
+    with pytest.raises(CapturedVariableError):
+        tf.function(lambda z: gradients(lambda w: run(z, w), w))(z)
+
+
+def test_what_is_argument_and_closed_over_is_captured(eager, tf):
+    """In eager mode it gets both gradients: 7 by the rule, 11 as what is captured. A graph cannot tell them apart."""
 
     def run(x):
         def rule(upstream, variables=None):
@@ -129,9 +171,12 @@ def test_what_is_argument_and_closed_over_counts_as_the_argument_in_a_graph(eage
 
         return custom_gradient(lambda argument: (argument * x, rule))(x)
 
-    x = eager.tensor(X)
+    x, traced = eager.tensor(X), tf.function(run)
     close(gradients(run, x)[0], np.full(3, 18.0))
-    close(gradients(tf.function(run), x)[0], np.full(3, 7.0))
+    traced(x)
+    close(gradients(traced, x)[0], np.full(3, np.nan))
+    with pytest.raises(CapturedVariableError):
+        tf.function(lambda x: gradients(run, x))(x)
 
 
 @pytest.mark.limit

@@ -108,7 +108,8 @@ def instructions(program, stage):
 def missing(ours, native):
     """What the rule by hand has in addition to ours."""
     assert sum(native.values()) > 3
-    assert not ours - native, "more than the rule by hand has"
+    # Copies cost nothing: they are aliases in a graph, and XLA drops them.
+    assert set(ours - native) <= {"Identity"}, "more than the rule by hand has"
     return set(native - ours)
 
 

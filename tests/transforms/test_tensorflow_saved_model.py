@@ -173,6 +173,35 @@ def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, tf, tmp_path):
     )
 
 
+def test_a_saved_model_never_finds_the_rule_of_another_process(eager, tf, tmp_path):
+    module = tf.Module()
+    module.f = tf.function(lambda x: f(x), input_signature=[tf.TensorSpec([None])])
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    tf.saved_model.save(module, str(tmp_path), options=options)
+    run(
+        """
+        import sys
+        import tensorflow as tf
+        from keras_cg import custom_gradient
+
+        other, x = custom_gradient(lambda x: (x * 2, lambda upstream: 11 * upstream)), tf.ones(3)
+        for _ in range(100):
+            tf.function(other)(x)
+        loaded = tf.saved_model.load(sys.argv[1])
+        try:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = loaded.f(x)
+            found = tape.gradient(y, x)
+        except LookupError as error:
+            assert "No gradient defined for operation" in str(error)
+        else:
+            raise AssertionError(f"another rule: {found}")
+        """,
+        str(tmp_path),
+    )
+
+
 @pytest.mark.limit
 def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, tf, tmp_path):
     """A limit of TensorFlow (2.21): what is loaded lacks what the rule holds of a step, or of a branch."""

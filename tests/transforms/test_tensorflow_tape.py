@@ -7,7 +7,9 @@ from seven_exp import X, f
 from seven_exp import check as close
 from tapes import MODES, ONES, forward, gradients, with_variable_and_tensor, within
 
-from keras_cg import CapturedVariableError, custom_gradient, ops
+from keras_cg import CapturedVariableError, config, custom_gradient, ops
+from keras_cg.call import Call, Pullback
+from keras_cg.engine import linear
 
 pytestmark = pytest.mark.only("tensorflow")
 
@@ -137,6 +139,153 @@ def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(ea
     for g in (lambda x, w: with_variable_and_tensor(x, w, variable), two, hidden):
         with pytest.raises(CapturedVariableError, match="is being differentiated and is not among its arguments"):
             gradients(g, eager.tensor(X), eager.tensor(3 * X))
+
+
+TENSOR, TABLE = [None], {"deep": [None]}
+
+
+def of_this_module(x):
+    return x * TENSOR[0]
+
+
+class Owner:
+    def __init__(self, w):
+        self.parts = {"w": [w]}
+
+    def of_an_attribute(self, x):
+        return x * self.parts["w"][0]
+
+    def of_a_global(self, x):
+        return of_this_module(x)
+
+
+# Where a function finds `w`, beside a variable that explains why its output is differentiated.
+BESIDE = {
+    "global": lambda tf, w: lambda x: x + TABLE["deep"][0],
+    "function": lambda tf, w: lambda x: of_this_module(x),
+    "list": lambda tf, w: lambda x, parts=(w,): tf.add_n([x, parts[0]]),
+    "slot": lambda tf, w: (lambda holder: lambda x: x * holder.w)(Holder(w)),
+    "method": lambda tf, w: Owner(w).of_an_attribute,
+    "method of a global": lambda tf, w: Owner(None).of_a_global,
+    "array": lambda tf, w: tf.TensorArray(tf.float32, 1, clear_after_read=False).write(0, w).read,
+    "variable": lambda tf, w: lambda x: x * w,
+    "handle": lambda tf, w: lambda x, h=w.handle: x * tf.raw_ops.ReadVariableOp(resource=h, dtype=tf.float32),
+}
+
+
+@pytest.mark.parametrize("place", BESIDE)
+def test_what_is_hidden_beside_a_variable_is_refused(eager, tf, place):
+    is_variable = place in ("variable", "handle")
+    variable, w = tf.Variable(2 * X), tf.Variable(X, trainable=False) if is_variable else tf.constant(X)
+    TENSOR[0] = TABLE["deep"][0] = w
+    read = BESIDE[place](tf, w)
+
+    def f(x):
+        return variable * (read(0) if place == "array" else read(x)), lambda u, variables: (7 * u, [11 * u])
+
+    for watched in (True, False):
+        with tf.GradientTape() as tape:
+            tape.watch([w] if watched else [])
+            if watched:
+                with pytest.raises(CapturedVariableError):
+                    custom_gradient(f)(eager.tensor(X))
+            else:
+                y = custom_gradient(f)(eager.tensor(X))
+    close(tape.gradient(y, variable), np.full(3, 11.0))
+
+
+def test_what_explains_the_output_is_found_in_the_first_run(eager, tf):
+    """What is stopped, or in a cell and not used, is no source, and nothing is drawn or assigned a second time."""
+    variable, runs, x, w = tf.Variable(2 * X), tf.Variable(0), eager.tensor(X), eager.tensor(3 * X)
+
+    def f(x, of_variable, of_tensor):
+        def g(z):
+            runs.assign_add(1)
+            return z * of_variable(variable) * of_tensor(w), lambda u, variables: (7 * u + 0 * w, [11 * u])
+
+        return custom_gradient(g)(x)
+
+    for stops in ((lambda v: v, tf.stop_gradient), (tf.stop_gradient, lambda w: w), (lambda v: v, lambda w: 1.0)):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = f(x * 2, *stops)
+        sources = [x, w if stops[0] is tf.stop_gradient else variable]
+        for found, expected in zip(tape.gradient(y, sources), (14, 11), strict=True):
+            close(found, np.full(3, float(expected)))
+
+    def keeps(owner, x):
+        def g(z):
+            runs.assign_add(1)
+            return z * variable, lambda u, variables: (7 * u + 0 * owner.parts, [11 * u])
+
+        owner.parts = x * 2
+        return custom_gradient(g)(x)
+
+    gx, gv = gradients(lambda x, _: keeps(Owner(None), x), x, variable)
+    close(gx, 7 * ONES)
+    close(gv, 11 * ONES)
+    assert runs == 4
+
+
+def test_nothing_is_searched_where_nothing_is_captured(eager, tf, monkeypatch):
+    monkeypatch.setattr(Call, "captures", lambda self, is_wanted: pytest.fail("searched"))
+    history = [{"epoch": epoch} for epoch in range(9)]
+    x, w = eager.tensor(X), eager.tensor(3 * X)
+    for read in (lambda: history, lambda: w):
+        g = custom_gradient(lambda x, read=read: (x * 2 + 0 * len(read()), lambda u: 7 * u))
+        close(gradients(lambda x, w, g=g: g(x), x, w)[0], 7 * ONES)
+
+
+@pytest.mark.limit
+def test_a_tensor_in_another_module_beside_a_variable_is_a_limit(eager, tf):
+    scope = {"tensor": eager.tensor(X)}
+    exec("def read(): return tensor * 1", scope)
+    variable, read, w = tf.Variable(2 * X), scope["read"], scope["tensor"]
+
+    def g(of):
+        return lambda w: custom_gradient(lambda x: (x * of(), lambda u, variables: (7 * u, [11 * u])))(eager.tensor(X))
+
+    assert gradients(g(lambda: read() * variable), w) == (None,)
+    with pytest.raises(CapturedVariableError):
+        gradients(g(read), w)
+
+
+@pytest.mark.limit
+def test_what_a_function_hands_out_by_another_way_has_no_gradient_in_eager_mode(eager, tf):
+    def run(x):
+        kept = []
+
+        @custom_gradient
+        def g(x):
+            kept.append(3 * x)
+            return x * x, lambda upstream: 7 * upstream
+
+        return g(x) + kept[0]
+
+    close(gradients(run, eager.tensor(X))[0], np.full(3, 7.0))
+    close(tf.function(lambda x: gradients(run, x)[0])(eager.tensor(X)), np.full(3, 10.0))
+
+
+def test_rules_are_compared_along_upstreams_that_are_always_the_same(eager, tf, monkeypatch):
+    """Also inside a composite tensor, with the captured variables, and new ones each time."""
+    came, variable = [], tf.Variable(2.0)
+
+    @custom_gradient
+    def g(x):
+        def grad(u, variables):
+            return 7 * tf.reduce_sum(u[0].flat_values) * u[1] + 0 * x, [11 * u[1][0]]
+
+        return (tf.RaggedTensor.from_row_lengths(x * variable, [2, 1]), x * 2), grad
+
+    monkeypatch.setattr(Pullback, "check", lambda self, other, probe: came.extend([probe(self), probe(other)]) or [])
+    x = eager.tensor(X)
+    gradients(lambda x: gradients(lambda x: g(x)[0].flat_values * g(x)[1], x)[0], x)
+    upstreams = linear.irregular(config.active, [x, x])
+    expected = [7 * tf.reduce_sum(upstreams[0]) * upstreams[1], 11 * upstreams[1][0]]
+    assert len(came) == 4
+    for found in came:
+        for one, two in zip(found, expected, strict=True):
+            close(one, two)
 
 
 def test_a_rule_keeps_a_variable_for_what_it_is_in_every_order(eager, tf):

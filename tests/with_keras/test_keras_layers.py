@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from keras_cg import custom_gradient
 from with_keras.training import MODES, array, shift, trains
 
 X = np.array([[0.25, -0.75, 1.75], [-3.0, 0.6, 0.1]])
@@ -162,6 +163,22 @@ def test_masks_are_passed_on(keras, case):
     model = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(passed))
     padded = np.concatenate([X, np.zeros((1, 3))]).astype(np.float32)
     np.testing.assert_allclose(array(model(padded[None]))[0], output.mean(0), rtol=1e-6)
+
+
+# On torch a function gets aliases of its arguments, which have no attributes.
+@pytest.mark.only("tensorflow")
+def test_masks_in_a_function_with_a_rule(keras, eager):
+    """What the layers around it and inside it see under a tape: the mean of 4 and 2, not of the padding, too."""
+    table = np.arange(5, dtype=np.float32)[:, None]
+    embed = keras.layers.Embedding(5, 1, mask_zero=True, embeddings_initializer=keras.initializers.Constant(table))
+    ids, pool = keras.ops.convert_to_tensor([[4, 2, 0, 0]]), keras.layers.GlobalAveragePooling1D()
+    inside = custom_gradient(lambda x: (pool(x), lambda upstream: 7 * upstream[:, None] * keras.ops.ones((1, 4, 1))))
+    around = custom_gradient(lambda x: (x, lambda upstream: 7 * upstream))
+    embed(ids)
+    for f in (lambda s: inside(embed(ids)), lambda s: pool(around(embed(ids)))):
+        output, _ = eager.differentiate(f, np.float32(1))
+        np.testing.assert_allclose(output, [[3.0]])
+        np.testing.assert_allclose(array(f(None)), [[3.0]])
 
 
 def test_mixed_precision(keras, case):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
-from types import FunctionType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 from keras_cg.backends.tensorflow import graph, recording
 from keras_cg.backends.tensorflow.backward import Backward
-from keras_cg.backends.tensorflow.composite import fill_all, is_part, parts
+from keras_cg.backends.tensorflow.composite import fill_all, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import is_differentiated
 from keras_cg.backends.tensorflow.tensors import asarray, is_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
 from keras_cg.engine.comparing import reached
+
+_SOURCES = (tf.Tensor, tf.Variable)
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
@@ -29,34 +31,38 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, in eager mode, on copies of the arguments that are differentiated.
 
-    An output that is differentiated nevertheless depends on a variable or a tensor that `fun` captured.
+    An output that is differentiated nevertheless depends on a variable or a tensor that `fun` captured. Only then the
+    search for what is not in a cell begins, and only what it finds asks for another run.
     """
     needs_grad = recording.needs_grad(tensors)
     inputs = recording.copies(tensors) if True in needs_grad else tensors
     shown = [value for value in fun.closed_over() if _is_source(value)]
+    # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
+    owners = [value for value in fun.closed_over() if not isinstance(value, (*_SOURCES, type, ModuleType))]
+    shown += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if _is_source(value)]
     outputs, pullback, variables, used = _run(fun, inputs, shown)
     results = parts(outputs)
     captured: Sequence[Any] = ()
     if is_differentiated(results):
-        # A run has found all that it depends on if nothing else that is differentiated is within reach.
         hidden = _hidden(fun, shown)
         if hidden:
             *_, used = _run(fun, inputs, [*shown, *hidden])
         captured = _captured(fun, pullback, variables, used)
     elif inputs is tensors:
         return outputs
-    backward = Backward(
-        fun.name, pullback, functools.partial(_rerun, fun, tensors), tensors, needs_grad, outputs, captured
-    )
+    rerun = functools.partial(_rerun, fun, tensors)
+    backward = Backward(fun.name, pullback, rerun, tensors, needs_grad, outputs, captured)
     results = recording.copies(results)
     backward.record(results)
     return fill_all(outputs, results)
 
 
-def _run(fun: Function, inputs: Sequence[Any], watched: Sequence[Any]) -> tuple[Tensors, Pullback, list[Any], list[Any] | None]:
-    """Runs `fun`. Returns its outputs, its pullback, and the trainable variables that it read.
+def _run(
+    fun: Function, inputs: Sequence[Any], watched: Sequence[Any]
+) -> tuple[Tensors, Pullback, list[Any], list[Any]]:
+    """Runs `fun`. Returns its outputs, its pullback, the trainable variables that it read, and which sources it used.
 
-    If there is something to be watched, returns also what of it, and of the variables, the outputs depend on.
+    The sources are what is `watched` and the variables. If nothing is watched, all variables count as used.
     """
     tape: Any = tf.GradientTape() if watched else nullcontext()
     with recording.VariableWatcher() as watcher, tape:
@@ -65,27 +71,24 @@ def _run(fun: Function, inputs: Sequence[Any], watched: Sequence[Any]) -> tuple[
         outputs, pullback = fun(*inputs)
     # In the order of creation. TensorFlow (2.21) does not tell for eager operations which was read first, and a rule
     # must not get another order in a graph.
-    variables = [*watcher.watched_variables()]
+    variables = [variable for variable in watcher.watched_variables() if is_floating(variable)]
     if not watched:
-        return outputs, pullback, variables, None
+        return outputs, pullback, variables, variables
     sources = [*watched, *variables]
     with recording.stop_recording():
         slopes = tape.gradient(parts(outputs), sources)
-    used = [source for source, slope in zip(sources, slopes, strict=True) if slope is not None]
-    return outputs, pullback, variables, used
+    return outputs, pullback, variables, [one for one, slope in zip(sources, slopes, strict=True) if slope is not None]
 
 
-def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: list[Any] | None) -> Sequence[Any]:
+def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: list[Any]) -> Sequence[Any]:
     """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
-    known = {id(variable) for variable in variables}
-    used = variables if used is None else used
-    others = [source for source in used if id(source) not in known]
+    others = [source for source in used if id(source) not in set(map(id, variables))]
     captured = others or (used and variables)
-    pullback.capture([graph.CLOSED_OVER if is_part(source) else source.name for source in captured])
+    names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
+    pullback.capture(names or [graph.CLOSED_OVER])
     # Of several tensors, nothing tells which is used first.
     if not captured or (others and (len(used) > 1 or not is_part(others[0]))):
-        pullback.capture([graph.CLOSED_OVER])
-        raise messages.unserved_variables("tensorflow", "several of them, in a closure.", fun)
+        raise messages.unserved_variables("tensorflow", "several of them, or one that is out of reach.", fun)
     return captured
 
 
@@ -102,21 +105,31 @@ def _hidden(fun: Function, shown: Sequence[Any]) -> list[Any]:
     """Searches what `fun` can reach, and the globals that it names, for other values that are differentiated."""
 
     def is_wanted(value: Any) -> bool:
-        # A variable is not entered, because its handle is differentiated with it.
-        return isinstance(value, tf.Variable) or _is_source(value)
+        return isinstance(value, _SOURCES)
 
-    named: list[Any] = []
-    functions = [each for each in [getattr(fun.user, "__func__", fun.user), *fun.closed_over()] if type(each) is FunctionType]
-    for function in functions:
-        scope, codes = function.__globals__, [function.__code__]
+    found = [*fun.captures(is_wanted), *reached(_named_globals(fun), is_wanted)]
+    return [*{id(each): each for each in found if id(each) not in map(id, shown) and _is_source(each)}.values()]
+
+
+def _named_globals(fun: Function) -> list[Any]:
+    """Returns the globals that the code of `fun` names, and the code of the same module that it can call."""
+    user: Any = fun.user
+    while isinstance(user, functools.partial):
+        user = user.func
+    scope = getattr(user if hasattr(user, "__globals__") else type(user).__call__, "__globals__", {})
+    waiting, known = [user, *fun.closed_over()], {}
+    for value in waiting:
+        if isinstance(value, (MethodType, staticmethod)):
+            waiting += [value.__func__, getattr(value, "__self__", None)]
+        codes = [value.__code__] if isinstance(value, FunctionType) and value.__globals__ is scope else []
         for code in codes:
-            codes += [each for each in code.co_consts if isinstance(each, type(code))]
-            values = [scope[name] for name in code.co_names if name in scope]
-            # Other functions of the same module; those of libraries read no tensors of the user.
-            functions += [each for each in values if getattr(each, "__globals__", None) is scope and each not in functions]
-            named += values
-    found = {id(each): each for each in [*fun.captures(is_wanted), *reached(named, is_wanted)] if _is_source(each)}
-    return [each for key, each in found.items() if key not in map(id, shown)]
+            codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        named: dict[Any, Any] = {name: scope[name] for code in codes for name in code.co_names if name in scope}
+        if type(value).__module__ == scope.get("__name__"):
+            named = {(type(value), name): each for name, each in vars(type(value)).items()}
+        waiting += [each for name, each in named.items() if name not in known]
+        known.update(named)
+    return [*known.values()]
 
 
 def _rerun(fun: Function, tensors: Sequence[Any]) -> Pullback | None:

@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_cg import errors
-from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, parts
+from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, map_elements, parts
 from keras_cg.backends.tensorflow.derivatives import vjp
-from keras_cg.backends.tensorflow.handles import map_elements
 from keras_cg.backends.tensorflow.recording import copies, push_forwardprop_state, record_operation, stop_recording
 from keras_cg.backends.tensorflow.tensors import nan_unless, own, shape
 from keras_cg.engine import linear, messages

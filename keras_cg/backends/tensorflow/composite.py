@@ -1,7 +1,8 @@
 """Composite tensors, which are made of several tensors (ragged, sparse, slices), and plain tensors, treated alike.
 
 The components of a composite tensor are the tensors that it is made of; a plain tensor is its own component. The parts
-are those components that have a gradient.
+are those components that have a gradient. In a graph, a tensor may also be a handle: of a variable (a resource), or of
+the list in a `TensorArray` (a variant).
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+# TensorFlow (2.21) has no public name for it. If it is gone, importing this file fails, and with it the backend.
+from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+
 # The types of plain tensors: comparing them with the type of a value is quicker than any other test.
 PLAIN = (tf.__internal__.EagerTensor, tf.__internal__.SymbolicTensor)
+
+HANDLES = (tf.resource, tf.variant)
 
 
 def is_composite(value: Any) -> bool:
@@ -53,7 +59,7 @@ def fill(tensor: Any, values: Iterator[Any]) -> Any:
 
 
 def marked(copy: Any, tensor: Any) -> Any:
-    """Returns `copy` with the attributes that were set on `tensor`. Keras (3.15) keeps the mask of a sequence in one."""
+    """Returns `copy` with the attributes that were set on `tensor`, such as the mask of a sequence by Keras (3.15)."""
     vars(copy).update(vars(tensor))
     return copy
 
@@ -74,3 +80,32 @@ def mapped(function: Callable[[Any], Any], tensor: Any) -> Any:
 def dense(tensor: Any) -> Any:
     """Returns a tensor with all its elements; the gradient of `tf.gather` comes as slices."""
     return tf.convert_to_tensor(tensor) if isinstance(tensor, tf.IndexedSlices) else tensor
+
+
+def element_dtype(tensor: Any) -> Any:
+    """Returns the dtype of what a tensor of a graph stands for, if that has a gradient, else None."""
+    if tensor.dtype not in HANDLES:
+        return tensor.dtype if is_floating(tensor) else None
+    elements = get_resource_handle_data(tensor).shape_and_type
+    dtype = tf.dtypes.as_dtype(elements[0].dtype) if len(elements) == 1 else tf.variant
+    return dtype if dtype.is_floating or dtype.is_complex else None
+
+
+def read(tensor: Any) -> Any:
+    """Returns the value of a variable from its handle, and any other tensor itself.
+
+    A graph would take an operation on the handle for one that assigns to the variable.
+    """
+    if tensor.dtype != tf.resource:
+        return tensor
+    return tf.raw_ops.ReadVariableOp(resource=tensor, dtype=element_dtype(tensor))
+
+
+def map_elements(function: Callable[[Any], Any], tensor: Any) -> Any:
+    """Returns `function` of a tensor, or the list of its elements after `function`."""
+    if tensor.dtype != tf.variant:
+        return function(tensor)
+    shape = tf.raw_ops.TensorListElementShape(input_handle=tensor, shape_type=tf.int32)
+    kind = element_dtype(tensor)
+    elements = tf.raw_ops.TensorListStack(input_handle=tensor, element_shape=shape, element_dtype=kind)
+    return tf.raw_ops.TensorListFromTensor(tensor=function(elements), element_shape=shape)

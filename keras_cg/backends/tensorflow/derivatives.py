@@ -55,28 +55,23 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
 
 
 def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]:
-    kinds = {tensor.dtype for tensor in tensors}
-
     # A tape (2.21) collects the rows of all sources in the dtype of what it differentiates.
+    kinds = {tensor.dtype for tensor in tensors}
+    kind = kinds.pop() if len(kinds) == 1 else tf.float64
+
     def cast(*inputs: Any) -> tuple[Tensors, Tensors]:
-        outputs, aux = fun(*inputs)
-        return outputs, ([{kind: tf.cast(output, kind) for kind in kinds} for output in outputs], aux)
+        outputs, aux = fun(*[tf.cast(one, tensor.dtype) for one, tensor in zip(inputs, tensors, strict=True)])
+        return outputs, ([tf.cast(output, kind) for output in outputs], aux)
 
     cast.__name__ = messages.name_of(fun)
-    outputs, inputs, tape, (targets, aux) = _recorded(cast, tensors)
+    outputs, inputs, tape, (targets, aux) = _recorded(cast, [tf.cast(tensor, kind) for tensor in tensors])
 
-    def rows(target: dict[Any, Any]) -> Tensors:
-        found = {}
-        for kind, output in target.items():
-            sources = [(place, tensor) for place, tensor in enumerate(inputs) if tensor.dtype == kind]
-            if output.shape.num_elements() == 0:  # TensorFlow (2.21) stumbles over it
-                found.update({place: tf.zeros([*output.shape, *tensor.shape], kind) for place, tensor in sources})
-                continue
-            places, of_kind = zip(*sources, strict=True)
-            # Vectorized, it would drop the rule.
-            blocks = tape.jacobian(output, of_kind, tf.UnconnectedGradients.ZERO, experimental_use_pfor=False)
-            found.update(zip(places, blocks, strict=True))
-        return tuple([found[place] for place in range(len(inputs))])
+    def rows(target: Any) -> Tensors:
+        if target.shape.num_elements() == 0:  # TensorFlow (2.21) stumbles over it
+            return tuple([tf.zeros([*target.shape, *tensor.shape], tensor.dtype) for tensor in tensors])
+        # Vectorized, it would drop the rule.
+        found = tape.jacobian(target, inputs, tf.UnconnectedGradients.ZERO, experimental_use_pfor=False)
+        return tuple([tf.cast(block, tensor.dtype) for block, tensor in zip(found, tensors, strict=True)])
 
     return outputs, tuple(map(rows, targets)), aux
 

@@ -8,9 +8,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg.backends.tensorflow.backward import Backward, is_constant
-from keras_cg.backends.tensorflow.composite import fill_all, is_floating, mapped, marked, parts
-from keras_cg.backends.tensorflow.handles import HANDLES, element_dtype, read
+from keras_cg.backends.tensorflow.backward import Backward
+from keras_cg.backends.tensorflow.composite import (
+    HANDLES,
+    element_dtype,
+    fill_all,
+    is_floating,
+    mapped,
+    marked,
+    parts,
+    read,
+)
 from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, needs_grad, stop_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Tensors
@@ -45,9 +53,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # gradient is differentiated again, only tensors of its own graph are within reach.
     tensors = [mapped(inside, tensor) for tensor in tensors]
     before = graph.version
+    # Copies, because a function may also close over an argument, which would be the same tensor.
+    inputs = [tf.identity(part) for part in parts(tensors)]
     with VariableWatcher() as watcher:
-        outputs, pullback = fun(*tensors)
-    inputs, results = parts(tensors), [inside(result) for result in parts(outputs)]
+        outputs, pullback = fun(*fill_all(tensors, inputs))
+    results = [inside(result) for result in parts(outputs)]
     sources = _sources(fun, results, inputs, before)
     if results and _is_vectorizing():
         # Inside of the loop's body the rule serves. Vectorization drops it, so a gradient from outside of the loop must
@@ -60,11 +70,15 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     variables = [variable for key, variable in handles.items() if key in known]
     pullback.capture([variable.name for variable in variables])
     others = [source for source in sources if id(source) not in handles and element_dtype(source) is not None]
+    for outer, own in graph.captures if others and hasattr(graph, "captures") else ():
+        if id(own) in known:
+            # Once more, because TensorFlow (2.21) tells tapes nothing of what a function inside captures.
+            graph.capture(outer)
     if is_differentiated(others):
         pullback.capture([CLOSED_OVER])
         raise messages.unserved_variables("tensorflow", "a closure over it, in a tf.function.", fun)
     # TensorFlow cannot tell which of the captured values will be differentiated later, except for constants.
-    unknown = [read(source) for source in others if not is_constant(source)]
+    unknown = [read(source) for source in others if source.op.type != "Const"]
     active = needs_grad(tensors)
     backward = Backward(fun.name, pullback, lambda: None, tensors, active, outputs, variables, unknown)
     with stop_recording():
