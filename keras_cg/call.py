@@ -182,7 +182,7 @@ class Call(FlatFunction):
         try:
             if variables:
                 result, others = check_variables(self, result, variables)
-            return collect(self, specs, result, needs_grad), others
+            return collect(self, specs, result, needs_grad, rule), others
         except errors.GradientError as error:
             raise errors.locate(error, rule, self.user) from None
 

@@ -55,7 +55,8 @@ def collect(
     checked: list[Any] = []
     is_served = isinstance(result, _Served)
     gradients = _Reader(arguments, specs).pick(result.result if is_served else result)
-    if not is_served and all([gradient is None for gradient in gradients]):
+    is_asked = not is_served and (needs_grad is None or any(needs_grad))
+    if gradients and is_asked and all([gradient is None for gradient in gradients]):
         _warn(arguments, rule or arguments.user)
     for index, (gradient, spec) in enumerate(zip(gradients, specs, strict=True)):
         is_needed = needs_grad is None or needs_grad[index]

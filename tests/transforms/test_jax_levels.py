@@ -1,0 +1,146 @@
+"""JAX's levels: what an outer one traces, what a function stops, what a vmap does not reach, and functions of one code."""
+
+import functools
+import types
+
+import numpy as np
+import pytest
+from outcomes import right_or_refused
+
+from keras_cg import CapturedVariableError, custom_gradient, ops
+
+pytestmark = pytest.mark.only("jax")
+
+
+@pytest.fixture
+def jax(backend):
+    import jax
+
+    return jax
+
+
+def served(upstream, variables=None):
+    """7 for the argument and 11 for each captured value."""
+    return (7.0 * upstream, [11.0 * upstream] * len(variables)) if variables else 7.0 * upstream
+
+
+class Layer:
+    def __init__(self, w):
+        self.w = w
+
+    @custom_gradient
+    def times(self, x):
+        return self.w * x, served
+
+
+GLOBAL = types.SimpleNamespace()
+
+
+def in_a_global(w):
+    GLOBAL.w = w
+    return custom_gradient(lambda x: (GLOBAL.w * x, served))
+
+
+# Where a function reads w.
+PLACES = {
+    "cell": lambda w: custom_gradient(lambda x: (w * x, served)),
+    "default": lambda w: custom_gradient(lambda x, *, w=w: (w * x, served)),
+    "partial": lambda w: custom_gradient(functools.partial(lambda w, x: (w * x, served), w)),
+    "method": lambda w: Layer(w).times,
+    "list": lambda w: (lambda kept: custom_gradient(lambda x: (kept[0] * x, served)))([w]),
+    "attribute": lambda w: (lambda kept: custom_gradient(lambda x: (kept.w * x, served)))(Layer(w)),
+    "global": in_a_global,
+}
+
+
+def inner(jax, how):
+    """`(value, slope)` of a function at a number, at a level inside of the one that traces w."""
+    if how == "jit":
+        return lambda f, x: jax.jit(jax.value_and_grad(f))(x)
+    if how == "scan":
+        return lambda f, x: jax.lax.scan(lambda c, _: (c, jax.value_and_grad(f)(x)), 0.0, None, 1)[1]
+    if how == "vmap":
+        return lambda f, x: jax.vmap(jax.value_and_grad(f))(x * jax.numpy.ones(1))
+    if how == "grad of grad":  # a third level, which has no other effect
+        return lambda f, x: jax.value_and_grad(lambda x: jax.grad(lambda x: f(x) * 1.0)(x) * 0 + f(x))(x)
+    return lambda f, x: jax.value_and_grad(f)(x)
+
+
+@pytest.mark.parametrize("how", ["value_and_grad", "jit", "scan", "vmap", "grad of grad"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_value_of_an_outer_level_beside_an_argument_of_both(jax, place, how):
+    """A gradient penalty: of f(x) + 0 slope, the derivatives by x and w are those of the rule, 7 and 11."""
+    take = inner(jax, how)
+
+    def loss(x, w):
+        value, slope = take(PLACES[place](w), x)
+        return jax.numpy.sum(value + 0 * slope)
+
+    def run():
+        return np.stack(jax.grad(loss, argnums=(0, 1))(2.0, 3.0))
+
+    # What is in no closure may be refused.
+    right_or_refused(run, [7.0, 11.0], *(() if place in ("cell", "default", "method") else (TypeError,)))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("how", ["plain", "jit", "checkpoint", "cond", "fori_loop", "an unused output"])
+def test_a_gradient_that_is_stopped_inside_of_a_program(jax, how, is_compiled):
+    """It is the way out that CapturedVariableError names. Of f(x) w with f(x) = 2 w, the derivative by w is 6 then."""
+    lax, stop = jax.lax, ops.stop_gradient
+    function = {
+        "plain": lambda x, w: x * stop(w),
+        "jit": jax.jit(lambda x, w: x * stop(w)),
+        "checkpoint": jax.checkpoint(lambda x, w: x * stop(w)),
+        "cond": lambda x, w: lax.cond(x > 0, lambda x: x * stop(w), lambda x: x, x),
+        "fori_loop": lambda x, w: lax.fori_loop(0, 1, lambda i, c: c * stop(w), x),
+        "an unused output": lambda x, w: jax.jit(lambda x, w: (x * stop(w), w * w))(x, w)[0],
+    }[how]
+
+    def loss(w, x, function=function):
+        return custom_gradient(lambda x: (function(x, w), lambda upstream: 7 * upstream))(x) * w
+
+    differentiate = jax.grad(loss)
+    differentiate = jax.jit(differentiate) if is_compiled else differentiate
+    assert float(differentiate(3.0, 2.0)) == 6.0
+    with pytest.raises(CapturedVariableError):
+        jax.grad(lambda w: loss(w, 2.0, lambda x, w: jax.jit(lambda x, w: x * w)(x, w)))(3.0)
+
+
+def test_an_output_without_the_batch_stays_without_it(jax):
+    f = custom_gradient(lambda x, n: ((2 * x, n + 1, x * 0 + n), lambda upstream: (7 * upstream[0], None)))
+    x, n = jax.numpy.arange(3.0), jax.numpy.int32(2)
+    for wrap in (lambda g: g, jax.jit):
+        mapped = wrap(jax.vmap(f, in_axes=(0, None), out_axes=(0, None, 0)))
+        assert mapped(x, n)[1].shape == ()
+        np.testing.assert_allclose(jax.grad(lambda x, g=mapped: g(x, n)[0].sum())(x), [7.0] * 3)
+    # A floating output, too, where nothing is differentiated.
+    g = custom_gradient(lambda x, k: ((2 * x, 3 * k), lambda upstream: (7 * upstream[0], None)))
+    assert jax.vmap(g, in_axes=(0, None), out_axes=(0, None))(x, jax.numpy.float32(2))[1].shape == ()
+
+
+def made(inside, w):
+    @custom_gradient
+    def f(x):
+        def rule(upstream, variables=None):
+            gradient = 7 * upstream * (inside(x) if inside else x)
+            return (gradient, [3 * upstream * x for _ in variables]) if variables else gradient
+
+        return x * w, rule
+
+    return f
+
+
+@pytest.mark.parametrize("how", ["eager", "jit of grad", "grad of jit"])
+def test_two_functions_of_one_code_are_two(jax, how):
+    """The rule of one calls the other: its gradient is 7 x w, of which the derivative by w is 7 · 3 x by that rule."""
+
+    def slope(x, w):
+        return jax.grad(made(made(None, w), w))(x)
+
+    differentiate = {
+        "eager": jax.grad(slope, 1),
+        "jit of grad": jax.jit(jax.grad(slope, 1)),
+        "grad of jit": jax.grad(jax.jit(slope), 1),
+    }[how]
+    right_or_refused(lambda: float(differentiate(2.0, 5.0)), 42.0, CapturedVariableError)
