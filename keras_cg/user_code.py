@@ -72,4 +72,4 @@ def _nested(code: CodeType | None) -> Iterator[CodeType]:
 def is_traced_by_dynamo() -> bool:
     """Whether Dynamo of torch traces the code that calls this: it traces little that is done with an exception."""
     compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
-    return compiler is not None and bool(compiler.is_compiling())
+    return compiler is not None and bool(compiler.is_dynamo_compiling())

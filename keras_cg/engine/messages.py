@@ -68,6 +68,12 @@ changed_since_call = message(
     cause="an argument or the output was changed in place before the backward pass.",
     remedy="change a copy, or change it after the backward pass.",
 )
+hidden_in_rule = message(
+    RuntimeError,
+    "the rule of {0} reads {1}, which belongs to a transform of torch.func, from inside another object.",
+    cause="a container or an attribute that the rule reads and that holds a value of the transform.",
+    remedy="bind it to a local variable outside of the rule, or pass it as an argument.",
+)
 recomputed_otherwise = message(
     RuntimeError,
     "{0} ran again for its gradient, and gave another output than the first time.",

@@ -114,7 +114,7 @@ _backward.__signature__ = inspect.signature(_backward)  # type: ignore[attr-defi
 
 def _direct(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Returns the outputs of a run on the tensors themselves, whose rule is traced only when JAX asks for it."""
-    needs_grad = [*map(is_traced, tensors)]
+    needs_grad = [not is_only_mapped(tensor) for tensor in tensors]
     run = functools.partial(_run, fun, needs_grad)
     return _attach(run, tensors) if any(needs_grad) else run(*tensors)[0]
 

@@ -52,15 +52,21 @@ def is_reversed(tracer: Any) -> bool:
 def _traced(transform: Any) -> Any:
     """Returns the value that a function gets inside of a transform."""
     seen: list[Any] = []
-    transform(lambda value: seen.append(value) or value)
+
+    def look(value: Any) -> Any:
+        seen.append(value)
+        return value
+
+    transform(look)
     return seen[0]
 
 
 # How JAX calls what a traced value stands for at the next outer level: found out by trying, once.
-_MAPPED = type(_traced(lambda fun: jax.vmap(fun)(numpy.zeros(1, "float32"))))
-_INSIDE = {_MAPPED: _MAPPED.val}  # type: ignore[attr-defined]
-for _kind in (lambda fun: jax.jvp(fun, (0.0,), (0.0,)), lambda fun: jax.linearize(fun, 0.0)):
-    _INSIDE[type(_traced(_kind))] = type(_traced(_kind)).primal  # type: ignore[attr-defined]
+_MAPPED: Any = type(_traced(lambda fun: jax.vmap(fun)(numpy.zeros(1, "float32"))))
+_INSIDE = {_MAPPED: _MAPPED.val}
+for _transform in (lambda fun: jax.jvp(fun, (0.0,), (0.0,)), lambda fun: jax.linearize(fun, 0.0)):
+    _kind: Any = type(_traced(_transform))
+    _INSIDE[_kind] = _kind.primal
 
 
 def inside(value: Any) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from keras_cg.backends.torch import compiling, exporting, transforms
 from keras_cg.backends.torch.tensors import (
@@ -32,6 +33,7 @@ from keras_cg.backends.torch.tensors import (
     is_special,
     is_tracing,
     keeps_graph,
+    leaves,
     probe,
     saveable,
     sequence_number,
@@ -344,22 +346,8 @@ def _captured(
 
     These are leaves of autograd's graph, and tensors in closures. A node with a number below `start` was there before.
     """
-    used = _sources(fun, outputs, start, pullback)
-    known = set(map(id, fun.closed_over()))
-    if not all([isinstance(tensor, torch.nn.Parameter) or id(tensor) in known for tensor in used]):
-        # A leaf that the run itself has made is no captured one: another run makes another.
-        start = sequence_number()
-        again = _sources(fun, fun(*inputs)[0], start, pullback)
-        used = {tensor: order for tensor, order in used.items() if tensor in again}
-    return sorted(used, key=used.__getitem__)
-
-
-def _sources(
-    fun: Function, outputs: Sequence[torch.Tensor], start: int, pullback: Pullback
-) -> dict[torch.Tensor, int]:
-    """Returns the tensors that a run did not compute and `outputs` depend on, each with the order of its first use."""
-    computed = fun.captures(lambda value: isinstance(value, torch.Tensor) and value.grad_fn is not None)
-    known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in computed}
+    reached = list(fun.captures(lambda value: isinstance(value, torch.Tensor) and value.requires_grad))
+    known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in reached if tensor.grad_fn is not None}
     used: dict[torch.Tensor, int] = {output: 0 for output in outputs if output.is_leaf and output.requires_grad}
     for node, number, user in edges(outputs, known):
         tensor = known.get((node, number), getattr(node, "variable", None))
@@ -370,4 +358,32 @@ def _sources(
             # The run captured a computed tensor that `captures` does not find. Or the node is a leaf of aot_module.
             pullback.capture(["(a tensor computed from trainable ones)"])
             raise messages.unserved_variables("torch", messages.NO_CLOSURE, fun)
-    return used
+    outside = {id(tensor) for tensor in reached}
+    unknown = {id(leaf): leaf for leaf in used if leaf.is_leaf and id(leaf) not in outside}
+    if any([not isinstance(leaf, torch.nn.Parameter) for leaf in unknown.values()]):
+        # A function that differentiates inside makes leaves that nothing outside can know. Another run shows which.
+        with _Origins(inputs) as origins:
+            again = leaves(fun(*inputs)[0])
+        captured = {id(leaf) for leaf in again if id(leaf) not in origins.results}
+        if captured <= set(map(id, used)):
+            used = {each: order for each, order in used.items() if id(each) not in unknown or id(each) in captured}
+    return sorted(used, key=used.__getitem__)
+
+
+class _Origins(TorchFunctionMode):
+    """Notes the tensors that a run makes: operations return them, and none had them as an operand before."""
+
+    def __init__(self, arguments: Sequence[Any]):
+        super().__init__()
+        # The dicts keep the tensors alive, so that no identity is used twice.
+        self.others: dict[int, Any] = {id(tensor): tensor for tensor in arguments}
+        self.results: dict[int, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._note(self.others, self.results, (args, kwargs))
+        result = func(*args, **(kwargs or {}))
+        self._note(self.results, self.others, result)
+        return result
+
+    def _note(self, known: dict[int, Any], others: dict[int, Any], nest: Any) -> None:
+        known.update((id(each), each) for each in transforms.tensors_in(nest) if id(each) not in others)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from keras_cg.backends.torch.attach import call_of
-from keras_cg.backends.torch.tensors import edges, is_compiling, is_forward_open, saveable, transforms_active
+from keras_cg.backends.torch.tensors import edges, is_compiling, is_forward_open, leaves, saveable, transforms_active
 from keras_cg.engine.contract import PlainFunction, Tensors
 
 
@@ -46,7 +46,8 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Callable[[
         used = [(out, cotangent) for out, cotangent in zip(outputs, cotangents, strict=True) if out.requires_grad]
         if not used:
             return tuple(torch.zeros_like(tensor) for tensor in inputs)
-        create_graph = bool(further) or (torch.is_grad_enabled() and any([tensor.requires_grad for tensor in cotangents]))
+        is_recorded = torch.is_grad_enabled() and any([tensor.requires_grad for tensor in cotangents])
+        create_graph = bool(further) or is_recorded
         with _outside_inference():
             starts, arrived = [out for out, _ in used], saveable([cotangent for _, cotangent in used])
             differentiate = functools.partial(_differentiate, starts, inputs, arrived)
@@ -105,9 +106,7 @@ def _is_wanted_outside(outputs: Sequence[torch.Tensor]) -> bool:
 
     A graph of every gradient would cost memory, and a second run of each function in it.
     """
-    leaves = [output for output in outputs if output.is_leaf and output.requires_grad]
-    leaves += [node.variable for node, _, _ in edges(outputs) if hasattr(node, "variable")]
-    return not all([hasattr(leaf, "is_spent") for leaf in leaves])
+    return not all([hasattr(leaf, "is_spent") for leaf in leaves(outputs)])
 
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:

@@ -84,8 +84,8 @@ class _Exporting(ModuleType):
     def detached(self) -> Any:
         """The function `_detached`, of which Dynamo records a call; it runs when torch.export traces Dynamo's graph.
 
-        It is an attribute because Dynamo evaluates a module's attributes for real. It is made when it is needed, because
-        the decorator imports the compiler (torch 2.13), which takes seconds.
+        It is an attribute because Dynamo evaluates a module's attributes for real. It is made when it is needed,
+        because the decorator imports the compiler (torch 2.13), which takes seconds.
         """
         return torch.compiler.allow_in_graph(_detached)  # type: ignore[no-untyped-call]
 

@@ -272,6 +272,12 @@ def edges(tensors: Sequence[torch.Tensor], ends: Collection[Any] = ()) -> Iterat
             stack += [(before, place, node) for before, place in node.next_functions]
 
 
+def leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the leaves of autograd's graph that outputs depend on."""
+    found = [output for output in outputs if output.is_leaf and output.requires_grad]
+    return found + [node.variable for node, _, _ in edges(outputs) if hasattr(node, "variable")]
+
+
 def autocasts(tensors: Sequence[torch.Tensor], is_on: bool = True) -> list[tuple[str, torch.dtype, bool]]:
     """Returns the arguments of `torch.autocast` that bring the present state back, or that switch autocast off."""
     kinds = filter(torch.amp.is_autocast_available, {"cpu", *[tensor.device.type for tensor in tensors]})

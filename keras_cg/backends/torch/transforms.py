@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -64,13 +65,29 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
         pullback.capture([describe(captured[place]) for place in variables])
     known = operands.known.keys() | operands.captured.keys()
     # What only the rule reads would be a dead wrapper where it runs after its level is over.
-    wrapped = [each for each in pullback.reached() if functorch.is_functorch_wrapped_tensor(each)]
+    wrapped = _wrapped_near([*fun.closed_over(), *pullback.closed_over()])
     captured += [each for each in wrapped if id(each) not in known]
     probed = functools.partial(probe, outputs, [captured[place] for place in variables])
     first = pullback.outline(inputs, probed)
     call = _SavedCall(fun, first, captured, variables, outputs)
     results = [output.detach() for output in _batched(outputs, (*tensors, *captured))]
     return _Transformed.apply(call, *results, *tensors, *captured)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _wrapped_near(parts: list[Any]) -> list[torch.Tensor]:
+    """Finds the tensors of a level among `parts`, and in small containers and objects there.
+
+    The search is short, because it runs at every call. The backward pass refuses a tensor that it does not find.
+    """
+    waiting = {id(part): part for part in parts}
+    for part in (queue := list(waiting.values())):
+        children: Any = part if isinstance(part, (dict, list, tuple)) else getattr(part, "__dict__", ())
+        if len(queue) < 200 and len(children) <= 20 and not isinstance(part, (torch.Tensor, type, ModuleType)):
+            children = children.values() if hasattr(children, "values") else children
+            others = {id(child): child for child in children if id(child) not in waiting}
+            waiting |= others
+            queue += others.values()
+    return [part for part in queue if isinstance(part, torch.Tensor) and functorch.is_functorch_wrapped_tensor(part)]
 
 
 def _batched(outputs: Tensors, tensors: Tensors) -> Tensors:
@@ -117,13 +134,17 @@ class _SavedCall:
         """Runs the function again, on the tensors of a level; returns a gradient for each argument and capture."""
         count = len(saved) - len(self.captured)
         captured = saved[count:]
-        with _Instead(self.captured, captured) if captured else contextlib.nullcontext():
+        known = [*saved, *[each for each in cotangents if each is not None]]
+        with _Operands(known) as operands, _Instead(self.captured, captured) if captured else contextlib.nullcontext():
             _, pullback = self.fun(*saved[:count])
             variables = [captured[place] for place in self.variables]
             pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables))
             gradients, others = pullback(cotangents, variables, needs_grad)
-        known = dict(zip(self.variables, others, strict=True))
-        return [*gradients, *map(known.get, range(len(captured)))]
+        hidden = [describe(each) for each in operands.captured.values() if _is_batched_or_dead(each)]
+        if hidden:
+            raise messages.hidden_in_rule(self.fun.name, hidden[0])
+        by_place = dict(zip(self.variables, others, strict=True))
+        return [*gradients, *map(by_place.get, range(len(captured)))]
 
 
 class _Transformed(torch.autograd.Function):
@@ -158,6 +179,15 @@ class _Transformed(torch.autograd.Function):
         call: _SavedCall = ctx.call
         # With their own tangents, a rule that calls its own function would run without end.
         return _pushforward(call, _primals(_alive(ctx.saved_tensors)), tangents[len(call.specs) :])
+
+
+def _is_batched_or_dead(tensor: torch.Tensor) -> bool:
+    """Whether a tensor belongs to a vmap, perhaps another one than when it was made, or to a level that is over."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor) or unwrap_if_dead(tensor) is not tensor:
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def _alive(tensors: Tensors) -> list[torch.Tensor]:
@@ -250,12 +280,12 @@ class _Operands(TorchFunctionMode):
         self.storages: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = _tensors((args, kwargs))
+        operands = tensors_in((args, kwargs))
         strangers = [each for each in operands if self._is_stranger(self._outside(each))]
         self.entered |= any([self._is_inside(each) for each in strangers])
         self.captured.update((id(each), each) for each in strangers)
         result = func(*args, **(kwargs or {}))
-        results = [*map(self._outside, _tensors(result))]
+        results = [*map(self._outside, tensors_in(result))]
         self.known.update((id(each), each) for each in results if id(each) not in self.captured)
         self.storages.update({*map(_memory, results)} - {*map(_memory, operands)} - {0})
         if strangers and any(map(is_differentiated, results)):
@@ -301,7 +331,7 @@ class _Instead(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _tensors(nest: Any) -> list[torch.Tensor]:
+def tensors_in(nest: Any) -> list[torch.Tensor]:
     return [value for value in pytree.tree_leaves(nest) if isinstance(value, torch.Tensor)]
 
 

@@ -27,7 +27,7 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     """Calls `torch.utils.checkpoint`, and checks that the second run reads the same values."""
     # Once, because torch.func (2.13) has no hooks for saved tensors. torch.compile allows no side effects in a
     # checkpoint, and its partitioner decides what to save.
-    if torch.compiler.is_compiling() or transforms_active() or is_forward_open():
+    if torch.compiler.is_dynamo_compiling() or transforms_active() or is_forward_open():
         return fun.once(*tensors)
     captured = _Captured(fun)
 
