@@ -131,7 +131,7 @@ class Call(FlatFunction):
     # if it is a plain closure.
     watch: Watch | None = None
     style: int | None = None
-    held: list[Any] | None = None
+    residuals: list[Any] | None = None
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the rule."""
@@ -165,7 +165,7 @@ class Call(FlatFunction):
             self.output = tree
         if not backend.is_compiling():
             # A copy, because the names that the rule reads may be bound to something else later.
-            rule, self.watch, self.held = freeze(rule, self.user)
+            rule, self.watch, self.residuals = freeze(rule, self.user)
             self.style = conventions.style(rule)
         return results, rule, tree
 
@@ -190,7 +190,9 @@ class Call(FlatFunction):
 class Pullback:
     """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
 
-    __slots__ = "_specs", "count", "function", "held", "output", "rule", "run", "style", "tensors", "values", "watch"
+    __slots__ = (
+        *("_specs", "count", "function", "output", "residuals", "rule", "run", "style", "tensors", "values", "watch"),
+    )
 
     def __init__(
         self,
@@ -202,8 +204,8 @@ class Pullback:
         run: Any = None,
     ):
         self.function, self.rule, self.output, self.count, self.run = function, rule, output, len(args), run
-        style, self.watch, self.held = function.style, function.watch, function.held
-        function.watch = function.held = None  # because a backend may drop the rule, and not the function
+        style, self.watch, self.residuals = function.style, function.watch, function.residuals
+        function.watch = function.residuals = None  # because a backend may drop the rule, and not the function
         self.style = style if run is None and (style in (ALONE, ANY) or style == self.count) else None
         self.values = args if style != ALONE and (style is not None or conventions.gets_arguments(rule)) else ()
         # Plain tensors are saved as they are; of all others only what is checked: JAX finds a leak in a saved tracer.
@@ -308,7 +310,7 @@ class Pullback:
 
     def closed_over(self) -> list[Any]:
         """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
-        return [*(comparing.near(self.rule) if self.held is None else self.held), *self.values]
+        return [*(comparing.near(self.rule) if self.residuals is None else self.residuals), *self.values]
 
     def reached(self) -> list[Any]:
         """Returns the tensors that the rule can reach, by a search that may take long."""
@@ -338,9 +340,9 @@ class Pullback:
         # Without a gradient of the first run, nothing can tell for another structure.
         self._compare(steps, self, lambda: (first, probe(self) if is_none else [None]), [*inputs, *tensors[:count]])
 
-    def _compare(self, first: Any, other: Any, gradients: Callable[[], Any], kept: Sequence[Any] = ()) -> list[Any]:
+    def _compare(self, first: Any, other: Any, gradients: Callable[[], Any], saved: Sequence[Any] = ()) -> list[Any]:
         backend = self.function.backend
-        found = comparing.difference(first, other._steps(), backend.is_tensor, backend.agreement, kept)
+        found = comparing.difference(first, other._steps(), backend.is_tensor, backend.agreement, saved)
         name, conditions = found.name, [*found.conditions]
         if name is None and found.is_unknown:
             ones, others = gradients()

@@ -186,7 +186,8 @@ def custom_gradient(fun: Any = None) -> Any:
     ```
 
     - The rule may be written as `grad(upstream)`, `grad(dy1, dy2)`, `grad(*dys)`, `grad(*args, upstream=None)` or
-      `grad(x, y, upstream)`, each also with `variables`: the captured values, whose gradients it returns as well.
+      `grad(x, y, upstream)`, each also with `variables`: the captured values, whose gradients it returns as well;
+      and with `needs_input_grad`: for each tensor argument, whether its gradient is asked for.
     - The rule returns one tensor, a flat tuple or list, or the same pytree as the arguments. The count, the structure,
       the shapes and the dtypes are checked. Nothing is broadcast or summed.
     - The backend is the one that is active when the function is called: see `keras_cg.backend`.

@@ -126,7 +126,8 @@ culprit: no calling convention fits the signature of its rule.
         grad(*dys)                   one upstream per output leaf
         grad(*args, upstream)        the function's positional arguments, then upstream=
         grad(x, y, upstream=None)    the same, spelled out
-        any of them with `variables` also variables=[...], when the function captured any"""
+        any of them with `variables` also variables=[...], when the function captured any
+        any with `needs_input_grad`  also one boolean for each tensor argument"""
 
 
 def no_pair(came):

@@ -30,7 +30,7 @@ Step = tuple[str, Any]
 
 
 class Difference(NamedTuple):
-    """What two rules differ in.
+    """The difference of two rules.
 
     Attributes:
         name: What differs, such as `k was 2.0 and is 5.0`; None if no number and no tensor does.
@@ -48,11 +48,11 @@ def difference(
     other: Sequence[Step],
     is_tensor: Callable[[Any], bool],
     agreement: Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]],
-    kept: Sequence[Any] = (),
+    saved: Sequence[Any] = (),
 ) -> Difference:
     """Compares what two rules hold; `is_tensor` and `agreement` are those of the backend.
 
-    `first` may come from `outline`; then `kept` are the inputs and the tensors that stood in it.
+    `first` may come from `outline`; then `saved` are the inputs and the tensors that stood in it.
     """
     tensors: list[tuple[str, Any, Any]] = []
     is_unknown = len(first) != len(other)
@@ -60,7 +60,7 @@ def difference(
     seen: dict[tuple[int, int], Any] = {}
     waiting = [(path, one, two) for (path, one), (_, two) in zip(first, other, strict=False)]
     for path, one, two in waiting:
-        one = kept[one.place] if type(one) is _Kept else one
+        one = saved[one.place] if type(one) is _Place else one
         if one is two or (id(one), id(two)) in seen:
             continue
         seen[id(one), id(two)] = one, two
@@ -96,7 +96,7 @@ def _differs(path: str, one: Any, two: Any) -> bool:
 # --- a rule that must not stay alive ---------------------------------------------------------------------------------
 
 
-class _Kept(NamedTuple):
+class _Place(NamedTuple):
     """Stands for a tensor in an outline: its place among the inputs and the tensors."""
 
     place: int
@@ -117,10 +117,10 @@ def outline(
     `shared` objects, which are those of all runs, stand for themselves; `inputs` are the arguments of the run. Returns
     also whether something is no data.
     """
-    kept = list(inputs)
+    saved = list(inputs)
     # Each value stays alive as long as the search, so that no identity is used twice.
     known: dict[int, tuple[Any, Any]] = {id(value): (value, value) for value in shared}
-    known |= {id(tensor): (_Kept(place), tensor) for place, tensor in enumerate(inputs)}
+    known |= {id(tensor): (_Place(place), tensor) for place, tensor in enumerate(inputs)}
     whole: dict[str, Any] = {}
     waiting = [(whole, dict(steps))]
     is_unknown = False
@@ -131,14 +131,14 @@ def outline(
             elif id(value) in known:
                 target[step] = known[id(value)][0]
             elif is_tensor(value):
-                known[id(value)] = target[step], _ = _Kept(len(kept)), value
-                kept.append(value)
+                known[id(value)] = target[step], _ = _Place(len(saved)), value
+                saved.append(value)
             else:
                 head, inside = _opened(value)
                 is_unknown |= head is None
                 known[id(value)] = target[step], _ = _Node(head, {}), value
                 waiting.append((target[step].parts, inside))
-    return [*whole.items()], kept[len(inputs) :], is_unknown
+    return [*whole.items()], saved[len(inputs) :], is_unknown
 
 
 # --- values and their parts ------------------------------------------------------------------------------------------

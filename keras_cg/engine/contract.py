@@ -27,9 +27,9 @@ class Pullback(Protocol):
 
     `cotangents` has one tensor per output: zeros for an unused output, None for an output of integers. `variables` are
     the captured values. The result is `(gradients, variable_gradients)`, with None for no gradient. Where `needs_grad`
-    is False, the gradient is not checked; without `needs_grad`, all are needed. `arguments` are the caller's own tensors,
-    for a rule that is called with the function's arguments; without them it gets those of the run. For complex numbers, cotangents and
-    gradients are dL/dx + i dL/dy, the convention of torch and TensorFlow.
+    is False, the gradient is not checked; without `needs_grad`, all are needed. `arguments` are the caller's own
+    tensors, for a rule that is called with the function's arguments; without them it gets those of the run. For complex
+    numbers, cotangents and gradients are dL/dx + i dL/dy, the convention of torch and TensorFlow.
     """
 
     def __call__(

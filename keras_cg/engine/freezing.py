@@ -60,7 +60,8 @@ def freeze(
 
 def _leads(value: Any) -> bool:
     """Whether a callable value leads to a function that the run may have defined."""
-    return isinstance(value, (FunctionType, MethodType, type, functools.partial, Decorated)) or _inner(value) is not None
+    kinds = (FunctionType, MethodType, type, functools.partial, Decorated)
+    return isinstance(value, kinds) or _inner(value) is not None
 
 
 def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:
@@ -107,7 +108,7 @@ def _function(function: FunctionType, closure: tuple[CellType, ...]) -> Function
 
 
 class Facts:
-    """What the code of a function says, with the codes inside of it.
+    """Facts about the code of a function, with the codes inside of it.
 
     Attributes:
         assigned: The free names that it assigns.
@@ -134,7 +135,7 @@ class Facts:
         self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
-# By identity, because the hash of a code is computed anew each time. Each entry keeps its code alive.
+# By identity, because the hash of a code is computed again each time. Each entry keeps its code alive.
 _facts: dict[int, Facts] = {}
 
 

@@ -65,7 +65,7 @@ changed_argument = message(
 changed_since_call = message(
     RuntimeError,
     "a tensor that the rule of {0} needs was modified by an inplace operation since the call.",
-    cause="an argument or the output was changed in place before the backward pass.",
+    cause="an argument, an output or a tensor that the rule closes over was changed in place before the backward pass.",
     remedy="change a copy, or change it after the backward pass.",
 )
 hidden_in_rule = message(

@@ -41,7 +41,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
         return (_direct if _identity(fun) in _being_traced.get() else _staged)(fun, tensors)
-    # A value of an outer level would lose its gradient if an argument is traced at that level, too, and JAX says nothing.
+    # If an argument is traced at an outer level, too, JAX does not notice that a captured value of that level is none.
     is_nested = any([is_traced(tensor) and is_traced(inside(tensor)) for tensor in tensors])
     if not any(map(is_traced, fun.closed_over())):
         if all(map(is_only_mapped, tensors)):
@@ -170,7 +170,7 @@ def _traced(fun: Function, rule: FlatRule, outputs: Sequence[Any]) -> Residuals:
 def _identity(fun: Function) -> tuple[Any, ...]:
     """Returns what two decorated functions have in common if they are the same one: code, object and closure.
 
-    A factory may make a function anew whenever the rule calls it; and another function of that factory is another one.
+    A factory may make a function again whenever the rule calls it. Another function of that factory is another one.
     """
     function = getattr(fun.user, "__func__", fun.user)
     cells = [id(cell.cell_contents) for cell in getattr(function, "__closure__", None) or () if is_bound(cell)]
@@ -265,8 +265,10 @@ class _Program:
             return []
         places = {id(const): place for place, const in enumerate(hoisted)}
 
+        count = len(hoisted)
+
         def pushed(*values: Any) -> Sequence[Any]:
-            primals, args, tangents = values[: len(hoisted)], values[len(hoisted) : -len(hoisted)], values[-len(hoisted) :]
+            primals, args, tangents = values[:count], values[count:-count], values[-count:]
 
             def outputs(*primals: Any) -> list[Any]:
                 consts = [primals[places[id(const)]] if id(const) in places else const for const in self.consts]
@@ -278,7 +280,7 @@ class _Program:
         types = [*map(jax.typeof, hoisted)]
         jaxpr, _ = linear.program(pushed, [*types, *self.types, *types])
         _, is_used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
-        return [const for const, is_read in zip(hoisted, is_used[-len(hoisted) :], strict=True) if is_read]
+        return [const for const, is_read in zip(hoisted, is_used[-count:], strict=True) if is_read]
 
 
 def _guarded(value: Any, refusal: Exception) -> Any:

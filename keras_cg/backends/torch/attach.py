@@ -294,9 +294,9 @@ def call_of(node: Any) -> SavedCall | None:
 _states: dict[int, tuple[Any, Any]] = {}
 
 
-def note_state(held: Sequence[tuple[torch.Tensor, Any]]) -> None:
+def note_state(watched: Sequence[tuple[torch.Tensor, Any]]) -> None:
     """Notes which of the tensors that a rule holds it has changed itself: its own state."""
-    for tensor, before in held:
+    for tensor, before in watched:
         if version(tensor) != before:
             forget = functools.partial(_forget, id(tensor))
             _states[id(tensor)] = weakref.ref(tensor, forget), version(tensor)
