@@ -23,7 +23,6 @@ from keras_cg.engine.freezing import ATOMS, Decorated, facts, is_bound
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (numpy.ndarray, numpy.generic)
 _BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement defined the class
 
 # A name or a way into a value, such as `k` or `.field`, and the value there.
 Step = tuple[str, Any]
@@ -66,9 +65,11 @@ def difference(
         seen[id(one), id(two)] = one, two
         if is_tensor(one) and is_tensor(two):
             tensors.append((path, one, two))
-        elif _differs(path, one, two):
+            continue
+        is_equal = _compared(path, one, two)
+        if is_equal is False:
             return Difference(_told(path, one, two))
-        else:
+        if is_equal is None:
             (head, parts), (other_head, others) = _opened(one), _opened(two)
             is_unknown |= head is None or head != other_head or len(parts) != len(others)
             for step, part in parts.items():
@@ -84,13 +85,19 @@ def difference(
     return Difference(None, is_unknown, [answer for answer in answers if answer is not True])
 
 
-def _differs(path: str, one: Any, two: Any) -> bool:
-    """Whether two values are numbers that differ, or texts; texts in objects are often names that a library counts."""
+def _compared(path: str, one: Any, two: Any) -> bool | None:
+    """Whether two numbers, arrays or texts are equal; None for others, and for numbers of different types.
+
+    Texts in objects are often names that a library counts: these are left to the gradient if they differ.
+    """
     if isinstance(one, _NUMBERS) and isinstance(two, _NUMBERS):
-        return bool(one != two and (one == one or two == two))
-    if isinstance(one, _ARRAYS) and isinstance(two, _ARRAYS) and one.dtype.hasobject is two.dtype.hasobject is False:
-        return not precision.is_repeated(numpy.asarray(two), numpy.asarray(one), precision.of(one.dtype.name).repeated)
-    return isinstance(one, str) and isinstance(two, str) and one != two and "." not in path
+        is_equal = bool(one == two or (one != one and two != two))
+        return is_equal and (True if type(one) is type(two) else None)
+    if isinstance(one, _ARRAYS) and isinstance(two, _ARRAYS) and not (one.dtype.hasobject or two.dtype.hasobject):
+        return precision.is_repeated(numpy.asarray(two), numpy.asarray(one), precision.of(one.dtype.name).repeated)
+    if isinstance(one, str) and isinstance(two, str):
+        return one == two or (None if "." in path else False)
+    return None
 
 
 # --- a rule that must not stay alive ---------------------------------------------------------------------------------
@@ -126,7 +133,9 @@ def outline(
     is_unknown = False
     for target, parts in waiting:
         for step, value in parts.items():
-            if isinstance(value, (*_NUMBERS, *ATOMS)) or (isinstance(value, _ARRAYS) and not is_tensor(value)):
+            is_array = isinstance(value, _ARRAYS) and not is_tensor(value)
+            is_everywhere = isinstance(value, type) and "<locals>" not in value.__qualname__
+            if is_array or is_everywhere or isinstance(value, (*_NUMBERS, *ATOMS)):
                 target[step] = value
             elif id(value) in known:
                 target[step] = known[id(value)][0]
@@ -173,7 +182,9 @@ def _opened(value: Any) -> tuple[Any, dict[str, Any]]:
     if isinstance(value, type):
         members = {f".{name}": _member(part) for name, part in vars(value).items() if not name.startswith("__")}
         return _class(value), members | {f".{name}": vars(value)[name] for name in ("__call__",) if name in vars(value)}
-    if all([base.__flags__ & _HEAP_TYPE for base in kind.__mro__[:-1]]) or kind is types.SimpleNamespace:
+    # What C makes may hide values, and has a constructor of C.
+    news = [vars(base).get("__new__") for base in kind.__mro__[:-1]]
+    if kind is types.SimpleNamespace or not any([isinstance(new, types.BuiltinMethodType) for new in news]):
         has_parts = hasattr(value, "__dict__") or any(["__slots__" in vars(base) for base in kind.__mro__])
         return (_class(kind) if has_parts else None), {".__class__": kind} | named
     # Values of C that Python can compare, such as a dtype or a device.
@@ -232,8 +243,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, (*_NUMBERS, *ATOMS)):
         text = repr(value)
         return text if len(text) <= 40 else text[:37] + "..."
-    name = str(getattr(value.dtype, "name", value.dtype)).removeprefix("torch.")
-    return f"{name}[{', '.join(map(str, value.shape))}]"
+    dtype = getattr(value, "dtype", type(value).__qualname__)
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    return f"{name}[{', '.join(map(str, getattr(value, 'shape', ())))}]"
 
 
 # --- what a function refers to ---------------------------------------------------------------------------------------

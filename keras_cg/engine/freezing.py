@@ -209,9 +209,9 @@ def _reached(rule: Any, definitions: _Definitions) -> dict[int, tuple[Any, list[
     for value in waiting:
         if id(value) not in found:
             parts = _inside(value, definitions)
-            if parts is not None:
-                found[id(value)] = value, parts
-                waiting += parts
+            if parts is not None or value is rule:
+                found[id(value)] = value, parts or []
+                waiting += parts or []
     return found
 
 

@@ -1,123 +1,141 @@
-"""A rule as it was at its run: what `freeze` copies, and what stays shared."""
+"""A rule as it was at its run: the names that `freeze` copies, what stays itself, and what a `Watch` notices."""
 
-import dataclasses
+import enum
 import functools
 import gc
-import random
+import textwrap
 import types
 import weakref
 
 import numpy as np
 import pytest
-from stand_ins import Keeps, Notes, T
+from stand_ins import Keeps, T
 
-from keras_cg.engine.freezing import freeze
+from keras_cg.engine import freezing
+from keras_cg.engine.freezing import Decorated
 
 pytestmark = pytest.mark.once
 
 X = np.array([1.0, 2.0, 3.0])
 
 
-class Scales:
-    """A rule with a number, or a function of it, in an attribute."""
+class Around(Decorated):
+    """A decorated function, as the engine sees it."""
 
-    def __init__(self, scale=None):
-        self.scale = scale
+    def __init__(self, fun):
+        self.__wrapped__ = fun
 
-    def __call__(self, upstream):
-        return 7 * (self.scale(upstream) if callable(self.scale) else upstream * self.scale)
+    def of(self, fun):
+        return Around(fun)
 
-    def rule(self, upstream):
-        return self(upstream)
-
-
-class Inherits(Scales):
-    def __call__(self, upstream):
-        return super().__call__(upstream)
+    def __call__(self, *args):
+        return self.__wrapped__(*args)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Immutable:
-    scale: float
-
-    def __call__(self, upstream):
-        return 7 * upstream * self.scale
+def freeze(function):
+    """The frozen rule that a function returns, and its watch."""
+    return freezing.freeze(function(), function)[:2]
 
 
-class Guarded:
-    """No attribute can be set, nor looked up by another name."""
-
-    def __init__(self, scale):
-        self.__dict__["scale"] = scale
-
-    def __setattr__(self, name, value):
-        raise TypeError
-
-    def __call__(self, upstream):
-        return 7 * upstream * self.scale
+def frozen(rule):
+    """The copy of a rule from elsewhere."""
+    return freeze(lambda: rule)[0]
 
 
-SHARED, HEIR = Scales(), Inherits()
+def apply(h, u):
+    return h(u)
 
 
-def set_scale(rule, k):
-    rule.scale = k
-    return rule
+def wrapper(grad):
+    return lambda *args: grad(*args)
 
 
-def method_in_a_cell(k):
-    method = set_scale(SHARED, k).rule
-    return lambda upstream: method(upstream)
+CLASS = """
+class Rule:
+    def __call__(self, u):
+        return self.times(u)
 
+    def times(self, u):
+        return 7 * u * k
 
-# Rules of the number that `k()` gives now and the loop changes afterwards. The gradient is 7 k.
+"""
+
+# The bodies of a function, in which a loop binds k: the gradient is 7 k.
 LOOPED = {
-    "cell": lambda k: lambda u: 7 * u * k(),
-    "default": lambda k: lambda u, h=lambda u: u * k(): 7 * h(u),
-    "keyword default": lambda k: lambda u, *, h=lambda u: u * k(): 7 * h(u),
-    "partial": lambda k: functools.partial(lambda h, u: 7 * h(u), lambda u: u * k()),
-    "partial of an object": lambda k: functools.partial(set_scale(SHARED, k())),
-    "function in an attribute": lambda k: Scales(lambda u: u * k()),
-    "class of the run": lambda k: type("Rule", (), {"__call__": lambda self, u: 7 * u * k()})(),
-    "attribute": lambda k: set_scale(SHARED, k()),
-    "attribute of a base": lambda k: set_scale(HEIR, k()),
-    "method in a cell": lambda k: method_in_a_cell(k()),
-    "immutable": lambda k: Immutable(k()),
-    "guarded": lambda k: Guarded(k()),
+    "cell": "return lambda u: 7 * u * k",
+    "default": "return lambda u, h=lambda u: u * k: 7 * h(u)",
+    "keyword default": "return lambda u, *, h=lambda u: u * k: 7 * h(u)",
+    "function in a cell": "times = lambda u: u * k\nreturn lambda u: 7 * times(u)",
+    "partial": "return functools.partial(lambda h, u: 7 * h(u), lambda u: u * k)",
+    "argument of a partial of another function": "return functools.partial(apply, lambda u: 7 * u * k)",
+    "keyword of a partial": "return functools.partial(apply, h=lambda u: 7 * u * k)",
+    "wrapper of another function": "return wrapper(wrapper(lambda u: 7 * u * k))",
+    "functools.wraps": "grad = lambda u: 7 * u * k\nreturn functools.wraps(grad)(lambda *args: grad(*args))",
+    "errstate of NumPy": "return np.errstate(all='ignore')(lambda u: 7 * u * k)",
+    "decorated function": "inner = Around(lambda u: u * k)\nreturn lambda u: 7 * inner(u)",
+    "decorated rule": "return Around(lambda u: 7 * u * k)",
+    "class": CLASS + "return Rule()",
+    "method": CLASS + "return Rule().times",
+    "object in a cell": CLASS + "rule = Rule()\nreturn lambda u: rule.times(u)",
+    "class in a cell": CLASS + "return lambda u: Rule()(u)",
+    "static method and property": "class Rule:\n    @staticmethod\n    def seven(u): return 7 * u * k / k\n    @property\n"
+    "    def k(self): return k\nrule = Rule()\nreturn lambda u: rule.seven(u) * rule.k",
 }
 
 
+def looped(body):
+    """The rules of a function with that body, which a loop calls for k = 2 and 3, with their watches."""
+    text = "def outer():\n  rules = []\n  for k in (2.0, 3.0):\n    def f():\n" + textwrap.indent(body, " " * 6)
+    scope = {"functools": functools, "np": np, "apply": apply, "wrapper": wrapper, "Around": Around, "freeze": freeze}
+    exec(compile(f"{text}\n    rules.append(freeze(f))\n  return rules", "loop.py", "exec"), scope)
+    return scope["outer"]()
+
+
+def called(rule, name):
+    return rule(u=1.0) if name == "keyword of a partial" else rule(1.0)
+
+
 @pytest.mark.parametrize("name", LOOPED)
-def test_a_rule_of_a_loop(name):
-    """Each has the number of its own turn, and not that of the next one."""
-    make = LOOPED[name]
-    k = 2.0
-    frozen = freeze(make(lambda: k))
-    k = 3.0
-    make(lambda: k)
-    assert float(frozen(1.0)) == 14.0
+def test_a_name_of_a_loop(name):
+    """Every function that the run defines keeps the value of its own turn, wherever it is."""
+    assert [called(rule, name) for rule, _ in looped(LOOPED[name])] == [14.0, 21.0]
 
 
-def test_a_name_that_is_bound_again():
-    """A cell with a number, which is copied in another way than one with a function."""
-    k = 2.0
-    frozen = freeze(lambda u: k * u)
-    k = 5.0
-    assert frozen(1.0) == 2.0
+def test_a_class_of_the_run_keeps_its_identity():
+    (rule, _), _ = looped(CLASS + "rule = Rule()\nreturn lambda u: (isinstance(rule, Rule), type(rule) is Rule)")
+    assert rule(1.0) == (True, True)
+
+
+def test_functions_of_autograph_are_those_of_the_run():
+    """It compiles them once more, so the constants of the function's code do not have them."""
+    code = "def outer_factory():\n def inner_factory(k):\n  def tf__f():\n   def grad(u): return u * k\n   return grad\n"
+    scope = {}
+    exec(code + "  def change(): nonlocal k; k = 5.0\n  return tf__f, change\n return inner_factory", scope)
+    rewritten, change = scope["outer_factory"]()(2.0)
+
+    def f():
+        return wrapper(rewritten())
+
+    rule, _ = freeze(f)
+    change()
+    assert rule(1.0) == 2.0
 
 
 def test_functions_that_call_each_other_share_what_they_share():
     k = 2.0
 
-    def even(n):
-        return k if n == 0 else odd(n - 1)
+    def f():
+        def even(n):
+            return k if n == 0 else odd(n - 1)
 
-    def odd(n):
-        return -k if n == 0 else even(n - 1)
+        def odd(n):
+            return -k if n == 0 else even(n - 1)
 
-    frozen = freeze(lambda u: u * even(4) + odd(3))
+        return lambda u: u * even(4) + odd(3)
+
+    rule, _ = freeze(f)
     k = 5.0
-    assert frozen(1.0) == 4.0
+    assert rule(1.0) == 4.0
 
 
 def assigned():
@@ -126,7 +144,7 @@ def assigned():
     def grad(u):
         nonlocal calls
         calls += 1
-        return u
+        return calls
 
     return grad, lambda: calls
 
@@ -138,16 +156,14 @@ def assigned_by_a_helper():
         nonlocal calls
         calls += 1
 
-    return lambda u: (note(), u), lambda: calls
+    return lambda u: (note(), calls)[1], lambda: calls
 
 
 @pytest.mark.parametrize("make", [assigned, assigned_by_a_helper])
 def test_a_name_that_is_assigned_stays_shared(make):
     grad, calls = make()
-    frozen = freeze(grad)
-    frozen(1.0)
-    frozen(1.0)
-    assert calls() == 2
+    rule = frozen(grad)
+    assert [rule(1.0), rule(1.0), calls()] == [1, 2, 2]
 
 
 def test_defaults_and_attributes_come_along():
@@ -157,89 +173,179 @@ def test_defaults_and_attributes_come_along():
         return k * u * factor * other * grad.scale
 
     grad.scale = 7.0
-    frozen = freeze(grad)
-    k, grad.scale = 11.0, 7.0
-    assert frozen(1.0) == 210.0
-    assert (frozen.__name__, frozen.__defaults__, frozen.__kwdefaults__) == ("grad", (3.0,), {"other": 5.0})
+    rule = frozen(grad)
+    k = 11.0
+    assert rule(1.0) == 210.0
+    assert (rule.__name__, rule.__defaults__, rule.__kwdefaults__) == ("grad", (3.0,), {"other": 5.0})
+    grad.scale = 14.0  # an attribute is state, and no name
+    assert rule(1.0) == 420.0
 
 
-def test_an_object_that_counts_is_not_copied():
-    class Counts:
-        calls = 0
+class Mode(enum.Enum):
+    SEVEN = 7
 
-        def __call__(self, u):
-            self.note()
-            return u
-
-        def note(self):
-            self.calls += 1
-
-    kept = Counts()
-    freeze(kept)(1.0)
-    assert kept.calls == 1
+    def rule(self, u):
+        return 7 * u if self is Mode.SEVEN else u
 
 
-class CallsInside(Notes):
-    def __call__(self, u):
-        return [self.note() for _ in range(2)], (lambda: self.note())()
+def test_objects_containers_and_functions_from_elsewhere_stay_themselves():
+    kept, entries, outer = Keeps(2.0), [1], {}
 
+    def helper(u):
+        helper.calls += 1
+        return u
 
-def test_an_object_whose_methods_assign_stays_shared():
-    kept = CallsInside()
-    assert freeze(kept) is kept
-
-
-def test_objects_that_no_shallow_copy_serves():
-    """Those whose state is in memory of C, that are told when they go, and classes."""
-
-    class Listed(list):
-        def __call__(self, u):
-            return u * len(self)
-
-    class Named(types.SimpleNamespace):
-        def __call__(self, u):
-            return u
-
-    class Draws(random.Random):
-        def __call__(self, u):
-            return u
-
-    class Freed:
-        def __del__(self):
-            gone.append(1)
-
-        def __call__(self, u):
-            return u
-
-    gone, listed, freed = [], Listed([1]), Freed()
-    for kept in (listed, freed, Named(a=1), Draws(1), listed.__len__, X.__mul__, float, Keeps):
-        assert freeze(kept) is kept
-    listed.append(2)
-    assert freeze(listed)(1.0) == 2.0
-    assert not gone
-
-
-def test_functions_of_frameworks_are_not_copied():
-    """autograd knows the derivative of its own by identity."""
-    anp = pytest.importorskip("autograd.numpy")
-    assert freeze(anp.sin) is anp.sin
-    sin = anp.sin
-    frozen = freeze(lambda u: sin(u))
-    assert frozen.__closure__[0].cell_contents is anp.sin
+    helper.calls = 0
+    for value in (kept.method, kept, Mode.SEVEN.rule, entries.append, float, Keeps, np.sin, X.__mul__):
+        assert frozen(value) is value or frozen(value) == value
+    rule = frozen(lambda u: (kept, entries, outer, apply, helper(u)))
+    assert all(map(lambda a, b: a is b, rule(1.0), (kept, entries, outer, apply)))
+    assert helper.calls == 1 and frozen(Mode.SEVEN.rule)(1.0) == 7.0
 
 
 def test_a_rule_without_cells_is_left_as_it_is():
     grad = eval("lambda u: u")
-    assert freeze(grad) is grad
+    assert frozen(grad) is grad
 
 
-def test_what_a_frozen_rule_holds_is_freed():
+def test_a_frozen_rule_does_not_keep_what_it_held_alive():
     kept = T()
-    frozen = freeze((lambda kept: lambda u: kept)(kept))
+    rule = frozen((lambda kept: lambda u: kept)(kept))
     dead = weakref.ref(kept)
     gc.disable()
     try:
-        del kept, frozen
+        del kept, rule
         assert dead() is None
     finally:
         gc.enable()
+
+
+# --- what is watched -------------------------------------------------------------------------------------------------
+
+
+class Owner:
+    __slots__ = ("__dict__", "s")
+
+    def __init__(self, k):
+        self.k = self.s = k
+
+    def rule(self, u):
+        return u * self.k
+
+    def behind(self, u):
+        return self.rule(u) * self.slot
+
+    @property
+    def slot(self):
+        return self.s
+
+    def __call__(self, u):
+        return super().__getattribute__("rule")(u) if u is None else u * self.k
+
+
+class Heir(Owner):
+    def rule(self, u):
+        return super().rule(u)
+
+
+class Module:
+    """Keeps its values where a module of torch has them."""
+
+    def __init__(self, k):
+        self._parameters = {"k": k}
+
+    def __getattr__(self, name):
+        return self._parameters[name]
+
+    rule = Owner.rule
+
+
+def through_self(self):
+    return lambda u: u * self.k
+
+
+WATCHED = {
+    "method": (lambda: Owner(2.0), lambda owner: owner.rule, "k"),
+    "method that it calls": (lambda: Owner(2.0), lambda owner: owner.behind, "k"),
+    "slot behind a property": (lambda: Owner(2.0), lambda owner: owner.behind, "s"),
+    "method of a base": (lambda: Heir(2.0), lambda owner: owner.rule, "k"),
+    "callable object": (lambda: Owner(2.0), lambda owner: owner, "k"),
+    "partial": (lambda: Owner(2.0), lambda owner: functools.partial(owner.rule), "k"),
+    "cell called self": (lambda: Owner(2.0), through_self, "k"),
+    "method in a cell": (lambda: Owner(2.0), lambda owner: (lambda rule: lambda u: rule(u))(owner.rule), "k"),
+    "table of a module": (lambda: Module(2.0), lambda owner: owner.rule, "k"),
+}
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_an_attribute_that_is_set_again(name):
+    make, rule_of, attribute = WATCHED[name]
+    owner = make()
+    _, watch = freeze(lambda: rule_of(owner))
+    assert watch.changed() is None
+    table = getattr(owner, "_parameters", None)
+    if table is None:
+        owner.other = setattr(owner, attribute, 2.0)  # an equal number is as good, and other names do not count
+        assert watch.changed() is None
+        setattr(owner, attribute, 3.0)
+    else:
+        table[attribute] = 3.0
+    assert watch.changed() == attribute
+    assert (attribute, 2.0) in watch.values()
+
+
+def test_what_the_rule_itself_sets_is_its_state():
+    class Average:
+        mean = 1.0
+
+        def __init__(self):
+            self.mean = 1.0
+
+        def update(self, u):
+            setattr(self, "mean", self.mean / 2 + u)
+
+        def rule(self, u):
+            self.update(u)
+            return self.mean
+
+    owner = Average()
+    watches = [freeze(lambda: owner.rule)[1] for _ in range(3)]
+    for watch in watches:
+        assert watch.changed() is None
+        with watch.running():
+            owner.rule(1.0)
+    assert watches[0].values() == []
+
+
+def test_a_name_of_an_outer_function_that_is_bound_again():
+    k = 2.0
+
+    def helper(u):
+        return u * k
+
+    def f():
+        return lambda u: helper(u)
+
+    _, watch = freeze(f)
+    assert watch.changed() is None
+    k = 5.0
+    assert watch.changed() == "k"
+
+
+def test_a_function_that_a_framework_has_wrapped_is_watched():
+    """It cannot be made again of a copy."""
+    for k in (2.0, 5.0):
+
+        def f():
+            return functools.lru_cache(lambda u: u * k)
+
+        if k == 2.0:
+            _, watch = freeze(f)
+            assert watch.changed() is None
+    assert watch.changed() == "k"
+
+
+def test_most_rules_are_not_watched():
+    kept, entries = T(), [1]
+    assert freeze(lambda: lambda u: (kept, entries, u))[1] is None
+    assert freeze(lambda: types.SimpleNamespace(rule=1).__repr__)[1] is None
