@@ -18,7 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy
-from keras_cg.engine import defaults, messages
+from keras_cg.engine import defaults, linear, messages
 from keras_cg.engine.contract import Function, PlainFunction, Pullback, Tensors
 from keras_cg.engine.linear import check_or_nan
 from keras_cg.engine.precision import is_differentiable
@@ -315,8 +315,9 @@ class _Call:
         """
         cotangents = dict(zip(self.floating, arrived, strict=True))
         _, pullback = self.run(*parents)
-        self.first.check(pullback)
-        found, _ = pullback([*map(cotangents.get, range(self.outputs))])
+        upstreams = [*map(cotangents.get, range(self.outputs))]
+        self.first.check(pullback, lambda each: each(linear.irregular(own, upstreams))[0])
+        found, _ = pullback(upstreams)
         return dict(enumerate(found))
 
     def push(self, inputs: Arrays, tangents: Arrays) -> Arrays:
