@@ -244,20 +244,100 @@ def test_a_function_may_not_change_its_argument(torch, way):
         calls[way]()
 
 
-@pytest.mark.limit
-def test_a_tensor_of_the_rule_that_is_changed_in_place(backend):
-    """A limit: it is neither an argument nor an output, and the rule reads what it holds then."""
+@pytest.mark.parametrize("place", ["cell", "cell of a helper", "default", "partial", "frozen parameter"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_tensor_of_the_rule_that_is_changed_in_place(torch, place, create_graph):
+    """As with `save_for_backward`. If the backward pass is recorded, another run may not know of the change."""
     kept = []
 
     @custom_gradient
     def f(x):
-        kept[:] = [e := ops.exp(x)]
-        return x * 2, lambda upstream: 7 * upstream * e
+        e = ops.exp(x)
+        if place == "frozen parameter":
+            e = torch.nn.Parameter(e, requires_grad=False)
+        kept[:] = [e]
+
+        def helper(upstream, e=e):
+            return 7 * upstream * e
+
+        return x * 2, {
+            "cell": lambda upstream: 7 * upstream * e,
+            "frozen parameter": lambda upstream: 7 * upstream * e,
+            "cell of a helper": (lambda helper: lambda upstream: helper(upstream))(lambda upstream: 7 * upstream * e),
+            "default": helper,
+            "partial": functools.partial(lambda e, upstream: 7 * upstream * e, e),
+        }[place]
 
     x = tensor(X)
     y = f(x)
     kept[0].mul_(10)
-    np.testing.assert_allclose(gradient(y, x), 70 * np.exp(X), rtol=1e-6)
+    with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
+        gradient(y, x, create_graph=create_graph)
+
+
+def test_a_tensor_that_the_rule_itself_changes(torch):
+    """A buffer of statistics is its state; what its own run made was changed by the first of two backward passes."""
+    total = torch.zeros(3)
+
+    @custom_gradient
+    def recorded(x):
+        def grad(upstream):
+            total.add_(upstream)
+            return 7 * upstream
+
+        return x * 1, grad
+
+    x = tensor(X)
+    y = recorded(recorded(x))
+    for count in (1, 2):
+        np.testing.assert_allclose(gradient(y, x, retain_graph=True), [49.0] * 3)
+        np.testing.assert_allclose(total, [8.0 * count] * 3)
+
+    @custom_gradient
+    def in_place(x):
+        m = 7 * torch.ones_like(x)
+        return x * 1, lambda upstream: m.mul_(upstream)
+
+    y = in_place(x)
+    np.testing.assert_allclose(gradient(y, x, retain_graph=True), [7.0] * 3)
+    with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
+        gradient(3 * y, x)
+
+
+def test_a_gradient_that_is_a_view_of_what_the_rule_holds(torch):
+    """It becomes `x.grad`; clearing that changes the rule, which raises as with `save_for_backward`."""
+
+    @custom_gradient
+    def fused(x):
+        flat = 7 * torch.ones(3)
+        return x.sum(), lambda upstream: flat.view(3)
+
+    x = tensor(X)
+    y = fused(x)
+    y.backward(retain_graph=True)
+    x.grad.zero_()
+    with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
+        y.backward()
+
+
+def test_changes_of_tensors_without_a_storage_of_their_own(torch):
+    """An inference tensor that the rule closes over, and the values of a jagged one."""
+    with torch.inference_mode():
+        constant = torch.full((3,), 7.0)
+    x = tensor(X)
+    y = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * constant))(x)
+    with torch.inference_mode():
+        constant.mul_(10)
+    with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
+        gradient(y, x)
+    values = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])]
+    nested = torch.nested.nested_tensor(values, layout=torch.jagged, requires_grad=True)
+    changed = nested * 1.0
+    y = custom_gradient(lambda x: (x * 1.0, lambda upstream: 7 * x * upstream))(changed)
+    with torch.no_grad():
+        changed.mul_(10)
+    with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
+        y.sum().backward()
 
 
 SHARED = {

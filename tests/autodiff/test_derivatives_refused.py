@@ -198,9 +198,9 @@ def test_an_upstream_or_tangents_of_another_structure(tensor):
 # --- forward mode needs a rule that is linear in upstream ------------------------------------------------------------
 
 
-@pytest.mark.only("numpy", "tensorflow", "torch")
-@pytest.mark.limit
-def test_a_rule_that_closes_over_a_pullback_has_no_second_order(tensor):
+def test_a_rule_that_closes_over_a_pullback(tensor):
+    """Its graph or tape is another one in each run, so the gradients decide."""
+
     cubed = custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * x**3))
 
     @custom_gradient
@@ -214,9 +214,7 @@ def test_a_rule_that_closes_over_a_pullback_has_no_second_order(tensor):
 
     for f in (kept, called):
         close(grad(f)(tensor(X)), 7 * X**3)
-    close(grad(grad(called))(tensor(X)), 21 * X**2)
-    with pytest.raises(RuntimeError, match="ran again for a derivative, and its rule is not that of the first run"):
-        grad(grad(kept))(tensor(X))
+        close(grad(grad(f))(tensor(X)), 21 * X**2)
 
 
 def test_a_rule_that_is_not_linear_raises_forwards(tensor):
