@@ -56,7 +56,7 @@ def _style(fun: Any) -> int | None:
         positional = positional[:-1]
     else:
         return None
-    return None if any([name in known for name in positional]) else len(positional)
+    return len(positional)
 
 
 def takes_variables(rule: Rule) -> bool:

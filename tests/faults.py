@@ -48,11 +48,6 @@ TABLE = {
             "elif positional:\n        return ALONE",
         ),
         (
-            "a default counts as an argument",
-            "None if any([name in known for name in positional]) else len(positional)",
-            "len(positional)",
-        ),
-        (
             "one positional read as one by one",
             "len(positional) == 1 or (positional and (count == 1 or parameters.required() <= 1)):",
             "positional and count == 1:",
@@ -66,8 +61,6 @@ TABLE = {
         ),
         ("defaults count as required", "required() <= 1)):", "required() <= 0)):"),
         ("one for each tensor alone", "tensors if parameters", "tensors[::-1] if parameters"),
-        ("varargs get no arguments", "return len(positional) <= count", "return False"),
-        ("keyword only not by name", 'keyword_only or "upstream" in parameters.', ""),
         ("upstream at any place", 'return positional.index("upstream") == count', "return True"),
         ("upstream not packed", '": self.output.unflatten', '": list'),
         ("misfits pass", "raise self._misfit(count)", "return (upstreams[0],), {}"),
@@ -151,8 +144,10 @@ TABLE = {
         ("fast path skips the check of shapes", " or gradient.shape != tensor.shape", ""),
     ],
     "conventions: numpy needs_input_grad conventions core": [
+        ("varargs get no arguments", "return len(positional) <= count", "return False"),
+        ("keyword only not by name", 'keyword_only or "upstream" in parameters.', ""),
         (
-            "nobody is asked",
+            "no gradient is asked for",
             '"needs_input_grad": tuple(needs_grad)',
             '"needs_input_grad": tuple(False for _ in needs_grad)',
         ),
@@ -178,7 +173,7 @@ TABLE = {
         (
             "numbers never differ",
             "if is_equal is False:\n            return Difference(_told(path, one, two))",
-            "if is_equal is 7:\n            return Difference(_told(path, one, two))",
+            "if is_equal == 7:\n            return Difference(_told(path, one, two))",
         ),
         ("NaN differs from NaN", " or (one != one and two != two))", ")"),
         ("types of numbers do not count", "(True if type(one) is type(two) else None)", "True"),
@@ -252,7 +247,7 @@ TABLE = {
             "copy.__dict__.update(function.__dict__)",
         ),
         ("no attribute is watched", "if stored is not _NOTHING:", "if False:"),
-        ("no name of a helper is watched", "elif id(value) not in copied and id(cell) not in shared:", "elif False:"),
+        ("no name of a helper is watched", "        yield from _cells(value, shared)", "        pass"),
         ("the rule's own state is watched", "                    written.add(name)", "                    pass"),
         ("an equal number is another", "isinstance(now, ATOMS) and bool(now == value)", "False"),
         ("callable objects are not watched", "if parts is not None or value is rule:", "if parts is not None:"),
@@ -374,7 +369,7 @@ TABLE = {
     "backends.torch.transforms: torch own core": [
         (
             "a run of another level unchecked",
-            "            pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables))",
+            "pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables))",
             "            pass",
         ),
         ("what hides deeper passes", "        if hidden:", "        if False:"),

@@ -66,7 +66,7 @@ def test_what_is_asked_for(eager, argnums, make):
 def test_in_every_mode(frame):
     """A program that cannot tell asks for all."""
     f, told = product(one)
-    _, gradients = frame.differentiate(f, [X, W])
+    _, gradients = frame.differentiate(f, X, W)
     np.testing.assert_allclose(gradients[0], 7 * W, rtol=1e-6)
     np.testing.assert_allclose(gradients[1], 11 * X, rtol=1e-6)
     assert set(told) <= {(True, True)}

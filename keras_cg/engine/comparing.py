@@ -133,6 +133,8 @@ def outline(
     is_unknown = False
     for target, parts in waiting:
         for step, value in parts.items():
+            # A text in an object may be a name that a library counts.
+            is_unknown |= isinstance(value, str) and step.startswith(".")
             is_array = isinstance(value, _ARRAYS) and not is_tensor(value)
             is_everywhere = isinstance(value, type) and "<locals>" not in value.__qualname__
             if is_array or is_everywhere or isinstance(value, (*_NUMBERS, *ATOMS)):

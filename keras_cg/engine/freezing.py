@@ -92,7 +92,12 @@ def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:
     for value, _ in found.values():
         if isinstance(value, type):
             _define_again(value, copies)
-    entries = [entry for value, _ in found.values() for entry in _entries(value, rule, copied, shared)]
+    entries: list[Entry] = []
+    for value, _ in found.values():
+        entries += _entries(value, rule, copied, shared)
+        for fun in _fixed(value, rule, definitions):
+            # What it reaches stays itself, because nothing can put a copy there.
+            entries += [entry for each, _ in _reached(fun, definitions).values() for entry in _cells(each, shared)]
     return _replaced(rule, copies), Watch(entries) if entries else None
 
 
@@ -337,23 +342,38 @@ def _entries(value: Any, rule: Any, copied: set[int], shared: set[int]) -> Itera
     """Yields what has to be watched because of one value that a rule reaches."""
     owner: Any = None
     method: Any = None
-    if type(value) is FunctionType:
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            if name == "self" and id(value) in copied:
-                owner, method = _content(cell), value
-            elif id(value) not in copied and id(cell) not in shared:
-                yield name, functools.partial(_content, cell), _content(cell), facts(value.__code__).written
+    if type(value) is FunctionType and id(value) not in copied:
+        yield from _cells(value, shared)
+    elif type(value) is FunctionType and "self" in value.__code__.co_freevars:
+        owner, method = _content((value.__closure__ or ())[value.__code__.co_freevars.index("self")]), value
     elif type(value) is MethodType:
         owner, method = value.__self__, innermost(value)
     elif value is rule and type(type(value).__call__) is FunctionType:
         owner, method = value, type(value).__call__
-    elif not isinstance(value, (type, functools.partial, Decorated)) and innermost(_inner(value)) is not None:
-        # What a framework made of a function cannot be made of its copy.
-        yield from _entries(innermost(_inner(value)), rule, set(), shared)
     for name in () if method is None else _attributes(method.__code__, type(owner)):
         stored = _stored(owner, name)
         if stored is not _NOTHING:
             yield name, functools.partial(_stored, owner, name), stored, facts(method.__code__).written
+
+
+def _cells(fun: Any, shared: set[int]) -> Iterator[Entry]:
+    """Yields the cells of a function that is no copy."""
+    if type(fun) is not FunctionType:
+        return
+    for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
+        if id(cell) not in shared and name not in facts(fun.__code__).assigned:
+            yield name, functools.partial(_content, cell), _content(cell), facts(fun.__code__).written
+
+
+def _fixed(value: Any, rule: Any, definitions: _Definitions) -> list[Any]:
+    """Lists the functions that stay in their place in an object: what a framework has wrapped, and attributes."""
+    if isinstance(value, (FunctionType, type, functools.partial, Decorated)):
+        return []
+    owner = value.__self__ if type(value) is MethodType else value
+    found = [part for part in getattr(owner, "__dict__", {}).values() if type(part) is FunctionType]
+    if value is rule and type(value) is not MethodType and not definitions.by_run(innermost(type(value).__call__)):
+        found.append(innermost(type(value).__call__))
+    return [fun for fun in found if fun is not None]
 
 
 def _content(cell: CellType) -> Any:

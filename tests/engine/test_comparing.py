@@ -70,7 +70,7 @@ def test_globals_and_modules_are_not_entered(monkeypatch):
 
 
 def test_what_a_quick_look_shows():
-    """Cells, defaults, arguments and the attributes of `self`, of functions in them, too; and nothing inside of others."""
+    """Cells, defaults, arguments and the attributes of `self`, of functions in them, too; nothing inside of others."""
     k, deep, kept = T(), [T()], Keeps(2.0)
     helper = lambda u: (u, k)
     assert comparing.near(lambda u, h=helper, *, d=deep: h) == [deep, k]
@@ -271,7 +271,10 @@ def test_an_outline_tells_whether_something_is_no_data():
 
 def test_an_outline_holds_no_tensor():
     tensor = T()
-    dead, steps = weakref.ref(tensor), comparing.outline([("", hold(k=[tensor, {"a": Keeps(tensor)}]))], is_tensor, (), ())[0]
+    dead, steps = (
+        weakref.ref(tensor),
+        comparing.outline([("", hold(k=[tensor, {"a": Keeps(tensor)}]))], is_tensor, (), ())[0],
+    )
     del tensor
     assert dead() is None and steps
 

@@ -78,8 +78,13 @@ LOOPED = {
     "method": CLASS + "return Rule().times",
     "object in a cell": CLASS + "rule = Rule()\nreturn lambda u: rule.times(u)",
     "class in a cell": CLASS + "return lambda u: Rule()(u)",
-    "static method and property": "class Rule:\n    @staticmethod\n    def seven(u): return 7 * u * k / k\n    @property\n"
-    "    def k(self): return k\nrule = Rule()\nreturn lambda u: rule.seven(u) * rule.k",
+    "static method and property": CLASS.replace(
+        "    def",
+        "    @staticmethod\n    def once(u):\n        return 7 * u * k / k\n\n"
+        "    @property\n    def k(self):\n        return k\n\n    def",
+        1,
+    )
+    + "rule = Rule()\nreturn lambda u: rule.once(u) * rule.k",
 }
 
 
@@ -108,7 +113,9 @@ def test_a_class_of_the_run_keeps_its_identity():
 
 def test_functions_of_autograph_are_those_of_the_run():
     """It compiles them once more, so the constants of the function's code do not have them."""
-    code = "def outer_factory():\n def inner_factory(k):\n  def tf__f():\n   def grad(u): return u * k\n   return grad\n"
+    code = (
+        "def outer_factory():\n def inner_factory(k):\n  def tf__f():\n   def grad(u): return u * k\n   return grad\n"
+    )
     scope = {}
     exec(code + "  def change(): nonlocal k; k = 5.0\n  return tf__f, change\n return inner_factory", scope)
     rewritten, change = scope["outer_factory"]()(2.0)
@@ -302,7 +309,7 @@ def test_what_the_rule_itself_sets_is_its_state():
             self.mean = 1.0
 
         def update(self, u):
-            setattr(self, "mean", self.mean / 2 + u)
+            setattr(self, "mean", self.mean / 2 + u)  # noqa: B010 - that is the case
 
         def rule(self, u):
             self.update(u)

@@ -95,7 +95,7 @@ def test_a_pullback_that_is_called_after_the_loop(eager):
 
 
 def test_an_attribute_of_self_that_is_set_again_is_refused(eager):
-    """Whether the rule is a method, or closes over `self`; an attribute of another object is read when the rule runs."""
+    """Of a method, and of a closure over `self`; an attribute of another object is read when the rule runs."""
 
     class Layer:
         k = 2.0

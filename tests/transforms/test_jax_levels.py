@@ -1,4 +1,4 @@
-"""JAX's levels: what an outer one traces, what a function stops, what a vmap does not reach, and functions of one code."""
+"""JAX's levels: what an outer one traces, what a function stops, what a vmap does not reach; functions of one code."""
 
 import functools
 import types
