@@ -35,6 +35,7 @@ class Evidence:
         jacobians: The real Jacobian of all outputs with respect to each argument, or None.
         shapes: The shapes of all arguments and outputs.
         is_declared: Whether the caller declared the expected gradient.
+        declaration: Returns the line that declares the gradient of an argument.
     """
 
     names: list[str]
@@ -48,6 +49,7 @@ class Evidence:
     jacobians: list[Array | None]
     shapes: list[tuple[int, ...]]
     is_declared: bool
+    declaration: Callable[[int], str]
 
     def is_same(self, one: Array, other: Array) -> bool:
         """Whether two gradients are equal wherever both are known."""
@@ -107,6 +109,14 @@ def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Array
 EARLIER = (
     "a gradient that depends on earlier calls: the rule uses a value that one of them stored (cache, global, attribute)"
 )
+
+
+def in_steps(name: str, line: str) -> str:
+    """Returns the advice for a function without a useful derivative."""
+    return (
+        f"the function does not change with {name} here, or only in steps (rounding, a comparison, a cast); if the"
+        f" gradient differs on purpose, such as that of a straight-through estimator, declare the right one: {line}"
+    )
 
 
 def diagnose_higher(came: Array, expected: Array, lower: str) -> str:
@@ -218,10 +228,7 @@ def _named(factor: float, evidence: Evidence) -> str:
 def _flat(evidence: Evidence, index: int) -> str | None:
     if evidence.is_declared or numpy.any(numpy.nan_to_num(evidence.expected[index])):
         return None
-    return (
-        f"the function does not change with {evidence.names[index]} here; if the gradient differs on purpose, such as"
-        " that of a straight-through estimator, declare the right one by `expected`"
-    )
+    return in_steps(evidence.names[index], evidence.declaration(index))
 
 
 # The most places that a message names.

@@ -156,12 +156,12 @@ def grain(path: Path, eps: float) -> float | None:
         # The interval with the largest change beyond the median slope.
         firsts = numpy.diff(rows[:, number])
         index = int(numpy.argmax(numpy.abs(firsts - numpy.median(firsts))))
-        if _is_jump(path, number, times[index], times[index + 1], least * float(units[number])):
+        if is_jump(path, number, times[index], times[index + 1], least * float(units[number])):
             return coarse
     return None
 
 
-def _is_jump(path: Path, number: int, left: float, right: float, least: float) -> bool:
+def is_jump(path: Path, number: int, left: float, right: float, least: float) -> bool:
     """Whether a number of `path` jumps by more than `least` between two points."""
     ends = [float(path(t)[number]) for t in (left, right)]
     while abs(ends[1] - ends[0]) > least:

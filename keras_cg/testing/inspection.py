@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy
 
-from keras_cg import config
+from keras_cg import config, signature
 from keras_cg.decorator import CustomGradient
-from keras_cg.testing import comparison, exceptions
+from keras_cg.testing import comparison, exceptions, staircases
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text
-from keras_cg.testing.diagnosis import EARLIER
-from keras_cg.testing.differences import Break, Path, Slope, grain, kink, slope
+from keras_cg.testing.diagnosis import EARLIER, in_steps
+from keras_cg.testing.differences import Break, Path, Slope, grain, is_jump, kink, slope
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arguments, Arrays, Subject, epsilon, is_rule, with_rule
 
@@ -104,6 +104,7 @@ class Inspection:
         # Whether rounding is so large that it looks like a kink.
         self.is_noisy = False
         self._columns: dict[int, list[Column]] = {}
+        self._staircases: dict[tuple[bool, int], bool] = {}
         # The orders that passed, as pairs of their name and the number of the argument.
         self.passed: set[tuple[str, int]] = set()
 
@@ -188,7 +189,11 @@ class Inspection:
     def columns_of_output(self, number: int) -> list[Column]:
         """Returns the derivatives of the output with respect to one argument."""
         if number not in self._columns:
-            self._columns[number] = self.columns(number, self.reference.output, self.upstream, ELEMENTS)
+            found = self.columns(number, self.reference.output, self.upstream, ELEMENTS)
+            if self.is_staircase(number):
+                # The derivative is zero. Finite differences would find the slope of the stairs, or none at all.
+                found = [each._replace(slope=Slope(*map(numpy.zeros_like, each.slope))) for each in found]
+            self._columns[number] = found
         return self._columns[number]
 
     def weighted(self, weights: Array, directions: Arrays, t: float) -> float:
@@ -228,17 +233,82 @@ class Inspection:
             self.path(directions, function, upstream, points), weigh(upstream), self.eps, self.scale(directions)
         )
 
+    # --- staircases ---------------------------------------------------------------------------------
+
+    def is_staircase(self, number: int, is_subject: bool = False) -> bool:
+        """Whether the output of the reference, or of the function, changes with an argument in steps only."""
+        key = is_subject or not self.is_declared or self.is_rule, number
+        if self.is_other_in_double:  # rounding makes its steps
+            return False
+        if key not in self._staircases:
+            path = self._of_one(number, self.subject if key[0] else self.reference)
+            found = False
+            with contextlib.suppress(Exception), numpy.errstate(all="ignore"):  # the function may raise elsewhere
+                if staircases.is_constant_beside(path, self.points[number], self.eps):
+                    steps, others = staircases.in_steps(path, self.points[number], self.eps)
+                    found = bool(steps.any()) and not others.any() and not self._gives_half_steps(path, number)
+            self._staircases[key] = found
+        return self._staircases[key]
+
+    def advice(self, number: int) -> str | None:
+        """Advises to declare the gradient of a function that changes with an argument in steps; None if it does not.
+
+        Some outputs may change in another way. If the output has steps in one argument, it may jump with another.
+        """
+        if self.is_declared or self.is_other_in_double:
+            return None
+        is_in_steps, path = self.is_staircase(number), self._of_one(number, self.subject)
+        if not is_in_steps:
+            with contextlib.suppress(Exception), numpy.errstate(all="ignore"):
+                steps, _ = staircases.in_steps(path, self.points[number], self.eps)
+                is_in_steps = (steps.any() and not self._gives_half_steps(path, number)) or self._has_jumps(number)
+        return in_steps(self.arguments.names[number], self.declaration(number)) if is_in_steps else None
+
+    def declaration(self, number: int) -> str:
+        """Returns the line that declares the gradient of an argument."""
+        fun = self.subject.f.__wrapped__ if isinstance(self.subject.f, CustomGradient) else self.subject.f
+        found = signature.parameters(fun)
+        shown, name = "..." if found is None else found.show("")[1:-1], self.arguments.names[number]
+        others = [each for index, each in enumerate(self.gradient) if index != number]
+        is_identity = len(self.upstream) == 1 and numpy.array_equal(self.gradient[number], self.upstream[0])
+        if is_identity and name.isidentifier() and not any(map(numpy.any, others)):
+            return f"expected=lambda {shown}: {name}"
+        return f"expected=lambda {shown}: ... (without the steps), or lambda {shown}, upstream: ... (the right rule)"
+
+    def _of_one(self, number: int, subject: Subject) -> Callable[[Array], Array]:
+        """Returns the output as a vector that depends on one argument."""
+        return lambda point: vector(
+            subject.output([point if index == number else each for index, each in enumerate(self.points)])
+        )
+
+    def _gives_half_steps(self, path: Callable[[Array], Array], number: int) -> bool:
+        return self.gives_half_precision() and staircases.grow(path, self.points[number], self.eps)
+
+    def _has_jumps(self, number: int) -> bool:
+        """Whether the output jumps with an argument, and changes with another argument in steps only."""
+        if not any(self.is_staircase(each, True) for each in range(len(self.points)) if each != number):
+            return False
+        return staircases.jumps(self._of_one(number, self.subject), self.points[number], self.eps, is_jump)
+
     # --- precision ----------------------------------------------------------------------------------
 
     def grain_of(self, function: Callable[[Arrays], Arrays]) -> float | None:
         """Finds the precision in which a function of the points computes, if it is coarser than `eps`."""
         signs = [1 - 2.0 * self.signs.integers(0, 2, each.shape) for each in self.points]
+        # The steps of the function itself are no rounding.
+        signs = [0 * each if self._is_stepped(number) else each for number, each in enumerate(signs)]
 
         def path(t: float) -> Array:
             return vector(function([point * (1 + t * each) for point, each in zip(self.points, signs, strict=True)]))
 
         with numpy.errstate(all="ignore"):
             return grain(path, self.eps)
+
+    def _is_stepped(self, number: int) -> bool:
+        """Whether the function, or the reference, has steps or jumps with an argument."""
+        with contextlib.suppress(Exception), numpy.errstate(all="ignore"):
+            return self.is_staircase(number, True) or self.is_staircase(number) or self._has_jumps(number)
+        return False
 
     @functools.cached_property
     def grain_of_rule(self) -> float | None:
@@ -263,9 +333,9 @@ class Inspection:
 
     def cause(self, number: int, found: Finding) -> str | None:
         """Finds a fault outside the formula of the rule: dependence on earlier calls, steps, or low precision."""
-        return self._history(number) or self.steps(number) or self.coarse_rule(found)
+        return self.history(number) or self.steps(number) or self.coarse_rule(found)
 
-    def _history(self, number: int) -> str | None:
+    def history(self, number: int) -> str | None:
         """Diagnoses a gradient that depends on earlier calls."""
         self.pull([2 * numpy.flip(each) for each in self.upstream])
         now = self.pull(self.upstream)

@@ -200,8 +200,9 @@ DIAGNOSES = {
     "straight-through": (
         custom_gradient(lambda x: (ops.floor(x + 0.5), lambda upstream: upstream)),
         V,
-        "the function does not change with x here; if the gradient differs on purpose, such as that of a"
-        " straight-through estimator, declare the right one by `expected`",
+        "the function does not change with x here, or only in steps (rounding, a comparison, a cast); if the"
+        " gradient differs on purpose, such as that of a straight-through estimator, declare the right one:"
+        " expected=lambda x: x",
     ),
     "negative x": (
         changed(lambda g, x: ops.where(x < 0, 1.1 * g, g)),

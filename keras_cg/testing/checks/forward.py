@@ -44,6 +44,8 @@ def forward(at: Inspection) -> Iterator[Finding]:
             rows = [Row(ALONG, point, pushed, right, size=float(numpy.abs(terms).sum()))]
         else:
             values, margins, _ = at.slope(direction, at.reference.output, at.upstream)
+            if at.is_staircase(number):
+                values, margins = numpy.zeros_like(values), numpy.zeros_like(margins)
             named = "number {} of the output"
             if came.size > NUMBERS:
                 came, named = numpy.array([vector(at.upstream) @ came]), "a random weighted sum of the output"
@@ -54,6 +56,8 @@ def forward(at: Inspection) -> Iterator[Finding]:
         found = at.compare(check, number, rows, None if at.is_rule else _find_break(at, number, direction[number]))
         if found.status == "failed" and not came.any() and at.gradient[number].any():
             found = replace(found, diagnosis=CUT)
+        elif found.status in ("failed", "undecided"):
+            found = replace(found, diagnosis=at.advice(number) or found.diagnosis)
         yield found
 
 

@@ -43,13 +43,16 @@ def first(at: Inspection) -> Iterator[Finding]:
             at.look_closer()
             closer = _at_point(at, number, came)
             found = closer if closer.status == "failed" else found
-        if found.status == "failed":
+        advice = at.history(number) or at.advice(number) if found.status in ("failed", "undecided") else None
+        if advice is not None:
+            found = replace(found, diagnosis=advice)
+        elif found.status == "failed":
             cause = found.diagnosis or at.cause(number, found) or diagnose(_evidence(at), number)
             if cause is None and not at.is_rule:
                 other = _elsewhere(at).get(number)
                 cause = None if other is None else other.diagnosis
             found = replace(found, diagnosis=cause)
-        elif found.status == "passed":
+        elif found.status == "passed" and (at.is_rule or not at.is_staircase(number)):
             later = _elsewhere(at) if later is None else later
             found = _rounding(at, number) or later.get(number) or found
         if found.status == "passed" and at.grain > INSIDE_ENOUGH:
@@ -83,6 +86,7 @@ def _evidence(at: Inspection) -> Evidence:
         jacobians=[at.jacobian(number) for number in range(len(at.points))],
         shapes=[each.shape for each in (*at.points, *at.output)],
         is_declared=at.is_declared,
+        declaration=at.declaration,
     )
 
 
