@@ -324,7 +324,7 @@ TABLE = {
             "pass",
         ),
         ("autocast forgotten for another run", "            run = torch.autocast(*each)(run)", "            pass"),
-        ("changes in place unseen", "        if is_changed(call.watched):", "        if False:"),
+        ("changes in place since the call unseen", "        if is_changed(call.watched):", "        if False:"),
         (
             "changes of a tensor without a storage unseen",
             "watched.append((alias if storage else tensor, tensor._version))",
@@ -370,7 +370,7 @@ TABLE = {
         (
             "a run of another level unchecked",
             "pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables))",
-            "            pass",
+            "pass",
         ),
         ("what hides deeper passes", "        if hidden:", "        if False:"),
         ("captured constants as variables", "if id(tensor) in operands.used]", "]"),
