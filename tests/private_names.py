@@ -22,8 +22,8 @@ MODULES = (
 )
 # Attributes likewise.
 ATTRIBUTES = ("is_vjp", "outer_graph", "variable")
-# Python documents these.
-PUBLIC = ("_make", "_replace")
+# Python documents the first two. The third is what torch's public `assume_constant_result` sets, as a test compares.
+PUBLIC = ("_make", "_replace", "_dynamo_marked_constant")
 
 
 class Row(NamedTuple):
