@@ -83,6 +83,21 @@ def test_a_value_of_an_outer_level_beside_an_argument_of_both(jax, place, how):
     right_or_refused(run, [7.0, 11.0], *(() if place in ("cell", "default", "method") else (TypeError,)))
 
 
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_function_that_looks_at_values_beside_an_outer_level(jax, is_captured):
+    """It cannot be traced; what it captures of an outer level is refused, and what it does not is right."""
+
+    def loss(x, w):
+        def f(x):
+            return (w * x if is_captured else 2.0 * x) if x > 0 else -x, served
+
+        value, slope = jax.value_and_grad(custom_gradient(f))(x)
+        return value + 0 * slope + (0 if is_captured else 11.0 * w)
+
+    right_or_refused(lambda: np.stack(jax.grad(loss, argnums=(0, 1))(2.0, 3.0)), [7.0, 11.0], CapturedVariableError)
+    assert float(jax.grad(lambda x: loss(x, 3.0))(2.0)) == 7.0
+
+
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("how", ["plain", "jit", "checkpoint", "cond", "fori_loop", "an unused output"])
 def test_a_gradient_that_is_stopped_inside_of_a_program(jax, how, is_compiled):

@@ -56,8 +56,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     try:
         return _staged(fun, tensors)
     except jax.errors.ConcretizationTypeError:
-        # Python looks at values, which a program does not have. Perhaps it uses only the shape of what it captures.
+        # Python looks at values, which a program does not have. Perhaps it uses only the shape of what it captures: a
+        # run on arguments without a derivative shows that, where JAX would not notice a value of an outer level.
         try:
+            outputs, _ = fun(*[asarray(jax.lax.stop_gradient(tensor)) for tensor in tensors])
+            if not all([is_only_mapped(output) for output in outputs if is_floating(output)]):
+                raise jax.errors.UnexpectedTracerError("a traced value is captured.")
             return _direct(fun, tensors)
         except jax.errors.UnexpectedTracerError as error:
             cause = "the function looks at values, as `if x > 0` does, so JAX cannot trace what it closes over."
