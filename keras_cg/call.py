@@ -27,7 +27,7 @@ from keras_cg.arguments import Arguments
 from keras_cg.conventions import ALONE, ANY, Convention
 from keras_cg.engine import comparing
 from keras_cg.engine.contract import Backend
-from keras_cg.engine.freezing import Watch, freeze
+from keras_cg.engine.freezing import Epochs, Watch, freeze
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.gradients import Spec, check_variables, collect
 from keras_cg.pytree import SINGLE, Tree
@@ -191,7 +191,8 @@ class Pullback:
     """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
 
     __slots__ = (
-        *("_specs", "count", "function", "output", "residuals", "rule", "run", "style", "tensors", "values", "watch"),
+        *("_specs", "count", "function", "is_used_up", "output", "residuals", "rule", "run", "style", "tensors"),
+        *("values", "watch"),
     )
 
     def __init__(
@@ -204,6 +205,7 @@ class Pullback:
         run: Any = None,
     ):
         self.function, self.rule, self.output, self.count, self.run = function, rule, output, len(args), run
+        self.is_used_up = False
         style, self.watch, self.residuals = function.style, function.watch, function.residuals
         function.watch = function.residuals = None  # because a backend may drop the rule, and not the function
         self.style = style if run is None and (style in (ALONE, ANY) or style == self.count) else None
@@ -316,36 +318,48 @@ class Pullback:
         """Returns the tensors that the rule can reach, by a search that may take long."""
         return [*comparing.reached([self.rule, *self.values], self.function.backend.is_tensor)]
 
-    def _steps(self) -> list[tuple[str, Any]]:
-        """Returns what the rule holds, for a comparison with that of another run."""
-        return [("", self.rule), *(() if self.watch is None else self.watch.values())]
+    def _steps(self, epochs: Epochs) -> list[tuple[str, Any]]:
+        """Returns what the rule holds and reads, but for the names that only a rule has bound since `epochs`."""
+        return [("", self.rule), *(() if self.watch is None else self.watch.values(epochs))]
+
+    def _epochs(self) -> Epochs:
+        return {} if self.watch is None else self.watch.epochs()
 
     def check(self, other: Any, probe: Any) -> list[Any]:
         """Raises if the rule of another run differs; returns conditions where no value can be looked at yet."""
-        return self._compare(self._steps(), other, lambda: (probe(self), probe(other)))
+        return self._compare(self._steps(other._epochs()), self._epochs(), other, lambda: (probe(self), probe(other)))
 
     def outline(self, inputs: Sequence[Any], probe: Any) -> tuple[list[Any], Any]:
         """Returns the tensors of the rule, and what must be equal in the rule of another run, instead of the rule."""
         shared = [*comparing.near(self.function.user), *self.function.static.leaves]
-        steps, tensors, is_unknown = comparing.outline(self._steps(), self.function.backend.is_tensor, shared, inputs)
-        gradients = probe(self) if is_unknown else ()
-        known = [gradient for gradient in gradients if gradient is not None]
-        return [*tensors, *known], (steps, len(tensors), [gradient is None for gradient in gradients])
+        is_tensor = self.function.backend.is_tensor
+        steps, tensors, is_unknown = comparing.outline(self._steps({}), is_tensor, shared, inputs)
+        # No hook and no checkpoint may make the gradients of the first rule again: they would be those of another run.
+        return tensors, (steps, self._epochs(), probe(self) if is_unknown else None)
 
     def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Any) -> None:
         """Raises if the rule of the first run, of which there is only the `outline`, differs."""
-        steps, count, is_none = facts
-        remaining = iter(tensors[count:])
-        first = [None if each else next(remaining) for each in is_none]
+        steps, epochs, gradients = facts
+        own = self._epochs()
+        steps = [(name, value) for name, value in steps if not name or epochs.get(name) != own.get(name)]
         # Without a gradient of the first run, nothing can tell for another structure.
-        self._compare(steps, self, lambda: (first, probe(self) if is_none else [None]), [*inputs, *tensors[:count]])
+        both = lambda: ([None], []) if gradients is None else (gradients, probe(self))  # noqa: E731
+        self._compare(steps, epochs, self, both, [*inputs, *tensors])
 
-    def _compare(self, first: Any, other: Any, gradients: Callable[[], Any], saved: Sequence[Any] = ()) -> list[Any]:
+    def _compare(
+        self,
+        first: Sequence[tuple[str, Any]],
+        epochs: Epochs,
+        other: Any,
+        gradients: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
+        saved: Sequence[Any] = (),
+    ) -> list[Any]:
         backend = self.function.backend
-        found = comparing.difference(first, other._steps(), backend.is_tensor, backend.agreement, saved)
+        found = comparing.difference(first, other._steps(epochs), backend.is_tensor, backend.agreement, saved)
         name, conditions = found.name, [*found.conditions]
         if name is None and found.is_unknown:
             ones, others = gradients()
+            other.is_used_up = True
             answers: list[Any] = [[each is None for each in ones] == [each is None for each in others]]
             if all(answers):
                 pairs = [pair for pair in zip(ones, others, strict=True) if pair[0] is not None]

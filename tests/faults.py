@@ -246,15 +246,24 @@ TABLE = {
             "copy.__dict__ = function.__dict__",
             "copy.__dict__.update(function.__dict__)",
         ),
-        ("no attribute is watched", "if stored is not _NOTHING:", "if False:"),
+        ("no attribute is watched", "        yield _entry(owner, name,", "        _entry(owner, name,"),
         ("no name of a helper is watched", "        yield from _cells(value, shared)", "        pass"),
-        ("the rule's own state is watched", "                    written.add(name)", "                    pass"),
-        ("an equal number is another", "isinstance(now, ATOMS) and bool(now == value)", "False"),
+        (
+            "the rule's own state is watched",
+            "                known.last = _reference(known.read())",
+            "                pass",
+        ),
+        ("an equal number is another", "        return bool(now == value)", "        return False"),
+        (
+            "an object is kept by its name",
+            "functools.partial(_stored, _reference(owner), name)",
+            "functools.partial(_stored, owner, name)",
+        ),
         ("callable objects are not watched", "if parts is not None or value is rule:", "if parts is not None:"),
         (
             "methods that a method calls are not read",
-            "            waiting += [other for other in codes if other is not None]",
-            "            pass",
+            "waiting += [other for other in others if type(other) is FunctionType and other not in waiting]",
+            "pass",
         ),
     ],
     "engine.linear: numpy engine autodiff core": [
@@ -369,7 +378,7 @@ TABLE = {
     "backends.torch.transforms: torch own core": [
         (
             "a run of another level unchecked",
-            "pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables))",
+            "pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables, None))",
             "pass",
         ),
         ("what hides deeper passes", "        if hidden:", "        if False:"),

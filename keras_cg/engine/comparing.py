@@ -22,6 +22,7 @@ from keras_cg.engine.freezing import ATOMS, Decorated, facts, is_bound
 
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (numpy.ndarray, numpy.generic)
+_VALUES = (numpy.dtype, range, frozenset, type(Ellipsis))
 _BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
 
 # A name or a way into a value, such as `k` or `.field`, and the value there.
@@ -171,6 +172,8 @@ def _opened(value: Any) -> tuple[Any, dict[str, Any]]:
     if isinstance(value, _BUILTIN_METHODS):
         owner = value.__self__
         return (kind, value.__name__), {} if isinstance(owner, types.ModuleType) else {".__self__": owner}
+    if kind is slice:
+        return kind, {".start": value.start, ".stop": value.stop, ".step": value.step}
     named = _attributes(value)
     if isinstance(value, functools.partial):
         args = {f"[{place}]": part for place, part in enumerate(value.args)}
@@ -178,26 +181,31 @@ def _opened(value: Any) -> tuple[Any, dict[str, Any]]:
     if isinstance(value, (list, tuple)):
         return (_class(kind), len(value)), {f"[{place}]": part for place, part in enumerate(value)} | named
     if isinstance(value, dict):
-        keys = {key for key in value if isinstance(key, ATOMS)}
-        head = (_class(kind), frozenset(keys)) if len(keys) == len(value) else None
+        keys = [key for key in value if isinstance(key, ATOMS)]
+        head = (_class(kind), tuple(keys)) if len(keys) == len(value) else None
         return head, {f"[{key!r}]": value[key] for key in keys} | named
     if isinstance(value, type):
-        members = {f".{name}": _member(part) for name, part in vars(value).items() if not name.startswith("__")}
-        return _class(value), members | {f".{name}": vars(value)[name] for name in ("__call__",) if name in vars(value)}
+        members = {f".{name}": _member(part) for name, part in vars(value).items() if _counts(name, part)}
+        bases = {f".{base.__name__}": base for base in value.__bases__ if "<locals>" in base.__qualname__}
+        return _class(value), members | bases
     # What C makes may hide values, and has a constructor of C.
     news = [vars(base).get("__new__") for base in kind.__mro__[:-1]]
     if kind is types.SimpleNamespace or not any([isinstance(new, types.BuiltinMethodType) for new in news]):
         has_parts = hasattr(value, "__dict__") or any(["__slots__" in vars(base) for base in kind.__mro__])
         return (_class(kind) if has_parts else None), {".__class__": kind} | named
-    # Values of C that Python can compare, such as a dtype or a device.
-    has_hash: Any = kind.__hash__
-    is_value = not named and has_hash not in (None, object.__hash__) and not isinstance(value, weakref.ref)
+    # Values of C that Python can compare; those of frameworks are dtypes and devices.
+    is_value = isinstance(value, _VALUES) or kind.__name__ in ("dtype", "device")
     return ((kind, value) if is_value else None), named
 
 
 def _class(kind: type) -> Any:
     """Returns what two classes that two runs of a function define have in common."""
     return kind.__module__, kind.__qualname__
+
+
+def _counts(name: str, part: Any) -> bool:
+    """Whether a member of a class is data: what Python itself adds to it is none."""
+    return not name.startswith("__") or isinstance(part, types.FunctionType)
 
 
 def _member(part: Any) -> Any:

@@ -40,6 +40,9 @@ class Pullback(Protocol):
         arguments: Sequence[Any] | None = None,
     ) -> tuple[Tensors, Tensors]: ...
 
+    # Whether it was called by a probe: a rule may use up what its run made, and another run makes it again.
+    is_used_up: bool
+
     def takes_arguments(self) -> bool:
         """Whether the rule is called with the function's arguments."""
 

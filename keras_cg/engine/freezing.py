@@ -11,6 +11,7 @@ import dis
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from inspect import getattr_static
 from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
@@ -117,10 +118,9 @@ class Facts:
 
     Attributes:
         assigned: The free names that it assigns.
-        names: The names of globals and attributes.
+        names: The names of globals and attributes, and texts that may be names, as in `getattr(self, "x")`.
         inner: The identities of the codes of the functions that it defines.
         has_self: Whether one of its free names is `self`.
-        written: The names that the rule of this code was seen to change: its own state.
         style: How a rule of this code is called, once `signature.style` has read it.
     """
 
@@ -133,10 +133,10 @@ class Facts:
         inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
         stored = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
         self.assigned = frozenset(stored).union(*[each.assigned for each in inner]).intersection(code.co_freevars)
-        self.names = frozenset(code.co_names).union(*[each.names for each in inner])
+        texts = [const for const in code.co_consts if isinstance(const, str) and const.isidentifier()]
+        self.names = frozenset([*code.co_names, *texts]).union(*[each.names for each in inner])
         self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
         self.has_self = "self" in code.co_freevars
-        self.written: set[str] = set()
         self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
@@ -162,6 +162,8 @@ def _inner(fun: Any) -> Any:
         return fun.__func__
     if isinstance(fun, property):
         return fun.fget
+    if isinstance(fun, functools.cached_property):
+        return fun.func
     return getattr(fun, "__dict__", {}).get("__wrapped__")
 
 
@@ -231,7 +233,8 @@ def _inside(value: Any, definitions: _Definitions) -> list[Any] | None:
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, type):
         methods = [innermost(member) for member in vars(value).values() if _is_method(member)]
-        return methods if any(map(definitions.by_run, methods)) else None
+        bases = [base for base in value.__bases__ if "<locals>" in base.__qualname__]
+        return [*methods, *bases] if bases or any(map(definitions.by_run, methods)) else None
     if callable(value) and _inner(value) is not None:
         return [_inner(value)]
     # A class statement inside of a function says so in the name of the class.
@@ -239,7 +242,7 @@ def _inside(value: Any, definitions: _Definitions) -> list[Any] | None:
 
 
 def _is_method(member: Any) -> bool:
-    return isinstance(member, (FunctionType, staticmethod, classmethod, property))
+    return isinstance(member, (FunctionType, staticmethod, classmethod, property, functools.cached_property))
 
 
 def _refers(value: Any, parts: list[Any], copied: set[int]) -> bool:
@@ -284,26 +287,79 @@ def _replaced(value: Any, copies: dict[int, Any]) -> Any:
 def _define_again(kind: type, copies: dict[int, Any]) -> None:
     """Puts the copies of methods into a class that the run defined; so it and its objects keep their identity."""
     for name, member in [*vars(kind).items()]:
-        if type(member) is FunctionType and id(member) in copies:
-            setattr(kind, name, copies[id(member)])
-        elif isinstance(member, (staticmethod, classmethod)) and id(member.__func__) in copies:
-            setattr(kind, name, type(member)(copies[id(member.__func__)]))
-        elif isinstance(member, property) and id(member.fget) in copies:
-            setattr(kind, name, property(copies[id(member.fget)], member.fset, member.fdel, member.__doc__))
+        copy = (
+            copies.get(id(member if type(member) is FunctionType else _inner(member))) if _is_method(member) else None
+        )
+        if isinstance(member, functools.cached_property) and copy is not None:
+            member.func = copy
+        elif copy is not None:
+            if isinstance(member, (staticmethod, classmethod)):
+                copy = type(member)(copy)
+            elif isinstance(member, property):
+                copy = property(copy, member.fset, member.fdel, member.__doc__)
+            type.__setattr__(kind, name, copy)
 
 
 # --- what is watched -------------------------------------------------------------------------------------------------
 
 
-# A name, what reads it now, its value when the rule was made, and the names that the rule was seen to change.
-Entry = tuple[str, Callable[[], Any], Any, set[str]]
+class _Name:
+    """One attribute of an object, or one cell: how often it was bound by something else than a rule.
+
+    Attributes:
+        last: What it was bound to when that was last looked at.
+        epoch: How often it had been bound to something else until then, and not by a rule.
+    """
+
+    __slots__ = "__weakref__", "epoch", "last", "read"
+
+    def __init__(self, read: Callable[[], Any]):
+        self.read, self.epoch = read, 0
+        self.last = _reference(read())
+
+    def look(self) -> int:
+        """Counts a binding since the last look, and returns the epoch."""
+        now = self.read()
+        if not _is_same(now, _referent(self.last)):
+            self.epoch, self.last = self.epoch + 1, _reference(now)
+        return self.epoch
+
+
+# By the identity of the object or the cell, and the name: the rules of all runs share what is known of it. It is known
+# as long as a rule is watched because of it.
+_names: weakref.WeakValueDictionary[tuple[int, str], _Name] = weakref.WeakValueDictionary()
+
+
+def _name(holder: Any, name: str, read: Callable[[], Any]) -> _Name:
+    known = _names.setdefault((id(holder), name), _Name(read))
+    known.read = read  # another object may have got the identity of one that is gone
+    known.look()
+    return known
+
+
+def _reference(value: Any) -> Any:
+    """Refers to a value weakly where that is possible, so that it can be freed."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _referent(reference: Any) -> Any:
+    return reference() if isinstance(reference, weakref.ref) else reference
+
+
+# A name, what is known of it, its epoch when the rule was made, and its value then.
+Entry = tuple[str, _Name, int, Any]
+# What is known of each name, and its epoch when a rule was made.
+Epochs = dict[str, tuple[_Name, int]]
 
 
 class Watch:
-    """Names that a rule reads and that are not copied, each with the value that it had when the rule was made.
+    """Names that a rule reads and that are not copied, as they were when the rule was made.
 
-    These are the attributes of its `self` that its code names, and the cells of functions from elsewhere. What the rule
-    itself changes is its own state.
+    These are the attributes of its `self` that its code names, and the cells of functions from elsewhere. What a rule
+    itself binds is its own state.
     """
 
     __slots__ = ("entries",)
@@ -312,30 +368,43 @@ class Watch:
         self.entries = entries
 
     def changed(self) -> str | None:
-        """Returns a name that was bound to something else since, and not by the rule."""
-        for name, read, value, written in self.entries:
-            if name not in written and not _is_same(read(), value):
-                return name
-        return None
+        """Returns a name that was bound to something else since, and not by a rule."""
+        return next((name for name, known, epoch, _ in self.entries if known.look() != epoch), None)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Notes which names the rule itself changes, while it runs."""
-        before = [read() for _, read, _, _ in self.entries]
+        """Takes what the rule binds while it runs for its own state."""
+        for _, known, _, _ in self.entries:
+            known.look()
         try:
             yield
         finally:
-            for (name, read, _, written), value in zip(self.entries, before, strict=True):
-                if read() is not value:
-                    written.add(name)
+            for _, known, _, _ in self.entries:
+                known.last = _reference(known.read())
 
-    def values(self) -> list[tuple[str, Any]]:
-        """Lists the names with their values, but for the state of the rule."""
-        return [(name, value) for name, _, value, written in self.entries if name not in written]
+    def epochs(self) -> Epochs:
+        """Returns how often each name had been bound to something else when the rule was made."""
+        return {name: (known, epoch) for name, known, epoch, _ in self.entries}
+
+    def values(self, epochs: Epochs) -> list[tuple[str, Any]]:
+        """Lists the names with their values, but for those that only a rule has bound since `epochs`."""
+        return [
+            (name, value)
+            for name, known, epoch, value in self.entries
+            if value is not _NOTHING and epochs.get(name) != (known, epoch)
+        ]
 
 
 def _is_same(now: Any, value: Any) -> bool:
-    return now is value or (type(now) is type(value) and isinstance(now, ATOMS) and bool(now == value))
+    """Whether two values are one, or as good as one: equal numbers, texts and methods, and containers of these."""
+    if now is value:
+        return True
+    if type(now) is not type(value) or not isinstance(now, (*ATOMS, tuple, list, dict, MethodType)):
+        return False
+    try:
+        return bool(now == value)
+    except Exception:
+        return False  # tensors in containers have no truth value
 
 
 def _entries(value: Any, rule: Any, copied: set[int], shared: set[int]) -> Iterator[Entry]:
@@ -350,10 +419,8 @@ def _entries(value: Any, rule: Any, copied: set[int], shared: set[int]) -> Itera
         owner, method = value.__self__, innermost(value)
     elif value is rule and type(type(value).__call__) is FunctionType:
         owner, method = value, type(value).__call__
-    for name in () if method is None else _attributes(method.__code__, type(owner)):
-        stored = _stored(owner, name)
-        if stored is not _NOTHING:
-            yield name, functools.partial(_stored, owner, name), stored, facts(method.__code__).written
+    for name in () if method is None else _attributes(method, type(owner)):
+        yield _entry(owner, name, functools.partial(_stored, _reference(owner), name))
 
 
 def _cells(fun: Any, shared: set[int]) -> Iterator[Entry]:
@@ -362,7 +429,12 @@ def _cells(fun: Any, shared: set[int]) -> Iterator[Entry]:
         return
     for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
         if id(cell) not in shared and name not in facts(fun.__code__).assigned:
-            yield name, functools.partial(_content, cell), _content(cell), facts(fun.__code__).written
+            yield _entry(cell, name, functools.partial(_content, cell))
+
+
+def _entry(holder: Any, name: str, read: Callable[[], Any]) -> Entry:
+    known = _name(holder, name, read)
+    return name, known, known.epoch, read()
 
 
 def _fixed(value: Any, rule: Any, definitions: _Definitions) -> list[Any]:
@@ -380,8 +452,9 @@ def _content(cell: CellType) -> Any:
     return cell.cell_contents if is_bound(cell) else _NOTHING
 
 
-def _stored(owner: Any, name: str) -> Any:
+def _stored(reference: Any, name: str) -> Any:
     """Returns what an object has stored under a name; no code of its class runs."""
+    owner = _referent(reference)
     own = getattr(owner, "__dict__", {})
     if name in own:
         return own[name]
@@ -400,17 +473,19 @@ def _stored(owner: Any, name: str) -> Any:
     return _NOTHING
 
 
-def _attributes(code: CodeType, kind: type) -> frozenset[str]:
-    """Returns the names that a method, and those that it calls by name, look up."""
-    known = facts(code).attributes
+def _attributes(method: FunctionType, kind: type) -> frozenset[str]:
+    """Returns the names that a method looks up, and those that it calls by name or wraps; not those of methods."""
+    known = facts(method.__code__).attributes
     if kind not in known:
         found: set[str] = set()
-        waiting = [code]
+        waiting: list[Any] = [method]
         for each in waiting:
-            new = facts(each).names - found
+            new = facts(each.__code__).names - found
             found |= new
             members = [vars(base)[name] for base in kind.__mro__ for name in new if name in vars(base)]
-            codes = [getattr(innermost(member), "__code__", None) for member in members if _is_method(member)]
-            waiting += [other for other in codes if other is not None]
-        known[kind] = frozenset(found)
+            others = [innermost(member) for member in members if _is_method(member)]
+            others += [_content(cell) for cell in each.__closure__ or ()] + [each.__dict__.get("__wrapped__")]
+            waiting += [other for other in others if type(other) is FunctionType and other not in waiting]
+        named = [name for name in found if not _is_method(getattr_static(kind, name, None))]
+        known[kind] = frozenset(named)
     return known[kind]

@@ -227,11 +227,23 @@ def test_a_frozen_rule_does_not_keep_what_it_held_alive():
         gc.enable()
 
 
+def test_an_object_behind_a_rule_is_not_kept_alive():
+    owner = Owner(7.0)
+    rule, watch, _ = freezing.freeze(owner.rule, owner.rule)
+    facts, dead = watch.epochs(), weakref.ref(owner)
+    gc.disable()
+    try:
+        del owner, rule, watch
+        assert dead() is None and facts
+    finally:
+        gc.enable()
+
+
 # --- what is watched -------------------------------------------------------------------------------------------------
 
 
 class Owner:
-    __slots__ = ("__dict__", "s")
+    __slots__ = ("__dict__", "__weakref__", "s")
 
     def __init__(self, k):
         self.k = self.s = k
@@ -245,6 +257,11 @@ class Owner:
     @property
     def slot(self):
         return self.s
+
+    def by_text(self, u):
+        return u * getattr(self, "k")  # noqa: B009 - that is the case
+
+    wrapped = functools.wraps(rule)(lambda *args, rule=rule: rule(*args))
 
     def __call__(self, u):
         return super().__getattribute__("rule")(u) if u is None else u * self.k
@@ -280,6 +297,8 @@ WATCHED = {
     "partial": (lambda: Owner(2.0), lambda owner: functools.partial(owner.rule), "k"),
     "cell called self": (lambda: Owner(2.0), through_self, "k"),
     "method in a cell": (lambda: Owner(2.0), lambda owner: (lambda rule: lambda u: rule(u))(owner.rule), "k"),
+    "name in a text": (lambda: Owner(2.0), lambda owner: owner.by_text, "k"),
+    "wrapped method": (lambda: Owner(2.0), lambda owner: owner.wrapped, "k"),
     "table of a module": (lambda: Module(2.0), lambda owner: owner.rule, "k"),
 }
 
@@ -298,7 +317,8 @@ def test_an_attribute_that_is_set_again(name):
     else:
         table[attribute] = 3.0
     assert watch.changed() == attribute
-    assert (attribute, 2.0) in watch.values()
+    assert (attribute, 2.0) in watch.values({})
+    assert watch.values(watch.epochs()) == []
 
 
 def test_what_the_rule_itself_sets_is_its_state():
@@ -321,7 +341,39 @@ def test_what_the_rule_itself_sets_is_its_state():
         assert watch.changed() is None
         with watch.running():
             owner.rule(1.0)
-    assert watches[0].values() == []
+    assert watches[0].values(watches[2].epochs()) == []
+
+
+def test_an_attribute_that_the_function_sets_beside_the_rule():
+    """The second call of the object sets it, and so does the rule of that call: the first one is refused."""
+
+    class Both:
+        def call(self, x):
+            self.x = x
+            return self.rule
+
+        def rule(self, u):
+            self.x = self.x * 1
+            return u * self.x
+
+    owner = Both()
+    first, second = [freeze(lambda x=x: owner.call(x))[1] for x in (X, 10 * X)]
+    with second.running():
+        owner.rule(1.0)
+    assert (first.changed(), second.changed()) == ("x", None)
+
+
+def test_an_attribute_that_is_first_set_after_the_call():
+    class Late:
+        k = 2.0
+
+        def rule(self, u):
+            return u * self.k
+
+    owner = Late()
+    _, watch = freeze(lambda: owner.rule)
+    owner.k = 5.0
+    assert watch.changed() == "k"
 
 
 def test_a_name_of_an_outer_function_that_is_bound_again():

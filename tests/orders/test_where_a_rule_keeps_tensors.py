@@ -207,8 +207,9 @@ def test_the_first_and_the_second_order(eager, place, way):
     refused = (RuntimeError,) if eager.name in REFUSED.get(place, ()) else ()
     text = "its rule is not that of the first run"
     if right_or_refused(lambda: eager.array(once(x)), 7 * E**2, *(refused if is_recorded else ()), match=text):
-        # On torch these record, and a function whose backward pass is recorded runs again.
-        assert len(runs) == 1 + is_recorded
+        # On torch these record, and a function whose backward pass is recorded runs again: once to compare the two
+        # rules, and once more where only their gradients can tell, which uses the second rule up.
+        assert 1 + is_recorded <= len(runs) <= 1 + 2 * is_recorded
     is_right = right_or_refused(lambda: eager.array(gradient(eager, once, way)(x)), 14 * E**2, *refused, match=text)
     assert is_right or place in REFUSED
 

@@ -69,7 +69,10 @@ class SavedCall:
             # The function runs again, on values that the outer level differentiates.
             _, pullback = self.fun(*map(asarray, parents))
             shapes = [None if each is None else asarray(innermost(each)) for each in cotangents]
-            self.pullback.check(pullback, lambda each: each(linear.irregular(sys.modules[__package__], shapes))[0])
+            own: Any = sys.modules[__package__]
+            self.pullback.check(pullback, lambda each: each(linear.irregular(own, shapes), (), needs_grad)[0])
+            if pullback.is_used_up:
+                _, pullback = self.fun(*map(asarray, parents))
         return pullback(cotangents, (), needs_grad)[0]
 
     def _outside(self, gradient: Any, level: int, known: set[Any] | None) -> Any:

@@ -70,6 +70,7 @@ class Backward:
         if pullback is not None:
             # In a graph no value is known: there the gradients are right under conditions.
             conditions = self.pullback.check(pullback, partial(self._probe, cotangents))
+            pullback = self.rerun() if pullback.is_used_up else pullback
         gradients = self._gradients(pullback or self.pullback, cotangents, self.needs_grad)
         if conditions:
             present = [dense(each) for each in gradients if each is not None]

@@ -102,7 +102,8 @@ def is_known(tensors: Sequence[Any]) -> bool:
 
 
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[Any]:
-    return [_agree(*[tf.nest.flatten(each, expand_composites=True) for each in pair]) for pair in pairs]
+    # An array of NumPy counts as a tensor.
+    return [_agree(*[tf.nest.flatten(asarray(each), expand_composites=True) for each in pair]) for pair in pairs]
 
 
 def _agree(ones: Sequence[Any], others: Sequence[Any]) -> Any:

@@ -127,7 +127,8 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         call.autocasts = autocasts(tensors)
     if is_hooked:
         # Hooks move or drop what is saved. So the rule is dropped, too, and its tensors are saved for the comparison.
-        probed = functools.partial(probe, outputs, saved[call.number :])
+        needs_grad = [tensor.requires_grad for tensor in tensors]
+        probed = functools.partial(probe, outputs, saved[call.number :], needs_grad)
         residuals, call.facts = pullback.outline(inputs, probed)
     else:
         call.pullback = pullback
@@ -192,7 +193,7 @@ class SavedCall:
             self.pullback.check(pullback, gradients)
         elif self.facts is not None:
             pullback.check_outline(inputs, residuals, self.facts, gradients)
-        return pullback
+        return run(*inputs)[1] if pullback.is_used_up else pullback
 
     def refuse_changes(self) -> None:
         """Raises if a tensor that the rule holds was changed in place since, and not by the rule.
@@ -261,7 +262,9 @@ class Attached(torch.autograd.Function):
         variables = saved[count:stop]
         if is_recorded or pullback is None:
             inputs = saved[:count] if is_recorded else [tensor.detach() for tensor in saved[:count]]
-            pullback = call.again(inputs, saved[stop:], functools.partial(probe, cotangents, variables))
+            pullback = call.again(
+                inputs, saved[stop:], functools.partial(probe, cotangents, variables, needs_grad[:count])
+            )
         if not is_recorded and call.reads is not None:
             pullback = functools.partial(_read, call.reads, pullback)
         # A rule that is called with the function's arguments gets the caller's own tensors, and not detached ones.

@@ -339,7 +339,12 @@ def describe(tensor: torch.Tensor) -> str:
     return f"{type(tensor).__name__} of {dtype(tensor)}{list(tensor.shape)}"
 
 
-def probe(cotangents: Sequence[Any], variables: Sequence[Any], pullback: Pullback) -> list[Any]:
-    """Returns the gradients of a pullback along new upstreams in the place of `cotangents`."""
-    gradients, others = pullback(linear.irregular(own, cotangents), variables)
+def probe(
+    cotangents: Sequence[Any], variables: Sequence[Any], needs_grad: Sequence[bool] | None, pullback: Pullback
+) -> list[Any]:
+    """Returns the gradients of a pullback along new upstreams in the place of `cotangents`, which have no batch."""
+    plain = [
+        each if each is None else torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in cotangents
+    ]
+    gradients, others = pullback(linear.irregular(own, plain), variables, needs_grad)
     return [*gradients, *others]

@@ -67,7 +67,7 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     # What only the rule reads would be a dead wrapper where it runs after its level is over.
     wrapped = _wrapped_near([*fun.closed_over(), *pullback.closed_over()])
     captured += [each for each in wrapped if id(each) not in known]
-    probed = functools.partial(probe, outputs, [captured[place] for place in variables])
+    probed = functools.partial(probe, outputs, [captured[place] for place in variables], None)
     first = pullback.outline(inputs, probed)
     call = _SavedCall(fun, first, captured, variables, outputs)
     results = [output.detach() for output in _batched(outputs, (*tensors, *captured))]
@@ -138,7 +138,9 @@ class _SavedCall:
         with _Operands(known) as operands, _Instead(self.captured, captured) if captured else contextlib.nullcontext():
             _, pullback = self.fun(*saved[:count])
             variables = [captured[place] for place in self.variables]
-            pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables))
+            pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables, None))
+            if pullback.is_used_up:
+                _, pullback = self.fun(*saved[:count])
             gradients, others = pullback(cotangents, variables, needs_grad)
         hidden = [describe(each) for each in operands.captured.values() if _is_batched_or_dead(each)]
         if hidden:

@@ -92,6 +92,8 @@ class _Recomputed:
     def location(self) -> None:
         return None
 
+    is_used_up = False
+
     def takes_variables(self) -> bool:
         return False
 
