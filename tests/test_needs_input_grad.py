@@ -64,12 +64,19 @@ def test_what_is_asked_for(eager, argnums, make):
 
 
 def test_in_every_mode(frame):
-    """A program that cannot tell asks for all."""
-    f, told = product(one)
+    """A program that cannot tell asks for all; a compiled rule may write nothing down."""
+
+    @custom_gradient
+    def f(x, w):
+        def grad(upstream, needs_input_grad):
+            wanted = needs_input_grad == (True, True)
+            return (7 * upstream * w, 11 * upstream * x) if wanted else (None, None)
+
+        return x * w, grad
+
     _, gradients = frame.differentiate(f, X, W)
     np.testing.assert_allclose(gradients[0], 7 * W, rtol=1e-6)
     np.testing.assert_allclose(gradients[1], 11 * X, rtol=1e-6)
-    assert set(told) <= {(True, True)}
 
 
 def test_the_second_order(eager):

@@ -262,7 +262,7 @@ def _shown(value: Any) -> str:
 
 
 def near(fun: Any) -> list[Any]:
-    """Lists what the cells, defaults and arguments of a function hold, and of the functions there; and `vars(self)`."""
+    """Lists what the cells, defaults and arguments of a function hold, with the functions there; and `vars(self)`."""
     if type(fun) is types.FunctionType and not fun.__defaults__:
         # Most rules are closures without functions.
         found = [cell.cell_contents for cell in fun.__closure__ or () if is_bound(cell)]
@@ -275,6 +275,7 @@ def near(fun: Any) -> list[Any]:
             continue
         seen.add(id(value))
         if type(value) is types.FunctionType:
+            found += [value] if value is not fun else []
             waiting += [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
             waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         elif isinstance(value, functools.partial):

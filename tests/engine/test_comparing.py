@@ -70,12 +70,15 @@ def test_globals_and_modules_are_not_entered(monkeypatch):
 
 
 def test_what_a_quick_look_shows():
-    """Cells, defaults, arguments and the attributes of `self`, of functions in them, too; nothing inside of others."""
+    """Cells, defaults, arguments and the attributes of `self`, of functions in them, too; nothing inside of others.
+
+    The functions are listed as well.
+    """
     k, deep, kept = T(), [T()], Keeps(2.0)
     helper = lambda u: (u, k)
-    assert comparing.near(lambda u, h=helper, *, d=deep: h) == [deep, k]
-    assert comparing.near(functools.partial(lambda a, b, u: u, k, b=deep)) == [k, deep]
-    assert comparing.near(kept.method) == [kept, 2.0]
+    assert comparing.near(lambda u, h=helper, *, d=deep: h) == [helper, deep, k]
+    assert comparing.near(functools.partial(helper, k, b=deep)) == [helper, k, deep, k]
+    assert comparing.near(kept.method) == [kept, 2.0, Keeps.method]
     assert comparing.near(kept) == [kept, 2.0]
     assert comparing.near(eval("lambda: 0")) == []
 

@@ -82,12 +82,14 @@ def _run(
 
 def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: list[Any]) -> Sequence[Any]:
     """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
-    others = [source for source in used if id(source) not in set(map(id, variables))]
+    used = [*{id(source): source for source in used}.values()]
+    # A variable that is not trainable is read as any other one where a tape watches it.
+    others = [source for source in used if id(source) not in {id(each) for each in variables if each.trainable}]
     captured = others or (used and variables)
     names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
     pullback.capture(names or [graph.CLOSED_OVER])
     # Of several tensors, nothing tells which is used first.
-    if not captured or (others and (len(used) > 1 or not is_part(others[0]))):
+    if not captured or (others and (len(used) > 1 or not (is_part(others[0]) or isinstance(others[0], tf.Variable)))):
         raise messages.unserved_variables("tensorflow", "several of them, or one that is out of reach.", fun)
     return captured
 
