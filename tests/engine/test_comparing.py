@@ -77,7 +77,7 @@ def test_what_a_quick_look_shows():
     k, deep, kept = T(), [T()], Keeps(2.0)
     helper = lambda u: (u, k)
     assert comparing.near(lambda u, h=helper, *, d=deep: h) == [helper, deep, k]
-    assert comparing.near(functools.partial(helper, k, b=deep)) == [helper, k, deep, k]
+    assert comparing.near(functools.partial(helper, k, b=deep)) == [helper, k, deep]
     assert comparing.near(kept.method) == [kept, 2.0, Keeps.method]
     assert comparing.near(kept) == [kept, 2.0]
     assert comparing.near(eval("lambda: 0")) == []
