@@ -205,11 +205,6 @@ TABLE = {
             "is_unknown |= head is None\n                known",
             "is_unknown |= False\n                known",
         ),
-        (
-            "a quick look without defaults",
-            "waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]",
-            "pass",
-        ),
     ],
     "engine.precision: numpy engine": [
         ("shapes of arrays not compared", "other.shape != first.shape or ", ""),
@@ -228,7 +223,7 @@ TABLE = {
         ),
         (
             "arguments of partials shared",
-            "parts = [value.func, *value.args, *value.keywords.values()]",
+            "parts = held(value)",
             "parts = [value.func, *[None for _ in value.args], *value.keywords.values()]",
         ),
         ("wrappers shared", "        copied |= more", "        break"),
@@ -245,6 +240,11 @@ TABLE = {
             "attributes of functions copied",
             "copy.__dict__ = function.__dict__",
             "copy.__dict__.update(function.__dict__)",
+        ),
+        (
+            "defaults are not held",
+            "return [*cells, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]",
+            "return cells",
         ),
         ("no attribute is watched", "        yield _entry(owner, name,", "        _entry(owner, name,"),
         ("no name of a helper is watched", "        yield from _cells(value, shared)", "        pass"),
@@ -393,7 +393,11 @@ TABLE = {
             "for const, is_read in zip(hoisted, is_used[-count:], strict=True) if is_read]",
             "for const in hoisted]",
         ),
-        ("an argument of two levels is like one", "elif not is_nested:", "else:"),
+        (
+            "an argument of two levels is like one",
+            "elif not any([is_traced(tensor) and is_traced(inside(tensor)) for tensor in tensors]):",
+            "else:",
+        ),
         (
             "functions of one code are one",
             'id(getattr(fun.user, "__self__", None)), *cells',

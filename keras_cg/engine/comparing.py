@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from keras_cg.engine import precision
-from keras_cg.engine.freezing import ATOMS, Decorated, facts, is_bound
+from keras_cg.engine.freezing import ATOMS, Decorated, facts, held, is_bound
 
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (numpy.ndarray, numpy.generic)
@@ -138,7 +138,7 @@ def outline(
             is_unknown |= isinstance(value, str) and step.startswith(".")
             is_array = isinstance(value, _ARRAYS) and not is_tensor(value)
             is_everywhere = isinstance(value, type) and "<locals>" not in value.__qualname__
-            if is_array or is_everywhere or isinstance(value, (*_NUMBERS, *ATOMS)):
+            if is_array or is_everywhere or isinstance(value, ATOMS):
                 target[step] = value
             elif id(value) in known:
                 target[step] = known[id(value)][0]
@@ -219,11 +219,8 @@ def _of_function(fun: types.FunctionType) -> dict[str, Any]:
     for name, cell in zip(code.co_freevars, fun.__closure__ or (), strict=True):
         if name in facts(code).assigned:
             parts[name] = cell  # the cell itself: what a function assigns is its state, and no data
-        else:
-            try:
-                parts[name] = cell.cell_contents
-            except ValueError:  # a name that is not bound yet
-                continue
+        elif is_bound(cell):
+            parts[name] = cell.cell_contents
     for place, part in enumerate(fun.__defaults__ or ()):
         parts[f"default {place}"] = part
     parts.update(fun.__kwdefaults__ or {})
@@ -250,7 +247,7 @@ def _told(path: str, one: Any, two: Any) -> str:
 
 def _shown(value: Any) -> str:
     """A value in a message, short."""
-    if isinstance(value, (*_NUMBERS, *ATOMS)):
+    if isinstance(value, ATOMS):
         text = repr(value)
         return text if len(text) <= 40 else text[:37] + "..."
     dtype = getattr(value, "dtype", type(value).__qualname__)
@@ -263,11 +260,11 @@ def _shown(value: Any) -> str:
 
 def near(fun: Any) -> list[Any]:
     """Lists what the cells, defaults and arguments of a function hold, with the functions there; and `vars(self)`."""
-    if type(fun) is types.FunctionType and not fun.__defaults__:
+    if type(fun) is types.FunctionType:
         # Most rules are closures without functions.
-        found = [cell.cell_contents for cell in fun.__closure__ or () if is_bound(cell)]
+        found = held(fun)
         if not any(map(callable, found)):
-            return [*found, *(fun.__kwdefaults__ or {}).values()]
+            return found
     found, seen = [], set()
     waiting = [fun]
     for value in waiting:
@@ -276,10 +273,9 @@ def near(fun: Any) -> list[Any]:
         seen.add(id(value))
         if type(value) is types.FunctionType:
             found += [value] if value is not fun else []
-            waiting += [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
-            waiting += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            waiting += held(value)
         elif isinstance(value, functools.partial):
-            waiting += [value.func, *value.args, *value.keywords.values()]
+            waiting += held(value)
         elif isinstance(value, Decorated):
             waiting.append(value.__wrapped__)
         elif isinstance(value, types.MethodType):

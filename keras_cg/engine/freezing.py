@@ -61,8 +61,7 @@ def freeze(
 
 def _leads(value: Any) -> bool:
     """Whether a callable value leads to a function that the run may have defined."""
-    kinds = (FunctionType, MethodType, type, functools.partial, Decorated)
-    return isinstance(value, kinds) or _inner(value) is not None
+    return isinstance(value, (FunctionType, type, Decorated)) or _inner(value) is not None
 
 
 def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:
@@ -224,13 +223,10 @@ def _reached(rule: Any, definitions: _Definitions) -> dict[int, tuple[Any, list[
 
 def _inside(value: Any, definitions: _Definitions) -> list[Any] | None:
     kind = type(value)
-    if kind is FunctionType:
-        cells = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
-        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if kind is FunctionType or isinstance(value, functools.partial):
+        return held(value)
     if kind is MethodType:
         return [value.__func__, value.__self__]
-    if isinstance(value, functools.partial):
-        return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, type):
         methods = [innermost(member) for member in vars(value).values() if _is_method(member)]
         bases = [base for base in value.__bases__ if "<locals>" in base.__qualname__]
@@ -258,6 +254,14 @@ def _assigned_cells(value: Any) -> Iterator[CellType]:
         yield from [cell for name, cell in named if name in assigned]
 
 
+def held(fun: Any) -> list[Any]:
+    """Lists what a function has in its cells and defaults; of a partial, the function and the arguments."""
+    if isinstance(fun, functools.partial):
+        return [fun.func, *fun.args, *fun.keywords.values()]
+    cells = [cell.cell_contents for cell in fun.__closure__ or () if is_bound(cell)]
+    return [*cells, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]
+
+
 def is_bound(cell: CellType) -> bool:
     """Whether a cell has a value already: Python compares an empty cell with another without looking inside."""
     return cell != CellType()
@@ -271,7 +275,7 @@ def _replaced(value: Any, copies: dict[int, Any]) -> Any:
         fun: Any = value.__func__
         return MethodType(copies[id(fun)], value.__self__) if id(fun) in copies else value
     if isinstance(value, functools.partial):
-        parts = [value.func, *value.args, *value.keywords.values()]
+        parts = held(value)
         others = [_replaced(part, copies) for part in parts]
         if any([one is not two for one, two in zip(parts, others, strict=True)]):
             count = 1 + len(value.args)

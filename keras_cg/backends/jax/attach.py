@@ -41,15 +41,14 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
         return (_direct if _identity(fun) in _being_traced.get() else _staged)(fun, tensors)
-    # If an argument is traced at an outer level, too, JAX does not notice that a captured value of that level is none.
-    is_nested = any([is_traced(tensor) and is_traced(inside(tensor)) for tensor in tensors])
     if not any(map(is_traced, fun.closed_over())):
         if all(map(is_only_mapped, tensors)):
             # Nothing is differentiated, unless the function reads it elsewhere: then it shows in the outputs.
             outputs, _ = fun(*map(asarray, tensors))
             if all(map(is_only_mapped, outputs)):
                 return outputs
-        elif not is_nested:
+        # If an argument is traced at an outer level, too, JAX does not notice that the function captures a value of it.
+        elif not any([is_traced(tensor) and is_traced(inside(tensor)) for tensor in tensors]):
             # This fails if the function or its rule reads a traced value that is no argument.
             with contextlib.suppress(jax.errors.UnexpectedTracerError):
                 return _direct(fun, tensors)
@@ -268,7 +267,6 @@ class _Program:
         if not hoisted:
             return []
         places = {id(const): place for place, const in enumerate(hoisted)}
-
         count = len(hoisted)
 
         def pushed(*values: Any) -> Sequence[Any]:

@@ -36,9 +36,10 @@ def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """
     needs_grad = recording.needs_grad(tensors)
     inputs = recording.copies(tensors) if True in needs_grad else tensors
-    shown = [value for value in fun.closed_over() if _is_source(value)]
+    near = fun.closed_over()
+    shown = [value for value in near if _is_source(value)]
     # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
-    owners = [value for value in fun.closed_over() if not isinstance(value, (*_SOURCES, type, ModuleType))]
+    owners = [value for value in near if not isinstance(value, (*_SOURCES, type, ModuleType))]
     shown += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if _is_source(value)]
     outputs, pullback, variables, used = _run(fun, inputs, shown)
     results = parts(outputs)
@@ -84,7 +85,8 @@ def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: lis
     """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
     used = [*{id(source): source for source in used}.values()]
     # A variable that is not trainable is read as any other one where a tape watches it.
-    others = [source for source in used if id(source) not in {id(each) for each in variables if each.trainable}]
+    trainable = {id(variable) for variable in variables if variable.trainable}
+    others = [source for source in used if id(source) not in trainable]
     captured = others or (used and variables)
     names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
     pullback.capture(names or [graph.CLOSED_OVER])

@@ -101,9 +101,8 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         watched.append((alias if storage else tensor, tensor._version))
         storages.add(storage)
     outputs, pullback = fun(*inputs)
-    for tensor, before in watched:
-        if tensor._version != before:
-            raise messages.changed_argument(fun.name)
+    if is_changed(watched):
+        raise messages.changed_argument(fun.name)
     if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
         # The function captured a value that forward mode differentiates; `attach` runs it again, and finds that.
         return transforms.attach(fun, saved)
