@@ -241,27 +241,31 @@ class Inspection:
         if self.is_other_in_double:  # rounding makes its steps
             return False
         if key not in self._staircases:
-            path = self._of_one(number, self.subject if key[0] else self.reference)
-            found = False
-            with contextlib.suppress(Exception), numpy.errstate(all="ignore"):  # the function may raise elsewhere
-                if staircases.is_constant_beside(path, self.points[number], self.eps):
-                    steps, others = staircases.in_steps(path, self.points[number], self.eps)
-                    found = bool(steps.any()) and not others.any() and not self._gives_half_steps(path, number)
-            self._staircases[key] = found
+            self._staircases[key] = self._is_in_steps(number, self.subject if key[0] else self.reference)
         return self._staircases[key]
+
+    def _is_in_steps(self, number: int, subject: Subject, leaf: int | None = None) -> bool:
+        path, point = self._of_one(number, subject, leaf), self.points[number]
+        with contextlib.suppress(Exception), numpy.errstate(all="ignore"):  # the function may raise elsewhere
+            if staircases.is_constant_beside(path, point, self.eps):
+                steps, others = staircases.in_steps(path, point, self.eps)
+                is_half = self.gives_half_precision() and staircases.grow(path, point, self.eps)
+                return bool(steps.any()) and not others.any() and not is_half
+        return False
 
     def advice(self, number: int) -> str | None:
         """Advises to declare the gradient of a function that changes with an argument in steps; None if it does not.
 
-        Some outputs may change in another way. If the output has steps in one argument, it may jump with another.
+        Another output may change in another way. If the output has steps in one argument, it may jump with another.
         """
         if self.is_declared or self.is_other_in_double:
             return None
-        is_in_steps, path = self.is_staircase(number), self._of_one(number, self.subject)
-        if not is_in_steps:
-            with contextlib.suppress(Exception), numpy.errstate(all="ignore"):
-                steps, _ = staircases.in_steps(path, self.points[number], self.eps)
-                is_in_steps = (steps.any() and not self._gives_half_steps(path, number)) or self._has_jumps(number)
+        outputs = range(len(self.output) if len(self.output) > 1 else 0)
+        is_in_steps = (
+            self.is_staircase(number)
+            or any(self._is_in_steps(number, self.subject, leaf) for leaf in outputs)
+            or self._has_jumps(number)
+        )
         return in_steps(self.arguments.names[number], self.declaration(number)) if is_in_steps else None
 
     def declaration(self, number: int) -> str:
@@ -275,20 +279,22 @@ class Inspection:
             return f"expected=lambda {shown}: {name}"
         return f"expected=lambda {shown}: ... (without the steps), or lambda {shown}, upstream: ... (the right rule)"
 
-    def _of_one(self, number: int, subject: Subject) -> Callable[[Array], Array]:
-        """Returns the output as a vector that depends on one argument."""
-        return lambda point: vector(
-            subject.output([point if index == number else each for index, each in enumerate(self.points)])
-        )
+    def _of_one(self, number: int, subject: Subject, leaf: int | None = None) -> Callable[[Array], Array]:
+        """Returns the output, or one leaf of it, as a vector that depends on one argument."""
 
-    def _gives_half_steps(self, path: Callable[[Array], Array], number: int) -> bool:
-        return self.gives_half_precision() and staircases.grow(path, self.points[number], self.eps)
+        def path(point: Array) -> Array:
+            output = subject.output([point if index == number else each for index, each in enumerate(self.points)])
+            return vector(output if leaf is None else output[leaf : leaf + 1])
+
+        return path
 
     def _has_jumps(self, number: int) -> bool:
         """Whether the output jumps with an argument, and changes with another argument in steps only."""
         if not any(self.is_staircase(each, True) for each in range(len(self.points)) if each != number):
             return False
-        return staircases.jumps(self._of_one(number, self.subject), self.points[number], self.eps, is_jump)
+        with contextlib.suppress(Exception), numpy.errstate(all="ignore"):
+            return staircases.jumps(self._of_one(number, self.subject), self.points[number], self.eps, is_jump)
+        return False
 
     # --- precision ----------------------------------------------------------------------------------
 
@@ -306,9 +312,7 @@ class Inspection:
 
     def _is_stepped(self, number: int) -> bool:
         """Whether the function, or the reference, has steps or jumps with an argument."""
-        with contextlib.suppress(Exception), numpy.errstate(all="ignore"):
-            return self.is_staircase(number, True) or self.is_staircase(number) or self._has_jumps(number)
-        return False
+        return self.is_staircase(number, True) or self.is_staircase(number) or self._has_jumps(number)
 
     @functools.cached_property
     def grain_of_rule(self) -> float | None:
