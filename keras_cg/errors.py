@@ -93,7 +93,7 @@ GradientError.__init__ = CapturedVariableError.__init__ = Exception.__init__  # 
 # The attributes that `report` sets, and the labels of the lines of a message.
 DATA = tuple(Reported.__annotations__)
 _FACTS = ("got", "expected", "cause", "consequence", "remedy", "remedies")
-_LABELS = {"cause": "usual cause", "consequence": "what would happen", "remedies": "remedy, one of three"}
+_LABELS = {"cause": "usual cause", "consequence": "consequence", "remedies": "remedy, one of three"}
 
 # The conventions of a rule; shown where a signature fits none of them.
 ACCEPTED_FORMS = """\
@@ -324,7 +324,7 @@ boolean_gradient = _wrong(
     "ops.where(mask, upstream, 0), or cast the mask to the dtype of upstream first.",
 )
 not_a_gradient = _wrong(
-    "no tensor",
+    "something that is not a tensor",
     "a value of another library, or a value that is no gradient at all.",
     "return a tensor of the active backend, or None for no gradient.",
 )

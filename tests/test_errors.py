@@ -98,7 +98,7 @@ the rule of culprit returned a gradient of the wrong kind for {argument}.
 
 def no_tensor(argument, came):
     return f"""\
-the rule of culprit returned no tensor for {argument}.
+the rule of culprit returned something that is not a tensor for {argument}.
     got: {came}
     expected: float32[3]
     usual cause: a value of another library, or a value that is no gradient at all.
@@ -344,7 +344,7 @@ def test_message_of_a_captured_value(backend, eager):
     # Each framework has a name of its own for what was captured.
     assert first.startswith("culprit reads 1 trainable value that is not among its arguments: ")
     assert rest == [
-        "    what would happen: the rule says nothing about them, so they would silently get no gradient.",
+        "    consequence: the rule says nothing about them, so they would silently get no gradient.",
         "    remedy, one of three: pass them as arguments; give the rule a `variables` parameter and return"
         " (grads, variable_grads); or stop their gradient in the function with keras_cg.ops.stop_gradient.",
     ]

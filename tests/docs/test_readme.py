@@ -16,7 +16,7 @@ def test_readme(backend, tmp_path):
 
 @pytest.mark.only("numpy")
 def test_it_is_short(backend):
-    assert len(README.read_text().splitlines()) <= 120
+    assert len(README.read_text().splitlines()) <= 110
 
 
 def rows(path):
@@ -35,3 +35,14 @@ def test_the_figures_are_those_of_the_parity_with_keras(backend):
     assert f"That makes {sum(map(int, ours))} runs" in README.read_text() and sum(map(int, ours)) == sum(
         map(int, theirs)
     )
+
+
+@pytest.mark.only("numpy")
+def test_the_other_figures_are_those_of_the_pages(backend):
+    text = " ".join(README.read_text().split())
+    conformance = [row for row in rows(ROOT / "docs" / "evidence.md") if len(row) == 6 and row[1].isdecimal()][:4]
+    transforms, passed, clear, nan, wrong = (sum(int(row[column]) for row in conformance) for column in range(1, 6))
+    assert f"under {transforms} transforms. {passed} results agree" in text
+    assert f"{clear} are clear errors, {nan} are NaN, and {wrong} are wrong" in text
+    ours, theirs, full = next(row[1:] for row in rows(ROOT / "docs" / "two-bits.md") if row[0] == "NumPy")
+    assert f"classifies {ours} of" in text and f"without the rule {theirs}, and without rounding {full}" in text

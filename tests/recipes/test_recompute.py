@@ -138,7 +138,7 @@ def test_recompute_refuses_what_it_captures(backend):
     assert re.sub(r"recompute\(\S+\)", "recompute(NAME)", str(caught.value)).splitlines() == [
         "recompute(NAME) reads a value that is being differentiated and is not among its arguments.",
         "    usual cause: a closure over it, or a global.",
-        "    what would happen: on the backend 'numpy' the second run gets the arguments alone, and it would silently"
+        "    consequence: on the backend 'numpy' the second run gets the arguments alone, and it would silently"
         " get no gradient.",
         "    remedy: pass it as an argument, or stop its gradient in the function with keras_cg.ops.stop_gradient.",
     ]

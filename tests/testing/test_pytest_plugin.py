@@ -217,7 +217,7 @@ def test_what_is_refused(inner):
     assert "::test_it). The backends are: jax, numpy, tensorflow, torch." in text
     for line in (
         "test_it: the marker cg_backends needs the fixture `cg_backend`, which this test does not",
-        "    what would happen: the test would run once, on whichever backend is active.",
+        "    consequence: the test would run once, on whichever backend is active.",
         "    remedy: take `cg_backend` as an argument of the test, or mark only the tests that do.",
     ):
         assert text.count(line) >= len(WITHOUT), line
