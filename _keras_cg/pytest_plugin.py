@@ -76,8 +76,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Leaves the frames of keras_cg out of the traceback of a failure; `--full-trace` shows them."""
-    if call.excinfo is not None and "keras_cg.tracebacks" in sys.modules and not item.config.getoption("fulltrace"):
-        from keras_cg import tracebacks
+    if (
+        call.excinfo is not None
+        and "keras_cg.frontend.tracebacks" in sys.modules
+        and not item.config.getoption("fulltrace")
+    ):
+        from keras_cg.frontend import tracebacks
 
         tracebacks.hide_frames(call.excinfo.value)
 

@@ -27,8 +27,8 @@ WHY = {
     "keras_cg.backends.tensorflow.recording:_is_not_recording": "A tape may be told to record nothing: that is tried.",
     "keras_cg.backends.torch.attach:Attached.backward": "Calls the rule, if nothing that it reads was changed.",
     "keras_cg.backends.torch.attach:Attached.forward": "Saves the arguments; the output gets its node.",
-    "keras_cg.decorator:CustomGradient.__call__": "The decorated function itself: it asks which backend runs.",
-    "keras_cg.signature:_defaults": "Reads the defaults of the parameters of a rule.",
+    "keras_cg.frontend.decorator:CustomGradient.__call__": "The decorated function itself: it asks which backend runs.",
+    "keras_cg.frontend.signature:_defaults": "Reads the defaults of the parameters of a rule.",
     "keras_cg.ops:__getattr__": "The workload computes with `keras_cg.ops`, with every contestant.",
 }
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy
 
-from keras_cg import config, keras_interop, namespaces
-from keras_cg.decorator import custom_gradient
+from keras_cg import namespaces
+from keras_cg.bridge import keras_interop
+from keras_cg.frontend import config
+from keras_cg.frontend.decorator import custom_gradient
+from keras_cg.frontend.pytree import describe
 from keras_cg.namespaces import messages
-from keras_cg.pytree import describe
 
 __all__ = [
     "custom_gradient",

@@ -40,7 +40,7 @@ SUITES = {
 # For each module below keras_cg, and after the colon the backend and the suites of the tests that are to find its
 # faults: what is wrong, lines or a part of one as they are, and as they are planted. The part is there once.
 TABLE = {
-    "conventions: numpy conventions errors returns core": [
+    "frontend.conventions: numpy conventions errors returns core": [
         ("upstream not by name", ' or "upstream" in parameters.plain()[1:]', ""),
         (
             "two parameters are one",
@@ -66,10 +66,10 @@ TABLE = {
         ("misfits pass", "raise self._misfit(count)", "return (upstreams[0],), {}"),
         ("unsorted outputs pass", "if not self.output.is_in_order(places):", "if False:"),
     ],
-    "gradients: jax returns core": [
+    "frontend.gradients: jax returns core": [
         ("no cast", "return gradient if came == dtype else backend.cast(gradient, dtype)", "return gradient"),
     ],
-    "gradients: numpy errors returns arguments core": [
+    "frontend.gradients: numpy errors returns arguments core": [
         ("a warning at each call", "_told.add((arguments.name, where))", "pass"),
         ("a warning of a recipe", "if where is not None and (", "if ("),
         ("a row reversed", "     return gradients", "     return gradients[::-1]"),
@@ -95,7 +95,7 @@ TABLE = {
             "True:\n",
         ),
     ],
-    "pickling: numpy errors core": [
+    "frontend.pickling: numpy errors core": [
         ("a function is pickled by the name of another", "if found is function or", "if found is not None or"),
         (
             "a method is pickled by the name of another",
@@ -103,13 +103,13 @@ TABLE = {
             "else self.func.__get__(instance)",
         ),
     ],
-    "arguments: numpy arguments errors core": [
+    "frontend.arguments: numpy arguments errors core": [
         ("keywords lost their order", "count:], strict", "count:][::-1], strict"),
         ("tensors reversed", "combine(tensors)", "combine(tensors[::-1])"),
         ("labels off", "index)] + inside", "index)]"),
         ("arguments without names", "parameters.label(place) if parameters else ", ""),
     ],
-    "signature: numpy conventions arguments returns core": [
+    "frontend.signature: numpy conventions arguments returns core": [
         ("labels reversed", "positional[index", "positional[::-1][index"),
         ("every call binds", "all(name in known for", "True or all(name in known for"),
         ("defaults of the first parameters", "len(names) - len(values) :], ", ": len(values)], "),
@@ -117,20 +117,22 @@ TABLE = {
         ("self is a parameter", "whole.positional[count:]", "whole.positional"),
         ("parameters before a partial's keyword lost", "positional[:first],", "(),"),
     ],
-    "pytree: torch arguments core own": [
+    "frontend.pytree: torch arguments core own": [
         ("scalars of NumPy refused", "0):\n        return", "0):\n        raise TypeError(leaf)"),
     ],
-    "pytree: jax returns captured orders core": [("tensors stay in the static part", "leaves[place] = None", "pass")],
-    "pytree: numpy pytree arguments returns core": [
+    "frontend.pytree: jax returns captured orders core": [
+        ("tensors stay in the static part", "leaves[place] = None", "pass")
+    ],
+    "frontend.pytree: numpy pytree arguments returns core": [
         ("shapes compared by rank", ") and all(a is None or b is None or a == b for a, b in pairs)", ")"),
         ("tensors at other places", "self.fill(self.places, tensors)", "self.fill(self.places, tensors[::-1])"),
         ("every dict is in order", "return ranks == sorted(ranks)", "return True"),
         ("nodes stay wrapped", "return _unwrap(value) if self.is_wrapped else value", "return value"),
     ],
-    "call: torch conventions core": [
+    "frontend.call: torch conventions core": [
         ("integers get upstreams", " and is_differentiable(backend.dtype(cotangent)):", ":"),
     ],
-    "call: numpy core": [
+    "frontend.call: numpy core": [
         ("keywords not among the rule's arguments", ", *signature.by_position(self.user, len(args), kwargs))", ",)"),
         ("upstreams at other places", "(output.places, ", "(list(output.places)[::-1], "),
         ("kwargs unordered", "signature.in_order(fun, kwargs", "dict(reversed(kwargs.items())"),
@@ -143,7 +145,7 @@ TABLE = {
         ("outputs reversed", "results[: len(output.places)])", "list(results[: len(output.places)])[::-1])"),
         ("fast path skips the check of shapes", " or gradient.shape != tensor.shape", ""),
     ],
-    "conventions: numpy needs_input_grad conventions core": [
+    "frontend.conventions: numpy needs_input_grad conventions core": [
         ("varargs get no arguments", "return len(positional) <= count", "return False"),
         ("keyword only not by name", 'keyword_only or "upstream" in parameters.', ""),
         (
@@ -152,7 +154,7 @@ TABLE = {
             '"needs_input_grad": tuple(False for _ in needs_grad)',
         ),
     ],
-    "call: numpy engine orders core": [
+    "frontend.call: numpy engine orders core": [
         ("rule not frozen", "if not backend.is_compiling():", "if False:"),
         ("what is watched is forgotten", "if watch is None:", "if True:"),
         ("what is unknown is believed", "if name is None and found.is_unknown:", "if False:"),

@@ -133,5 +133,5 @@ def test_a_choice_of_a_backend_that_is_none_by_then(backend, monkeypatch):
 
     f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
     _, pullback = keras_cg.vjp(f, 3.0)
-    monkeypatch.setattr(keras_cg.config, "resolve", lambda: ("bogus", "a test"))
+    monkeypatch.setattr(keras_cg.frontend.config, "resolve", lambda: ("bogus", "a test"))
     assert float(pullback(1.0)[0]) == 7

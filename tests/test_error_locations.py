@@ -188,7 +188,7 @@ def test_all_frames_are_shown_on_request(monkeypatch):
 
 @pytest.mark.once
 def test_a_bug_of_keras_cg_shows_all_frames(monkeypatch):
-    monkeypatch.setattr(keras_cg.call.pytree, "flatten", None)
+    monkeypatch.setattr(keras_cg.frontend.call.pytree, "flatten", None)
     with keras_cg.use_backend("numpy"), pytest.raises(TypeError) as caught:
         custom_gradient(lambda x: x)([np.ones(2)])
     assert len(own_frames(caught.value)) > 1

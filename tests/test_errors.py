@@ -23,7 +23,8 @@ import pytest
 from wrong_rules import X, Y
 
 import keras_cg
-from keras_cg import CapturedVariableError, GradientError, config, custom_gradient, grad, ops, recipes
+from keras_cg import CapturedVariableError, GradientError, custom_gradient, grad, ops, recipes
+from keras_cg.frontend import config
 
 # One for each place where an error comes up, as the modes differ in how it comes out, and not in what it says.
 IN_EVERY_MODE = (

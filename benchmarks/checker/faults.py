@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.checker.rules import as_tuple
-from keras_cg import config, ops
+from keras_cg import ops
+from keras_cg.frontend import config
 
 KINDS: dict[str, "Kind"] = {}
 

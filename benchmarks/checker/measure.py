@@ -73,7 +73,7 @@ def check(case):
     flat = rule.flat if kind is None else kind.plant(rule.flat)
     arrays = rule.arrays(case.seed)
     if case.tool not in (OURS, FAST):
-        tool = native.TOOLS[keras_cg.config.backend()][case.tool]
+        tool = native.TOOLS[keras_cg.backend()][case.tool]
         try:
             is_content = tool(flat, arrays)
         except Exception as error:  # whatever it says is that it is not content

@@ -10,7 +10,8 @@ import numpy as np
 import keras_cg
 from benchmarks.checker.rules import as_tuple
 from benchmarks.checker.truth import flat_for_calls, wide
-from keras_cg import config, ops
+from keras_cg import ops
+from keras_cg.frontend import config
 
 
 def floating_function(flat, arrays):

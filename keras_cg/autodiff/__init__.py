@@ -8,8 +8,8 @@ from typing import Any
 
 from keras_cg.autodiff import messages
 from keras_cg.autodiff.run import LossRun, RealRun, Run
-from keras_cg.call import function_name
-from keras_cg.pickling import picklable
+from keras_cg.frontend.call import function_name
+from keras_cg.frontend.pickling import picklable
 
 __all__ = ["grad", "hessian", "jacobian", "jvp", "value_and_grad", "vjp"]
 

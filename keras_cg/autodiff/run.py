@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy
 
-from keras_cg import config, keras_interop, keras_scope, pytree
 from keras_cg.autodiff import messages
+from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.errors import article, type_name
-from keras_cg.gradients import align
-from keras_cg.pytree import Tree, compatible, describe
+from keras_cg.frontend import config, pytree
+from keras_cg.frontend.gradients import align
+from keras_cg.frontend.pytree import Tree, compatible, describe
 
 _COMPLEX = {"float32": "complex64", "float64": "complex128"}
 _REAL = {kind: real for real, kind in _COMPLEX.items()}

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from keras_cg import errors
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "keras_cg.backends"
+
+# The functions through which calls come to a backend. A compiler that replaces frames leaves these alone.
+entries: list[FunctionType] = []
 
 # The backends that were asked for already, by name.
 loaded: dict[str | None, Backend] = {}

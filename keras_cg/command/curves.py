@@ -10,9 +10,10 @@ from typing import Any
 import numpy
 
 import keras_cg
-from keras_cg import config, errors, signature
+from keras_cg import errors
 from keras_cg.command import messages
 from keras_cg.command.targets import Target
+from keras_cg.frontend import config, signature
 
 __all__ = ["Curves", "curves"]
 

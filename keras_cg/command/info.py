@@ -9,8 +9,9 @@ import platform
 from typing import Any
 
 import keras_cg
-from keras_cg import backends, config, errors
+from keras_cg import backends, errors
 from keras_cg.command import messages, output, processes, progress, versions
+from keras_cg.frontend import config
 
 __all__ = ["run"]
 

@@ -18,7 +18,7 @@ import optree
 
 from keras_cg import errors, user_code
 from keras_cg.command import messages, specs
-from keras_cg.decorator import CustomGradient
+from keras_cg.frontend.decorator import CustomGradient
 
 __all__ = ["Target", "find", "split", "validate", "where"]
 

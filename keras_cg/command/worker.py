@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy
 
-from keras_cg import backends, config
+from keras_cg import backends
 from keras_cg.command import curves, messages, targets
+from keras_cg.frontend import config
 
 Job = dict[str, Any]
 Say = Callable[..., None]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from keras_cg.engine import precision
-from keras_cg.engine.freezing import ATOMS, Decorated, facts, held, is_bound
+from keras_cg.engine.freezing import ATOMS, Decorated, facts, is_bound, references
 
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (numpy.ndarray, numpy.generic)
@@ -262,7 +262,7 @@ def near(fun: Any) -> list[Any]:
     """Lists what the cells, defaults and arguments of a function hold, with the functions there; and `vars(self)`."""
     if type(fun) is types.FunctionType:
         # Most rules are closures without functions.
-        found = held(fun)
+        found = references(fun)
         if not any(map(callable, found)):
             return found
     found, seen = [], set()
@@ -273,9 +273,9 @@ def near(fun: Any) -> list[Any]:
         seen.add(id(value))
         if type(value) is types.FunctionType:
             found += [value] if value is not fun else []
-            waiting += held(value)
+            waiting += references(value)
         elif isinstance(value, functools.partial):
-            waiting += held(value)
+            waiting += references(value)
         elif isinstance(value, Decorated):
             waiting.append(value.__wrapped__)
         elif isinstance(value, types.MethodType):

@@ -224,7 +224,7 @@ def _reached(rule: Any, definitions: _Definitions) -> dict[int, tuple[Any, list[
 def _inside(value: Any, definitions: _Definitions) -> list[Any] | None:
     kind = type(value)
     if kind is FunctionType or isinstance(value, functools.partial):
-        return held(value)
+        return references(value)
     if kind is MethodType:
         return [value.__func__, value.__self__]
     if isinstance(value, type):
@@ -254,7 +254,7 @@ def _assigned_cells(value: Any) -> Iterator[CellType]:
         yield from [cell for name, cell in named if name in assigned]
 
 
-def held(fun: Any) -> list[Any]:
+def references(fun: Any) -> list[Any]:
     """Lists what a function has in its cells and defaults; of a partial, the function and the arguments."""
     if isinstance(fun, functools.partial):
         return [fun.func, *fun.args, *fun.keywords.values()]
@@ -275,7 +275,7 @@ def _replaced(value: Any, copies: dict[int, Any]) -> Any:
         fun: Any = value.__func__
         return MethodType(copies[id(fun)], value.__self__) if id(fun) in copies else value
     if isinstance(value, functools.partial):
-        parts = held(value)
+        parts = references(value)
         others = [_replaced(part, copies) for part in parts]
         if any([one is not two for one, two in zip(parts, others, strict=True)]):
             count = 1 + len(value.args)

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from keras_cg.decorator import custom_gradient
+from keras_cg.frontend.decorator import custom_gradient
 from keras_cg.keras import messages
 
 __all__ = ["install", "installed", "uninstall"]

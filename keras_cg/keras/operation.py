@@ -10,9 +10,11 @@ from typing import Any
 import keras
 import numpy
 
-from keras_cg import config, errors, keras_interop
-from keras_cg.call import function_name
-from keras_cg.decorator import CustomGradient
+from keras_cg import errors
+from keras_cg.bridge import keras_interop
+from keras_cg.frontend import config
+from keras_cg.frontend.call import function_name
+from keras_cg.frontend.decorator import CustomGradient
 from keras_cg.keras import messages
 
 __all__ = ["CustomGradientOperation"]

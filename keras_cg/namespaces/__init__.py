@@ -14,8 +14,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from keras_cg import config
 from keras_cg.engine.contract import Backend
+from keras_cg.frontend import config
 
 
 @functools.cache

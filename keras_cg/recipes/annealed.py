@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from keras_cg import config, ops
+from keras_cg import ops
 from keras_cg.engine import precision
+from keras_cg.frontend import config
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.safe import shares
 from keras_cg.recipes.tensors import Pair

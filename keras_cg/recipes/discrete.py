@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import config, ops
+from keras_cg import ops
+from keras_cg.frontend import config
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 

@@ -12,7 +12,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from keras_cg import backends, config
+from keras_cg import backends
+from keras_cg.frontend import config
 
 
 class _Frameworks(ModuleType):

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import config, ops
-from keras_cg.call import function_name
+from keras_cg import ops
 from keras_cg.engine import precision
-from keras_cg.pickling import picklable
+from keras_cg.frontend import config
+from keras_cg.frontend.call import function_name
+from keras_cg.frontend.pickling import picklable
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 

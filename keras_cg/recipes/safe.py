@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from keras_cg import config, ops
-from keras_cg.decorator import custom_gradient
+from keras_cg import ops
 from keras_cg.engine import precision
+from keras_cg.frontend import config
+from keras_cg.frontend.decorator import custom_gradient
 from keras_cg.recipes import messages, tensors
 from keras_cg.recipes.tensors import Pair
 

@@ -10,11 +10,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy
 
-from keras_cg import config, pytree
 from keras_cg.autodiff import vjp
-from keras_cg.decorator import CustomGradient, custom_gradient
 from keras_cg.engine import precision
-from keras_cg.pytree import compatible, describe
+from keras_cg.frontend import config, pytree
+from keras_cg.frontend.decorator import CustomGradient, custom_gradient
+from keras_cg.frontend.pytree import compatible, describe
 from keras_cg.recipes import messages
 
 P = ParamSpec("P")

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy
 
-from keras_cg import config, errors
-from keras_cg.call import function_name
+from keras_cg import errors
+from keras_cg.frontend import config
+from keras_cg.frontend.call import function_name
 from keras_cg.testing import checks, comparison, messages
 from keras_cg.testing.arrays import Array
 from keras_cg.testing.inspection import ORDERS, TOLERANCES, Inspection

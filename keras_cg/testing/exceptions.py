@@ -5,7 +5,8 @@ from __future__ import annotations
 import linecache
 import os
 
-from keras_cg import tracebacks, user_code
+from keras_cg import user_code
+from keras_cg.frontend import tracebacks
 
 # The parts of an error of keras_cg that a finding repeats.
 PARTS = ("got", "expected", "remedy")

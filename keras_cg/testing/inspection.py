@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy
 
-from keras_cg import config, signature
-from keras_cg.decorator import CustomGradient
+from keras_cg.frontend import config, signature
+from keras_cg.frontend.decorator import CustomGradient
 from keras_cg.testing import comparison, exceptions, staircases
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from keras_cg import backends, config, pytree, signature
-from keras_cg.arguments import labels
-from keras_cg.call import function_name
-from keras_cg.decorator import CustomGradient, custom_gradient
+from keras_cg import backends
+from keras_cg.bridge.keras_interop import unwrap
 from keras_cg.engine import precision
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.keras_interop import unwrap
-from keras_cg.pytree import Tree
+from keras_cg.frontend import config, pytree, signature
+from keras_cg.frontend.arguments import labels
+from keras_cg.frontend.call import function_name
+from keras_cg.frontend.decorator import CustomGradient, custom_gradient
+from keras_cg.frontend.pytree import Tree
 from keras_cg.testing import messages
 from keras_cg.testing.arrays import Array, wide
 

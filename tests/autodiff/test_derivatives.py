@@ -7,7 +7,8 @@ import pytest
 from wrong_rules import X, close, cube, seven, weighted
 
 import keras_cg
-from keras_cg import config, custom_gradient, grad, hessian, jacobian, jvp, ops, vjp
+from keras_cg import custom_gradient, grad, hessian, jacobian, jvp, ops, vjp
+from keras_cg.frontend import config
 
 V = np.array([1.0, 10.0, 100.0], np.float32)
 W = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)

@@ -8,7 +8,8 @@ import re
 import pytest
 from test_public import MODULES
 
-from keras_cg import decorator, ops
+from keras_cg import ops
+from keras_cg.frontend import decorator
 
 pytestmark = pytest.mark.side_by_side  # it needs Keras, and is about no backend
 

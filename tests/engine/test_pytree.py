@@ -4,7 +4,7 @@ import numpy as np
 import optree
 import pytest
 
-from keras_cg import pytree
+from keras_cg.frontend import pytree
 
 X = np.array([1.0, 2.0])
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from keras_cg import config, ops
+from keras_cg import ops
+from keras_cg.frontend import config
 
 BOTH = pytest.mark.only("numpy", "tensorflow")
 TENSORFLOW = pytest.mark.only("tensorflow")

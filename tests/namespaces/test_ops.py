@@ -11,7 +11,8 @@ import pytest
 from standard import everyday
 
 import keras_cg
-from keras_cg import config, grad, ops
+from keras_cg import grad, ops
+from keras_cg.frontend import config
 from keras_cg.namespaces import standard
 
 NAMESPACES = {

@@ -8,7 +8,8 @@ import pytest
 from ops_cases import TENSORFLOW, plain, tensor
 
 import keras_cg
-from keras_cg import config, grad, ops
+from keras_cg import grad, ops
+from keras_cg.frontend import config
 from keras_cg.namespaces import standard
 
 INF = math.inf

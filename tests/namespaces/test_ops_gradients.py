@@ -5,7 +5,8 @@ import pytest
 from ops_cases import BOTH, TENSORFLOW, TORCH_AND_JAX, check, plain, tensor, total
 
 import keras_cg
-from keras_cg import config, grad, ops
+from keras_cg import grad, ops
+from keras_cg.frontend import config
 
 
 @pytest.fixture(autouse=True)

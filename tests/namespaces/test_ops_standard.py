@@ -10,7 +10,8 @@ import pytest
 from standard import comparison, report
 from standard.differences import DIFFERENCES, NO_GRADIENT
 
-from keras_cg import config, ops
+from keras_cg import ops
+from keras_cg.frontend import config
 from keras_cg.namespaces import standard
 
 

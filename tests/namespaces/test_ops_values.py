@@ -7,7 +7,8 @@ import pytest
 from ops_cases import BOTH, TENSORFLOW, TORCH_AND_JAX, batched, check, plain, tensor
 
 import keras_cg
-from keras_cg import config, ops
+from keras_cg import ops
+from keras_cg.frontend import config
 
 
 @pytest.fixture(autouse=True)

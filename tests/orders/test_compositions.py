@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import keras_cg
-from keras_cg import config, custom_gradient, grad, jvp, ops
+from keras_cg import custom_gradient, grad, jvp, ops
+from keras_cg.frontend import config
 
 COUNT = 40
 POINTS = np.array([-0.9, 0.3, 1.1])

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from keras_cg import config, custom_gradient, ops
+from keras_cg import custom_gradient, ops
+from keras_cg.frontend import config
 
 X = np.array([-0.7, 0.3, 2.6])
 NOISE = np.array([1.9, 0.2, -0.5])

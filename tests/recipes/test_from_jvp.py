@@ -9,7 +9,8 @@ import pytest
 from recipe_functions import found, message, tensor
 
 import keras_cg
-from keras_cg import config, grad, ops, recipes
+from keras_cg import grad, ops, recipes
+from keras_cg.frontend import config
 
 X, W = np.array([0.3, 1.2], np.float32), np.array([2.0, 3.0], np.float32)
 

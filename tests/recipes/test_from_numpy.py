@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import keras_cg
-from keras_cg import config, ops, recipes
+from keras_cg import ops, recipes
+from keras_cg.frontend import config
 from keras_cg.recipes import frameworks
 from keras_cg.recipes.callback import host
 from keras_cg.recipes.callback.host import Host

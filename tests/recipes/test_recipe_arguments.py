@@ -7,7 +7,8 @@ import pytest
 from recipe_functions import X, found, heron, message, tensor
 
 import keras_cg
-from keras_cg import config, ops, recipes
+from keras_cg import ops, recipes
+from keras_cg.frontend import config
 
 FUNCTION = "Give the function itself, not what it returns."
 REAL = (

@@ -11,8 +11,9 @@ import pytest
 from recipe_functions import found, tensor
 
 import keras_cg
-from keras_cg import config, custom_gradient, ops, recipes
+from keras_cg import custom_gradient, ops, recipes
 from keras_cg.engine import precision
+from keras_cg.frontend import config
 
 # The halves and how their numbers look in float32, and what the framework computes in otherwise.
 DTYPES = ("float16", "bfloat16", "float32", "float64")

@@ -8,7 +8,8 @@ import pytest
 from recipe_functions import NOISE, X, found, heron, rounded, seven_exp, tensor
 
 import keras_cg
-from keras_cg import config, ops, recipes
+from keras_cg import ops, recipes
+from keras_cg.frontend import config
 from keras_cg.testing import assert_gradients
 
 

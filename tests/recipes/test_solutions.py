@@ -9,7 +9,8 @@ import pytest
 from recipe_functions import NOISE, X, found, seven_exp, tensor
 
 import keras_cg
-from keras_cg import config, ops, recipes
+from keras_cg import ops, recipes
+from keras_cg.frontend import config
 
 
 def seven_coupled(x, p):

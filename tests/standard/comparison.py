@@ -9,7 +9,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from keras_cg import config, ops
+from keras_cg import ops
+from keras_cg.frontend import config
 from keras_cg.namespaces import standard
 from standard.cases import CASES
 

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from keras_cg import config, custom_gradient
+from keras_cg import custom_gradient
+from keras_cg.frontend import config
 from keras_cg.testing import arrays
 
 V = np.array([0.7, -1.2, 0.4], np.float32)

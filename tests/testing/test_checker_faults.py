@@ -26,7 +26,8 @@ from checker_cases import (
     upstream_for,
 )
 
-from keras_cg import config, custom_gradient, ops
+from keras_cg import custom_gradient, ops
+from keras_cg.frontend import config
 from keras_cg.testing import arrays, check_gradients
 
 Z = np.array([0.5 - 0.3j, -0.8 + 1.1j, 1.2 + 0.4j], np.complex64)

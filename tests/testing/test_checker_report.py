@@ -11,7 +11,8 @@ import pytest
 from checker_cases import QUICK, WIDE, V, X, assert_passed, derived, first, upstream_for
 
 import keras_cg
-from keras_cg import config, custom_gradient, ops
+from keras_cg import custom_gradient, ops
+from keras_cg.frontend import config
 from keras_cg.testing import Finding, Report, agreement, assert_gradients, check_gradients
 
 

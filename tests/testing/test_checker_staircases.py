@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from checker_cases import QUICK, W, X, assert_passed, cast, derived, findings, first
 
-from keras_cg import config, custom_gradient, ops
+from keras_cg import custom_gradient, ops
+from keras_cg.frontend import config
 from keras_cg.testing import check_gradients
 
 

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from keras_cg import config
+from keras_cg.frontend import config
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.append(str(ROOT))

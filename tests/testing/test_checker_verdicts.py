@@ -20,7 +20,8 @@ from checker_cases import (
     upstream_for,
 )
 
-from keras_cg import config, custom_gradient, ops
+from keras_cg import custom_gradient, ops
+from keras_cg.frontend import config
 from keras_cg.testing import assert_gradients, check_gradients
 
 cube = derived(lambda x: x**3, lambda x: 3 * x**2)

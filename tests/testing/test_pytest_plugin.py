@@ -348,7 +348,7 @@ def test_the_entry_point_loads_it(inner):
 
 FAILING = """
     import keras_cg, pytest
-    from keras_cg import call
+    from keras_cg.frontend import call
 
     def test_of_the_user():
         @keras_cg.custom_gradient
@@ -374,4 +374,4 @@ def test_a_failure_shows_no_frame_of_keras_cg(inner):
         assert "keras_cg/" not in text
     assert 'LookupError("of the user")' in of_user and "must return a pair (output, grad)" in message
     # An error that is none of ours is a bug, and shows where it is.
-    assert "keras_cg/call.py" in bug
+    assert "keras_cg/frontend/call.py" in bug

@@ -7,9 +7,10 @@ from seven_exp import X, f
 from seven_exp import check as close
 from tapes import MODES, ONES, forward, gradients, with_variable_and_tensor, within
 
-from keras_cg import CapturedVariableError, config, custom_gradient, ops
-from keras_cg.call import Call, Pullback
+from keras_cg import CapturedVariableError, custom_gradient, ops
 from keras_cg.engine import linear
+from keras_cg.frontend import config
+from keras_cg.frontend.call import Call, Pullback
 
 pytestmark = pytest.mark.only("tensorflow")
 

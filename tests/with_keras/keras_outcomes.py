@@ -8,7 +8,7 @@ import json
 import pathlib
 
 import keras_cg
-from keras_cg import decorator
+from keras_cg.frontend import decorator
 
 MESSAGE = 4000
 

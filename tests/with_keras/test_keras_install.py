@@ -13,7 +13,7 @@ from keras.ops import custom_gradient as imported_before
 from keras.quantizers import Int4QuantizationConfig, Int8QuantizationConfig
 
 import keras_cg
-from keras_cg import decorator
+from keras_cg.frontend import decorator
 from keras_cg.keras import install, installation, installed, uninstall
 
 pytestmark = [

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import keras_cg
-from keras_cg import config, recipes
+from keras_cg import recipes
+from keras_cg.frontend import config
 from with_keras.training import MODES, array, dynamo_warns, trains
 
 X = np.linspace(-1.01, 2, 64).reshape(16, 4).astype(np.float32)

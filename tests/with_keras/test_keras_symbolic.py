@@ -338,7 +338,7 @@ def test_keras_on_another_backend(backend, monkeypatch, kind, make):
 
 def test_where_keras_got_its_backend_from(backend, monkeypatch):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    assert keras_cg.keras_interop.choice() == (backend, "Keras's file keras.json, or its default")
+    assert keras_cg.bridge.keras_interop.choice() == (backend, "Keras's file keras.json, or its default")
 
 
 @pytest.mark.parametrize("module", ["installation", "operation"])

@@ -3,7 +3,8 @@
 import numpy as np
 
 from benchmarks.checker.rules import rule, signed
-from keras_cg import config, ops
+from keras_cg import ops
+from keras_cg.frontend import config
 
 
 def made_complex(real, imaginary):

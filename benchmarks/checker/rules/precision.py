@@ -3,7 +3,8 @@
 import numpy as np
 
 from benchmarks.checker.rules import positive, rule, signed, softmax
-from keras_cg import config, ops
+from keras_cg import ops
+from keras_cg.frontend import config
 
 
 def cast(x, dtype):

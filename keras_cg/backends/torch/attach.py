@@ -23,7 +23,6 @@ from keras_cg.backends.torch.tensors import (
     autocasts,
     constant,
     describe,
-    dynamo_callback,
     edges,
     hooks,
     integers,
@@ -39,6 +38,7 @@ from keras_cg.backends.torch.tensors import (
     sequence_number,
     storage_of,
     transforms_active,
+    uncompiled,
     unwrap_if_dead,
     version,
 )
@@ -46,6 +46,7 @@ from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
 
 
+@uncompiled
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of `fun`, with the rule as their gradient."""
     if is_special() or not torch.is_grad_enabled():
@@ -63,9 +64,6 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...
         if compiling.is_exporting():
             return exporting.attach(fun, tensors)
         return compiling.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
-    if dynamo_callback() is not None:
-        # After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in these.
-        return torch.compiler.disable(attach_any)(fun, tensors)  # type: ignore[no-any-return,no-untyped-call]
     if is_tracing():
         return exporting.attach(fun, tensors)
     if transforms_active() or is_forward_open():
@@ -249,6 +247,7 @@ class Attached(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
+    @uncompiled
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
         count, stop, pullback = call.number, len(needs_grad), call.pullback

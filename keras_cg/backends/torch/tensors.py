@@ -42,9 +42,9 @@ constant_result(owner)
 # None of these names is public (torch 2.13). Without one of them, this import fails, and with it the backend.
 # Does a transform of torch.func run? torch itself chooses by this how a Function is applied.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-# What Dynamo compiles new frames with; None outside of torch.compile. After a graph break, it would compile each
-# function of this package by itself.
-dynamo_callback: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+# How Dynamo treats the frames of a code object.
+_eval_frame: Any = torch._C._dynamo.eval_frame
+_SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
 # The open level of forward mode, or -1. A number that changes, so it is read through the module.
 forward_ad._current_level  # noqa: B018
 # Does torch.jit.trace run? How many modes see every operation, as those of make_fx do? The mode that make_fx has before
@@ -163,6 +163,16 @@ def is_recording() -> bool:
     )
 
 
+def uncompiled(fun: Any) -> Any:
+    """Lets torch.compile trace `fun` as a part of other functions, and never by itself.
+
+    After a graph break, torch (2.13) compiles each new frame by itself. It fails in some of this package, and it loses
+    the order of a dict in a treespec of optree.
+    """
+    _eval_frame.set_code_exec_strategy(fun.__code__, _SKIP)
+    return fun
+
+
 def is_special() -> bool:
     """Whether something other than autograd records or changes what operations do now."""
     # First the question that Dynamo can trace.
@@ -175,7 +185,6 @@ def is_special() -> bool:
         or is_included(PRE_DISPATCH)
         or is_autocast()
         or hooks(False) is not None
-        or dynamo_callback() is not None
     )
 
 
@@ -293,13 +302,6 @@ def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
                 break
         else:
             return [True] * len(pairs)
-    if dynamo_callback() is not None:
-        # After a graph break, torch.compile (2.13) compiles each new frame by itself, and would fail in this one.
-        return torch.compiler.disable(_agreement)(pairs)  # type: ignore[no-any-return,no-untyped-call]
-    return _agreement(pairs)
-
-
-def _agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
     if is_captured():
         # An operation of torch would be recorded. A placeholder has no values to compare.
         tolerances = [precision.of(dtype(one)).repeated for one, _ in pairs]

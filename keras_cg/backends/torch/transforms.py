@@ -21,12 +21,12 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, te
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
-from keras_cg.backends import torch as own
 from keras_cg.backends.torch.tensors import (
     describe,
     integers,
     is_captured,
     is_floating,
+    own,
     probe,
     storage_of,
     transforms_active,
@@ -246,7 +246,7 @@ def _pushforward(
         return transpose(tuple(tangents))  # type: ignore[no-any-return]
 
     transpose = torch.func.vjp(lambda *cotangents: pull(cotangents), *zeros)[1]
-    backend: Any = own
+    backend = own
     conditions = linear.conditions(backend, pull, zeros)
     conditions += linear.transposes(backend, pull, push, zeros, primals)
     # Through NumPy, because no transform lets Python look at a value.

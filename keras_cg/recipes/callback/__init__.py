@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy
 
-from keras_cg import config, signature
-from keras_cg.call import function_name
-from keras_cg.decorator import CustomGradient
 from keras_cg.engine import precision
-from keras_cg.pickling import picklable
-from keras_cg.pytree import describe
+from keras_cg.frontend import config, signature
+from keras_cg.frontend.call import function_name
+from keras_cg.frontend.decorator import CustomGradient
+from keras_cg.frontend.pickling import picklable
+from keras_cg.frontend.pytree import describe
 from keras_cg.recipes import frameworks, messages, tensors
 from keras_cg.recipes.callback import host
 from keras_cg.recipes.callback.host import Host, Kind

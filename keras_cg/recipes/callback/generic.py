@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from keras_cg import config
+from keras_cg.frontend import config
 from keras_cg.recipes.callback.host import Host
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import arguments, config, keras_interop, pytree
-from keras_cg.call import function_name
-from keras_cg.pickling import picklable
-from keras_cg.pytree import Tree
+from keras_cg.bridge import keras_interop
+from keras_cg.frontend import arguments, config, pytree
+from keras_cg.frontend.call import function_name
+from keras_cg.frontend.pickling import picklable
+from keras_cg.frontend.pytree import Tree
 from keras_cg.recipes import frameworks, tensors
 from keras_cg.recipes.checkpoint import messages
 from keras_cg.recipes.checkpoint.function import OutputFunction

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from keras_cg import keras_interop
-from keras_cg.call import FlatFunction
+from keras_cg.bridge import keras_interop
 from keras_cg.engine import comparing
+from keras_cg.frontend.call import FlatFunction
 from keras_cg.recipes.checkpoint.keras_state import Repeated
 
 

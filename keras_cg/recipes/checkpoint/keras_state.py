@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_cg import backends
+from keras_cg.bridge.keras_interop import keras
+from keras_cg.bridge.keras_scope import stateless_scope
 from keras_cg.engine.contract import Backend
-from keras_cg.keras_interop import keras
-from keras_cg.keras_scope import stateless_scope
 from keras_cg.recipes.checkpoint import messages
 
 

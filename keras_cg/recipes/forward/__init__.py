@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy
 
-from keras_cg import config, ops, pytree, signature
+from keras_cg import ops
 from keras_cg.autodiff import vjp
-from keras_cg.call import function_name
 from keras_cg.engine import linear, precision
-from keras_cg.gradients import align
-from keras_cg.pytree import Tree
+from keras_cg.frontend import config, pytree, signature
+from keras_cg.frontend.call import function_name
+from keras_cg.frontend.gradients import align
+from keras_cg.frontend.pytree import Tree
 from keras_cg.recipes import frameworks, messages, tensors
 from keras_cg.recipes.tensors import Pair
 

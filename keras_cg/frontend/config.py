@@ -10,7 +10,8 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from keras_cg import backends, errors, keras_interop
+from keras_cg import backends, errors
+from keras_cg.bridge import keras_interop
 from keras_cg.engine.contract import Backend
 
 __all__ = ["available_backends", "backend", "set_backend", "use_backend"]

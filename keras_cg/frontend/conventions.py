@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
-from keras_cg import errors, signature
-from keras_cg.arguments import Arguments
+from keras_cg import errors
 from keras_cg.engine.freezing import facts
-from keras_cg.pytree import Tree
-from keras_cg.signature import Parameters
+from keras_cg.frontend import signature
+from keras_cg.frontend.arguments import Arguments
+from keras_cg.frontend.pytree import Tree
+from keras_cg.frontend.signature import Parameters
 
 Rule = Callable[..., Any]
 

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import call, config, errors, keras_interop, keras_scope, pickling, tracebacks
+from keras_cg import errors
+from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine.freezing import Decorated
-from keras_cg.pytree import SINGLE
+from keras_cg.frontend import call, config, pickling, tracebacks
+from keras_cg.frontend.pytree import SINGLE
 
 __all__ = ["CustomGradient", "custom_gradient"]
 

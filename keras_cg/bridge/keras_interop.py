@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+# Imports `keras_cg.keras.operation` and Keras. `keras_cg/__init__.py` sets it, because that file builds on this one.
+operation: Callable[[], Any]
 
 
 def keras() -> Any:
@@ -45,11 +47,6 @@ def holders() -> tuple[Any, ...]:
 def unwrap(leaf: Any) -> Any:
     """Returns the value of a Keras variable; any other leaf unchanged."""
     return leaf.value if isinstance(leaf, variables()) else leaf
-
-
-def operation() -> Any:
-    """Imports `keras_cg.keras.operation` and with it Keras; by name, because that file builds on this one."""
-    return importlib.import_module("keras_cg.keras.operation")
 
 
 def is_symbolic(leaves: Sequence[Any]) -> bool:

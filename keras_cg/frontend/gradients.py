@@ -11,10 +11,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from keras_cg import errors, pytree, signature, user_code
-from keras_cg.arguments import Arguments
+from keras_cg import errors, user_code
 from keras_cg.engine.precision import is_differentiable, is_key
-from keras_cg.pytree import compatible, describe, flatten
+from keras_cg.frontend import pytree, signature
+from keras_cg.frontend.arguments import Arguments
+from keras_cg.frontend.pytree import compatible, describe, flatten
 
 # What the gradient of a tensor must look like: its dtype and its shape.
 Spec = tuple[str, tuple[int | None, ...] | None]

@@ -16,8 +16,10 @@ from typing import Any
 import numpy
 import optree
 
-from keras_cg import backends, config, errors, keras_interop, user_code
+from keras_cg import backends, errors, user_code
+from keras_cg.bridge import keras_interop
 from keras_cg.engine.contract import Backend
+from keras_cg.frontend import config
 
 _NAMESPACE = "keras_cg"
 

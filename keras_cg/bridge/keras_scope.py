@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from keras_cg import backends, errors
+from keras_cg.bridge.keras_interop import chosen, keras
 from keras_cg.engine.contract import Backend
-from keras_cg.keras_interop import chosen, keras
 
 
 class State:

@@ -10,27 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from keras_cg import (
-    arguments,
-    backends,
-    config,
-    conventions,
-    errors,
-    keras_interop,
-    keras_scope,
-    pytree,
-    signature,
-    tracebacks,
-    user_code,
-)
-from keras_cg.arguments import Arguments
-from keras_cg.conventions import ALONE, ANY, Convention
+from keras_cg import backends, errors, user_code
+from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine import comparing
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.freezing import Epochs, Watch, freeze
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.gradients import Spec, check_variables, collect
-from keras_cg.pytree import SINGLE, Tree
+from keras_cg.frontend import arguments, config, conventions, pytree, signature, tracebacks
+from keras_cg.frontend.arguments import Arguments
+from keras_cg.frontend.conventions import ALONE, ANY, Convention
+from keras_cg.frontend.gradients import Spec, check_variables, collect
+from keras_cg.frontend.pytree import SINGLE, Tree
 
 
 def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,6 +44,9 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
     # Nothing is differentiated, so there is nothing to attach the rule to.
     args, kwargs = function.bind(tuple(tensors))
     return output_of(backend, name, fun(*args, **kwargs))
+
+
+backends.entries.append(call)
 
 
 def output_of(backend: Backend, name: str, pair: Any) -> Any:

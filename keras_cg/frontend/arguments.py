@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_cg import signature
 from keras_cg.engine.contract import Backend
-from keras_cg.pytree import Tree
+from keras_cg.frontend import signature
+from keras_cg.frontend.pytree import Tree
 
 
 class Arguments:

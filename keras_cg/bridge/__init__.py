@@ -1,0 +1,1 @@
+"""Questions about Keras that do not import it, and its state while a function runs."""
