@@ -96,6 +96,9 @@ class Function(Protocol):
     def closed_over(self) -> list[Any]:
         """Lists what a quick look at the user's function shows: cells, defaults, partial arguments, `vars(self)`."""
 
+    def refuse_changes(self) -> None:
+        """Lets no run change a variable of Keras, where even the first run is traced and no program is being built."""
+
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
         """Finds the wanted values that the user's function can reach, without its arguments. This may take long."""
 

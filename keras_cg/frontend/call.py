@@ -92,6 +92,11 @@ class FlatFunction(Arguments):
             return None
         return keras_scope.State(self.name, self.backend, is_first)
 
+    def refuse_changes(self) -> None:
+        """Lets no run change a variable of Keras: a backend traces even the first, and would leave a tracer there."""
+        if keras_interop.keras() is not None and keras_scope.is_unscoped():
+            self.state = keras_scope.State(self.name, self.backend, is_first=False)
+
     def flatten(self, output: Any) -> tuple[list[Any], Tree]:
         """Returns the tensors of an output, and its static part."""
         backend = self.backend
@@ -128,7 +133,7 @@ class Call(FlatFunction):
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the rule."""
-        if self.is_ordinary and self.output is None:
+        if self.is_ordinary and self.output is None and self.state is None:
             # The first run of an ordinary call is outside of every scope of Keras.
             self.converted = self.backend.converted(self.user)
             results, rule, tree = self.accept(self.converted(*tensors))

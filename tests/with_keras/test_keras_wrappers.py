@@ -109,15 +109,13 @@ def test_a_seed_generator_where_a_function_runs_again(keras, backend):
     seeds.next()
     x = keras.ops.convert_to_tensor(W, "float32")
     second = keras_cg.grad(keras_cg.grad(counted(keras, seeds)))
-    if backend == "jax":
-        close(second(x), [14, 14])
-    else:
-        with pytest.raises(
-            RuntimeError,
-            match=r"(?s)^counted.* changes a variable of Keras.*SeedGenerator.*seed=generator\.next\(\)",
-        ):
-            second(x)
-    assert array(seeds.state).tolist() == [3, 2]
+    with pytest.raises(
+        RuntimeError,
+        match=r"(?s)^counted.* changes a variable of Keras.*SeedGenerator.*seed=generator\.next\(\)",
+    ):
+        second(x)
+    # JAX traces the function before it runs, and nothing else runs it.
+    assert array(seeds.state).tolist() == [3, 1 if backend == "jax" else 2]
 
 
 # --- the operations of Keras -----------------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             # This fails if the function or its rule reads a traced value that is no argument.
             with contextlib.suppress(jax.errors.UnexpectedTracerError):
                 return _direct(fun, tensors)
+    fun.refuse_changes()
     try:
         return _staged(fun, tensors)
     except jax.errors.ConcretizationTypeError:
