@@ -225,7 +225,7 @@ TABLE = {
         ),
         (
             "arguments of partials shared",
-            "parts = held(value)",
+            "parts = references(value)",
             "parts = [value.func, *[None for _ in value.args], *value.keywords.values()]",
         ),
         ("wrappers shared", "        copied |= more", "        break"),
@@ -243,13 +243,11 @@ TABLE = {
             "copy.__dict__ = function.__dict__",
             "copy.__dict__.update(function.__dict__)",
         ),
-        (
-            "defaults are not held",
-            "return [*cells, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]",
-            "return cells",
-        ),
+        ("no name of a helper is watched", "        yield from of_cells(value, shared)", "        pass"),
+        ("callable objects are not watched", "if parts is not None or value is rule:", "if parts is not None:"),
+    ],
+    "engine.watching: numpy engine orders core": [
         ("no attribute is watched", "        yield _entry(owner, name,", "        _entry(owner, name,"),
-        ("no name of a helper is watched", "        yield from _cells(value, shared)", "        pass"),
         (
             "the rule's own state is watched",
             "                known.last = _reference(known.read())",
@@ -261,11 +259,17 @@ TABLE = {
             "functools.partial(_stored, _reference(owner), name)",
             "functools.partial(_stored, owner, name)",
         ),
-        ("callable objects are not watched", "if parts is not None or value is rule:", "if parts is not None:"),
         (
             "methods that a method calls are not read",
             "waiting += [other for other in others if type(other) is FunctionType and other not in waiting]",
             "pass",
+        ),
+    ],
+    "engine.functions: numpy engine orders core": [
+        (
+            "defaults are not held",
+            "return [*cells, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]",
+            "return cells",
         ),
     ],
     "engine.linear: numpy engine autodiff core": [

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from types import FunctionType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keras_cg import errors
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GROUP = "keras_cg.backends"
 
 # The functions through which calls come to a backend. A compiler that replaces frames leaves these alone.
-entries: list[FunctionType] = []
+entries: list[Callable[..., Any]] = []
 
 # The backends that were asked for already, by name.
 loaded: dict[str | None, Backend] = {}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from keras_cg.engine import precision
-from keras_cg.engine.freezing import ATOMS, Decorated, facts, is_bound, references
+from keras_cg.engine.functions import ATOMS, Decorated, facts, is_bound, references
 
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (numpy.ndarray, numpy.generic)

@@ -6,29 +6,21 @@ from elsewhere stay themselves, and are read when the rule runs. Where that coul
 
 from __future__ import annotations
 
-import contextlib
-import dis
 import functools
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from inspect import getattr_static
-from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType
+from collections.abc import Callable, Iterator
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
-_NOTHING = object()
-
-# Values that are equal if Python says so; each is as good as another equal one.
-ATOMS = (type(None), bool, int, float, complex, str, bytes)
-
-
-class Decorated:
-    """A function around `__wrapped__`; `of` returns the same around another one."""
-
-    __wrapped__: Any
-
-    def of(self, fun: Any) -> Any:
-        """Returns this function around `fun`."""
-        raise NotImplementedError
+from keras_cg.engine.functions import (
+    Decorated,
+    facts,
+    inner,
+    innermost,
+    is_bound,
+    is_method,
+    references,
+)
+from keras_cg.engine.watching import Entry, Watch, of_cells, of_owner
 
 
 def freeze(
@@ -61,7 +53,7 @@ def freeze(
 
 def _leads(value: Any) -> bool:
     """Whether a callable value leads to a function that the run may have defined."""
-    return isinstance(value, (FunctionType, type, Decorated)) or _inner(value) is not None
+    return isinstance(value, (FunctionType, type, Decorated)) or inner(value) is not None
 
 
 def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:
@@ -97,7 +89,7 @@ def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:
         entries += _entries(value, rule, copied, shared)
         for fun in _fixed(value, rule, definitions):
             # What it reaches stays itself, because nothing can put a copy there.
-            entries += [entry for each, _ in _reached(fun, definitions).values() for entry in _cells(each, shared)]
+            entries += [entry for each, _ in _reached(fun, definitions).values() for entry in of_cells(each, shared)]
     return _replaced(rule, copies), Watch(entries) if entries else None
 
 
@@ -110,71 +102,6 @@ def _function(function: FunctionType, closure: tuple[CellType, ...]) -> Function
 
 
 # --- which functions a rule reaches, and which of them its run defined -----------------------------------------------
-
-
-class Facts:
-    """Facts about the code of a function, with the codes inside of it.
-
-    Attributes:
-        assigned: The free names that it assigns.
-        names: The names of globals and attributes, and texts that may be names, as in `getattr(self, "x")`.
-        inner: The identities of the codes of the functions that it defines.
-        has_self: Whether one of its free names is `self`.
-        style: How a rule of this code is called, once `signature.style` has read it.
-    """
-
-    style: Any
-    assigned: frozenset[str]
-    names: frozenset[str]
-
-    def __init__(self, code: CodeType):
-        self.code = code
-        inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
-        stored = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
-        self.assigned = frozenset(stored).union(*[each.assigned for each in inner]).intersection(code.co_freevars)
-        texts = [const for const in code.co_consts if isinstance(const, str) and const.isidentifier()]
-        self.names = frozenset([*code.co_names, *texts]).union(*[each.names for each in inner])
-        self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
-        self.has_self = "self" in code.co_freevars
-        self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
-
-
-# By identity, because the hash of a code is computed again each time. Each entry keeps its code alive.
-_facts: dict[int, Facts] = {}
-
-
-def facts(code: CodeType) -> Facts:
-    """Returns what a code says; read once."""
-    known = _facts.get(id(code))
-    if known is None:
-        if len(_facts) >= 10_000:
-            _facts.clear()
-        known = _facts[id(code)] = Facts(code)
-    return known
-
-
-def _inner(fun: Any) -> Any:
-    """Returns what a partial, a method, a descriptor or a wrapper calls; None for anything else."""
-    if isinstance(fun, functools.partial):
-        return fun.func
-    if isinstance(fun, (MethodType, staticmethod, classmethod)):
-        return fun.__func__
-    if isinstance(fun, property):
-        return fun.fget
-    if isinstance(fun, functools.cached_property):
-        return fun.func
-    return getattr(fun, "__dict__", {}).get("__wrapped__")
-
-
-def innermost(fun: Any) -> Any:
-    """Returns the plain function behind partials, methods, wrappers and callable objects; None if there is none."""
-    while type(fun) is not FunctionType:
-        inner = _inner(fun)
-        if inner is None:
-            call = type(fun).__call__
-            return call if type(call) is FunctionType else None
-        fun = inner
-    return fun
 
 
 class _Definitions:
@@ -228,17 +155,13 @@ def _inside(value: Any, definitions: _Definitions) -> list[Any] | None:
     if kind is MethodType:
         return [value.__func__, value.__self__]
     if isinstance(value, type):
-        methods = [innermost(member) for member in vars(value).values() if _is_method(member)]
+        methods = [innermost(member) for member in vars(value).values() if is_method(member)]
         bases = [base for base in value.__bases__ if "<locals>" in base.__qualname__]
         return [*methods, *bases] if bases or any(map(definitions.by_run, methods)) else None
-    if callable(value) and _inner(value) is not None:
-        return [_inner(value)]
+    if callable(value) and inner(value) is not None:
+        return [inner(value)]
     # A class statement inside of a function says so in the name of the class.
     return [kind] if "<locals>" in kind.__qualname__ else None
-
-
-def _is_method(member: Any) -> bool:
-    return isinstance(member, (FunctionType, staticmethod, classmethod, property, functools.cached_property))
 
 
 def _refers(value: Any, parts: list[Any], copied: set[int]) -> bool:
@@ -252,19 +175,6 @@ def _assigned_cells(value: Any) -> Iterator[CellType]:
         assigned = facts(value.__code__).assigned
         named = zip(value.__code__.co_freevars, value.__closure__, strict=True)
         yield from [cell for name, cell in named if name in assigned]
-
-
-def references(fun: Any) -> list[Any]:
-    """Lists what a function has in its cells and defaults; of a partial, the function and the arguments."""
-    if isinstance(fun, functools.partial):
-        return [fun.func, *fun.args, *fun.keywords.values()]
-    cells = [cell.cell_contents for cell in fun.__closure__ or () if is_bound(cell)]
-    return [*cells, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]
-
-
-def is_bound(cell: CellType) -> bool:
-    """Whether a cell has a value already: Python compares an empty cell with another without looking inside."""
-    return cell != CellType()
 
 
 def _replaced(value: Any, copies: dict[int, Any]) -> Any:
@@ -291,9 +201,7 @@ def _replaced(value: Any, copies: dict[int, Any]) -> Any:
 def _define_again(kind: type, copies: dict[int, Any]) -> None:
     """Puts the copies of methods into a class that the run defined; so it and its objects keep their identity."""
     for name, member in [*vars(kind).items()]:
-        copy = (
-            copies.get(id(member if type(member) is FunctionType else _inner(member))) if _is_method(member) else None
-        )
+        copy = copies.get(id(member if type(member) is FunctionType else inner(member))) if is_method(member) else None
         if isinstance(member, functools.cached_property) and copy is not None:
             member.func = copy
         elif copy is not None:
@@ -304,141 +212,17 @@ def _define_again(kind: type, copies: dict[int, Any]) -> None:
             type.__setattr__(kind, name, copy)
 
 
-# --- what is watched -------------------------------------------------------------------------------------------------
-
-
-class _Name:
-    """One attribute of an object, or one cell: how often it was bound by something else than a rule.
-
-    Attributes:
-        last: What it was bound to when that was last looked at.
-        epoch: How often it had been bound to something else until then, and not by a rule.
-    """
-
-    __slots__ = "__weakref__", "epoch", "last", "read"
-
-    def __init__(self, read: Callable[[], Any]):
-        self.read, self.epoch = read, 0
-        self.last = _reference(read())
-
-    def look(self) -> int:
-        """Counts a binding since the last look, and returns the epoch."""
-        now = self.read()
-        if not _is_same(now, _referent(self.last)):
-            self.epoch, self.last = self.epoch + 1, _reference(now)
-        return self.epoch
-
-
-# By the identity of the object or the cell, and the name: the rules of all runs share what is known of it. It is known
-# as long as a rule is watched because of it.
-_names: weakref.WeakValueDictionary[tuple[int, str], _Name] = weakref.WeakValueDictionary()
-
-
-def _name(holder: Any, name: str, read: Callable[[], Any]) -> _Name:
-    known = _names.setdefault((id(holder), name), _Name(read))
-    known.read = read  # another object may have got the identity of one that is gone
-    known.look()
-    return known
-
-
-def _reference(value: Any) -> Any:
-    """Refers to a value weakly where that is possible, so that it can be freed."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return value
-
-
-def _referent(reference: Any) -> Any:
-    return reference() if isinstance(reference, weakref.ref) else reference
-
-
-# A name, what is known of it, its epoch when the rule was made, and its value then.
-Entry = tuple[str, _Name, int, Any]
-# What is known of each name, and its epoch when a rule was made.
-Epochs = dict[str, tuple[_Name, int]]
-
-
-class Watch:
-    """Names that a rule reads and that are not copied, as they were when the rule was made.
-
-    These are the attributes of its `self` that its code names, and the cells of functions from elsewhere. What a rule
-    itself binds is its own state.
-    """
-
-    __slots__ = ("entries",)
-
-    def __init__(self, entries: Sequence[Entry]):
-        self.entries = entries
-
-    def changed(self) -> str | None:
-        """Returns a name that was bound to something else since, and not by a rule."""
-        return next((name for name, known, epoch, _ in self.entries if known.look() != epoch), None)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Takes what the rule binds while it runs for its own state."""
-        for _, known, _, _ in self.entries:
-            known.look()
-        try:
-            yield
-        finally:
-            for _, known, _, _ in self.entries:
-                known.last = _reference(known.read())
-
-    def epochs(self) -> Epochs:
-        """Returns how often each name had been bound to something else when the rule was made."""
-        return {name: (known, epoch) for name, known, epoch, _ in self.entries}
-
-    def values(self, epochs: Epochs) -> list[tuple[str, Any]]:
-        """Lists the names with their values, but for those that only a rule has bound since `epochs`."""
-        return [
-            (name, value)
-            for name, known, epoch, value in self.entries
-            if value is not _NOTHING and epochs.get(name) != (known, epoch)
-        ]
-
-
-def _is_same(now: Any, value: Any) -> bool:
-    """Whether two values are one, or as good as one: equal numbers, texts and methods, and containers of these."""
-    if now is value:
-        return True
-    if type(now) is not type(value) or not isinstance(now, (*ATOMS, tuple, list, dict, MethodType)):
-        return False
-    try:
-        return bool(now == value)
-    except Exception:
-        return False  # tensors in containers have no truth value
-
-
 def _entries(value: Any, rule: Any, copied: set[int], shared: set[int]) -> Iterator[Entry]:
     """Yields what has to be watched because of one value that a rule reaches."""
-    owner: Any = None
-    method: Any = None
     if type(value) is FunctionType and id(value) not in copied:
-        yield from _cells(value, shared)
+        yield from of_cells(value, shared)
     elif type(value) is FunctionType and "self" in value.__code__.co_freevars:
-        owner, method = _content((value.__closure__ or ())[value.__code__.co_freevars.index("self")]), value
+        cell = (value.__closure__ or ())[value.__code__.co_freevars.index("self")]
+        yield from of_owner(cell.cell_contents, value) if is_bound(cell) else ()
     elif type(value) is MethodType:
-        owner, method = value.__self__, innermost(value)
+        yield from of_owner(value.__self__, innermost(value))
     elif value is rule and type(type(value).__call__) is FunctionType:
-        owner, method = value, type(value).__call__
-    for name in () if method is None else _attributes(method, type(owner)):
-        yield _entry(owner, name, functools.partial(_stored, _reference(owner), name))
-
-
-def _cells(fun: Any, shared: set[int]) -> Iterator[Entry]:
-    """Yields the cells of a function that is no copy."""
-    if type(fun) is not FunctionType:
-        return
-    for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
-        if id(cell) not in shared and name not in facts(fun.__code__).assigned:
-            yield _entry(cell, name, functools.partial(_content, cell))
-
-
-def _entry(holder: Any, name: str, read: Callable[[], Any]) -> Entry:
-    known = _name(holder, name, read)
-    return name, known, known.epoch, read()
+        yield from of_owner(value, type(value).__call__)
 
 
 def _fixed(value: Any, rule: Any, definitions: _Definitions) -> list[Any]:
@@ -450,46 +234,3 @@ def _fixed(value: Any, rule: Any, definitions: _Definitions) -> list[Any]:
     if value is rule and type(value) is not MethodType and not definitions.by_run(innermost(type(value).__call__)):
         found.append(innermost(type(value).__call__))
     return [fun for fun in found if fun is not None]
-
-
-def _content(cell: CellType) -> Any:
-    return cell.cell_contents if is_bound(cell) else _NOTHING
-
-
-def _stored(reference: Any, name: str) -> Any:
-    """Returns what an object has stored under a name; no code of its class runs."""
-    owner = _referent(reference)
-    own = getattr(owner, "__dict__", {})
-    if name in own:
-        return own[name]
-    for base in type(owner).__mro__:
-        member = vars(base).get(name)
-        if type(member) is MemberDescriptorType:
-            try:
-                return member.__get__(owner)
-            except AttributeError:
-                return _NOTHING
-    # A module of torch keeps these in tables of its own.
-    for table in ("_parameters", "_buffers", "_modules"):
-        found = own.get(table)
-        if type(found) is dict and name in found:
-            return found[name]
-    return _NOTHING
-
-
-def _attributes(method: FunctionType, kind: type) -> frozenset[str]:
-    """Returns the names that a method looks up, and those that it calls by name or wraps; not those of methods."""
-    known = facts(method.__code__).attributes
-    if kind not in known:
-        found: set[str] = set()
-        waiting: list[Any] = [method]
-        for each in waiting:
-            new = facts(each.__code__).names - found
-            found |= new
-            members = [vars(base)[name] for base in kind.__mro__ for name in new if name in vars(base)]
-            others = [innermost(member) for member in members if _is_method(member)]
-            others += [_content(cell) for cell in each.__closure__ or ()] + [each.__dict__.get("__wrapped__")]
-            waiting += [other for other in others if type(other) is FunctionType and other not in waiting]
-        named = [name for name in found if not _is_method(getattr_static(kind, name, None))]
-        known[kind] = frozenset(named)
-    return known[kind]

@@ -14,8 +14,9 @@ from keras_cg import backends, errors, user_code
 from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine import comparing
 from keras_cg.engine.contract import Backend
-from keras_cg.engine.freezing import Epochs, Watch, freeze
+from keras_cg.engine.freezing import freeze
 from keras_cg.engine.precision import is_differentiable
+from keras_cg.engine.watching import Epochs, Watch
 from keras_cg.frontend import arguments, config, conventions, pytree, signature, tracebacks
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.conventions import ALONE, ANY, Convention

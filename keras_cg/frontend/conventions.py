@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any
 
 from keras_cg import errors
-from keras_cg.engine.freezing import facts
+from keras_cg.engine.functions import facts
 from keras_cg.frontend import signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.pytree import Tree

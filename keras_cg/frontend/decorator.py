@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from keras_cg import errors
 from keras_cg.bridge import keras_interop, keras_scope
-from keras_cg.engine.freezing import Decorated
+from keras_cg.engine.functions import Decorated
 from keras_cg.frontend import call, config, pickling, tracebacks
 from keras_cg.frontend.pytree import SINGLE
 

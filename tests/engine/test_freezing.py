@@ -12,7 +12,7 @@ import pytest
 from stand_ins import Keeps, T
 
 from keras_cg.engine import freezing
-from keras_cg.engine.freezing import Decorated
+from keras_cg.engine.functions import Decorated
 
 pytestmark = pytest.mark.once
 

@@ -26,7 +26,7 @@ from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
-from keras_cg.engine.freezing import is_bound
+from keras_cg.engine.functions import is_bound
 
 # What the backward pass needs: the rule, and the values of the forward pass that it uses.
 Residuals = tuple[Rule, Sequence[Any]]

@@ -1,0 +1,105 @@
+"""Functions of Python, as data: what their code says, what they call and what they refer to."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import weakref
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import Any
+
+# Values that are equal if Python says so; each is as good as another equal one.
+ATOMS = (type(None), bool, int, float, complex, str, bytes)
+
+
+class Decorated:
+    """A function around `__wrapped__`; `of` returns the same around another one."""
+
+    __wrapped__: Any
+
+    def of(self, fun: Any) -> Any:
+        """Returns this function around `fun`."""
+        raise NotImplementedError
+
+
+class Facts:
+    """Facts about the code of a function, with the codes inside of it.
+
+    Attributes:
+        assigned: The free names that it assigns.
+        names: The names of globals and attributes, and texts that may be names, as in `getattr(self, "x")`.
+        inner: The identities of the codes of the functions that it defines.
+        has_self: Whether one of its free names is `self`.
+        style: How a rule of this code is called, once `signature.style` has read it.
+    """
+
+    style: Any
+    assigned: frozenset[str]
+    names: frozenset[str]
+
+    def __init__(self, code: CodeType):
+        self.code = code
+        inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
+        stored = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
+        self.assigned = frozenset(stored).union(*[each.assigned for each in inner]).intersection(code.co_freevars)
+        texts = [const for const in code.co_consts if isinstance(const, str) and const.isidentifier()]
+        self.names = frozenset([*code.co_names, *texts]).union(*[each.names for each in inner])
+        self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
+        self.has_self = "self" in code.co_freevars
+        self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+# By identity, because the hash of a code is computed again each time. Each entry keeps its code alive.
+_facts: dict[int, Facts] = {}
+
+
+def facts(code: CodeType) -> Facts:
+    """Returns what a code says; read once."""
+    known = _facts.get(id(code))
+    if known is None:
+        if len(_facts) >= 10_000:
+            _facts.clear()
+        known = _facts[id(code)] = Facts(code)
+    return known
+
+
+def inner(fun: Any) -> Any:
+    """Returns what a partial, a method, a descriptor or a wrapper calls; None for anything else."""
+    if isinstance(fun, functools.partial):
+        return fun.func
+    if isinstance(fun, (MethodType, staticmethod, classmethod)):
+        return fun.__func__
+    if isinstance(fun, property):
+        return fun.fget
+    if isinstance(fun, functools.cached_property):
+        return fun.func
+    return getattr(fun, "__dict__", {}).get("__wrapped__")
+
+
+def innermost(fun: Any) -> Any:
+    """Returns the plain function behind partials, methods, wrappers and callable objects; None if there is none."""
+    while type(fun) is not FunctionType:
+        called = inner(fun)
+        if called is None:
+            call = type(fun).__call__
+            return call if type(call) is FunctionType else None
+        fun = called
+    return fun
+
+
+def is_method(member: Any) -> bool:
+    """Whether a member of a class is Python code that an object calls or looks up."""
+    return isinstance(member, (FunctionType, staticmethod, classmethod, property, functools.cached_property))
+
+
+def references(fun: Any) -> list[Any]:
+    """Lists what a function has in its cells and defaults; of a partial, the function and the arguments."""
+    if isinstance(fun, functools.partial):
+        return [fun.func, *fun.args, *fun.keywords.values()]
+    cells = [cell.cell_contents for cell in fun.__closure__ or () if is_bound(cell)]
+    return [*cells, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]
+
+
+def is_bound(cell: CellType) -> bool:
+    """Whether a cell has a value already: Python compares an empty cell with another without looking inside."""
+    return cell != CellType()

@@ -1,0 +1,182 @@
+"""Watches the names of a rule that are not copied: what binds them again, and whether a rule did that itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from inspect import getattr_static
+from types import CellType, FunctionType, MemberDescriptorType, MethodType
+from typing import Any
+
+from keras_cg.engine.functions import ATOMS, facts, innermost, is_bound, is_method
+
+_NOTHING = object()
+
+
+class _Name:
+    """One attribute of an object, or one cell: how often it was bound by something else than a rule.
+
+    Attributes:
+        last: What it was bound to when that was last looked at.
+        epoch: How often it had been bound to something else until then, and not by a rule.
+    """
+
+    __slots__ = "__weakref__", "epoch", "last", "read"
+
+    def __init__(self, read: Callable[[], Any]):
+        self.read, self.epoch = read, 0
+        self.last = _reference(read())
+
+    def look(self) -> int:
+        """Counts a binding since the last look, and returns the epoch."""
+        now = self.read()
+        if not _is_same(now, _referent(self.last)):
+            self.epoch, self.last = self.epoch + 1, _reference(now)
+        return self.epoch
+
+
+# By the identity of the object or the cell, and the name: the rules of all runs share what is known of it. It is known
+# as long as a rule is watched because of it.
+_names: weakref.WeakValueDictionary[tuple[int, str], _Name] = weakref.WeakValueDictionary()
+
+
+def _name(holder: Any, name: str, read: Callable[[], Any]) -> _Name:
+    known = _names.setdefault((id(holder), name), _Name(read))
+    known.read = read  # another object may have got the identity of one that is gone
+    known.look()
+    return known
+
+
+def _reference(value: Any) -> Any:
+    """Refers to a value weakly where that is possible, so that it can be freed."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _referent(reference: Any) -> Any:
+    return reference() if isinstance(reference, weakref.ref) else reference
+
+
+# A name, what is known of it, its epoch when the rule was made, and its value then.
+Entry = tuple[str, _Name, int, Any]
+# What is known of each name, and its epoch when a rule was made.
+Epochs = dict[str, tuple[_Name, int]]
+
+
+class Watch:
+    """Names that a rule reads and that are not copied, as they were when the rule was made.
+
+    These are the attributes of its `self` that its code names, and the cells of functions from elsewhere. What a rule
+    itself binds is its own state.
+    """
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: Sequence[Entry]):
+        self.entries = entries
+
+    def changed(self) -> str | None:
+        """Returns a name that was bound to something else since, and not by a rule."""
+        return next((name for name, known, epoch, _ in self.entries if known.look() != epoch), None)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Takes what the rule binds while it runs for its own state."""
+        for _, known, _, _ in self.entries:
+            known.look()
+        try:
+            yield
+        finally:
+            for _, known, _, _ in self.entries:
+                known.last = _reference(known.read())
+
+    def epochs(self) -> Epochs:
+        """Returns how often each name had been bound to something else when the rule was made."""
+        return {name: (known, epoch) for name, known, epoch, _ in self.entries}
+
+    def values(self, epochs: Epochs) -> list[tuple[str, Any]]:
+        """Lists the names with their values, but for those that only a rule has bound since `epochs`."""
+        return [
+            (name, value)
+            for name, known, epoch, value in self.entries
+            if value is not _NOTHING and epochs.get(name) != (known, epoch)
+        ]
+
+
+def _is_same(now: Any, value: Any) -> bool:
+    """Whether two values are one, or as good as one: equal numbers, texts and methods, and containers of these."""
+    if now is value:
+        return True
+    if type(now) is not type(value) or not isinstance(now, (*ATOMS, tuple, list, dict, MethodType)):
+        return False
+    try:
+        return bool(now == value)
+    except Exception:
+        return False  # tensors in containers have no truth value
+
+
+def of_cells(fun: Any, shared: set[int]) -> Iterator[Entry]:
+    """Yields the cells of a function that is no copy."""
+    if type(fun) is not FunctionType:
+        return
+    for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
+        if id(cell) not in shared and name not in facts(fun.__code__).assigned:
+            yield _entry(cell, name, functools.partial(_content, cell))
+
+
+def of_owner(owner: Any, method: Any) -> Iterator[Entry]:
+    """Yields the attributes of the object of a method that the method names."""
+    for name in () if method is None else _attributes(method, type(owner)):
+        yield _entry(owner, name, functools.partial(_stored, _reference(owner), name))
+
+
+def _entry(holder: Any, name: str, read: Callable[[], Any]) -> Entry:
+    known = _name(holder, name, read)
+    return name, known, known.epoch, read()
+
+
+def _content(cell: CellType) -> Any:
+    return cell.cell_contents if is_bound(cell) else _NOTHING
+
+
+def _stored(reference: Any, name: str) -> Any:
+    """Returns what an object has stored under a name; no code of its class runs."""
+    owner = _referent(reference)
+    own = getattr(owner, "__dict__", {})
+    if name in own:
+        return own[name]
+    for base in type(owner).__mro__:
+        member = vars(base).get(name)
+        if type(member) is MemberDescriptorType:
+            try:
+                return member.__get__(owner)
+            except AttributeError:
+                return _NOTHING
+    # A module of torch keeps these in tables of its own.
+    for table in ("_parameters", "_buffers", "_modules"):
+        found = own.get(table)
+        if type(found) is dict and name in found:
+            return found[name]
+    return _NOTHING
+
+
+def _attributes(method: FunctionType, kind: type) -> frozenset[str]:
+    """Returns the names that a method looks up, and those that it calls by name or wraps; not those of methods."""
+    known = facts(method.__code__).attributes
+    if kind not in known:
+        found: set[str] = set()
+        waiting: list[Any] = [method]
+        for each in waiting:
+            new = facts(each.__code__).names - found
+            found |= new
+            members = [vars(base)[name] for base in kind.__mro__ for name in new if name in vars(base)]
+            others = [innermost(member) for member in members if is_method(member)]
+            others += [_content(cell) for cell in each.__closure__ or ()] + [each.__dict__.get("__wrapped__")]
+            waiting += [other for other in others if type(other) is FunctionType and other not in waiting]
+        named = [name for name in found if not is_method(getattr_static(kind, name, None))]
+        known[kind] = frozenset(named)
+    return known[kind]
