@@ -330,7 +330,10 @@ TABLE = {
         ("changes in place are seen", "return tensor.copy() if isinstance", "return tensor if isinstance"),
     ],
     "backends.numpy.tensors: numpy own core": [("byte order in a dtype", "return dtype.name", "return str(dtype)")],
-    "backends.torch.__init__: torch own core": [("is_compiling forgotten", "is_compiling,\n    is_plain", "is_plain")],
+    "backends.torch.__init__: torch own core": [
+        ("is_compiling forgotten", "is_compiling,\n    is_plain", "is_plain"),
+        ("the entry is compiled", "    uncompiled(entry)", "    pass"),
+    ],
     "backends.torch.attach: torch torch_backward memory_torch own core": [
         ("a later run unchecked", "            self.pullback.check(pullback, gradients)", "            pass"),
         (

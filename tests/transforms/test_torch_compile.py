@@ -325,3 +325,24 @@ def test_the_mark_of_a_constant_is_that_of_torch(torch):
     constant_result(ours)
     torch.compiler.assume_constant_result(theirs)
     assert vars(ours) == vars(theirs) != {}
+
+
+def test_a_function_that_breaks_the_graph(torch):
+    """Its run and its rule are left to Python: torch (2.13) would lose the order of the dict."""
+
+    @custom_gradient
+    def f(tree, scale=1.0):
+        torch._dynamo.graph_break()
+
+        def grad(*args, upstream=None):
+            torch._dynamo.graph_break()
+            return {"b": 5 * upstream["y"], "a": 7 * upstream["y"]}
+
+        return {"y": tree["a"] * tree["b"] * scale, "name": "f"}, grad
+
+    def step(a, b):
+        return torch.sin(f({"b": b, "a": a}, scale=1.0)["y"])
+
+    a, b = (torch.tensor(value, requires_grad=True) for value in (2.0, 3.0))
+    torch.compile(step, backend="aot_eager")(a, b).backward()
+    np.testing.assert_allclose([a.grad, b.grad], [7 * np.cos(6), 5 * np.cos(6)], rtol=1e-6)

@@ -43,8 +43,9 @@ constant_result(owner)
 # Does a transform of torch.func run? torch itself chooses by this how a Function is applied.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 # How Dynamo treats the frames of a code object.
-_eval_frame: Any = torch._C._dynamo.eval_frame
-_SKIP = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.SKIP)
+_set_strategy: Any = torch._C._dynamo.eval_frame.set_code_exec_strategy
+_SKIP: Any = torch._C._dynamo.eval_frame._FrameAction.SKIP
+_SKIPPED: Any = torch._C._dynamo.eval_frame._FrameExecStrategy(_SKIP, _SKIP)
 # The open level of forward mode, or -1. A number that changes, so it is read through the module.
 forward_ad._current_level  # noqa: B018
 # Does torch.jit.trace run? How many modes see every operation, as those of make_fx do? The mode that make_fx has before
@@ -169,7 +170,7 @@ def uncompiled(fun: Any) -> Any:
     After a graph break, torch (2.13) compiles each new frame by itself. It fails in some of this package, and it loses
     the order of a dict in a treespec of optree.
     """
-    _eval_frame.set_code_exec_strategy(fun.__code__, _SKIP)
+    _set_strategy(fun.__code__, _SKIPPED)
     return fun
 
 
