@@ -332,9 +332,9 @@ TABLE = {
     "backends.numpy.tensors: numpy own core": [("byte order in a dtype", "return dtype.name", "return str(dtype)")],
     "backends.torch.__init__: torch own core": [
         ("is_compiling forgotten", "is_compiling,\n    is_plain", "is_plain"),
-        ("the entry is compiled", "    uncompiled(entry)", "    pass"),
     ],
     "backends.torch.attach: torch torch_backward memory_torch own core": [
+        ("attach is compiled by itself", "@uncompiled\ndef attach", "def attach"),
         ("a later run unchecked", "            self.pullback.check(pullback, gradients)", "            pass"),
         (
             "a later run under hooks unchecked",

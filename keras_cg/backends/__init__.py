@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keras_cg import errors
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "keras_cg.backends"
-
-# The functions through which calls come to a backend. A compiler that replaces frames leaves these alone.
-entries: list[Callable[..., Any]] = []
 
 # The backends that were asked for already, by name.
 loaded: dict[str | None, Backend] = {}

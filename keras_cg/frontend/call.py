@@ -47,9 +47,6 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
     return output_of(backend, name, fun(*args, **kwargs))
 
 
-backends.entries.append(call)
-
-
 def output_of(backend: Backend, name: str, pair: Any) -> Any:
     """Returns the output of a function that returned `pair`, where nothing is differentiated."""
     output, _ = _checked_pair(name, pair)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch as namespace
 
-from keras_cg.backends import entries
 from keras_cg.backends.torch.attach import attach
 from keras_cg.backends.torch.derivatives import compiled, devices, exported, gradient, jvp, stop_gradient, vjp
 from keras_cg.backends.torch.tensors import (
@@ -26,11 +25,7 @@ from keras_cg.backends.torch.tensors import (
     shape,
     tensors,
     to_numpy,
-    uncompiled,
 )
-
-for entry in entries:
-    uncompiled(entry)
 
 __all__ = [
     "agreement",
