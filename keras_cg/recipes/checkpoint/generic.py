@@ -63,6 +63,9 @@ class _Recompute:
         """Returns nothing, because captures are refused."""
         return ()
 
+    def refuse_changes(self) -> None:
+        """Does nothing, because the first run is no other than the later ones."""
+
 
 class _Recomputed:
     """The pullback of a function that saves its inputs, and a sample of its outputs."""

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from keras_cg.backends import torch as own
 from keras_cg.backends.torch.tensors import (
     describe,
+    is_captured,
     is_floating,
     is_forward_open,
     sequence_number,
@@ -26,8 +27,8 @@ from keras_cg.recipes.checkpoint.sample import Sample
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     """Calls `torch.utils.checkpoint`, and checks that the second run reads the same values."""
     # Once, because torch.func (2.13) has no hooks for saved tensors. torch.compile allows no side effects in a
-    # checkpoint, and its partitioner decides what to save.
-    if torch.compiler.is_dynamo_compiling() or transforms_active() or is_forward_open():
+    # checkpoint, and its partitioner decides what to save. A program that is captured has no values to compare.
+    if torch.compiler.is_dynamo_compiling() or transforms_active() or is_forward_open() or is_captured():
         return fun.once(*tensors)
     captured = _Captured(fun)
 
