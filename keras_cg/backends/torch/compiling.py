@@ -49,7 +49,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
             if known is tensor:
                 other = tensor.view_as(tensor)
         distinct.append(other)
-    return _Compiling.apply(pullback, needs_grad, same, *distinct)  # type: ignore[no-any-return, no-untyped-call]
+    return _Compiling.apply(pullback, [*inputs, *outputs], needs_grad, same, *distinct)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # Without this decorator, Dynamo of torch 2.11 answers yes in all that it traces.
@@ -63,7 +63,9 @@ class _Compiling(torch.autograd.Function):
     """Returns outputs that were computed before, with the rule as their gradient; torch.compile saves the residuals."""
 
     @staticmethod
-    def forward(ctx: Any, pullback: Any, needs_grad: list[bool], same: list[int], *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, pullback: Any, known: list[torch.Tensor], needs_grad: list[bool], same: list[int], *tensors: torch.Tensor
+    ) -> Any:
         ctx.pullback, ctx.needs_grad, ctx.count = pullback, needs_grad, len(same)
         outputs = []
         without = []
@@ -76,8 +78,9 @@ class _Compiling(torch.autograd.Function):
                 without.append(output)
         if without:
             ctx.mark_non_differentiable(*without)
+        ctx.save_for_backward(*known)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
-        return (None, None, None, *[None] * ctx.count, *ctx.pullback(cotangents, (), ctx.needs_grad)[0])
+        return (None, None, None, None, *[None] * ctx.count, *ctx.pullback(cotangents, (), ctx.needs_grad)[0])
