@@ -10,6 +10,8 @@ import keras_cg
 from keras_cg import custom_gradient, ops
 
 pytestmark = pytest.mark.only("torch")
+# Dynamo (2.13) reads the gradient of a tensor that is no leaf.
+reads_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 
 def recorded(torch, f, *tensors):
@@ -327,8 +329,7 @@ def test_the_mark_of_a_constant_is_that_of_torch(torch):
     assert vars(ours) == vars(theirs) != {}
 
 
-# Dynamo (2.13) reads the gradient of a tensor that is no leaf, where it resumes.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@reads_gradients
 def test_a_function_that_breaks_the_graph(torch):
     """Its run and its rule are left to Python: torch (2.13) would lose the order of the dict."""
 
@@ -348,3 +349,66 @@ def test_a_function_that_breaks_the_graph(torch):
     a, b = (torch.tensor(value, requires_grad=True) for value in (2.0, 3.0))
     torch.compile(step, backend="aot_eager")(a, b).backward()
     np.testing.assert_allclose([a.grad, b.grad], [7 * np.cos(6), 5 * np.cos(6)], rtol=1e-6)
+
+
+@custom_gradient
+def product(x, w):
+    middle = ops.sin(x)
+
+    def grad(upstream):
+        return 7 * upstream * w * middle, 5 * upstream * x
+
+    return x * w, grad
+
+
+@reads_gradients
+def test_a_tensor_of_the_rule_that_is_changed_in_place_after_a_program(torch):
+    @custom_gradient
+    def exponential(x):
+        y = ops.exp(x)
+        return y, lambda upstream: 7 * upstream * y
+
+    for f, changed in ((product, "x"), (product, "w"), (exponential, "output")):
+        leaves = [torch.tensor([1.0, 2.0], requires_grad=True) for _ in range(1 + (f is product))]
+        values = [leaf * 1 for leaf in leaves]
+        output = torch.compile(lambda *values, f=f: f(*values), backend="aot_eager", fullgraph=True)(*values)
+        with torch.no_grad():
+            {"x": values[0], "w": values[-1], "output": output}[changed].mul_(10)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiled_autograd(torch, is_compiled, dynamic):
+    """Several steps of other values and sizes; the program of the backward pass must not keep those of the first."""
+    import torch._dynamo.compiled_autograd as compiled_autograd
+
+    torch.compiler.reset()
+    f = torch.compile(lambda x, w: product(x, w) * 1, backend="aot_eager", fullgraph=True) if is_compiled else product
+    for step, size in enumerate((3, 3, 5)):
+        values = np.arange(size) * 0.25 + step, np.arange(size) * 0.5 - 1
+        x, w = (torch.tensor(value, requires_grad=True) for value in values)
+        with compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True, dynamic=dynamic)):
+            (2 * f(x, w)).sum().backward()
+        np.testing.assert_allclose(x.grad, 14 * values[1] * np.sin(values[0]))
+        np.testing.assert_allclose(w.grad, 10 * values[0])
+
+
+@reads_gradients
+@pytest.mark.limit
+def test_compiled_autograd_does_not_see_an_output_that_was_changed_in_place(torch):
+    import torch._dynamo.compiled_autograd as compiled_autograd
+
+    @custom_gradient
+    def exponential(x):
+        y = ops.exp(x)
+        return y, lambda upstream: 7 * upstream * y
+
+    x = torch.zeros(2, requires_grad=True)
+    output = exponential(x * 1)
+    with torch.no_grad():
+        output.mul_(10)
+    with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        output.sum().backward()
+    assert x.grad.tolist() == [70, 70]

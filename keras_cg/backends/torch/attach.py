@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.overrides import TorchFunctionMode
 
 from keras_cg.backends.torch import compiling, exporting, transforms
@@ -252,6 +253,11 @@ class Attached(torch.autograd.Function):
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
         count, stop, pullback = call.number, len(needs_grad), call.pullback
         is_recorded = torch.is_grad_enabled()
+        if is_dynamo_compiling():
+            # Compiled autograd traces this function, for which no tensor has a version or a place in memory.
+            saved = ctx.saved_tensors
+            gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count], saved[:count])
+            return (None, *gradients, *others)
         if is_changed(call.watched):
             call.refuse_changes()
         # Read once: a checkpoint recomputes saved tensors only once.
