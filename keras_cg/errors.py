@@ -358,6 +358,12 @@ no_gradient = message(
     cause="a forgotten `return`.",
     remedy="return one gradient for each argument, or 0 if there is none on purpose.",
 )
+asks_requires_grad = message(
+    UserWarning,
+    "{0} reads {1}.requires_grad, which says nothing: the function gets its arguments detached.",
+    cause="a rule that leaves out a gradient that is not needed.",
+    remedy="give the rule a parameter `needs_input_grad`, or let it take the arguments, which are the caller's own.",
+)
 wrong_variable_count = message(
     GradientError,
     "the rule of {0} was called with variables=[...] and must return (grads, variable_grads).",

@@ -27,6 +27,9 @@ def test_a_captured_value_that_is_differentiated_raises(eager, backend):
         assert isinstance(caught.value, CapturedVariableError)
         assert isinstance(caught.value, TypeError)
         text = str(caught.value)
+        if "closure reads its tensor argument 1 in another way" in text:
+            assert backend == "torch"  # which sees that they are one tensor
+            continue
         for part in ("closure reads 1 trainable value", "silently get no gradient", "remedy, one of three: "):
             assert part in text
         for remedy in ("pass them as arguments", "a `variables` parameter", "stop their gradient"):

@@ -104,3 +104,115 @@ def test_integers_and_static_arguments(eager):
     gradient = keras_cg.grad(lambda a: ops.sum(custom_gradient(f)({"a": a, "b": b}, 2.0, n)))(a)
     np.testing.assert_allclose(eager.array(gradient), [7.0, 7.0])
     assert told == [(True, False, False)]
+
+
+# --- what native torch tells instead -----------------------------------------------------------------------------
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_asking_an_argument_of_the_function(backend):
+    """A warning, once for each function; a rule that takes the arguments may ask."""
+    import torch
+
+    @custom_gradient
+    def asks(x, w):
+        def grad(upstream):
+            return 7 * upstream * w if x.requires_grad else torch.zeros(2), None if w is x else 11 * upstream * x
+
+        return x * w, grad
+
+    @custom_gradient
+    def may_ask(x, w):
+        def grad(x, w, upstream):
+            return 7 * upstream * w if x.requires_grad else None, 11 * upstream * x if w.requires_grad else None
+
+        return x * w, grad
+
+    x, w = torch.tensor(X, requires_grad=True), torch.tensor(W)
+    with pytest.warns(UserWarning, match="requires_grad") as warned:
+        found = [torch.autograd.grad(asks(x, w).sum(), x)[0].tolist() for _ in range(2)]
+    assert found == [[0, 0], [0, 0]]
+    name = "test_asking_an_argument_of_the_function.<locals>.asks"
+    assert [str(each.message).splitlines() for each in warned] == [
+        [
+            f"{name} reads x.requires_grad, which says nothing: the function gets its arguments detached.",
+            "    usual cause: a rule that leaves out a gradient that is not needed.",
+            "    remedy: give the rule a parameter `needs_input_grad`, or let it take the arguments, which are the"
+            " caller's own.",
+        ]
+    ]
+    assert torch.autograd.grad(may_ask(x, w).sum(), x)[0].tolist() == [21, 35]
+
+
+@pytest.mark.only("torch")
+def test_a_rule_that_differentiates_a_module_by_its_arguments(backend):
+    """By the arguments that it takes, as in a Function of torch; what it closes over is detached, which is said."""
+    import torch
+
+    module = torch.nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        module.weight.fill_(2.0)
+
+    def pair(takes):
+        def f(x, *weights):
+            def gradients(weights, upstream):
+                with torch.enable_grad():
+                    local = x.detach().requires_grad_()
+                    return [7 * each for each in torch.autograd.grad(module(local), (local, *weights), upstream)]
+
+            with torch.no_grad():
+                output = module(x)
+            if takes:
+                return output, lambda *args, upstream: gradients(args[1:], upstream)
+            return output, lambda upstream: gradients(weights, upstream)
+
+        return custom_gradient(f)
+
+    x = torch.tensor([[3.0]], requires_grad=True)
+    pair(takes=True)(x, *module.parameters()).backward()
+    assert (x.grad.item(), module.weight.grad.item()) == (14, 21)
+    with pytest.raises(keras_cg.GradientError) as caught:
+        pair(takes=False)(x, *module.parameters()).backward()
+    name = "test_a_rule_that_differentiates_a_module_by_its_arguments.<locals>.pair.<locals>.f"
+    assert str(caught.value).splitlines() == [
+        f"the rule of {name} differentiates with respect to an argument that it has from the function, which got it"
+        " detached.",
+        "    usual cause: torch.autograd.grad in the rule, with respect to an argument that it closes over.",
+        "    remedy: let the rule take the arguments, `def grad(*args, upstream=None)`: these are the caller's own"
+        " tensors.",
+    ]
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("variables", [False, True])
+def test_an_argument_that_the_function_also_reads_through_its_module(backend, variables):
+    import torch
+
+    module = torch.nn.Linear(1, 1, bias=False)
+
+    def f(x, weight, *, run):
+        def grad(upstream):
+            return 5 * upstream, 7 * torch.ones_like(weight)
+
+        return run(x, weight), (lambda upstream, variables=None: grad(upstream)) if variables else grad
+
+    def without(x, weight):
+        with torch.no_grad():
+            return module(x)
+
+    f, x = custom_gradient(f), torch.ones(1, 1, requires_grad=True)
+    for run in (without, lambda x, weight: torch.func.functional_call(module, {"weight": weight}, x)):
+        module.zero_grad()
+        f(x, module.weight, run=run).backward()
+        assert module.weight.grad.item() == 7
+    with pytest.raises(keras_cg.CapturedVariableError) as caught:
+        f(x, module.weight, run=lambda x, weight: module(x))
+    name = "test_an_argument_that_the_function_also_reads_through_its_module.<locals>.f"
+    assert str(caught.value).splitlines() == [
+        f"{name} reads its tensor argument 2 in another way, too, of which the gradient of that argument may know"
+        " nothing.",
+        "    usual cause: weights that are arguments, in a function that calls the module which has them.",
+        "    remedy: compute with the argument, as by torch.func.functional_call; or, if the rule gives the whole"
+        " gradient, run the module under torch.no_grad().",
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import weakref
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -22,6 +23,9 @@ class Decorated:
         raise NotImplementedError
 
 
+_ASKS = "LOAD_ATTR", "requires_grad"
+
+
 class Facts:
     """Facts about the code of a function, with the codes inside of it.
 
@@ -29,22 +33,27 @@ class Facts:
         assigned: The free names that it assigns.
         names: The names of globals and attributes, and texts that may be names, as in `getattr(self, "x")`.
         inner: The identities of the codes of the functions that it defines.
+        asks: The names whose `requires_grad` it reads.
         has_self: Whether one of its free names is `self`.
         style: How a rule of this code is called, once `signature.style` has read it.
     """
 
     style: Any
+    asks: frozenset[str]
     assigned: frozenset[str]
     names: frozenset[str]
 
     def __init__(self, code: CodeType):
         self.code = code
         inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
-        stored = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
+        steps = [*dis.get_instructions(code)]
+        stored = {step.argval for step in steps if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
         self.assigned = frozenset(stored).union(*[each.assigned for each in inner]).intersection(code.co_freevars)
         texts = [const for const in code.co_consts if isinstance(const, str) and const.isidentifier()]
         self.names = frozenset([*code.co_names, *texts]).union(*[each.names for each in inner])
         self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
+        asked = [one.argval for one, two in itertools.pairwise(steps) if (two.opname, two.argval) == _ASKS]
+        self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
         self.has_self = "self" in code.co_freevars
         self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_cg.errors import CapturedVariableError, lines, message, named, report, type_name
+from keras_cg.errors import CapturedVariableError, GradientError, lines, message, named, report, type_name
 
 
 def missing_backend(name: str, source: str, module: str | None, requirement: str) -> ImportError:
@@ -67,6 +67,19 @@ changed_since_call = message(
     "a tensor that the rule of {0} needs was modified by an inplace operation since the call.",
     cause="an argument, an output or a tensor that the rule closes over was changed in place before the backward pass.",
     remedy="change a copy, or change it after the backward pass.",
+)
+captured_argument = message(
+    CapturedVariableError,
+    "{0} reads its tensor argument {1} in another way, too, of which the gradient of that argument may know nothing.",
+    cause="weights that are arguments, in a function that calls the module which has them.",
+    remedy="compute with the argument, as by torch.func.functional_call; or, if the rule gives the whole gradient, run"
+    " the module under torch.no_grad().",
+)
+detached_argument = message(
+    GradientError,
+    "the rule of {0} differentiates with respect to an argument that it has from the function, which got it detached.",
+    cause="torch.autograd.grad in the rule, with respect to an argument that it closes over.",
+    remedy="let the rule take the arguments, `def grad(*args, upstream=None)`: these are the caller's own tensors.",
 )
 hidden_in_rule = message(
     RuntimeError,

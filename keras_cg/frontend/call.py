@@ -162,7 +162,7 @@ class Call(FlatFunction):
         if not backend.is_compiling():
             # A copy, because the names that the rule reads may be bound to something else later.
             rule, self.watch, self.residuals = freeze(rule, self.user)
-            self.style = conventions.style(rule)
+            self.style = conventions.style(rule, self.user, self.name)
         return results, rule, tree
 
     def checked(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
 from keras_cg import errors
-from keras_cg.engine.functions import facts
+from keras_cg.engine.functions import facts, innermost
 from keras_cg.frontend import signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.pytree import Tree
@@ -20,10 +21,11 @@ Rule = Callable[..., Any]
 ALONE, ANY = -1, -2
 
 
-def style(fun: Any) -> int | None:
+def style(fun: Any, function: Any, name: str) -> int | None:
     """Returns how a rule is called, if its code alone tells: ALONE, ANY, or the number of arguments before upstream.
 
-    It is read once for each code. In the last two cases upstream is given by name.
+    It is read once for each code. In the last two cases upstream is given by name. Warns if `function` asks an argument
+    for `requires_grad`.
     """
     while type(fun) is FunctionType and fun.__dict__:
         # As `inspect.signature` does: a wrapper such as `torch.no_grad()(rule)` has the signature of what it wraps.
@@ -37,6 +39,9 @@ def style(fun: Any) -> int | None:
     known = facts(fun.__code__)
     if not hasattr(known, "style"):
         known.style = _style(fun)
+        user: Any = innermost(function)
+        for asked in () if user is None else facts(user.__code__).asks.intersection(signature.from_code(user).names()):
+            warnings.warn(errors.asks_requires_grad(name, asked), stacklevel=2)
     return known.style  # type: ignore[no-any-return]
 
 

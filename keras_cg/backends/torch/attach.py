@@ -114,6 +114,9 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         storages.add(storage)
     if has_captured:
         variables = _captured(fun, inputs, outputs, start, pullback)
+        for place, tensor in enumerate(tensors):
+            if any([tensor is variable for variable in variables]):
+                raise messages.captured_argument(fun.name, str(place + 1))
         pullback.capture([describe(variable) for variable in variables])
         saved += saveable(variables)
     if not is_differentiated and len(saved) == call.number:
@@ -272,7 +275,12 @@ class Attached(torch.autograd.Function):
         if not is_recorded and call.reads is not None:
             pullback = functools.partial(_read, call.reads, pullback)
         # A rule that is called with the function's arguments gets the caller's own tensors, and not detached ones.
-        gradients, others = pullback(cotangents, variables, needs_grad[:count], saved[:count] if saved else None)
+        try:
+            gradients, others = pullback(cotangents, variables, needs_grad[:count], saved[:count] if saved else None)
+        except RuntimeError as error:
+            if "One of the differentiated Tensors does not require grad" not in str(error):
+                raise
+            raise messages.detached_argument(call.fun.name) from error
         call.is_used = True
         if is_changed(call.watched[call.cells :]):
             note_state(call.watched[call.cells :])

@@ -64,7 +64,12 @@ class _Compiling(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, pullback: Any, known: list[torch.Tensor], needs_grad: list[bool], same: list[int], *tensors: torch.Tensor
+        ctx: Any,
+        pullback: Any,
+        known: list[torch.Tensor],
+        needs_grad: list[bool],
+        same: list[int],
+        *tensors: torch.Tensor,
     ) -> Any:
         ctx.pullback, ctx.needs_grad, ctx.count = pullback, needs_grad, len(same)
         outputs = []
