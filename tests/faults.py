@@ -129,7 +129,8 @@ TABLE = {
         ("every dict is in order", "return ranks == sorted(ranks)", "return True"),
         ("nodes stay wrapped", "return _unwrap(value) if self.is_wrapped else value", "return value"),
     ],
-    "frontend.call: torch conventions core": [
+    "frontend.call: torch needs_input_grad conventions core": [
+        ("detached arguments for the rule", "if values and arguments is not None:", "if False:"),
         ("integers get upstreams", " and is_differentiable(backend.dtype(cotangent)):", ":"),
     ],
     "frontend.call: numpy core": [
@@ -164,7 +165,6 @@ TABLE = {
             "== [each is None for each in ones]]",
         ),
         ("gradients never differ", "if any([answer is False for answer in answers]):", "if False:"),
-        ("the copies of arguments for the rule", "if values and arguments is not None:", "if False:"),
     ],
     "engine.comparing: numpy engine orders core": [
         (

@@ -172,6 +172,13 @@ def test_what_is_another(name):
     assert found is not None and found.startswith("kept['k']") and told in found, found
 
 
+def test_defaults_of_functions():
+    one, two = (lambda u, n=k: u * n for k in (2, 3))
+    assert compare(hold(k=one), hold(k=two)).name == "default 0 was 2 and is 3"
+    one, two = (lambda u, *, n=k: u * n for k in (2, 3))
+    assert compare(hold(k=one), hold(k=two)).name == "n was 2 and is 3"
+
+
 # What is no data, or has another structure: neither believed nor refused.
 UNKNOWN = {
     "sets": ({1, "a"}, {"a", 1}),

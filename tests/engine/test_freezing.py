@@ -91,9 +91,47 @@ LOOPED = {
 def looped(body):
     """The rules of a function with that body, which a loop calls for k = 2 and 3, with their watches."""
     text = "def outer():\n  rules = []\n  for k in (2.0, 3.0):\n    def f():\n" + textwrap.indent(body, " " * 6)
-    scope = {"functools": functools, "np": np, "apply": apply, "wrapper": wrapper, "Around": Around, "freeze": freeze}
+    scope = {
+        "functools": functools,
+        "np": np,
+        "apply": apply,
+        "wrapper": wrapper,
+        "other_wrapper": other_wrapper,
+        "Around": Around,
+        "freeze": freeze,
+    }
     exec(compile(f"{text}\n    rules.append(freeze(f))\n  return rules", "loop.py", "exec"), scope)
     return scope["outer"]()
+
+
+def other_wrapper(grad):
+    return lambda u: grad(u)
+
+
+def test_a_wrapper_around_a_wrapper_of_the_run():
+    """Neither the run nor the scope of the rule has defined the inner one: it leads to what the run has defined."""
+    rules = looped("return other_wrapper(wrapper(lambda u: 7 * u * k))")
+    assert [rule(1.0) for rule, _ in rules] == [14.0, 21.0]
+
+
+def scoped():
+    k = 2.0
+
+    def helper(u):
+        return u * k
+
+    def change(value):
+        nonlocal k
+        k = value
+
+    return (lambda u: 7 * helper(u)), change
+
+
+def test_a_function_of_the_scope_of_the_rule_is_copied():
+    rule, change = scoped()
+    copy, watch, _ = freezing.freeze(rule, looped)
+    change(3.0)
+    assert (rule(1.0), copy(1.0), watch) == (21.0, 14.0, None)
 
 
 def called(rule, name):
@@ -311,7 +349,8 @@ def test_an_attribute_that_is_set_again(name):
     assert watch.changed() is None
     table = getattr(owner, "_parameters", None)
     if table is None:
-        owner.other = setattr(owner, attribute, 2.0)  # an equal number is as good, and other names do not count
+        # An equal number is as good, and other names do not count. Python keeps one object for equal constants.
+        owner.other = setattr(owner, attribute, float("2"))
         assert watch.changed() is None
         setattr(owner, attribute, 3.0)
     else:

@@ -325,6 +325,21 @@ def test_another_run_that_differs_is_refused(eager, make):
         keras_cg.grad(second)(eager.tensor(X))
 
 
+@pytest.mark.only("numpy", "tensorflow", "torch")
+def test_another_run_with_one_gradient_more_is_refused(eager):
+    noise = changing(2.0, 5.0)
+
+    @custom_gradient
+    def f(x, w):
+        if noise() == 2.0:
+            return x * w, lambda upstream: (7 * upstream * x, None)
+        return x * w, lambda upstream: (7 * upstream * x, 5 * upstream)
+
+    first = keras_cg.grad(lambda x, w: ops.sum(f(x, w)), (0, 1))
+    with pytest.raises(RuntimeError, match=REFUSED):
+        keras_cg.grad(lambda x, w: ops.sum(first(x, w)[0]))(eager.tensor(X), eager.tensor(X))
+
+
 def test_a_rule_whose_names_hold_data_is_called_once_in_each_order(eager):
     calls = []
 
