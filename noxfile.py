@@ -89,6 +89,10 @@ WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("layers", "v
 # A session of `nox -t all`, and one in the environment of `frameworks`.
 REST = {"tags": ["all"], "default": False}
 SHARED = {"venv_backend": "none", "requires": ["frameworks"]}
+# GitHub runs every session at each push, but those of its weekly workflow, and those that need what it does not have:
+# a machine for itself, hours, an accelerator, gigabytes of CUDA, somebody who commits what they write.
+WEEKLY = {"tags": ["weekly"], "default": False}
+BY_HAND = {"tags": ["by_hand"], "default": False}
 # What the README's command leaves to the sessions `thorough` and `canary`.
 QUICK = ("not thorough", "not canary")
 
@@ -185,6 +189,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
     session.run("lint-imports", "--no-cache", "--no-logo")
+    # Without the conftest of the tests, which imports the package.
+    session.run("pytest", "--noconftest", "tests/github")
     for schema, pattern in SCHEMAS.items():
         session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, pathlib.Path().glob(pattern)))
 
@@ -299,13 +305,29 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """Which share of the package's lines the tests of the backends run: a number in the log, and no judgement.
+
+    A test that counts frames may fail under the tracer; whether tests pass, the sessions `tests` say.
+    """
+    install(session, *FRAMEWORKS, "cli", "examples", groups=("test", "coverage", "solvers"))
+    environment = {**ENVIRONMENT, "COVERAGE_FILE": f"{session.create_tmp()}/coverage"}
+    session.run("coverage", "erase", env=environment)
+    for backend in BACKENDS:
+        options = ("--cov", "--cov-append", "--cov-report=", f"--backends={backend}", *marked(backend, *QUICK))
+        command = ("pytest", *PARALLEL, *options, *ELSEWHERE, *session.posargs)
+        session.run(*command, env=environment, success_codes=[0, 1])
+    session.run("coverage", "report", "--sort=cover", env=environment)
+
+
+@nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """The main job: quantisation-aware training on handwritten digits, on the default backend."""
     install(session, "examples")
     session.run("python", "examples/digits.py", "--output", f"{session.create_tmp()}/digits.png", *session.posargs)
 
 
-@nox.session(**SHARED, default=False)
+@nox.session(**SHARED, **WEEKLY)
 def scale(session: nox.Session) -> None:
     """The examples of several devices, and what a rule does there: eight of JAX, two processes of torch, TensorFlow."""
     # One after the other: each test starts processes of its own.
@@ -313,7 +335,7 @@ def scale(session: nox.Session) -> None:
         run_shared(session, "pytest", f"--backends={backend}", "tests/scale", *session.posargs, env=ENVIRONMENT)
 
 
-@nox.session(venv_backend="none", default=False)
+@nox.session(**BY_HAND, venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """The tests that touch an accelerator (CUDA, ROCm, Metal, TPU), with the frameworks where nox is installed.
 
@@ -324,7 +346,7 @@ def gpu(session: nox.Session) -> None:
             session.run("python", "-m", "pytest", "-rs", f"--backends={backend}", "tests/gpu", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(**WEEKLY)
 def standard(session: nox.Session) -> None:
     """The standard's own tests on `keras_cg.ops`, from a checkout with its submodule: `nox -s standard -- PATH`.
 
@@ -337,7 +359,7 @@ def standard(session: nox.Session) -> None:
     session.run("python", "-m", "standard.suite", suite, *backends, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
-@nox.session(**SHARED, default=False)
+@nox.session(**SHARED, **BY_HAND)
 def power(session: nox.Session) -> None:
     """Writes docs/reports/checker.md: which planted faults the checker and other tools find; takes hours for all.
 
@@ -346,13 +368,13 @@ def power(session: nox.Session) -> None:
     run_shared(session, "python", "-m", "benchmarks.checker.report", *session.posargs, env=ENVIRONMENT)
 
 
-@nox.session(**SHARED, default=False)
+@nox.session(**SHARED, **BY_HAND)
 def bench(session: nox.Session) -> None:
     """Writes docs/reports/performance.md: the cost of the decorator; needs the machine for itself."""
     run_shared(session, "python", "-m", "benchmarks", *session.posargs)
 
 
-@nox.session(python=["3.11", "3.13"], default=False)
+@nox.session(**WEEKLY, python=["3.11", "3.13"])
 def canary(session: nox.Session) -> None:
     """The newest of everything that pip finds, without pins but torch's: GitHub runs it each week."""
     backends = [backend for backend in BACKENDS if backend != "torch" or session.python == "3.11"]
@@ -370,7 +392,7 @@ def canary(session: nox.Session) -> None:
         session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
 
 
-@nox.session(default=False)
+@nox.session(**BY_HAND)
 def torch_by_hand(session: nox.Session) -> None:
     """The tests of torch on a release with CUDA, which takes gigabytes: `nox -s torch_by_hand -- 2.15.0`."""
     version, *options = session.posargs
@@ -381,7 +403,7 @@ def torch_by_hand(session: nox.Session) -> None:
     session.run("pytest", *GROUPED, "--backends=torch", CONFORMANCE, *options, env=ENVIRONMENT)
 
 
-@nox.session(default=False)
+@nox.session(**BY_HAND)
 @nox.parametrize(
     "python, file",
     [("3.11", "constraints.txt"), *sorted({(python, file) for python, file in COLUMNS.values() if python != "3.12"})],
@@ -417,5 +439,5 @@ def requirements(file: str) -> list[str]:
         frameworks = [re.sub(r">=(.*)", r"==\1.*", each) for each in frameworks if not each.startswith("torch>")]
     groups = ("test",) if file != "constraints.txt" else PYPROJECT["dependency-groups"]
     others = [] if file == "constraints-newest.txt" else [TORCH]
-    others += ["nox", "hatchling"] if file == "constraints.txt" else []
+    others += ["hatchling"] if file == "constraints.txt" else []
     return [*frameworks, *others, *nox.project.dependency_groups(PYPROJECT, *groups)]
