@@ -106,10 +106,8 @@ def test_figures(monkeypatch):
         "ordinary": {"cases": 2, "failed": 1, "undecided": 0},
         "rounded": {"cases": 1, "failed": 0, "undecided": 1},
     }
-    assert found["alarms"] == [
-        [f"torch: {ours}", "swish", 1, "first order: failed"],
-        [f"torch: {other}", "swish", 0, ""],
-    ]
+    assert found["alarms"] == {"swish on `torch`": ["first order: failed", [1]]}
+    assert found["undecided"] == {}
     assert found["missed"] == [["torch", "transposed", "gelu", "undecided"], ["torch", "sign", "rounded", "passed"]]
     assert found["unnamed"] == {"sign": {"a factor of 2": 1}}
     page = report.render(found)
