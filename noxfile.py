@@ -90,11 +90,12 @@ WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("layers", "v
 REST = {"tags": ["all"], "default": False}
 SHARED = {"venv_backend": "none", "requires": ["frameworks"]}
 # GitHub runs every session at each push, but those of its weekly workflow, and those that need what it does not have:
-# a machine for itself, hours, an accelerator, gigabytes of CUDA, somebody who commits what they write.
+# a machine for itself, hours, an accelerator, gigabytes of CUDA, a person who commits what they write.
 WEEKLY = {"tags": ["weekly"], "default": False}
 BY_HAND = {"tags": ["by_hand"], "default": False}
-# What the README's command leaves to the sessions `thorough` and `canary`.
-QUICK = ("not thorough", "not canary")
+# The tests that need one backend; and without what the README's command leaves to the session `thorough`.
+ALONE = ("-m", "not side_by_side")
+QUICK = ("-m", "not side_by_side and not thorough")
 
 
 # What GitHub reads, and the schema that check-jsonschema brings for it.
@@ -132,17 +133,12 @@ def run_shared(session: nox.Session, program: str, *arguments: str, env: dict[st
     session.run(str(pathlib.Path(scripts, program)), *arguments, env=env, external=True)
 
 
-def marked(backend: str, *marks: str) -> tuple[str, str]:
-    """Chooses the tests of one backend by their markers: those about no backend run on NumPy alone."""
-    return "-m", " and ".join(["not side_by_side", *([] if backend == "numpy" else ["not once"]), *marks])
-
-
 @nox.session
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def tests(session: nox.Session, backend: str) -> None:
     """The tests of one backend, in an environment with that framework alone."""
     install(session, *framework(backend), "cli", "examples", groups=("test", *solvers(backend)))
-    options = (f"--backends={backend}", *marked(backend, *QUICK), *ELSEWHERE)
+    options = (f"--backends={backend}", *QUICK, *ELSEWHERE)
     session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
 
 
@@ -161,7 +157,7 @@ def together(session: nox.Session) -> None:
     namespace, types that frameworks register, what functions capture.
     """
     # torch.compile takes long; that it traces beside other frameworks is shown by a test of `side_by_side`.
-    which = ("-m", " and ".join(["(side_by_side or together)", "not once", *QUICK]), "-k", "not aot_eager")
+    which = ("-m", "(side_by_side or together) and not thorough", "-k", "not aot_eager")
     options = (f"--backends={','.join(BACKENDS)}", *which, *ELSEWHERE)
     run_shared(session, "pytest", *GROUPED, *options, *session.posargs, env=ENVIRONMENT)
 
@@ -171,7 +167,7 @@ def together(session: nox.Session) -> None:
 def keras(session: nox.Session, backend: str) -> None:
     """Runs the tests with Keras on one backend."""
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-    options = (f"--backends={backend}", "-m", " and ".join(QUICK), "tests/with_keras")
+    options = (f"--backends={backend}", *QUICK, "tests/with_keras")
     run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
 
 
@@ -206,11 +202,11 @@ def typecheck(session: nox.Session) -> None:
 def thorough(session: nox.Session, backend: str) -> None:
     """Further cases that take long (the marker `thorough`), with Keras and without."""
     options = (*GROUPED, f"--backends={backend}")
-    which = (*marked(backend, "thorough", "not canary"), "--ignore=tests/namespaces/test_ops_standard.py")  # see `ops`
-    run_shared(session, "pytest", *options, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
+    options = (*options, "-m", "thorough and not side_by_side")
+    which = ("--ignore=tests/namespaces/test_ops_standard.py", *ELSEWHERE)  # the session `ops` runs it
+    run_shared(session, "pytest", *options, *which, *session.posargs, env=ENVIRONMENT)
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-    which = ("-m", "thorough and not canary", "tests/with_keras")
-    run_shared(session, "pytest", *options, *which, *session.posargs, env=environment)
+    run_shared(session, "pytest", *options, "tests/with_keras", *session.posargs, env=environment)
 
 
 @nox.session(**REST)
@@ -220,11 +216,11 @@ def versions(session: nox.Session, backend: str, column: str) -> None:
     extras = [*framework(backend), *(["keras"] if backend == "tensorflow" else []), "testing"]
     install(session, *extras, groups=("test",), pins=("-c", COLUMNS[column][1]))
     more = [*TOUCHING[backend], CONFORMANCE, "--dozen"] if (backend, column) in OTHERS else []
-    options = (*(GROUPED if more else PARALLEL), *marked("", *QUICK), f"--backends={backend}")
+    options = (*(GROUPED if more else PARALLEL), *QUICK, f"--backends={backend}")
     session.run("pytest", *options, *EVERYWHERE, *more, *session.posargs, env=ENVIRONMENT)
     if (backend, column) == ("tensorflow", "oldest"):  # the newest Keras is that of constraints.txt
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        options = (*BY_FILE, "-m", " and ".join(QUICK), f"--backends={backend}")
+        options = (*BY_FILE, *QUICK, f"--backends={backend}")
         session.run("pytest", *options, *WITH_KERAS, *session.posargs, env=environment)
 
 
@@ -314,7 +310,7 @@ def coverage(session: nox.Session) -> None:
     environment = {**ENVIRONMENT, "COVERAGE_FILE": f"{session.create_tmp()}/coverage"}
     session.run("coverage", "erase", env=environment)
     for backend in BACKENDS:
-        options = ("--cov", "--cov-append", "--cov-report=", f"--backends={backend}", *marked(backend, *QUICK))
+        options = ("--cov", "--cov-append", "--cov-report=", f"--backends={backend}", *QUICK)
         command = ("pytest", *PARALLEL, *options, *ELSEWHERE, *session.posargs)
         session.run(*command, env=environment, success_codes=[0, 1])
     session.run("coverage", "report", "--sort=cover", env=environment)
@@ -385,8 +381,8 @@ def canary(session: nox.Session) -> None:
     groups = nox.project.dependency_groups(PYPROJECT, "test", *solvers("jax"))
     session.install("--no-compile", "--upgrade", "--upgrade-strategy=eager", package, *torch, *groups)
     for backend in backends:
-        which = (f"--backends={backend}", "-m", "not side_by_side" + ("" if backend == "numpy" else " and not once"))
-        session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
+        options = (f"--backends={backend}", *ALONE, *ELSEWHERE)
+        session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
         session.run("pytest", *GROUPED, CONFORMANCE, f"--backends={backend}", env=ENVIRONMENT)
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
         session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
@@ -398,8 +394,7 @@ def torch_by_hand(session: nox.Session) -> None:
     version, *options = session.posargs
     groups = nox.project.dependency_groups(PYPROJECT, "test")
     session.install("--no-compile", f"torch=={version}", ".[torch,cli,examples]", *groups)
-    which = ("--backends=torch", "-m", "not side_by_side and not once")
-    session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *options, env=ENVIRONMENT)
+    session.run("pytest", *PARALLEL, "--backends=torch", *ALONE, *ELSEWHERE, *options, env=ENVIRONMENT)
     session.run("pytest", *GROUPED, "--backends=torch", CONFORMANCE, *options, env=ENVIRONMENT)
 
 

@@ -79,7 +79,7 @@ def line(status, *said, checks=()):
     return {"status": status, "said": list(said), "checks": list(checks), "seconds": 0.5}
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_figures(monkeypatch):
     monkeypatch.setattr(report, "planted", lambda: {"sign": 95, "transposed": 49})
     monkeypatch.setattr(report.metadata, "version", lambda name: "1.0+cpu")  # here torch need not be installed
@@ -119,7 +119,7 @@ def test_figures(monkeypatch):
     assert "- sign, 1: a factor of 2 (1)" in page
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_page_is_what_the_figures_give():
     results = json.loads(report.FIGURES.read_text(encoding="utf-8"))
     assert report.PAGE.read_text(encoding="utf-8") == report.render(results), "run `nox -s power -- --report`"
