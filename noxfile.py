@@ -200,13 +200,12 @@ def typecheck(session: nox.Session) -> None:
 @nox.session(**REST, **SHARED)
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def thorough(session: nox.Session, backend: str) -> None:
-    """Further cases that take long (the marker `thorough`), with Keras and without."""
-    options = (*GROUPED, f"--backends={backend}")
-    options = (*options, "-m", "thorough and not side_by_side")
+    """Further cases that take long (the marker `thorough`), and Keras's own tests with our decorator."""
+    options = (*GROUPED, f"--backends={backend}", "-m", "thorough and not side_by_side")
+    # Keras's tests begin first: they take longest. pytest would leave out a folder that another holds.
+    paths = ("--keep-duplicates", "tests/keras_own", "tests")
     which = ("--ignore=tests/namespaces/test_ops_standard.py", *ELSEWHERE)  # the session `ops` runs it
-    run_shared(session, "pytest", *options, *which, *session.posargs, env=ENVIRONMENT)
-    environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-    run_shared(session, "pytest", *options, "tests/with_keras", *session.posargs, env=environment)
+    run_shared(session, "pytest", *options, *which, *(session.posargs or paths), env=ENVIRONMENT)
 
 
 @nox.session(**REST)
@@ -385,7 +384,8 @@ def canary(session: nox.Session) -> None:
         session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
         session.run("pytest", *GROUPED, CONFORMANCE, f"--backends={backend}", env=ENVIRONMENT)
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
+        paths = ("tests/with_keras", "tests/keras_own")
+        session.run("pytest", *BY_FILE, f"--backends={backend}", *paths, env=environment)
 
 
 @nox.session(**BY_HAND)
