@@ -89,8 +89,13 @@ WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("layers", "v
 # A session of `nox -t all`, and one in the environment of `frameworks`.
 REST = {"tags": ["all"], "default": False}
 SHARED = {"venv_backend": "none", "requires": ["frameworks"]}
-# What the README's command leaves to the sessions `thorough` and `canary`.
-QUICK = ("not thorough", "not canary")
+# GitHub runs every session at each push, but those of its weekly workflow, and those that need what it does not have:
+# a machine for itself, hours, an accelerator, gigabytes of CUDA, a person who commits what they write.
+WEEKLY = {"tags": ["weekly"], "default": False}
+BY_HAND = {"tags": ["by_hand"], "default": False}
+# The tests that need one backend; and without what the README's command leaves to the session `thorough`.
+ALONE = ("-m", "not side_by_side")
+QUICK = ("-m", "not side_by_side and not thorough")
 
 
 # What GitHub reads, and the schema that check-jsonschema brings for it.
@@ -128,17 +133,12 @@ def run_shared(session: nox.Session, program: str, *arguments: str, env: dict[st
     session.run(str(pathlib.Path(scripts, program)), *arguments, env=env, external=True)
 
 
-def marked(backend: str, *marks: str) -> tuple[str, str]:
-    """Chooses the tests of one backend by their markers: those about no backend run on NumPy alone."""
-    return "-m", " and ".join(["not side_by_side", *([] if backend == "numpy" else ["not once"]), *marks])
-
-
 @nox.session
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def tests(session: nox.Session, backend: str) -> None:
     """The tests of one backend, in an environment with that framework alone."""
     install(session, *framework(backend), "cli", "examples", groups=("test", *solvers(backend)))
-    options = (f"--backends={backend}", *marked(backend, *QUICK), *ELSEWHERE)
+    options = (f"--backends={backend}", *QUICK, *ELSEWHERE)
     session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
 
 
@@ -157,7 +157,7 @@ def together(session: nox.Session) -> None:
     namespace, types that frameworks register, what functions capture.
     """
     # torch.compile takes long; that it traces beside other frameworks is shown by a test of `side_by_side`.
-    which = ("-m", " and ".join(["(side_by_side or together)", "not once", *QUICK]), "-k", "not aot_eager")
+    which = ("-m", "(side_by_side or together) and not thorough", "-k", "not aot_eager")
     options = (f"--backends={','.join(BACKENDS)}", *which, *ELSEWHERE)
     run_shared(session, "pytest", *GROUPED, *options, *session.posargs, env=ENVIRONMENT)
 
@@ -167,7 +167,7 @@ def together(session: nox.Session) -> None:
 def keras(session: nox.Session, backend: str) -> None:
     """Runs the tests with Keras on one backend."""
     environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-    options = (f"--backends={backend}", "-m", " and ".join(QUICK), "tests/with_keras")
+    options = (f"--backends={backend}", *QUICK, "tests/with_keras")
     run_shared(session, "pytest", *BY_FILE, *options, *session.posargs, env=environment)
 
 
@@ -185,6 +185,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
     session.run("lint-imports", "--no-cache", "--no-logo")
+    # Without the conftest of the tests, which imports the package.
+    session.run("pytest", "--noconftest", "tests/github")
     for schema, pattern in SCHEMAS.items():
         session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, pathlib.Path().glob(pattern)))
 
@@ -198,13 +200,12 @@ def typecheck(session: nox.Session) -> None:
 @nox.session(**REST, **SHARED)
 @nox.parametrize("backend", BACKENDS, ids=BACKENDS)
 def thorough(session: nox.Session, backend: str) -> None:
-    """Further cases that take long (the marker `thorough`), with Keras and without."""
-    options = (*GROUPED, f"--backends={backend}")
-    which = (*marked(backend, "thorough", "not canary"), "--ignore=tests/namespaces/test_ops_standard.py")  # see `ops`
-    run_shared(session, "pytest", *options, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
-    environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-    which = ("-m", "thorough and not canary", "tests/with_keras")
-    run_shared(session, "pytest", *options, *which, *session.posargs, env=environment)
+    """Further cases that take long (the marker `thorough`), and Keras's own tests with our decorator."""
+    options = (*GROUPED, f"--backends={backend}", "-m", "thorough and not side_by_side")
+    # Keras's tests begin first: they take longest. pytest would leave out a folder that another holds.
+    paths = ("--keep-duplicates", "tests/keras_own", "tests")
+    which = ("--ignore=tests/namespaces/test_ops_standard.py", *ELSEWHERE)  # the session `ops` runs it
+    run_shared(session, "pytest", *options, *which, *(session.posargs or paths), env=ENVIRONMENT)
 
 
 @nox.session(**REST)
@@ -214,11 +215,11 @@ def versions(session: nox.Session, backend: str, column: str) -> None:
     extras = [*framework(backend), *(["keras"] if backend == "tensorflow" else []), "testing"]
     install(session, *extras, groups=("test",), pins=("-c", COLUMNS[column][1]))
     more = [*TOUCHING[backend], CONFORMANCE, "--dozen"] if (backend, column) in OTHERS else []
-    options = (*(GROUPED if more else PARALLEL), *marked("", *QUICK), f"--backends={backend}")
+    options = (*(GROUPED if more else PARALLEL), *QUICK, f"--backends={backend}")
     session.run("pytest", *options, *EVERYWHERE, *more, *session.posargs, env=ENVIRONMENT)
     if (backend, column) == ("tensorflow", "oldest"):  # the newest Keras is that of constraints.txt
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        options = (*BY_FILE, "-m", " and ".join(QUICK), f"--backends={backend}")
+        options = (*BY_FILE, *QUICK, f"--backends={backend}")
         session.run("pytest", *options, *WITH_KERAS, *session.posargs, env=environment)
 
 
@@ -299,13 +300,29 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """Which share of the package's lines the tests of the backends run: a number in the log, and no judgement.
+
+    A test that counts frames may fail under the tracer; whether tests pass, the sessions `tests` say.
+    """
+    install(session, *FRAMEWORKS, "cli", "examples", groups=("test", "coverage", "solvers"))
+    environment = {**ENVIRONMENT, "COVERAGE_FILE": f"{session.create_tmp()}/coverage"}
+    session.run("coverage", "erase", env=environment)
+    for backend in BACKENDS:
+        options = ("--cov", "--cov-append", "--cov-report=", f"--backends={backend}", *QUICK)
+        command = ("pytest", *PARALLEL, *options, *ELSEWHERE, *session.posargs)
+        session.run(*command, env=environment, success_codes=[0, 1])
+    session.run("coverage", "report", "--sort=cover", env=environment)
+
+
+@nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """The main job: quantisation-aware training on handwritten digits, on the default backend."""
     install(session, "examples")
     session.run("python", "examples/digits.py", "--output", f"{session.create_tmp()}/digits.png", *session.posargs)
 
 
-@nox.session(**SHARED, default=False)
+@nox.session(**SHARED, **WEEKLY)
 def scale(session: nox.Session) -> None:
     """The examples of several devices, and what a rule does there: eight of JAX, two processes of torch, TensorFlow."""
     # One after the other: each test starts processes of its own.
@@ -313,7 +330,7 @@ def scale(session: nox.Session) -> None:
         run_shared(session, "pytest", f"--backends={backend}", "tests/scale", *session.posargs, env=ENVIRONMENT)
 
 
-@nox.session(venv_backend="none", default=False)
+@nox.session(**BY_HAND, venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """The tests that touch an accelerator (CUDA, ROCm, Metal, TPU), with the frameworks where nox is installed.
 
@@ -324,7 +341,7 @@ def gpu(session: nox.Session) -> None:
             session.run("python", "-m", "pytest", "-rs", f"--backends={backend}", "tests/gpu", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(**WEEKLY)
 def standard(session: nox.Session) -> None:
     """The standard's own tests on `keras_cg.ops`, from a checkout with its submodule: `nox -s standard -- PATH`.
 
@@ -337,7 +354,7 @@ def standard(session: nox.Session) -> None:
     session.run("python", "-m", "standard.suite", suite, *backends, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
-@nox.session(**SHARED, default=False)
+@nox.session(**SHARED, **BY_HAND)
 def power(session: nox.Session) -> None:
     """Writes docs/reports/checker.md: which planted faults the checker and other tools find; takes hours for all.
 
@@ -346,13 +363,13 @@ def power(session: nox.Session) -> None:
     run_shared(session, "python", "-m", "benchmarks.checker.report", *session.posargs, env=ENVIRONMENT)
 
 
-@nox.session(**SHARED, default=False)
+@nox.session(**SHARED, **BY_HAND)
 def bench(session: nox.Session) -> None:
     """Writes docs/reports/performance.md: the cost of the decorator; needs the machine for itself."""
     run_shared(session, "python", "-m", "benchmarks", *session.posargs)
 
 
-@nox.session(python=["3.11", "3.13"], default=False)
+@nox.session(**WEEKLY, python=["3.11", "3.13"])
 def canary(session: nox.Session) -> None:
     """The newest of everything that pip finds, without pins but torch's: GitHub runs it each week."""
     backends = [backend for backend in BACKENDS if backend != "torch" or session.python == "3.11"]
@@ -363,25 +380,25 @@ def canary(session: nox.Session) -> None:
     groups = nox.project.dependency_groups(PYPROJECT, "test", *solvers("jax"))
     session.install("--no-compile", "--upgrade", "--upgrade-strategy=eager", package, *torch, *groups)
     for backend in backends:
-        which = (f"--backends={backend}", "-m", "not side_by_side" + ("" if backend == "numpy" else " and not once"))
-        session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *session.posargs, env=ENVIRONMENT)
+        options = (f"--backends={backend}", *ALONE, *ELSEWHERE)
+        session.run("pytest", *PARALLEL, *options, *session.posargs, env=ENVIRONMENT)
         session.run("pytest", *GROUPED, CONFORMANCE, f"--backends={backend}", env=ENVIRONMENT)
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
-        session.run("pytest", *BY_FILE, f"--backends={backend}", "tests/with_keras", env=environment)
+        paths = ("tests/with_keras", "tests/keras_own")
+        session.run("pytest", *BY_FILE, f"--backends={backend}", *paths, env=environment)
 
 
-@nox.session(default=False)
+@nox.session(**BY_HAND)
 def torch_by_hand(session: nox.Session) -> None:
     """The tests of torch on a release with CUDA, which takes gigabytes: `nox -s torch_by_hand -- 2.15.0`."""
     version, *options = session.posargs
     groups = nox.project.dependency_groups(PYPROJECT, "test")
     session.install("--no-compile", f"torch=={version}", ".[torch,cli,examples]", *groups)
-    which = ("--backends=torch", "-m", "not side_by_side and not once")
-    session.run("pytest", *PARALLEL, *which, *ELSEWHERE, *options, env=ENVIRONMENT)
+    session.run("pytest", *PARALLEL, "--backends=torch", *ALONE, *ELSEWHERE, *options, env=ENVIRONMENT)
     session.run("pytest", *GROUPED, "--backends=torch", CONFORMANCE, *options, env=ENVIRONMENT)
 
 
-@nox.session(default=False)
+@nox.session(**BY_HAND)
 @nox.parametrize(
     "python, file",
     [("3.11", "constraints.txt"), *sorted({(python, file) for python, file in COLUMNS.values() if python != "3.12"})],
@@ -417,5 +434,5 @@ def requirements(file: str) -> list[str]:
         frameworks = [re.sub(r">=(.*)", r"==\1.*", each) for each in frameworks if not each.startswith("torch>")]
     groups = ("test",) if file != "constraints.txt" else PYPROJECT["dependency-groups"]
     others = [] if file == "constraints-newest.txt" else [TORCH]
-    others += ["nox", "hatchling"] if file == "constraints.txt" else []
+    others += ["hatchling"] if file == "constraints.txt" else []
     return [*frameworks, *others, *nox.project.dependency_groups(PYPROJECT, *groups)]

@@ -163,11 +163,7 @@ def main() -> int:
     results = rounded(results)
     report.show(results, console)
     if whole:
-        text = json.dumps(results, indent=1)
-        # What has no lists or objects in itself, on one line.
-        text = re.sub(r"\[[^][{}]*\]|\{[^][{}]*\}", lambda found: " ".join(found[0].split()), text)
-        report.FIGURES.write_text(text + "\n", encoding="utf-8")
-        report.write(results)
+        report.write(report.shown(results))
     return 0
 
 

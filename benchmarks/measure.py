@@ -91,7 +91,7 @@ def compare(contestants: Contestants, rounds: int) -> dict[str, Any]:
     rounds = max(FEWEST, min(rounds, int(LONGEST / round_takes))) if programs else 0
     times = summary(interleave(programs, rounds, calls))
     told = {name: {"says": each} if isinstance(each, str) else times[name] for name, each in contestants.items()}
-    return {"rounds": rounds, "calls": calls, "contestants": told}
+    return {"rounds": rounds, "contestants": told}
 
 
 def _seconds(program: Program) -> float:
@@ -145,7 +145,6 @@ def profile(program: Program, seconds: float, package: str) -> dict[str, Any]:
     frames.sort(key=lambda frame: -frame["share"])
     rest = frames[DEAREST:]
     return {
-        "calls": calls,
         "packages": [(name, *found) for name, found in ordered],
         "frames": frames[:DEAREST],
         "others": (len(rest), *(sum(frame[key] for frame in rest) for key in ("count", "share"))),

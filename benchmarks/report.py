@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import reasons
+from benchmarks.figures import on_few_lines
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN
 
 REPORTS = Path(__file__).parents[1] / "docs" / "reports"
@@ -398,13 +399,18 @@ def _frames(results: Results) -> list[str]:
     profiles = [(backend, each) for backend, found in results["backends"].items() for each in found.get("frames", [])]
     head = ("a call", f"frames of {OURS}", "of the time", f"frames in all, {OURS}", f"frames in all, {BY_HAND}")
     lines = table(head, [_counts(backend, each["contestants"], _what(each)) for backend, each in profiles])
-    missed = {_of_any_length(target.what) for target in targets(results) if not target.is_met}
+    missed = _missed(results)
     for backend, each in profiles:
         if _of_any_length(f"{backend}, {_what(each)}") in missed:
             lines += [f"### `{backend}`, {_what(each)}", ""]
             head = ("frame", "module", "in a call", "of the time", "why")
             lines += table(head, _dearest(each["contestants"][OURS]))
     return lines
+
+
+def _missed(results: Results) -> set[str]:
+    """The lines of figures that miss their target."""
+    return {_of_any_length(target.what) for target in targets(results) if not target.is_met}
 
 
 def _of_any_length(what: str) -> str:
@@ -454,7 +460,23 @@ def show(results: Results, console: Console) -> None:
     console.print(shown)
 
 
+def shown(results: Results) -> Results:
+    """The figures that the page shows: no frames of what meets its target, and no difference that is no target."""
+    missed = _missed(results)
+    for backend, found in results["backends"].items():
+        for line in found["lines"]:
+            for name, each in line["contestants"].items():
+                if name != ALONE:
+                    each.pop("difference", None)
+        for line in found.get("frames", []):
+            for name, each in line["contestants"].items():
+                if name != OURS or _of_any_length(f"{backend}, {_what(line)}") not in missed:
+                    line["contestants"][name] = {"packages": each["packages"]}
+    return results
+
+
 def write(results: Results) -> None:
-    """The page and its plot."""
+    """The figures, the page and its plot."""
+    FIGURES.write_text(on_few_lines(results) + "\n", encoding="utf-8")
     PAGE.write_text(render(results), encoding="utf-8")
     draw(results)

@@ -103,6 +103,10 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("custom_vjp", ways, indirect=True)
 
 
+def parameters(item):
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
 def cases(item):
     """What a file may call a test that has a frame: by its name, or also by its parameters; neither names the frame."""
     name, mode = item.callspec.params["frame"]
@@ -137,20 +141,23 @@ def pytest_xdist_make_scheduler(config, log):
 def pytest_collection_modifyitems(config, items):
     """Leaves out the tests of a framework that is not under test, and what a file tries eagerly alone."""
     for item in items:
-        backend = getattr(getattr(item, "callspec", None), "params", {}).get("backend")
-        if backend in COMPILING and item.nodeid.startswith(TAKE_LONG):
+        if parameters(item).get("backend") in COMPILING and item.nodeid.startswith(TAKE_LONG):
             item.add_marker("thorough")
-    framed = [item for item in items if "frame" in getattr(getattr(item, "callspec", None), "params", ())]
+    framed = [item for item in items if "frame" in parameters(item)]
     if not any("::" in arg for arg in config.args):
         for module in {item.module for item in framed if hasattr(item.module, CHOICE)}:
             known = set().union(*(cases(item) for item in framed if item.module is module))
             if unknown := [name for name in getattr(module, CHOICE) if name not in known]:
                 raise pytest.UsageError(f"{CHOICE} of {module.__name__} names no test: {unknown}")
 
+    names = set(config.stash[NAMES])
+
     def is_wanted(item):
         only = item.get_closest_marker("only")
-        if only is not None and item.callspec.params["backend"] not in config.stash[NAMES]:
-            return False
+        if only is not None:
+            backend = parameters(item).get("backend")
+            if names.isdisjoint([backend] if backend else only.args):
+                return False
         if item not in compiled or config.getoption("every_mode"):
             return True
         return not hasattr(item.module, CHOICE) or not cases(item).isdisjoint(getattr(item.module, CHOICE))

@@ -143,14 +143,14 @@ ABSENT = """
 FROM = "ImportError the backend 'jax' (from the environment variable KERAS_CG_BACKEND)"
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_framework_that_is_not_installed():
     text = run(ABSENT.format("ModuleNotFoundError('No module named \\'jax\\'', name='jax')"), KERAS_CG_BACKEND="jax")
     assert text.startswith(f"{FROM} needs 'jax', which is not installed")
     assert 'remedy: pip install "keras-cg[jax]"' in text
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_framework_that_is_broken():
     text = run(ABSENT.format("RuntimeError('libdevice is missing')"), KERAS_CG_BACKEND="jax")
     assert text.startswith(f"{FROM} is installed but does not start")
@@ -183,7 +183,7 @@ LAZY = """
 """
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_decorating_loads_no_framework_and_a_call_the_active_one_alone():
     assert run(LAZY) == "[]\n['autograd']"
 

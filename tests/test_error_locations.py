@@ -122,7 +122,7 @@ def test_an_error_about_the_signature_of_a_rule_names_the_place(eager):
     assert f"    rule: {line_of('signature')}" in str(caught.value).splitlines()
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize("rule", [len, np.add, 3, int, functools.partial(len), custom_gradient])
 def test_what_has_no_code_of_the_user_has_no_place(rule):
     assert user_code.location(rule) is None
@@ -173,7 +173,7 @@ def test_an_error_of_a_call_shows_one_frame_of_keras_cg(eager, kind):
     assert [each.name for each in own_frames(caught.value)] == ["__call__"]
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_all_frames_are_shown_on_request(monkeypatch):
     monkeypatch.setenv("KERAS_CG_TRACEBACK", "full")
 
@@ -186,7 +186,7 @@ def test_all_frames_are_shown_on_request(monkeypatch):
     assert [each.name for each in own_frames(caught.value)][-1] == "_checked_pair"
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_bug_of_keras_cg_shows_all_frames(monkeypatch):
     monkeypatch.setattr(keras_cg.frontend.call.pytree, "flatten", None)
     with keras_cg.use_backend("numpy"), pytest.raises(TypeError) as caught:

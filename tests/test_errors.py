@@ -572,7 +572,7 @@ def test_what_functions_return_is_pickled(backend):
             pickle.dumps(refused)
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_what_functions_return_is_pickled_for_another_process():
     code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1]))(2.0))"
     saved = pickle.dumps(recipes.straight_through(np.negative)).hex()
@@ -744,14 +744,14 @@ def test_a_recipe_called_with_an_object_that_has_an_array_in_it(eager):
 
 
 @pytest.mark.parametrize("name", ["grad", "value_and_grad", "jacobian", "hessian", "vjp", "jvp"])
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_derivative_of_what_is_no_function(name):
     """As in `grad(f(x))` for `grad(f)(x)`."""
     with keras_cg.use_backend("numpy"), pytest.raises(TypeError, match=f"^{name} differentiates a function, got a fl"):
         getattr(keras_cg, name)(3.0, *[(2.0,)] * (2 * (name == "jvp")))
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_decorated_class():
     with pytest.raises(TypeError, match=r"^custom_gradient expects .* got a type. Use it as @custom_gradient above a"):
 

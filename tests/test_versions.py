@@ -59,7 +59,7 @@ PACKAGES = {
 }
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_oldest_versions_are_the_lower_bounds():
     for name, bound in bounds().items():
         if name != "torch":
@@ -68,7 +68,7 @@ def test_the_oldest_versions_are_the_lower_bounds():
     assert version_table()["torch"][0].endswith(f"{bounds()['torch']}.0")
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_table_of_tested_versions():
     table = version_table()
     for title, name in PACKAGES.items():
@@ -79,7 +79,7 @@ def test_the_table_of_tested_versions():
     assert f">={supported[0]}" == PROJECT["requires-python"]
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_line_in_the_readme():
     """README gives the first and the last column, without the last digit; torch has one version in CI."""
     text = (ROOT / "README.md").read_text()
@@ -90,13 +90,13 @@ def test_the_line_in_the_readme():
     assert f"beta, version {'.'.join(keras_cg.__version__.split('.')[:2])}." in text
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_readme_installs_from_the_repository():
     (address,) = re.findall(r"@ git\+(\S+?)\"", (ROOT / "README.md").read_text())
     assert address == PROJECT["urls"]["Repository"]
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_version_on_the_reports():
     reports = sorted((ROOT / "docs" / "reports").glob("*.md"))
     assert len(reports) == 4
@@ -105,7 +105,7 @@ def test_the_version_on_the_reports():
         assert found == keras_cg.__version__, path.name
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_newest_versions_that_the_package_knows_of():
     for name, newest in versions.NEWEST.items():
         found = [file[name] for file in FILES.values() if name in file]
@@ -119,7 +119,7 @@ def test_the_newest_versions_that_the_package_knows_of():
 # --- private names -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_table_of_private_names_is_what_the_package_uses():
     known = {name for row in private_names.listed() for name in row.names}
     used = private_names.used()
@@ -134,7 +134,7 @@ def test_the_table_of_private_names_is_what_the_package_uses():
     assert all(row.why and row.since and row.without for row in private_names.listed())
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_private_names_are_read_when_the_backend_is_imported():
     used = private_names.used()
     for row in private_names.listed():
@@ -227,7 +227,7 @@ def installed(monkeypatch):
     return found
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_versions_that_are_not_tested_are_told(installed):
     installed |= {"numpy": "2.5.9", "jax": "0.8.0", "tensorflow": "2.20.0rc1", "rich": "1.0"}
     assert versions.untested() == []
@@ -239,7 +239,7 @@ def test_versions_that_are_not_tested_are_told(installed):
     ]
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_versions_of_a_package_that_is_not_installed(monkeypatch):
     def gone(name):
         raise importlib.metadata.PackageNotFoundError(name)

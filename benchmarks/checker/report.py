@@ -18,6 +18,7 @@ from importlib import metadata
 
 from benchmarks.checker import faults, rules
 from benchmarks.checker.measure import FAST, OURS, PARTS, pairs
+from benchmarks.figures import on_few_lines
 
 ROOT = pathlib.Path(__file__).parents[2]
 REPORTS = ROOT / "docs" / "reports"
@@ -105,11 +106,11 @@ def figures(lines):
             name: metadata.version(name).partition("+")[0]
             for name in ("keras-cg", "numpy", *(PACKAGES[backend] for backend in BACKENDS if backend in measured))
         },
-        "rules": {name: {"group": each.group, "rounded": each.is_rounded} for name, each in every.items()},
+        "rules": {name: each.is_rounded for name, each in every.items()},
         "planted": planted(),
         "right": {},
-        "alarms": [],
-        "undecided": [],
+        "alarms": {},
+        "undecided": {},
         "kinds": {},
         "beside": {},
         "missed": [],
@@ -126,10 +127,10 @@ def figures(lines):
             is_failed = line["status"] in ("failed", "raised")
             counted["failed"] += is_failed
             counted["undecided"] += line["status"] == "undecided"
-            if is_failed:
-                result["alarms"].append([key, name, seed, told(line)])
-            elif line["status"] == "undecided" and part == "ordinary" and name != "empty":
-                result["undecided"].append([key, name, seed, told(line)])
+            is_news = line["status"] == "undecided" and part == "ordinary" and name != "empty"
+            if tool == OURS and (is_failed or is_news):
+                listed = result["alarms" if is_failed else "undecided"]
+                listed.setdefault(f"{name} on `{backend}`", [told(line), []])[1].append(seed)
             continue
         is_named = any(faults.is_named(faults.KINDS[kind], text) for text in (*line["said"], *line["checks"]))
         is_found = line["status"] in faults.KINDS[kind].found
@@ -179,7 +180,7 @@ def columns(results, tool):
 
 def render(results):
     """The page."""
-    rounded = ", ".join(name for name, each in results["rules"].items() if each["rounded"])
+    rounded = ", ".join(name for name, is_rounded in results["rules"].items() if is_rounded)
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     lines = [
         INTRO.format(
@@ -291,16 +292,11 @@ def right(results):
         f"{count} ordinary cases in all. The rule with an empty argument is among them: undecided is right there,"
         " because nothing is compared.",
     ]
-    ordinary = [each for each in results["alarms"] if each[0].endswith(f": {OURS}")]
-    for what, listed in (("False alarms", ordinary), ("Undecided", results["undecided"])):
-        rules_of = {}
-        for key, name, seed, text in listed:
-            rules_of.setdefault((key.partition(":")[0], name), []).append((seed, text))
-        if rules_of:
-            lines += ["", f"{what}:", ""]
-            for (backend, name), cases in rules_of.items():
-                seeds = ", ".join(str(seed) for seed, _ in cases[:6]) + (" …" if len(cases) > 6 else "")
-                lines.append(f"- {name} on `{backend}`, {len(cases)} (seeds {seeds}): {' '.join(cases[0][1].split())}")
+    for what, listed in (("False alarms", results["alarms"]), ("Undecided", results["undecided"])):
+        lines += ["", f"{what}:", ""] if listed else []
+        for name, (text, every) in listed.items():
+            seeds = ", ".join(map(str, every[:6])) + (" …" if len(every) > 6 else "")
+            lines.append(f"- {name}, {len(every)} (seeds {seeds}): {' '.join(text.split())}")
     return lines
 
 
@@ -359,7 +355,7 @@ def draw(results):
 
 
 def write(results):
-    FIGURES.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    FIGURES.write_text(on_few_lines(results) + "\n", encoding="utf-8")
     PAGE.write_text(render(results), encoding="utf-8")
     draw(results)
 

@@ -16,7 +16,7 @@ from keras_cg import backends as registry
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -64,7 +64,7 @@ def test_what_cannot_be_checked_is_told_in_one_line(run, words, parts):
     refused(run("check", *words, *given), *parts)
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_no_command_and_the_version(run):
     done = run()
     assert done.returncode == 0 and done.stderr == "" and done.stdout == run("--help").stdout
@@ -73,7 +73,7 @@ def test_no_command_and_the_version(run):
     assert "normal:SHAPE" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("module", "words"),
     [
@@ -88,13 +88,13 @@ def test_a_missing_extra_is_named(module, words, tmp_path):
     refused(start(*words, folder=tmp_path), f'{module} is not installed: pip install "keras-cg[cli]"')
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_json_needs_no_rich(tmp_path):
     (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('No module named rich', name='rich')\n")
     assert start_check("planted.py:power", "--json", folder=tmp_path).returncode == 0
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_importing_the_package_loads_neither_the_command_nor_what_it_draws_with():
     names = ("keras_cg.command", "rich", "matplotlib", "scipy")
     code = f"import sys, keras_cg; print([name for name in {names} if name in sys.modules])"
@@ -117,7 +117,7 @@ def test_a_right_gradient_passes_on_every_backend(backends):
     assert "\x1b" not in done.stdout and done.stderr == ""
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("program", "cell"),
     [
@@ -158,7 +158,7 @@ def test_the_examples_pass(run, name, backends):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_gradient_that_is_meant_to_differ(check, tmp_path):
     (tmp_path / "other.py").write_text("def meant(x, strength):\n    return strength * x\n")
     # A function's own hint, a function in its place, one of another file, and a rule.
@@ -168,7 +168,7 @@ def test_a_gradient_that_is_meant_to_differ(check, tmp_path):
     assert check("planted.py:scaled", "--expected", "scaling_rule").returncode == 0
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_an_output_that_is_wrong(check, tmp_path):
     source = """
 import keras_cg
@@ -193,7 +193,7 @@ def wrong(x):
     assert check(*given).returncode == 1 and check(*given, "--value", "right").returncode == 0
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_fast_neither_compiles_nor_exports(run):
     words = ("planted.py:power", "--backends", "numpy", "--json")
     with_it, without = (report(run("check", *words, *fast))["findings"] for fast in (["--fast"], []))
@@ -201,7 +201,7 @@ def test_fast_neither_compiles_nor_exports(run):
     assert with_it != without
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_fast_says_what_it_does_not_check(run):
     words = ("check", "planted.py:power", "--backends", "numpy")
     line = "not checked with --fast: single elements, compiled, export"
@@ -255,7 +255,7 @@ def test_an_exception_is_shown_once_with_its_line(raising, backends):
     assert done.stdout.count(told) == 1 and f"✗ value on {names}\n" in done.stdout and "│" not in done.stdout
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_an_error_of_ours_is_shown_with_its_remedy(raising):
     done = raising("of_a_wrong_shape", "--arg", "w=normal:4", "--backends", "numpy")
     assert "expected: float32[4]; remedy: " in done.stdout and "the rule is at raising.py:" in done.stdout
@@ -263,7 +263,7 @@ def test_an_error_of_ours_is_shown_with_its_remedy(raising):
     assert "expected one of: grad(upstream), grad(dy1, dy2, ...), grad(*dys), grad(*args, upstream), " in done.stdout
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_hook_is_a_command_that_runs(run):
     hooks = (Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text()
     (entry,) = re.findall(r"^  entry: (.*)$", hooks, re.MULTILINE)
@@ -273,14 +273,14 @@ def test_the_hook_is_a_command_that_runs(run):
     assert run(*words, "planted.py:doubled", "--arg", "x=normal:3", "--backends", "numpy").returncode == 1
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_undecided_is_not_passed(check):
     done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "? undecided: kinked" and "a kink at the test point" in done.stdout
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_targets_of_every_kind(check, tmp_path):
     for target in ("planted:power", "planted:triple.method", "planted.py:triple.method", "planted.py:Scale.static"):
         done = check(target, "--arg", "x=normal:3")
@@ -292,12 +292,12 @@ def test_targets_of_every_kind(check, tmp_path):
     assert check(f"{tmp_path}/json.py:f", "--arg", "x=normal:3").returncode == 0
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_command_line_comes_before_a_hint_that_does_not_parse(check):
     assert check("bad_hints.py:misspelt", "--arg", "x=normal:3").returncode == 0
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_target_that_changes_the_directory(check, tmp_path, monkeypatch):
     source = "import os, keras_cg\nos.chdir('/')\n@keras_cg.custom_gradient\ndef f(x):\n    return x, lambda g: 2 * g\n"
     (tmp_path / "moves.py").write_text(source)
@@ -308,7 +308,7 @@ def test_a_target_that_changes_the_directory(check, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_whole_module(check):
     done = check("planted.py", "--json")
     data = json.loads(done.stdout)
@@ -332,7 +332,7 @@ def test_json_is_all_there_is_on_the_standard_output(run, backends):
     assert [each["backend"] for each in agreement] == (list(backends) if len(backends) > 1 else [])
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     "words",
     [

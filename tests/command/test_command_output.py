@@ -17,7 +17,7 @@ from keras_cg.command import check as check_command
 from keras_cg.command import info, output, progress
 from keras_cg.testing.report import Finding
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 
 def test_a_terminal_shows_how_far_it_is():

@@ -83,7 +83,7 @@ def made_up(apart):
     return Curves(x, x**2, 2 * x + np.asarray(apart), 2 * x, np.full(10, 0.1))
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_the_parts_are_named():
     nowhere, left, other = made_up([0] * 10), made_up([1] * 3 + [0] * 7), made_up([0] * 6 + [1] * 4)
     everywhere, pieces = made_up([1] * 10), made_up([1, 0] * 5)
@@ -113,7 +113,7 @@ def test_plot_writes_an_image_of_every_backend(run, backends, tmp_path):
     assert pixels["light"][..., :3].mean() > 0.7 and pixels["dark"][..., :3].mean() < 0.3
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

@@ -6,7 +6,7 @@ import pytest
 from command.command_runs import TARGETS
 from keras_cg.command import messages, specs, targets
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 
 def made(spec, seed=0):

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))
 
 from benchmarks import measure, networks, reasons, report, tasks, worker  # noqa: E402
+from benchmarks.figures import on_few_lines  # noqa: E402
 from benchmarks.measure import ALONE, BY_HAND, OURS  # noqa: E402
 
 pytestmark = pytest.mark.side_by_side
@@ -45,7 +46,7 @@ def test_every_frame_on_the_page_has_its_reason():
     results = json.loads(report.FIGURES.read_text(encoding="utf-8"))
     for found in results["backends"].values():
         for line in found.get("frames", []):
-            for frame in line["contestants"][OURS]["frames"]:
+            for frame in line["contestants"][OURS].get("frames", []):
                 assert reasons.why(frame["function"], frame["doc"]), f"{frame['function']}: a line in reasons.py"
 
 
@@ -94,3 +95,31 @@ def test_the_page_is_what_the_figures_give():
     results = json.loads(report.FIGURES.read_text(encoding="utf-8"))
     assert report.PAGE.read_text(encoding="utf-8") == report.render(results), "run `nox -s bench -- --report`"
     assert report.PLOT.stat().st_size > 10_000
+
+
+def test_the_figures_are_what_the_page_shows():
+    frames = {OURS: {"packages": [], "frames": ["one"]}, BY_HAND: {"packages": [], "frames": ["one"]}}
+    met, missed = ({"time": [1.0] * 3, "ratio": [ratio] * 3, "difference": [0.0] * 3} for ratio in (1.0, 9.0))
+    lines = [
+        {
+            "workload": workload,
+            "measure": "gradient of the sum",
+            "contestants": {OURS: {"time": [1.0] * 3}, BY_HAND: each},
+        }
+        for workload, each in (("log1pexp, 8 numbers", met), ("a chain of 1,000 calls", missed))
+    ]
+    profiles = [{**line, "contestants": dict(frames)} for line in lines]
+    results = {"imports": None, "backends": {"numpy": {"lines": lines, "frames": profiles}}}
+    shown = report.shown(results)["backends"]["numpy"]
+    assert [line["contestants"][BY_HAND].keys() for line in shown["lines"]] == [{"time", "ratio"}] * 2
+    bare = {"packages": []}
+    assert [line["contestants"] for line in shown["frames"]] == [
+        {OURS: bare, BY_HAND: bare},
+        {OURS: frames[OURS], BY_HAND: bare},
+    ]
+    assert json.loads(on_few_lines(results)) == results
+    assert (
+        on_few_lines({"a": ["b" * 150, {"c": 1}, {}], "d": 2})
+        == f'''{{"a": ["{"b" * 150}", {{"c": 1}}, {{}}], "d": 2}}'''
+    )
+    assert on_few_lines(["b" * 198, {"c": 1}, 2]) == f'''[\n"{"b" * 198}",\n{{"c": 1}}, 2\n]'''

@@ -8,7 +8,7 @@ import pytest
 
 import keras_cg
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 RECIPES = ["annealed", "callback", "checkpoint", "discrete", "implicit", "passing", "repeated", "reversible", "safe"]
 EXAMPLES = [

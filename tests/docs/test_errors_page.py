@@ -26,7 +26,7 @@ FILLED = "message.<locals>.fill"
 # A value for each annotation of a parameter, of which none is among the words of a heading.
 VALUES = {"str": "NAME", "int": 3, "object": 0.5, "Sequence": ["NAME", "OTHER"], "Iterable": ["NAME", "OTHER"]}
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 
 def value_of(parameter):

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 REPORTS = ROOT / "docs" / "reports"
 PAGE = ROOT / "docs" / "evidence.md"
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 spec = importlib.util.spec_from_file_location("evidence", ROOT / "docs" / "evidence.py")
 evidence = importlib.util.module_from_spec(spec)

@@ -135,7 +135,7 @@ def test_digits_compare_backends(backends, digits, tmp_path):
     assert [result["backend"] for result in results] == list(backends)
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize("missing", ["matplotlib", "rich", "sklearn"])
 def test_digits_say_what_to_install(digits, tmp_path, missing):
     (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('absent', name={missing!r})", encoding="utf-8")

@@ -12,7 +12,7 @@ PAGE = TESTS.parent / "docs" / "limits.md"
 SILENT = "Silent cases"
 SECTIONS = [SILENT, "On every framework", "JAX", "PyTorch", "TensorFlow", "NumPy", "Keras"]
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 
 def split(page, marks):

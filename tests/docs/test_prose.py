@@ -14,7 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 # Banned in prose and in names, with what to write instead.
 PROSE = {

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PUBLIC = ROOT / "tests" / "docs" / "public.txt"  # compared with the package by test_public.py
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 
 def test_every_page_is_in_the_navigation():

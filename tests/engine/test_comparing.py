@@ -17,7 +17,7 @@ from stand_ins import Keeps, Slotted, T, is_tensor
 from keras_cg.engine import comparing
 from keras_cg.engine.precision import is_repeated
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 X = np.array([1.0, 2.0, 3.0])
 

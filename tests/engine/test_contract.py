@@ -19,8 +19,6 @@ from keras_cg import backends
 from keras_cg.engine import defaults
 from keras_cg.engine.contract import OPTIONAL, REQUIRED
 
-pytestmark = pytest.mark.together
-
 USE = """
     import keras_cg
     from keras_cg import ops
@@ -75,7 +73,7 @@ def conform(folder, which, *options):
     return run(folder, code).stdout.splitlines()[-1]
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_fifth_backend_takes_no_edit_elsewhere(tmp_path):
     install(tmp_path, toy="toy")
     done = run(tmp_path, USE)
@@ -92,7 +90,7 @@ def test_a_fifth_backend_takes_no_edit_elsewhere(tmp_path):
 OUT_OF_REACH = ("holomorphic", "conjugate", "squared", "fourier", "einsum", "sparse", "half")
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize("options", [["--dozen"], pytest.param([], marks=pytest.mark.thorough)], ids=["dozen", "all"])
 def test_the_required_names_are_enough_for_the_conformance_suite(tmp_path, options):
     """First order, second order and forward mode, of every rule that the toy has the operations for.
@@ -109,7 +107,7 @@ def test_the_required_names_are_enough_for_the_conformance_suite(tmp_path, optio
     assert "failed" not in summary
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_backend_that_is_incomplete_or_absent(tmp_path):
     install(tmp_path, toy="incomplete", absent="absent_package.module")
     (tmp_path / "incomplete.py").write_text("from toy import *\ndel attach, shape")
@@ -137,12 +135,14 @@ def is_derived(function):
     return isinstance(function, functools.partial) and function.func.__module__ == defaults.__name__
 
 
+@pytest.mark.together
 def test_a_backend_names_the_contract(backend):
     module = backends.load(backend, "a test")
     optional = [name for name in OPTIONAL if not is_derived(getattr(module, name))]
     assert sorted(module.__all__) == sorted([*REQUIRED, *optional])
 
 
+@pytest.mark.together
 def test_what_a_backend_leaves_out_is_derived():
     module = backends.load("numpy", "a test")
     assert {name for name in OPTIONAL if is_derived(getattr(module, name))} == set(OPTIONAL) - {"is_plain"}
@@ -167,6 +167,7 @@ def not_recording(backend):
         yield
 
 
+@pytest.mark.together
 def test_a_backend_says_whether_a_derivative_is_recorded(backend):
     module = backends.load(backend, "a test")
     with not_recording(backend):
@@ -194,6 +195,7 @@ CALLS = {
 }
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("output", CALLS)
 def test_a_call_that_is_not_differentiated_is_the_function_alone(backend, monkeypatch, output):
     module = backends.load(backend, "a test")
@@ -207,6 +209,7 @@ def test_a_call_that_is_not_differentiated_is_the_function_alone(backend, monkey
         assert found["y"][1] == 3 and found["name"] == "f"
 
 
+@pytest.mark.together
 def test_a_call_that_is_not_differentiated_is_checked_and_returns_the_frameworks_own_tensors(backend):
     module = backends.load(backend, "a test")
     f = keras_cg.custom_gradient(lambda x: (numpy.array([1.0, 2.0]), lambda upstream: upstream))

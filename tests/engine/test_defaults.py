@@ -11,7 +11,7 @@ from keras_cg.engine import defaults, precision
 from keras_cg.engine.linear import check_or_nan
 from keras_cg.recipes.checkpoint.sample import Sample
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 X = np.array([1.0, 2.0, 3.0])
 

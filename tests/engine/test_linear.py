@@ -6,7 +6,7 @@ import pytest
 from keras_cg import backends
 from keras_cg.engine import linear
 
-pytestmark = pytest.mark.once
+pytestmark = pytest.mark.only("numpy")
 
 X = np.array([1.0, 2.0, 3.0])
 

@@ -13,7 +13,7 @@ def flatten(value):
     return pytree.flatten(value, lambda leaf: isinstance(leaf, np.ndarray), lambda leaf: None)
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     "value", [X, (X,), (X, X), (X, 2.0, None, "a"), ()], ids=["leaf", "one", "two", "static", "no"]
 )
@@ -27,13 +27,13 @@ def test_short_cuts_agree_with_optree(value):
     assert tree.unflatten(range(len(leaves))) == optree.tree_unflatten(spec, range(len(leaves)))
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 @pytest.mark.parametrize("value", [[X], (X, [X]), (X, {"a": X}), {"a": X}, None, 2.0], ids=str)
 def test_other_values_are_left_to_optree(value):
     assert flatten(value).structure not in (pytree._LEAF, pytree._TUPLE)
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_filling_some_leaves_keeps_the_others():
     assert flatten((X, 2.0, "a")).fill([0, 2], [1, 3]) == (1, 2.0, 3)
     assert flatten((X, 2.0)).fill([0, 1], [1, 3]) == (1, 3)

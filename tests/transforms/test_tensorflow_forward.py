@@ -109,7 +109,7 @@ def test_forward_mode_around_a_function_of_a_rule_that_is_not_linear_is_a_limit(
     close(forward(g, eager.tensor(X)), np.full(3, 2.0))
 
 
-@pytest.mark.canary
+@pytest.mark.thorough
 @pytest.mark.limit
 def test_an_accumulator_around_a_function_that_is_differentiated_once_more(eager, tf):
     """A limit of TensorFlow (2.21): so it is for a function of plain operations."""
@@ -123,7 +123,7 @@ def test_an_accumulator_around_a_function_that_is_differentiated_once_more(eager
     close(gradients(lambda x: forward(f, x), x)[0], 7 * EXP)
 
 
-@pytest.mark.canary
+@pytest.mark.thorough
 @pytest.mark.limit
 def test_an_accumulator_of_what_an_inner_function_captures(eager, tf):
     """A limit of TensorFlow (2.21): so it is for a function of plain operations."""

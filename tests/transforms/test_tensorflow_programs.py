@@ -199,7 +199,7 @@ def test_a_variable_is_assigned_after_it_was_read(backend, name, nested):
     assert step(function, 0.3, nested) == expected
 
 
-@pytest.mark.canary
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimised", [True, False])
 @pytest.mark.limit
 def test_grappler_forgets_the_order_where_one_operation_has_two_outputs(tf, optimised):

@@ -177,7 +177,7 @@ def test_loaded_without_this_package(torch, tmp_path):
     assert rest.split()[-1] == "False"
 
 
-@pytest.mark.canary
+@pytest.mark.thorough
 @pytest.mark.limit
 def test_torch_forgets_a_detach_when_it_decomposes(torch):
     """A limit: in a decomposed program, plain gradients come through what was cut, a user's own detach included."""

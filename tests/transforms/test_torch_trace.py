@@ -191,7 +191,7 @@ def test_traced_without_a_gradient(torch, way):
     np.testing.assert_allclose(torch.jit.freeze(traced)(tensor(Z)), expected, rtol=1e-5)
 
 
-@pytest.mark.canary
+@pytest.mark.thorough
 @pytest.mark.limit
 def test_torch_forgets_a_detach_when_it_freezes(torch):
     """A limit: the plain gradient comes through what was cut, a user's own detach included."""
