@@ -163,14 +163,18 @@ RETURNED = {
     "no rule": lambda x: (2 * x, 2 * x),
     "nest": lambda x: ({"y": 2 * x}, 7),
     "foreign": lambda x: (2 * x, np.ones(2)),
+    "no pair of a nest": lambda x: {"y": 2 * x},
 }
 
 
 @pytest.mark.parametrize("kind", RETURNED)
 def test_an_error_of_a_call_shows_one_frame_of_keras_cg(eager, kind):
+    function = RETURNED[kind]
     with pytest.raises(TypeError, match="pair") as caught:
-        custom_gradient(RETURNED[kind])(eager.tensor(X))
+        custom_gradient(function)(eager.tensor(X))
     assert [each.name for each in own_frames(caught.value)] == ["__call__"]
+    place = f"{HERE}:{function.__code__.co_firstlineno}"
+    assert str(caught.value).splitlines()[1] == f"    function: {place}" and caught.value.location == place
 
 
 @pytest.mark.once

@@ -205,7 +205,7 @@ STOPPED_BY_TORCH = {"one too many": "failed to bind arguments when attempting to
 
 def shown(error, backend):
     """The message of an error, with TENSOR for what a framework calls a tensor, and without the place of the rule."""
-    text = re.sub(r"(\\n|\n) +rule: \S+\.py:\d+", "", str(error))  # torch quotes the message with the rest
+    text = re.sub(r"(\\n|\n) +(rule|function): \S+\.py:\d+", "", str(error))  # torch quotes the message with the rest
     for each in TENSORS[backend]:
         text = text.replace(each, "TENSOR")
     return text
@@ -342,16 +342,16 @@ def test_message_of_a_captured_value(backend, eager):
     with pytest.raises(CapturedVariableError) as caught:
         eager.gradients(run, X, Y)
     first, *rest = str(caught.value).splitlines()
-    # Each framework has a name of its own for what was captured.
-    assert first.startswith("culprit reads 1 trainable value that is not among its arguments: ")
+    assert first == "culprit reads 1 trainable value that is not among its arguments: w"
+    assert re.fullmatch(r"    function: \S+test_errors\.py:\d+", rest.pop(0))
     assert rest == [
-        "    consequence: the rule says nothing about them, so they would silently get no gradient.",
-        "    remedy, one of three: pass them as arguments; give the rule a `variables` parameter and return"
-        " (grads, variable_grads); or stop their gradient in the function with keras_cg.ops.stop_gradient.",
+        "    consequence: the rule says nothing about it, so it would silently get no gradient.",
+        "    remedy, one of these: pass it as an argument; give the rule a `variables` parameter and return"
+        " (grads, variable_grads); or stop its gradient in the function with keras_cg.ops.stop_gradient.",
     ]
     if backend != "jax":  # which raises in the place of ours another one with the same message
         error = caught.value
-        assert error.function == "culprit" and rest[1] == f"    remedy, one of three: {error.remedy}"
+        assert error.function == "culprit" and rest[1] == f"    remedy, one of these: {error.remedy}"
         assert (error.argument, error.got, error.expected, error.cause) == (None, None, None, None)
 
 

@@ -113,7 +113,7 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         storages.add(storage)
     if has_captured:
         variables = _captured(fun, inputs, outputs, start, pullback)
-        pullback.capture([describe(variable) for variable in variables])
+        pullback.capture([describe(variable) for variable in variables], variables)
         saved += saveable(variables)
     if not is_differentiated and len(saved) == call.number:
         return exporting.cut(fun.name, outputs)
