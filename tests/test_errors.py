@@ -156,7 +156,7 @@ def badly_called(rule, shown):
     return wrong_rule(rule, convention(shown))._replace(error=TypeError)
 
 
-PARAMS = "(params['b'], params['w'])"
+PARAMS = "{'b': params['b'], 'w': params['w']}"
 
 FAULTS = {
     # Too few and too many.
@@ -285,7 +285,7 @@ def test_message_of_two_readings(frame, nothing):
     decorated = custom_gradient(culprit)
     with pytest.raises(Exception) as caught:
         frame.gradients(lambda x, y: decorated([x, y], x, "name"), X, Y)
-    check_text(frame, caught.value, GradientError, two_ways("(*, *, *)", "(params[0], params[1], x, name)"))
+    check_text(frame, caught.value, GradientError, two_ways("(*, *, *)", "([params[0], params[1]], x, name)"))
 
 
 def no_variables(came):
@@ -678,9 +678,9 @@ class Frozen(collections.abc.Mapping):
 FROZEN_RESULTS = {
     "another key": (
         lambda g: Frozen(w=g, other=g),
-        r"got: \{'w': \*, 'other': \*\}\n +expected: \(d\['b'\], d\['w'\]\)",
+        r"got: \{'w': \*, 'other': \*\}\n +expected: \{'b': d\['b'\], 'w': d\['w'\]\}",
     ),
-    "a dict": (lambda g: {"w": g}, r"expected: \(d\['b'\], d\['w'\]\)"),
+    "a dict": (lambda g: {"w": g}, r"expected: \{'b': d\['b'\], 'w': d\['w'\]\}"),
     "too few": (lambda g: g, r"one for each tensor argument: d\['b'\], d\['w'\]"),
 }
 
