@@ -202,6 +202,11 @@ def unknown_backend(name: object, source: str, names: Sequence[str]) -> ValueErr
     return ValueError(message + did_you_mean(_ALIASES.get(text, text), names))
 
 
+def unknown_variable(name: str, names: Sequence[str]) -> UserWarning:
+    headline = f"the environment variable {name} is ignored: keras_cg knows {' and '.join(names)}."
+    return UserWarning(headline + did_you_mean(name, names))
+
+
 def foreign_tensor(function: str, role: str, value: object, backend: str, source: str, owner: str) -> TypeError:
     headline = f"{function}: {role} is {article(type_name(value))}, but the active backend is {backend!r}."
     cause = f"a tensor made by {owner}, or a backend left at its default."
@@ -269,11 +274,12 @@ def rule_not_callable(function: str, rule: object) -> TypeError:
 def no_convention(function: str, shown: str, arguments: int, outputs: int) -> TypeError:
     headline = f"{function}: no calling convention fits the signature of its rule."
     call = f"{count(arguments, 'positional argument')} and {count(outputs, 'output leaf', 'output leaves')}"
-    facts = {
-        "got": f"{shown}, for a call with {call}",
-        "cause": "a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones.",
-        "remedy": "write grad(upstream): inside the function, it can read the arguments without getting them.",
-    }
+    cause = "a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones."
+    remedy = "write grad(upstream): inside the function, it can read the arguments without getting them."
+    if shown.endswith("()"):
+        cause = "the derivative alone: a rule gets upstream, and multiplies the derivative by it."
+        remedy = "write grad(upstream), such as `lambda upstream: 2 * x * upstream` for x * x."
+    facts = {"got": f"{shown}, for a call with {call}", "cause": cause, "remedy": remedy}
     return report(TypeError, headline, "    expected one of:", ACCEPTED_FORMS, function=function, **facts)
 
 

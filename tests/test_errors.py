@@ -131,6 +131,17 @@ culprit: no calling convention fits the signature of its rule.
         any with `needs_input_grad`  also one boolean for each tensor argument"""
 
 
+def without_parameters():
+    text = convention("").replace(
+        "a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones.",
+        "the derivative alone: a rule gets upstream, and multiplies the derivative by it.",
+    )
+    return text.replace(
+        "write grad(upstream): inside the function, it can read the arguments without getting them.",
+        "write grad(upstream), such as `lambda upstream: 2 * x * upstream` for x * x.",
+    )
+
+
 def no_pair(came):
     return f"""\
 culprit must return a pair (output, grad).
@@ -180,7 +191,7 @@ FAULTS = {
     "a fraction": wrong_rule(lambda g: (g, fractions.Fraction(7)), no_tensor("y", "a fractions.Fraction")),
     "a generator": wrong_rule(lambda g: (each for each in (g, g)), bare("a generator")),
     # Signatures.
-    "no upstream": badly_called(lambda: (7, 5), ""),
+    "no upstream": wrong_rule(lambda: (7, 5), without_parameters())._replace(error=TypeError),
     "one too many": badly_called(lambda dy1, dy2: (7, 5), "dy1, dy2"),
     "a keyword too many": badly_called(lambda u, *, k: (7, 5), "u, *, k"),
     "variables without a default": badly_called(lambda u, variables: (7, 5), "u, variables"),
