@@ -93,7 +93,7 @@ GradientError.__init__ = CapturedVariableError.__init__ = Exception.__init__  # 
 # The attributes that `report` sets, and the labels of the lines of a message.
 DATA = tuple(Reported.__annotations__)
 _FACTS = ("got", "expected", "cause", "consequence", "remedy", "remedies")
-_LABELS = {"cause": "usual cause", "consequence": "consequence", "remedies": "remedy, one of three"}
+_LABELS = {"cause": "usual cause", "consequence": "consequence", "remedies": "remedy, one of these"}
 
 # The conventions of a rule; shown where a signature fits none of them.
 ACCEPTED_FORMS = """\
@@ -157,7 +157,7 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
 def report(kind: Callable[[str], E], headline: str, *more: str, **facts: str | None) -> E:
     """Returns an error whose message is the headline, a line for each fact of `_FACTS`, and the lines `more`.
 
-    The facts are attributes of the error, too; the headline states `function` and `argument`. `remedies` are three.
+    The facts are attributes of the error, too; the headline states `function` and `argument`. `remedies` are several.
     """
     told = [f"    {_LABELS.get(name, name)}: {facts[name]}" for name in _FACTS if facts.get(name) is not None]
     error = kind(lines(headline, *told, *more))
@@ -170,13 +170,13 @@ def report(kind: Callable[[str], E], headline: str, *more: str, **facts: str | N
     return error
 
 
-def locate(error: E, rule: Any, function: Any) -> E:
-    """Returns an error about a rule of `function` with the file and line of the rule, if they are known."""
+def locate(error: E, rule: Any, function: Any = None, what: str = "rule") -> E:
+    """Returns an error about a rule of `function`, or about another function, with its file and line, if known."""
     where = user_code.location(rule, function)
     if where is None:
         return error
     headline, *rest = str(error).split("\n")
-    located = type(error)(lines(headline, f"    rule: {where}", *rest))
+    located = type(error)(lines(headline, f"    {what}: {where}", *rest))
     if not user_code.is_traced_by_dynamo():
         vars(located).update(vars(error), location=where)
     return located
@@ -200,6 +200,11 @@ def unknown_backend(name: object, source: str, names: Sequence[str]) -> ValueErr
     message = f"unknown backend {name!r} (from {source}). The backends are: {', '.join(names)}."
     text = str(name).strip().lower()
     return ValueError(message + did_you_mean(_ALIASES.get(text, text), names))
+
+
+def unknown_variable(name: str, names: Sequence[str]) -> UserWarning:
+    headline = f"the environment variable {name} is ignored: keras_cg knows {' and '.join(names)}."
+    return UserWarning(headline + did_you_mean(name, names))
 
 
 def foreign_tensor(function: str, role: str, value: object, backend: str, source: str, owner: str) -> TypeError:
@@ -269,11 +274,12 @@ def rule_not_callable(function: str, rule: object) -> TypeError:
 def no_convention(function: str, shown: str, arguments: int, outputs: int) -> TypeError:
     headline = f"{function}: no calling convention fits the signature of its rule."
     call = f"{count(arguments, 'positional argument')} and {count(outputs, 'output leaf', 'output leaves')}"
-    facts = {
-        "got": f"{shown}, for a call with {call}",
-        "cause": "a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones.",
-        "remedy": "write grad(upstream): inside the function, it can read the arguments without getting them.",
-    }
+    cause = "a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones."
+    remedy = "write grad(upstream): inside the function, it can read the arguments without getting them."
+    if shown.endswith("()"):
+        cause = "the derivative alone: a rule gets upstream, and multiplies the derivative by it."
+        remedy = "write grad(upstream), such as `lambda upstream: 2 * x * upstream` for x * x."
+    facts = {"got": f"{shown}, for a call with {call}", "cause": cause, "remedy": remedy}
     return report(TypeError, headline, "    expected one of:", ACCEPTED_FORMS, function=function, **facts)
 
 
@@ -379,13 +385,15 @@ def got_whole(function: str, rule: str, parameter: str, leaves: int) -> str:
     return f"{what}: its other parameters have defaults. Without these it gets one upstream for each."
 
 
-def captured_variable(function: str, names: Sequence[str]) -> CapturedVariableError:
-    values = f"{count(len(names), 'trainable value')} that {'is' if len(names) == 1 else 'are'}"
+def captured_variable(function: str, names: Sequence[str], is_users_rule: bool = True) -> CapturedVariableError:
+    is_one = len(names) == 1
+    they, them, their = ("it", "it", "its") if is_one else ("they", "them", "their")
+    values = f"{count(len(names), 'trainable value')} that {'is' if is_one else 'are'}"
     headline = f"{function} reads {values} not among its arguments: {', '.join(names)}"
-    consequence = "the rule says nothing about them, so they would silently get no gradient."
-    variables = "give the rule a `variables` parameter and return (grads, variable_grads)"
-    stop = "stop their gradient in the function with keras_cg.ops.stop_gradient"
-    remedies = f"pass them as arguments; {variables}; or {stop}."
+    consequence = f"the rule says nothing about {them}, so {they} would silently get no gradient."
+    extra = "give the rule a `variables` parameter and return (grads, variable_grads); " if is_users_rule else ""
+    stop = f"stop {their} gradient in the function with keras_cg.ops.stop_gradient"
+    remedies = f"pass {them} as {'an argument' if is_one else 'arguments'}; {extra}or {stop}."
     return report(CapturedVariableError, headline, function=function, consequence=consequence, remedies=remedies)
 
 

@@ -125,6 +125,22 @@ def test_unknown_in_the_environment_names_the_variable(clean_environment, variab
             ask()
 
 
+@pytest.mark.once
+def test_a_variable_that_does_not_exist_is_told():
+    code = """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            import keras_cg
+        print(*[f"{each.category.__name__}: {each.message}" for each in told], keras_cg.backend())
+    """
+    assert run(code, KERAS_CG_BACKENDS="jax") == (
+        "UserWarning: the environment variable KERAS_CG_BACKENDS is ignored: keras_cg knows KERAS_CG_BACKEND and"
+        " KERAS_CG_TRACEBACK. Did you mean 'KERAS_CG_BACKEND'? numpy"
+    )
+    assert run(code, KERAS_CG_BACKEND="numpy", KERAS_CG_TRACEBACK="full") == "numpy"
+
+
 # A framework whose import raises, and what is said of it.
 ABSENT = """
     import importlib.abc, importlib.util, sys

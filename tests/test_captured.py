@@ -1,14 +1,18 @@
 """Values that a function reads and that are no arguments: a gradient that would silently be missing raises instead."""
 
+import pathlib
+
 import numpy as np
 import pytest
 from outcomes import right_or_refused
 
+import keras_cg
 from keras_cg import CapturedVariableError, custom_gradient
 
 pytestmark = pytest.mark.together
 
 X = np.array([1.0, 2.0, 3.0], np.float32)
+HERE = pathlib.Path(__file__)
 
 
 def closing_over(w):
@@ -30,10 +34,81 @@ def test_a_captured_value_that_is_differentiated_raises(eager, backend):
         if "closure reads its tensor argument 1 in another way" in text:
             assert backend == "torch"  # which sees that they are one tensor
             continue
-        for part in ("closure reads 1 trainable value", "silently get no gradient", "remedy, one of three: "):
+        for part in ("closure reads 1 trainable value", "silently get no gradient", "remedy, one of these: "):
             assert part in text
-        for remedy in ("pass them as arguments", "a `variables` parameter", "stop their gradient"):
+        for remedy in ("pass it as an argument", "a `variables` parameter", "stop its gradient"):
             assert remedy in text
+
+
+class Scaled:
+    def __init__(self, w):
+        self.w = w
+
+    @custom_gradient
+    def call(self, x):  # method
+        return x * self.w, lambda upstream: 7 * upstream
+
+
+def in_a_dict(w):
+    params = {"w": [w], "unread": w * 2}
+
+    @custom_gradient  # dict
+    def f(x):
+        return x * params["w"][0], lambda upstream: 7 * upstream
+
+    return f
+
+
+def in_two_closures(w):
+    b = w * 2
+
+    def read():
+        return w + b
+
+    @custom_gradient  # closures
+    def f(x):
+        return x * read(), lambda upstream: 7 * upstream
+
+    return f
+
+
+def in_a_recipe(w):
+    return keras_cg.recipes.fixed_point(lambda y, x: 0.1 * w * y + x)  # recipe
+
+
+NAMES = {"method": (lambda w: Scaled(w).call, "self.w"), "dict": (in_a_dict, "params['w'][0]")}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_captured_value_has_its_name_and_its_function_a_place(eager, kind):
+    make, name = NAMES[kind]
+    with pytest.raises(CapturedVariableError, match="reads 1 trainable value that is not") as caught:
+        eager.gradients(lambda w: make(w)(eager.tensor(X)), X)
+    headline, place, *_ = str(caught.value).splitlines()
+    assert headline.endswith(f"among its arguments: {name}")
+    number = [each.endswith(f"# {kind}") for each in HERE.read_text().splitlines()].index(True) + 1
+    assert place in (f"    function: {HERE}:{number}", f"    function: {HERE}:{number - 1}")
+
+
+def test_two_captured_values_are_told_in_the_plural(eager, backend):
+    with pytest.raises(CapturedVariableError) as caught:
+        eager.gradients(lambda w: in_two_closures(w)(eager.tensor(X)), X)
+    text = str(caught.value)
+    if backend == "jax":  # which differentiates them one by one
+        assert "reads 1 trainable value that is not" in text
+    else:
+        assert "reads 2 trainable values that are not among its arguments: w, b\n" in text.replace("b, w", "w, b")
+        assert "nothing about them, so they would" in text
+        assert ": pass them as arguments;" in text and "or stop their gradient" in text
+
+
+def test_a_recipe_does_not_ask_for_variables(eager):
+    with pytest.raises(CapturedVariableError, match="trainable value that is not among its arguments: w\n") as caught:
+        eager.gradients(lambda w: in_a_recipe(w)(eager.tensor(X), eager.tensor(X)), X)
+    text = str(caught.value)
+    assert "remedy, one of these: pass it as an argument; or stop its gradient in the function" in text
+    assert "`variables`" not in text
+    assert f"    function: {HERE}:" in text
 
 
 def test_a_constant_is_just_a_constant(frame):
@@ -100,7 +175,7 @@ def test_without_an_argument_that_is_differentiated(eager, backend):
     if backend == "torch":
         f(eager.tensor(X)).sum().backward()
         np.testing.assert_allclose(w.grad.numpy(), np.full(3, 5.0))
-    with pytest.raises(CapturedVariableError, match="Parameter of float32" if backend == "torch" else "Variable"):
+    with pytest.raises(CapturedVariableError, match="among its arguments: w\n"):
         variable_gradients(eager, backend, closing_over(w), [w])
 
 

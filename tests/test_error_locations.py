@@ -163,14 +163,68 @@ RETURNED = {
     "no rule": lambda x: (2 * x, 2 * x),
     "nest": lambda x: ({"y": 2 * x}, 7),
     "foreign": lambda x: (2 * x, np.ones(2)),
+    "no pair of a nest": lambda x: {"y": 2 * x},
 }
 
 
 @pytest.mark.parametrize("kind", RETURNED)
 def test_an_error_of_a_call_shows_one_frame_of_keras_cg(eager, kind):
+    function = RETURNED[kind]
     with pytest.raises(TypeError, match="pair") as caught:
-        custom_gradient(RETURNED[kind])(eager.tensor(X))
+        custom_gradient(function)(eager.tensor(X))
     assert [each.name for each in own_frames(caught.value)] == ["__call__"]
+    place = f"{HERE}:{function.__code__.co_firstlineno}"
+    assert str(caught.value).splitlines()[1] == f"    function: {place}" and caught.value.location == place
+
+
+@custom_gradient
+def backward_culprit(x):
+    return 2 * x, lambda upstream: upstream[:2]
+
+
+def total(f):
+    return lambda x: keras_cg.ops.sum(f(x))
+
+
+DERIVATIVES = {
+    "grad": lambda f, x: keras_cg.grad(total(f))(x),
+    "value_and_grad": lambda f, x: keras_cg.value_and_grad(total(f))(x),
+    "vjp": lambda f, x: keras_cg.vjp(f, x)[1](x),
+    "jvp": lambda f, x: keras_cg.jvp(f, (x,), (x,)),
+    "jacobian": lambda f, x: keras_cg.jacobian(f)(x),
+    "hessian": lambda f, x: keras_cg.hessian(total(f))(x),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+@pytest.mark.parametrize("is_ours", [True, False], ids=["message", "exception"])
+def test_a_derivative_shows_few_frames_and_the_message_once(eager, name, is_ours):
+    function, kind, text = (backward_culprit, GradientError, "the rule of") if is_ours else (raising, Culprit, "once")
+    with pytest.raises(kind, match=text) as caught:
+        DERIVATIVES[name](function, eager.tensor(X))
+    assert 1 <= len(own_frames(caught.value)) <= 3
+    shown = "".join(traceback.format_exception(caught.value))
+    if is_ours:
+        assert shown.count(str(caught.value).partition("\n")[0]) == 1
+        assert len(shown.splitlines()) < 60
+
+
+WRONG_CALLS = {
+    "argnums": lambda x: keras_cg.grad(total(backward_culprit), 3)(x),
+    "no loss": lambda x: keras_cg.grad(lambda x: "text")(x),
+    "upstream": lambda x: keras_cg.vjp(lambda x: 2 * x, x)[1]("text"),
+    "tangents": lambda x: keras_cg.jvp(lambda x: 2 * x, (x,), x),
+    "complex": lambda x: keras_cg.jacobian(lambda x: 2 * x)(x),
+    "no function": lambda x: keras_cg.jvp(3, (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_a_wrong_call_of_a_derivative_shows_few_frames(eager, name):
+    x = eager.tensor(X.astype(np.complex64)) if name == "complex" else eager.tensor(X)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        WRONG_CALLS[name](x)
+    assert 1 <= len(own_frames(caught.value)) <= 3
 
 
 @pytest.mark.only("numpy")
@@ -184,6 +238,9 @@ def test_all_frames_are_shown_on_request(monkeypatch):
     with keras_cg.use_backend("numpy"), pytest.raises(TypeError) as caught:
         culprit([np.ones(2)])
     assert [each.name for each in own_frames(caught.value)][-1] == "_checked_pair"
+    with keras_cg.use_backend("numpy"), pytest.raises(GradientError) as caught:
+        keras_cg.grad(total(backward_culprit))(X)
+    assert len(own_frames(caught.value)) > 3
 
 
 @pytest.mark.only("numpy")

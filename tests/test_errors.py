@@ -131,6 +131,17 @@ culprit: no calling convention fits the signature of its rule.
         any with `needs_input_grad`  also one boolean for each tensor argument"""
 
 
+def without_parameters():
+    text = convention("").replace(
+        "a parameter per argument and none called `upstream`, a wrong number of them, or keyword-only ones.",
+        "the derivative alone: a rule gets upstream, and multiplies the derivative by it.",
+    )
+    return text.replace(
+        "write grad(upstream): inside the function, it can read the arguments without getting them.",
+        "write grad(upstream), such as `lambda upstream: 2 * x * upstream` for x * x.",
+    )
+
+
 def no_pair(came):
     return f"""\
 culprit must return a pair (output, grad).
@@ -156,7 +167,7 @@ def badly_called(rule, shown):
     return wrong_rule(rule, convention(shown))._replace(error=TypeError)
 
 
-PARAMS = "(params['b'], params['w'])"
+PARAMS = "{'b': params['b'], 'w': params['w']}"
 
 FAULTS = {
     # Too few and too many.
@@ -180,7 +191,7 @@ FAULTS = {
     "a fraction": wrong_rule(lambda g: (g, fractions.Fraction(7)), no_tensor("y", "a fractions.Fraction")),
     "a generator": wrong_rule(lambda g: (each for each in (g, g)), bare("a generator")),
     # Signatures.
-    "no upstream": badly_called(lambda: (7, 5), ""),
+    "no upstream": wrong_rule(lambda: (7, 5), without_parameters())._replace(error=TypeError),
     "one too many": badly_called(lambda dy1, dy2: (7, 5), "dy1, dy2"),
     "a keyword too many": badly_called(lambda u, *, k: (7, 5), "u, *, k"),
     "variables without a default": badly_called(lambda u, variables: (7, 5), "u, variables"),
@@ -205,7 +216,7 @@ STOPPED_BY_TORCH = {"one too many": "failed to bind arguments when attempting to
 
 def shown(error, backend):
     """The message of an error, with TENSOR for what a framework calls a tensor, and without the place of the rule."""
-    text = re.sub(r"(\\n|\n) +rule: \S+\.py:\d+", "", str(error))  # torch quotes the message with the rest
+    text = re.sub(r"(\\n|\n) +(rule|function): \S+\.py:\d+", "", str(error))  # torch quotes the message with the rest
     for each in TENSORS[backend]:
         text = text.replace(each, "TENSOR")
     return text
@@ -285,7 +296,7 @@ def test_message_of_two_readings(frame, nothing):
     decorated = custom_gradient(culprit)
     with pytest.raises(Exception) as caught:
         frame.gradients(lambda x, y: decorated([x, y], x, "name"), X, Y)
-    check_text(frame, caught.value, GradientError, two_ways("(*, *, *)", "(params[0], params[1], x, name)"))
+    check_text(frame, caught.value, GradientError, two_ways("(*, *, *)", "([params[0], params[1]], x, name)"))
 
 
 def no_variables(came):
@@ -342,16 +353,16 @@ def test_message_of_a_captured_value(backend, eager):
     with pytest.raises(CapturedVariableError) as caught:
         eager.gradients(run, X, Y)
     first, *rest = str(caught.value).splitlines()
-    # Each framework has a name of its own for what was captured.
-    assert first.startswith("culprit reads 1 trainable value that is not among its arguments: ")
+    assert first == "culprit reads 1 trainable value that is not among its arguments: w"
+    assert re.fullmatch(r"    function: \S+test_errors\.py:\d+", rest.pop(0))
     assert rest == [
-        "    consequence: the rule says nothing about them, so they would silently get no gradient.",
-        "    remedy, one of three: pass them as arguments; give the rule a `variables` parameter and return"
-        " (grads, variable_grads); or stop their gradient in the function with keras_cg.ops.stop_gradient.",
+        "    consequence: the rule says nothing about it, so it would silently get no gradient.",
+        "    remedy, one of these: pass it as an argument; give the rule a `variables` parameter and return"
+        " (grads, variable_grads); or stop its gradient in the function with keras_cg.ops.stop_gradient.",
     ]
     if backend != "jax":  # which raises in the place of ours another one with the same message
         error = caught.value
-        assert error.function == "culprit" and rest[1] == f"    remedy, one of three: {error.remedy}"
+        assert error.function == "culprit" and rest[1] == f"    remedy, one of these: {error.remedy}"
         assert (error.argument, error.got, error.expected, error.cause) == (None, None, None, None)
 
 
@@ -678,9 +689,9 @@ class Frozen(collections.abc.Mapping):
 FROZEN_RESULTS = {
     "another key": (
         lambda g: Frozen(w=g, other=g),
-        r"got: \{'w': \*, 'other': \*\}\n +expected: \(d\['b'\], d\['w'\]\)",
+        r"got: \{'w': \*, 'other': \*\}\n +expected: \{'b': d\['b'\], 'w': d\['w'\]\}",
     ),
-    "a dict": (lambda g: {"w": g}, r"expected: \(d\['b'\], d\['w'\]\)"),
+    "a dict": (lambda g: {"w": g}, r"expected: \{'b': d\['b'\], 'w': d\['w'\]\}"),
     "too few": (lambda g: g, r"one for each tensor argument: d\['b'\], d\['w'\]"),
 }
 

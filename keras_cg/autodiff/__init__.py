@@ -10,6 +10,7 @@ from keras_cg.autodiff import messages
 from keras_cg.autodiff.run import LossRun, RealRun, Run
 from keras_cg.frontend.call import function_name
 from keras_cg.frontend.pickling import picklable
+from keras_cg.frontend.tracebacks import shortened
 
 __all__ = ["grad", "hessian", "jacobian", "jvp", "value_and_grad", "vjp"]
 
@@ -93,6 +94,7 @@ def value_and_grad(
     return _value_and_gradient("value_and_grad", f, argnums, has_aux)
 
 
+@shortened
 def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """Returns the output of a function and its pullback, from an upstream gradient to the gradients of all arguments.
 
@@ -136,6 +138,7 @@ def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[A
     run = Run(_where("vjp", f), f, args, {}, range(len(args)))
     outputs, back, aux = run.backend.vjp(run, run.tensors)
 
+    @shortened
     def pullback(upstream: Any) -> tuple[Any, ...]:
         cotangents = run.fit("upstream", upstream, run.output, outputs, "the output")
         return run.like_arguments(back(cotangents))
@@ -143,6 +146,7 @@ def vjp(f: Callable[..., Any], *args: Any) -> tuple[Any, Callable[[Any], tuple[A
     return run.result(outputs, aux), pullback
 
 
+@shortened
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """Returns the output of a function and its derivative along a direction: forward mode.
 
@@ -301,8 +305,10 @@ def _jacobian(
 
 
 def _named(f: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator for a derivative of `f`, which has the name of `f` and shortens tracebacks."""
     # Without `__wrapped__`, because the signature of the result has another return value.
-    return functools.wraps(f, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+    like_f = functools.wraps(f, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+    return lambda derivative: like_f(shortened(derivative))
 
 
 def _unpack(parts: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:

@@ -11,51 +11,58 @@ from keras_cg.errors import article, count, report, type_name
 def not_a_function(caller: str, value: object) -> TypeError:
     """The function to differentiate cannot be called."""
     came = article(type_name(value))
-    return TypeError(f"{caller} differentiates a function, got {came}. Give the function itself, not what it returns.")
+    return report(
+        TypeError, f"{caller} differentiates a function, got {came}. Give the function itself, not what it returns."
+    )
 
 
 def not_differentiable(where: str, argument: str, came: str) -> TypeError:
     """An argument that `grad` differentiates has no gradient."""
     remedy = "Convert it to a floating dtype, or leave it out of `argnums`."
-    return TypeError(f"{where}: {argument} is {came}, and only floating or complex tensors have a gradient. {remedy}")
+    return report(
+        TypeError, f"{where}: {argument} is {came}, and only floating or complex tensors have a gradient. {remedy}"
+    )
 
 
 def nothing_to_differentiate(where: str) -> TypeError:
     """No argument holds a tensor that has a gradient."""
     happened = "there is no floating or complex tensor among the arguments to differentiate."
-    return TypeError(f"{where}: {happened} Give at least one: integers, booleans and strings have no gradient.")
+    return report(TypeError, f"{where}: {happened} Give at least one: integers, booleans and strings have no gradient.")
 
 
 def bad_argnums(where: str, argnums: object, arguments: int) -> TypeError:
     """`argnums` does not name positional arguments of the call."""
     call = f"a call with {count(arguments, 'positional argument')}"
     remedy = "Give the index of a positional argument, or a tuple of different ones; keywords are not differentiated."
-    return TypeError(f"{where}: argnums={argnums!r} does not fit {call}. {remedy}")
+    return report(TypeError, f"{where}: argnums={argnums!r} does not fit {call}. {remedy}")
 
 
 def not_a_scalar_output(where: str, came: str) -> TypeError:
     """`grad` can differentiate one real tensor."""
     remedy = "Return the loss alone, or (loss, aux) with has_aux=True."
-    return TypeError(f"{where}: the function must return one real floating tensor, got {came}. {remedy}")
+    return report(TypeError, f"{where}: the function must return one real floating tensor, got {came}. {remedy}")
 
 
 def no_aux(where: str, value: object) -> TypeError:
     """With `has_aux=True` the function returned no pair."""
     came = article(type_name(value))
-    return TypeError(f"{where}: with has_aux=True the function must return a pair (output, aux), got {came}.")
+    return report(TypeError, f"{where}: with has_aux=True the function must return a pair (output, aux), got {came}.")
 
 
 def no_floating_output(where: str, came: str) -> TypeError:
     """Nothing in the output has a derivative."""
     cause = "A forgotten `return`, or a comparison or an index where its values were meant, gives such an output."
-    return TypeError(f"{where}: the function must return at least one floating or complex tensor, got {came}. {cause}")
+    return report(
+        TypeError, f"{where}: the function must return at least one floating or complex tensor, got {came}. {cause}"
+    )
 
 
 def complex_jacobian(where: str, what: str, came: str) -> TypeError:
     """A Jacobian of complex numbers is not one matrix."""
-    return TypeError(
+    return report(
+        TypeError,
         f"{where}: {what} is {came}, and one complex matrix cannot hold the derivative of a complex function that is"
-        " not holomorphic. Use keras_cg.vjp or keras_cg.jvp, or give real and imaginary parts as tensors of their own."
+        " not holomorphic. Use keras_cg.vjp or keras_cg.jvp, or give real and imaginary parts as tensors of their own.",
     )
 
 
@@ -63,7 +70,7 @@ def not_arguments(where: str, name: str, value: object) -> TypeError:
     """`primals` or `tangents` is no sequence of arguments."""
     due = f"{name} must be a tuple with one part for each argument"
     remedy = "For one argument write jvp(f, (x,), (tangent,))."
-    return TypeError(f"{where}: {due}, got {article(type_name(value))}. {remedy}")
+    return report(TypeError, f"{where}: {due}, got {article(type_name(value))}. {remedy}")
 
 
 def not_the_pytree(where: str, name: str, came: str, expected: str, model: str) -> ValueError:

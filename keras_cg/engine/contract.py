@@ -52,8 +52,11 @@ class Pullback(Protocol):
     def takes_variables(self) -> bool:
         """Whether the rule has a parameter for captured values."""
 
-    def capture(self, names: Sequence[str]) -> None:
-        """Raises CapturedVariableError if `fun` captured something and the rule takes no `variables`."""
+    def capture(self, names: Sequence[str], values: Sequence[Any] = ()) -> None:
+        """Raises CapturedVariableError if `fun` captured something and the rule takes no `variables`.
+
+        `names` describe what it captured; in the place of a description of one of `values` stands the user's name.
+        """
 
     def check(self, other: Pullback, probe: Probe) -> list[Any]:
         """Compares with the pullback of another run, and raises RuntimeError if they differ.

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_cg.errors import CapturedVariableError, GradientError, lines, message, named, report, type_name
+from keras_cg.errors import CapturedVariableError, GradientError, lines, locate, message, report, type_name
 
 
 def missing_backend(name: str, source: str, module: str | None, requirement: str) -> ImportError:
@@ -40,8 +40,9 @@ NO_CLOSURE = "a value in a global, or in what the function calls: captured value
 
 def unserved_variables(backend: str, cause: str = "a closure over it.", fun: Any = None) -> CapturedVariableError:
     """The rule of `fun`, a function or what has its name, takes `variables`, and the backend cannot find them."""
-    name = "a function with a custom gradient" if fun is None else named(fun.name, getattr(fun, "user", None))
-    return lost_capture(name, cause, f"the backend {backend!r} cannot give it to the rule as one of `variables`")
+    name = "a function with a custom gradient" if fun is None else fun.name
+    error = lost_capture(name, cause, f"the backend {backend!r} cannot give it to the rule as one of `variables`")
+    return locate(error, getattr(fun, "user", None), what="function")
 
 
 def rule_dropped(where: str, remedy: str, function: str | None = None) -> NotImplementedError:

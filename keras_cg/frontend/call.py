@@ -44,12 +44,12 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
         return function.finish(backend.attach(function, tensors))
     # Nothing is differentiated, so there is nothing to attach the rule to.
     args, kwargs = function.bind(tuple(tensors))
-    return output_of(backend, name, fun(*args, **kwargs))
+    return output_of(backend, name, fun, fun(*args, **kwargs))
 
 
-def output_of(backend: Backend, name: str, pair: Any) -> Any:
-    """Returns the output of a function that returned `pair`, where nothing is differentiated."""
-    output, _ = _checked_pair(name, pair)
+def output_of(backend: Backend, name: str, fun: Callable[..., Any], pair: Any) -> Any:
+    """Returns the output of `fun`, which returned `pair`, where nothing is differentiated."""
+    output, _ = _checked_pair(name, fun, pair)
     tree = pytree.flatten(output, backend.is_tensor, backend.children)
     return tree.combine([*map(backend.constant, pytree.partition(backend, name, tree, _output_label))])
 
@@ -155,7 +155,7 @@ class Call(FlatFunction):
         if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
             results, rule, tree = pair[:1], pair[1], SINGLE
         else:
-            output, rule = _checked_pair(self.name, pair)
+            output, rule = _checked_pair(self.name, self.user, pair)
             results, tree = self.flatten(output)
         if self.output is None:
             self.output = tree
@@ -301,10 +301,14 @@ class Pullback:
         """Whether the rule takes the captured variables."""
         return conventions.takes_variables(self.rule)
 
-    def capture(self, names: Sequence[str]) -> None:
+    def capture(self, names: Sequence[str], values: Sequence[Any] = ()) -> None:
         """Raises if the function read trainable values that are no arguments, and the rule takes no `variables`."""
         if names and not self.takes_variables():
-            raise errors.captured_variable(self.function.name, names)
+            fun, is_users = self.function.user, self.location() is not None
+            names = arguments.names_of(fun, values, names) if values else names
+            if not is_users:  # a recipe, which has the user's function in a cell
+                fun = next(filter(user_code.location, comparing.near(fun)), fun)
+            raise errors.locate(errors.captured_variable(self.function.name, names, is_users), fun, what="function")
 
     def closed_over(self) -> list[Any]:
         """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
@@ -400,11 +404,11 @@ def _output_label(tree: Tree, place: int) -> str:
     return f"the output{tree.paths()[place]}"
 
 
-def _checked_pair(name: str, pair: Any) -> tuple[Any, Callable[..., Any]]:
-    """Returns `(output, grad)`, if the function returned such a pair."""
+def _checked_pair(name: str, fun: Callable[..., Any], pair: Any) -> tuple[Any, Callable[..., Any]]:
+    """Returns `(output, grad)`, if the function `fun` returned such a pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise errors.not_a_pair(name, pair)
+        raise errors.locate(errors.not_a_pair(name, pair), fun, what="function")
     output, rule = pair
     if not callable(rule):
-        raise errors.rule_not_callable(name, rule)
+        raise errors.locate(errors.rule_not_callable(name, rule), fun, what="function")
     return output, rule

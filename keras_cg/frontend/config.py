@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import ModuleType
@@ -15,6 +16,12 @@ from keras_cg.bridge import keras_interop
 from keras_cg.engine.contract import Backend
 
 __all__ = ["available_backends", "backend", "set_backend", "use_backend"]
+
+# The second is read where a traceback is shortened.
+_VARIABLES = ("KERAS_CG_BACKEND", "KERAS_CG_TRACEBACK")
+for _name in os.environ:
+    if _name.startswith("KERAS_CG_") and _name not in _VARIABLES:
+        warnings.warn(errors.unknown_variable(_name, _VARIABLES), stacklevel=2)
 
 _in_context: ContextVar[str | None] = ContextVar("keras_cg_backend", default=None)
 _in_process: str | None = None

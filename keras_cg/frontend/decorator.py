@@ -99,7 +99,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
                 pair: Any = self.__wrapped__(*args, **kwargs)
                 if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
                     return backend.constant(pair[0])  # type: ignore[no-any-return]
-                return call.output_of(backend, self._name, pair)  # type: ignore[no-any-return]
+                return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]
             if is_ordinary and keras_scope.is_unscoped():
                 function = call.Call(backend, self._name, self.__wrapped__, len(args))
                 results = backend.attach(function, args)

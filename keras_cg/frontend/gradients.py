@@ -176,8 +176,11 @@ class _Reader:
         return [*explicit[:count], *(part(name, default) for name, default in unbound), *named.values()]
 
     def _error(self, error: Callable[..., errors.GradientError], value: Any) -> errors.GradientError:
-        """Returns an error that shows the structure of the result, and the expected one."""
-        return error(self.arguments.name, pytree.show(value), f"({', '.join(self.arguments.labels())})")
+        """Returns an error that shows the structure of the result, and that of the arguments with their names."""
+        arguments, backend = self.arguments, self.arguments.backend
+        named = pytree.wrap(arguments.static.unflatten(arguments.labels()), backend.is_tensor, backend.children)
+        expected = named[0] if isinstance(named, tuple) and len(named) == 1 else named
+        return error(arguments.name, pytree.show(value), pytree.show(expected, str))
 
     def _misfit(self, value: Any) -> errors.GradientError:
         """Returns the error for a result that fits no structure: its count is wrong, or else its pytree."""

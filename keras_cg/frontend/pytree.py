@@ -241,16 +241,16 @@ def flatten_one_level(wrapped: Any) -> tuple[Sequence[Any], list[Any]]:
     return level.entries, list(level.children)
 
 
-def show(wrapped: Any) -> str:
-    """Describes the structure of a value from `wrap`, for a message."""
+def show(wrapped: Any, leaf: Callable[[Any], str] = lambda _: "*") -> str:
+    """Describes the structure of a value from `wrap`, for a message; `leaf` describes a leaf."""
     if is_leaf(wrapped):
-        return "*"
+        return leaf(wrapped)
     entries, children = flatten_one_level(wrapped)
     is_mapping = wrapped.kind.keys if isinstance(wrapped, _Node) else isinstance(wrapped, Mapping)
     if is_mapping:
         keys = [entry[1:-1] for entry in entries] if isinstance(wrapped, _Node) else [*map(repr, entries)]
-        return "{" + ", ".join(f"{key}: {show(child)}" for key, child in zip(keys, children, strict=True)) + "}"
-    inside = ", ".join(show(child) for child in children)
+        return "{" + ", ".join(f"{key}: {show(child, leaf)}" for key, child in zip(keys, children, strict=True)) + "}"
+    inside = ", ".join(show(child, leaf) for child in children)
     return f"[{inside}]" if isinstance(wrapped, list) else f"({inside})"
 
 

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from keras_cg import errors, user_code
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def shortened(fun: Callable[P, Result]) -> Callable[P, Result]:
+    """Returns `fun` with the traceback of an exception shortened."""
+
+    @functools.wraps(fun)
+    def shortened(*args: P.args, **kwargs: P.kwargs) -> Result:
+        try:
+            return fun(*args, **kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
+
+    return shortened
 
 
 def hide_frames(error: BaseException) -> None:
@@ -22,6 +42,9 @@ def hide_frames(error: BaseException) -> None:
             shown.append(entry)
         last, entry = entry, entry.tb_next
     # Another exception from inside keras_cg is a bug, and its report needs the frames.
+    if str(error).partition("\n")[0] in str(error.__cause__):
+        # JAX (0.10) quotes a whole exception in the cause that it adds, so a message would stand twice.
+        error.__cause__, error.__suppress_context__ = None, True
     if shown and (last is shown[-1] or is_reported(error)):
         for entry, following in zip(shown, [*shown[1:], None], strict=True):
             entry.tb_next = following

@@ -97,7 +97,7 @@ def test_captured_values_are_refused(backend, where, takes, monkeypatch):
         bodies = {"cell": lambda x: x * w, "list": lambda x: x * kept[0], "global": lambda x: x * HOLDER["w"]}
         return ops.sum(custom_gradient(lambda x: (bodies.get(where, lambda x: w)(x), rule))(X * w))
 
-    remedies = "three: pass them as arguments; give the rule a `variables`"
+    remedies = "these: pass it as an argument; give the rule a `variables`"
     for derivative in (autograd.grad(loss), grad(loss), lambda w: jvp(loss, (w,), (ONE,))):
         match = "'numpy' cannot give it to the rule as one of `variables`" if takes else remedies
         with pytest.raises(CapturedVariableError, match=match):

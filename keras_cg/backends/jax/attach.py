@@ -194,8 +194,9 @@ def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # The rule gives the gradients of the arguments, and then those of the variables.
     variables, start = program.variables or (), len(tensors)
     hoisted = {id(value): value for value in (*variables, *filter(is_traced, program.consts))}
-    if program.refusal is not None:
-        hoisted |= {id(value): _guarded(value, program.refusal) for value in program.captured()}
+    if program.refusals:
+        refusals, captured = program.refusals, program.captured()
+        hoisted |= {id(value): _guarded(value, refusals.get(id(value), refusals[0])) for value in captured}
     places = {key: start + index for index, key in enumerate(hoisted)}
     consts = [(places.get(id(const)), None if id(const) in places else const) for const in program.consts]
     with_gradient = start + len(variables)
@@ -229,14 +230,15 @@ class _Program:
         count: How many outputs the function has. After them, the jaxpr gives the values that the rule uses.
         rule: The traced rule.
         error: What the rule raised instead.
-        refusal: What a rule without `variables` says where something captured is differentiated.
+        refusals: What a rule without `variables` says where something captured is differentiated, by the identity of
+            what the function closes over; for anything else, by 0.
     """
 
     def __init__(self, fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | None = None):
         self.variables, self.needs_grad = variables, [*map(is_traced, tensors)]
         self.rule: Any = None
         self.error: Exception | None = None
-        self.refusal: Exception | None = None
+        self.refusals: dict[int, Exception] = {}
         self.types = [*map(jax.typeof, tensors)]
         self.jaxpr, self.consts = linear.program(functools.partial(self._run, fun), self.types)
 
@@ -244,10 +246,12 @@ class _Program:
         # The pullback must not outlive the trace: JAX would report a leak of what it holds.
         outputs, pullback = fun(*tensors)
         self.count = len(outputs)
-        try:
-            pullback.capture(["(a value that JAX differentiates)"])
-        except errors.CapturedVariableError as error:
-            self.refusal = error.with_traceback(None)
+        near = filter(is_traced, jax.tree.leaves(fun.closed_over()))
+        for read in ((), *[(value,) for value in near]):
+            try:
+                pullback.capture(["(a value that JAX differentiates)"], read)
+            except errors.CapturedVariableError as error:
+                self.refusals[id(read[0]) if read else 0] = error.with_traceback(None)
         if self.variables is None and pullback.takes_variables():
             return outputs
         try:

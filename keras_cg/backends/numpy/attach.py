@@ -21,7 +21,9 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, on plain arrays; an output that is in a box all the same depends on a captured value."""
     outputs, pullback = fun(*[asarray(innermost(tensor)) for tensor in tensors])
     if any([isinstance(output, Box) for output in outputs]):
-        pullback.capture(["(a value that autograd differentiates)"])
+        sources = _sources(outputs)
+        values = [*fun.captures(lambda value: isinstance(value, Box) and value._node in sources)]
+        pullback.capture(["(a value that autograd differentiates)"] * max(len(values), 1), values)
         raise messages.unserved_variables("numpy", "a closure over it, or a global.", fun)
     if not any([isinstance(tensor, Box) for tensor in tensors]):
         return outputs
@@ -90,6 +92,16 @@ class SavedCall:
                 "autograd cannot tell it from what is differentiated now",
             )
         return gradient
+
+
+def _sources(outputs: Tensors) -> set[Any]:
+    """Returns the nodes of autograd that some outputs were computed from."""
+    waiting, seen = [output._node for output in outputs if isinstance(output, Box)], set()
+    while waiting:
+        if (node := waiting.pop()) not in seen:
+            seen.add(node)
+            waiting += getattr(node, "parents", ())  # a node of forward mode has none
+    return seen
 
 
 def _is_from(node: Any, known: set[Any]) -> bool:

@@ -89,7 +89,7 @@ def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: lis
     others = [source for source in used if id(source) not in trainable]
     captured = others or (used and variables)
     names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
-    pullback.capture(names or [graph.CLOSED_OVER])
+    pullback.capture(names or [graph.CLOSED_OVER], captured)
     # Of several tensors, nothing tells which is used first.
     if not captured or (others and (len(used) > 1 or not (is_part(others[0]) or isinstance(others[0], tf.Variable)))):
         raise messages.unserved_variables("tensorflow", "several of them, or one that is out of reach.", fun)

@@ -68,7 +68,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     known = {id(source) for source in sources}
     handles = {id(handle): variable for variable in watcher.watched_variables() for handle in [inside(variable.handle)]}
     variables = [variable for key, variable in handles.items() if key in known]
-    pullback.capture([variable.name for variable in variables])
+    pullback.capture([variable.name for variable in variables], variables)
     others = [source for source in sources if id(source) not in handles and element_dtype(source) is not None]
     for outer, own in graph.captures if others and hasattr(graph, "captures") else ():
         if id(own) in known:

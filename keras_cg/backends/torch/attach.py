@@ -117,7 +117,7 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         for place, tensor in enumerate(tensors):
             if any([tensor is variable for variable in variables]):
                 raise messages.captured_argument(fun.name, str(place + 1))
-        pullback.capture([describe(variable) for variable in variables])
+        pullback.capture([describe(variable) for variable in variables], variables)
         saved += saveable(variables)
     if not is_differentiated and len(saved) == call.number:
         return exporting.cut(fun.name, outputs)

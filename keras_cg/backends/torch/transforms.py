@@ -56,13 +56,14 @@ def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     captured = [*operands.captured.values()]
     if operands.entered:
         # Another run would give that transform the tensor of this level, and not that of its own.
-        pullback.capture([describe(tensor) for tensor in captured])
+        pullback.capture([describe(tensor) for tensor in captured], captured)
         cause = "a closure over it, by a transform of torch.func that the function calls."
         raise messages.unserved_variables("torch", cause, fun)
     variables: list[int] = []
     if any(map(is_differentiated, outputs)):
         variables = [place for place, tensor in enumerate(captured) if id(tensor) in operands.used]
-        pullback.capture([describe(captured[place]) for place in variables])
+        used = [captured[place] for place in variables]
+        pullback.capture([*map(describe, used)], used)
     known = operands.known.keys() | operands.captured.keys()
     # What only the rule reads would be a dead wrapper where it runs after its level is over.
     wrapped = _wrapped_near([*fun.closed_over(), *pullback.closed_over()])

@@ -102,7 +102,7 @@ class _Recomputed:
 
     takes_arguments = takes_variables
 
-    def capture(self, names: Sequence[str]) -> None:
+    def capture(self, names: Sequence[str], values: Sequence[Any] = ()) -> None:
         if names:
             raise messages.lost_to_recompute(self.function.name, self.backend.tensors[0].__module__.partition(".")[0])
 
