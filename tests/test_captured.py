@@ -230,3 +230,20 @@ def test_a_captured_parameter_where_torch_compile_gives_up(backend):
     f = custom_gradient(lambda x: (x * p, lambda upstream: 7 * upstream))
     with pytest.raises(CapturedVariableError):
         torch.compile(lambda x: f(x) * 1, backend="aot_eager")(torch.ones(1, requires_grad=True))
+
+
+@pytest.mark.only("torch")
+def test_a_captured_value_in_an_operation_with_out(backend):
+    import torch
+
+    w = torch.tensor([2.0, 3.0], requires_grad=True)
+
+    @custom_gradient
+    def f(x, out):
+        return torch.mul(x, w, out=torch.empty(2)) if out is None else torch.mul(
+            x, 2, out=w
+        ), lambda upstream: 7 * upstream
+
+    for out in (None, "w"):
+        with pytest.raises(CapturedVariableError, match=r"(?s)test_a_captured.*f reads a value.*usual cause: .*`out=`"):
+            f(torch.ones(2, requires_grad=True), out)

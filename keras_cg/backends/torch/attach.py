@@ -50,9 +50,15 @@ from keras_cg.engine.contract import Function, Pullback
 @uncompiled
 def attach(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of `fun`, with the rule as their gradient."""
-    if is_special() or not torch.is_grad_enabled():
-        return attach_any(fun, tensors)
-    return _attach(fun, tensors, False)
+    try:
+        if is_special() or not torch.is_grad_enabled():
+            return attach_any(fun, tensors)
+        return _attach(fun, tensors, False)
+    except RuntimeError as error:
+        # The arguments are detached, so it is a captured value that torch cannot differentiate.
+        if "functions with out=... arguments don't support automatic differentiation" not in str(error):
+            raise
+        raise messages.unserved_variables("torch", "a captured value in an operation with `out=`.", fun) from error
 
 
 def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
