@@ -180,6 +180,7 @@ def _add_check(commands: Any) -> None:
     parser.add_argument(
         "--no-compiled", dest="compiled", action="store_false", help="skip the checks `compiled` and `export`"
     )
+    parser.add_argument("--strict", action="store_true", help="fail if a decorated function of TARGET was not checked")
     parser.add_argument("--json", action="store_true", help="write only JSON to the standard output")
 
 

@@ -51,6 +51,8 @@ class Board:
         absent: A line for each requested backend that is not installed.
         usage: The usage error of each backend that found no function.
         unchecked: The parts that `--fast` leaves out.
+        left_out: The reason for each decorated function of the target that is not checked.
+        is_strict: Whether such a function is a failure.
     """
 
     target: str
@@ -62,6 +64,8 @@ class Board:
     absent: list[str] = dataclasses.field(default_factory=list)
     usage: dict[str, str] = dataclasses.field(default_factory=dict)
     unchecked: tuple[str, ...] = ()
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+    is_strict: bool = False
 
     def found(self, function: str, backend: str) -> list[Finding]:
         """Returns the findings of a function on a backend."""
@@ -93,7 +97,8 @@ class Board:
         """Returns the exit status."""
         if self.absent or (self.usage and len(self.usage) == len(self.backends)):
             return 2
-        return 0 if not self.problems and all(report.status == "passed" for report in self.reports()) else 1
+        is_failed = self.problems or (self.is_strict and self.left_out)
+        return 0 if not is_failed and all(report.status == "passed" for report in self.reports()) else 1
 
 
 def run(options: argparse.Namespace) -> int:
@@ -104,7 +109,8 @@ def run(options: argparse.Namespace) -> int:
     """
     arguments = targets.validate(options.target, options.arg, options.expected, options.value)
     names, absent = processes.chosen(options.backends)
-    board = Board(options.target, names, absent=absent, unchecked=FAST if options.fast else ())
+    unchecked = FAST if options.fast else ()
+    board = Board(options.target, names, absent=absent, unchecked=unchecked, is_strict=options.strict)
     with tempfile.TemporaryDirectory() as folder, _shown(board):
         job = {
             "task": "check",
@@ -171,6 +177,7 @@ def _add(board: Board, backend: str, event: dict[str, Any]) -> None:
     kind = event["event"]
     if kind == "functions":
         board.functions = board.functions or event["names"]
+        board.left_out |= event["left_out"]
     elif kind == "usage":
         board.usage[backend] = event["message"]
     elif kind == "problem":
@@ -246,5 +253,6 @@ def _write(board: Board) -> None:
         "problems": problems,
         "not_installed": board.absent,
         "not_checked": board.unchecked,
+        "left_out": board.left_out,
     }
     output.write_json(data)

@@ -152,6 +152,10 @@ def no_hints(target: str, decorated: Sequence[str]) -> UsageError:
     )
 
 
+# Why a function of a whole module is not checked.
+NO_EXAMPLE, METHOD = "no example_args", "a method: name it as OBJECT.METHOD"
+
+
 def needs_function(target: str, option: str) -> UsageError:
     """An option for one function was used with a whole module."""
     return UsageError(f"{option} is for one function: name it, as in {target}:FUNCTION")

@@ -185,6 +185,9 @@ def show(board: Board) -> None:
     console.print()
     if board.unchecked:
         console.print(Text(f"not checked with --fast: {', '.join(board.unchecked)}", "dim"), soft_wrap=True)
+    if board.left_out:
+        names = ", ".join(f"{name} ({why})" for name, why in board.left_out.items())
+        console.print(Text(f"{marks['undecided']} not checked: {names}", STYLES["undecided"]), soft_wrap=True)
     console.print(_verdict(board, marks), soft_wrap=True)
 
 
@@ -244,5 +247,7 @@ def _verdict(board: Board, marks: dict[str, str]) -> Text:
         parts.append(f"stopped: {', '.join(stopped)}")
     if board.absent:
         parts.append(f"not installed: {', '.join(line.partition(':')[0] for line in board.absent)}")
+    if board.is_strict and board.left_out:
+        parts.append(f"not checked, with --strict: {', '.join(board.left_out)}")
     mark = "undecided" if set(by_status) <= {"undecided", "passed"} and not stopped and not board.absent else "failed"
     return Text(f"{marks[mark]} " + "; ".join(parts or ["nothing was checked"]), STYLES[mark])

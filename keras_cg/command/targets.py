@@ -20,7 +20,7 @@ from keras_cg import errors, user_code
 from keras_cg.command import messages, specs
 from keras_cg.frontend.decorator import CustomGradient
 
-__all__ = ["Target", "find", "split", "validate", "where"]
+__all__ = ["Target", "find", "left_out", "split", "validate", "where"]
 
 
 class Target(NamedTuple):
@@ -111,6 +111,19 @@ def find(
     with contextlib.chdir(home):
         found = {key: _reference(place, module, key, each) for key, each in references.items() if each is not None}
     return [_build(name, function, makers, seed, **found)]
+
+
+def left_out(target: str, found: Sequence[Target]) -> dict[str, str]:
+    """Returns the decorated functions and methods of a whole module that are not checked, each with the reason."""
+    if split(target)[1]:
+        return {}
+    module = sys.modules[found[0].function.__module__]
+    functions = [name for name in _decorated(module) if not hasattr(getattr(module, name), "example_args")]
+    owners = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    methods = [
+        f"{owner.__qualname__}.{name}" for owner in owners for name in vars(owner) if _is_decorated(vars(owner)[name])
+    ]
+    return dict.fromkeys(functions, messages.NO_EXAMPLE) | dict.fromkeys(methods, messages.METHOD)
 
 
 def _load(place: str) -> ModuleType:

@@ -2,7 +2,7 @@
 
 The job is one line of JSON on its standard input. Each event is a line of JSON on its standard output:
 
-`functions`  the names of the functions of the job
+`functions`  the names of the functions of the job, and those that it leaves out, with the reasons
 `finding`    the result of a check
 `report`     the report of one function
 `devices`    the devices of the backend
@@ -101,7 +101,7 @@ def _devices(job: Job, say: Say) -> None:
 
 def _targets(job: Job, say: Say) -> list[targets.Target]:
     found = targets.find(job["target"], job["arguments"], job["expected"], job["seed"], job["value"])
-    say("functions", names=[each.name for each in found])
+    say("functions", names=[each.name for each in found], left_out=targets.left_out(job["target"], found))
     backends.load(job["backend"], "keras-cg")
     return found
 

@@ -201,6 +201,30 @@ def test_fast_neither_compiles_nor_exports(run):
     assert with_it != without
 
 
+LEFT_OUT = {"forgotten": "no example_args", "Layer.call": "a method: name it as OBJECT.METHOD"}
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_functions_that_are_not_checked_are_named(run, is_strict):
+    words = ("check", "partly_hinted.py", "--backends", "numpy", "--fast", *["--strict"] * is_strict)
+    done = run(*words)
+    assert done.returncode == int(is_strict)
+    named = "not checked: forgotten (no example_args), Layer.call (a method: name it as OBJECT.METHOD)"
+    assert named in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert ("not checked, with --strict: forgotten, Layer.call" if is_strict else "passed: checked on numpy") in last
+    data = json.loads(run(*words, "--json").stdout)
+    assert data["left_out"] == LEFT_OUT and data["reports"][0]["status"] == "passed"
+
+
+@pytest.mark.only("numpy")
+def test_strict_asks_for_nothing_more_where_a_function_is_named(run):
+    words = ("check", "partly_hinted.py:checked", "--backends", "numpy", "--fast", "--strict")
+    assert "not checked: " not in run(*words).stdout
+    assert json.loads(run(*words, "--json").stdout)["left_out"] == {}
+
+
 @pytest.mark.only("numpy")
 def test_fast_says_what_it_does_not_check(run):
     words = ("check", "planted.py:power", "--backends", "numpy")
@@ -268,7 +292,7 @@ def test_the_hook_is_a_command_that_runs(run):
     hooks = (Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text()
     (entry,) = re.findall(r"^  entry: (.*)$", hooks, re.MULTILINE)
     name, *words = entry.split()
-    assert name == "keras-cg" and "--fast" in words
+    assert name == "keras-cg" and {"--fast", "--strict"} <= {*words}
     assert run(*words, "planted.py:power", "--backends", "numpy").returncode == 0
     assert run(*words, "planted.py:doubled", "--arg", "x=normal:3", "--backends", "numpy").returncode == 1
 
