@@ -75,15 +75,13 @@ for backend in ("tensorflow", "torch"):
     TOUCHING[backend].append(f"tests/test_memory_{backend}.py")
 # Columns that have another release of the framework than every other: there the framework's own tests run as well, and
 # a dozen rules of the zoo.
-OTHERS = {
-    *[(backend, column) for backend in ("jax", "numpy") for column in ("newest", "oldest")],
-    ("tensorflow", "oldest"),
-}
-# Python 3.12 has the newest versions, too, so one backend there is enough. TensorFlow brings Keras.
+OTHERS = {("jax", "newest"), ("jax", "oldest"), ("tensorflow", "oldest")}
+# Python 3.12 has the newest versions, too, so one framework there is enough. NumPy's backend is tested beside JAX's, in
+# one environment. TensorFlow brings Keras.
 CASES = [
-    *[(COLUMNS["newest"][0], backend, "newest") for backend in ("jax", "numpy", "tensorflow")],
+    *[(COLUMNS["newest"][0], backend, "newest") for backend in ("jax", "tensorflow")],
     (COLUMNS["3.12"][0], "jax", "3.12"),
-    *[(COLUMNS["oldest"][0], backend, "oldest") for backend in ("jax", "numpy", "tensorflow", "torch")],
+    *[(COLUMNS["oldest"][0], backend, "oldest") for backend in ("jax", "tensorflow", "torch")],
 ]
 WITH_KERAS = [f"tests/with_keras/test_keras_{name}.py" for name in ("layers", "variables", "wrappers")]
 # A session of `nox -t all`, and one in the environment of `frameworks`.
@@ -214,8 +212,10 @@ def versions(session: nox.Session, backend: str, column: str) -> None:
     """The tests that touch a framework, with the versions of a column of docs/compatibility.md."""
     extras = [*framework(backend), *(["keras"] if backend == "tensorflow" else []), "testing"]
     install(session, *extras, groups=("test",), pins=("-c", COLUMNS[column][1]))
-    more = [*TOUCHING[backend], CONFORMANCE, "--dozen"] if (backend, column) in OTHERS else []
-    options = (*(GROUPED if more else PARALLEL), *QUICK, f"--backends={backend}")
+    backends = [backend, "numpy"] if backend == "jax" else [backend]
+    touching = [file for each in backends for file in TOUCHING[each]]
+    more = [*touching, CONFORMANCE, "--dozen"] if (backend, column) in OTHERS else []
+    options = (*(GROUPED if more else PARALLEL), *QUICK, f"--backends={','.join(backends)}")
     session.run("pytest", *options, *EVERYWHERE, *more, *session.posargs, env=ENVIRONMENT)
     if (backend, column) == ("tensorflow", "oldest"):  # the newest Keras is that of constraints.txt
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}

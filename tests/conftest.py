@@ -57,7 +57,7 @@ SHARED = ("tests/with_keras/test_keras_install.py",)
 TAKE_LONG = tuple(
     f"tests/{tests}"
     for tests in (
-        *(f"testing/test_checker_{part}.py" for part in ("faults", "verdicts", "study")),
+        *(f"testing/test_checker_{part}.py" for part in ("faults", "staircases", "study", "verdicts")),
         *("recipes/test_recipes.py::test_checked", "recipes/test_recipe_edges.py", "recipes/test_solutions.py"),
         *("docs/test_examples.py", "namespaces/test_ops_standard.py"),
     )
