@@ -125,7 +125,7 @@ def test_unknown_in_the_environment_names_the_variable(clean_environment, variab
             ask()
 
 
-@pytest.mark.once
+@pytest.mark.only("numpy")
 def test_a_variable_that_does_not_exist_is_told():
     code = """
         import warnings

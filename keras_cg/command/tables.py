@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_cg.command import progress
-from keras_cg.command.check import Board, Problem
+from keras_cg.command.board import Board, Problem
 from keras_cg.testing.report import CHECKS, NOT_REACHED, Finding, Report, worst
 
 __all__ = ["picture", "show"]
