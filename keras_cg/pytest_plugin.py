@@ -32,7 +32,8 @@ from typing import NoReturn
 import pytest
 
 from keras_cg import backends
-from keras_cg.errors import report, unknown_backend
+from keras_cg.engine.messages import unknown_backend
+from keras_cg.errors import report
 from keras_cg.frontend.config import use_backend
 
 __all__ = ["active", "allowed", "require_restriction", "under_test"]

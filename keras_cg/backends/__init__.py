@@ -14,7 +14,6 @@ import pkgutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from keras_cg import errors
 from keras_cg.engine import defaults, messages
 from keras_cg.engine.contract import OPTIONAL, REQUIRED, Backend
 
@@ -77,7 +76,7 @@ def load(name: str, source: str) -> Backend:
     if name in loaded:
         return loaded[name]
     if name not in _built_in() and name not in names():
-        raise errors.unknown_backend(name, source, names())
+        raise messages.unknown_backend(name, source, names())
     module = f"{__name__}.{name}" if name in _built_in() else _entry_points()[name].module
     try:
         backend: Any = importlib.import_module(module)

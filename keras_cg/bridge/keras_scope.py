@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from keras_cg import backends, errors
+from keras_cg import backends
+from keras_cg.bridge import messages
 from keras_cg.bridge.keras_interop import chosen, keras
 from keras_cg.engine.contract import Backend
 
@@ -76,12 +77,12 @@ class Run:
             another.state_mapping = dict(values)
             yield
         if any([values.get(key) is not each for key, each in another.state_mapping.items()]):
-            raise errors.rule_changes_variables(self.state.function)
+            raise messages.rule_changes_variables(self.state.function)
 
     def changes(self) -> tuple[Any, ...]:
         """Returns the new values of the variables that the run changed; raises if the first run had no scope."""
         if self.values and self.state.scope is None:
-            raise errors.changes_variables(self.state.function)
+            raise messages.changes_variables(self.state.function)
         self.state.keys = list(self.values)
         return tuple(map(keras().ops.stop_gradient, self.values.values()))
 

@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import keras_cg
-from keras_cg import backends, errors
+from keras_cg import backends
 from keras_cg.command import messages, output
+from keras_cg.engine import messages as engine_messages
 
 __all__ = ["main"]
 
@@ -223,7 +224,7 @@ def _backends(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in backends.names():
-            raise argparse.ArgumentTypeError(str(errors.unknown_backend(name, "--backends", backends.names())))
+            raise argparse.ArgumentTypeError(str(engine_messages.unknown_backend(name, "--backends", backends.names())))
     if not names:
         raise argparse.ArgumentTypeError(f"name one or more of {', '.join(backends.names())}")
     return names

@@ -9,8 +9,9 @@ import platform
 from typing import Any
 
 import keras_cg
-from keras_cg import backends, errors
+from keras_cg import backends
 from keras_cg.command import messages, output, processes, progress, versions
+from keras_cg.engine import messages as engine_messages
 from keras_cg.frontend import config
 
 __all__ = ["run"]
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     asyncio.run(_ask_all([each for each in found if each["installed"]]))
     problem = None
     if active not in backends.names():
-        problem = messages.UsageError(str(errors.unknown_backend(active, source, backends.names())))
+        problem = messages.UsageError(str(engine_messages.unknown_backend(active, source, backends.names())))
     elif active not in installed:
         problem = messages.not_installed(active)
     if not options.json:

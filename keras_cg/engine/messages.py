@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from keras_cg.errors import CapturedVariableError, GradientError, lines, locate, message, report, type_name
+from keras_cg.errors import (
+    CapturedVariableError,
+    GradientError,
+    did_you_mean,
+    lines,
+    locate,
+    message,
+    report,
+    type_name,
+)
 
 
 def missing_backend(name: str, source: str, module: str | None, requirement: str) -> ImportError:
@@ -106,6 +115,16 @@ no_forward_mode = message(
     cause="a function of another library, whose gradient is a jax.custom_vjp's.",
     remedy="differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient.",
 )
+
+
+_ALIASES = {"pytorch": "torch", "tf": "tensorflow", "np": "numpy", "jnp": "jax", "autograd": "numpy"}
+
+
+def unknown_backend(name: object, source: str, names: Sequence[str]) -> ValueError:
+    """No backend has that name."""
+    message = f"unknown backend {name!r} (from {source}). The backends are: {', '.join(names)}."
+    text = str(name).strip().lower()
+    return ValueError(message + did_you_mean(_ALIASES.get(text, text), names))
 
 
 def name_of(fun: Callable[..., Any]) -> str:

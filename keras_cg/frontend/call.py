@@ -17,7 +17,7 @@ from keras_cg.engine.contract import Backend
 from keras_cg.engine.freezing import freeze
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.watching import Epochs, Watch
-from keras_cg.frontend import arguments, config, conventions, pytree, signature, tracebacks
+from keras_cg.frontend import arguments, config, conventions, messages, pytree, signature, tracebacks
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.conventions import ALONE, ANY, Convention
 from keras_cg.frontend.gradients import Spec, check_variables, collect
@@ -236,7 +236,7 @@ class Pullback:
             return self._call(cotangents, variables, needs_grad, values)
         name = watch.changed()
         if name is not None:
-            raise errors.bound_again(function.name, name, self.location())
+            raise messages.bound_again(function.name, name, self.location())
         with watch.running():
             return self._call(cotangents, variables, needs_grad, values)
 
@@ -308,7 +308,7 @@ class Pullback:
             names = arguments.names_of(fun, values, names) if values else names
             if not is_users:  # a recipe, which has the user's function in a cell
                 fun = next(filter(user_code.location, comparing.near(fun)), fun)
-            raise errors.locate(errors.captured_variable(self.function.name, names, is_users), fun, what="function")
+            raise errors.locate(messages.captured_variable(self.function.name, names, is_users), fun, what="function")
 
     def closed_over(self) -> list[Any]:
         """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
@@ -368,7 +368,7 @@ class Pullback:
                 name = "it gives another gradient"
             conditions += [answer for answer in answers if answer is not True]
         if name is not None:
-            raise errors.not_repeated(self.function.name, self.function.user, name)
+            raise messages.not_repeated(self.function.name, self.function.user, name)
         return conditions
 
 
@@ -407,8 +407,8 @@ def _output_label(tree: Tree, place: int) -> str:
 def _checked_pair(name: str, fun: Callable[..., Any], pair: Any) -> tuple[Any, Callable[..., Any]]:
     """Returns `(output, grad)`, if the function `fun` returned such a pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise errors.locate(errors.not_a_pair(name, pair), fun, what="function")
+        raise errors.locate(messages.not_a_pair(name, pair), fun, what="function")
     output, rule = pair
     if not callable(rule):
-        raise errors.locate(errors.rule_not_callable(name, rule), fun, what="function")
+        raise errors.locate(messages.rule_not_callable(name, rule), fun, what="function")
     return output, rule

@@ -11,9 +11,11 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from keras_cg import backends, errors
+from keras_cg import backends
 from keras_cg.bridge import keras_interop
+from keras_cg.engine import messages as engine_messages
 from keras_cg.engine.contract import Backend
+from keras_cg.frontend import messages
 
 __all__ = ["available_backends", "backend", "set_backend", "use_backend"]
 
@@ -21,7 +23,7 @@ __all__ = ["available_backends", "backend", "set_backend", "use_backend"]
 _VARIABLES = ("KERAS_CG_BACKEND", "KERAS_CG_TRACEBACK")
 for _name in os.environ:
     if _name.startswith("KERAS_CG_") and _name not in _VARIABLES:
-        warnings.warn(errors.unknown_variable(_name, _VARIABLES), stacklevel=2)
+        warnings.warn(messages.unknown_variable(_name, _VARIABLES), stacklevel=2)
 
 _in_context: ContextVar[str | None] = ContextVar("keras_cg_backend", default=None)
 _in_process: str | None = None
@@ -147,7 +149,7 @@ def is_active(backend: Backend) -> bool:
 
 def _known(name: str, source: str) -> str:
     if name not in backends.names():
-        raise errors.unknown_backend(name, source, backends.names())
+        raise engine_messages.unknown_backend(name, source, backends.names())
     return name
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_cg import errors
 from keras_cg.engine.functions import facts, innermost
-from keras_cg.frontend import signature
+from keras_cg.frontend import messages, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.pytree import Tree
 from keras_cg.frontend.signature import Parameters
@@ -41,7 +41,7 @@ def style(fun: Any, function: Any, name: str) -> int | None:
         known.style = _style(fun)
         user: Any = innermost(function)
         for asked in () if user is None else facts(user.__code__).asks.intersection(signature.from_code(user).names()):
-            warnings.warn(errors.asks_requires_grad(name, asked), stacklevel=2)
+            warnings.warn(messages.asks_requires_grad(name, asked), stacklevel=2)
     return known.style  # type: ignore[no-any-return]
 
 
@@ -106,7 +106,7 @@ class Convention:
         positional = parameters.plain()
         if len(positional) not in (count, len(self.output.places)) or parameters.required() > 1:
             return None
-        return errors.got_whole(self.arguments.name, self._shown(), positional[0], count)
+        return messages.got_whole(self.arguments.name, self._shown(), positional[0], count)
 
     def _arrange(self, upstreams: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the arguments for the rule, by the first convention that its signature fits.
@@ -140,7 +140,7 @@ class Convention:
     def _one_by_one(self, upstreams: list[Any], places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the upstreams at `places`; refuses a dict whose keys are not sorted, because upstreams would be."""
         if not self.output.is_in_order(places):
-            raise self._located(errors.unsorted_output(self.arguments.name, self._shown()))
+            raise self._located(messages.unsorted_output(self.arguments.name, self._shown()))
         return tuple(upstreams[place] for place in places), {}
 
     def _shown(self) -> str:
@@ -151,7 +151,7 @@ class Convention:
 
     def _misfit(self, count: int) -> TypeError:
         """Returns the error for a rule that fits no convention for an output of `count` leaves."""
-        return self._located(errors.no_convention(self.arguments.name, self._shown(), self.count, count))
+        return self._located(messages.no_convention(self.arguments.name, self._shown(), self.count, count))
 
     def _located(self, error: TypeError) -> TypeError:
         return errors.locate(error, self.rule, self.arguments.user)

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from keras_cg import errors
 from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine.functions import Decorated
-from keras_cg.frontend import call, config, pickling, tracebacks
+from keras_cg.frontend import call, config, messages, pickling, tracebacks
 from keras_cg.frontend.pytree import SINGLE
 
 __all__ = ["CustomGradient", "custom_gradient"]
@@ -231,5 +230,5 @@ def custom_gradient(fun: Any = None) -> Any:
     if isinstance(fun, (staticmethod, classmethod)):
         return type(fun)(custom_gradient(fun.__func__))
     if not callable(fun) or isinstance(fun, type):
-        raise errors.not_callable(fun)
+        raise messages.not_callable(fun)
     return CustomGradient(fun)

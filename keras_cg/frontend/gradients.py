@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from keras_cg import errors, user_code
 from keras_cg.engine.precision import is_differentiable, is_key
-from keras_cg.frontend import pytree, signature
+from keras_cg.frontend import messages, pytree, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.pytree import compatible, describe, flatten
 
@@ -70,7 +70,7 @@ def _warn(arguments: Arguments, rule: Any) -> None:
     where = None if user_code.is_traced_by_dynamo() else user_code.location(rule, arguments.user)
     if where is not None and (arguments.name, where) not in _told:
         _told.add((arguments.name, where))
-        warnings.warn(errors.locate(errors.no_gradient(arguments.name), rule, arguments.user), stacklevel=2)
+        warnings.warn(errors.locate(messages.no_gradient(arguments.name), rule, arguments.user), stacklevel=2)
 
 
 class _Reader:
@@ -110,10 +110,10 @@ class _Reader:
         """
         ordered = [*filter(self._is_in_order, readings)]
         if not ordered:
-            raise self._error(errors.unsorted_result, value) if readings else self._misfit(value)
+            raise self._error(messages.unsorted_result, value) if readings else self._misfit(value)
         first, *others = [*filter(self._is_clean, ordered)] or ordered
         if not all(self._is_same(first.gradients, other.gradients) for other in others):
-            raise self._error(errors.ambiguous, value)
+            raise self._error(messages.ambiguous, value)
         return first.gradients
 
     def _is_clean(self, reading: Reading) -> bool:
@@ -186,12 +186,12 @@ class _Reader:
         """Returns the error for a result that fits no structure: its count is wrong, or else its pytree."""
         name, labels = self.arguments.name, self.arguments.labels()
         if not pytree.is_leaf(value) and not _is_flat(value):
-            return self._error(errors.wrong_structure, value)
+            return self._error(messages.wrong_structure, value)
         if pytree.is_leaf(value) and value is not None and not self.arguments.backend.is_tensor(value):
             came = errors.article(errors.type_name(value))
-            return errors.not_a_gradient(name, came, f"({', '.join(labels)})", ", ".join(labels))
+            return messages.not_a_gradient(name, came, f"({', '.join(labels)})", ", ".join(labels))
         count = len(value) if _is_flat(value) else 1
-        return errors.wrong_count(name, count, [labels[place] for place in self.places], len(labels))
+        return messages.wrong_count(name, count, [labels[place] for place in self.places], len(labels))
 
 
 def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], str]) -> Any:
@@ -203,7 +203,7 @@ def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], s
     if not backend.is_tensor(gradient):
         if not isinstance(gradient, (int, float, complex)):
             came = errors.article(errors.type_name(gradient))
-            raise errors.not_a_gradient(name, came, describe(dtype, shape), label())
+            raise messages.not_a_gradient(name, came, describe(dtype, shape), label())
         if gradient == 0 and not isinstance(gradient, bool):
             return None
         # Which dtype a number gets differs from framework to framework.
@@ -214,11 +214,11 @@ def check(arguments: Arguments, gradient: Any, spec: Spec, label: Callable[[], s
         return gradient
     shown, expected = describe(number or came, size), describe(dtype, shape)
     if came == "bool":
-        raise errors.boolean_gradient(name, shown, expected, label())
+        raise messages.boolean_gradient(name, shown, expected, label())
     if came.startswith("complex") and not dtype.startswith("complex"):
-        raise errors.wrong_kind(name, shown, expected, label())
+        raise messages.wrong_kind(name, shown, expected, label())
     if not compatible(size, shape):
-        raise errors.wrong_shape(name, shown, expected, label(), _broadcast_axes(size, shape))
+        raise messages.wrong_shape(name, shown, expected, label(), _broadcast_axes(size, shape))
     return gradient if came == dtype else backend.cast(gradient, dtype)
 
 
@@ -226,11 +226,11 @@ def check_variables(arguments: Arguments, result: Any, variables: Sequence[Any])
     """Splits the result of a rule with `variables` into the gradients of the arguments, and the checked others."""
     backend, due = arguments.backend, errors.count(len(variables), "gradient")
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        raise errors.wrong_variable_count(arguments.name, errors.article(errors.type_name(result)), due)
+        raise messages.wrong_variable_count(arguments.name, errors.article(errors.type_name(result)), due)
     gradients, others = result
     if not isinstance(others, (tuple, list)) or len(others) != len(variables):
         came = f"{len(others)} of them" if isinstance(others, (tuple, list)) else errors.type_name(others)
-        raise errors.wrong_variable_count(arguments.name, came, due)
+        raise messages.wrong_variable_count(arguments.name, came, due)
     specs = [(backend.dtype(variable), backend.shape(variable)) for variable in variables]
     labels = [functools.partial("variables[{}]".format, index) for index in range(len(variables))]
     return _Served(gradients), tuple(map(functools.partial(check, arguments), others, specs, labels))

@@ -16,10 +16,11 @@ from typing import Any
 import numpy
 import optree
 
-from keras_cg import backends, errors, user_code
+from keras_cg import backends, user_code
 from keras_cg.bridge import keras_interop
+from keras_cg.bridge import messages as keras_messages
 from keras_cg.engine.contract import Backend
-from keras_cg.frontend import config
+from keras_cg.frontend import config, messages
 
 _NAMESPACE = "keras_cg"
 
@@ -168,7 +169,7 @@ def partition(backend: Backend, where: str, tree: Tree, label: Label) -> list[An
                 _refuse_objects(where, leaf, backend, functools.partial(label, tree, place))
                 continue
         if backend.dtype(leaf) == "object":
-            raise errors.tensors_in_objects(where, label(tree, place))
+            raise messages.tensors_in_objects(where, label(tree, place))
         places.append(place)
         tensors.append(backend.asarray(leaf))
         leaves[place] = None
@@ -182,14 +183,14 @@ def _refuse_foreign(where: str, leaf: Any, value: Any, label: Callable[[], str])
     if isinstance(leaf, (complex, numpy.generic)) or (isinstance(leaf, numpy.ndarray) and leaf.ndim == 0):
         return
     if keras_interop.is_symbolic([leaf]):
-        raise errors.symbolic_tensor(where, label())
+        raise keras_messages.symbolic_tensor(where, label())
     owner = backends.owner(type(leaf))
     if owner is None or not backends.load(owner, owner).is_tensor(leaf):
         return
     keras = keras_interop.choice()
     if keras and keras[0] == owner:
-        raise errors.keras_elsewhere(where, label(), value, *config.resolve(), *keras)
-    raise errors.foreign_tensor(where, label(), value, *config.resolve(), owner)
+        raise keras_messages.keras_elsewhere(where, label(), value, *config.resolve(), *keras)
+    raise messages.foreign_tensor(where, label(), value, *config.resolve(), owner)
 
 
 def _refuse_objects(where: str, leaf: Any, backend: Backend, label: Callable[[], str]) -> None:
@@ -199,7 +200,7 @@ def _refuse_objects(where: str, leaf: Any, backend: Backend, label: Callable[[],
         return
     parts = leaf.flat if leaf.dtype.hasobject else ()
     if any([isinstance(part, backend.tensors) and not isinstance(part, ATOMS) for part in parts]):
-        raise errors.tensors_in_objects(where, label())
+        raise messages.tensors_in_objects(where, label())
 
 
 def describe(dtype: str, shape: tuple[int | None, ...] | None) -> str:

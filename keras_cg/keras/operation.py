@@ -12,6 +12,7 @@ import numpy
 
 from keras_cg import errors
 from keras_cg.bridge import keras_interop
+from keras_cg.bridge import messages as keras_messages
 from keras_cg.frontend import config
 from keras_cg.frontend.call import function_name
 from keras_cg.frontend.decorator import CustomGradient
@@ -153,9 +154,9 @@ def apply(
         if isinstance(leaf, keras.KerasTensor):
             chosen, running = config.resolve(), keras_interop.choice()
             if running and running[0] != chosen[0]:
-                raise errors.keras_elsewhere(name, role, leaf, *chosen, *running)
+                raise keras_messages.keras_elsewhere(name, role, leaf, *chosen, *running)
             if id(leaf) not in visible:
-                raise errors.symbolic_tensor(name, role)
+                raise keras_messages.symbolic_tensor(name, role)
     return CustomGradientOperation(function)(*args, **kwargs)
 
 

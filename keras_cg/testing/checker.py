@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 
-from keras_cg import errors
 from keras_cg.frontend import config
+from keras_cg.frontend import messages as frontend_messages
 from keras_cg.frontend.call import function_name
 from keras_cg.testing import checks, comparison, messages
 from keras_cg.testing.arrays import Array
@@ -102,7 +102,7 @@ def check_gradients(
         'a factor of 1/2'
     """
     if not callable(f):
-        raise errors.not_callable(f)
+        raise frontend_messages.not_callable(f)
     name = function_name(f)
     if order not in range(1, len(ORDERS) + 1):
         raise messages.bad_option(name, "order", order, f"a number from 1 to {len(ORDERS)}")

@@ -11,7 +11,8 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 MODULES = (
-    "keras_cg.errors",
+    "keras_cg.frontend.messages",
+    "keras_cg.bridge.messages",
     "keras_cg.engine.messages",
     "keras_cg.autodiff.messages",
     "keras_cg.namespaces.messages",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from keras_cg.bridge.messages import changes_variables
 from keras_cg.engine.messages import lost_capture, recomputed_otherwise
-from keras_cg.errors import CapturedVariableError, changes_variables, report
+from keras_cg.errors import CapturedVariableError, report
 from keras_cg.recipes.messages import not_a_function
 
 __all__ = [
