@@ -20,7 +20,7 @@ def rule(x: Any, upstream: Any) -> Any:
 
 
 def rule_of_rule(x: Any, upstream: Any, arriving: Any) -> tuple[Any, Any]:
-    """The gradients of that, by x and by upstream."""
+    """The gradients of `rule` with respect to x and upstream."""
     return arriving * upstream * polygamma(2, x), arriving * polygamma(1, x)
 
 

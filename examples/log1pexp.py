@@ -24,7 +24,7 @@ def plain(x: Any) -> Any:
 
 @keras_cg.custom_gradient
 def log1pexp(x: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """log(1 + exp(x)), differentiated by its rule."""
+    """log(1 + exp(x)), with a rule for its gradient."""
     e = ops.exp(x)
 
     def grad(upstream: Any) -> Any:

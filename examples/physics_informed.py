@@ -39,7 +39,7 @@ def without_overflow(x: Any) -> Any:
 
 @keras_cg.custom_gradient
 def sigmoid(x: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """1 / (1 + exp(-x)), differentiated by its rule."""
+    """1 / (1 + exp(-x)), with a rule for its gradient."""
 
     def grad(upstream: Any) -> Any:
         return upstream * sigmoid(x) * sigmoid(-x)
@@ -49,7 +49,7 @@ def sigmoid(x: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 @keras_cg.custom_gradient
 def log1pexp(x: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """log(1 + exp(x)), differentiated by its rule."""
+    """log(1 + exp(x)), with a rule for its gradient."""
 
     def grad(upstream: Any) -> Any:
         return upstream * sigmoid(x)

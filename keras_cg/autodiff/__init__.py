@@ -238,7 +238,7 @@ def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callab
     Returns:
         A function that returns a pytree like the argument. Each leaf `float[*m]` is replaced by a pytree like the
         argument again, with a `float[*m, *n]` for each `float[*n]`. If `argnums` is a tuple, both pytrees are tuples:
-        `hessian(f, (0, 1))(x, y)[0][1]` is the derivative by x and y.
+        `hessian(f, (0, 1))(x, y)[0][1]` is the derivative with respect to x and y.
 
     Raises:
         TypeError: When the result is called: a differentiated argument is an integer, a boolean or complex,

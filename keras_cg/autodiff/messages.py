@@ -76,7 +76,7 @@ def not_arguments(where: str, name: str, value: object) -> TypeError:
 def not_the_pytree(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
     """Upstream or tangents have another structure than the output or the primals."""
     headline = f"{where}: {name} has another structure than {model}."
-    cause = "keys or levels that differ, a list of numbers for an array, or a bare tensor where a tuple of one is due."
+    cause = "keys or levels that differ, a list of numbers for an array, or a bare tensor instead of a tuple of one."
     remedy = "give the same pytree, with None for zeros and at every leaf that is no floating tensor."
     return report(ValueError, headline, got=came, expected=expected, cause=cause, remedy=remedy)
 

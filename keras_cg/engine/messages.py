@@ -113,7 +113,7 @@ no_forward_mode = message(
     ValueError,
     "forward mode is not possible: {0} calls a jax.custom_vjp, which has none.",
     cause="a function of another library, whose gradient is a jax.custom_vjp's.",
-    remedy="differentiate in reverse mode, or give it its gradient by keras_cg.custom_gradient.",
+    remedy="differentiate in reverse mode, or give it a rule with keras_cg.custom_gradient.",
 )
 
 

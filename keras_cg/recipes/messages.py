@@ -151,7 +151,7 @@ def not_linear(function: str) -> ValueError:
 def by_keyword(function: str, argument: str) -> TypeError:
     """A function of NumPy arrays was called with a keyword."""
     headline = f"{function}: {argument} was given by keyword, and arrays are given by position."
-    remedy = f"give what is no array before: from_numpy(functools.partial(function, {argument}=...), ...)."
+    remedy = f"bind what is not an array first: from_numpy(functools.partial(function, {argument}=...), ...)."
     return report(TypeError, headline, function=function, argument=argument, remedy=remedy)
 
 
@@ -180,7 +180,7 @@ def no_gradient(function: str) -> GradientError:
 def no_derivative(function: str) -> GradientError:
     """The rule of a function of NumPy arrays is differentiated."""
     headline = f"{function}: its vjp is a function of NumPy arrays without a gradient of its own."
-    cause = "a second derivative, or forward mode, which is the derivative of the vjp by upstream."
+    cause = "a second derivative, or forward mode, which is the derivative of the vjp with respect to upstream."
     remedy = "give the vjp a rule, too: from_numpy(function, from_numpy(vjp, vjp_of_vjp))."
     return report(GradientError, headline, function=function, cause=cause, remedy=remedy)
 
@@ -189,7 +189,7 @@ def vjp_of_other_arguments(function: str, shown: str, arguments: int, upstreams:
     """The vjp of a function of NumPy arrays has another count of parameters than it gets arguments."""
     called = f"{count(arguments, 'argument')} of the function, then {count(upstreams, 'upstream')}"
     headline = f"{function}: its vjp must take {called}."
-    cause = "a rule that is written as that of custom_gradient, which gets upstream alone."
+    cause = "a rule that is written as for custom_gradient, and takes upstream alone."
     remedy = "write it as vjp(x, upstream): it gets each argument of the function, then upstream."
     return report(TypeError, headline, function=function, got=shown, cause=cause, remedy=remedy)
 
@@ -205,15 +205,15 @@ def not_so_many(function: str, value: object, expected: int) -> ValueError:
     came = f"{type_name(value)} of {len(value)}" if isinstance(value, (tuple, list)) else article(type_name(value))
     headline = f"{function} did not return what it promised."
     wanted = f"a tuple of {expected}"
-    remedy = "say in `result` what it returns: a kind, or a list of kinds for a tuple."
+    remedy = "describe what it returns with `result=`: a kind, or a list of kinds for a tuple."
     return report(ValueError, headline, function=function, got=came, expected=wanted, remedy=remedy)
 
 
 def not_as_promised(function: str, came: str, expected: str) -> ValueError:
     """A function of NumPy arrays returned another shape or dtype than promised."""
     headline = f"{function} did not return what it promised."
-    cause = "NumPy went over to float64; or the result is not like the first argument."
-    remedy = "convert it, y.astype(x.dtype); of a result like no argument, say shape and dtype in `result`."
+    cause = "NumPy promoted the result to float64, or the result differs from the first argument."
+    remedy = "convert it with y.astype(x.dtype); if it differs from the first argument, describe it with `result=`."
     return report(ValueError, headline, function=function, got=came, expected=expected, cause=cause, remedy=remedy)
 
 

@@ -80,7 +80,7 @@ def diagnose(evidence: Evidence, index: int) -> str | None:
 
 NEGATIVE = "a negative upstream is treated differently: its gradient is not the negative of the gradient for upstream"
 CUT = "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no forward derivative"
-CLIPS = "the rule clips or normalises upstream; if that is intended, declare it by `expected`"
+CLIPS = "the rule clips or normalises upstream; if that is intended, declare it with `expected`"
 
 
 def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Arrays, index: int) -> str | None:

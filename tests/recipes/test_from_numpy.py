@@ -69,7 +69,8 @@ def test_higher_orders_need_a_rule_for_the_rule(backend):
         gradient(gradient(first))(x)
     assert str(caught.value).splitlines() == [
         "from_numpy(square): its vjp is a function of NumPy arrays without a gradient of its own.",
-        "    usual cause: a second derivative, or forward mode, which is the derivative of the vjp by upstream.",
+        "    usual cause: a second derivative, or forward mode, which is the derivative of the vjp with respect to"
+        " upstream.",
         "    remedy: give the vjp a rule, too: from_numpy(function, from_numpy(vjp, vjp_of_vjp)).",
     ]
     with pytest.raises(keras_cg.GradientError, match=r"from_numpy\(seven\): its vjp"):
@@ -85,7 +86,7 @@ def test_forward_mode_raises_or_is_right(backend):
         except ValueError as error:
             told = str(error)
         else:
-            assert f is second  # whose rule has a derivative by upstream
+            assert f is second  # whose rule has a derivative with respect to upstream
             told = "linear in upstream"
             np.testing.assert_array_equal(found(moved), 5 * X * X)
         assert "without a gradient of its own" in told or "linear in upstream" in told
@@ -308,8 +309,9 @@ def test_what_was_not_promised(backend):
         "from_numpy(test_what_was_not_promised.<locals>.<lambda>) did not return what it promised.",
         "    got: float64[1]",
         "    expected: float32[3]",
-        "    usual cause: NumPy went over to float64; or the result is not like the first argument.",
-        "    remedy: convert it, y.astype(x.dtype); of a result like no argument, say shape and dtype in `result`.",
+        "    usual cause: NumPy promoted the result to float64, or the result differs from the first argument.",
+        "    remedy: convert it with y.astype(x.dtype); if it"
+        " differs from the first argument, describe it with `result=`.",
     ]
     for wrong, came in ((lambda x: x.astype("float64"), "float64[3]"), (lambda x: x[:2], "float32[2]")):
         expected = [f"    got: {came}", "    expected: float32[3]"]
@@ -325,7 +327,7 @@ def test_what_was_not_promised(backend):
         "from_numpy(square) did not return what it promised.",
         "    got: a numpy.ndarray",
         "    expected: a tuple of 2",
-        "    remedy: say in `result` what it returns: a kind, or a list of kinds for a tuple.",
+        "    remedy: describe what it returns with `result=`: a kind, or a list of kinds for a tuple.",
     ]
     few = recipes.from_numpy(lambda x, y: x * y, lambda x, y, g: g)
     expected = [
@@ -349,7 +351,7 @@ def test_a_vjp_that_is_written_as_a_rule_of_custom_gradient(backend):
         assert lines(lambda vjp=vjp: gradient(recipes.from_numpy(square, vjp))(x), TypeError) == [
             "from_numpy(square): its vjp must take 1 argument of the function, then 1 upstream.",
             f"    got: {shown}",
-            "    usual cause: a rule that is written as that of custom_gradient, which gets upstream alone.",
+            "    usual cause: a rule that is written as for custom_gradient, and takes upstream alone.",
             "    remedy: write it as vjp(x, upstream): it gets each argument of the function, then upstream.",
         ], shown
     product = recipes.from_numpy(lambda x, y: (x * y, x + y), lambda x, y, u: u, result=lambda x, y: [x, x])
@@ -379,7 +381,7 @@ def test_what_it_does_not_take(backend):
     assert lines(lambda: mode(x, mode="on"), TypeError) == [
         "from_numpy(test_what_it_does_not_take.<locals>.<lambda>): mode was given by keyword, and arrays are given by"
         " position.",
-        "    remedy: give what is no array before: from_numpy(functools.partial(function, mode=...), ...).",
+        "    remedy: bind what is not an array first: from_numpy(functools.partial(function, mode=...), ...).",
     ]
     assert lines(recipes.from_numpy(lambda: 1.0, None), TypeError) == [
         "from_numpy(test_what_it_does_not_take.<locals>.<lambda>) was called without arguments. Give it a tensor."

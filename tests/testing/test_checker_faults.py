@@ -42,7 +42,7 @@ def transposed(x):
 
 
 # A rule of x**2, what it is in NumPy, what is said of it, and whether it is linear in upstream.
-CLIPS = "the rule clips or normalises upstream; if that is intended, declare it by `expected`"
+CLIPS = "the rule clips or normalises upstream; if that is intended, declare it with `expected`"
 NO_GRADIENT = "no gradient for {}: the rule returns zero or None instead of the derivative"
 FAULTS = {
     "forgotten": (

@@ -367,13 +367,16 @@ def test_a_declared_rule_for_an_upstream_of_any_size(backend):
 
 
 def test_a_declared_rule_that_is_not_linear_and_detached(backend):
-    """It gives what was declared, and its derivative by upstream is zero."""
+    """It gives what was declared, and its derivative with respect to upstream is zero."""
     declared = {"expected": lambda x, upstream: ops.clip(upstream, -1, 1), **QUICK}
     assert check_gradients(custom_gradient(lambda x: (x * 1, lambda u: ops.clip(u, -1, 1))), WIDE, **declared)
     detached = custom_gradient(lambda x: (x * 1, lambda u: ops.clip(ops.stop_gradient(u), -1, 1)))
     (finding,) = findings(check_gradients(detached, WIDE, **declared), "failed")
     assert (finding.check, finding.argument) == ("linearity", "x")
-    assert finding.reason == "the derivative of the rule by upstream is zero, but that of the declared rule is not"
+    assert (
+        finding.reason
+        == "the derivative of the rule with respect to upstream is zero, but that of the declared rule is not"
+    )
     assert finding.diagnosis == (
         "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no forward derivative"
     )

@@ -95,7 +95,10 @@ def _by_upstream(at: Inspection) -> Iterator[Finding]:
         if not slopes(at.subject).any():
             with contextlib.suppress(Exception):  # the rule may compute with plain numbers, which have no derivative
                 if slopes(at.reference).any():
-                    reason = "the derivative of the rule by upstream is zero, but that of the declared rule is not"
+                    reason = (
+                        "the derivative of the rule with respect to upstream is zero,"
+                        " but that of the declared rule is not"
+                    )
                     name = at.arguments.names[number]
                     yield at.finding("linearity", "failed", argument=name, reason=reason, diagnosis=CUT)
 
