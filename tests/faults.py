@@ -129,17 +129,19 @@ TABLE = {
         ("every dict is in order", "return ranks == sorted(ranks)", "return True"),
         ("nodes stay wrapped", "return _unwrap(value) if self.is_wrapped else value", "return value"),
     ],
-    "frontend.call: torch needs_input_grad conventions core": [
+    "frontend.pullback: torch needs_input_grad conventions core": [
         ("detached arguments for the rule", "if values and arguments is not None:", "if False:"),
         ("integers get upstreams", " and is_differentiable(backend.dtype(cotangent)):", ":"),
     ],
     "frontend.call: numpy core": [
         ("keywords not among the rule's arguments", ", *signature.by_position(self.user, len(args), kwargs))", ",)"),
-        ("upstreams at other places", "(output.places, ", "(list(output.places)[::-1], "),
         ("kwargs unordered", "signature.in_order(fun, kwargs", "dict(reversed(kwargs.items())"),
         ("pair unchecked", "if not isinstance(pair, (tuple, list)) or len(pair) != 2:", "if False:"),
         ("rule unchecked", "if not callable(rule):", "if False:"),
         ("outputs reversed", "results[: len(output.places)])", "list(results[: len(output.places)])[::-1])"),
+    ],
+    "frontend.pullback: numpy core": [
+        ("upstreams at other places", "(output.places, ", "(list(output.places)[::-1], "),
         ("fast path skips the check of shapes", " or gradient.shape != tensor.shape", ""),
     ],
     "frontend.conventions: numpy needs_input_grad conventions core": [
@@ -153,6 +155,8 @@ TABLE = {
     ],
     "frontend.call: numpy engine orders core": [
         ("rule not frozen", "if not backend.is_compiling():", "if False:"),
+    ],
+    "frontend.pullback: numpy engine orders core": [
         ("what is watched is forgotten", "if watch is None:", "if True:"),
         ("what is unknown is believed", "if name is None and found.is_unknown:", "if False:"),
         (
@@ -356,11 +360,13 @@ TABLE = {
             "            tensor = tensor.clone()  # autograd",
             "            pass  # autograd",
         ),
-        ("leaves of the run are captured", "if captured <= set(map(id, used)):", "if False:"),
         ("the rule gets copies", ", saved[:count] if saved else None)", ")"),
         ("changes in place unseen", "            call.refuse_changes()\n", "            pass\n"),
         ("a gradient shares memory, torch", "gradients = copied(gradients, call.storages)", "pass"),
         ("the rule is kept after backward", "not keeps_graph():\n", "False:\n"),
+    ],
+    "backends.torch.capturing: torch torch_backward memory_torch own core": [
+        ("leaves of the run are captured", "if captured <= set(map(id, used)):", "if False:"),
     ],
     "backends.torch.compiling: torch own core": [
         ("an input as output has no gradient of its own", "found = len(outputs) + place", "found = -1"),

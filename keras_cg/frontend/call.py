@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from keras_cg import backends, errors, user_code
+from keras_cg import errors, user_code
 from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine import comparing
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.freezing import freeze
-from keras_cg.engine.precision import is_differentiable
-from keras_cg.engine.watching import Epochs, Watch
-from keras_cg.frontend import arguments, config, conventions, messages, pytree, signature, tracebacks
+from keras_cg.engine.watching import Watch
+from keras_cg.frontend import arguments, conventions, messages, pytree, signature
 from keras_cg.frontend.arguments import Arguments
-from keras_cg.frontend.conventions import ALONE, ANY, Convention
 from keras_cg.frontend.gradients import Spec, check_variables, collect
+from keras_cg.frontend.pullback import Pullback, under
 from keras_cg.frontend.pytree import SINGLE, Tree
 
 
@@ -181,214 +180,6 @@ class Call(FlatFunction):
             return collect(self, specs, result, needs_grad, rule), others
         except errors.GradientError as error:
             raise errors.locate(error, rule, self.user) from None
-
-
-class Pullback:
-    """The rule of one run of a function, flat and checked: `contract.Pullback` says what a backend does with it."""
-
-    __slots__ = (
-        *("_specs", "count", "function", "is_used_up", "output", "residuals", "rule", "run", "style", "tensors"),
-        *("values", "watch"),
-    )
-
-    def __init__(
-        self,
-        function: Call,
-        tensors: Sequence[Any],
-        args: tuple[Any, ...],
-        rule: Callable[..., Any],
-        output: Tree,
-        run: Any = None,
-    ):
-        self.function, self.rule, self.output, self.count, self.run = function, rule, output, len(args), run
-        self.is_used_up = False
-        style, self.watch, self.residuals = function.style, function.watch, function.residuals
-        function.watch = function.residuals = None  # because a backend may drop the rule, and not the function
-        self.style = style if run is None and (style in (ALONE, ANY) or style == self.count) else None
-        self.values = args if style != ALONE and (style is not None or conventions.gets_arguments(rule)) else ()
-        # Plain tensors are saved as they are; of all others only what is checked: JAX finds a leak in a saved tracer.
-        self.tensors = tensors if function.is_plain else ()
-        if not self.tensors:
-            backend = function.backend
-            self._specs = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
-
-    @property
-    def specs(self) -> list[Spec]:
-        """The dtype and the shape that the gradient of each tensor must have."""
-        backend = self.function.backend
-        if not self.tensors:
-            return self._specs
-        return [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
-
-    def __call__(
-        self,
-        cotangents: Sequence[Any],
-        variables: Sequence[Any] = (),
-        needs_grad: Sequence[bool] | None = None,
-        arguments: Sequence[Any] | None = None,
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
-        function, values = self.function, self.values
-        if values and arguments is not None:
-            values = tuple(arguments) if function.is_ordinary else function.positional(*function.bind(tuple(arguments)))
-        watch = self.watch
-        if watch is None:
-            return self._call(cotangents, variables, needs_grad, values)
-        name = watch.changed()
-        if name is not None:
-            raise messages.bound_again(function.name, name, self.location())
-        with watch.running():
-            return self._call(cotangents, variables, needs_grad, values)
-
-    def _call(
-        self,
-        cotangents: Sequence[Any],
-        variables: Sequence[Any],
-        needs_grad: Sequence[bool] | None,
-        values: tuple[Any, ...],
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        function = self.function
-        if self.style is not None and not variables:
-            return self._quick(cotangents, needs_grad, values), ()
-        convention = Convention(self.rule, function, values, self.count, self.output)
-        try:
-            upstreams = upstreams_of(function.backend, self.output, cotangents)
-            call = convention.call if self.run is None else self.run.for_rule()(convention.call)
-            needs_input_grad = needs_grad or [True] * len(function.static.places)
-            result = under(function.backend, call, (upstreams, variables, needs_input_grad), {})
-            return function.checked(self.rule, self.specs, result, variables, needs_grad)
-        except (TypeError, errors.GradientError) as error:
-            hint = convention.hint()
-            if hint is not None:
-                error.add_note(hint)
-            tracebacks.hide_frames(error)
-            raise
-
-    def _quick(
-        self, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None, values: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        """Calls a rule whose code tells how; most return a plain gradient for each tensor, and nothing is converted."""
-        function, rule, output = self.function, self.rule, self.output
-        backend = function.backend
-        upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
-        if not config.is_active(backend):
-            args, kwargs = ((upstream,), {}) if self.style == ALONE else (values, {"upstream": upstream})
-            result = under(backend, rule, args, kwargs)
-        else:
-            result = rule(upstream) if self.style == ALONE else rule(*values, upstream=upstream)
-        if self.tensors:
-            gradients: Any = result if type(result) is tuple else (result,)
-            if not function.is_ordinary:
-                gradients = function.static.tensors_of(gradients)
-            if len(gradients) == len(self.tensors):
-                for gradient, tensor in zip(gradients, self.tensors, strict=True):
-                    is_plain = backend.is_plain(gradient)
-                    if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
-                        break
-                else:
-                    return tuple(gradients)
-        return function.checked(rule, self.specs, result, (), needs_grad)[0]
-
-    def location(self) -> str | None:
-        """Returns the file and line of the rule, if they are known."""
-        return user_code.location(self.rule, self.function.user)
-
-    def takes_arguments(self) -> bool:
-        """Whether the rule is called with the function's arguments."""
-        return bool(self.values)
-
-    def takes_variables(self) -> bool:
-        """Whether the rule takes the captured variables."""
-        return conventions.takes_variables(self.rule)
-
-    def capture(self, names: Sequence[str], values: Sequence[Any] = ()) -> None:
-        """Raises if the function read trainable values that are no arguments, and the rule takes no `variables`."""
-        if names and not self.takes_variables():
-            fun, is_users = self.function.user, self.location() is not None
-            names = arguments.names_of(fun, values, names) if values else names
-            if not is_users:  # a recipe, which has the user's function in a cell
-                fun = next(filter(user_code.location, comparing.near(fun)), fun)
-            raise errors.locate(messages.captured_variable(self.function.name, names, is_users), fun, what="function")
-
-    def closed_over(self) -> list[Any]:
-        """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
-        return [*(comparing.near(self.rule) if self.residuals is None else self.residuals), *self.values]
-
-    def reached(self) -> list[Any]:
-        """Returns the tensors that the rule can reach, by a search that may take long."""
-        return [*comparing.reached([self.rule, *self.values], self.function.backend.is_tensor)]
-
-    def _steps(self, epochs: Epochs) -> list[tuple[str, Any]]:
-        """Returns what the rule holds and reads, but for the names that only a rule has bound since `epochs`."""
-        return [("", self.rule), *(() if self.watch is None else self.watch.values(epochs))]
-
-    def _epochs(self) -> Epochs:
-        return {} if self.watch is None else self.watch.epochs()
-
-    def check(self, other: Any, probe: Any) -> list[Any]:
-        """Raises if the rule of another run differs; returns conditions where no value can be looked at yet."""
-        return self._compare(self._steps(other._epochs()), self._epochs(), other, lambda: (probe(self), probe(other)))
-
-    def outline(self, inputs: Sequence[Any], probe: Any) -> tuple[list[Any], Any]:
-        """Returns the tensors of the rule, and what must be equal in the rule of another run, instead of the rule."""
-        shared = [*comparing.near(self.function.user), *self.function.static.leaves]
-        is_tensor = self.function.backend.is_tensor
-        steps, tensors, is_unknown = comparing.outline(self._steps({}), is_tensor, shared, inputs)
-        # No hook and no checkpoint may make the gradients of the first rule again: they would be those of another run.
-        return tensors, (steps, self._epochs(), probe(self) if is_unknown else None)
-
-    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Any) -> None:
-        """Raises if the rule of the first run, of which there is only the `outline`, differs."""
-        steps, epochs, gradients = facts
-        own = self._epochs()
-        steps = [(name, value) for name, value in steps if not name or epochs.get(name) != own.get(name)]
-        # Without a gradient of the first run, nothing can tell for another structure.
-        both = lambda: ([None], []) if gradients is None else (gradients, probe(self))  # noqa: E731
-        self._compare(steps, epochs, self, both, [*inputs, *tensors])
-
-    def _compare(
-        self,
-        first: Sequence[tuple[str, Any]],
-        epochs: Epochs,
-        other: Any,
-        gradients: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
-        saved: Sequence[Any] = (),
-    ) -> list[Any]:
-        backend = self.function.backend
-        found = comparing.difference(first, other._steps(epochs), backend.is_tensor, backend.agreement, saved)
-        name, conditions = found.name, [*found.conditions]
-        if name is None and found.is_unknown:
-            ones, others = gradients()
-            other.is_used_up = True
-            answers: list[Any] = [[each is None for each in ones] == [each is None for each in others]]
-            if all(answers):
-                pairs = [pair for pair in zip(ones, others, strict=True) if pair[0] is not None]
-                answers = [*backend.agreement(pairs)] if pairs else []
-            if any([answer is False for answer in answers]):
-                name = "it gives another gradient"
-            conditions += [answer for answer in answers if answer is not True]
-        if name is not None:
-            raise messages.not_repeated(self.function.name, self.function.user, name)
-        return conditions
-
-
-def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls the user's code under the backend of its call, whichever is active by now, in whichever thread."""
-    # Without a context where possible: torch.compile (2.13) cannot trace one, and it takes time.
-    if config.is_active(backend):
-        return fun(*args, **kwargs)
-    with config.use_backend(backends.name_of(backend)):
-        return fun(*args, **kwargs)
-
-
-def upstreams_of(backend: Backend, output: Tree, cotangents: Sequence[Any]) -> list[Any]:
-    """Returns the upstream of each leaf of an output, None where it has none."""
-    upstreams: list[Any] = [None] * len(output.leaves)
-    # After the cotangents of the outputs come those of the variables of Keras that the function changed.
-    for place, cotangent in zip(output.places, cotangents, strict=False):
-        if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
-            upstreams[place] = cotangent
-    return upstreams
 
 
 def function_name(fun: Callable[..., Any]) -> str:

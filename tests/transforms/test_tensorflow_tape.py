@@ -10,7 +10,8 @@ from tapes import MODES, ONES, forward, gradients, with_variable_and_tensor, wit
 from keras_cg import CapturedVariableError, custom_gradient, ops
 from keras_cg.engine import linear
 from keras_cg.frontend import config
-from keras_cg.frontend.call import Call, Pullback
+from keras_cg.frontend.call import Call
+from keras_cg.frontend.pullback import Pullback
 
 pytestmark = pytest.mark.only("tensorflow")
 

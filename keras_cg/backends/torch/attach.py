@@ -17,14 +17,11 @@ from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import TorchFunctionMode
 
-from keras_cg.backends.torch import compiling, exporting, transforms
+from keras_cg.backends.torch import capturing, compiling, exporting, transforms
 from keras_cg.backends.torch.tensors import (
     autocasts,
     constant,
-    describe,
-    edges,
     hooks,
     integers,
     is_autocast,
@@ -33,7 +30,6 @@ from keras_cg.backends.torch.tensors import (
     is_special,
     is_tracing,
     keeps_graph,
-    leaves,
     probe,
     saveable,
     sequence_number,
@@ -119,27 +115,20 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         watched.append((output, version(output)))
         storages.add(storage)
     if has_captured:
-        variables = _captured(fun, inputs, outputs, start, pullback)
-        for place, tensor in enumerate(tensors):
-            if any([tensor is variable for variable in variables]):
-                raise messages.captured_argument(fun.name, str(place + 1))
-        pullback.capture([describe(variable) for variable in variables], variables)
+        variables = capturing.captured(fun, inputs, outputs, start, pullback)
+        capturing.check(fun, tensors, variables, pullback)
         saved += saveable(variables)
     if not is_differentiated and len(saved) == call.number:
         return exporting.cut(fun.name, outputs)
     storages.discard(0)
     call.storages = storages
-    residuals: Sequence[torch.Tensor] = ()
     if is_special and is_autocast():
         call.autocasts = autocasts(tensors)
+    probed = None
     if is_hooked:
-        # Hooks move or drop what is saved. So the rule is dropped, too, and its tensors are saved for the comparison.
         needs_grad = [tensor.requires_grad for tensor in tensors]
         probed = functools.partial(probe, outputs, saved[call.number :], needs_grad)
-        residuals, call.facts = pullback.outline(inputs, probed)
-    else:
-        call.pullback = pullback
-        call.watch(watched, pullback.closed_over())
+    residuals = call.keep(pullback, watched, inputs, probed)
     if is_special:
         saved = [*map(unwrap_if_dead, saved)]
     results = _apply((call, outputs, saveable(residuals)), *saved)
@@ -176,13 +165,24 @@ class SavedCall:
     is_used = False
     reads: list[bool] | None = None
 
-    def watch(self, known: list[tuple[torch.Tensor, Any]], parts: Sequence[Any]) -> None:
-        """Notes what the rule may read, as `save_for_backward` does: what is `known`, and the tensors among `parts`."""
+    def keep(
+        self, pullback: Pullback, known: list[tuple[torch.Tensor, Any]], inputs: Sequence[Any], probed: Any
+    ) -> Sequence[torch.Tensor]:
+        """Keeps the rule, and notes what it may read, as `save_for_backward` does: what is `known`, and its tensors.
+
+        Hooks move or drop what is saved. So where they are, and with them `probed`, the rule is dropped, too, and its
+        tensors are returned, which are saved for the comparison with another run.
+        """
+        if probed is not None:
+            residuals, self.facts = pullback.outline(inputs, probed)
+            return residuals
+        self.pullback, parts = pullback, pullback.closed_over()
         if parts:  # else an output would live as long as the graph
             self.cells, self.watched = len(known), known
             for part in parts:
                 if isinstance(part, torch.Tensor):
                     known.append((part, version(part)))
+        return ()
 
     def again(
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
@@ -358,53 +358,3 @@ def copied(gradients: Sequence[Any], storages: set[int]) -> Sequence[Any]:
     except (AttributeError, RuntimeError):  # None has no storage, nor has a sparse tensor
         pass
     return [each.clone() if each is not None and storage_of(each) in storages else each for each in gradients]
-
-
-def _captured(
-    fun: Function, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], start: int, pullback: Pullback
-) -> list[torch.Tensor]:
-    """Returns the tensors that `fun` captured and `outputs` depend on, in the order of their first use.
-
-    These are leaves of autograd's graph, and tensors in closures. A node with a number below `start` was there before.
-    """
-    reached = list(fun.captures(lambda value: isinstance(value, torch.Tensor) and value.requires_grad))
-    known = {(tensor.grad_fn, tensor.output_nr): tensor for tensor in reached if tensor.grad_fn is not None}
-    used: dict[torch.Tensor, int] = {output: 0 for output in outputs if output.is_leaf and output.requires_grad}
-    for node, number, user in edges(outputs, known):
-        tensor = known.get((node, number), getattr(node, "variable", None))
-        if tensor is not None:
-            order = start if user is None else user._sequence_nr()
-            used[tensor] = min(order, used.get(tensor, order))
-        elif node._sequence_nr() < start or not any([before is not None for before, _ in node.next_functions]):
-            # The run captured a computed tensor that `captures` does not find. Or the node is a leaf of aot_module.
-            pullback.capture(["(a tensor computed from trainable ones)"])
-            raise messages.unserved_variables("torch", messages.NO_CLOSURE, fun)
-    outside = {id(tensor) for tensor in reached}
-    unknown = {id(leaf): leaf for leaf in used if leaf.is_leaf and id(leaf) not in outside}
-    if any([not isinstance(leaf, torch.nn.Parameter) for leaf in unknown.values()]):
-        # A function that differentiates inside makes leaves that nothing outside can know. Another run shows which.
-        with _Origins(inputs) as origins:
-            again = leaves(fun(*inputs)[0])
-        captured = {id(leaf) for leaf in again if id(leaf) not in origins.results}
-        if captured <= set(map(id, used)):
-            used = {each: order for each, order in used.items() if id(each) not in unknown or id(each) in captured}
-    return sorted(used, key=used.__getitem__)
-
-
-class _Origins(TorchFunctionMode):
-    """Notes the tensors that a run makes: operations return them, and none had them as an operand before."""
-
-    def __init__(self, arguments: Sequence[Any]):
-        super().__init__()
-        # The dicts keep the tensors alive, so that no identity is used twice.
-        self.others: dict[int, Any] = {id(tensor): tensor for tensor in arguments}
-        self.results: dict[int, Any] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._note(self.others, self.results, (args, kwargs))
-        result = func(*args, **(kwargs or {}))
-        self._note(self.results, self.others, result)
-        return result
-
-    def _note(self, known: dict[int, Any], others: dict[int, Any], nest: Any) -> None:
-        known.update((id(each), each) for each in transforms.tensors_in(nest) if id(each) not in others)
