@@ -23,7 +23,9 @@ TORCH = "2.13.0"
 
 def pinned(name):
     lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
-    return {package.lower().replace("_", "-"): version for package, version in (line.split("==") for line in lines)}
+    found = {package.lower().replace("_", "-"): version for package, version in (line.split("==") for line in lines)}
+    # The tests install the build for the CPU alone.
+    return {**found, "tensorflow": found["tensorflow-cpu"]}
 
 
 FILES = {name: pinned(name) for name in ("constraints-oldest.txt", "constraints.txt", "constraints-newest.txt")}
@@ -219,11 +221,14 @@ def installed(monkeypatch):
         lambda name: [
             "numpy>=2.1",
             'jax>=0.8; extra == "jax"',
-            'tensorflow-cpu>=2.19; extra == "tensorflow"',
+            'tensorflow>=2.19; extra == "tensorflow"',
+            'tensorflow-cpu>=2.19; extra == "tensorflow-cpu"',
             'rich>=14; extra == "cli"',
         ],
     )
-    monkeypatch.setattr(versions, "NEWEST", {"numpy": "2.5", "jax": "0.12", "tensorflow-cpu": "2.21"})
+    monkeypatch.setattr(
+        versions, "NEWEST", {"numpy": "2.5", "jax": "0.12", "tensorflow": "2.21", "tensorflow-cpu": "2.21"}
+    )
     return found
 
 

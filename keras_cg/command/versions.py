@@ -17,28 +17,24 @@ NEWEST = {
     "numpy": "2.5",
     "optree": "0.20",
     "scipy": "1.18",
+    "tensorflow": "2.21",
     "tensorflow-cpu": "2.21",
     "torch": "2.15",
 }
-
-# Other distributions that install the same modules.
-_ALSO = {"tensorflow-cpu": ("tensorflow-cpu", "tensorflow")}
 
 
 def untested() -> list[str]:
     """Returns a line for each installed package outside the tested versions; patch releases do not count."""
     lines = []
-    for name, oldest in _oldest().items():
-        for package in _ALSO.get(name, (name,)):
-            version = _version(package)
-            newest = NEWEST.get(name)
-            if version is None or newest is None:
-                continue
-            tested = f"the versions that keras_cg was tested with ({oldest} to {newest})"
-            if _release(version) < _release(oldest):
-                lines.append(f"{package} {version} is older than {tested}: upgrade it")
-            elif _release(version) > _release(newest):
-                lines.append(f"{package} {version} is newer than {tested}: it is untested")
+    for package, oldest in _oldest().items():
+        version, newest = _version(package), NEWEST.get(package)
+        if version is None or newest is None:
+            continue
+        tested = f"the versions that keras_cg was tested with ({oldest} to {newest})"
+        if _release(version) < _release(oldest):
+            lines.append(f"{package} {version} is older than {tested}: upgrade it")
+        elif _release(version) > _release(newest):
+            lines.append(f"{package} {version} is newer than {tested}: it is untested")
     return lines
 
 
