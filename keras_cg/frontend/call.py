@@ -119,6 +119,10 @@ class FlatFunction(Arguments):
         """Returns what the user's function can reach without its arguments, of the wanted kind."""
         return comparing.reached([self.user, *self.static.leaves], is_wanted)
 
+    def names(self, values: Sequence[Any], described: Sequence[str]) -> list[str]:
+        """Returns the user's name for each captured value; without one, what `described`."""
+        return arguments.names_of(self.user, values, described)
+
 
 class Call(FlatFunction):
     """A decorated function as a backend sees it: each run returns tensors, and the rule for them."""
@@ -305,7 +309,7 @@ class Pullback:
         """Raises if the function read trainable values that are no arguments, and the rule takes no `variables`."""
         if names and not self.takes_variables():
             fun, is_users = self.function.user, self.location() is not None
-            names = arguments.names_of(fun, values, names) if values else names
+            names = self.function.names(values, names) if values else names
             if not is_users:  # a recipe, which has the user's function in a cell
                 fun = next(filter(user_code.location, comparing.near(fun)), fun)
             raise errors.locate(errors.captured_variable(self.function.name, names, is_users), fun, what="function")

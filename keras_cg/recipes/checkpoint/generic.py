@@ -63,6 +63,10 @@ class _Recompute:
         """Returns nothing, because captures are refused."""
         return ()
 
+    def names(self, values: Sequence[Any], described: Sequence[str]) -> list[str]:
+        """Returns what `described`, because captures are refused."""
+        return [*described]
+
 
 class _Recomputed:
     """The pullback of a function that saves its inputs, and a sample of its outputs."""
