@@ -90,6 +90,27 @@ def test_a_captured_value_has_its_name_and_its_function_a_place(eager, kind):
     assert place in (f"    function: {HERE}:{number}", f"    function: {HERE}:{number - 1}")
 
 
+@pytest.mark.only("torch")
+def test_a_parameter_has_its_name_in_its_module(backend):
+    import torch
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False))
+            self.scale = torch.nn.Parameter(torch.ones(3))
+
+        @custom_gradient
+        def call(self, x):
+            return self.inner(x) * self.scale, lambda upstream: 7 * upstream
+
+    module = Outer()
+    with pytest.raises(CapturedVariableError, match=r"2 .*: self\.inner\.0\.weight, self\.scale\n"):
+        module.call(torch.ones(3))
+    with pytest.raises(CapturedVariableError, match=r"1 .*: module\.scale\n"):
+        custom_gradient(lambda x: (x * module.scale, lambda upstream: 7 * upstream))(torch.ones(3))
+
+
 def test_two_captured_values_are_told_in_the_plural(eager, backend):
     with pytest.raises(CapturedVariableError) as caught:
         eager.gradients(lambda w: in_two_closures(w)(eager.tensor(X)), X)

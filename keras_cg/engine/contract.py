@@ -105,6 +105,9 @@ class Function(Protocol):
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
         """Finds the wanted values that the user's function can reach, without its arguments. This may take long."""
 
+    def names(self, values: Sequence[Any], described: Sequence[str]) -> list[str]:
+        """Returns the user's name for each captured value, such as `self.w`; without one, what `described`."""
+
 
 class Backend(Protocol):
     """The names of a backend: the required ones, and from `gradient` on those with a default in `engine.defaults`."""

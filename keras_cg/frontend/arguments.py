@@ -92,8 +92,9 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}[{key!r}]", each) for key, each in value.items())
     elif isinstance(value, (list, tuple)):
         yield from ((f"{name}[{place}]", each) for place, each in enumerate(value))
-    elif callable(getattr(value, "named_parameters", None)) and not isinstance(value, type):
-        yield from ((f"{name}.{each}", parameter) for each, parameter in value.named_parameters())
     elif not isinstance(value, (type, ModuleType)):
-        yield from ((f"{name}.{each}", child) for each, child in getattr(value, "__dict__", {}).items())
+        members = [*getattr(value, "__dict__", {}).items()]
+        if hasattr(type(value), "named_children"):  # a module of torch, whose attributes are not its members
+            members += [*value.named_children(), *value.named_parameters(recurse=False)]
+        yield from ((f"{name}.{each}", member) for each, member in members)
     yield name, inner(value)

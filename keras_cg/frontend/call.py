@@ -118,6 +118,10 @@ class FlatFunction(Arguments):
         """Returns what the user's function can reach without its arguments, of the wanted kind."""
         return comparing.reached([self.user, *self.static.leaves], is_wanted)
 
+    def names(self, values: Sequence[Any], described: Sequence[str]) -> list[str]:
+        """Returns the user's name for each captured value; without one, what `described`."""
+        return arguments.names_of(self.user, values, described)
+
 
 class Call(FlatFunction):
     """A decorated function as a backend sees it: each run returns tensors, and the rule for them."""

@@ -10,7 +10,7 @@ from keras_cg.engine import comparing
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.precision import is_differentiable
 from keras_cg.engine.watching import Epochs
-from keras_cg.frontend import arguments, config, conventions, messages, tracebacks
+from keras_cg.frontend import config, conventions, messages, tracebacks
 from keras_cg.frontend.conventions import ALONE, ANY, Convention
 from keras_cg.frontend.gradients import Spec
 from keras_cg.frontend.pytree import SINGLE, Tree
@@ -138,7 +138,7 @@ class Pullback:
         """Raises if the function read trainable values that are no arguments, and the rule takes no `variables`."""
         if names and not self.takes_variables():
             fun, is_users = self.function.user, self.location() is not None
-            names = arguments.names_of(fun, values, names) if values else names
+            names = self.function.names(values, names) if values else names
             if not is_users:  # a recipe, which has the user's function in a cell
                 fun = next(filter(user_code.location, comparing.near(fun)), fun)
             raise errors.locate(messages.captured_variable(self.function.name, names, is_users), fun, what="function")

@@ -173,6 +173,22 @@ def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, tf, tmp_path):
     )
 
 
+def test_a_model_is_saved_without_a_warning_of_autograph(eager, tf, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda text, *values: told.append(text % values))
+
+    def helper(upstream):  # which AutoGraph has to rewrite
+        if tf.reduce_sum(upstream) > 0:
+            upstream = 7 * upstream
+        return upstream
+
+    branching = custom_gradient(lambda x: (tf.exp(x), lambda upstream: helper(upstream)))
+    module = tf.Module()
+    module.call = tf.function(lambda x: f(branching(x)), input_signature=[tf.TensorSpec([3], tf.float32)])
+    tf.saved_model.save(module, str(tmp_path), options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+    assert [each for each in told if "AutoGraph" in each] == []
+
+
 def test_a_saved_model_never_finds_the_rule_of_another_process(eager, tf, tmp_path):
     module = tf.Module()
     module.f = tf.function(lambda x: f(x), input_signature=[tf.TensorSpec([None])])

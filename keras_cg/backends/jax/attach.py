@@ -181,6 +181,10 @@ def _identity(fun: Function) -> tuple[Any, ...]:
     return getattr(function, "__code__", function), id(getattr(fun.user, "__self__", None)), *cells
 
 
+# What a message calls a captured value without a name.
+CAPTURED = "(a value that JAX differentiates)"
+
+
 def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Returns the outputs where a program is being built, or where `fun` or its rule closes over traced values.
 
@@ -194,9 +198,11 @@ def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
     # The rule gives the gradients of the arguments, and then those of the variables.
     variables, start = program.variables or (), len(tensors)
     hoisted = {id(value): value for value in (*variables, *filter(is_traced, program.consts))}
-    if program.refusals:
-        refusals, captured = program.refusals, program.captured()
-        hoisted |= {id(value): _guarded(value, refusals.get(id(value), refusals[0])) for value in captured}
+    if program.refusal is not None:
+        captured = program.captured()
+        names = fun.names(captured, [CAPTURED] * len(captured))
+        guards = [_guarded(value, program.refusal, name) for value, name in zip(captured, names, strict=True)]
+        hoisted |= dict(zip(map(id, captured), guards, strict=True))
     places = {key: start + index for index, key in enumerate(hoisted)}
     consts = [(places.get(id(const)), None if id(const) in places else const) for const in program.consts]
     with_gradient = start + len(variables)
@@ -230,15 +236,14 @@ class _Program:
         count: How many outputs the function has. After them, the jaxpr gives the values that the rule uses.
         rule: The traced rule.
         error: What the rule raised instead.
-        refusals: What a rule without `variables` says where something captured is differentiated, by the identity of
-            what the function closes over; for anything else, by 0.
+        refusal: What a rule without `variables` says where something captured is differentiated.
     """
 
     def __init__(self, fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | None = None):
         self.variables, self.needs_grad = variables, [*map(is_traced, tensors)]
         self.rule: Any = None
         self.error: Exception | None = None
-        self.refusals: dict[int, Exception] = {}
+        self.refusal: Exception | None = None
         self.types = [*map(jax.typeof, tensors)]
         self.jaxpr, self.consts = linear.program(functools.partial(self._run, fun), self.types)
 
@@ -246,12 +251,10 @@ class _Program:
         # The pullback must not outlive the trace: JAX would report a leak of what it holds.
         outputs, pullback = fun(*tensors)
         self.count = len(outputs)
-        near = filter(is_traced, jax.tree.leaves(fun.closed_over()))
-        for read in ((), *[(value,) for value in near]):
-            try:
-                pullback.capture(["(a value that JAX differentiates)"], read)
-            except errors.CapturedVariableError as error:
-                self.refusals[id(read[0]) if read else 0] = error.with_traceback(None)
+        try:
+            pullback.capture([CAPTURED])
+        except errors.CapturedVariableError as error:
+            self.refusal = error.with_traceback(None)
         if self.variables is None and pullback.takes_variables():
             return outputs
         try:
@@ -290,13 +293,15 @@ class _Program:
         return [const for const, is_read in zip(hoisted, is_used[-count:], strict=True) if is_read]
 
 
-def _guarded(value: Any, refusal: Exception) -> Any:
-    """Returns a captured value whose differentiation raises `refusal`."""
+def _guarded(value: Any, refusal: Exception, name: str) -> Any:
+    """Returns a captured value whose differentiation raises `refusal`, with the user's name for the value."""
     guard = jax.custom_jvp(lambda value: value)
 
     @guard.defjvp
     def refuse(primals: Tensors, tangents: Tensors) -> tuple[Any, Any]:
         # A copy, because JAX keeps this function, and so would keep the traceback with its tracers.
-        raise copy.copy(refusal)
+        error = copy.copy(refusal)
+        error.args = (str(refusal).replace(CAPTURED, name),)
+        raise error
 
     return guard(value)

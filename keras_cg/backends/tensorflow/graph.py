@@ -100,6 +100,9 @@ def _wrap(graph: Any, results: list[Any], backward: Backward) -> list[Any]:
     def gradient(operation: Any, *cotangents: Any) -> list[Any]:
         return [None] * count + backward.for_graph(*cotangents[:count])
 
+    # TensorFlow (2.21) traces it again for a SavedModel. AutoGraph would rewrite our frames, and warn of some of them;
+    # see `autograph_info__` in decorator.py.
+    gradient.autograph_info__ = None  # type: ignore[attr-defined]
     tf.RegisterGradient(name)(gradient)
     with graph.gradient_override_map({"IdentityN": name}):
         linked = tf.identity_n([*results, *inputs])[:count]

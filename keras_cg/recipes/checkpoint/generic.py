@@ -66,6 +66,10 @@ class _Recompute:
     def refuse_changes(self) -> None:
         """Does nothing, because the first run is no other than the later ones."""
 
+    def names(self, values: Sequence[Any], described: Sequence[str]) -> list[str]:
+        """Returns what `described`, because captures are refused."""
+        return [*described]
+
 
 class _Recomputed:
     """The pullback of a function that saves its inputs, and a sample of its outputs."""
