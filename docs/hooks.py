@@ -33,6 +33,7 @@ TOP = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
+    "conduct.md": "CODE_OF_CONDUCT.md",
 }
 LINK = re.compile(r"(?<=\]\()[^)#\s]+(?=[)#])")
 # Code, in which no formula is looked for, or a formula.
