@@ -88,7 +88,7 @@ def unknown_loss_scale(layer: str) -> RuntimeError:
     """A layer would clip the gradient of a loss that may have been multiplied by a number."""
     headline = f"the layer {layer} does not know the loss scale, and would clip a gradient that is multiplied by it."
     cause = (
-        "a training step of one's own that leaves model.losses, by which the layer finds the loss scale, out of the"
+        "your own training step, which leaves model.losses (by which the layer finds the loss scale) out of the"
         " loss, or a stateless_call without return_losses=True."
     )
     remedy = (

@@ -18,7 +18,7 @@ def not_real(recipe: str, argument: str, came: str) -> TypeError:
     """An argument of a recipe is no real floating tensor."""
     return TypeError(
         f"{recipe}: {argument} is {came}, and this recipe takes real floating tensors. Convert it to a floating dtype;"
-        " of complex numbers, give real and imaginary parts by themselves."
+        " pass the real and the imaginary part of a complex tensor separately."
     )
 
 
@@ -26,7 +26,7 @@ def no_array(recipe: str, argument: str, value: object) -> TypeError:
     """An argument of a recipe is no tensor, but perhaps an object with one in it."""
     return TypeError(
         f"{recipe}: {argument} is {article(type_name(value))}, and this recipe takes real floating tensors. Convert it"
-        " to an array, or pass the array in it: of a flax.nnx.Param, `param[...]`."
+        " to an array, or pass the array in it, such as `param[...]` for a flax.nnx.Param."
     )
 
 
@@ -62,7 +62,7 @@ def not_broadcast(recipe: str, argument: str, came: str, name: str, expected: st
 def unknown_rank(recipe: str, argument: str, came: str) -> ValueError:
     """The rank of a tensor is unknown, and the recipe needs it."""
     return ValueError(
-        f"{recipe}: how many axes {argument} ({came}) has is unknown until run time. Set its shape, as by"
+        f"{recipe}: how many axes {argument} ({came}) has is unknown until run time. Set its shape, such as with"
         " tf.ensure_shape(x, [None, None])."
     )
 
@@ -78,7 +78,7 @@ def not_of_shape(recipe: str, argument: str, came: str, name: str, expected: str
 def not_a_mask(recipe: str, argument: str, came: str) -> TypeError:
     """A mask is not boolean."""
     return TypeError(
-        f"{recipe}: {argument} is {came}, and a mask is a boolean tensor of the active backend. Compare, as by x > 0."
+        f"{recipe}: {argument} is {came}, and a mask is a boolean tensor of the active backend. Compare, such as x > 0."
     )
 
 
@@ -104,7 +104,7 @@ def unknown_size(recipe: str) -> ValueError:
     """A matrix would have a size that is unknown until run time."""
     return ValueError(
         f"{recipe}: how many numbers x0 has is unknown until run time, and the Jacobian as a matrix needs it. Set its"
-        " shape, as by tf.ensure_shape(x, [3]), or give linear_solve."
+        " shape, such as with tf.ensure_shape(x, [3]), or give linear_solve."
     )
 
 

@@ -12,8 +12,8 @@ from keras_cg.frontend import config
 
 FUNCTION = "Give the function itself, not what it returns."
 REAL = (
-    "and this recipe takes real floating tensors. Convert it to a floating dtype; of complex numbers, give real and"
-    " imaginary parts by themselves."
+    "and this recipe takes real floating tensors. Convert it to a floating dtype; pass the real and"
+    " the imaginary part of a complex tensor separately."
 )
 ONE_LIMIT = "clip_gradient takes exactly one of value=... (clips each element) and norm=... (clips the norm of all)."
 
@@ -35,7 +35,7 @@ OF_A_TYPE = {
         lambda: recipes.invertible(heron, heron)(3, X)
     ),
     "gumbel_noise: uniform is None, and": lambda: recipes.gumbel_noise(None),
-    "log_sum_exp: where is float64[3], and a mask is a boolean tensor of the active backend. Compare, as by x > 0.": (
+    "log_sum_exp: where is float64[3], and a mask is a boolean tensor of the active backend. Compare, such as x > 0.": (
         lambda: recipes.log_sum_exp(X, where=X)
     ),
     f"log1pexp: x is int64[3], {REAL}": lambda: recipes.log1pexp(np.arange(3)),
@@ -242,7 +242,7 @@ def test_tensors_of_unknown_rank(backend):
         lambda x: recipes.quantize(x, tf.ones(2)),
     ):
         told = message(lambda f=f: run(f, x), ValueError)
-        assert "is unknown until run time. Set its shape, as by tf.ensure_shape(x, [None, None])." in told
+        assert "is unknown until run time. Set its shape, such as with tf.ensure_shape(x, [None, None])." in told
     assert "is not a number or a scalar tensor" in message(
         lambda: run(lambda x: recipes.clip_gradient(x, norm=x), x), ValueError
     )

@@ -4,6 +4,7 @@ The rules are wrong on purpose, by a factor of 7, so that plain differentiation 
 """
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -134,10 +135,11 @@ def test_a_captured_variable_trains(keras, mode, policy):
 @each_mode
 def test_a_captured_variable_that_the_rule_does_not_serve(keras, mode):
     layer = captured(lambda x: lambda upstream: 7 * upstream)
-    with pytest.raises(
-        Exception, match=r"(?s)reads 1 trainable value that is not among.*the rule a `variables` parameter"
-    ):
+    text = r"(?s)reads 1 trainable value that is not among its arguments: (\S+).*the rule a `variables` parameter"
+    with pytest.raises(Exception, match=text) as caught:
         fit([layer], mode=mode)
+    if mode == "eager":
+        assert re.search(text, str(caught.value))[1] == "self.w"
 
 
 @trains

@@ -81,6 +81,6 @@ def symbolic(function: str, argument: str) -> TypeError:
         f"{function}: the argument {argument} is a KerasTensor, which holds no numbers: a functional model would not"
         " own the weights that the function uses, and so not train them."
     )
-    cause = "a call on what keras.Input gave."
-    remedy = "call it in the `call` of a layer that owns them; keras.layers.Lambda makes one of a function without any."
+    cause = "a call with the result of keras.Input."
+    remedy = "call it in the `call` of a layer that owns them; for a function without weights, use keras.layers.Lambda."
     return report(TypeError, headline, function=function, argument=argument, cause=cause, remedy=remedy)
