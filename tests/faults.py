@@ -461,9 +461,6 @@ TABLE = {
         ("NaN where all is right", "0.0, numpy.nan", "numpy.nan, 0.0"),
         ("dtypes of two runs not compared, tensorflow", "!= [(dtype(two), shape(two)) for two in others]", "== 7"),
     ],
-    "backends.tensorflow.tracing: tensorflow own core": [
-        ("every function is the first one", ") and bool(self.function.__wrapped__ == other.function.__wrapped__)", ")"),
-    ],
     "recipes.__init__: numpy recipes": [
         (
             "another recipe under a name",
