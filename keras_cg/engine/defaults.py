@@ -130,7 +130,9 @@ def is_repeated_later(backend: Any, other: Any, first: Any, function: str = "the
         raise messages.recomputed_otherwise(function)
     if 0 in backend.shape(first) or not is_differentiable(kind):
         return xp.all(other == first)
-    size = xp.where(xp.isfinite(first), xp.abs(first), xp.zeros_like(xp.abs(first)))
+    size = xp.abs(first)
     with numpy.errstate(all="ignore"):  # NumPy warns of infinities
+        # Not `isfinite`, which TensorFlow (2.21) lacks for bfloat16 in a graph.
+        size = xp.where(size - size == 0, size, xp.zeros_like(size))
         is_near = xp.abs(other - first) <= precision.of(kind).repeated * xp.max(size)
     return xp.all(is_near | (other == first) | ((other != other) & (first != first)))

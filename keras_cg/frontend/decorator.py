@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine.functions import Decorated
@@ -159,10 +158,9 @@ class CustomGradient(Decorated, Generic[P, Output]):
         """Returns the function that `get_config` described."""
         return keras_interop.operation().of_config(config)  # type: ignore[no-any-return]
 
-    def __tf_tracing_type__(self, context: Any) -> Any:
-        """Returns the type of an argument of a `tf.function`: this object itself, and not the function it wraps."""
-        # By its name, because no backend is imported before it is asked for, and here TensorFlow itself asks.
-        return importlib.import_module("keras_cg.backends.tensorflow.tracing").Itself(self)
+    def __tf_tracing_type__(self, context: Any) -> NoReturn:
+        """Refuses to be an argument of a `tf.function`: TensorFlow (2.21) would call `__wrapped__` without its rule."""
+        raise messages.argument_of_tf_function(self._name)
 
 
 @overload

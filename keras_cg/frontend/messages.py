@@ -63,6 +63,14 @@ def not_callable(value: object) -> TypeError:
     return TypeError(f"{got} Use it as @custom_gradient above a function or method.")
 
 
+argument_of_tf_function = message(
+    TypeError,
+    "{0} cannot be an argument of a tf.function, which would call it without its rule.",
+    cause="a tf.function with a parameter, or a default, for a function.",
+    remedy="close over the function: tf.function(lambda x: step(f, x)).",
+)
+
+
 def not_a_pair(function: str, value: object) -> TypeError:
     """The function returned no pair."""
     headline, came = f"{function} must return a pair (output, grad).", article(type_name(value))

@@ -1,5 +1,6 @@
 """tf.function and XLA: captures, control flow, AutoGraph, vectorized loops; in every mode the rule's own number."""
 
+import re
 import traceback
 
 import numpy as np
@@ -327,34 +328,32 @@ def test_autograph_stays_off_where_it_is_switched_off(eager, tf):
     assert "g" in seen and "tf__g" not in seen
 
 
-class Eleven:
-    @custom_gradient
-    def method(self, x):
-        return x * x, lambda upstream: 11 * upstream
-
-
-@pytest.mark.parametrize("compiler", [None, True], ids=["function", "jit_compile"])
-def test_a_decorated_function_is_an_argument_of_a_tf_function(eager, tf, compiler):
-    traced = []
+@pytest.mark.limit
+@pytest.mark.parametrize("way", ["argument", "default", "nested", "method"])
+def test_a_decorated_function_is_no_argument_of_a_tf_function(eager, tf, way):
     seven = custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream))
-    five = custom_gradient(lambda x: (x * x, lambda upstream: 5 * upstream))
 
-    @tf.function(jit_compile=compiler)
-    def g(h, x, k=seven):
-        traced.append(h)
-        return h(x) + k(x)
+    class Layer:
+        @custom_gradient
+        def method(self, x):
+            return x * x, lambda upstream: 7 * upstream
 
-    x = eager.tensor(X)
-    for _ in range(2):
-        close(g(seven, x), 2 * X * X)
-        close(gradients(lambda x: g(seven, x), x)[0], np.full_like(X, 14))
-        close(gradients(lambda x: g(five, x), x)[0], np.full_like(X, 12))
-        close(gradients(lambda x: g(five, x, k=five), x)[0], np.full_like(X, 10))
-    # Once for each, with or without a gradient.
-    assert len(traced) == 3
-    layer = Eleven()
-    for _ in range(2):
-        close(gradients(lambda x: g(layer.method, x, k=five), x)[0], np.full_like(X, 16))
-    assert len(traced) == 4
-    nested = tf.function(lambda h, x: h["f"](x))
-    close(gradients(lambda x: nested({"f": seven}, x), x)[0], np.full_like(X, 7))
+    def apply(x, h=seven):
+        return (h["f"] if isinstance(h, dict) else h)(x)
+
+    x, args = (
+        eager.tensor(X),
+        {"argument": (seven,), "default": (), "nested": ({"f": seven},), "method": (Layer().method,)},
+    )
+    with pytest.raises(TypeError) as caught:
+        tf.function(apply)(x, *args[way])
+    name = "method" if way == "method" else "<lambda>"
+    head, *facts = str(caught.value).splitlines()
+    assert re.fullmatch(
+        rf".*{name} cannot be an argument of a tf.function, which would call it without its rule\.", head
+    )
+    assert facts == [
+        "    usual cause: a tf.function with a parameter, or a default, for a function.",
+        "    remedy: close over the function: tf.function(lambda x: step(f, x)).",
+    ]
+    close(gradients(tf.function(lambda x: apply(x, *args[way])), x)[0], np.full_like(X, 7))

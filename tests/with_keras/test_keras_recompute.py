@@ -1,8 +1,11 @@
-"""`recipes.recompute` around what has a state in Keras: the second run sees what the first saw, and changes nothing.
+"""`recipes.recompute` around what has a state in Keras: the second run sees what the first saw, and none changes it.
 
-Expected is what the layers do without `recompute`, or what the mask of the forward run says: where `x` is one, it is
-the output. The rules are wrong on purpose, by a factor of 7, so that plain differentiation cannot pass.
+Expected is what the layers do without `recompute`, or a closed form. The rules are wrong on purpose, by a factor of 7,
+so that plain differentiation cannot pass.
 """
+
+import re
+import threading
 
 import numpy as np
 import pytest
@@ -10,177 +13,51 @@ import pytest
 import keras_cg
 from keras_cg import recipes
 from keras_cg.frontend import config
-from with_keras.training import MODES, array, dynamo_warns, trains
+from with_keras.training import MODES, array, trains
 
 X = np.linspace(-1.01, 2, 64).reshape(16, 4).astype(np.float32)
 Y = np.cos(np.arange(64)).reshape(16, 4).astype(np.float32)
 RATE = 0.125
 
 
-# --- a mask ------------------------------------------------------------------------------------------------------
+# --- what every run sees ---------------------------------------------------------------------------------------------
 
 
 @trains
 @pytest.mark.parametrize("training", [True, False])
-def test_whether_it_trains_is_what_the_call_around_said(keras, seven, training):
-    dropout = keras.layers.Dropout(0.5, seed=3)
+@pytest.mark.parametrize("thread", ["the same", "another"])
+def test_whether_it_trains_is_what_the_call_around_said(keras, seven, backend, training, thread):
+    """A thread of torch's backward pass has none of the state that Keras keeps per thread."""
+
+    class Flagged(keras.layers.Layer):
+        def call(self, x, training=None):
+            return seven(x) * (2 if training else 3)
+
+    flagged, found = Flagged(), []
 
     class Block(keras.layers.Layer):
         def call(self, x, training=None):
-            return recipes.recompute(lambda x: seven(dropout(x)))(x)
+            return recipes.recompute(lambda x: flagged(x))(x)
 
     block = Block()
-    x = config.active.asarray(np.ones((16, 4), np.float32))
-    output, pullback = keras_cg.vjp(lambda x: block(x, training=training), x)
-    mask = array(output)
-    assert set(np.unique(mask)) == ({0, 2} if training else {1})
-    np.testing.assert_allclose(array(pullback(config.active.asarray(Y))[0]), 7 * mask * Y, rtol=1e-6)
-
-
-@pytest.mark.only("torch")
-@dynamo_warns
-def test_a_compiled_dropout_has_one_mask(keras, seven):
-    import torch
-
-    dropout = keras.layers.Dropout(0.5, seed=3)
-    dropout.build((16, 4))
-    masks, x = [], torch.ones(16, 4, requires_grad=True)
-    f = torch.compile(recipes.recompute(lambda x: seven(dropout(x, training=True))), backend="aot_eager")
-    for step in (1, 2):
-        output = f(x)
-        (gradient,) = torch.autograd.grad(output, x, torch.tensor(Y))
-        masks.append(array(output))
-        np.testing.assert_allclose(array(gradient), 7 * masks[-1] * Y, rtol=1e-6)
-        assert array(dropout.seed_generator.state).tolist() == [3, step]
-    assert (masks[0] != masks[1]).any()
-
-
-@pytest.mark.parametrize("is_first", [False, True])
-def test_seeds_of_several_kinds(keras, seven, backend, is_first):
-    """Those of a generator, and Keras's own, which JAX refuses by itself where it traces."""
-    keras.utils.set_random_seed(1)
-    if not is_first and backend != "jax":
-        keras.random.uniform([1])  # whose seeds are made now, and else inside
-    seeds = keras.random.SeedGenerator(5)
-    ones = np.ones((16, 4), np.float32)
-
-    @recipes.recompute
-    def f(x):
-        noise = keras.random.uniform((16, 4), seed=seeds) + keras.random.uniform((16, 4), seed=seeds)
-        if backend != "jax":
-            noise = noise + keras.random.uniform((16, 4))
-        return seven(x) * config.active.asarray(noise)
-
-    x = config.active.asarray(ones)
-    output, pullback = keras_cg.vjp(f, x)
-    for _ in range(2):
-        np.testing.assert_allclose(array(pullback(config.active.asarray(Y))[0]), 7 * array(output) * Y, rtol=1e-5)
-    assert array(seeds.state).tolist() == [5, 2]
-    assert (array(f(x)) != array(output)).all()
-
-
-def masked(keras, seven):
-    """A dropout, and `7 * x**3 / 3` times its mask: a gradient of `7 * x**2`, and then of `14 * x`, times the mask."""
-    dropout = keras.layers.Dropout(0.5, seed=3)
-    dropout.build((16, 4))
-    return dropout, lambda x: seven(x**3 / 3) * dropout(keras.ops.ones_like(x), training=True)
-
-
-def nested(f):
-    return recipes.recompute(lambda x: recipes.recompute(f)(x) * 1)
-
-
-HOLDERS = {"alone": recipes.recompute, "nested": nested}
-
-
-@trains
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_in_one_another(keras, seven, holder):
-    dropout, f = masked(keras, seven)
-    x = config.active.asarray(X)
-    output, pullback = keras_cg.vjp(HOLDERS[holder](f), x)
-    mask = np.round(array(output) / (X**3 / 3))
-    for _ in range(2):
-        gradient = array(pullback(config.active.asarray(Y))[0])
-        np.testing.assert_allclose(gradient, 7 * X**2 * mask * Y, rtol=1e-5)
-    assert array(dropout.seed_generator.state).tolist() == [3, 1]
-    np.testing.assert_array_equal(np.unique(mask), [0, 2])
-
-
-@trains
-@pytest.mark.parametrize("holder", ["alone", "nested"])
-def test_the_second_order(keras, seven, holder):
-    dropout, f = masked(keras, seven)
-    x = config.active.asarray(X)
-    gradient = keras_cg.grad(lambda x: keras.ops.sum(HOLDERS[holder](f)(x)))
-    second = array(keras_cg.grad(lambda x: keras.ops.sum(gradient(x)))(x))
-    np.testing.assert_allclose(np.unique(np.round(second / (14 * X), 3)), [0, 2])
-    assert array(dropout.seed_generator.state).tolist() == [3, 1]
-
-
-@pytest.mark.only("tensorflow")
-@pytest.mark.parametrize("jit", [False, True])
-def test_the_second_order_in_a_graph(keras, seven, jit):
-    """Without XLA, Grappler once let the first run read the seed that it gave."""
-    import tensorflow as tf
-
-    dropout, f = masked(keras, seven)
-
-    @tf.function(jit_compile=jit)
-    def both(x):
-        with tf.GradientTape() as outer:
-            outer.watch(x)
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                output = recipes.recompute(f)(x)
-            gradient = tape.gradient(output, x)
-        return output, gradient, outer.gradient(gradient, x)
-
-    for step in (1, 2):
-        output, first, second = both(tf.constant(X))
-        mask = np.round(array(output) / (X**3 / 3))
-        np.testing.assert_allclose(first, 7 * X**2 * mask, rtol=1e-5)
-        np.testing.assert_allclose(second, 14 * X * mask, rtol=1e-5)
-        assert array(dropout.seed_generator.state).tolist() == [3, step]
-
-
-@pytest.mark.only("torch")
-def test_a_backward_pass_in_other_threads(keras, seven):
-    """The threads have none of the state that Keras keeps per thread, as on an accelerator, and no default seeds."""
-    import threading
-
-    import torch
-
-    dropout = keras.layers.Dropout(0.5, seed=3)
-
-    class Block(keras.layers.Layer):
-        def call(self, x):
-            return recipes.recompute(lambda x: seven(dropout(x)) * keras.random.uniform((16, 4)))(x)
-
-    x, found = torch.ones(16, 4, requires_grad=True), []
-    output = Block()(x, training=True)
-    threads = [
-        threading.Thread(target=lambda: found.append(torch.autograd.grad(output.sum(), x, retain_graph=True)[0]))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 3
-    for gradient in found:
-        np.testing.assert_allclose(gradient, 7 * output.detach(), rtol=1e-6)
-    assert array(dropout.seed_generator.state).tolist() == [3, 1]
-
-
-# --- training ----------------------------------------------------------------------------------------------------
+    output, pullback = keras_cg.vjp(lambda x: block(x, training=training), config.active.asarray(X))
+    factor = 2 if training else 3
+    np.testing.assert_allclose(array(output), factor * X, rtol=1e-6)
+    run = lambda: found.append(array(pullback(config.active.asarray(Y))[0]))
+    if thread == "another" and backend == "torch":
+        other = threading.Thread(target=run)
+        other.start()
+        other.join()
+    else:
+        run()
+    np.testing.assert_allclose(found[0], 7 * factor * Y, rtol=1e-6)
 
 
 @trains
 @pytest.mark.parametrize(
     ("mode", "policy"), [("eager", "float32"), ("default", "mixed_bfloat16"), ("jit", "mixed_float16")]
 )
-def test_layers_with_a_state_train_as_without(keras, seven, backend, mode, policy):
+def test_layers_train_as_without(keras, seven, backend, mode, policy):
     if backend == "torch" and mode == "jit":
         # All that Keras does takes torch.compile half a minute.
         mode = "eager"
@@ -195,15 +72,9 @@ def test_layers_with_a_state_train_as_without(keras, seven, backend, mode, polic
 
         def build(self, shape):
             self.w = self.add_weight(shape=(4,), initializer="ones")
-            self.inner = keras.Sequential(
-                [
-                    keras.layers.Dense(4, activation="tanh"),
-                    keras.layers.Dropout(0.5, seed=3),
-                    keras.layers.BatchNormalization(momentum=0.5),
-                    keras.layers.Lambda(seven),
-                    keras.layers.GaussianNoise(0.5, seed=4),
-                ]
-            )
+            frozen = keras.layers.BatchNormalization(trainable=False)
+            inner = [keras.layers.Dense(4, activation="tanh"), frozen, keras.layers.Lambda(seven)]
+            self.inner = keras.Sequential([*inner, keras.layers.LayerNormalization()])
             self.inner.build(shape)
 
         def call(self, x):
@@ -215,7 +86,6 @@ def test_layers_with_a_state_train_as_without(keras, seven, backend, mode, polic
         model = keras.Sequential([keras.layers.Dense(4, use_bias=False), Block(wrap), keras.layers.Dense(4)])
         model.compile(keras.optimizers.SGD(RATE), "mse", **MODES[mode])
         model.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
-        # The seeds of the layers are among them.
         found.append([(each.path, array(each)) for each in model.variables])
     # In half precision JAX rounds elsewhere where it computes again.
     rtol, atol = (1e-5, 1e-6) if policy == "float32" else (1e-3, 1e-3)
@@ -223,12 +93,31 @@ def test_layers_with_a_state_train_as_without(keras, seven, backend, mode, polic
         np.testing.assert_allclose(one, other, rtol=rtol, atol=atol, err_msg=path)
 
 
+@pytest.mark.parametrize("holder", ["alone", "nested", "in a scope"])
+def test_the_second_order(keras, backend, holder):
+    """Of a variable that a scope replaces, the second run reads the value of the scope, which may be over."""
+    variable = keras.Variable(np.full((16, 4), 2, np.float32))
+    alone = recipes.recompute(lambda x: x**3 * variable)
+    f = recipes.recompute(lambda x: alone(x) * 1) if holder == "nested" else alone
+
+    def loss(x):
+        if holder != "in a scope":
+            return keras_cg.ops.sum(f(x))
+        with keras.StatelessScope([(variable, np.full((16, 4), 5, np.float32))]):
+            return keras_cg.ops.sum(f(x))
+
+    gradient = keras_cg.grad(loss)
+    x, factor = config.active.asarray(X), 5 if holder == "in a scope" else 2
+    np.testing.assert_allclose(array(gradient(x)), 3 * factor * X**2, rtol=1e-5)
+    second = keras_cg.grad(lambda x: keras_cg.ops.sum(gradient(x)))(x)
+    np.testing.assert_allclose(array(second), 6 * factor * X, rtol=1e-5)
+
+
 # --- what cannot be served -------------------------------------------------------------------------------------------
 
 
 def variables_of(keras):
     """Functions of `x` that read a variable of value 3, whose square is their slope, and how to reach it."""
-
     layer = keras.layers.Layer()
     variable, frozen = (keras.Variable(np.full(4, 3, np.float32), trainable=trainable) for trainable in (True, False))
     layer.w = layer.add_weight(shape=(4,), initializer=keras.initializers.Constant(3))
@@ -254,9 +143,7 @@ def test_a_variable_that_is_assigned_before_the_backward_pass(keras, backend, wh
         "tensorflow": rf"a variable \({variable.value.name}\)" if backend == "tensorflow" else "",
         "numpy": rf"a Keras variable \({variable.path}\)",
     }[backend]
-    with pytest.raises(
-        RuntimeError, match=rf"^recompute\(.*\) reads {what} that was assigned or changed in place since"
-    ):
+    with pytest.raises(RuntimeError, match=rf"^recompute\(.*\) reads {what} that was assigned or changed in place"):
         pullback(upstream)
 
 
@@ -278,69 +165,45 @@ def test_a_variable_that_is_assigned_in_a_graph(keras, where, jit):
     np.testing.assert_array_equal(gradient(tf.constant(X[0])), np.full(4, np.nan))
 
 
-def test_a_variable_that_the_function_itself_changes(keras, backend):
-    """It is what it was in the first run; on NumPy, where a product would read it later, that raises."""
-    count = keras.Variable(np.float32(0), trainable=False)
-
-    def f(x):
-        count.assign_add(1.0)
-        return x * x * count
-
-    x = config.active.asarray(X[0])
-    for step in (1, 2):
-        if backend == "numpy":
-            _, pullback = keras_cg.vjp(recipes.recompute(f), x)
-            with pytest.raises(RuntimeError, match=r"reads a Keras variable \(variable.*\) that was assigned"):
-                pullback(x)
-        else:
-            found = keras_cg.grad(lambda x: keras.ops.sum(recipes.recompute(f)(x)))(x)
-            np.testing.assert_allclose(array(found), 2 * step * X[0], rtol=1e-6)
-        assert array(count) == step
+LAYERS = {
+    "Dropout": (lambda layers: layers.Dropout(0.5, seed=3), "assigns to a Keras variable"),
+    "BatchNormalization": (lambda layers: layers.BatchNormalization(), "assigns to a Keras variable"),
+    "SpectralNormalization": (lambda layers: layers.SpectralNormalization(layers.Dense(4)), "assigns to a Keras"),
+    "a regularizer": (lambda layers: layers.Dense(4, activity_regularizer="l2"), "adds a loss to a layer"),
+    "not built": (lambda layers: layers.Dense(4), "creates a Keras variable"),
+    "keras.random": (None, "(assigns to|creates) a Keras variable"),
+}
 
 
-def refused(said):
-    return pytest.raises(RuntimeError, match=rf"(?s)^recompute\(.*<lambda>\) {said}.*usual cause: .*remedy: ")
-
-
-@trains
+@pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.limit
-def test_a_function_that_assigns_to_what_is_trained(keras, backend):
-    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4, name="inner"), name="outer")
-    layer.build((None, 4))
-    output, pullback = keras_cg.vjp(recipes.recompute(lambda x: layer(x, training=True)), config.active.asarray(X))
-    if backend == "jax":
-        np.testing.assert_allclose(array(pullback(output)[0]), array(output) @ array(layer.layer.kernel).T, rtol=1e-4)
-        return
-    with refused(f"assigns to a trainable variable of Keras: {layer.layer.kernel.path}"):
-        pullback(output)
-
-
-@trains
-@pytest.mark.limit
-def test_a_layer_that_is_not_built_yet(keras, backend):
-    layer = keras.Sequential([keras.layers.Dense(4), keras.layers.Dropout(0.5, seed=3)])
-    f = recipes.recompute(lambda x: layer(x, training=True))
+def test_a_function_that_changes_the_state_of_keras(keras, backend, kind):
+    make, does = LAYERS[kind]
+    if make is None:
+        function = lambda x: x * keras.random.uniform((16, 4))
+    else:
+        layer = make(keras.layers)
+        function = lambda x: layer(x, training=True) if layer._call_has_training_arg else layer(x)
+        if kind != "not built":
+            layer.build((16, 4))
     x = config.active.asarray(X)
-    if backend == "jax":
-        with refused("builds a layer while it is traced: its variables would have no values afterwards"):
-            keras_cg.vjp(f, x)
-        return
-    output, pullback = keras_cg.vjp(f, x)
-    kernel = array(layer.layers[0].kernel)
-    mask = np.round(array(output) / (X @ kernel))
-    np.testing.assert_allclose(
-        array(pullback(config.active.asarray(Y))[0]), (mask * Y) @ kernel.T, rtol=1e-4, atol=1e-5
+    before = [array(each) for each in (layer.variables if make and kind != "not built" else [])]
+    with pytest.raises(RuntimeError) as caught:
+        recipes.recompute(function)(x)
+    head, *facts = str(caught.value).splitlines()
+    assert re.fullmatch(
+        rf"recompute\(.*<lambda>\) {does}.*, and would do so again when it runs for its gradient\.", head
     )
-    assert array(layer.layers[1].seed_generator.state).tolist() == [3, 1]
-
-
-@trains
-@pytest.mark.limit
-def test_a_layer_that_adds_a_loss(keras, backend):
-    layer = keras.layers.Dense(4, activity_regularizer="l2")
-    layer.build((None, 4))
-    with refused("adds a loss to a layer, which would not be differentiated outside of it"):
-        keras_cg.vjp(recipes.recompute(lambda x: layer(x)), config.active.asarray(X))
+    assert facts == [
+        "    usual cause: a layer that draws random numbers, counts or averages (Dropout, BatchNormalization) while it"
+        " trains, a layer that was not built before, or `add_loss`.",
+        "    remedy: use keras.remat or keras.RematScope for such a layer, and leave it out of"
+        " keras_cg.recipes.recompute; build layers and add losses outside.",
+    ]
+    for old, new in zip(before, layer.variables if before else (), strict=True):
+        np.testing.assert_array_equal(old, array(new))
+    # Outside, Keras works as before.
+    np.testing.assert_array_equal(array(keras.random.uniform((3,), seed=1)), array(keras.random.uniform((3,), seed=1)))
 
 
 @pytest.mark.limit

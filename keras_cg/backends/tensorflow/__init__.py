@@ -6,7 +6,7 @@ for the gradient, which knows the inputs that are differentiated, or the graph, 
 
 `tensors` says which values are tensors, `composite` flattens them, and `recording` asks which tapes and accumulators
 record. `attach` serves eager mode and `graph` serves graphs, both with the gradients of `backward`. `derivatives` calls
-TensorFlow's own tapes, compiler and exporter. `tracing` is the type of a decorated function as an argument.
+TensorFlow's own tapes, compiler and exporter.
 """
 
 from __future__ import annotations

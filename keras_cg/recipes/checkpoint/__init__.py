@@ -24,10 +24,9 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     built in (`jax.checkpoint`, `torch.utils.checkpoint`). Under a transform of torch.func no memory is saved, and under
     `torch.compile` its own partitioner decides.
 
-    - In the second run Keras's variables have the values of the first run, and they are changed once: seeds, averages,
-      counters. It also sees the same training flag and the same dtype policy.
-    - Random numbers of `keras.random` are the same in both runs, on torch those of torch as well. On TensorFlow draw
-      others with `tf.random.stateless_*` functions.
+    - `f` must not change the state of Keras: use `keras.remat` or `keras.RematScope` for Dropout and other layers that
+      do. In the second run layers see the same training flag and the same dtype policy.
+    - Random numbers must be the same in both runs: torch repeats its own, and a seed repeats those of `keras.random`.
     - Values that `f` reads must not be assigned, nor changed in place, before the backward pass.
 
     Source: Griewank & Walther 2000, Algorithm 799: revolve, https://doi.org/10.1145/347837.347846; Chen et al. 2016,
@@ -45,9 +44,9 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
             KerasTensor.
         CapturedVariableError: When the result is called, on NumPy: `f` reads a value that is being differentiated and
             that is no argument. TensorFlow does not notice a tensor in an attribute.
-        RuntimeError: In the backward pass: a value that `f` reads was changed since it ran (in a graph of TensorFlow
-            the gradient is NaN; JAX uses the old values), `f` returned another output, or it assigns to a trainable
-            variable of Keras. When the result is called: a layer inside adds a loss, or is built while JAX traces it.
+        RuntimeError: When the result is called: `f` changes the state of Keras, adds a loss to a layer or builds one.
+            In the backward pass: a value that `f` reads was changed since it ran, or `f` returned another output (in a
+            graph of TensorFlow the gradient is NaN; JAX uses the old values).
 
     See Also:
         `keras_cg.recipes.invertible`, which saves only the last output.
@@ -81,7 +80,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         values = pytree.partition(backend, name, tree, label)
         function = OutputFunction(backend, name, f, len(args), keywords, tree)
         if not backend.is_recording():
-            return function.finish(function.once(*values))
+            return function.finish(function(*values))
         return function.finish(frameworks.this.checkpoint.recompute(function, values))
 
     return recomputed

@@ -13,4 +13,4 @@ from keras_cg.recipes.checkpoint.function import OutputFunction
 
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     """Calls `jax.checkpoint`, which also differentiates the values that a function closes over."""
-    return jax.checkpoint(fun.traced)(*tensors)  # type: ignore[no-any-return]
+    return jax.checkpoint(fun)(*tensors)  # type: ignore[no-any-return]

@@ -14,15 +14,13 @@ from keras_cg.recipes.checkpoint import messages
 
 
 class Sample:
-    """A sample of the outputs of a run, to compare another run with it."""
+    """A sample of the outputs of a run. Where a framework traces the function, it has tensors instead of arrays."""
 
     # At most twice as many elements of each output: a run that differs at all nearly always differs in one of them.
     SIZE = 64
 
     def __init__(self, backend: Any, outputs: Sequence[Any]):
-        self.backend = backend
-        self.is_known = backend.is_known(outputs)
-        # Arrays, or tensors where a framework traces the function.
+        self.backend, self.is_known = backend, backend.is_known(outputs)
         self.values = [self._of(output) if self.is_known else self._later(output) for output in outputs]
 
     def _of(self, output: Any) -> numpy.ndarray:
@@ -31,7 +29,8 @@ class Sample:
 
     def _later(self, output: Any) -> Any:
         row = self.backend.namespace.reshape(output, (-1,))
-        return row[:: max(1, self.backend.shape(row)[0] // self.SIZE)]
+        # A length that is unknown until run time is None.
+        return row[:: max(1, (self.backend.shape(row)[0] or 0) // self.SIZE)]
 
     def compare(self, function: str, outputs: Sequence[Any]) -> list[Any]:
         """Compares another run; returns the conditions that must hold where a framework traces the function.
@@ -40,8 +39,7 @@ class Sample:
             RuntimeError: The outputs differ.
         """
         if not self.is_known or not self.backend.is_known(outputs):
-            firsts = map(self.backend.asarray, self.values)
-            pairs = zip(map(self._later, outputs), firsts, strict=True)
+            pairs = zip(map(self._later, outputs), map(self.backend.asarray, self.values), strict=True)
             return [is_repeated_later(self.backend, *pair, function) for pair in pairs]
         for output, value in zip(outputs, self.values, strict=True):
             if not is_repeated(self._of(output), value, precision.of(self.backend.dtype(output)).repeated):
