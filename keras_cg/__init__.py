@@ -4,11 +4,11 @@
 derivatives, `ops` and `recipes` run on the active backend, which `set_backend` and `use_backend` choose.
 """
 
-import importlib
+import importlib as _importlib
 
 from keras_cg import ops, recipes
 from keras_cg.autodiff import grad, hessian, jacobian, jvp, value_and_grad, vjp
-from keras_cg.bridge import keras_interop
+from keras_cg.bridge import keras_interop as _keras_interop
 from keras_cg.errors import CapturedVariableError, GradientError
 from keras_cg.frontend.config import available_backends, backend, set_backend, use_backend
 from keras_cg.frontend.decorator import custom_gradient
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 # The frontend meets Keras's operation, which is built on the frontend: here both are known.
-keras_interop.operation = lambda: importlib.import_module("keras_cg.keras.operation")
+_keras_interop.operation = lambda: _importlib.import_module("keras_cg.keras.operation")
 
 
 def __getattr__(name: str) -> object:
     if name == "keras":  # It imports Keras, which `import keras_cg` must not.
-        return importlib.import_module("keras_cg.keras")
+        return _importlib.import_module("keras_cg.keras")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

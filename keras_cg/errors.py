@@ -80,7 +80,7 @@ class CapturedVariableError(Reported, TypeError):
         >>> try:
         ...     keras_cg.grad(loss)(2.0)
         ... except keras_cg.CapturedVariableError as error:
-        ...     "pass them as arguments" in str(error)
+        ...     "pass it as an argument" in str(error)
         True
     """
 

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.only("numpy")
 RECIPES = ["annealed", "callback", "checkpoint", "discrete", "implicit", "passing", "repeated", "reversible", "safe"]
 EXAMPLES = [
     "autodiff",
-    "config",
-    "decorator",
+    "frontend.config",
+    "frontend.decorator",
     "errors",
     "ops",
     "testing.checker",
