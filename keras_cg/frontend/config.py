@@ -153,12 +153,6 @@ def _known(name: str, source: str) -> str:
     return name
 
 
-# The dict behind `os.environ`, whose `get` enters five frames of Python. It is not documented: where it is anything
-# else (on Windows, or in a later Python), `os.environ` is read.
-_variables: Any = getattr(os.environ, "_data", None)
-_variables = _variables if isinstance(_variables, dict) and b"PATH" in _variables else None
-
-
 class _Config(ModuleType):
     @property
     def active(self) -> Any:
@@ -167,10 +161,7 @@ class _Config(ModuleType):
         It is an attribute because `torch.compile` can trace neither a context variable nor an import. It evaluates a
         module's attributes for real, and again at every call. A `__getattr__` of the module would be slower.
         """
-        name = _in_context.get() or _in_process
-        if not name:
-            raw = os.environ.get("KERAS_CG_BACKEND") if _variables is None else _variables.get(b"KERAS_CG_BACKEND")
-            name = raw.decode() if isinstance(raw, bytes) else raw
+        name = _in_context.get() or _in_process or os.environ.get("KERAS_CG_BACKEND")
         loaded = backends.loaded.get(name or keras_interop.chosen())
         return backends.load(*resolve()) if loaded is None else loaded
 

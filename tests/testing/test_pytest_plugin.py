@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from keras_cg import pytest_plugin
+from _keras_cg import pytest_plugin
 
 pytest_plugins = ["pytester"]
 

@@ -25,25 +25,3 @@ from keras_cg.backends.jax.tensors import (
     tensors,
     to_numpy,
 )
-
-__all__ = [  # noqa: RUF022 - in the order of keras_cg.engine.contract
-    "namespace",
-    "tensors",
-    "is_tensor",
-    "asarray",
-    "to_numpy",
-    "shape",
-    "dtype",
-    "cast",
-    "children",
-    "is_recording",
-    "attach",
-    "vjp",
-    "jvp",
-    "jacobian",
-    "compiled",
-    "exported",
-    "double_precision",
-    "devices",
-    "stop_gradient",
-]

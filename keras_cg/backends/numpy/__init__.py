@@ -18,19 +18,3 @@ from keras_cg.backends.numpy.tensors import (
     tensors,
     to_numpy,
 )
-
-__all__ = [
-    "asarray",
-    "attach",
-    "cast",
-    "children",
-    "dtype",
-    "is_plain",
-    "is_recording",
-    "is_tensor",
-    "namespace",
-    "shape",
-    "tensors",
-    "to_numpy",
-    "vjp",
-]

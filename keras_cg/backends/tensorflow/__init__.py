@@ -31,28 +31,3 @@ from keras_cg.backends.tensorflow.tensors import (
     tensors,
     to_numpy,
 )
-
-__all__ = [
-    "agreement",
-    "asarray",
-    "attach",
-    "cast",
-    "children",
-    "compiled",
-    "converted",
-    "devices",
-    "dtype",
-    "exported",
-    "is_known",
-    "is_plain",
-    "is_recording",
-    "is_tensor",
-    "jacobian",
-    "jvp",
-    "namespace",
-    "shape",
-    "stop_gradient",
-    "tensors",
-    "to_numpy",
-    "vjp",
-]

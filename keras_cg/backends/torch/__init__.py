@@ -26,28 +26,3 @@ from keras_cg.backends.torch.tensors import (
     tensors,
     to_numpy,
 )
-
-__all__ = [
-    "agreement",
-    "asarray",
-    "attach",
-    "cast",
-    "children",
-    "compiled",
-    "constant",
-    "devices",
-    "dtype",
-    "exported",
-    "gradient",
-    "is_compiling",
-    "is_plain",
-    "is_recording",
-    "is_tensor",
-    "jvp",
-    "namespace",
-    "shape",
-    "stop_gradient",
-    "tensors",
-    "to_numpy",
-    "vjp",
-]
