@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 TOP = {
     "index.md": "README.md",
     "changelog.md": "CHANGELOG.md",
+    "conduct.md": "CODE_OF_CONDUCT.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
 }

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.only("numpy")
 def test_every_page_is_in_the_navigation():
     named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    # The files of these four are at the top of the repository; README is the home page.
-    top = {"changelog.md", "contributing.md", "index.md", "security.md"}
+    # The files of these five are at the top of the repository; README is the home page.
+    top = {"changelog.md", "conduct.md", "contributing.md", "index.md", "security.md"}
     assert sorted(named) == sorted({*top, *(page for page in pages if not page.startswith("reports/"))})
 
 
