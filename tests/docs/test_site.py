@@ -29,6 +29,18 @@ def test_every_report_is_linked_from_the_evidence():
     assert sorted(links) == sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / "reports").glob("*.md"))
 
 
+@pytest.mark.parametrize("name", ["rule", "how-it-works"])
+def test_a_drawing_has_colours_for_dark_pages(name):
+    light, _, dark = (DOCS / f"{name}.svg").read_text().partition("@media (prefers-color-scheme: dark)")
+    light, dark = (set(re.findall(r"([.\w-]+) \{[^}]*#\w", part)) for part in (light, dark))
+    assert light - {".first", ".light"} == dark  # these two are white on blue on every page
+
+
+def test_the_link_to_the_repository_asks_no_server():
+    # Material's script fetches the stars of each link with this component.
+    assert "data-md-component" not in (DOCS / "theme" / "partials" / "source.html").read_text()
+
+
 def without_code(page):
     return re.sub(r"^(```|~~~).*?^\1", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
