@@ -211,6 +211,6 @@ class AsShown(griffe.Extension):
         obj.docstring.value = SEE_ALSO.sub(lambda part: re.sub(r"`(keras_cg\.[\w.]+)`", r"[`\1`][\1]", part[0]), value)
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
-        """Drops the return annotation of a decorated function: it returns the output, not the pair with the rule."""
-        if any(decorator.callable_path.endswith("custom_gradient") for decorator in func.decorators):
+        """Drops a return annotation that a decorator replaces: a pair with the rule, or an iterator."""
+        if any(each.callable_path.endswith(("custom_gradient", "contextmanager")) for each in func.decorators):
             func.returns = None
