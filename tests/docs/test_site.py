@@ -41,6 +41,15 @@ def test_the_link_to_the_repository_asks_no_server():
     assert "data-md-component" not in (DOCS / "theme" / "partials" / "source.html").read_text()
 
 
+def test_a_release_begins_with_at_most_ten_changes_and_has_the_headings_of_keep_a_changelog():
+    _, *releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")
+    for release in releases:
+        first, *others = release.split("\n### ")
+        assert 1 <= first.count("\n- ") <= 10, first
+        headings = {re.match(r"\w+", other)[0] for other in others}
+        assert headings <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
 def without_code(page):
     return re.sub(r"^(```|~~~).*?^\1", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
