@@ -8,6 +8,7 @@
 - Formulas become MathML: those between dollar signs on a page, and the indented lines of a recipe's docstring.
 - The names under "See Also" in a docstring become links.
 - Generated reports stay out of the search.
+- The header has the version, with a link to the repository.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import posixpath
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,14 @@ search:
 
 {parts}
 """
+
+
+def on_config(config: Any) -> Any:
+    """Names the repository and the version, which stand in the header."""
+    config.repo_url = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    (version,) = re.findall(r'^__version__ = "(.*)"$', (ROOT / "keras_cg" / "__init__.py").read_text(), re.MULTILINE)
+    config.repo_name = f"keras-cg {version}"
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -201,6 +211,6 @@ class AsShown(griffe.Extension):
         obj.docstring.value = SEE_ALSO.sub(lambda part: re.sub(r"`(keras_cg\.[\w.]+)`", r"[`\1`][\1]", part[0]), value)
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
-        """Drops the return annotation of a decorated function: it returns the output, not the pair with the rule."""
-        if any(decorator.callable_path.endswith("custom_gradient") for decorator in func.decorators):
+        """Drops a return annotation that a decorator replaces: a pair with the rule, or an iterator."""
+        if any(each.callable_path.endswith(("custom_gradient", "contextmanager")) for each in func.decorators):
             func.returns = None

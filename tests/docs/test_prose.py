@@ -157,7 +157,8 @@ def test_the_package_uses_the_words_of_the_field():
 
 
 def test_the_pages_use_plain_words():
-    paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    top = [ROOT / name for name in ("README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")]
+    paths = [*top, *sorted((ROOT / "docs").rglob("*.md"))]
     assert len(paths) > 20
     assert_clean(findings_of_page(path.name, path.read_text()) for path in paths)
 

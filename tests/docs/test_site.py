@@ -29,6 +29,27 @@ def test_every_report_is_linked_from_the_evidence():
     assert sorted(links) == sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / "reports").glob("*.md"))
 
 
+@pytest.mark.parametrize("name", ["rule", "how-it-works"])
+def test_a_drawing_has_colours_for_dark_pages(name):
+    light, _, dark = (DOCS / f"{name}.svg").read_text().partition("@media (prefers-color-scheme: dark)")
+    light, dark = (set(re.findall(r"([.\w-]+) \{[^}]*#\w", part)) for part in (light, dark))
+    assert light - {".first", ".light"} == dark  # these two are white on blue on every page
+
+
+def test_the_link_to_the_repository_asks_no_server():
+    # Material's script fetches the stars of each link with this component.
+    assert "data-md-component" not in (DOCS / "theme" / "partials" / "source.html").read_text()
+
+
+def test_a_release_begins_with_at_most_ten_changes_and_has_the_headings_of_keep_a_changelog():
+    _, *releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")
+    for release in releases:
+        first, *others = release.split("\n### ")
+        assert 1 <= first.count("\n- ") <= 10, first
+        headings = {re.match(r"\w+", other)[0] for other in others}
+        assert headings <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
 def without_code(page):
     return re.sub(r"^(```|~~~).*?^\1", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
