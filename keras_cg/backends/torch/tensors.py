@@ -294,6 +294,7 @@ def autocasts(tensors: Sequence[torch.Tensor], is_on: bool = True) -> list[tuple
     return [(kind, torch.get_autocast_dtype(kind), is_on and torch.is_autocast_enabled(kind)) for kind in kinds]
 
 
+@uncompiled
 def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
     if not transforms_active() and not is_captured():
         for one, two in pairs:
