@@ -324,7 +324,7 @@ TABLE = {
         ("a gradient shares memory", "return conjugate(gradient.copy())", "pass"),
         ("a level that is over keeps its boxes", "gradient = gradient._value\n", "break\n"),
         ("levels share a number", "max(self.highest - trace_stack.top, 0)", "0"),
-        ("roots of another level pass", "if parents is not None and not parents:\n", "if False:\n"),
+        ("roots of another level pass", 'getattr(each, "parents", True) for', "True for"),
     ],
     "backends.numpy.derivatives: numpy own core": [
         ("changes in place are seen", "return tensor.copy() if isinstance", "return tensor if isinstance"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -21,7 +21,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, on plain arrays; an output that is in a box all the same depends on a captured value."""
     outputs, pullback = fun(*[asarray(innermost(tensor)) for tensor in tensors])
     if any([isinstance(output, Box) for output in outputs]):
-        sources = _sources(outputs)
+        sources = {*_ancestors([output._node for output in outputs if isinstance(output, Box)])}
         values = [*fun.captures(lambda value: isinstance(value, Box) and value._node in sources)]
         pullback.capture(["(a value that autograd differentiates)"] * max(len(values), 1), values)
         raise messages.unserved_variables("numpy", "a closure over it, or a global.", fun)
@@ -94,28 +94,20 @@ class SavedCall:
         return gradient
 
 
-def _sources(outputs: Tensors) -> set[Any]:
-    """Returns the nodes of autograd that some outputs were computed from."""
-    waiting, seen = [output._node for output in outputs if isinstance(output, Box)], set()
+def _ancestors(nodes: Sequence[Any], known: Iterable[Any] = ()) -> Iterator[Any]:
+    """Yields nodes of autograd, and those that they were computed from; not `known` ones, nor what is behind these."""
+    waiting, seen = [*nodes], {*known}
     while waiting:
         if (node := waiting.pop()) not in seen:
             seen.add(node)
-            waiting += getattr(node, "parents", ())  # a node of forward mode has none
-    return seen
+            yield node
+            waiting += getattr(node, "parents", ())
 
 
 def _is_from(node: Any, known: set[Any]) -> bool:
     """Whether a node of autograd was computed from `known` nodes of its level alone."""
-    waiting, seen = [node], set(known)
-    while waiting:
-        if (node := waiting.pop()) not in seen:
-            seen.add(node)
-            # A node of forward mode has no parents; there autograd itself cannot mix levels.
-            parents = getattr(node, "parents", None)
-            if parents is not None and not parents:
-                return False
-            waiting += parents or ()
-    return True
+    # A node of forward mode has no list of parents; there autograd itself cannot mix levels.
+    return all(getattr(each, "parents", True) for each in _ancestors([node], known))
 
 
 # One primitive for all calls: autograd (1.9) never frees a primitive.
