@@ -209,6 +209,19 @@ def test_a_derivative_shows_few_frames_and_the_message_once(eager, name, is_ours
         assert len(shown.splitlines()) < 60
 
 
+@pytest.mark.parametrize("text", ["", "inner"])
+def test_the_cause_of_the_users_exception_stays(eager, text):
+    def function(x):
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise Culprit(text) from error
+
+    with pytest.raises(Culprit) as caught:
+        keras_cg.vjp(function, eager.tensor(X))
+    assert type(caught.value.__cause__) is KeyError
+
+
 WRONG_CALLS = {
     "argnums": lambda x: keras_cg.grad(total(backward_culprit), 3)(x),
     "no loss": lambda x: keras_cg.grad(lambda x: "text")(x),

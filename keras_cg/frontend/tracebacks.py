@@ -41,10 +41,11 @@ def hide_frames(error: BaseException) -> None:
         if not shown or not user_code.is_own(entry.tb_frame):
             shown.append(entry)
         last, entry = entry, entry.tb_next
-    # Another exception from inside keras_cg is a bug, and its report needs the frames.
-    if str(error).partition("\n")[0] in str(error.__cause__):
+    cause = error.__cause__
+    if type(cause).__module__.startswith("jax.") and str(error).partition("\n")[0] in str(cause):
         # JAX (0.10) quotes a whole exception in the cause that it adds, so a message would stand twice.
         error.__cause__, error.__suppress_context__ = None, True
+    # Another exception from inside keras_cg is a bug, and its report needs the frames.
     if shown and (last is shown[-1] or is_reported(error)):
         for entry, following in zip(shown, [*shown[1:], None], strict=True):
             entry.tb_next = following
