@@ -179,6 +179,3 @@ def message(kind: Callable[[str], E], headline: str, **facts: str) -> Callable[.
         return report(kind, headline.format(*texts), function=texts[0] if texts else None, **told)
 
     return fill
-
-
-# Other names of the frameworks, which are not close enough to their names here for `did_you_mean`.

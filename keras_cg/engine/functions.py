@@ -35,7 +35,7 @@ class Facts:
         inner: The identities of the codes of the functions that it defines.
         asks: The names whose `requires_grad` it reads.
         has_self: Whether one of its free names is `self`.
-        style: How a rule of this code is called, once `signature.style` has read it.
+        style: How a rule of this code is called, once `conventions.style` has read it.
     """
 
     style: Any

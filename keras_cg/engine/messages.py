@@ -117,6 +117,7 @@ no_forward_mode = message(
 )
 
 
+# Other names of the frameworks, which are not close enough to their names here for `did_you_mean`.
 _ALIASES = {"pytorch": "torch", "tf": "tensorflow", "np": "numpy", "jnp": "jax", "autograd": "numpy"}
 
 

@@ -83,6 +83,7 @@ class _Compiling(torch.autograd.Function):
                 without.append(output)
         if without:
             ctx.mark_non_differentiable(*without)
+        # Without it torch (2.13) does not notice a change in place of these, and compiled autograd does not find them.
         ctx.save_for_backward(*known)
         return tuple(outputs)
 

@@ -247,9 +247,8 @@ def _pushforward(
         return transpose(tuple(tangents))  # type: ignore[no-any-return]
 
     transpose = torch.func.vjp(lambda *cotangents: pull(cotangents), *zeros)[1]
-    backend = own
-    conditions = linear.conditions(backend, pull, zeros)
-    conditions += linear.transposes(backend, pull, push, zeros, primals)
+    conditions = linear.conditions(own, pull, zeros)
+    conditions += linear.transposes(own, pull, push, zeros, primals)
     # Through NumPy, because no transform lets Python look at a value.
     if not all([own.to_numpy(condition).all() for condition in conditions]):
         raise messages.not_linear(call.fun.name)
