@@ -24,6 +24,7 @@ GROUP = "keras_cg.backends"
 
 # The backends that were asked for already, by name.
 loaded: dict[str | None, Backend] = {}
+_names: dict[Backend, str] = {}
 
 
 @functools.cache
@@ -47,7 +48,7 @@ def names() -> tuple[str, ...]:
 
 def name_of(backend: Backend) -> str:
     """Returns the name under which a backend was loaded."""
-    return next(name for name, module in loaded.items() if module is backend and name is not None)
+    return _names[backend]
 
 
 def _framework(name: str) -> str:
@@ -91,6 +92,7 @@ def load(name: str, source: str) -> Backend:
     for attribute in OPTIONAL:
         if not hasattr(backend, attribute):
             setattr(backend, attribute, functools.partial(getattr(defaults, attribute), backend))
+    _names[backend] = name
     return loaded.setdefault(name, backend)
 
 

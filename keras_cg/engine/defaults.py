@@ -76,6 +76,11 @@ def is_plain(backend: Backend, *value: Any) -> bool:
 is_compiling = is_plain
 
 
+def types(backend: Backend, tensors: Sequence[Any]) -> Sequence[Any]:
+    """Returns the tensors, which may be kept."""
+    return tensors
+
+
 def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function unchanged."""
     return fun

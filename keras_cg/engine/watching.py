@@ -177,6 +177,8 @@ def _attributes(method: FunctionType, kind: type) -> frozenset[str]:
             others = [innermost(member) for member in members if is_method(member)]
             others += [_content(cell) for cell in each.__closure__ or ()] + [each.__dict__.get("__wrapped__")]
             waiting += [other for other in others if type(other) is FunctionType and other not in waiting]
-        named = [name for name in found if not is_method(getattr_static(kind, name, None))]
+        # Not `__class__`, which a context manager of torch reads: it is not bound to something else.
+        ordinary = [name for name in found if not name.startswith("__")]
+        named = [name for name in ordinary if not is_method(getattr_static(kind, name, None))]
         known[kind] = frozenset(named)
     return known[kind]

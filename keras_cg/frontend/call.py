@@ -26,7 +26,7 @@ from keras_cg.frontend.pytree import SINGLE, Tree
 def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a decorated function with any arguments."""
     fun = decorated.__wrapped__
-    kwargs = signature.in_order(fun, kwargs) if kwargs else kwargs
+    kwargs = signature.in_order(fun, kwargs) if len(kwargs) > 1 else kwargs
     keywords = tuple(kwargs)
     tree = pytree.flatten((*args, *kwargs.values()), backend.is_tensor, backend.children)
     if keras_interop.is_symbolic(tree.leaves):
@@ -141,15 +141,16 @@ class Call(FlatFunction):
             return results, Pullback(self, tensors, tensors, rule, tree)
         args, kwargs = self.bind(tensors)
         pair, changed, run = self.run(args, kwargs)
-        args = self.positional(args, kwargs)
         results, rule, tree = self.accept(pair)
+        if kwargs and self.style != conventions.ALONE:
+            args = self.positional(args, kwargs)
         # Only values in a scope of Keras are shown to the rule.
         run = run if run is not None and run.state.scope is not None else None
         return (*results, *changed), Pullback(self, tensors, args, rule, tree, run)
 
     def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the arguments as a rule gets them: by position."""
-        return (*args, *signature.by_position(self.user, len(args), kwargs)) if kwargs else args
+        return (*args, *signature.by_position(self.user, len(args), kwargs))
 
     def accept(self, pair: Any) -> tuple[tuple[Any, ...], Callable[..., Any], Tree]:
         """Returns the tensors of the output, the rule and the static part of the output, of what a run returned."""

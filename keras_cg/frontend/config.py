@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from types import ModuleType
 from typing import Any
 
@@ -137,6 +137,14 @@ def available_backends() -> tuple[str, ...]:
         True
     """
     return backends.installed()
+
+
+def enter(backend: Backend) -> Token[str | None]:
+    """Makes a loaded backend the active one until `leave`, as `use_backend` does: quicker, as it makes no context."""
+    return _in_context.set(backends.name_of(backend))
+
+
+leave = _in_context.reset
 
 
 def is_active(backend: Backend) -> bool:

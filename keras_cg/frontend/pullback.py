@@ -39,10 +39,9 @@ class Pullback:
         function.watch = function.residuals = None  # because a backend may drop the rule, and not the function
         self.style = style if run is None and (style in (ALONE, ANY) or style == self.count) else None
         self.values = args if style != ALONE and (style is not None or conventions.gets_arguments(rule)) else ()
-        # Plain tensors are saved as they are; of all others only what is checked: JAX finds a leak in a saved tracer.
-        self.tensors = tensors if function.is_plain else ()
+        backend = function.backend
+        self.tensors = backend.types(tensors) if function.is_plain else ()
         if not self.tensors:
-            backend = function.backend
             self._specs = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in tensors]
 
     @property
@@ -64,14 +63,15 @@ class Pullback:
         function, values = self.function, self.values
         if values and arguments is not None:
             values = tuple(arguments) if function.is_ordinary else function.positional(*function.bind(tuple(arguments)))
+        call = self._call if self.style is None or variables else self._quick
         watch = self.watch
         if watch is None:
-            return self._call(cotangents, variables, needs_grad, values)
+            return call(cotangents, variables, needs_grad, values)
         name = watch.changed()
         if name is not None:
             raise messages.bound_again(function.name, name, self.location())
         with watch.running():
-            return self._call(cotangents, variables, needs_grad, values)
+            return call(cotangents, variables, needs_grad, values)
 
     def _call(
         self,
@@ -81,8 +81,6 @@ class Pullback:
         values: tuple[Any, ...],
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         function = self.function
-        if self.style is not None and not variables:
-            return self._quick(cotangents, needs_grad, values), ()
         convention = Convention(self.rule, function, values, self.count, self.output)
         try:
             upstreams = upstreams_of(function.backend, self.output, cotangents)
@@ -98,17 +96,21 @@ class Pullback:
             raise
 
     def _quick(
-        self, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None, values: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
+        self,
+        cotangents: Sequence[Any],
+        variables: Sequence[Any],
+        needs_grad: Sequence[bool] | None,
+        values: tuple[Any, ...],
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Calls a rule whose code tells how; most return a plain gradient for each tensor, and nothing is converted."""
         function, rule, output = self.function, self.rule, self.output
         backend = function.backend
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
-        if not config.is_active(backend):
-            args, kwargs = ((upstream,), {}) if self.style == ALONE else (values, {"upstream": upstream})
-            result = under(backend, rule, args, kwargs)
-        else:
+        token = config.enter(backend)
+        try:
             result = rule(upstream) if self.style == ALONE else rule(*values, upstream=upstream)
+        finally:
+            config.leave(token)
         if self.tensors:
             gradients: Any = result if type(result) is tuple else (result,)
             if not function.is_ordinary:
@@ -119,8 +121,8 @@ class Pullback:
                     if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
                         break
                 else:
-                    return tuple(gradients)
-        return function.checked(rule, self.specs, result, (), needs_grad)[0]  # type: ignore[no-any-return]
+                    return tuple(gradients), ()
+        return function.checked(rule, self.specs, result, (), needs_grad)  # type: ignore[no-any-return]
 
     def location(self) -> str | None:
         """Returns the file and line of the rule, if they are known."""

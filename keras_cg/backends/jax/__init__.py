@@ -19,9 +19,11 @@ from keras_cg.backends.jax.tensors import (
     cast,
     children,
     dtype,
+    is_plain,
     is_recording,
     is_tensor,
     shape,
     tensors,
     to_numpy,
+    types,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -69,6 +69,14 @@ with jax.core.eval_context():
 def is_traced(value: Any) -> bool:
     """Whether a value is a tracer: JAX differentiates it, batches it or puts it into a program."""
     return isinstance(value, jax.core.Tracer)
+
+
+def is_plain(value: object) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def types(tensors: Sequence[Any]) -> list[Any]:
+    return [jax.typeof(tensor) for tensor in tensors]
 
 
 def is_floating(value: Any) -> bool:

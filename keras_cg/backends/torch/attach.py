@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from keras_cg.backends.torch.tensors import (
 )
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
+from keras_cg.engine.functions import ATOMS
 
 
 @uncompiled
@@ -88,7 +90,7 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     call.fun, call.number, start = fun, len(tensors), sequence_number()
     is_hooked = is_special and hooks(False) is not None
     is_differentiated = any([tensor.requires_grad for tensor in tensors])
-    saved, inputs, watched, storages = [], [], [], set()
+    saved, inputs, watched, places = [], [], [], []
     # In plain loops, because here is most of what a small call costs.
     for tensor in tensors:
         if tensor.is_inference():
@@ -100,7 +102,7 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         inputs.append(alias)
         # Without a storage, as a DTensor is, it tells itself of a change, and not by its detached alias.
         watched.append((alias if storage else tensor, tensor._version))
-        storages.add(storage)
+        places.append(storage)
     outputs, pullback = fun(*inputs)
     if is_changed(watched):
         raise messages.changed_argument(fun.name)
@@ -111,28 +113,34 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     for output in outputs:
         has_captured |= output.requires_grad
         storage = storage_of(output)
-        call.is_simple &= storage not in storages and output.is_floating_point()
+        call.is_simple &= storage not in places and output.is_floating_point()
         watched.append((output, version(output)))
-        storages.add(storage)
+        places.append(storage)
     if has_captured:
         variables = capturing.captured(fun, inputs, outputs, start, pullback)
         capturing.check(fun, tensors, variables, pullback)
         saved += saveable(variables)
     if not is_differentiated and len(saved) == call.number:
         return exporting.cut(fun.name, outputs)
-    storages.discard(0)
-    call.storages = storages
+    call.storages = set(places) - {0}
     if is_special and is_autocast():
         call.autocasts = autocasts(tensors)
-    probed = None
+    residuals: Sequence[torch.Tensor] = ()
     if is_hooked:
+        # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
         needs_grad = [tensor.requires_grad for tensor in tensors]
         probed = functools.partial(probe, outputs, saved[call.number :], needs_grad)
-    residuals = call.keep(pullback, watched, inputs, probed)
+        residuals, call.facts = pullback.outline(inputs, probed)
+    else:
+        call.keep(pullback, watched, places)
     if is_special:
         saved = [*map(unwrap_if_dead, saved)]
     results = _apply((call, outputs, saveable(residuals)), *saved)
     return results if type(results) is tuple else (results,)
+
+
+# Holds no tensor that `closed_over` does not list, too.
+_CLEAR = (*ATOMS, FunctionType)
 
 
 class SavedCall:
@@ -165,24 +173,22 @@ class SavedCall:
     is_used = False
     reads: list[bool] | None = None
 
-    def keep(
-        self, pullback: Pullback, known: list[tuple[torch.Tensor, Any]], inputs: Sequence[Any], probed: Any
-    ) -> Sequence[torch.Tensor]:
-        """Keeps the rule, and notes what it may read, as `save_for_backward` does: what is `known`, and its tensors.
+    def keep(self, pullback: Pullback, known: Sequence[tuple[torch.Tensor, Any]], places: Sequence[int]) -> None:
+        """Keeps the rule, and notes what it may read, as `save_for_backward` does: its tensors, and what is `known`.
 
-        Hooks move or drop what is saved. So where they are, and with them `probed`, the rule is dropped, too, and its
-        tensors are returned, which are saved for the comparison with another run.
+        The latter are the arguments and outputs, whose memory begins at `places`. Those that share it with none of the
+        tensors are left out, unless the rule holds something in which they may be: an output would live as long.
         """
-        if probed is not None:
-            residuals, self.facts = pullback.outline(inputs, probed)
-            return residuals
-        self.pullback, parts = pullback, pullback.closed_over()
-        if parts:  # else an output would live as long as the graph
-            self.cells, self.watched = len(known), known
-            for part in parts:
-                if isinstance(part, torch.Tensor):
-                    known.append((part, version(part)))
-        return ()
+        self.pullback, held, used, is_clear = pullback, [], set(), True
+        for part in pullback.closed_over():
+            if isinstance(part, torch.Tensor):
+                held.append((part, version(part)))
+                used.add(storage_of(part))
+            elif not isinstance(part, _CLEAR):
+                is_clear = False
+        if is_clear:
+            known = [each for each, place in zip(known, places, strict=True) if place in used]
+        self.cells, self.watched = len(known), [*known, *held]
 
     def again(
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
