@@ -24,11 +24,15 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import measure, report
+from benchmarks.measure import OURS, PLAIN
 
 BACKENDS = sorted(path.stem for path in Path(__file__).parent.joinpath("workloads").glob("[a-z]*.py"))
 CONTESTANTS = (measure.OURS, measure.BY_HAND, measure.KERAS, measure.NATIVE, measure.PLAIN)
 # One thread, or as near to it as a framework lets us.
 THREADS = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+# The allocator of glibc keeps what is freed. Otherwise the order of the contestants decides which of them waits for the
+# pages of a large array.
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONWARNINGS": "ignore"}
 # So often a new process imports us and says what each module takes.
 FEW = 5
@@ -46,7 +50,7 @@ def measured(backend: str, rounds: int, only: str | None) -> dict[str, Any]:
         file = Path(folder, "figures.json")
         command = [sys.executable, "-m", "benchmarks.worker", backend, str(rounds), str(file)]
         command += [only] if only else []
-        subprocess.run(command, env=environment(backend), check=True)
+        subprocess.run(command, env=environment(backend) | ALLOCATOR, check=True)
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if not only:
         found["memory"] = {contestant: held(backend, contestant) for contestant in CONTESTANTS}
@@ -75,6 +79,37 @@ def imports(rounds: int) -> dict[str, Any]:
     # The first of each reads from the disk.
     contestants = measure.summary({name: each[1:] for name, each in times.items()})
     return {"rounds": rounds, "contestants": contestants, "packages": packages()}
+
+
+# What a program has imported before its first gradient, and that gradient of a function `f`.
+FIRST = {
+    "jax": ("import jax", "jax.grad(lambda x: f(x).sum())(jax.numpy.ones(8))"),
+    "numpy": ("import autograd, numpy", "autograd.grad(lambda x: f(x).sum())(numpy.ones(8))"),
+    "tensorflow": (
+        "import tensorflow as tf; x = tf.ones(8)",
+        "with tf.GradientTape() as tape: tape.watch(x); y = f(x)\ntape.gradient(y, x)",
+    ),
+    "torch": ("import torch", "f(torch.ones(8, requires_grad=True)).sum().backward()"),
+}
+DECORATED = "f = keras_cg.custom_gradient(lambda x: (x * 2.0, lambda upstream: upstream * 2.0))"
+CONTESTANTS_OF_FIRST = {OURS: DECORATED, PLAIN: "f = lambda x: x * 2.0"}
+
+
+def first_calls(backend: str, rounds: int) -> dict[str, Any]:
+    """The seconds of the first gradient in a new process, and how many modules it imports."""
+    before, call = FIRST[backend]
+    found: dict[str, Any] = {name: ([], []) for name in CONTESTANTS_OF_FIRST}
+    for _ in range(rounds):
+        for name, function in CONTESTANTS_OF_FIRST.items():
+            code = f"import sys, time; {before}; import keras_cg; {function}; known = len(sys.modules)\n"
+            code += f"started = time.perf_counter()\n{call}\n"
+            code += "print(time.perf_counter() - started, len(sys.modules) - known)"
+            command = [sys.executable, "-c", code]
+            done = subprocess.run(command, env=environment(backend), check=True, capture_output=True, text=True)
+            for values, value in zip(found[name], done.stdout.split(), strict=True):
+                values.append(float(value))
+    times = measure.summary({name: seconds for name, (seconds, _) in found.items()})
+    return {name: {**times[name], "modules": found[name][1][0]} for name in found}
 
 
 def packages() -> list[tuple[str, int, float]]:
@@ -153,6 +188,7 @@ def main() -> int:
         "date": datetime.date.today().isoformat(),
         "rounds": options.rounds,
         "imports": imports(options.rounds) if whole else None,
+        "first": {backend: first_calls(backend, report.FEW) for backend in BACKENDS} if whole else None,
         "backends": {
             backend: measured(backend, options.rounds, options.only) for backend in options.backends or BACKENDS
         },

@@ -16,6 +16,8 @@ from benchmarks import reasons
 from benchmarks.figures import on_few_lines
 from benchmarks.measure import ALONE, BY_HAND, KERAS, NATIVE, OURS, PLAIN
 
+# How many rounds the first gradient has.
+FEW = 5
 REPORTS = Path(__file__).parents[1] / "docs" / "reports"
 FIGURES = REPORTS / "performance.json"
 PAGE = REPORTS / "performance.md"
@@ -49,7 +51,9 @@ The cost of `keras_cg.custom_gradient`, compared with other ways to give a funct
 - **Reported**: the median time of a call. In brackets: the median ratio of our time to that contestant's in the same
   round, with quartiles. Below 1, `{ours}` is faster.
 - **One thread**: `OMP_NUM_THREADS=1`, `torch.set_num_threads(1)`, one thread for TensorFlow's operations, and
-  `--xla_cpu_multi_thread_eigen=false` for XLA. Each backend has a process of its own, where Keras runs on that backend.
+  `--xla_cpu_multi_thread_eigen=false` for XLA. Each backend has a process of its own, where Keras runs on that backend,
+  and where the allocator keeps the memory that is freed.
+- **Rules**: where a line says nothing else, log1pexp has a rule in Keras's idiom, `grad(*args, upstream=None)`.
 - **Elements**: float32. With 8 of them nearly all time is overhead, with 1,000,000 nearly none.
 """
 
@@ -60,7 +64,7 @@ backward, the nodes of TensorFlow's graph). Tests compare these operations, not 
 """
 
 TRAINING = """\
-## Training
+## A training step
 
 Steps per second of a network in eager mode, the gradient and the weights a little further down; in brackets the ratio
 of our time to that contestant's, as above. The digits network is that of `examples/digits.py`, with two bits and 128
@@ -84,6 +88,13 @@ IMPORT = """\
 ## Import
 
 In a new process each, {rounds} rounds in turn; Keras on its NumPy backend.
+"""
+
+FIRST = """\
+## First gradient
+
+The first gradient of a function in a new process that has imported the framework and `{ours}`, {rounds} rounds in turn,
+and how many modules it imports; beside it the same function without a rule.
 """
 
 CURVES = """\
@@ -189,10 +200,9 @@ class Target(NamedTuple):
     is_met: bool
     unit: str = "×"
 
-    def cells(self) -> tuple[str, str, str, str]:
+    def cells(self) -> tuple[str, str, str]:
         """Its row in the table."""
-        shown = self.found if isinstance(self.found, str) else f"{spread(self.found)} {self.unit}"
-        return self.what, self.limit, shown, "met" if self.is_met else "**missed**"
+        return self.what, self.limit, self.found if isinstance(self.found, str) else f"{spread(self.found)} {self.unit}"
 
 
 def _ratio(backend: str, line: Line, to: str, most: float) -> Target:
@@ -217,34 +227,57 @@ def _judged(backend: str, line: Line, key: str, to: str, limit: str, most: float
 
 
 # For the lines of figures of a backend whose workload and measure begin so: the contestant that we are compared with,
-# and how many times as long as it we may take.
+# and how many times as long as it we may take. Without another note, the rule is Keras's `grad(*args, upstream=None)`.
 EAGER = ("gradient of the sum", "forward and backward, upstream given")
 SMALL = "log1pexp, 8 numbers"
+LARGE = "log1pexp, 1,000,000 numbers"
+BOTH_WAYS = "forward and backward"
 RATIOS = (
-    *(("torch", SMALL, measure, BY_HAND, 1.4) for measure in EAGER),
-    *(("torch", SMALL, measure, KERAS, 1.3) for measure in EAGER),
+    *(("torch", SMALL, measure, BY_HAND, 1.35) for measure in EAGER),
+    *(("torch", SMALL, measure, KERAS, 1.25) for measure in EAGER),
+    ("torch", "a rule grad(upstream)", BOTH_WAYS, BY_HAND, 1.3),
+    ("torch", "a rule with variables", BOTH_WAYS, BY_HAND, 1.35),
+    ("torch", "a rule grad(x, y, upstream)", BOTH_WAYS, BY_HAND, 1.35),
+    ("torch", "a static argument", BOTH_WAYS, BY_HAND, 1.45),
     ("torch", "two in two out", "forward and backward, upstream given", BY_HAND, 1.6),
+    ("torch", "a dict as argument", BOTH_WAYS, BY_HAND, 1.6),
+    ("torch", "a method", BOTH_WAYS, BY_HAND, 1.5),
+    ("torch", "a rule under no_grad", BOTH_WAYS, BY_HAND, 1.5),
     ("torch", SMALL, "call of constants", KERAS, 1.0),
-    ("torch", SMALL, "call in no_grad", KERAS, 0.7),
+    ("torch", SMALL, "call in no_grad", KERAS, 0.8),
+    *(("torch", LARGE, measure, BY_HAND, 1.05) for measure in EAGER),
     ("torch", "a chain of 1,000", "gradient of the sum", BY_HAND, 1.4),
-    ("torch", "the digits network", "one training step", BY_HAND, 1.1),
+    ("torch", "the digits network", "one training step", BY_HAND, 1.08),
+    ("torch", "a network with learned steps", "one training step", BY_HAND, 1.2),
     ("torch", "second order", "", BY_HAND, 1.6),
     ("torch", "", "aot_eager,", BY_HAND, 1.1),
     ("torch", "", "inductor,", BY_HAND, 1.1),
     ("torch", "a chain of 100 ", "Dynamo and AOT", BY_HAND, 1.5),
-    *(("jax", SMALL, measure, BY_HAND, 1.2) for measure in EAGER),
-    ("jax", "", "trace and lower", BY_HAND, 1.25),
+    *(("jax", SMALL, measure, BY_HAND, 1.1) for measure in EAGER),
+    ("jax", "", "trace and lower", BY_HAND, 1.3),
     ("jax", "", "jax.jit,", BY_HAND, 1.03),
-    ("jax", SMALL, "call outside", KERAS, 0.2),
-    *(("tensorflow", SMALL, measure, NATIVE, 1.05) for measure in EAGER),
+    *(("tensorflow", SMALL, measure, KERAS, 1.0) for measure in EAGER),
+    *(("tensorflow", LARGE, measure, BY_HAND, 1.05) for measure in EAGER),
     ("tensorflow", "", "tf.function,", BY_HAND, 1.03),
     ("tensorflow", "", "jit_compile,", BY_HAND, 1.03),
     ("tensorflow", SMALL, "call without", NATIVE, 0.5),
     ("tensorflow", "", "trace, tf.function", BY_HAND, 1.1),
-    *(("numpy", SMALL, measure, BY_HAND, 1.6) for measure in ("call", *EAGER)),
+    *(("numpy", SMALL, measure, BY_HAND, 1.5) for measure in ("call", *EAGER)),
     ("numpy", "a chain of 1,000", "gradient of the sum", BY_HAND, 2.5),
+    ("numpy", "a network with learned steps", "one training step", BY_HAND, 1.25),
     *((backend, "a nest of 1,000", "forward and", BY_HAND, 1.3) for backend in ("jax", "numpy", "tensorflow", "torch")),
 )
+# How much longer than the function alone a call may take that nothing differentiates, in microseconds.
+MORE = (("torch", SMALL, "call in no_grad", 1.5), ("jax", SMALL, "call outside", 10))
+
+
+# Why a target is missed, for those that begin so; a test finds a reason for each, and none too many.
+REASONS: tuple[tuple[str, str], ...] = ()
+
+
+def why(target: Target) -> str | None:
+    """Returns why a target is missed."""
+    return next((reason for begin, reason in REASONS if target.what.startswith(begin)), None)
 
 
 def targets(results: Results) -> list[Target]:
@@ -256,8 +289,9 @@ def _targets(results: Results) -> Iterator[Target]:
     for backend, workload, measure, contestant, most in RATIOS:
         for line in lines_of(results, backend, workload, measure):
             yield _ratio(backend, line, contestant, most)
-    for line in lines_of(results, "torch", SMALL, "call in no_grad"):
-        yield _difference("torch", line, ALONE, 1.5)
+    for backend, workload, measure, most in MORE:
+        for line in lines_of(results, backend, workload, measure):
+            yield _difference(backend, line, ALONE, most)
     for backend, found in results["backends"].items():
         if "memory" not in found:
             continue
@@ -270,7 +304,10 @@ def _targets(results: Results) -> Iterator[Target]:
         ratio = found["keras"]["ratio"]
         yield Target("`import keras_cg`", "≤ 0.05 × `import keras`", ratio, ratio[1] <= 0.05)
         more = [1e3 * value for value in found["numpy"]["difference"]]
-        yield Target("`import keras_cg`", "≤ `import numpy` + 60 ms", more, more[1] <= 60, "ms more")
+        yield Target("`import keras_cg`", "≤ `import numpy` + 50 ms", more, more[1] <= 50, "ms more")
+    if results["first"]:
+        first = [1e3 * value for value in results["first"]["torch"][OURS]["time"]]
+        yield Target("torch: the first gradient", "≤ 50 ms", first, first[1] <= 50, "ms")
 
 
 # --- curves ----------------------------------------------------------------------------------------------------------
@@ -344,14 +381,17 @@ def render(results: Results) -> str:
     judged = targets(results)
     met = sum(target.is_met for target in judged)
     page = [INTRO.format(**facts, date=results["date"], rounds=results["rounds"])]
-    page += ["## Targets", "", f"{met} of {len(judged)} are met.", ""]
-    page += table(("what", "target", "median (quartiles)", ""), [target.cells() for target in judged])
-    page += [TARGETS, TRAINING, *_training(results)]
+    page += [TRAINING, *_training(results)]
+    page += ["## Targets", "", f"{met} of {len(judged)} are met. The others, with the reason:", ""]
+    rows = [(*target.cells(), why(target) or "") for target in judged if not target.is_met]
+    page += table(("what", "target", "median (quartiles)", "reason"), rows)
+    page += [TARGETS]
     for backend, found in results["backends"].items():
         page += [f"## `{backend}`", ""]
         page += table(("workload, measure", *COLUMNS), [_cells(line, results["rounds"]) for line in found["lines"]])
     page += [MEMORY, *_memory(results)]
     page += [IMPORT.format(rounds=results["imports"]["rounds"]), *_imports(results)]
+    page += [FIRST.format(rounds=FEW, ours=OURS, plain=PLAIN), *_first(results)]
     page += [CURVES.format(plot=PLOT.name), *_curves(results)]
     page += [FRAMES.format(ours=OURS), *_frames(results)]
     return "\n".join(page).rstrip() + "\n"
@@ -393,6 +433,14 @@ def _imports(results: Results) -> list[str]:
     ]
     packages = [(f"`{name}`", count, duration(time)) for name, count, time in results["imports"].get("packages", [])]
     return lines + table(("package", "modules", "median"), packages)
+
+
+def _first(results: Results) -> list[str]:
+    rows = [
+        (backend, *(f"{spread(each['time'], duration)}, {each['modules']:.0f} modules" for each in found.values()))
+        for backend, found in results["first"].items()
+    ]
+    return table(("backend", OURS, PLAIN), rows)
 
 
 def _frames(results: Results) -> list[str]:
@@ -456,7 +504,7 @@ def show(results: Results, console: Console) -> None:
         console.print(shown)
     shown = Table("what", "target", "median (quartiles)", "", title="targets")
     for target in targets(results):
-        shown.add_row(*target.cells())
+        shown.add_row(*target.cells(), "met" if target.is_met else "**missed**")
     console.print(shown)
 
 

@@ -67,6 +67,33 @@ def log1pexp(size: int) -> Workload:
     return Workload(title, "log1pexp", (points(size),), [numpy.log1p(numpy.exp(x))], [1 / (1 + numpy.exp(-x))])
 
 
+def idioms() -> list[Workload]:
+    """log1pexp(x), and what is like it, as rules are written and called besides Keras's `grad(*args, upstream=None)`.
+
+    A backend's file that lacks the contestants of one does not measure it.
+    """
+    x = points(8).astype(float)
+    output, gradient = numpy.log1p(numpy.exp(x)), 1 / (1 + numpy.exp(-x))
+
+    def of_x(title: str, contestants: str, scale: float = 1.0, around: Any = lambda function, tensor: function) -> Any:
+        return Workload(title, contestants, (points(8),), [scale * output], [scale * gradient], around)
+
+    both, nest = (points(8), points(8)), ({"x": points(8)},)
+    return [
+        of_x("a rule grad(upstream)", "upstream_alone"),
+        of_x("a rule with variables=None", "with_variables"),
+        Workload("a rule grad(x, y, upstream)", "two_arguments", both, [output + x], [gradient, numpy.ones(8)]),
+        of_x("a static argument by position", "static_argument", 2.0, lambda function, _: lambda x: function(x, 2.0)),
+        of_x(
+            "a static argument by keyword", "static_argument", 2.0, lambda function, _: lambda x: function(x, scale=2)
+        ),
+        of_x("a static argument by default", "static_argument", 2.0),
+        Workload("a dict as argument", "dict_argument", nest, [output], [gradient]),
+        of_x("a method", "method"),
+        of_x("a rule under no_grad", "under_no_grad"),
+    ]
+
+
 def log1pexp_twice() -> Workload:
     """The second derivative of its square; the outputs are the first."""
     x = points(8).astype(float)

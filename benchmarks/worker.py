@@ -20,6 +20,7 @@ from benchmarks.measure import ALONE, BY_HAND, OURS, Program
 from benchmarks.tasks import Function, Workload
 
 TRAINING = "one training step"
+BOTH_WAYS = "forward and backward, upstream given"
 # The curves take their turns this often: they have many points, and each is a median as well.
 ROUNDS_OF_CURVES = 5
 
@@ -129,7 +130,10 @@ class Bench:
             self.lines_of(workload, self.kit.calls if workload is small else {first: call}, alone=True)
             if workload.contestants == "log1pexp":
                 self.lines_of(workload, {"gradient of the sum": self.kit.gradient})
-            self.lines_of(workload, {"forward and backward, upstream given": self.vjp})
+            self.lines_of(workload, {BOTH_WAYS: self.vjp})
+        for workload in tasks.idioms():
+            if hasattr(self.kit, workload.contestants):
+                self.lines_of(workload, {BOTH_WAYS: self.vjp})
         self.lines_of(tasks.chain(self.kit.CHAIN), {"gradient of the sum": self.kit.gradient})
         for network in (networks.digits_network(), networks.spiking_network(), networks.quantised_network()):
             self.lines_of(network, {TRAINING: self.step}, check=self.kit.gradient)
@@ -217,15 +221,15 @@ class Bench:
 
     def frames(self) -> list[dict[str, Any]]:
         """The frames of Python that we enter, and those of the rule written by hand."""
-        small, both_ways = tasks.log1pexp(8), "forward and backward, upstream given"
+        small = tasks.log1pexp(8)
         traced, _, rounds = self.kit.TRACED
         wanted = [
             *((small, title, call) for title, call in self.kit.calls.items()),
             (small, "gradient of the sum", self.kit.gradient),
-            (small, both_ways, self.vjp),
+            (small, BOTH_WAYS, self.vjp),
             (tasks.chain(self.kit.CHAIN), "gradient of the sum", self.kit.gradient),
-            (tasks.pair(), both_ways, self.vjp),
-            (tasks.leaves(1000), both_ways, self.vjp),
+            (tasks.pair(), BOTH_WAYS, self.vjp),
+            (tasks.leaves(1000), BOTH_WAYS, self.vjp),
             (tasks.log1pexp_twice(), "gradient of the gradient", self.kit.second_order),
             (networks.digits_network(), TRAINING, self.step),
             *((small, f"{title}, forward and backward", make) for title, make in self.kit.compilers.items()),

@@ -38,15 +38,21 @@ def wait(nest: Any) -> Any:
 # --- the contestants -------------------------------------------------------------------------------------------------
 
 
-def _contestants(function: Function, by_hand: Function, plain: Function) -> dict[str, Function | str]:
+def _for_keras(function: Function) -> Function:
     # Keras calls a rule in this form alone on torch (3.15).
     def for_keras(*args: Any) -> Any:
         output, rule = function(*args)
         return output, lambda *args, upstream: rule(upstream)
 
+    return for_keras
+
+
+def _contestants(
+    function: Function, by_hand: Function, plain: Function, keras_function: Function | None = None
+) -> dict[str, Function | str]:
     return {
         OURS: keras_cg.custom_gradient(function),
-        KERAS: keras.ops.custom_gradient(for_keras),
+        KERAS: keras.ops.custom_gradient(keras_function or _for_keras(function)),
         NATIVE: "torch has none",
         BY_HAND: by_hand,
         PLAIN: plain,
@@ -54,27 +60,33 @@ def _contestants(function: Function, by_hand: Function, plain: Function) -> dict
     }
 
 
+class _Log1pexp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        e = torch.exp(x)
+        ctx.save_for_backward(e)
+        return torch.log(1 + e)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Any) -> Any:
+        (e,) = ctx.saved_tensors
+        return upstream * (1 - 1 / (1 + e))
+
+
 def log1pexp() -> dict[str, Function | str]:
     def function(x: Any) -> Any:
         e = torch.exp(x)
-        return torch.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e))
+
+        def grad(*args: Any, upstream: Any = None) -> Any:
+            (upstream,) = args if upstream is None else (upstream,)
+            return upstream * (1 - 1 / (1 + e))
+
+        return torch.log(1 + e), grad
 
     def plain(x: Any) -> Any:
         return torch.log(1 + torch.exp(x))
 
-    class ByHand(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            e = torch.exp(x)
-            ctx.save_for_backward(e)
-            return torch.log(1 + e)
-
-        @staticmethod
-        def backward(ctx: Any, upstream: Any) -> Any:
-            (e,) = ctx.saved_tensors
-            return upstream * (1 - 1 / (1 + e))
-
-    return _contestants(function, ByHand.apply, plain)
+    return _contestants(function, _Log1pexp.apply, plain, function)
 
 
 def log1pexp_twice() -> dict[str, Function | str]:
@@ -228,6 +240,113 @@ def _learned_step(low: int, high: int) -> dict[str, Function | str]:
         return (clipped + (torch.round(clipped) - clipped).detach()) * step
 
     return _contestants(function, ByHand.apply, plain)
+
+
+# --- how else a rule is written, and called ---------------------------------------------------------------------------
+
+
+def upstream_alone() -> dict[str, Function | str]:
+    def function(x: Any) -> Any:
+        e = torch.exp(x)
+        return torch.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e))
+
+    return _two(function, _Log1pexp.apply)
+
+
+def with_variables() -> dict[str, Function | str]:
+    def function(x: Any) -> Any:
+        e = torch.exp(x)
+
+        def grad(*args: Any, upstream: Any = None, variables: Any = None) -> Any:
+            return upstream * (1 - 1 / (1 + e))
+
+        return torch.log(1 + e), grad
+
+    return _two(function, _Log1pexp.apply)
+
+
+def two_arguments() -> dict[str, Function | str]:
+    def function(x: Any, y: Any) -> Any:
+        e = torch.exp(x)
+
+        def grad(x: Any, y: Any, upstream: Any) -> Any:
+            return upstream * (1 - 1 / (1 + e)), upstream
+
+        return torch.log(1 + e) + y, grad
+
+    class ByHand(_Log1pexp):
+        @staticmethod
+        def forward(ctx: Any, x: Any, y: Any) -> Any:
+            return _Log1pexp.forward(ctx, x) + y
+
+        @staticmethod
+        def backward(ctx: Any, upstream: Any) -> Any:
+            return _Log1pexp.backward(ctx, upstream), upstream
+
+    return _two(function, ByHand.apply)
+
+
+def static_argument() -> dict[str, Function | str]:
+    def function(x: Any, scale: float = 2.0) -> Any:
+        e = torch.exp(x)
+        return torch.log(1 + e) * scale, lambda upstream: upstream * (1 - 1 / (1 + e)) * scale
+
+    class ByHand(_Log1pexp):
+        @staticmethod
+        def forward(ctx: Any, x: Any, scale: float) -> Any:
+            ctx.scale = scale
+            return _Log1pexp.forward(ctx, x) * scale
+
+        @staticmethod
+        def backward(ctx: Any, upstream: Any) -> Any:
+            return _Log1pexp.backward(ctx, upstream) * ctx.scale, None
+
+    return _two(function, lambda x, scale=2.0: ByHand.apply(x, scale))
+
+
+def dict_argument() -> dict[str, Function | str]:
+    def function(nest: Any) -> Any:
+        e = torch.exp(nest["x"])
+        return torch.log(1 + e), lambda upstream: {"x": upstream * (1 - 1 / (1 + e))}
+
+    return _two(function, lambda nest: _Log1pexp.apply(nest["x"]))
+
+
+def method() -> dict[str, Function | str]:
+    class Layer:
+        @keras_cg.custom_gradient
+        def ours(self, x: Any) -> Any:
+            e = torch.exp(x)
+            return torch.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e))
+
+        def by_hand(self, x: Any) -> Any:
+            return _Log1pexp.apply(x)
+
+    layer = Layer()
+    return {OURS: lambda x: layer.ours(x), BY_HAND: lambda x: layer.by_hand(x)}
+
+
+def under_no_grad() -> dict[str, Function | str]:
+    def function(x: Any) -> Any:
+        e = torch.exp(x)
+
+        @torch.no_grad()
+        def grad(upstream: Any) -> Any:
+            return upstream * (1 - 1 / (1 + e))
+
+        return torch.log(1 + e), grad
+
+    class ByHand(_Log1pexp):
+        @staticmethod
+        @torch.no_grad()
+        def backward(ctx: Any, upstream: Any) -> Any:
+            return _Log1pexp.backward(ctx, upstream)
+
+    return _two(function, ByHand.apply)
+
+
+def _two(function: Function, by_hand: Function) -> dict[str, Function | str]:
+    return {OURS: keras_cg.custom_gradient(function), BY_HAND: by_hand}
 
 
 # --- what is done with them ------------------------------------------------------------------------------------------

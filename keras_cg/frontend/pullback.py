@@ -63,7 +63,9 @@ class Pullback:
         function, values = self.function, self.values
         if values and arguments is not None:
             values = tuple(arguments) if function.is_ordinary else function.positional(*function.bind(tuple(arguments)))
-        call = self._call if self.style is None or variables else self._quick
+        # Compiled autograd of torch traces this, and can trace no context variable.
+        is_quick = self.style is not None and not variables and not function.backend.is_compiling()
+        call = self._quick if is_quick else self._call
         watch = self.watch
         if watch is None:
             return call(cotangents, variables, needs_grad, values)
