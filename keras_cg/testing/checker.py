@@ -43,7 +43,8 @@ def check_gradients(
     - *value*: the output is finite, does not change in a second call, and equals the output of `value`;
     - *first order*: the gradient agrees with finite differences for each argument, along each element (24 elements of a
       larger argument) and along random directions, at two points. In the dtypes of the arguments it is right to two
-      digits. It does not change when the rule is called again, or after other calls;
+      digits. It does not change when the rule is called again, after other calls, or where no other argument's gradient
+      is asked for;
     - *second order* and higher: the derivative of the rule agrees with finite differences of the rule, and with the
       second derivative of the function;
     - *linearity*: the rule is linear in upstream, of any size, or agrees with `expected` there;

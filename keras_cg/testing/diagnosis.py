@@ -106,6 +106,8 @@ def diagnose_upstream(pull: Callable[[Sequence[Array]], Arrays], upstream: Array
     return None
 
 
+ALONE = "a rule that skips work that is needed: look at what it does with `needs_input_grad`, or with `requires_grad`"
+
 EARLIER = (
     "a gradient that depends on earlier calls: the rule uses a value that one of them stored (cache, global, attribute)"
 )

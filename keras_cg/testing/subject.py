@@ -228,6 +228,19 @@ class Subject:
             flat = functools.partial(self._pulled, flat, upstream)
         return self.arrays(flat(*floating)[0])
 
+    def gradients_alone(self, points: Sequence[Array], upstream: Sequence[Array], numbers: Sequence[int]) -> Arrays:
+        """Returns the gradients of some arguments, where those of the others are not asked for."""
+        flat, floating = self.bound(points)
+
+        def alone(*some: Any) -> Any:
+            tensors = list(floating)
+            for number, tensor in zip(numbers, some, strict=True):
+                tensors[number] = tensor
+            return flat(*tensors)
+
+        outputs, pullback, _ = self.backend.vjp(alone, [floating[number] for number in numbers])
+        return self.arrays(pullback(self.cast(upstream, outputs)))
+
     def gradients_after(self, points: Sequence[Array], upstream: Sequence[Array], others: Sequence[Array]) -> Arrays:
         """Returns the gradient at `points`, computed after the function was also called at other points."""
         flat, floating = self.bound(points)

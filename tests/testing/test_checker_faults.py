@@ -398,6 +398,48 @@ def test_a_gradient_frozen_at_the_first_call(backend):
     assert finding.reason == "right at the test point, wrong at a point close by"
 
 
+def needing(gradient_of_y):
+    """x² y, whose gradient of y may depend on which gradients are asked for."""
+
+    def f(x, y):
+        def grad(upstream, needs_input_grad):
+            return 2 * upstream * x * y if needs_input_grad[0] else None, gradient_of_y(
+                upstream * x * x, needs_input_grad
+            )
+
+        return x * x * y, grad
+
+    return custom_gradient(f)
+
+
+@pytest.mark.parametrize(
+    ("gradient_of_y", "said"),
+    [
+        (lambda gradient, needs: gradient if needs[0] else 7 * gradient, "y["),
+        (lambda gradient, needs: gradient if needs[0] else 0 * gradient, "y["),
+        (lambda gradient, needs: gradient if needs[0] else gradient[5], "the rule raises "),
+    ],
+    ids=["another", "zero", "an error"],
+)
+def test_a_gradient_that_is_asked_for_alone(backend, gradient_of_y, said):
+    finding = next(
+        each for each in check_gradients(needing(gradient_of_y), V, V, **QUICK).findings if each.status == "failed"
+    )
+    assert (finding.check, finding.status, finding.argument) == ("first order", "failed", "y")
+    assert finding.reason.startswith(f"the gradient differs where that of y alone is asked for: {said}"), finding.reason
+    assert finding.diagnosis == (
+        "a rule that skips work that is needed: look at what it does with `needs_input_grad`, or with `requires_grad`"
+    )
+
+
+def test_a_rule_that_skips_what_is_not_needed_passes(backend):
+    f = needing(lambda gradient, needs: gradient if needs[1] else None)
+    assert_passed(check_gradients(f, V, V, **QUICK))
+    # More arguments than are tried one by one.
+    many = custom_gradient(lambda nest: (sum(nest), lambda upstream, needs_input_grad: [upstream] * 18))
+    assert_passed(check_gradients(many, [V] * 18, **QUICK))
+
+
 def test_a_rule_that_counts_its_calls(backend):
     calls = itertools.count()
     f = custom_gradient(lambda x: (x**2, lambda u: 2 * x * u * (1 + next(calls) / 100)))

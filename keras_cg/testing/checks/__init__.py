@@ -12,7 +12,7 @@ from keras_cg.testing.checks.linearity import linearity
 from keras_cg.testing.checks.memory import memory
 from keras_cg.testing.checks.orders import first, higher
 from keras_cg.testing.checks.programs import compiled, exported
-from keras_cg.testing.checks.value import gradient, repeated, stated, value
+from keras_cg.testing.checks.value import alone, gradient, repeated, stated, value
 from keras_cg.testing.inspection import ORDERS, Inspection
 from keras_cg.testing.report import NOT_REACHED, Finding
 from keras_cg.testing.subject import Arrays
@@ -58,9 +58,9 @@ def run(at: Inspection, emit: Callable[[Finding], None]) -> dict[str, Arrays]:
                     emit(each)
             except Exception as error:  # an exception from the user's functions is a finding
                 emit(at.raised(name, error))
-        other = repeated(at, output)
-        if other is not None:
-            emit(other)
+        for other in (repeated(at, output), alone(at)):
+            if other is not None:
+                emit(other)
         gradients = zip(at.arguments.names, at.gradient, strict=True)
         return {
             "epsilon": [numpy.asarray(at.eps)],

@@ -8,13 +8,16 @@ from dataclasses import replace
 
 import numpy
 
-from keras_cg.testing import comparison, messages
+from keras_cg.testing import comparison, exceptions, messages
 from keras_cg.testing.arrays import Array, random
 from keras_cg.testing.comparison import Row
-from keras_cg.testing.diagnosis import EARLIER
+from keras_cg.testing.diagnosis import ALONE, EARLIER
 from keras_cg.testing.inspection import DOUBLE, EDGE, KINK, ORDERS, ROUNDING, Inspection
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arrays, Subject
+
+# The arguments are tried one by one, or in so many groups if there are more of them.
+GROUPS = 16
 
 STATE = "does it draw random numbers, or store something from an earlier call?"
 
@@ -109,6 +112,23 @@ def repeated(at: Inspection, output: Arrays) -> Finding | None:
         if other is not None:
             reason = f"the gradient changes after other calls: {other}; {STATE}"
             return at.finding(ORDERS[0], "failed", reason=reason, diagnosis=EARLIER)
+    return None
+
+
+def alone(at: Inspection) -> Finding | None:
+    """Checks that an argument has the same gradient where no other one is asked for."""
+    count = len(at.points)
+    for start in range(min(count, GROUPS) if count > 1 else 0):
+        numbers = range(start, count, GROUPS)
+        names = [at.arguments.names[number] for number in numbers]
+        try:
+            found = at.subject.gradients_alone(at.points, at.upstream, numbers)
+            other = at.difference([at.gradient[number] for number in numbers], found, names)
+        except Exception as error:  # an exception from the user's rule is a finding
+            other = f"the rule raises {exceptions.described(error)[0]}"
+        if other is not None:
+            reason = f"the gradient differs where that of {' and '.join(names)} alone is asked for: {other}"
+            return at.finding(ORDERS[0], "failed", argument=names[0], reason=reason, diagnosis=ALONE)
     return None
 
 
