@@ -6,6 +6,7 @@ fourth argument only those lines of figures are measured that have it in their `
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
@@ -14,10 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 import keras_cg
 from benchmarks import measure, networks, tasks
 from benchmarks.measure import ALONE, BY_HAND, OURS, Program
 from benchmarks.tasks import Function, Workload
+from keras_cg import ops
 
 TRAINING = "one training step"
 BOTH_WAYS = "forward and backward, upstream given"
@@ -198,6 +202,39 @@ class Bench:
                     found[name] = in_words(error)
         self.line(workload, title, found, self.kit.trace, rounds)
 
+    def skipped(self) -> dict[str, list[float]]:
+        """The backward pass of x @ w for x alone, 512 x 512: a rule that asks what is needed, and one that does not."""
+
+        def product(is_asking: bool) -> Function:
+            @keras_cg.custom_gradient
+            def product(x: Any, w: Any) -> Any:
+                def grad(upstream: Any, needs_input_grad: Any) -> Any:
+                    of_w = (
+                        ops.matmul(ops.matrix_transpose(x), upstream) if needs_input_grad[1] or not is_asking else None
+                    )
+                    return ops.matmul(upstream, ops.matrix_transpose(w)), of_w
+
+                return ops.matmul(x, w), grad
+
+            return product
+
+        x, w = (self.kit.tensor(numpy.eye(512, dtype=numpy.float32)) for _ in range(2))
+        starts = {
+            name: self.kit.vjp(functools.partial(_with, product(is_asking), w), (x,))
+            for name, is_asking in (("asks", True), ("does not ask", False))
+        }
+        times: dict[str, list[float]] = {name: [] for name in starts}
+        for _ in range(self.rounds + 3):
+            for name, start in starts.items():
+                backward = start()[1]
+                started = time.perf_counter()
+                self.kit.wait(backward())
+                times[name].append(time.perf_counter() - started)
+        # The first rounds compile and fill caches.
+        ratios = [one / other for one, other in zip(*times.values(), strict=True)][3:]
+        self.tell("gradients that are not needed")
+        return {"ratio": measure.quartiles(ratios)}
+
     def curves(self) -> list[dict[str, Any]]:
         """The time of a gradient against the number of leaves, of calls and of elements."""
         return [
@@ -246,6 +283,10 @@ class Bench:
         return found
 
 
+def _with(function: Function, w: Any, x: Any) -> Any:
+    return function(x, w)
+
+
 def without(contestants: dict[str, Any], *names: str) -> dict[str, Any]:
     """The contestants but for some."""
     return {name: each for name, each in contestants.items() if name not in names}
@@ -267,7 +308,7 @@ def run(backend: str, rounds: int, only: str = "") -> dict[str, Any]:
         bench.tracing()
         found: dict[str, Any] = {"lines": bench.lines}
         if not only:
-            found |= {"curves": bench.curves(), "frames": bench.frames()}
+            found |= {"curves": bench.curves(), "frames": bench.frames(), "skipped": bench.skipped()}
         return found | {"seconds": round(time.perf_counter() - bench.started)}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_cg
-from keras_cg import custom_gradient, ops
+from keras_cg import custom_gradient, ops, recipes
 
 X, W = np.array([1.0, 2.0], np.float32), np.array([3.0, 5.0], np.float32)
 
@@ -104,6 +104,42 @@ def test_integers_and_static_arguments(eager):
     gradient = keras_cg.grad(lambda a: ops.sum(custom_gradient(f)({"a": a, "b": b}, 2.0, n)))(a)
     np.testing.assert_allclose(eager.array(gradient), [7.0, 7.0])
     assert told == [(True, False, False)]
+
+
+# --- recipes whose rules have work for each of their arguments ---------------------------------------------------
+
+
+def test_an_invertible_chain_asks_for_the_gradients_that_it_needs(eager):
+    """The rule of each block is asked for the gradient of its input, and for those of the parameters that need one."""
+    inner, told = product(one)
+    chain = recipes.invertible(lambda x, w: inner(x, w), lambda y, w: y / w)
+    x, first, second = map(eager.tensor, (X, W, 2 * W))
+    gradient = keras_cg.grad(lambda w: ops.sum(chain(x, first, w)))(second)
+    # 11 times the input of the second block.
+    np.testing.assert_allclose(eager.array(gradient), 11 * X * W, rtol=1e-6)
+    assert set(told) == {(True, False), (True, True)}
+
+
+def test_a_root_asks_for_the_gradients_that_it_needs(eager):
+    """Of x - (a b), with 7 b and 11 a as the gradients of the product: the derivative of the root by a is 7 b."""
+    inner, told = product(one)
+    root = recipes.custom_root(lambda x, a, b: x - inner(a, b), lambda f, x0: x0 - f(x0))
+    zero, a, b = map(eager.tensor, (np.zeros_like(X), X, W))
+    gradient = keras_cg.grad(lambda a: ops.sum(root(zero, a, b)))(a)
+    np.testing.assert_allclose(eager.array(gradient), 7 * W, rtol=1e-6)
+    assert set(told) == {(True, False)}
+
+
+def test_a_quantiser_sums_nothing_for_a_step_that_is_not_learned(eager, monkeypatch):
+    x, step = eager.tensor(np.array([-9.0, -0.6, 0.3, 9.0], np.float32)), eager.tensor(np.float32(0.5))
+    quantized = lambda x, step: ops.sum(recipes.quantize(x, step, bits=3))
+    # Of the levels beyond the range -4 and 3, and of what rounding adds in between: -1 + 1.2, 1 - 0.6.
+    gradient = keras_cg.grad(quantized, 1)(x, step)
+    np.testing.assert_allclose(eager.array(gradient), -4 + 0.2 + 0.4 + 3, rtol=1e-5)
+    monkeypatch.setattr("keras_cg.recipes.discrete._sum_to", None)
+    np.testing.assert_allclose(eager.array(keras_cg.grad(quantized)(x, step)), [0, 1, 1, 0])
+    with pytest.raises(TypeError):
+        keras_cg.grad(quantized, 1)(x, step)
 
 
 # --- what native torch tells instead -----------------------------------------------------------------------------

@@ -172,6 +172,7 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
 @tensors.recipe("quantize")
 def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -> Pair:
     low, high = levels("quantize", bits, signed)
+    given = x
     x = tensors.real("quantize", "x", x)
     size = tensors.number("quantize", "step", step)
     if tensors.is_number(size):
@@ -186,11 +187,12 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
         is_high, ops.full_like(ratio, high), ops.where(is_low, ops.full_like(ratio, low), ops.round(ratio))
     )
 
-    def grad(upstream: Any) -> Any:
+    def grad(upstream: Any, needs_input_grad: Any) -> Any:
+        of_x, of_step = tensors.needed(needs_input_grad, given, step)
         upstream = tensors.as_like(upstream, ratio)
         is_out = is_high | is_low
-        gradient = ops.where(is_out, ops.zeros_like(upstream), upstream)
-        if tensors.is_number(size):
+        gradient = ops.where(is_out, ops.zeros_like(upstream), upstream) if any(of_x) else None
+        if not any(of_step):
             return gradient, None, None, None, None
         inside = ops.where(is_out, ops.zeros_like(wide), wide) / stride
         total = _sum_to(upstream * (level - inside), size)

@@ -126,11 +126,12 @@ class _Rules:
         residual = self.f(x, *args)
         tensors.check_alike(self.name, tensors.leaves(x), tensors.leaves(residual))
 
-        def grad(upstream: Any) -> Any:
+        def grad(upstream: Any, needs_input_grad: Any) -> Any:
             if order == 0:
                 return tensors.mapped(lambda each: None, x), *tensors.mapped(_unknown, args)
             at, _ = self.solved[order - 1](x, *args)
-            _, pullback = tensors.pulled(self.f, at, args)
+            _, needs = tensors.needed(needs_input_grad, x, args)
+            _, pullback = tensors.pulled(self.f, at, args, needs)
             w = tensors.mapped(lambda each: -each, self._transposed(pullback, at, args, upstream[0]))
             return tensors.mapped(lambda each: None, x), *pullback(w)[1]
 

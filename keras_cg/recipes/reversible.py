@@ -95,11 +95,12 @@ def invertible(
         for each in params:
             y = f(y, each)
 
-        def grad(upstream: Any) -> Any:
+        def grad(upstream: Any, needs_input_grad: Any) -> Any:
             z, gradients = y, []
-            for each in reversed(params):
+            _, *needs = tensors.needed(needs_input_grad, x, *params)
+            for each, of_params in zip(reversed(params), reversed(needs), strict=True):
                 block, z = z, inverse(z, each)
-                output, pullback = tensors.pulled(f, z, (each,))
+                output, pullback = tensors.pulled(f, z, (each,), of_params)
                 tensors.check_alike(
                     f"{name}, of what its inverse gave", tensors.leaves(block), tensors.leaves(output), "what that got"
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import numpy
@@ -59,22 +59,33 @@ def mapped(function: Callable[..., Any], *values: Any) -> Any:
     return tree.fill(places, [function(tree.leaves[place], *(each[place] for each in others)) for place in places])
 
 
-def pulled(f: Callable[..., Any], x: Any, args: tuple[Any, ...]) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
+def needed(needs_input_grad: Sequence[bool], *args: Any) -> list[list[bool]]:
+    """Shares out what a rule is told: for each argument, whether the gradients of its tensors are asked for."""
+    told = iter(needs_input_grad)
+    return [[next(told) for leaf in leaves(arg) if config.active.is_tensor(leaf)] for arg in args]
+
+
+def pulled(
+    f: Callable[..., Any], x: Any, args: tuple[Any, ...], needs: Sequence[bool]
+) -> tuple[Any, Callable[[Any], tuple[Any, Any]]]:
     """Returns the output of f(x, *args), and its pullback: from upstream to the gradients of x and of `args`.
 
-    It is `vjp` for the tensors alone, because that makes tensors of numbers: half precision would be promoted.
+    It is `vjp` for the tensors alone, because that makes tensors of numbers: half precision would be promoted. A tensor
+    of `args` of which `needs` does not tell that its gradient is asked for gets None.
     """
     tree = pytree.flatten(args, config.active.is_tensor, config.active.children)
     places = [place for place, leaf in enumerate(tree.leaves) if config.active.is_tensor(leaf)]
+    chosen = [place for place, is_needed in zip(places, needs, strict=True) if is_needed]
 
     def of_tensors(x: Any, *values: Any) -> Any:
-        return f(x, *tree.fill(places, values))
+        return f(x, *tree.fill(chosen, values))
 
-    output, pullback = vjp(of_tensors, x, *(tree.leaves[place] for place in places))
+    output, pullback = vjp(of_tensors, x, *(tree.leaves[place] for place in chosen))
 
     def pull(upstream: Any) -> tuple[Any, Any]:
         gradient, *gradients = pullback(upstream)
-        return gradient, tree.fill(places, gradients)
+        found = dict(zip(chosen, gradients, strict=True))
+        return gradient, tree.fill(places, [found.get(place) for place in places])
 
     return output, pull
 
