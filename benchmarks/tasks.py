@@ -68,7 +68,7 @@ def log1pexp(size: int) -> Workload:
 
 
 def idioms() -> list[Workload]:
-    """log1pexp(x), and what is like it, as rules are written and called besides Keras's `grad(*args, upstream=None)`.
+    """log1pexp(x), and what is like it, as rules are written that are not Keras's `grad(*args, upstream=None)`.
 
     A backend's file that lacks the contestants of one does not measure it.
     """

@@ -352,7 +352,7 @@ TABLE = {
         ("what its own run made may change", "(self.is_used and id(tensor) not in shared)", "False"),
         (
             "a view of an argument as any output",
-            "call.is_simple &= storage not in storages and output",
+            "call.is_simple &= storage not in places and output",
             "call.is_simple &= output",
         ),
         (

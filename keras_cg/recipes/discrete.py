@@ -172,8 +172,7 @@ def quantize(x: Any, step: Any, bits: int = 8, signed: bool = True, gradient_sca
 @tensors.recipe("quantize")
 def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -> Pair:
     low, high = levels("quantize", bits, signed)
-    given = x
-    x = tensors.real("quantize", "x", x)
+    argument, x = x, tensors.real("quantize", "x", x)
     size = tensors.number("quantize", "step", step)
     if tensors.is_number(size):
         tensors.finite("quantize", "step", size, x)
@@ -188,7 +187,7 @@ def _quantize(x: Any, step: Any, bits: int, signed: bool, gradient_scale: Any) -
     )
 
     def grad(upstream: Any, needs_input_grad: Any) -> Any:
-        of_x, of_step = tensors.needed(needs_input_grad, given, step)
+        of_x, of_step = tensors.needed(needs_input_grad, argument, step)
         upstream = tensors.as_like(upstream, ratio)
         is_out = is_high | is_low
         gradient = ops.where(is_out, ops.zeros_like(upstream), upstream) if any(of_x) else None

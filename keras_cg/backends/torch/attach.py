@@ -128,8 +128,7 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     residuals: Sequence[torch.Tensor] = ()
     if is_hooked:
         # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
-        needs_grad = [tensor.requires_grad for tensor in tensors]
-        probed = functools.partial(probe, outputs, saved[call.number :], needs_grad)
+        probed = functools.partial(probe, outputs, saved[call.number :], [each.requires_grad for each in tensors])
         residuals, call.facts = pullback.outline(inputs, probed)
     else:
         call.keep(pullback, watched, places)
@@ -179,16 +178,16 @@ class SavedCall:
         The latter are the arguments and outputs, whose memory begins at `places`. Those that share it with none of the
         tensors are left out, unless the rule holds something in which they may be: an output would live as long.
         """
-        self.pullback, held, used, is_clear = pullback, [], set(), True
+        self.pullback, parts, used, is_clear = pullback, [], set(), True
         for part in pullback.closed_over():
             if isinstance(part, torch.Tensor):
-                held.append((part, version(part)))
+                parts.append((part, version(part)))
                 used.add(storage_of(part))
             elif not isinstance(part, _CLEAR):
                 is_clear = False
         if is_clear:
             known = [each for each, place in zip(known, places, strict=True) if place in used]
-        self.cells, self.watched = len(known), [*known, *held]
+        self.cells, self.watched = len(known), [*known, *parts]
 
     def again(
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
