@@ -82,7 +82,7 @@ CARDS = """\
 
     Each message with its cause and its fix.
 
-- **[Limitations](limits.md)**
+- **[Silent cases](silent.md)** and **[limitations](limits.md)**
 
     The known exceptions.
 

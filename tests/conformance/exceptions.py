@@ -18,7 +18,7 @@ class Refusal:
     transforms: str
     rules: str
     # What the error says, a regular expression. Or NAN: NaN comes where no value can be looked at in time. Or LIMIT:
-    # a wrong number comes, which nothing of ours can notice; docs/limits.md must say so.
+    # a wrong number comes, which nothing of ours can notice; docs/silent.md must say so.
     match: str
     reason: str
     # Whether the installed release can do it after all, found out by trying.

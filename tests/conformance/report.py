@@ -28,7 +28,7 @@ in [the zoo](../../tests/conformance/zoo.py), the transforms in
 - **pass**: the value, derivative, tangent or batch agrees with the closed form.
 - **clear error**: the package, or the framework, raises an error that gives the reason.
 - **NaN**: the answer cannot be computed, and no error can be raised in time, so the result is NaN.
-- **limit**: a wrong number that the package cannot detect; [Limitations](../limits.md) lists it.
+- **limit**: a wrong number that the package cannot detect; [Silent cases](../silent.md) lists it.
 """
 
 

@@ -1,4 +1,4 @@
-"""docs/limits.md: every entry names the tests that pin it, and every test that pins a limit is named by an entry."""
+"""docs/limits.md and docs/silent.md: every entry names the tests that pin it, and every such test has its entry."""
 
 import ast
 import functools
@@ -8,9 +8,9 @@ import re
 import pytest
 
 TESTS = pathlib.Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "limits.md"
+DOCS = TESTS.parent / "docs"
 SILENT = "Silent cases"
-SECTIONS = [SILENT, "On every framework", "JAX", "PyTorch", "TensorFlow", "NumPy", "Keras"]
+SECTIONS = ["On every framework", "JAX", "PyTorch", "TensorFlow", "NumPy", "Keras"]
 
 pytestmark = pytest.mark.only("numpy")
 
@@ -21,13 +21,17 @@ def split(page, marks):
     return list(zip(parts[::2], parts[1::2], strict=True))
 
 
-def entries(page):
-    """`(section, title, bullets, names of tests)` for each entry."""
-    for section, text in split(page, "##"):
-        for title, body in split(text, "###"):
+@functools.cache
+def entries():
+    """`(section, title, bullets, names of tests)` for each entry of both pages."""
+    sections = [*split((DOCS / "limits.md").read_text(), "##"), *split((DOCS / "silent.md").read_text(), "#")]
+    found = []
+    for section, text in sections:
+        for title, body in split(text, "##" if section == SILENT else "###"):
             comments = re.findall(r"^<!-- (.*) -->$", body, re.MULTILINE)
             bullets = [" ".join(bullet.split()) for bullet in re.split(r"^- ", body, flags=re.MULTILINE)[1:]]
-            yield section, title, bullets, " ".join(comments).split()
+            found.append((section, title, bullets, " ".join(comments).split()))
+    return found
 
 
 def pinning(body, inside=""):
@@ -50,27 +54,26 @@ def marked():
 
 
 def test_every_entry_has_its_tests_and_every_such_test_its_entry():
-    named = {name for *_, names in entries(PAGE.read_text()) for name in names}
+    named = {name for *_, names in entries() for name in names}
     assert sorted(named) == sorted(set(marked()))
     assert len(marked()) == len(set(marked())), "two tests of one name, of which pytest runs one"
 
 
 def test_every_entry_ends_with_what_to_do_instead():
-    for _, title, bullets, names in entries(PAGE.read_text()):
+    for _, title, bullets, names in entries():
         assert len(bullets) > 1 and all(bullets) and names, title
         last = [place for place, bullet in enumerate(bullets, 1) if bullet.startswith("**Instead:** ")]
         assert last == [len(bullets)], title
 
 
-def test_the_silent_cases_come_first_and_say_where():
-    page = PAGE.read_text()
-    assert [title for title, _ in split(page, "##")] == SECTIONS
-    for section, title, bullets, _ in entries(page):
+def test_the_silent_cases_have_a_page_of_their_own_and_say_where():
+    assert list(dict.fromkeys(section for section, *_ in entries())) == [*SECTIONS, SILENT]
+    for section, title, bullets, _ in entries():
         assert bullets[0].startswith("**Where:** ") == (section == SILENT), title
         assert section == SILENT or "silent" not in " ".join([title, *bullets]).lower(), title
 
 
 def test_every_entry_has_an_anchor_of_its_own():
     """Two headings of one title would get anchors that depend on their order."""
-    titles = [title.lower() for _, title, *_ in entries(PAGE.read_text())]
+    titles = [title.lower() for _, title, *_ in entries()]
     assert sorted(set(titles)) == sorted(titles)
