@@ -148,7 +148,7 @@ def tests(session: nox.Session, backend: str) -> None:
 @nox.session
 def frameworks(session: nox.Session) -> None:
     """The environment with every framework and Keras, for the sessions that follow."""
-    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck", "export"))
+    install(session, *FRAMEWORKS, "keras", "cli", "examples", groups=("test", "typecheck", "export", "notebooks"))
 
 
 @nox.session(**SHARED)
@@ -260,6 +260,12 @@ def export(session: nox.Session) -> None:
         environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
         options = (*BY_FILE, f"--backends={backend}", "tests/export")
         run_shared(session, "pytest", *options, *session.posargs, env=environment)
+
+
+@nox.session(**REST, **SHARED)
+def notebooks(session: nox.Session) -> None:
+    """Runs the tutorials as notebooks; writes them to docs/notebooks, and fails if one has changed."""
+    run_shared(session, "python", "docs/notebooks.py", env=ENVIRONMENT)
 
 
 @nox.session(**REST)
