@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import sysconfig
 
 import nox
@@ -367,6 +368,50 @@ def standard(session: nox.Session) -> None:
     install(session, *FRAMEWORKS, groups=("test",))
     session.install("--no-compile", *CONSTRAINTS, "-r", f"{suite}/requirements.txt")
     session.run("python", "-m", "standard.suite", suite, *backends, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
+
+
+MUTANTS = """\
+[cosmic-ray]
+module-path = {paths}
+timeout = 120.0
+excluded-modules = []
+test-command = "{python} -m pytest -xq -p no:cacheprovider --backends={backend} {tests}"
+[cosmic-ray.distributor]
+name = "local"
+[cosmic-ray.filters.operators-filter]
+exclude-operators = [
+    "core/(Replace(Binary|Unary)Operator|NumberReplacer|ExceptionReplacer|RemoveDecorator)(?!_Delete_Not).*",
+    "core/ReplaceComparisonOperator_(?!Is_IsNot|IsNot_Is|Eq_NotEq|NotEq_Eq).*",
+]
+"""
+
+
+@nox.session(**WEEKLY)
+def mutants(session: nox.Session) -> None:
+    """Changes one condition, loop or constant after the other, and lists what no test finds; takes hours.
+
+    In keras_cg/engine, for the tests on NumPy. `nox -s mutants -- torch backends/torch/attach.py -- tests/orders` names a
+    backend, files or folders, and tests.
+    """
+    paths, _, tests = " ".join(session.posargs).partition("-- ")
+    backend, *chosen = paths.split() or ["numpy"]
+    install(session, *framework(backend), "cli", "examples", groups=("test", "mutants", *solvers(backend)))
+    files = [f"keras_cg/{path}" for path in chosen or ["engine"]]
+    found = tests or " ".join(["tests/engine", "tests/orders", *map(str, pathlib.Path("tests").glob("test_*.py"))])
+    # Mutants are written into the files, so they are those of a copy.
+    folder = pathlib.Path(session.create_tmp()).resolve()
+    copy, file, results = folder / "copy", folder / "mutants.toml", folder / "mutants.sqlite"
+    for old in (copy, results):
+        shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
+    shutil.copytree(".", copy, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+    python = pathlib.Path(session.bin, "python")
+    file.write_text(MUTANTS.format(paths=json.dumps(files), python=python, backend=backend, tests=found))
+    with session.chdir(copy):
+        session.run("cosmic-ray", "baseline", str(file), env=ENVIRONMENT)
+        session.run("cosmic-ray", "init", str(file), str(results))
+        session.run("cr-filter-operators", str(results), str(file))
+        session.run("cosmic-ray", "exec", str(file), str(results), env=ENVIRONMENT)
+        session.run("cr-report", "--surviving-only", "--show-diff", str(results))
 
 
 @nox.session(**SHARED, **BY_HAND)
