@@ -390,8 +390,8 @@ exclude-operators = [
 def mutants(session: nox.Session) -> None:
     """Changes one condition, loop or constant after the other, and lists what no test finds; takes hours.
 
-    In keras_cg/engine, for the tests on NumPy. `nox -s mutants -- torch backends/torch/attach.py -- tests/orders` names a
-    backend, files or folders, and tests.
+    In keras_cg/engine, for the tests on NumPy. `nox -s mutants -- torch backends/torch/attach.py -- tests/orders` names
+    a backend, files or folders, and tests.
     """
     paths, _, tests = " ".join(session.posargs).partition("-- ")
     backend, *chosen = paths.split() or ["numpy"]
