@@ -42,6 +42,66 @@ def test_an_output_that_is_a_view_may_not_be_changed(backend, view):
     np.testing.assert_allclose(x.grad, np.full(2, 7.0))
 
 
+def of_a_function(x, e):
+    def helper(upstream):
+        return upstream * helper.x
+
+    helper.x = x
+    return lambda upstream: helper(upstream)
+
+
+# Rules of 2 x that hold its memory, and e beside it, each by another way.
+HOLDING = {
+    "a variable": lambda x, e: lambda upstream: upstream * x,
+    "a view": lambda x, e: (lambda view: lambda upstream: upstream * view[0])(x[None]),
+    "data": lambda x, e: (lambda data: lambda upstream: upstream * data)(x.data),
+    "a dict": lambda x, e: (lambda kept: lambda upstream: upstream * kept["x"])({"x": x}),
+    "a function": of_a_function,
+    "a default": lambda x, e: lambda upstream, *, x=x: upstream * x,
+}
+
+
+@pytest.mark.only("torch")
+@pytest.mark.parametrize("holding", HOLDING.values(), ids=HOLDING)
+@pytest.mark.parametrize("of_output", [False, True], ids=["argument", "output"])
+def test_memory_that_a_rule_holds_may_not_be_changed(backend, holding, of_output):
+    import torch
+
+    def f(x):
+        y, e = 2 * x, x.exp()
+        return y, holding(y if of_output else x, e)
+
+    x = torch.tensor(X, requires_grad=True)
+    z = custom_gradient(f)(x)
+    torch.autograd.grad(z.sum(), x, retain_graph=True)
+    with torch.no_grad():
+        (z if of_output else x).mul_(10)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(z, x, torch.ones(2))
+
+
+@pytest.mark.only("torch")
+def test_an_output_that_the_rule_does_not_hold_is_not_kept(backend):
+    """As in a Function that does not save it; and it may change."""
+    import weakref
+
+    import torch
+
+    kept = []
+
+    def f(x):
+        e = x.exp()
+        y = e + 1
+        kept.append(weakref.ref(y.untyped_storage()))
+        return y, lambda upstream: 7 * upstream * e
+
+    x = torch.tensor(X, requires_grad=True)
+    loss = custom_gradient(f)(x).sum()
+    assert kept[0]() is None
+    loss.backward()
+    np.testing.assert_allclose(x.grad, 7 * np.exp(X), rtol=1e-6)
+
+
 @pytest.mark.only("torch")
 def test_a_module_may_count(backend):
     """What is neither argument nor output may change."""

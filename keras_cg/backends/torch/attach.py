@@ -138,10 +138,6 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     return results if type(results) is tuple else (results,)
 
 
-# Holds no tensor that `closed_over` does not list, too.
-_CLEAR = (*ATOMS, FunctionType)
-
-
 class SavedCall:
     """The state of one call that the backward pass needs, without the saved tensors.
 
@@ -176,14 +172,14 @@ class SavedCall:
         """Keeps the rule, and notes what it may read, as `save_for_backward` does: its tensors, and what is `known`.
 
         The latter are the arguments and outputs, whose memory begins at `places`. Those that share it with none of the
-        tensors are left out, unless the rule holds something in which they may be: an output would live as long.
+        tensors are left out, unless the rule holds something else in which they may be: an output would live as long.
         """
         self.pullback, parts, used, is_clear = pullback, [], set(), True
         for part in pullback.closed_over():
             if isinstance(part, torch.Tensor):
                 parts.append((part, version(part)))
                 used.add(storage_of(part))
-            elif not isinstance(part, _CLEAR):
+            elif not isinstance(part, ATOMS) and (type(part) is not FunctionType or part.__dict__):
                 is_clear = False
         if is_clear:
             known = [each for each, place in zip(known, places, strict=True) if place in used]
