@@ -29,6 +29,16 @@ def test_every_report_is_linked_from_the_evidence():
     assert sorted(links) == sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / "reports").glob("*.md"))
 
 
+def test_the_gallery_has_every_recipe_and_every_example():
+    parts = re.findall(
+        r"^### \[(\w+)\]\((\S+)\)\n\n.+\n\n!\[.+\]\((\S+)\)$", (DOCS / "gallery.md").read_text(), re.MULTILINE
+    )
+    links = {f"../examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
+    links |= {f"recipes.md#{name}" for name in recipes.__all__}
+    assert {link for _, link, _ in parts} == links
+    assert all((DOCS / picture).exists() for *_, picture in parts)
+
+
 @pytest.mark.parametrize("name", ["rule", "how-it-works"])
 def test_a_drawing_has_colours_for_dark_pages(name):
     light, _, dark = (DOCS / f"{name}.svg").read_text().partition("@media (prefers-color-scheme: dark)")
