@@ -1,8 +1,8 @@
 """One call of a decorated function: flatten and partition the arguments, attach the rule, build the output.
 
 `call` does this for any arguments. `CustomGradient.__call__` leaves out the pytrees where all arguments are plain
-tensors by position. A backend gets a `Call`, from tensors to tensors, whose every run gives a `Pullback`: the rule of
-that run, from flat cotangents to flat, checked gradients.
+tensors by position. A backend gets a `DecoratedFunction`, from tensors to tensors, whose every run gives a `Pullback`:
+the rule of that run, from flat cotangents to flat, checked gradients.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
         return f"the argument {arguments.labels(fun, len(args), keywords, tree)[place]}"
 
     tensors = pytree.partition(backend, name, tree, label)
-    function = Call(backend, name, fun, len(args), keywords, tree)
+    function = DecoratedFunction(backend, name, fun, len(args), keywords, tree)
     if backend.is_recording():
         return function.finish(backend.attach(function, tensors))
     # Nothing is differentiated, so there is nothing to attach the rule to.
@@ -123,7 +123,7 @@ class FlatFunction(Arguments):
         return arguments.names_of(self.user, values, described)
 
 
-class Call(FlatFunction):
+class DecoratedFunction(FlatFunction):
     """A decorated function as a backend sees it: each run returns tensors, and the rule for them."""
 
     # For the rule of the last run: what has to be watched, how it is called if its code alone tells, and what it holds

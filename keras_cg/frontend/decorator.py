@@ -99,7 +99,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
                     return backend.constant(pair[0])  # type: ignore[no-any-return]
                 return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]
             if is_ordinary and keras_scope.is_unscoped():
-                function = call.Call(backend, self._name, self.__wrapped__, len(args))
+                function = call.DecoratedFunction(backend, self._name, self.__wrapped__, len(args))
                 results = backend.attach(function, args)
                 return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
             return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
