@@ -9,11 +9,10 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-_OWN = str(Path(__file__).parent) + os.sep
+_OWN = os.path.join(os.path.dirname(__file__), "")
 # AutoGraph of TensorFlow (2.21) writes the code that it rewrites to a temporary file.
 _GENERATED = "__autograph_generated_file"
 
