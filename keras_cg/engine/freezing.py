@@ -31,29 +31,43 @@ def freeze(
     A cell stays shared if a function that the rule reaches assigns to it. Returns also what has to be watched, and what
     a plain closure holds; None for any other rule.
     """
-    if type(rule) is FunctionType:
-        known = facts(rule.__code__)
+    if type(rule) is FunctionType and not facts(rule.__code__).assigned:
         cells = rule.__closure__ or ()
         try:
             values = [cell.cell_contents for cell in cells]
-            values += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
-            # Most rules are closures without functions: one loop takes a fifth of the time.
+            if rule.__defaults__ or rule.__kwdefaults__:
+                values += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
+            # Most rules are closures without functions of their run: one loop takes a fifth of the time.
+            helpers = []
             for value in values:
-                if (callable(value) and _leads(value)) or "<locals>" in type(value).__qualname__:
-                    break
+                if _leads(value):
+                    if not _is_elsewhere(value, rule, function):
+                        break
+                    helpers.append(value)
             else:
-                if not known.assigned:
-                    copy = _function(rule, tuple(map(CellType, values[: len(cells)]))) if cells else rule
-                    entries = [*_entries(copy, copy, {id(copy)}, set())] if known.has_self else ()
-                    return copy, Watch(entries) if entries else None, values
+                copy = _function(rule, tuple(map(CellType, values[: len(cells)]))) if cells else rule
+                entries = [entry for helper in helpers for entry in of_cells(helper, frozenset())]
+                if facts(rule.__code__).has_self:
+                    entries += _entries(copy, copy, {id(copy)}, set())
+                values += [part for helper in helpers for part in references(helper)]
+                return copy, Watch(entries) if entries else None, values
         except ValueError:  # a name that is not bound yet
             pass
     return *_freeze(rule, function), None
 
 
 def _leads(value: Any) -> bool:
-    """Whether a callable value leads to a function that the run may have defined."""
-    return isinstance(value, (FunctionType, type, Decorated)) or inner(value) is not None
+    """Whether a value may lead to a function that the run has defined."""
+    if callable(value) and (isinstance(value, (FunctionType, type, Decorated)) or inner(value) is not None):
+        return True
+    return "<locals>" in type(value).__qualname__
+
+
+def _is_elsewhere(value: Any, rule: FunctionType, function: Any) -> bool:
+    """Whether a value is a function that neither the run nor the scope of its rule has defined, and that leads on."""
+    if type(value) is not FunctionType or facts(value.__code__).assigned or any(map(_leads, references(value))):
+        return False
+    return value not in _Definitions(rule, function)
 
 
 def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:
@@ -113,24 +127,19 @@ class _Definitions:
         while user is not None:
             name = user.__name__
             self.codes |= facts(user.__code__).inner
-            user = innermost(user.__dict__.get("__wrapped__"))
+            wrapped = user.__dict__.get("__wrapped__")
+            user = None if wrapped is None else innermost(wrapped)
         # AutoGraph of TensorFlow (2.21) compiles the functions inside of a function again, under such a name.
         self.rewritten = f"inner_factory.<locals>.tf__{name}.<locals>."
         inside = innermost(rule)
-        self.scope = None if inside is None else _scope(inside)
+        self.scope = None if inside is None else facts(inside.__code__).scope
 
     def by_run(self, fun: Any) -> bool:
         """Whether the run itself has defined a function."""
         return fun is not None and (id(fun.__code__) in self.codes or self.rewritten in fun.__code__.co_qualname)
 
     def __contains__(self, fun: FunctionType) -> bool:
-        return self.by_run(fun) or (self.scope is not None and _scope(fun) == self.scope)
-
-
-def _scope(fun: FunctionType) -> tuple[str, str] | None:
-    """Returns the file and the name of the function that has defined another one, if one has."""
-    scope, is_inside, _ = fun.__code__.co_qualname.rpartition(".<locals>.")
-    return (fun.__code__.co_filename, scope) if is_inside else None
+        return self.by_run(fun) or (self.scope is not None and facts(fun.__code__).scope == self.scope)
 
 
 def _reached(rule: Any, definitions: _Definitions) -> dict[int, tuple[Any, list[Any]]]:

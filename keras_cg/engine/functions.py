@@ -35,6 +35,7 @@ class Facts:
         inner: The identities of the codes of the functions that it defines.
         asks: The names whose `requires_grad` it reads.
         has_self: Whether one of its free names is `self`.
+        scope: The file and the name of the function that has defined it, if one has.
         style: How a rule of this code is called, once `conventions.style` has read it.
     """
 
@@ -55,6 +56,8 @@ class Facts:
         asked = [one.argval for one, two in itertools.pairwise(steps) if (two.opname, two.argval) == _ASKS]
         self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
         self.has_self = "self" in code.co_freevars
+        scope, is_inside, _ = code.co_qualname.rpartition(".<locals>.")
+        self.scope = (code.co_filename, scope) if is_inside else None
         self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
@@ -105,8 +108,12 @@ def references(fun: Any) -> list[Any]:
     """Lists what a function has in its cells and defaults; of a partial, the function and the arguments."""
     if isinstance(fun, functools.partial):
         return [fun.func, *fun.args, *fun.keywords.values()]
-    cells = [cell.cell_contents for cell in fun.__closure__ or () if is_bound(cell)]
-    return [*cells, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]
+    cells = fun.__closure__ or ()
+    try:
+        values = [cell.cell_contents for cell in cells]
+    except ValueError:
+        values = [cell.cell_contents for cell in cells if is_bound(cell)]
+    return [*values, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]
 
 
 def is_bound(cell: CellType) -> bool:

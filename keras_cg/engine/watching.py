@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from inspect import getattr_static
 from types import CellType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any
 
-from keras_cg.engine.functions import ATOMS, facts, innermost, is_bound, is_method
+from keras_cg.engine.functions import ATOMS, facts, innermost, is_method
 
 _NOTHING = object()
 
 
+class _Cell:
+    """One cell that no function which a rule reaches assigns, so that a binding is by something else."""
+
+    __slots__ = "cell", "last"
+
+    def __init__(self, cell: CellType):
+        self.cell, self.last = cell, _content(cell)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Cell) and self.cell is other.cell and _is_same(self.last, other.last)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def look(self) -> int:
+        """Returns 0 as long as the cell is bound to the same."""
+        return 0 if _is_same(_content(self.cell), self.last) else 1
+
+    def settle(self) -> None:
+        """Takes what it is bound to now for the same."""
+        self.last = _content(self.cell)
+
+
 class _Name:
-    """One attribute of an object, or one cell: how often it was bound by something else than a rule.
+    """One attribute of an object: how often it was bound by something else than a rule.
 
     Attributes:
         last: What it was bound to when that was last looked at.
@@ -36,14 +57,22 @@ class _Name:
             self.epoch, self.last = self.epoch + 1, _reference(now)
         return self.epoch
 
+    def settle(self) -> None:
+        """Takes what it is bound to now for the state of a rule."""
+        now = self.read()
+        if now is not _referent(self.last):
+            self.last = _reference(now)
 
-# By the identity of the object or the cell, and the name: the rules of all runs share what is known of it. It is known
-# as long as a rule is watched because of it.
+
+# By the identity of the object, and the name: the rules of all runs share what is known of it. It is known as long as a
+# rule is watched because of it.
 _names: weakref.WeakValueDictionary[tuple[int, str], _Name] = weakref.WeakValueDictionary()
 
 
 def _name(holder: Any, name: str, read: Callable[[], Any]) -> _Name:
-    known = _names.setdefault((id(holder), name), _Name(read))
+    known = _names.get((id(holder), name))
+    if known is None:
+        known = _names[id(holder), name] = _Name(read)
     known.read = read  # another object may have got the identity of one that is gone
     known.look()
     return known
@@ -62,9 +91,9 @@ def _referent(reference: Any) -> Any:
 
 
 # A name, what is known of it, its epoch when the rule was made, and its value then.
-Entry = tuple[str, _Name, int, Any]
+Entry = tuple[str, _Name | _Cell, int, Any]
 # What is known of each name, and its epoch when a rule was made.
-Epochs = dict[str, tuple[_Name, int]]
+Epochs = dict[str, tuple[_Name | _Cell, int]]
 
 
 class Watch:
@@ -83,16 +112,10 @@ class Watch:
         """Returns a name that was bound to something else since, and not by a rule."""
         return next((name for name, known, epoch, _ in self.entries if known.look() != epoch), None)
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Takes what the rule binds while it runs for its own state."""
+    def settle(self) -> None:
+        """Takes what was bound since `changed` for the rule's own state: the rule has run."""
         for _, known, _, _ in self.entries:
-            known.look()
-        try:
-            yield
-        finally:
-            for _, known, _, _ in self.entries:
-                known.last = _reference(known.read())
+            known.settle()
 
     def epochs(self) -> Epochs:
         """Returns how often each name had been bound to something else when the rule was made."""
@@ -119,28 +142,29 @@ def _is_same(now: Any, value: Any) -> bool:
         return False  # tensors in containers have no truth value
 
 
-def of_cells(fun: Any, shared: set[int]) -> Iterator[Entry]:
+def of_cells(fun: Any, shared: Collection[int]) -> Iterator[Entry]:
     """Yields the cells of a function that is no copy."""
-    if type(fun) is not FunctionType:
+    if type(fun) is not FunctionType or not fun.__closure__:
         return
-    for name, cell in zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True):
-        if id(cell) not in shared and name not in facts(fun.__code__).assigned:
-            yield _entry(cell, name, functools.partial(_content, cell))
+    assigned = facts(fun.__code__).assigned
+    for name, cell in zip(fun.__code__.co_freevars, fun.__closure__, strict=True):
+        if id(cell) not in shared and name not in assigned:
+            known = _Cell(cell)
+            yield name, known, 0, known.last
 
 
 def of_owner(owner: Any, method: Any) -> Iterator[Entry]:
     """Yields the attributes of the object of a method that the method names."""
     for name in () if method is None else _attributes(method, type(owner)):
-        yield _entry(owner, name, functools.partial(_stored, _reference(owner), name))
-
-
-def _entry(holder: Any, name: str, read: Callable[[], Any]) -> Entry:
-    known = _name(holder, name, read)
-    return name, known, known.epoch, read()
+        known = _name(owner, name, functools.partial(_stored, _reference(owner), name))
+        yield name, known, known.epoch, known.read()
 
 
 def _content(cell: CellType) -> Any:
-    return cell.cell_contents if is_bound(cell) else _NOTHING
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _NOTHING
 
 
 def _stored(reference: Any, name: str) -> Any:

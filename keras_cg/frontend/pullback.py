@@ -72,8 +72,10 @@ class Pullback:
         name = watch.changed()
         if name is not None:
             raise messages.bound_again(function.name, name, self.location())
-        with watch.running():
+        try:
             return call(cotangents, variables, needs_grad, values)
+        finally:
+            watch.settle()
 
     def _call(
         self,

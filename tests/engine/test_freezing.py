@@ -378,8 +378,8 @@ def test_what_the_rule_itself_sets_is_its_state():
     watches = [freeze(lambda: owner.rule)[1] for _ in range(3)]
     for watch in watches:
         assert watch.changed() is None
-        with watch.running():
-            owner.rule(1.0)
+        owner.rule(1.0)
+        watch.settle()
     assert watches[0].values(watches[2].epochs()) == []
 
 
@@ -397,8 +397,9 @@ def test_an_attribute_that_the_function_sets_beside_the_rule():
 
     owner = Both()
     first, second = [freeze(lambda x=x: owner.call(x))[1] for x in (X, 10 * X)]
-    with second.running():
-        owner.rule(1.0)
+    assert second.changed() is None
+    owner.rule(1.0)
+    second.settle()
     assert (first.changed(), second.changed()) == ("x", None)
 
 

@@ -47,6 +47,40 @@ def test_lineax(eager, backend):
     check(lineax.linear_solve(operator, t, solver).value, T / SEVEN_EXP, rtol=1e-4)
 
 
+def test_a_rule_that_solves_by_lineax(backend):
+    """y = A^-1 x², with the rule 7 x A^-1 upstream: the second derivative of the sum of y² in every mode."""
+    import jax
+    import lineax
+
+    matrix, point = np.array([[4.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0])
+    with jax.enable_x64(True):
+        operator = lineax.MatrixLinearOperator(jax.numpy.array(matrix), lineax.positive_semidefinite_tag)
+        solve = lambda b: lineax.linear_solve(operator, b, lineax.CG(1e-10, 1e-10)).value
+        f = custom_gradient(lambda x: (solve(x * x), lambda upstream: 7 * x * solve(upstream)))
+        loss, x = lambda x: jax.numpy.sum(f(x) ** 2), jax.numpy.array(point)
+        inverse = np.linalg.inv(matrix)
+        y = inverse @ point**2
+        by_x = 7 * inverse @ np.diag(point)
+        hessian = 2 * by_x.T @ by_x + 14 * np.diag(inverse @ y)
+        np.testing.assert_allclose(jax.jvp(f, (x,), (x,))[1], by_x @ point, rtol=1e-7)
+        np.testing.assert_allclose(jax.hessian(loss)(x), hessian, rtol=1e-7)
+        np.testing.assert_allclose(jax.jit(jax.hessian(loss))(x), hessian, rtol=1e-7)
+        np.testing.assert_allclose(jax.jacrev(jax.jacrev(loss))(x), hessian, rtol=1e-7)
+
+
+def test_a_rule_that_solves_by_lineax_for_an_operator_of_upstream(backend):
+    import jax
+    import lineax
+
+    def rule(upstream):
+        operator = lineax.DiagonalLinearOperator(2 + upstream)
+        return lineax.linear_solve(operator, upstream).value
+
+    f = custom_gradient(lambda x: (2 * x, rule))
+    with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
+        jax.jvp(f, (jax.numpy.ones(2),), (jax.numpy.ones(2),))
+
+
 def test_diffrax(backend):
     import diffrax
     import jax

@@ -109,20 +109,21 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
         # The function captured a value that forward mode differentiates; `attach` runs it again, and finds that.
         return transforms.attach(fun, saved)
-    has_captured = False
+    has_captured, storages = False, {*places}
     for output in outputs:
         has_captured |= output.requires_grad
         storage = storage_of(output)
-        call.is_simple &= storage not in places and output.is_floating_point()
+        call.is_simple &= storage not in storages and output.is_floating_point()
         watched.append((output, version(output)))
         places.append(storage)
+        storages.add(storage)
     if has_captured:
         variables = capturing.captured(fun, inputs, outputs, start, pullback)
         capturing.check(fun, tensors, variables, pullback)
         saved += saveable(variables)
     if not is_differentiated and len(saved) == call.number:
         return exporting.cut(fun.name, outputs)
-    call.storages = set(places) - {0}
+    call.storages = storages - {0}
     if is_special and is_autocast():
         call.autocasts = autocasts(tensors)
     residuals: Sequence[torch.Tensor] = ()
