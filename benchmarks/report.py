@@ -279,7 +279,41 @@ MORE = (("torch", SMALL, "call in no_grad", 1.5), ("jax", SMALL, "call outside",
 
 
 # Why a target is missed, for those that begin so; a test finds a reason for each, and none too many.
-REASONS: tuple[tuple[str, str], ...] = ()
+_GUARDS = "Compiled code looks at each call whether the function and the rule are as they were."
+_SMALL = (
+    "Half of it are checks: what was changed in place, which names the rule reads, what its gradients are, which engine"
+    " of torch is at work. The other half are frames and objects between the function and torch."
+)
+_NESTS = "optree flattens the arguments and the output, and what the rule gets and returns."
+_NOISE = "The quartiles are farther apart than that: noise of the machine."
+_OF_NUMPY = "NumPy takes a microsecond for 8 numbers, and each frame of ours a part of one."
+REASONS: tuple[tuple[str, str], ...] = (
+    ("torch, log1pexp, 8 numbers: call", "The function may capture something, which only its outputs show."),
+    ("torch, log1pexp, 8 numbers: aot_eager", _GUARDS),
+    ("torch, log1pexp, 8 numbers: inductor", _GUARDS),
+    ("torch, two in two out in a nest: aot_eager", _GUARDS),
+    ("torch, log1pexp, 1,000,000", "The argument is kept for a second derivative: one array more in memory."),
+    ("torch, two in two out", _NESTS),
+    ("torch, a dict", _NESTS),
+    ("torch, a nest", "Each leaf is detached, and its version and its gradient are checked."),
+    ("torch, a rule under no_grad", "The wrapper is copied, too, and the rule in it."),
+    ("torch, a chain of 100 calls", "Dynamo traces our frames in each call; a program is traced once."),
+    ("torch, second order", "The function runs again, and its rule is compared with the first."),
+    ("torch, ", _SMALL),
+    ("torch: bytes held", "Keras's idiom gets the arguments, and a second derivative needs them."),
+    ("jax, a chain", "The function is traced by itself first, to find what it closes over."),
+    ("jax: bytes held", "Keras's idiom gets the arguments, which are kept for it."),
+    ("jax: a gradient", "Eager JAX takes a part of the time for operations that cost nothing elsewhere."),
+    ("tensorflow, a nest", "Each leaf is copied for the tape, and its gradient is checked."),
+    ("jax, log1pexp", _NOISE),
+    ("tensorflow, log1pexp, 1,000,000", _NOISE),
+    ("tensorflow, log1pexp, 8 numbers: jit_compile", _NOISE),
+    ("tensorflow, two in two out", _NOISE),
+    ("tensorflow, log1pexp, 8 numbers", "The arguments are copied, so that a tape sees the call as one step."),
+    ("numpy, a nest", "Each gradient of a leaf is checked, and copied if it shares memory."),
+    ("numpy, ", _OF_NUMPY),
+    ("`import keras_cg`", "A third is optree with what it imports; the other modules are needed at the first call."),
+)
 
 
 def why(target: Target) -> str | None:
