@@ -133,8 +133,7 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
         residuals, call.facts = pullback.outline(inputs, probed)
     else:
         call.keep(pullback, watched, places)
-    if is_special:
-        saved = [*map(unwrap_if_dead, saved)]
+    saved = [*map(unwrap_if_dead, saved)] if is_special else saved
     results = _apply((call, outputs, saveable(residuals)), *saved)
     return results if type(results) is tuple else (results,)
 
