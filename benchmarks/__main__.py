@@ -34,8 +34,6 @@ THREADS = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=fa
 # pages of a large array.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "PYTHONWARNINGS": "ignore"}
-# So often a new process imports us and says what each module takes.
-FEW = 5
 PACKAGES = ("keras-cg", "numpy", "autograd", "jax", "torch", "tensorflow-cpu", "keras")
 
 
@@ -114,7 +112,7 @@ def first_calls(backend: str, rounds: int) -> dict[str, Any]:
 
 def packages() -> list[tuple[str, int, float]]:
     """What `import keras_cg` imports: `(package, modules, seconds)`, by the interpreter's own account."""
-    rounds = [own_times("import keras_cg") for _ in range(FEW)]
+    rounds = [own_times("import keras_cg") for _ in range(report.FEW)]
     # What the interpreter imports anyway.
     before = own_times("pass")
     found: dict[str, list[float]] = {}

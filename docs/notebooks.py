@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import nbformat
 from nbclient import NotebookClient
 
 DOCS = Path(__file__).parent
-REPOSITORY = "https://github.com/keras-cg/keras-cg"
+REPOSITORY = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 BACKEND = "jax"
 PAGES = ("tutorial", "two-bits")
 # The first cell: what a page asks of its reader.

@@ -31,7 +31,7 @@ def freeze(
     A cell stays shared if a function that the rule reaches assigns to it. Returns also what has to be watched, and what
     a plain closure holds; None for any other rule.
     """
-    if type(rule) is FunctionType and not facts(rule.__code__).assigned:
+    if type(rule) is FunctionType and not (known := facts(rule.__code__)).assigned:
         cells = rule.__closure__ or ()
         try:
             values = [cell.cell_contents for cell in cells]
@@ -41,13 +41,15 @@ def freeze(
             helpers = []
             for value in values:
                 if _leads(value):
-                    if not _is_elsewhere(value, rule, function):
+                    if type(value) is not FunctionType or not _is_end(value):
                         break
                     helpers.append(value)
             else:
+                if helpers and any(map(_Definitions(rule, function).__contains__, helpers)):
+                    return *_freeze(rule, function), None
                 copy = _function(rule, tuple(map(CellType, values[: len(cells)]))) if cells else rule
                 entries = [entry for helper in helpers for entry in of_cells(helper, frozenset())]
-                if facts(rule.__code__).has_self:
+                if known.has_self:
                     entries += _entries(copy, copy, {id(copy)}, set())
                 values += [part for helper in helpers for part in references(helper)]
                 return copy, Watch(entries) if entries else None, values
@@ -63,11 +65,9 @@ def _leads(value: Any) -> bool:
     return "<locals>" in type(value).__qualname__
 
 
-def _is_elsewhere(value: Any, rule: FunctionType, function: Any) -> bool:
-    """Whether a value is a function that neither the run nor the scope of its rule has defined, and that leads on."""
-    if type(value) is not FunctionType or facts(value.__code__).assigned or any(map(_leads, references(value))):
-        return False
-    return value not in _Definitions(rule, function)
+def _is_end(fun: FunctionType) -> bool:
+    """Whether a function assigns no name of another one, and leads to none."""
+    return not facts(fun.__code__).assigned and not any(map(_leads, references(fun)))
 
 
 def _freeze(rule: Any, function: Any) -> tuple[Any, Watch | None]:

@@ -65,17 +65,17 @@ class Pullback:
             values = tuple(arguments) if function.is_ordinary else function.positional(*function.bind(tuple(arguments)))
         # Compiled autograd of torch traces this, and can trace no context variable.
         is_quick = self.style is not None and not variables and not function.backend.is_compiling()
-        call = self._quick if is_quick else self._call
         watch = self.watch
-        if watch is None:
-            return call(cotangents, variables, needs_grad, values)
-        name = watch.changed()
+        name = None if watch is None else watch.changed()
         if name is not None:
             raise messages.bound_again(function.name, name, self.location())
         try:
-            return call(cotangents, variables, needs_grad, values)
+            if is_quick:
+                return self._quick(cotangents, needs_grad, values), ()
+            return self._call(cotangents, variables, needs_grad, values)
         finally:
-            watch.settle()
+            if watch is not None:
+                watch.settle()
 
     def _call(
         self,
@@ -100,12 +100,8 @@ class Pullback:
             raise
 
     def _quick(
-        self,
-        cotangents: Sequence[Any],
-        variables: Sequence[Any],
-        needs_grad: Sequence[bool] | None,
-        values: tuple[Any, ...],
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        self, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None, values: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         """Calls a rule whose code tells how; most return a plain gradient for each tensor, and nothing is converted."""
         function, rule, output = self.function, self.rule, self.output
         backend = function.backend
@@ -125,8 +121,8 @@ class Pullback:
                     if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
                         break
                 else:
-                    return tuple(gradients), ()
-        return function.checked(rule, self.specs, result, (), needs_grad)  # type: ignore[no-any-return]
+                    return tuple(gradients)
+        return function.checked(rule, self.specs, result, (), needs_grad)[0]  # type: ignore[no-any-return]
 
     def location(self) -> str | None:
         """Returns the file and line of the rule, if they are known."""

@@ -68,14 +68,21 @@ def test_a_rule_that_solves_by_lineax(backend):
         np.testing.assert_allclose(jax.jacrev(jax.jacrev(loss))(x), hessian, rtol=1e-7)
 
 
-def test_a_rule_that_solves_by_lineax_for_an_operator_of_upstream(backend):
+@pytest.mark.parametrize("name", ["operator", "count of steps"])
+def test_a_rule_that_solves_by_lineax_and_is_not_linear(backend, name):
+    """What depends on upstream is its operator, or the number of steps that it multiplies by."""
     import jax
     import lineax
 
-    def rule(upstream):
-        operator = lineax.DiagonalLinearOperator(2 + upstream)
-        return lineax.linear_solve(operator, upstream).value
+    def by_operator(upstream):
+        return lineax.linear_solve(lineax.DiagonalLinearOperator(2 + upstream), upstream).value
 
+    def by_count(upstream):
+        operator = lineax.MatrixLinearOperator(2 * jax.numpy.eye(2), lineax.positive_semidefinite_tag)
+        solution = lineax.linear_solve(operator, upstream, lineax.CG(1e-5, 1e-5))
+        return solution.value * solution.stats["num_steps"]
+
+    rule = by_operator if name == "operator" else by_count
     f = custom_gradient(lambda x: (2 * x, rule))
     with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
         jax.jvp(f, (jax.numpy.ones(2),), (jax.numpy.ones(2),))

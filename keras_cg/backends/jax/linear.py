@@ -119,9 +119,9 @@ def _results(equation: Any, operands: list[str]) -> list[str]:
         return _scanned(equation, operands)
     if getattr(params.get("prim"), "name", name) == "linear_solve" and not {*operands} <= {ZERO, CONSTANT}:
         # That of lineax, and what equinox makes of a batch of it (`vprim`). Its transpose refuses an operator that
-        # depends on upstream, so only the vector does.
+        # depends on upstream, so only the vector does. Its other results, such as the number of steps, are not linear.
         kind = _joined(name, *[kind for kind in operands if kind != CONSTANT])
-        return [kind if is_floating(out.aval) else CONSTANT for out in equation.outvars]
+        return [kind if is_floating(out.aval) else f"a count of `{name}`" for out in equation.outvars]
     return [_kind(equation, operands)] * len(equation.outvars)
 
 
