@@ -163,7 +163,9 @@ class DecoratedFunction(FlatFunction):
             results, tree = self.flatten(output)
         if self.output is None:
             self.output = tree
-        if not backend.is_compiling():
+        if backend.is_compiling():
+            self.style = conventions.traced_style(rule)
+        else:
             # A copy, because the names that the rule reads may be bound to something else later.
             rule, self.watch, self.residuals = freeze(rule, self.user)
             self.style = conventions.style(rule, self.user, self.name)

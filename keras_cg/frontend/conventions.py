@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
-from keras_cg import errors
+from keras_cg import errors, user_code
 from keras_cg.engine.functions import facts, innermost
 from keras_cg.frontend import messages, signature
 from keras_cg.frontend.arguments import Arguments
@@ -45,11 +45,23 @@ def style(fun: Any, function: Any, name: str) -> int | None:
     return known.style  # type: ignore[no-any-return]
 
 
+def traced_style(rule: Rule) -> int | None:
+    """Returns the `style` of a rule that a compiler traces, which can read no defaults."""
+    return _of_code(rule.__code__, False) if signature.is_plain_function(rule) else None
+
+
 def _style(fun: Any) -> int | None:
     own = signature.from_code(fun)
-    known = {**own.defaults(), **own.keyword_defaults()}
+    return _of_code(fun.__code__, "variables" in {**own.defaults(), **own.keyword_defaults()})
+
+
+# As a constant, because torch.compile would trace all that reads a signature, in each call of a decorated function.
+@user_code.constant_result
+def _of_code(code: CodeType, has_variables: bool) -> int | None:
+    """Returns the style of a rule with this code, of which `has_variables` says whether `variables` has a default."""
+    own = signature.of_code(code)
     positional, keywords = own.plain(), [name for name in own.keyword_only if name not in signature.EXTRAS]
-    if "needs_input_grad" in own.names() or ("variables" in own.names() and "variables" not in known):
+    if "needs_input_grad" in own.names() or ("variables" in own.names() and not has_variables):
         return None
     if keywords == ["upstream"]:
         if own.varargs is not None:

@@ -63,8 +63,7 @@ class Pullback:
         function, values = self.function, self.values
         if values and arguments is not None:
             values = tuple(arguments) if function.is_ordinary else function.positional(*function.bind(tuple(arguments)))
-        # Compiled autograd of torch traces this, and can trace no context variable.
-        is_quick = self.style is not None and not variables and not function.backend.is_compiling()
+        is_quick = self.style is not None and not variables
         watch = self.watch
         name = None if watch is None else watch.changed()
         if name is not None:
@@ -106,11 +105,15 @@ class Pullback:
         function, rule, output = self.function, self.rule, self.output
         backend = function.backend
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
-        token = config.enter(backend)
-        try:
-            result = rule(upstream) if self.style == ALONE else rule(*values, upstream=upstream)
-        finally:
-            config.leave(token)
+        args, kwargs = ((upstream,), {}) if self.style == ALONE else (values, {"upstream": upstream})
+        if backend.is_compiling():  # torch.compile can trace no context variable
+            result = under(backend, rule, args, kwargs)
+        else:
+            token = config.enter(backend)
+            try:
+                result = rule(*args, **kwargs)
+            finally:
+                config.leave(token)
         if self.tensors:
             gradients: Any = result if type(result) is tuple else (result,)
             if not function.is_ordinary:

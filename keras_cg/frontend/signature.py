@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 # What a rule may take by name, in any convention.
@@ -92,7 +92,7 @@ def by_position(fun: Callable[..., Any], count: int, kwargs: dict[str, Any]) -> 
     return [kwargs.get(name, default) for name, default in pairs]
 
 
-def _is_plain_function(fun: Any) -> bool:
+def is_plain_function(fun: Any) -> bool:
     """Whether the code object of `fun` has its signature."""
     return type(fun) is FunctionType and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__")
 
@@ -107,7 +107,7 @@ def parameters(fun: Callable[..., Any]) -> Parameters | None:
         return _bind(parameters(fun.__func__), 1, {})
     if isinstance(fun, functools.partial):
         return _bind(parameters(fun.func), len(fun.args), fun.keywords)
-    if _is_plain_function(fun):
+    if is_plain_function(fun):
         return from_code(fun)
     called = type(fun).__call__
     if isinstance(called, FunctionType) and not hasattr(fun, "__wrapped__") and not hasattr(fun, "__signature__"):
@@ -132,8 +132,18 @@ def _bind(whole: Parameters | None, count: int, keywords: dict[str, Any]) -> Par
 
 
 def from_code(fun: Any) -> Parameters:
-    """Reads a code object: it names positional parameters, keyword-only ones, `*args`, `**kwargs`, in this order."""
+    """Reads the code and the defaults of a plain function."""
     code = fun.__code__
+    names = code.co_varnames[: code.co_argcount]
+    return of_code(code, lambda: _defaults(fun, names), lambda: fun.__kwdefaults__ or {})
+
+
+def of_code(
+    code: CodeType,
+    defaults: Callable[[], dict[str, Any]] = dict,
+    keyword_defaults: Callable[[], dict[str, Any]] = dict,
+) -> Parameters:
+    """Reads a code object: it names positional parameters, keyword-only ones, `*args`, `**kwargs`, in this order."""
     names = code.co_varnames
     first, last = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     has_varargs = bool(code.co_flags & inspect.CO_VARARGS)
@@ -142,8 +152,8 @@ def from_code(fun: Any) -> Parameters:
         keyword_only=names[first:last],
         varargs=names[last] if has_varargs else None,
         varkw=names[last + has_varargs] if code.co_flags & inspect.CO_VARKEYWORDS else None,
-        defaults=lambda: _defaults(fun, names[:first]),
-        keyword_defaults=lambda: fun.__kwdefaults__ or {},
+        defaults=defaults,
+        keyword_defaults=keyword_defaults,
     )
 
 

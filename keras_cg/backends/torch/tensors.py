@@ -21,19 +21,10 @@ from keras_cg.backends import owner
 from keras_cg.engine import defaults, linear, messages, precision
 from keras_cg.engine.contract import Pullback
 from keras_cg.engine.precision import is_repeated
+from keras_cg.user_code import constant_result
 
 tensors = (torch.Tensor,)
 own: Any = sys.modules[__package__]
-
-
-def constant_result(fun: Any) -> Any:
-    """Lets torch.compile take the result of `fun` for a constant, because it cannot trace it.
-
-    This is `torch.compiler.assume_constant_result`, which imports the compiler (torch 2.13): seconds, in programs that
-    compile nothing. A test compares the attribute, which is not public, with what that function sets.
-    """
-    fun._dynamo_marked_constant = True
-    return fun
 
 
 # It asks every framework that is imported.
