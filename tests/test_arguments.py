@@ -267,6 +267,9 @@ def test_a_foreign_tensor_is_refused(eager, backend, backends):
     with pytest.raises(TypeError, match=r"the output\['y'\] is") as caught:
         custom_gradient(lambda x: ({"y": tensor}, lambda g: g))(eager.tensor(X))
     assert shown in str(caught.value)
+    inside = custom_gradient(lambda x: (x, lambda g: g))
+    with pytest.raises(TypeError, match="comes from: the call of a decorated function that is running"):
+        eager.differentiate(custom_gradient(lambda x: (x * inside(tensor), lambda g: g)), X)
 
 
 @pytest.mark.only("jax", "tensorflow", "numpy")

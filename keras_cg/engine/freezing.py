@@ -48,10 +48,10 @@ def freeze(
                 if helpers and any(map(_Definitions(rule, function).__contains__, helpers)):
                     return *_freeze(rule, function), None
                 copy = _function(rule, tuple(map(CellType, values[: len(cells)]))) if cells else rule
-                entries = [entry for helper in helpers for entry in of_cells(helper, frozenset())]
-                if known.has_self:
-                    entries += _entries(copy, copy, {id(copy)}, set())
-                values += [part for helper in helpers for part in references(helper)]
+                entries = [*_entries(copy, copy, {id(copy)}, set())] if known.has_self else []
+                for helper in helpers:
+                    entries += of_cells(helper, frozenset())
+                    values += references(helper)
                 return copy, Watch(entries) if entries else None, values
         except ValueError:  # a name that is not bound yet
             pass

@@ -16,10 +16,10 @@ from keras_cg.engine import comparing
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.freezing import freeze
 from keras_cg.engine.watching import Watch
-from keras_cg.frontend import arguments, conventions, messages, pytree, signature
+from keras_cg.frontend import arguments, config, conventions, messages, pytree, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.gradients import Spec, check_variables, collect
-from keras_cg.frontend.pullback import Pullback, under
+from keras_cg.frontend.pullback import Pullback
 from keras_cg.frontend.pytree import SINGLE, Tree
 
 
@@ -68,19 +68,19 @@ class FlatFunction(Arguments):
 
         Returns also the context of the run, or None if it needs none.
         """
-        backend, is_first = self.backend, self.output is None
+        backend = self.backend
         if self.converted is None:
             # Once: another conversion would be other code, and so another rule.
             self.converted = backend.converted(self.user)
         fun = self.converted
         if self.state is None and keras_interop.keras() is not None:
-            self.state = self.begin(is_first)
+            self.state = self.begin(self.output is None)
         run = None if self.state is None else self.state.begin()
         if run is None:
             # Without a context where possible: torch.compile (2.13) could not break its graph inside one.
-            return (fun(*args, **kwargs) if is_first else under(backend, fun, args, kwargs)), (), None
+            return config.under(backend, fun, args, kwargs), (), None
         with run:
-            result = under(backend, fun, args, kwargs)
+            result = config.under(backend, fun, args, kwargs)
         return result, run.changes(), run
 
     def begin(self, is_first: bool) -> Any:
@@ -137,7 +137,7 @@ class DecoratedFunction(FlatFunction):
         if self.is_ordinary and self.output is None and self.state is None:
             # The first run of an ordinary call is outside of every scope of Keras.
             self.converted = self.backend.converted(self.user)
-            results, rule, tree = self.accept(self.converted(*tensors))
+            results, rule, tree = self.accept(config.under(self.backend, self.converted, tensors, {}))
             return results, Pullback(self, tensors, tensors, rule, tree)
         args, kwargs = self.bind(tensors)
         pair, changed, run = self.run(args, kwargs)

@@ -6,8 +6,8 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextvars import ContextVar, Token
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
@@ -25,14 +25,15 @@ for _name in os.environ:
     if _name.startswith("KERAS_CG_") and _name not in _VARIABLES:
         warnings.warn(messages.unknown_variable(_name, _VARIABLES), stacklevel=2)
 
-_in_context: ContextVar[str | None] = ContextVar("keras_cg_backend", default=None)
+# The name, and where that choice came from.
+_in_context: ContextVar[tuple[str, str] | None] = ContextVar("keras_cg_backend", default=None)
 _in_process: str | None = None
 
 
 def resolve() -> tuple[str, str]:
     """Returns the name of the active backend and where that choice came from."""
-    if name := _in_context.get():
-        return name, "keras_cg.use_backend()"
+    if chosen := _in_context.get():
+        return chosen
     if _in_process:
         return _in_process, "keras_cg.set_backend()"
     if name := os.environ.get("KERAS_CG_BACKEND"):
@@ -114,7 +115,8 @@ def use_backend(name: str) -> Iterator[None]:
         ...     keras_cg.backend()
         'numpy'
     """
-    token = _in_context.set(_known(name, "keras_cg.use_backend()"))
+    source = "keras_cg.use_backend()"
+    token = _in_context.set((_known(name, source), source))
     try:
         yield
     finally:
@@ -139,20 +141,15 @@ def available_backends() -> tuple[str, ...]:
     return backends.installed()
 
 
-def enter(backend: Backend) -> Token[str | None]:
-    """Makes a loaded backend the active one until `leave`, as `use_backend` does: quicker, as it makes no context."""
-    return _in_context.set(backends.name_of(backend))
-
-
-leave = _in_context.reset
-
-
-def is_active(backend: Backend) -> bool:
-    """Whether a loaded backend is the active one; False, too, if the active choice is no backend."""
+def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Calls the user's code under the backend of its call, whichever is active by then, in whichever thread."""
+    if backend.is_compiling() and this.active is backend:
+        return fun(*args, **kwargs)  # torch.compile (2.13) can trace no context variable
+    token = _in_context.set((backends.name_of(backend), "the call of a decorated function that is running"))
     try:
-        return this.active is backend
-    except (ImportError, ValueError):
-        return False
+        return fun(*args, **kwargs)
+    finally:
+        _in_context.reset(token)
 
 
 def _known(name: str, source: str) -> str:
@@ -169,7 +166,8 @@ class _Config(ModuleType):
         It is an attribute because `torch.compile` can trace neither a context variable nor an import. It evaluates a
         module's attributes for real, and again at every call. A `__getattr__` of the module would be slower.
         """
-        name = _in_context.get() or _in_process or os.environ.get("KERAS_CG_BACKEND")
+        chosen = _in_context.get()
+        name = chosen[0] if chosen is not None else _in_process or os.environ.get("KERAS_CG_BACKEND")
         loaded = backends.loaded.get(name or keras_interop.chosen())
         return backends.load(*resolve()) if loaded is None else loaded
 

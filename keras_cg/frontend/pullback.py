@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_cg import backends, errors, user_code
+from keras_cg import errors, user_code
 from keras_cg.engine import comparing
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.precision import is_differentiable
@@ -89,7 +89,7 @@ class Pullback:
             upstreams = upstreams_of(function.backend, self.output, cotangents)
             call = convention.call if self.run is None else self.run.for_rule()(convention.call)
             needs_input_grad = needs_grad or [True] * len(function.static.places)
-            result = under(function.backend, call, (upstreams, variables, needs_input_grad), {})
+            result = config.under(function.backend, call, (upstreams, variables, needs_input_grad), {})
             return function.checked(self.rule, self.specs, result, variables, needs_grad)  # type: ignore[no-any-return]
         except (TypeError, errors.GradientError) as error:
             hint = convention.hint()
@@ -106,14 +106,7 @@ class Pullback:
         backend = function.backend
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
         args, kwargs = ((upstream,), {}) if self.style == ALONE else (values, {"upstream": upstream})
-        if backend.is_compiling():  # torch.compile can trace no context variable
-            result = under(backend, rule, args, kwargs)
-        else:
-            token = config.enter(backend)
-            try:
-                result = rule(*args, **kwargs)
-            finally:
-                config.leave(token)
+        result = config.under(backend, rule, args, kwargs)
         if self.tensors:
             gradients: Any = result if type(result) is tuple else (result,)
             if not function.is_ordinary:
@@ -208,15 +201,6 @@ class Pullback:
         if name is not None:
             raise messages.not_repeated(self.function.name, self.function.user, name)
         return conditions
-
-
-def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Calls the user's code under the backend of its call, whichever is active by now, in whichever thread."""
-    # Without a context where possible: torch.compile (2.13) cannot trace one, and it takes time.
-    if config.is_active(backend):
-        return fun(*args, **kwargs)
-    with config.use_backend(backends.name_of(backend)):
-        return fun(*args, **kwargs)
 
 
 def upstreams_of(backend: Backend, output: Tree, cotangents: Sequence[Any]) -> list[Any]:

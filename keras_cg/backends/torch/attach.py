@@ -89,9 +89,11 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     call = SavedCall()
     call.fun, call.number, start = fun, len(tensors), sequence_number()
     is_hooked = is_special and hooks(False) is not None
-    is_differentiated = any([tensor.requires_grad for tensor in tensors])
     saved, inputs, watched, places = [], [], [], []
     # In plain loops, because here is most of what a small call costs.
+    is_differentiated = False
+    for tensor in tensors:
+        is_differentiated |= tensor.requires_grad
     for tensor in tensors:
         if tensor.is_inference():
             tensor = tensor.clone()  # autograd cannot save it, and it does not tell when it is changed
@@ -126,15 +128,16 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     call.storages = storages - {0}
     if is_special and is_autocast():
         call.autocasts = autocasts(tensors)
-    residuals: Sequence[torch.Tensor] = ()
+    residuals: list[torch.Tensor] = []
     if is_hooked:
         # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
         probed = functools.partial(probe, outputs, saved[call.number :], [each.requires_grad for each in tensors])
-        residuals, call.facts = pullback.outline(inputs, probed)
+        found, call.facts = pullback.outline(inputs, probed)
+        residuals = saveable(found)
     else:
         call.keep(pullback, watched, places)
     saved = [*map(unwrap_if_dead, saved)] if is_special else saved
-    results = _apply((call, outputs, saveable(residuals)), *saved)
+    results = _apply((call, outputs, residuals), *saved)
     return results if type(results) is tuple else (results,)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from keras_cg.bridge import keras_interop
 from keras_cg.engine import comparing
+from keras_cg.frontend import config
 from keras_cg.frontend.call import FlatFunction
-from keras_cg.frontend.pullback import under
 from keras_cg.recipes.checkpoint.keras_state import KerasState
 
 
@@ -24,7 +24,7 @@ class OutputFunction(FlatFunction):
             self.keras, self.converted = KerasState(self.name), self.backend.converted(self.user)
         args, kwargs = self.bind(tensors)
         with self.keras.run():
-            output = under(self.backend, self.converted, args, kwargs)  # type: ignore[arg-type]
+            output = config.under(self.backend, self.converted, args, kwargs)  # type: ignore[arg-type]
         results, tree = self.flatten(output)
         self.output = self.output or tree
         return tuple(results)
