@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,6 +29,7 @@ class State:
         self.before = dict(self.scope.state_mapping) if self.scope is not None else {}
         # Of the variables that changed, as the scope knows them.
         self.keys: list[int] = []
+        self.thread = _copied(_of_thread())
 
     def begin(self) -> Run | None:
         """Returns the context that the next run needs; None if it needs none, as a first run outside of a scope."""
@@ -50,8 +53,9 @@ class Run:
     def __enter__(self) -> None:
         self.open, self.scope, before = contextlib.ExitStack(), self.state.scope, self.state.before
         if self.state.runs > 1:
-            # The scopes of the first run may be over.
-            self.scope = self.open.enter_context(keras().StatelessScope(initialize_variables=False))
+            # The scopes of the first run may be over, and this may be another thread.
+            self.open.enter_context(_as_in(self.state.thread))
+            self.scope = self.open.enter_context(_strict(keras().StatelessScope)())
             self.open.enter_context(keras().src.backend.AutocastScope(self.state.half))
         self.open.callback(setattr, self.scope, "state_mapping", self.scope.state_mapping)
         self.scope.state_mapping = dict(before)
@@ -59,7 +63,10 @@ class Run:
     def __exit__(self, *error: object) -> None:
         before = self.state.before
         self.values = {key: each for key, each in self.scope.state_mapping.items() if before.get(key) is not each}
+        refusal = getattr(self.scope, "refusal", None)
         self.open.close()
+        if refusal is not None:
+            raise messages.changes_keras(self.state.function, refusal) from None
 
     @contextlib.contextmanager
     def for_rule(self) -> Iterator[None]:
@@ -82,9 +89,64 @@ class Run:
     def changes(self) -> tuple[Any, ...]:
         """Returns the new values of the variables that the run changed; raises if the first run had no scope."""
         if self.values and self.state.scope is None:
-            raise messages.changes_variables(self.state.function)
+            raise messages.changes_keras(self.state.function, "changes a variable of Keras")
         self.state.keys = list(self.values)
         return tuple(map(keras().ops.stop_gradient, self.values.values()))
+
+
+@functools.cache
+def _strict(base: Any) -> Any:
+    class Strict(base):  # type: ignore[misc]  # Keras has no types
+        """A scope that notes what would get lost in it: a loss, and the value of a variable that is created.
+
+        Attributes:
+            refusal: What the function does.
+        """
+
+        refusal: str | None = None
+
+        def __init__(self) -> None:
+            super().__init__(collect_losses=True, initialize_variables=False)
+
+        def add_loss(self, loss: Any) -> None:
+            self.refusal = "adds a loss to a layer of Keras"
+
+        def get_current_value(self, variable: Any) -> Any:
+            value = super().get_current_value(variable)
+            # Inside of another scope it may be one that waits for its value. Not public (Keras 3.15).
+            if value is None and self.original_scope is None and variable._value is None:
+                self.refusal = f"creates a variable of Keras ({variable.path})"
+            return value
+
+    return Strict
+
+
+# What Keras has of a thread: the layer that is called with its training flag, and the dtype of its computation. It is
+# not public (Keras 3.15); if it is gone, this raises.
+
+
+def _of_thread() -> dict[str, Any]:
+    found: dict[str, Any] = vars(keras().src.backend.common.global_state.GLOBAL_STATE_TRACKER)
+    return found
+
+
+def _copied(thread: dict[str, Any]) -> dict[str, Any]:
+    # A copy of the context, too, because layers write into it.
+    return {**thread, "current_call_ctx": copy.copy(thread.get("current_call_ctx"))}
+
+
+@contextlib.contextmanager
+def _as_in(thread: dict[str, Any]) -> Iterator[None]:
+    """Lets Keras see what it had when a function was called."""
+    here = _of_thread()
+    before = dict(here)
+    here.clear()
+    here.update(_copied(thread))
+    try:
+        yield
+    finally:
+        here.clear()
+        here.update(before)
 
 
 def is_unscoped() -> bool:

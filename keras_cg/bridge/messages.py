@@ -30,12 +30,13 @@ symbolic_tensor = message(
 )
 
 
-changes_variables = message(
+changes_keras = message(
     RuntimeError,
-    "{0} changes a variable of Keras whenever it runs, and what was asked for, such as the derivative of its gradient,"
-    " needs to run it again: with other values than the first time.",
-    cause="a keras.random.SeedGenerator, or a layer with a state such as Dropout, inside of it.",
-    remedy="use it outside and pass what it gives as an argument, such as seed=generator.next().",
+    "{0} {1} whenever it runs, and needs to run again: for its gradient, or for the derivative of that.",
+    cause="a keras.random.SeedGenerator, a layer that draws random numbers, counts or averages (Dropout,"
+    " BatchNormalization), a layer that was not built before, or `add_loss`, inside of it.",
+    remedy="build layers and add losses outside; draw outside, and pass what changes as an argument, such as"
+    " seed=generator.next(); and use keras.remat or keras.RematScope in the place of keras_cg.recipes.recompute.",
 )
 
 

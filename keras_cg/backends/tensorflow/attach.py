@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -106,16 +106,18 @@ def _is_source(value: Any) -> bool:
 
 
 def _hidden(fun: Function, shown: Sequence[Any]) -> list[Any]:
-    """Searches what `fun` can reach, and the globals that it names, for other values that are differentiated."""
+    """Searches for other values that are differentiated."""
+    found = outside(fun, lambda value: isinstance(value, _SOURCES))
+    return [each for each in found if id(each) not in map(id, shown) and _is_source(each)]
 
-    def is_wanted(value: Any) -> bool:
-        return isinstance(value, _SOURCES)
 
+def outside(fun: Any, is_wanted: Callable[[Any], bool]) -> list[Any]:
+    """Returns the wanted values that `fun` can reach without its arguments, and from the globals that it names."""
     found = [*fun.captures(is_wanted), *reached(_named_globals(fun), is_wanted)]
-    return [*{id(each): each for each in found if id(each) not in map(id, shown) and _is_source(each)}.values()]
+    return [*{id(each): each for each in found}.values()]
 
 
-def _named_globals(fun: Function) -> list[Any]:
+def _named_globals(fun: Any) -> list[Any]:
     """Returns the globals that the code of `fun` names, and the code of the same module that it can call."""
     user: Any = fun.user
     while isinstance(user, functools.partial):

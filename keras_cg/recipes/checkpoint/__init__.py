@@ -27,7 +27,8 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
     - `f` must not change the state of Keras: use `keras.remat` or `keras.RematScope` for Dropout and other layers that
       do. In the second run layers see the same training flag and the same dtype policy.
     - Random numbers must be the same in both runs: torch repeats its own, and a seed repeats those of `keras.random`.
-    - Values that `f` reads must not be assigned, nor changed in place, before the backward pass.
+    - Values that `f` reads must not be assigned, nor changed in place, before the backward pass. A second run with
+      another output raises.
 
     Source: Griewank & Walther 2000, Algorithm 799: revolve, https://doi.org/10.1145/347837.347846; Chen et al. 2016,
     Training deep nets with sublinear memory cost, https://arxiv.org/abs/1604.06174
@@ -45,8 +46,8 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         CapturedVariableError: When the result is called, on NumPy: `f` reads a value that is being differentiated and
             that is no argument. TensorFlow does not notice a tensor in an attribute.
         RuntimeError: When the result is called: `f` changes the state of Keras, adds a loss to a layer or builds one.
-            In the backward pass: a value that `f` reads was changed since it ran, or `f` returned another output (in a
-            graph of TensorFlow the gradient is NaN; JAX uses the old values).
+            In the backward pass: `f` returned another output (in a graph of TensorFlow the gradient is NaN; JAX uses
+            the old values).
 
     See Also:
         `keras_cg.recipes.invertible`, which saves only the last output.
@@ -79,6 +80,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
                 raise messages.symbolic(name, label(tree, place).removeprefix("the argument "))
         values = pytree.partition(backend, name, tree, label)
         function = OutputFunction(backend, name, f, len(args), keywords, tree)
+        function.refuse_changes()
         if not backend.is_recording():
             return function.finish(function(*values))
         return function.finish(frameworks.this.checkpoint.recompute(function, values))

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy
 
-from keras_cg.engine import precision
+from keras_cg.engine import messages, precision
 from keras_cg.engine.defaults import is_repeated_later
 from keras_cg.engine.precision import is_repeated
-from keras_cg.recipes.checkpoint import messages
 
 
 class Sample:
