@@ -130,7 +130,7 @@ def sigmoid(x: Any, /) -> Any:
         >>> float(ops.sigmoid(-1e4)), float(keras_cg.grad(ops.sigmoid)(0.0))
         (0.0, 0.25)
     """
-    return _own("sigmoid")(x)
+    return _active("sigmoid")(x)
 
 
 def softplus(x: Any, /) -> Any:
@@ -155,7 +155,7 @@ def softplus(x: Any, /) -> Any:
         >>> float(ops.softplus(1e4)), float(keras_cg.grad(ops.softplus)(1e4))
         (10000.0, 1.0)
     """
-    return _own("softplus")(x)
+    return _active("softplus")(x)
 
 
 def relu(x: Any, /) -> Any:
@@ -181,7 +181,7 @@ def relu(x: Any, /) -> Any:
         >>> keras_cg.grad(ops.relu)(np.array([-1.0, 0.0, 2.0]))
         array([0., 0., 1.])
     """
-    return _own("relu")(x)
+    return _active("relu")(x)
 
 
 def erf(x: Any, /) -> Any:
@@ -210,7 +210,7 @@ def erf(x: Any, /) -> Any:
         >>> round(float(gelu(1.0)), 6)
         0.841345
     """
-    return _own("erf")(x)
+    return _active("erf")(x)
 
 
 def softmax(x: Any, /, *, axis: int = -1) -> Any:
@@ -237,7 +237,7 @@ def softmax(x: Any, /, *, axis: int = -1) -> Any:
         >>> ops.softmax(np.array([1e4, 1e4, -np.inf]))
         array([0.5, 0.5, 0. ])
     """
-    return _own("softmax")(x, axis=axis)
+    return _active("softmax")(x, axis=axis)
 
 
 def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
@@ -264,7 +264,7 @@ def log_softmax(x: Any, /, *, axis: int = -1) -> Any:
         >>> ops.log_softmax(np.array([1e4, 0.0]))
         array([     0., -10000.])
     """
-    return _own("log_softmax")(x, axis=axis)
+    return _active("log_softmax")(x, axis=axis)
 
 
 def logsumexp(x: Any, /, *, axis: int | tuple[int, ...] | None = None, keepdims: bool = False) -> Any:
@@ -293,10 +293,10 @@ def logsumexp(x: Any, /, *, axis: int | tuple[int, ...] | None = None, keepdims:
         >>> keras_cg.grad(ops.logsumexp)(np.array([1e4, 1e4, -np.inf]))
         array([0.5, 0.5, 0. ])
     """
-    return _own("logsumexp")(x, axis=axis, keepdims=keepdims)
+    return _active("logsumexp")(x, axis=axis, keepdims=keepdims)
 
 
-def _own(name: str) -> Any:
+def _active(name: str) -> Any:
     """Returns a function of the active backend."""
     try:
         return getattr(namespaces.active, name)
@@ -308,7 +308,7 @@ def _own(name: str) -> Any:
 def __getattr__(name: str) -> Any:
     if name.startswith("__") and name not in ("__array_namespace_info__", "__array_api_version__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _own(name)
+    return _active(name)
 
 
 def __dir__() -> list[str]:

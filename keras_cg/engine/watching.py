@@ -170,9 +170,9 @@ def _content(cell: CellType) -> Any:
 def _stored(reference: Any, name: str) -> Any:
     """Returns what an object has stored under a name; no code of its class runs."""
     owner = _referent(reference)
-    own = getattr(owner, "__dict__", {})
-    if name in own:
-        return own[name]
+    stored = getattr(owner, "__dict__", {})
+    if name in stored:
+        return stored[name]
     for base in type(owner).__mro__:
         member = vars(base).get(name)
         if type(member) is MemberDescriptorType:
@@ -182,7 +182,7 @@ def _stored(reference: Any, name: str) -> Any:
                 return _NOTHING
     # A module of torch keeps these in tables of its own.
     for table in ("_parameters", "_buffers", "_modules"):
-        found = own.get(table)
+        found = stored.get(table)
         if type(found) is dict and name in found:
             return found[name]
     return _NOTHING
@@ -202,7 +202,6 @@ def _attributes(method: FunctionType, kind: type) -> frozenset[str]:
             others += [_content(cell) for cell in each.__closure__ or ()] + [each.__dict__.get("__wrapped__")]
             waiting += [other for other in others if type(other) is FunctionType and other not in waiting]
         # Not `__class__`, which a context manager of torch reads: it is not bound to something else.
-        ordinary = [name for name in found if not name.startswith("__")]
-        named = [name for name in ordinary if not is_method(getattr_static(kind, name, None))]
-        known[kind] = frozenset(named)
+        named = [name for name in found if not name.startswith("__")]
+        known[kind] = frozenset([name for name in named if not is_method(getattr_static(kind, name, None))])
     return known[kind]

@@ -51,22 +51,22 @@ def traced_style(rule: Rule) -> int | None:
 
 
 def _style(fun: Any) -> int | None:
-    own = signature.from_code(fun)
-    return _of_code(fun.__code__, "variables" in {**own.defaults(), **own.keyword_defaults()})
+    found = signature.from_code(fun)
+    return _of_code(fun.__code__, "variables" in {**found.defaults(), **found.keyword_defaults()})
 
 
 # As a constant, because torch.compile would trace all that reads a signature, in each call of a decorated function.
 @user_code.constant_result
 def _of_code(code: CodeType, has_variables: bool) -> int | None:
     """Returns the style of a rule with this code, of which `has_variables` says whether `variables` has a default."""
-    own = signature.of_code(code)
-    positional, keywords = own.plain(), [name for name in own.keyword_only if name not in signature.EXTRAS]
-    if "needs_input_grad" in own.names() or ("variables" in own.names() and not has_variables):
+    found = signature.of_code(code)
+    positional, keywords = found.plain(), [name for name in found.keyword_only if name not in signature.EXTRAS]
+    if "needs_input_grad" in found.names() or ("variables" in found.names() and not has_variables):
         return None
     if keywords == ["upstream"]:
-        if own.varargs is not None:
+        if found.varargs is not None:
             return None if positional else ANY
-    elif own.varargs is not None or keywords:
+    elif found.varargs is not None or keywords:
         return None
     elif len(positional) == 1:
         return ALONE

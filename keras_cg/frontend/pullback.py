@@ -171,8 +171,8 @@ class Pullback:
     def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Any) -> None:
         """Raises if the rule of the first run, of which there is only the `outline`, differs."""
         steps, epochs, gradients = facts
-        own = self._epochs()
-        steps = [(name, value) for name, value in steps if not name or epochs.get(name) != own.get(name)]
+        epochs_here = self._epochs()
+        steps = [(name, value) for name, value in steps if not name or epochs.get(name) != epochs_here.get(name)]
         # Without a gradient of the first run, nothing can tell for another structure.
         both = lambda: ([None], []) if gradients is None else (gradients, probe(self))  # noqa: E731
         self._compare(steps, epochs, self, both, [*inputs, *tensors])

@@ -361,9 +361,9 @@ def _steps(container: Any, values: Sequence[Any]) -> tuple[tuple[str, ...], tupl
             return tuple(map(step.format, ranks)), tuple(map(ranks.index, names))
     steps, left = [], list(zip(map(step.format, names), parts, strict=True))
     for place, value in enumerate(values):
-        own = next((pair for pair in left if pair[1] is value), (f"[{place}]", None))
-        left = [pair for pair in left if pair is not own]
-        steps.append(own[0])
+        match = next((pair for pair in left if pair[1] is value), (f"[{place}]", None))
+        left = [pair for pair in left if pair is not match]
+        steps.append(match[0])
     return tuple(steps), None
 
 

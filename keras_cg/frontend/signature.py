@@ -67,9 +67,9 @@ def unbound(
 
     Each has its default, or None if it has none or is among the `named` arguments.
     """
-    own, pairs = parameters(fun), []
-    if own is not None:
-        groups = [(own.positional[count:], own.defaults), (own.keyword_only, own.keyword_defaults)]
+    found, pairs = parameters(fun), []
+    if found is not None:
+        groups = [(found.positional[count:], found.defaults), (found.keyword_only, found.keyword_defaults)]
         for names, defaults in groups if with_keyword_only else groups[:1]:
             # Asked only where they are needed: see `Parameters.defaults`.
             known = {} if all([name in named for name in names]) else defaults()
@@ -79,8 +79,8 @@ def unbound(
 
 def in_order(fun: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns keyword arguments in the order of the signature, and those that it does not name last."""
-    own = parameters(fun)
-    known = {name: kwargs[name] for name in own.names() if name in kwargs} if own else {}
+    found = parameters(fun)
+    known = {name: kwargs[name] for name in found.names() if name in kwargs} if found else {}
     return known | {name: value for name, value in kwargs.items() if name not in known}
 
 

@@ -68,7 +68,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             raise messages.unserved_variables("jax", cause, fun) from error
 
 
-def _attach(run: Run, args: Sequence[Any]) -> Tensors:
+def _with_rule(run: Run, args: Sequence[Any]) -> Tensors:
     """Returns the outputs of `run(*args)`, whose gradient is what the rule says."""
 
     def outputs_alone(*args: Any) -> Tensors:
@@ -120,7 +120,7 @@ def _direct(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Returns the outputs of a run on the tensors themselves, whose rule is traced only when JAX asks for it."""
     needs_grad = [not is_only_mapped(tensor) for tensor in tensors]
     run = functools.partial(_run, fun, needs_grad)
-    return _attach(run, tensors) if any(needs_grad) else run(*tensors)[0]
+    return _with_rule(run, tensors) if any(needs_grad) else run(*tensors)[0]
 
 
 def _run(
@@ -221,7 +221,7 @@ def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
         return results[:count], results[count:], residuals
 
-    return _attach(run, (*tensors, *hoisted.values()))
+    return _with_rule(run, (*tensors, *hoisted.values()))
 
 
 class _Program:

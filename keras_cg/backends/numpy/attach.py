@@ -63,7 +63,7 @@ class SavedCall:
             trace_stack.top -= added
         shared = [*parents, *[output() for output in self.outputs]]
         found = [self._outside(gradients[argnum - 2], level, known) for argnum in argnums]
-        return [_own(each, parents[argnum - 2], shared) for argnum, each in zip(argnums, found, strict=True)]
+        return [_for_autograd(each, parents[argnum - 2], shared) for argnum, each in zip(argnums, found, strict=True)]
 
     def _gradients(self, parents: Sequence[Any], cotangents: list[Any], needs_grad: list[bool]) -> Tensors:
         pullback = self.pullback
@@ -71,8 +71,8 @@ class SavedCall:
             # The function runs again, on values that the outer level differentiates.
             _, pullback = self.fun(*map(asarray, parents))
             shapes = [None if each is None else asarray(innermost(each)) for each in cotangents]
-            own: Any = sys.modules[__package__]
-            self.pullback.check(pullback, lambda each: each(linear.irregular(own, shapes), (), needs_grad)[0])
+            this_backend: Any = sys.modules[__package__]
+            self.pullback.check(pullback, lambda each: each(linear.irregular(this_backend, shapes), (), needs_grad)[0])
             if pullback.is_used_up:
                 _, pullback = self.fun(*map(asarray, parents))
         return pullback(cotangents, (), needs_grad)[0]
@@ -124,7 +124,7 @@ def _vjps(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) ->
 defvjp_argnums(custom_gradient, _vjps)
 
 
-def _own(gradient: Any, parent: Any, shared: Sequence[Any]) -> Any:
+def _for_autograd(gradient: Any, parent: Any, shared: Sequence[Any]) -> Any:
     """Returns a gradient as autograd wants it: zeros for None, a copy of an array that shares its memory."""
     if gradient is None:
         return vspace(parent).zeros()

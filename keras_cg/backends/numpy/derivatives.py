@@ -26,15 +26,15 @@ def vjp(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, Map, Tenso
     with warnings.catch_warnings():
         # An argument that the output does not depend on gets zeros, as on every backend.
         warnings.filterwarnings("ignore", "Output seems independent of input")
-        back, outputs = make_vjp(run)(tuple(map(_own, tensors)))
+        back, outputs = make_vjp(run)(tuple(map(_copied, tensors)))
 
     def pullback(cotangents: Sequence[Any]) -> Tensors:
         gradients = back(boxed_tuple(tuple(conjugate(each) for each in cotangents)))
         return tuple(conjugate(each) for each in gradients)
 
-    return tuple(map(_own, outputs)), pullback, tuple(map(_own, aux[0]))
+    return tuple(map(_copied, outputs)), pullback, tuple(map(_copied, aux[0]))
 
 
-def _own(tensor: Any) -> Any:
+def _copied(tensor: Any) -> Any:
     # autograd saves arrays for the pullback. Without a copy, a change in place outside would change the gradient.
     return tensor.copy() if isinstance(tensor, numpy.ndarray) else tensor

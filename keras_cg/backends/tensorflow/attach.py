@@ -25,10 +25,10 @@ _SOURCES = (tf.Tensor, tf.Variable)
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     if not is_recording():
         return fun(*tensors)[0]
-    return _attach(fun, tensors) if tf.executing_eagerly() else graph.attach(fun, tensors)
+    return _with_tapes(fun, tensors) if tf.executing_eagerly() else graph.with_override(fun, tensors)
 
 
-def _attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
+def _with_tapes(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, in eager mode, on copies of the arguments that are differentiated.
 
     An output that is differentiated nevertheless depends on a variable or a tensor that `fun` captured. Only then the

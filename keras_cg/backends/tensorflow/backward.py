@@ -13,7 +13,7 @@ from keras_cg import errors
 from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, map_elements, parts
 from keras_cg.backends.tensorflow.derivatives import vjp
 from keras_cg.backends.tensorflow.recording import copies, push_forwardprop_state, record_operation, stop_recording
-from keras_cg.backends.tensorflow.tensors import nan_unless, own, shape
+from keras_cg.backends.tensorflow.tensors import nan_unless, shape, this_backend
 from keras_cg.engine import linear, messages
 from keras_cg.engine.contract import Pullback
 from keras_cg.engine.linear import check_or_nan
@@ -74,7 +74,9 @@ class Backward:
         gradients = self._gradients(pullback or self.pullback, cotangents, self.needs_grad)
         if conditions:
             present = [dense(each) for each in gradients if each is not None]
-            checked = iter(check_or_nan(own, present, conditions, partial(messages.recomputed_otherwise, self.name)))
+            checked = iter(
+                check_or_nan(this_backend, present, conditions, partial(messages.recomputed_otherwise, self.name))
+            )
             gradients = [each if each is None else next(checked) for each in gradients]
         return self._transposable(gradients, cotangents) if is_transposed else gradients
 
@@ -100,7 +102,7 @@ class Backward:
 
     def _probe(self, cotangents: Sequence[Any], pullback: Pullback) -> list[Any]:
         """Returns the gradients of a pullback along upstreams that are always the same."""
-        arriving = linear.irregular(own, [*map(dense, cotangents)])
+        arriving = linear.irregular(this_backend, [*map(dense, cotangents)])
         gradients, others = self._call(pullback, iter(arriving), self.needs_grad)
         return [*gradients, *others]
 
@@ -125,13 +127,13 @@ class Backward:
 
         # Of copies, so that no tape records the trials.
         inputs = copies(cotangents)
-        conditions = linear.conditions(own, pull, inputs)
+        conditions = linear.conditions(this_backend, pull, inputs)
         with push_forwardprop_state():  # where tapes record, as they do not in what is transposed
             pulled, push, _ = vjp(lambda *inputs: (tuple(pull(inputs)), ()), inputs)
         with stop_recording():
-            conditions += linear.transposes(own, pull, push, inputs, pulled) if pulled else []
+            conditions += linear.transposes(this_backend, pull, push, inputs, pulled) if pulled else []
         if tf.executing_eagerly():
-            check_or_nan(own, (), conditions, partial(messages.not_linear, self.name))
+            check_or_nan(this_backend, (), conditions, partial(messages.not_linear, self.name))
             return [*map(dense, gradients)]
         # A sum, because the derivative of a product with NaN is zero where the rule clips upstream.
         unknown = _total(cotangents) * nan_unless(conditions)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, mapped, parts
 from keras_cg.backends.tensorflow.recording import refuse_if_not_recording
-from keras_cg.backends.tensorflow.tensors import own
+from keras_cg.backends.tensorflow.tensors import this_backend
 from keras_cg.engine import defaults, messages
 from keras_cg.engine.contract import PlainFunction, Tensors
 
@@ -50,7 +50,7 @@ def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> 
         return tuple(parts(outputs)), aux
 
     flat.__name__ = messages.name_of(fun)
-    outputs, pushed, aux = defaults.jvp(own, flat, parts(tensors), parts(tangents))
+    outputs, pushed, aux = defaults.jvp(this_backend, flat, parts(tensors), parts(tangents))
     return fill_all(shells[0], outputs), fill_all(shells[0], pushed), aux
 
 

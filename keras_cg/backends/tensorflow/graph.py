@@ -40,8 +40,8 @@ _DROPPED = " ".join(
 )
 
 
-def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
-    """The backend's `attach`, in a graph."""
+def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
+    """Attaches the rule in a graph, by an operation whose gradient is overridden."""
     graph = tf.compat.v1.get_default_graph()
 
     def inside(tensor: Any) -> Any:
@@ -70,8 +70,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     variables = [variable for key, variable in handles.items() if key in known]
     pullback.capture([variable.name for variable in variables], variables)
     others = [source for source in sources if id(source) not in handles and element_dtype(source) is not None]
-    for outer, own in graph.captures if others and hasattr(graph, "captures") else ():
-        if id(own) in known:
+    for outer, inner in graph.captures if others and hasattr(graph, "captures") else ():
+        if id(inner) in known:
             # Once more, because TensorFlow (2.21) tells tapes nothing of what a function inside captures.
             graph.capture(outer)
     if is_differentiated(others):

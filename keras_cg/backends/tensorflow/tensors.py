@@ -17,7 +17,7 @@ from keras_cg.engine.defaults import is_repeated_later
 from keras_cg.engine.precision import is_repeated
 
 # This backend, for functions of the engine.
-own: Any = sys.modules[__package__]
+this_backend: Any = sys.modules[__package__]
 
 tensors = (tf.Tensor, tf.Variable, tf.__internal__.CompositeTensor)
 
@@ -113,7 +113,7 @@ def _agree(ones: Sequence[Any], others: Sequence[Any]) -> Any:
     pairs = zip(ones, others, strict=True)
     if tf.executing_eagerly():
         return all([is_repeated(to_numpy(two), to_numpy(one), precision.of(dtype(one)).repeated) for one, two in pairs])
-    return tf.reduce_all([is_repeated_later(own, two, tf.stop_gradient(one)) for one, two in pairs])
+    return tf.reduce_all([is_repeated_later(this_backend, two, tf.stop_gradient(one)) for one, two in pairs])
 
 
 def nan_unless(conditions: Sequence[Any]) -> Any:

@@ -5,7 +5,7 @@
 - Backward with `create_graph`: the function runs again, on the saved arguments, which are on the graph. Its rule must
   be the first one; it is called, and autograd records what it computes.
 
-`attach_any` chooses the file for torch's other engines: no Function works in two of them.
+`attach_in_any_engine` chooses the file for torch's other engines: no Function works in two of them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of `fun`, with the rule as their gradient."""
     try:
         if is_special() or not torch.is_grad_enabled():
-            return attach_any(fun, tensors)
-        return _attach(fun, tensors, False)
+            return attach_in_any_engine(fun, tensors)
+        return _with_autograd(fun, tensors, False)
     except RuntimeError as error:
         # The arguments are detached, so it is a captured value that torch cannot differentiate.
         if "functions with out=... arguments don't support automatic differentiation" not in str(error):
@@ -59,7 +59,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         raise messages.unserved_variables("torch", "a captured value in an operation with `out=`.", fun) from error
 
 
-def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     """Attaches the rule in any state of torch.
 
     This is one function, because torch.compile (2.13) resumes after a graph break at an inner function, which would not
@@ -67,33 +67,31 @@ def attach_any(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...
     """
     if is_compiling():
         if compiling.is_exporting():
-            return exporting.attach(fun, tensors)
-        return compiling.attach(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
+            return exporting.without_rule(fun, tensors)
+        return compiling.with_compiler(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
     if is_tracing():
-        return exporting.attach(fun, tensors)
+        return exporting.without_rule(fun, tensors)
     if transforms_active() or is_forward_open():
         if not torch.is_grad_enabled() and not transforms.is_forward(tensors):
             outputs, _ = fun(*tensors)
             if not any(map(transforms.is_dual, outputs)):
                 return tuple(map(constant, outputs))
-            return transforms.attach(fun, saveable(tensors))
+            return transforms.with_transforms(fun, saveable(tensors))
         if transforms_active() or any(map(transforms.is_dual, tensors)):
-            return transforms.attach(fun, saveable(tensors))
+            return transforms.with_transforms(fun, saveable(tensors))
     if not torch.is_grad_enabled():
         return exporting.cut(fun.name, fun(*tensors)[0])
-    return _attach(fun, tensors, True)
+    return _with_autograd(fun, tensors, True)
 
 
-def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) -> tuple[torch.Tensor, ...]:
+def _with_autograd(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) -> tuple[torch.Tensor, ...]:
     """Runs `fun` once, on detached tensors; an output that requires a gradient then depends on a captured tensor."""
     call = SavedCall()
     call.fun, call.number, start = fun, len(tensors), sequence_number()
     is_hooked = is_special and hooks(False) is not None
+    is_differentiated = any([tensor.requires_grad for tensor in tensors])
     saved, inputs, watched, places = [], [], [], []
     # In plain loops, because here is most of what a small call costs.
-    is_differentiated = False
-    for tensor in tensors:
-        is_differentiated |= tensor.requires_grad
     for tensor in tensors:
         if tensor.is_inference():
             tensor = tensor.clone()  # autograd cannot save it, and it does not tell when it is changed
@@ -109,8 +107,8 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     if is_changed(watched):
         raise messages.changed_argument(fun.name)
     if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
-        # The function captured a value that forward mode differentiates; `attach` runs it again, and finds that.
-        return transforms.attach(fun, saved)
+        # The function captured a value that forward mode differentiates; the transform runs it again, and finds that.
+        return transforms.with_transforms(fun, saved)
     has_captured, storages = False, {*places}
     for output in outputs:
         has_captured |= output.requires_grad
@@ -128,16 +126,15 @@ def _attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) ->
     call.storages = storages - {0}
     if is_special and is_autocast():
         call.autocasts = autocasts(tensors)
-    residuals: list[torch.Tensor] = []
+    residuals: Sequence[torch.Tensor] = ()
     if is_hooked:
         # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
         probed = functools.partial(probe, outputs, saved[call.number :], [each.requires_grad for each in tensors])
-        found, call.facts = pullback.outline(inputs, probed)
-        residuals = saveable(found)
+        residuals, call.facts = pullback.outline(inputs, probed)
     else:
         call.keep(pullback, watched, places)
     saved = [*map(unwrap_if_dead, saved)] if is_special else saved
-    results = _apply((call, outputs, residuals), *saved)
+    results = _apply((call, outputs, saveable(residuals) if is_hooked else ()), *saved)
     return results if type(results) is tuple else (results,)
 
 
@@ -301,8 +298,8 @@ class Attached(torch.autograd.Function):
         return (None, *gradients, *others)
 
 
-# The C part of `Function.apply`. The Python part (torch 2.13) looks for transforms, as `attach_any` did, for a
-# `setup_context`, which is not here, and for dead wrappers, as `record` did: 3 of 37 us.
+# The C part of `Function.apply`. The Python part (torch 2.13) looks for transforms and dead wrappers, as is done above,
+# and for a `setup_context`, which is not here: 3 of 37 us.
 _apply: Callable[..., Any] = super(torch.autograd.Function, Attached).apply
 
 

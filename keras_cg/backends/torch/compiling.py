@@ -12,7 +12,7 @@ from keras_cg.engine import messages
 from keras_cg.engine.contract import Function
 
 
-def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def with_compiler(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of `fun`, with the rule as their gradient, by code that Dynamo can trace."""
     if transforms_active():
         # torch (2.13) would use plain differentiation here, and say nothing: pytorch#193279.

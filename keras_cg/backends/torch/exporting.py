@@ -35,10 +35,11 @@ from keras_cg.engine import messages
 from keras_cg.engine.contract import Function
 
 _MAPPING = TransformType.Vmap
+_REWRITING = ("make_fx, where it rewrites `detach`,", "pass decomposition_table={} or pre_dispatch=True to make_fx")
 _DERIVATIVE = ("exporting a derivative", "leave what differentiates out of what is exported")
 
 
-def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def without_rule(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of `fun` for a program that torch.export or torch.jit.trace records."""
     if is_forward_open() or (transforms_active() and not _is_mapping()):
         raise messages.rule_dropped(*_DERIVATIVE, fun.name)
@@ -52,11 +53,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor
 
 def cut(name: str, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Detaches `outputs` that are not differentiated; in a program that is recorded, they would lose that."""
-    if not is_captured():
-        return tuple(map(constant, outputs))
-    if get_proxy_mode() is not None:
-        _warn(name, outputs)
-    return tuple([output.detach() if is_floating(output) else output for output in outputs])
+    return _detached(name, *outputs) if is_captured() else tuple(map(constant, outputs))
 
 
 class _Refused(torch.autograd.Function):
@@ -97,9 +94,18 @@ this.__class__ = _Exporting
 
 def _detached(name: str, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Returns the outputs of a function, detached."""
-    if is_tracing() or get_proxy_mode() is not None:  # else Dynamo only infers shapes
+    mode = get_proxy_mode()
+    if is_tracing() or mode is not None:  # else Dynamo only infers shapes
         _warn(name, outputs)
-    return tuple([output.detach() if is_floating(output) else output for output in outputs])
+    results = []
+    for output in outputs:
+        results.append(output.detach() if is_floating(output) else output)
+        if mode is not None and is_floating(output):
+            # From torch 2.14 on, make_fx records another operation in the place of `detach`, which has a derivative.
+            recorded = next(iter(reversed(mode.tracer.graph.nodes)), None)
+            if recorded is not None and recorded.target is torch.ops.aten.alias.default:
+                raise messages.rule_dropped(*_REWRITING, name)
+    return tuple(results)
 
 
 _told: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -24,7 +24,7 @@ from keras_cg.engine.precision import is_repeated
 from keras_cg.user_code import constant_result
 
 tensors = (torch.Tensor,)
-own: Any = sys.modules[__package__]
+this_backend: Any = sys.modules[__package__]
 
 
 # It asks every framework that is imported.
@@ -326,7 +326,7 @@ def _agree(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor:
         one, two = one.to_dense(), two.to_dense()
     if one.is_cpu and torch.equal(one, two):
         return True
-    return defaults.is_repeated_later(own, two, one)  # type: ignore[no-any-return]
+    return defaults.is_repeated_later(this_backend, two, one)  # type: ignore[no-any-return]
 
 
 def describe(tensor: torch.Tensor) -> str:
@@ -341,5 +341,5 @@ def probe(
     plain = [
         each if each is None else torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in cotangents
     ]
-    gradients, others = pullback(linear.irregular(own, plain), variables, needs_grad)
+    gradients, others = pullback(linear.irregular(this_backend, plain), variables, needs_grad)
     return [*gradients, *others]

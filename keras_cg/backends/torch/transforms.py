@@ -26,9 +26,9 @@ from keras_cg.backends.torch.tensors import (
     integers,
     is_captured,
     is_floating,
-    own,
     probe,
     storage_of,
+    this_backend,
     transforms_active,
     unwrap_if_dead,
     versions,
@@ -39,7 +39,7 @@ from keras_cg.engine.contract import Function
 Tensors = Sequence[torch.Tensor]
 
 
-def attach(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+def with_transforms(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]:
     """Runs `fun` on detached tensors, notes which tensors of a level it captures, and attaches the rule."""
     if _forward_levels() > 1:
         raise messages.rule_dropped(
@@ -247,10 +247,10 @@ def _pushforward(
         return transpose(tuple(tangents))  # type: ignore[no-any-return]
 
     transpose = torch.func.vjp(lambda *cotangents: pull(cotangents), *zeros)[1]
-    conditions = linear.conditions(own, pull, zeros)
-    conditions += linear.transposes(own, pull, push, zeros, primals)
+    conditions = linear.conditions(this_backend, pull, zeros)
+    conditions += linear.transposes(this_backend, pull, push, zeros, primals)
     # Through NumPy, because no transform lets Python look at a value.
-    if not all([own.to_numpy(condition).all() for condition in conditions]):
+    if not all([this_backend.to_numpy(condition).all() for condition in conditions]):
         raise messages.not_linear(call.fun.name)
     known = [tangents[place] for place in places]
     pairs = zip(primals, known, strict=True)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_cg.backends.tensorflow.attach import outside
 from keras_cg.backends.tensorflow.composite import dense, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import copies, refuse_if_not_recording
-from keras_cg.backends.tensorflow.tensors import nan_unless, own
+from keras_cg.backends.tensorflow.tensors import nan_unless, this_backend
 from keras_cg.bridge import keras_interop
 from keras_cg.engine.contract import Tensors
 from keras_cg.recipes.checkpoint.function import OutputFunction
@@ -28,7 +28,7 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
 
     def run(*inputs: Any) -> Any:
         outputs = list(fun(*copies(inputs[:count])))
-        sample = Sample(own, parts(outputs))
+        sample = Sample(this_backend, parts(outputs))
 
         def rule(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
             # Else a graph may begin the second run before the cotangents are there, and save no memory.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from keras_cg.backends import torch as own
+from keras_cg.backends import torch as this_backend
 from keras_cg.backends.torch.tensors import is_captured, is_forward_open, transforms_active
 from keras_cg.engine.contract import Tensors
 from keras_cg.recipes.checkpoint.function import OutputFunction
@@ -30,7 +30,7 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
         if samples:
             samples[0].compare(fun.name, here)
         else:
-            samples.append(Sample(own, here))
+            samples.append(Sample(this_backend, here))
         return outputs
 
     # Without early_stop, because a run that stops early may leave a mask in the attributes of a cell of Keras.
