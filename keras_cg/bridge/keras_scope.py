@@ -20,10 +20,12 @@ class State:
 
     Inside a `keras.StatelessScope`, in which Keras trains on JAX, new values are written into the scope. Where a
     framework traces the function, they must be outputs: a run inside `with state.begin()` returns them as its
-    `changes`, and `settle` writes them into the scope again. If `is_first` is False, the first run had no scope.
+    `changes`, and `settle` writes them into the scope again. If `is_first` is False, the first run had no scope;
+    if it also `is_strict`, the first run has one in which it can change nothing.
     """
 
-    def __init__(self, function: str, backend: Backend, is_first: bool = True):
+    def __init__(self, function: str, backend: Backend, is_first: bool = True, is_strict: bool = False):
+        self.is_strict = is_strict
         self.function, self.runs = function, 0 if is_first else 1
         self.scope, self.half = _scopes(backend, is_first)
         self.before = dict(self.scope.state_mapping) if self.scope is not None else {}
@@ -63,7 +65,8 @@ class Run:
     def __exit__(self, *error: object) -> None:
         before = self.state.before
         self.values = {key: each for key, each in self.scope.state_mapping.items() if before.get(key) is not each}
-        refusal = getattr(self.scope, "refusal", None)
+        # What another run adds or creates is there already.
+        refusal = self.scope.refusal if self.state.is_strict else None
         self.open.close()
         if refusal is not None:
             raise messages.changes_keras(self.state.function, refusal) from None

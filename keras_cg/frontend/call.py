@@ -92,7 +92,7 @@ class FlatFunction(Arguments):
     def refuse_changes(self) -> None:
         """Lets no run change a variable of Keras: a backend traces even the first, and would leave a tracer there."""
         if keras_interop.keras() is not None and keras_scope.is_unscoped():
-            self.state = keras_scope.State(self.name, self.backend, is_first=False)
+            self.state = keras_scope.State(self.name, self.backend, is_first=False, is_strict=True)
 
     def flatten(self, output: Any) -> tuple[list[Any], Tree]:
         """Returns the tensors of an output, and its static part."""

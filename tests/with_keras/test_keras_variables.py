@@ -255,4 +255,19 @@ def test_a_captured_variable_that_is_frozen_later(keras, backend, rule):
     close(layer.w, W)
 
 
-# --- several devices -------------------------------------------------------------------------------------------------
+@pytest.mark.only("jax")
+@pytest.mark.parametrize("does", ["adds a loss to a layer", "creates a variable"])
+def test_what_would_get_lost_where_a_function_is_traced(keras, backend, does):
+    """JAX traces even the first run of a function that closes over what is differentiated."""
+    layer = keras.layers.Dense(3, activity_regularizer="l2" if does == "adds a loss to a layer" else None)
+    if does == "adds a loss to a layer":
+        layer.build((2, 3))
+
+    def loss(w, x):
+        def rule(upstream, variables=()):
+            return 7 * upstream, [0] * len(variables)
+
+        return keras_cg.ops.sum(keras_cg.custom_gradient(lambda x: (layer(x) * w, rule))(x))
+
+    with pytest.raises(RuntimeError, match=rf"{does} of Keras.* whenever it runs, and needs to run again"):
+        keras_cg.grad(loss)(np.float32(2), np.ones((2, 3), np.float32))
