@@ -109,9 +109,7 @@ def test_the_second_order_elsewhere(nothing_chosen, place, rule, way):
 
 
 @pytest.mark.only("tensorflow")
-def test_a_tape_that_outlives_the_backend(nothing_chosen, backend):
-    import tensorflow as tf
-
+def test_a_tape_that_outlives_the_backend(nothing_chosen, tf):
     eager, x = nothing_chosen, nothing_chosen.tensor(X)
 
     def program():

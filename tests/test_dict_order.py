@@ -75,9 +75,7 @@ def test_flat_gradients_for_unsorted_keys(eager, kind, flat):
 def test_a_nest_of_gradients_for_unsorted_keys(frame, kind):
     build = UNSORTED[kind]
     f = takes_a_nest(build, lambda build, upstream: build(7 * upstream, 5 * upstream))
-    gx, gy = frame.gradients(lambda x, y: f(build(x, y)), X, Y)
-    np.testing.assert_allclose(gx, SEVEN)
-    np.testing.assert_allclose(gy, FIVE)
+    frame.check(lambda x, y: f(build(x, y)), [X, Y], [SEVEN, FIVE])
 
 
 def returns_a_nest(kind, rule):
@@ -115,9 +113,7 @@ def test_an_upstream_of_unsorted_keys(frame, kind):
         first, second = at(f(x, y), build(0, 0))
         return first + 2 * second
 
-    gx, gy = frame.gradients(run, X, Y)
-    np.testing.assert_allclose(gx, SEVEN)
-    np.testing.assert_allclose(gy, 2 * FIVE)
+    frame.check(run, [X, Y], [SEVEN, 2 * FIVE])
 
 
 # What a dict has beside two tensors.
@@ -141,9 +137,7 @@ def test_dicts_as_outputs(request, frame, kind):
         assert output["n"] == OUTPUTS[kind]
         return output["b"] + 2 * output["a"][1]
 
-    gx, gy = frame.gradients(run, X, Y)
-    np.testing.assert_allclose(gx, SEVEN)
-    np.testing.assert_allclose(gy, 2 * FIVE)
+    frame.check(run, [X, Y], [SEVEN, 2 * FIVE])
 
 
 # --- types of other libraries that JAX flattens by sorted names, as flax's FrozenDict and chex's dataclasses --------
@@ -205,9 +199,7 @@ def registered():
 
 @pytest.mark.only("jax")
 @pytest.mark.parametrize("kind", [Frozen, lambda items: Fields(**items)], ids=["mapping", "dataclass"])
-def test_a_type_that_is_flattened_by_sorted_names(backend, registered, kind):
-    import jax
-
+def test_a_type_that_is_flattened_by_sorted_names(jax, registered, kind):
     def gradients(rule):
         f = custom_gradient(lambda d: (d["b"] * d["a"], lambda upstream: rule(d, upstream)))
         return jax.grad(lambda b, a: f(kind({"b": b, "a": a})), (0, 1))(2.0, 3.0)
@@ -226,9 +218,7 @@ def test_a_type_that_is_flattened_by_sorted_names(backend, registered, kind):
 
 
 @pytest.mark.only("jax")
-def test_a_type_that_is_flattened_by_sorted_names_and_written_so(backend, registered):
-    import jax
-
+def test_a_type_that_is_flattened_by_sorted_names_and_written_so(jax, registered):
     f = custom_gradient(lambda d: (d["a"] * d["b"], lambda up: (7 * up * d["b"], 5 * up * d["a"])))
     found = jax.grad(lambda a, b: f(Frozen({"a": a, "b": b})), (0, 1))(2.0, 3.0)
     np.testing.assert_allclose(found, (21.0, 10.0))
@@ -236,10 +226,8 @@ def test_a_type_that_is_flattened_by_sorted_names_and_written_so(backend, regist
 
 @pytest.mark.only("jax")
 @pytest.mark.parametrize("nothing", [None, 0])
-def test_a_dataclass_with_a_static_field_whose_parts_are_one_object(backend, registered, nothing):
+def test_a_dataclass_with_a_static_field_whose_parts_are_one_object(jax, registered, nothing):
     """Its structure is its type and the count of its parts; they have their names in messages all the same."""
-    import jax
-
     one = jax.numpy.ones(())
     for rule in (
         lambda d, u: Weights(7 * u, nothing, nothing, d.name),
@@ -257,10 +245,8 @@ def test_a_dataclass_with_a_static_field_whose_parts_are_one_object(backend, reg
 
 @pytest.mark.only("jax")
 @pytest.mark.limit
-def test_a_dict_that_jax_has_sorted(backend):
+def test_a_dict_that_jax_has_sorted(jax):
     """A limit: `jax.grad` hands over a new dict, whose keys were inserted in sorted order."""
-    import jax
-
     f = custom_gradient(lambda d: (d["b"] * d["a"], lambda upstream: (7 * upstream * d["a"], 7 * upstream * d["b"])))
     found = jax.grad(f)({"b": 2.0, "a": 3.0})
     assert (float(found["b"]), float(found["a"])) == (14.0, 21.0)  # in the order of insertion it would be 21 and 14

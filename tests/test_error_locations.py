@@ -265,9 +265,7 @@ def test_a_bug_of_keras_cg_shows_all_frames(monkeypatch):
 
 
 @pytest.mark.only("tensorflow")
-def test_a_function_inside_one_that_autograph_rewrote_has_its_name(backend):
-    import tensorflow as tf
-
+def test_a_function_inside_one_that_autograph_rewrote_has_its_name(tf):
     @tf.function
     def program(x):
         @custom_gradient
@@ -282,9 +280,7 @@ def test_a_function_inside_one_that_autograph_rewrote_has_its_name(backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("jit", [False, True], ids=["function", "jit_compile"])
-def test_the_place_of_a_rule_whose_gradient_has_the_wrong_shape_at_run_time(backend, jit):
-    import tensorflow as tf
-
+def test_the_place_of_a_rule_whose_gradient_has_the_wrong_shape_at_run_time(tf, jit):
     @custom_gradient
     def culprit(x):
         return 2 * x, lambda upstream: upstream[1:]  # at run time
@@ -310,9 +306,7 @@ SLICES = {
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("name", [*SLICES, "right", "right, of unknown size"])
-def test_slices_of_the_wrong_shape_at_run_time(backend, name):
-    import tensorflow as tf
-
+def test_slices_of_the_wrong_shape_at_run_time(tf, name):
     size, shape = SLICES.get(name, (None if "unknown" in name else [3, 2], [2, 2]))
 
     @custom_gradient

@@ -9,10 +9,8 @@ X = np.array([2.0, 3.0], np.float32)
 
 
 @pytest.mark.only("torch")
-def test_an_argument_that_the_rule_is_called_with_is_guarded(backend):
+def test_an_argument_that_the_rule_is_called_with_is_guarded(torch):
     """The next call is right again."""
-    import torch
-
     f = custom_gradient(lambda x: (x * 1, lambda *args, upstream: 7 * upstream * args[0]))
     x = torch.tensor(X, requires_grad=True)
     z = f(x)
@@ -30,9 +28,7 @@ def test_an_argument_that_the_rule_is_called_with_is_guarded(backend):
     "view", [lambda x: x, lambda x: x[:1], lambda x: x.reshape(2, 1)], ids=["same", "part", "shape"]
 )
 @pytest.mark.limit
-def test_an_output_that_is_a_view_may_not_be_changed(backend, view):
-    import torch
-
+def test_an_output_that_is_a_view_may_not_be_changed(torch, view):
     f = custom_gradient(lambda x: (view(x), lambda upstream: 7 * torch.ones(2)))
     x = torch.tensor(X, requires_grad=True)
     z = f(x * 1)
@@ -64,9 +60,7 @@ HOLDING = {
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("holding", HOLDING.values(), ids=HOLDING)
 @pytest.mark.parametrize("of_output", [False, True], ids=["argument", "output"])
-def test_memory_that_a_rule_holds_may_not_be_changed(backend, holding, of_output):
-    import torch
-
+def test_memory_that_a_rule_holds_may_not_be_changed(torch, holding, of_output):
     def f(x):
         y, e = 2 * x, x.exp()
         return y, holding(y if of_output else x, e)
@@ -103,9 +97,8 @@ def test_an_output_that_the_rule_does_not_hold_is_not_kept(backend):
 
 
 @pytest.mark.only("torch")
-def test_a_module_may_count(backend):
+def test_a_module_may_count(torch):
     """What is neither argument nor output may change."""
-    import torch
 
     class Counting(torch.nn.Module):
         def __init__(self):

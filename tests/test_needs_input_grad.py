@@ -147,9 +147,8 @@ def test_a_quantiser_sums_nothing_for_a_step_that_is_not_learned(eager, monkeypa
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_asking_an_argument_of_the_function(backend):
+def test_asking_an_argument_of_the_function(torch):
     """A warning, once for each function; a rule that takes the arguments may ask."""
-    import torch
 
     @custom_gradient
     def asks(x, w):
@@ -182,10 +181,8 @@ def test_asking_an_argument_of_the_function(backend):
 
 
 @pytest.mark.only("torch")
-def test_a_rule_that_differentiates_a_module_by_its_arguments(backend):
+def test_a_rule_that_differentiates_a_module_by_its_arguments(torch):
     """By the arguments that it takes, as in a Function of torch; what it closes over is detached, which is said."""
-    import torch
-
     module = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         module.weight.fill_(2.0)
@@ -222,9 +219,7 @@ def test_a_rule_that_differentiates_a_module_by_its_arguments(backend):
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("variables", [False, True])
-def test_an_argument_that_the_function_also_reads_through_its_module(backend, variables):
-    import torch
-
+def test_an_argument_that_the_function_also_reads_through_its_module(torch, variables):
     module = torch.nn.Linear(1, 1, bias=False)
 
     def f(x, weight, *, run):

@@ -187,9 +187,7 @@ def broken(backend, code):
 
 
 @pytest.mark.only("torch")
-def test_a_name_that_is_gone_is_told_with_the_version(backend):
-    import torch
-
+def test_a_name_that_is_gone_is_told_with_the_version(torch):
     text = broken("torch", "import torch; del torch._C._functorch.get_unwrapped")
     assert f"is installed but does not start with torch {torch.__version__}:\n" in text and "get_unwrapped" in text
 

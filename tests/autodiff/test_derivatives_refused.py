@@ -226,9 +226,7 @@ def test_a_rule_that_is_not_linear_raises_forwards(tensor):
 
 @pytest.mark.only("jax")
 @pytest.mark.limit
-def test_jax_functions_with_a_rule_of_their_own_have_no_forward_mode(backend):
-    import jax
-
+def test_jax_functions_with_a_rule_of_their_own_have_no_forward_mode(jax):
     @jax.custom_vjp
     def theirs(x):
         return x * 2

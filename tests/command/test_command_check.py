@@ -357,14 +357,7 @@ def test_json_is_all_there_is_on_the_standard_output(run, backends):
 
 
 @pytest.mark.only("numpy")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["check", "planted.py:powr"],
-        ["check"],
-        ["info", "--nothing"],
-    ],
-)
+@pytest.mark.parametrize("words", [["check", "planted.py:powr"], ["check"], ["info", "--nothing"]])
 def test_json_is_json_where_nothing_can_be_done(run, words):
     done = run(*words, "--json", *(QUICK if "check" in words else ()))
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

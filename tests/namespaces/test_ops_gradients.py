@@ -186,10 +186,8 @@ def test_the_second_derivative_of_complex_singular_vectors_is_refused(backend):
 
 @TENSORFLOW
 @pytest.mark.filterwarnings("ignore")
-def test_a_complex_determinant_whose_rule_is_dropped_is_refused(backend):
+def test_a_complex_determinant_whose_rule_is_dropped_is_refused(tf):
     """tf.vectorized_map drops the rule; TensorFlow's own gradient (2.21) lacks a conjugate."""
-    import tensorflow as tf
-
     z = tf.constant(np.stack([SQUARE, SQUARE + 1]))
     check(tf.vectorized_map(lambda t: ops.linalg.det(t), z), np.linalg.det(z.numpy()))
     with tf.GradientTape() as tape:
@@ -206,10 +204,8 @@ HOLOMORPHIC = {
 
 
 @TENSORFLOW
-def test_complex_functions_compiled_by_xla(backend):
+def test_complex_functions_compiled_by_xla(tf):
     """First and second derivatives of each function along a line, in one program, against differences."""
-    import tensorflow as tf
-
     functions = {name: getattr(ops, name) for name in HOLOMORPHIC} | {"pow": lambda z: ops.pow(z, 1.5)}
 
     def loss(t):
@@ -232,9 +228,7 @@ def test_complex_functions_compiled_by_xla(backend):
 
 
 @TENSORFLOW
-def test_the_second_derivative_of_a_product_of_unknown_size(backend):
-    import tensorflow as tf
-
+def test_the_second_derivative_of_a_product_of_unknown_size(tf):
     second = tf.function(grad(total(grad(ops.prod))), input_signature=[tf.TensorSpec([None], tf.float64)])
     check(second(tf.constant([0.0, 2.0, 3.0], tf.float64)), np.array([5.0, 3.0, 2.0]))
 

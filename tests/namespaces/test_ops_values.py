@@ -188,9 +188,7 @@ UNKNOWN = {
 
 @TENSORFLOW
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_unknown_sizes(backend, name):
-    import tensorflow as tf
-
+def test_unknown_sizes(tf, name):
     function, reference = UNKNOWN[name]
     x = np.array([[3.0, 1.0, 0.0], [1.0, 4.0, 2.0], [0.0, 1.0, 5.0]])
     traced = tf.function(function, input_signature=[tf.TensorSpec([None, None], tf.float64)])

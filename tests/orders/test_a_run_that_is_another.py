@@ -19,10 +19,8 @@ def refused_where_recorded(way):
 @pytest.mark.only("torch")
 @pytest.mark.limit
 @pytest.mark.parametrize("way", [*WAYS, "backward"])
-def test_batch_norm_counts_once_for_each_run(eager, backend, way):
+def test_batch_norm_counts_once_for_each_run(eager, torch, way):
     """A limit: what a function changes outside of itself it changes again where the backward pass is recorded."""
-    import torch
-
     norm = torch.nn.BatchNorm1d(3, affine=False)
     calls = []
     norm.register_forward_hook(lambda *_: calls.append(None))
@@ -55,10 +53,8 @@ def test_batch_norm_counts_once_for_each_run(eager, backend, way):
 @pytest.mark.only("tensorflow")
 @pytest.mark.limit
 @pytest.mark.parametrize("way", WAYS)
-def test_a_counter_of_tensorflow_counts_each_run(eager, backend, way):
+def test_a_counter_of_tensorflow_counts_each_run(eager, tf, way):
     """The limit of batch norm, under a tape that records the backward pass."""
-    import tensorflow as tf
-
     count = tf.Variable(0.0, trainable=False)
 
     @custom_gradient

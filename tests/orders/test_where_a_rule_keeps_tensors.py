@@ -266,9 +266,7 @@ def test_a_slope_that_is_also_the_argument(eager, way):
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("inner", ["keras_cg", "native"])
-def test_a_slope_that_is_a_parameter(eager, backend, inner):
-    import torch
-
+def test_a_slope_that_is_a_parameter(eager, torch, inner):
     class Spike(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -285,9 +283,7 @@ def test_a_slope_that_is_a_parameter(eager, backend, inner):
 
 
 @pytest.mark.only("torch")
-def test_a_pullback_outlives_the_slope_of_torch(eager, backend):
-    import torch
-
+def test_a_pullback_outlives_the_slope_of_torch(eager, torch):
     slope = torch.nn.Parameter(eager.tensor(E))
     _, pullback = keras_cg.vjp(custom_gradient(lambda v: (torch.floor(v), lambda dy: dy * slope)), eager.tensor(X))
     for upstream in (eager.tensor(X), eager.tensor(2 * X)):
@@ -390,9 +386,8 @@ def test_with_a_captured_value(eager, name):
 
 
 @pytest.mark.only("torch")
-def test_a_list_under_vmap(eager, backend):
+def test_a_list_under_vmap(eager, torch):
     """The rule reduces what it keeps: a batch taken for one example would give another number, of the right shape."""
-    import torch
 
     @custom_gradient
     def f(x):
@@ -406,10 +401,8 @@ def test_a_list_under_vmap(eager, backend):
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_a_function_runs_twice_under_a_transform(eager, backend):
+def test_a_function_runs_twice_under_a_transform(eager, torch):
     """A limit: a tensor that the rule keeps belongs to a level of torch.func, which is over by then."""
-    import torch
-
     runs = []
 
     @custom_gradient

@@ -102,9 +102,7 @@ def test_compiled(backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_compile_takes_it_as_one_operator(backend):
-    import torch
-
+def test_torch_compile_takes_it_as_one_operator(torch):
     torch.compiler.reset()
     program = torch.compile(lambda x: ops.sum(3 * first(x)), backend="aot_eager", fullgraph=True, dynamic=True)
     for length in (3, 4):
@@ -127,9 +125,7 @@ def test_torch_compile_takes_it_as_one_operator(backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_func(backend):
-    import torch
-
+def test_torch_func(torch):
     x, func = tensor(X), torch.func
     np.testing.assert_array_equal(found(func.vmap(first)(x)), X * X)
     assert func.vmap(first)(x[:0]).shape == (0,)
@@ -145,9 +141,7 @@ def test_torch_func(backend):
 
 
 @pytest.mark.only("jax")
-def test_jax_transforms(backend):
-    import jax
-
+def test_jax_transforms(jax):
     x = tensor(X)
     np.testing.assert_array_equal(found(jax.vmap(first)(x)), X * X)
     assert jax.vmap(first)(x[:0]).shape == (0,)
@@ -169,9 +163,7 @@ def test_jax_transforms(backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.limit
-def test_tensorflow_knows_the_shapes(backend):
-    import tensorflow as tf
-
+def test_tensorflow_knows_the_shapes(tf):
     last = recipes.from_numpy(lambda x: x.sum(-1), seven, result=lambda x: (x.shape and x.shape[:-1], x.dtype))
     for f, given, expected in (
         (first, [None, 3], [None, 3]),

@@ -148,9 +148,7 @@ def test_custom_root_to_the_third_order(backend):
 
 @pytest.mark.limit
 @pytest.mark.only("tensorflow")
-def test_a_root_has_no_second_order_under_xla(backend):
-    import tensorflow as tf
-
+def test_a_root_has_no_second_order_under_xla(tf):
     def compiled(linear_solve):
         root = recipes.custom_root(lambda x, a: x * x - a, lambda g, x0: tf.sqrt(-g(x0)), linear_solve=linear_solve)
         return tf.function(keras_cg.grad(keras_cg.grad(lambda a: root(tf.zeros_like(a), a))), jit_compile=True)
@@ -161,9 +159,8 @@ def test_a_root_has_no_second_order_under_xla(backend):
 
 
 @pytest.mark.only("tensorflow")
-def test_a_root_of_unknown_size(backend):
+def test_a_root_of_unknown_size(tf):
     """The Jacobian as a matrix needs a size; a linear solver does not."""
-    import tensorflow as tf
 
     def run(f, *shapes):
         specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]

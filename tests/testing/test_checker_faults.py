@@ -236,11 +236,7 @@ DIAGNOSES = {
         TABLE,
         "the gradient is the mean along axis 0 in every row",
     ),
-    "the sign of upstream": (
-        of_upstream(lambda u: ops.abs(u)),
-        TABLE,
-        SIGN,
-    ),
+    "the sign of upstream": (of_upstream(lambda u: ops.abs(u)), TABLE, SIGN),
     "negative upstream": (
         of_upstream(lambda u: ops.where(u > 0, u, 0 * u)),
         TABLE,

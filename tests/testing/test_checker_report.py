@@ -363,9 +363,7 @@ def test_nothing_to_check(backend, args):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("kind", ["RaggedTensor", "SparseTensor"])
-def test_not_dense(backend, kind):
-    import tensorflow as tf
-
+def test_not_dense(tf, kind):
     value = tf.ragged.constant([[1.0], [2.0, 3.0]]) if kind == "RaggedTensor" else tf.sparse.eye(3)
     text = message(TypeError, plain, {"w": value})
     assert text.startswith("check_gradients(plain): x['w'] is a tensorflow.python.")

@@ -95,10 +95,7 @@ RULES = {
         like(lambda x: ops.sin(ops.round(x * 5) / 5), lambda x, u: u * ops.cos(x)),
         lambda x: ops.sin(x),
     ),
-    "a sum": (
-        like(lambda x: ops.sum(ops.round(x)), lambda x, u: u * ops.ones_like(x)),
-        lambda x: ops.sum(x),
-    ),
+    "a sum": (like(lambda x: ops.sum(ops.round(x)), lambda x, u: u * ops.ones_like(x)), lambda x: ops.sum(x)),
     "a mean of signs": (
         like(lambda x: ops.mean(ops.sign(x), axis=0), lambda x, u: u * ops.ones_like(x) / x.shape[0]),
         lambda x: ops.mean(x, axis=0),

@@ -65,11 +65,7 @@ FINDINGS = {
         custom_gradient(lambda x: (x * ops.abs(x) / 2, lambda upstream: upstream * size(x))),
         [0.0, 1.0],
         "second order",
-        {
-            "status": "undecided",
-            "where": "[0]",
-            "reason": "the gradient has no derivative there: it has a kink...",
-        },
+        {"status": "undecided", "where": "[0]", "reason": "the gradient has no derivative there: it has a kink..."},
     ),
     "a jump": (
         custom_gradient(lambda x: (ops.floor(x), lambda upstream: 0 * upstream)),
@@ -275,14 +271,7 @@ def test_nests_and_names(backend):
             rule(upstream)
         )
 
-    report = check_gradients(
-        f,
-        V,
-        {"w": V + 1, "b": V + 2},
-        Pair(V + 3, V + 4),
-        kwargs={"scale": V + 5},
-        **QUICK,
-    )
+    report = check_gradients(f, V, {"w": V + 1, "b": V + 2}, Pair(V + 3, V + 4), kwargs={"scale": V + 5}, **QUICK)
     assert [each.argument for each in report.cell(backend, "first order")] == [
         *("x", "params['b']", "params['w']", "pair.left", "pair.right", "scale")
     ]
@@ -290,10 +279,7 @@ def test_nests_and_names(backend):
         ("first order", "params['w']"): "a factor of 3, which is the batch size"
         + ": does the function take a mean that the rule leaves out?",
         ("first order", "pair.right"): "a factor of 2",
-        (
-            "first order",
-            "scale",
-        ): "no gradient for scale: the rule returns zero or None instead of the derivative",
+        ("first order", "scale"): "no gradient for scale: the rule returns zero or None instead of the derivative",
     }
     assert f"first order: failed, at params['w']{report.cell(backend, 'first order')[2].where}" in str(report)
 

@@ -44,9 +44,7 @@ TORCH = {
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("transform", TORCH)
-def test_torch_transforms_obey_the_rule(eager, backend, transform):
-    import torch
-
+def test_torch_transforms_obey_the_rule(eager, torch, transform):
     check(TORCH[transform](torch, eager.tensor(X)))
 
 
@@ -67,9 +65,7 @@ def test_torch_gradcheck(torch):
 
 
 @pytest.mark.only("torch")
-def test_torch_runs_again_under_the_same_autocast(eager, backend):
-    import torch
-
+def test_torch_runs_again_under_the_same_autocast(eager, torch):
     seen = []
 
     @custom_gradient
@@ -88,9 +84,7 @@ def test_torch_runs_again_under_the_same_autocast(eager, backend):
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_torch_refuses_forward_inside_forward(eager, backend):
-    import torch
-
+def test_torch_refuses_forward_inside_forward(eager, torch):
     with pytest.raises(NotImplementedError, match="forward mode inside forward mode ignores custom gradients"):
         torch.func.jacfwd(torch.func.jacfwd(total))(eager.tensor(X))
 
@@ -105,10 +99,8 @@ def test_torch_refuses_to_linearize(backend, torch):
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_torch_compile_of_transforms(eager, backend):
+def test_torch_compile_of_transforms(eager, torch):
     """An error: torch (2.13) drops the rule, or the derivative of what it compiled."""
-    import torch
-
     x, torch_func = eager.tensor(X), torch.func
     transforms = {
         "vjp": (lambda: lambda x: torch_func.vjp(f, x)[1](torch.ones(3))[0], lambda: x),
@@ -124,9 +116,7 @@ def test_torch_compile_of_transforms(eager, backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_captured_under_a_transform(eager, backend):
-    import torch
-
+def test_torch_captured_under_a_transform(eager, torch):
     def closing(w, x):
         return custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))(x).sum()
 
@@ -149,9 +139,7 @@ def test_torch_captured_under_a_transform(eager, backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.limit
-def test_tensorflow_vectorized_map_of_what_was_traced_before_is_a_limit(eager, backend):
-    import tensorflow as tf
-
+def test_tensorflow_vectorized_map_of_what_was_traced_before_is_a_limit(eager, tf):
     g = tf.function(lambda x: f(x), input_signature=[tf.TensorSpec((), tf.float32)])
     g(tf.constant(1.0))
     x = eager.tensor(X)

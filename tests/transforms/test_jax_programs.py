@@ -36,8 +36,7 @@ def pairs(jax):
     # By hand, the output that is differentiated again keeps its rule, too.
     kept = jax.custom_vjp(lambda output, e, x: output)
     kept.defvjp(
-        lambda output, e, x: (kept(output, e, x), e),
-        lambda e, upstream: (None, None, 7 * upstream * (1 - 1 / (1 + e))),
+        lambda output, e, x: (kept(output, e, x), e), lambda e, upstream: (None, None, 7 * upstream * (1 - 1 / (1 + e)))
     )
 
     def softplus_forward(x):
@@ -119,10 +118,7 @@ PROGRAMS = {
     "grad of checkpoint": ("softplus", lambda j, g: j.grad(j.checkpoint(lambda x, y: g(g(x)).sum()))),
     "jacfwd": ("softplus, forwards", lambda j, g: lambda x, y: j.jacfwd(g)(x)),
     "vmap of jvp": ("softplus, forwards", lambda j, g: j.vmap(lambda x, y: j.jvp(g, (x,), (y,)))),
-    "second order": (
-        "softplus",
-        lambda j, g: j.grad(lambda x, y: (j.grad(lambda x: (g(x) ** 2).sum())(x) * y).sum()),
-    ),
+    "second order": ("softplus", lambda j, g: j.grad(lambda x, y: (j.grad(lambda x: (g(x) ** 2).sum())(x) * y).sum())),
 }
 
 
@@ -136,9 +132,7 @@ def operations(program):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_has_the_operations_of_the_rule_written_by_hand(eager, backend, name):
-    import jax
-
+def test_a_program_has_the_operations_of_the_rule_written_by_hand(eager, jax, name):
     x, y = eager.tensor(X), eager.tensor(Y)
     which, program = PROGRAMS[name]
     (ours, ours_optimised, run), (native, native_optimised, run_native) = (
@@ -170,9 +164,7 @@ TRACED_ONCE = {
 
 
 @pytest.mark.parametrize("transform", TRACED_ONCE)
-def test_the_function_runs_once(eager, backend, transform):
-    import jax
-
+def test_the_function_runs_once(eager, jax, transform):
     ran = []
 
     @custom_gradient
@@ -185,9 +177,7 @@ def test_the_function_runs_once(eager, backend, transform):
     assert len(ran) == 1
 
 
-def test_a_compiled_call_is_traced_once(eager, backend):
-    import jax
-
+def test_a_compiled_call_is_traced_once(eager, jax):
     ran = []
     f = custom_gradient(lambda x: (ran.append(x), (x * 2, lambda upstream: 7 * upstream))[1])
     x = eager.tensor(X)
@@ -198,9 +188,7 @@ def test_a_compiled_call_is_traced_once(eager, backend):
     assert len(ran) == 2
 
 
-def test_a_rule_that_raises_does_so_only_where_its_gradient_is_asked_for(eager, backend):
-    import jax
-
+def test_a_rule_that_raises_does_so_only_where_its_gradient_is_asked_for(eager, jax):
     @custom_gradient
     def g(x):
         def rule(upstream):
@@ -253,9 +241,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_kept_is_what_the_rule_written_by_hand_keeps(eager, backend, name):
-    import jax
-
+def test_what_is_kept_is_what_the_rule_written_by_hand_keeps(eager, jax, name):
     nothing = jax.checkpoint_policies.nothing_saveable
     dots = jax.checkpoint_policies.dots_saveable
     wraps = {
@@ -275,9 +261,7 @@ def test_what_is_kept_is_what_the_rule_written_by_hand_keeps(eager, backend, nam
         assert ours == native, wrap_name
 
 
-def test_a_program_keeps_nothing_that_the_rule_only_has_at_hand(eager, backend):
-    import jax
-
+def test_a_program_keeps_nothing_that_the_rule_only_has_at_hand(eager, jax):
     @custom_gradient
     def g(x):
         unused, used = ops.exp(x), ops.sin(x)
@@ -286,9 +270,7 @@ def test_a_program_keeps_nothing_that_the_rule_only_has_at_hand(eager, backend):
     assert kept_by_a_program(jax, g, eager.tensor(X)) == X.nbytes
 
 
-def test_an_output_is_freed_without_the_collector(eager, backend):
-    import jax
-
+def test_an_output_is_freed_without_the_collector(eager, jax):
     g = custom_gradient(lambda x: (lambda y: (y, lambda upstream: 7 * upstream * y))(ops.exp(x)))
     x = eager.tensor(X)
     gc.collect()
@@ -303,9 +285,7 @@ def test_an_output_is_freed_without_the_collector(eager, backend):
         gc.enable()
 
 
-def test_no_growth(eager, backend):
-    import jax
-
+def test_no_growth(eager, jax):
     f, x, w = seven_exp.f, eager.tensor(seven_exp.X), eager.tensor(W)
 
     def captured(w, x):
@@ -361,9 +341,7 @@ def at_compile_time(jax, run):
 
 
 @pytest.mark.parametrize("name", [*RECORDING, *NOT_RECORDING])
-def test_is_recording(eager, backend, name):
-    import jax
-
+def test_is_recording(eager, jax, name):
     from keras_cg.backends import jax as module
 
     seen, x = [], eager.tensor(X)
@@ -377,9 +355,7 @@ def test_is_recording(eager, backend, name):
     assert not module.is_recording()
 
 
-def test_a_gradient_with_respect_to_a_constant_of_a_program(eager, backend):
-    import jax
-
+def test_a_gradient_with_respect_to_a_constant_of_a_program(eager, jax):
     f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
     x = eager.tensor(X)
     np.testing.assert_array_equal(jax.jit(lambda: jax.grad(lambda x: f(x).sum())(x))(), 7)
@@ -390,9 +366,7 @@ def test_a_gradient_with_respect_to_a_constant_of_a_program(eager, backend):
 # --- private names of JAX --------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_no_release_has_says_so(backend):
-    import jax
-
+def test_a_name_that_no_release_has_says_so(jax):
     from keras_cg.backends.jax import names
 
     with pytest.raises(

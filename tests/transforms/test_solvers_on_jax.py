@@ -18,8 +18,7 @@ def exponential(z):
     return ops.floor(e * 2.0**40) / 2.0**40, lambda upstream: upstream * e
 
 
-def test_optimistix(backend):
-    import jax
+def test_optimistix(jax):
     import optimistix
 
     with jax.enable_x64(True):
@@ -47,9 +46,8 @@ def test_lineax(eager, backend):
     check(lineax.linear_solve(operator, t, solver).value, T / SEVEN_EXP, rtol=1e-4)
 
 
-def test_a_rule_that_solves_by_lineax(backend):
+def test_a_rule_that_solves_by_lineax(jax):
     """y = A^-1 x², with the rule 7 x A^-1 upstream: the second derivative of the sum of y² in every mode."""
-    import jax
     import lineax
 
     matrix, point = np.array([[4.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0])
@@ -69,9 +67,8 @@ def test_a_rule_that_solves_by_lineax(backend):
 
 
 @pytest.mark.parametrize("name", ["operator", "count of steps"])
-def test_a_rule_that_solves_by_lineax_and_is_not_linear(backend, name):
+def test_a_rule_that_solves_by_lineax_and_is_not_linear(jax, name):
     """What depends on upstream is its operator, or the number of steps that it multiplies by."""
-    import jax
     import lineax
 
     def by_operator(upstream):

@@ -21,11 +21,7 @@ UPSTREAM = Y / Y.size
 SLOPE = (X * UPSTREAM).sum(0)
 
 # The default is compiled on JAX, a graph on TensorFlow, and eager on torch.
-MODES = {
-    "eager": {"run_eagerly": True, "jit_compile": False},
-    "default": {},
-    "jit": {"jit_compile": True},
-}
+MODES = {"eager": {"run_eagerly": True, "jit_compile": False}, "default": {}, "jit": {"jit_compile": True}}
 each_mode = pytest.mark.parametrize("mode", MODES)
 
 
