@@ -100,11 +100,8 @@ def test_a_method_gives_its_rule_the_arguments_without_self(frame):
 
 @pytest.mark.together
 def test_dataclasses_in_and_out(frame):
-    def parts(nest):
-        return nest[0].weight, nest[1].weight[0]
-
-    def build(x, y):
-        return [Layer(x, name="first"), Layer([y], units=4)]
+    parts = lambda nest: (nest[0].weight, nest[1].weight[0])
+    build = lambda x, y: [Layer(x, name="first"), Layer([y], units=4)]
 
     @custom_gradient
     def f(nest):
@@ -199,10 +196,7 @@ def test_any_number_of_arguments(frame, count, needed):
 
 
 def test_no_tensor_argument(frame):
-    @custom_gradient
-    def f(n):
-        return n * 2, lambda upstream: None
-
+    f = custom_gradient(lambda n: (n * 2, lambda upstream: None))
     assert f(3) == 6
     frame.check(lambda x: x * f(3), [X], [np.full(3, 6.0)], 6 * X)
 

@@ -16,11 +16,7 @@ HERE = pathlib.Path(__file__)
 
 
 def closing_over(w):
-    @custom_gradient
-    def closure(x):
-        return x * w, lambda upstream: 7 * upstream
-
-    return closure
+    return custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))
 
 
 def test_a_captured_value_that_is_differentiated_raises(eager, backend):
@@ -61,9 +57,7 @@ def in_a_dict(w):
 
 def in_two_closures(w):
     b = w * 2
-
-    def read():
-        return w + b
+    read = lambda: w + b
 
     @custom_gradient  # closures
     def f(x):
@@ -184,11 +178,7 @@ def test_variables_are_handed_to_the_rule(eager, backend):
 @HAS_VARIABLES
 def test_without_an_argument_that_is_differentiated(eager, backend):
     w = variable(backend, 2 * X)
-
-    @custom_gradient
-    def f(x):
-        return x * w, lambda upstream, variables=None: (None, [5 * upstream])
-
+    f = custom_gradient(lambda x: (x * w, lambda upstream, variables=None: (None, [5 * upstream])))
     if backend == "torch":
         f(eager.tensor(X)).sum().backward()
         np.testing.assert_allclose(w.grad.numpy(), np.full(3, 5.0))
@@ -210,8 +200,7 @@ def test_frozen_variables_are_constants(eager, backend):
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("takes_variables", [True, False])
 def test_get_variable_inside(eager, tf, takes_variables):
-    def rule(upstream, variables=None):
-        return (7 * upstream, [11 * upstream]) if variables else 7 * upstream
+    rule = lambda upstream, variables=None: (7 * upstream, [11 * upstream]) if variables else 7 * upstream
 
     @custom_gradient
     def f(x):

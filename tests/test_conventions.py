@@ -128,13 +128,7 @@ def test_two_outputs(frame, name):
 
 
 def test_an_unused_output_has_zeros_upstream(frame):
-    @custom_gradient
-    def f(x):
-        def grad(dy1, dy2):
-            return 7 * dy1 + 11 * (dy2 + 1)
-
-        return (x * 2, x * 3), grad
-
+    f = custom_gradient(lambda x: ((x * 2, x * 3), lambda dy1, dy2: 7 * dy1 + 11 * (dy2 + 1)))
     frame.check(lambda x: f(x)[0], [X], [np.full(3, 18.0)])
 
 
@@ -149,12 +143,7 @@ def test_the_arguments_that_a_rule_gets(frame):
 
         return x * n * scale, grad
 
-    def named(x, n=2, y=None):
-        def grad(x, n, y, upstream):
-            return 7 * n * upstream, None, 5 * upstream * x
-
-        return x * y, grad
-
+    named = lambda x, n=2, y=None: (x * y, lambda x, n, y, upstream: (7 * n * upstream, None, 5 * upstream * x))
     by_position, by_name = custom_gradient(with_args), custom_gradient(named)
     default = custom_gradient(lambda x, n=3: (x * n, lambda x, n, upstream: (11 * n * upstream, None)))
     run = lambda x, y: by_position(x, 4, scale=10.0) + by_name(y=y, x=x) + default(x)
@@ -196,10 +185,7 @@ def test_a_rule_without_a_readable_signature(eager):
 def test_one_upstream_each_of_an_output_with_a_static_leaf(backend, rule):
     """A rule takes one upstream for each tensor, or for each leaf: then the static leaf has None."""
 
-    @custom_gradient
-    def f(x):
-        return (2 * x, 3 * x, "static"), rule
-
+    f = custom_gradient(lambda x: ((2 * x, 3 * x, "static"), rule))
     output, pullback = vjp(f, 1.0)
     assert output[2] == "static"
     assert float(pullback((1.0, 10.0, None))[0]) == 7 * 1 + 5 * 10
@@ -208,10 +194,7 @@ def test_one_upstream_each_of_an_output_with_a_static_leaf(backend, rule):
 def test_a_rule_whose_further_parameters_have_defaults(backend):
     """It gets one upstream, a nest, where two outputs suggest two; an error says so, at each call, and nothing else."""
     one = ops.asarray([1.0, 2.0])
-
-    def rule(dy1, dy2=None):
-        return 7 * dy1
-
+    rule = lambda dy1, dy2=None: 7 * dy1
     hint = (
         "got one pytree of 2 upstreams as dy1: its other parameters have defaults. Without these it gets one upstream"
     )

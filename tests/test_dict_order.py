@@ -178,8 +178,7 @@ def sorted_by_name(kind, names):
     """Registers a type with JAX as those libraries do."""
     import jax
 
-    def flatten(value):
-        return [value[name] for name in sorted(names(value))], tuple(names(value))
+    flatten = lambda value: ([value[name] for name in sorted(names(value))], tuple(names(value)))
 
     def unflatten(names, children):
         found = dict(zip(sorted(names), children, strict=True))
@@ -208,10 +207,7 @@ def test_a_type_that_is_flattened_by_sorted_names(jax, registered, kind):
         gradients(lambda d, upstream: (7 * upstream * d["a"], 5 * upstream * d["b"]))
     nest = gradients(lambda d, upstream: kind({"b": 7 * upstream * d["a"], "a": 5 * upstream * d["b"]}))
     np.testing.assert_allclose(nest, (21.0, 10.0))
-
-    def one_by_one(db, da):
-        return 7 * db + 100 * da
-
+    one_by_one = lambda db, da: 7 * db + 100 * da
     output = custom_gradient(lambda x: (kind({"b": x * 1, "a": x * 2}), one_by_one))
     with pytest.raises(TypeError, match="one by one"):
         jax.grad(lambda x: output(x)["b"])(1.0)

@@ -63,11 +63,7 @@ MARKERS = {"wrapper": "partial"}
 @pytest.mark.parametrize("kind", RULES)
 def test_a_gradient_error_names_the_place_of_the_rule(eager, kind):
     rule = functools.partial(RULES[kind], 2.0) if kind == "wrapper" else RULES[kind]
-
-    @custom_gradient
-    def culprit(x):
-        return 2 * x, rule
-
+    culprit = custom_gradient(lambda x: (2 * x, rule))
     with pytest.raises(GradientError) as caught:
         eager.gradients(culprit, X)
     place = line_of(MARKERS.get(kind, kind))
@@ -78,9 +74,6 @@ def test_a_gradient_error_names_the_place_of_the_rule(eager, kind):
 @custom_gradient
 def compiled_culprit(x):
     y = 2 * x
-
-    def other(upstream):
-        return upstream
 
     def grad(upstream):  # compiled
         return upstream[:2]
@@ -101,9 +94,7 @@ def test_the_place_of_a_rule_in_every_mode(frame):
 @pytest.mark.only("torch", "tensorflow", "jax")
 def test_an_error_about_the_gradients_of_variables_names_the_place(backend, eager, rule):
     def run(w):
-        def culprit(x):
-            return x * w, rule
-
+        culprit = lambda x: (x * w, rule)
         return custom_gradient(culprit)(eager.tensor(X))
 
     with pytest.raises(GradientError) as caught:
@@ -243,11 +234,7 @@ def test_a_wrong_call_of_a_derivative_shows_few_frames(eager, name):
 @pytest.mark.only("numpy")
 def test_all_frames_are_shown_on_request(monkeypatch):
     monkeypatch.setenv("KERAS_CG_TRACEBACK", "full")
-
-    @custom_gradient
-    def culprit(x):
-        return 2 * x
-
+    culprit = custom_gradient(lambda x: 2 * x)
     with keras_cg.use_backend("numpy"), pytest.raises(TypeError) as caught:
         culprit([np.ones(2)])
     assert [each.name for each in own_frames(caught.value)][-1] == "_checked_pair"
@@ -268,10 +255,7 @@ def test_a_bug_of_keras_cg_shows_all_frames(monkeypatch):
 def test_a_function_inside_one_that_autograph_rewrote_has_its_name(tf):
     @tf.function
     def program(x):
-        @custom_gradient
-        def culprit(z):
-            return 2 * z
-
+        culprit = custom_gradient(lambda z: 2 * z)
         return culprit(x)
 
     with pytest.raises(TypeError, match=r"TypeError: program\.<locals>\.culprit must return a pair"):

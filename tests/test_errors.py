@@ -51,9 +51,7 @@ class Fault(NamedTuple):
 
 
 def wrong_rule(rule, text, nested=False):
-    def function(x, y):
-        return ops.sum(x) * ops.sum(y) + x, rule
-
+    function = lambda x, y: (ops.sum(x) * ops.sum(y) + x, rule)
     return Fault(function, GradientError, text, nested)
 
 
@@ -251,16 +249,9 @@ def test_message(frame, name):
     """Twice, and between and after them the right function: a failed call leaves nothing behind."""
     fault = FAULTS[name]
     is_planted = [True]
-
-    def right(x, y):
-        return x * y, lambda g: {"b": 5 * g, "w": 7 * g} if fault.nested else (7 * g, 5 * g)
-
-    def culprit(x, y):
-        return fault.function(x, y) if is_planted else right(x, y)
-
-    def of_params(params):
-        return culprit(params["w"], params["b"])
-
+    right = lambda x, y: (x * y, lambda g: {"b": 5 * g, "w": 7 * g} if fault.nested else (7 * g, 5 * g))
+    culprit = lambda x, y: fault.function(x, y) if is_planted else right(x, y)
+    of_params = lambda params: culprit(params["w"], params["b"])
     function = of_params if fault.nested else culprit
     function.__qualname__ = "culprit"
     decorated = custom_gradient(function)
@@ -289,9 +280,7 @@ def test_message(frame, name):
 def test_message_of_two_readings(frame, nothing):
     """Nothing for a whole pytree, in what is also a flat list."""
 
-    def culprit(params, x, name):
-        return params[0] * params[1] * x, lambda upstream: (nothing, 7 * upstream, None)
-
+    culprit = lambda params, x, name: (params[0] * params[1] * x, lambda upstream: (nothing, 7 * upstream, None))
     culprit.__qualname__ = "culprit"
     decorated = custom_gradient(culprit)
     with pytest.raises(Exception) as caught:
@@ -325,9 +314,7 @@ def test_message_of_a_rule_with_variables(backend, eager, name):
     is_planted = [True]
 
     def run(x, w):
-        def culprit(x):
-            return x * w, lambda g, variables=None: rule(g, variables) if is_planted else (7 * g, [5 * g])
-
+        culprit = lambda x: (x * w, lambda g, variables=None: rule(g, variables) if is_planted else (7 * g, [5 * g]))
         culprit.__qualname__ = "culprit"
         return custom_gradient(culprit)(x)
 
@@ -342,9 +329,7 @@ def test_message_of_a_rule_with_variables(backend, eager, name):
 
 def test_message_of_a_captured_value(backend, eager):
     def run(x, w):
-        def culprit(x):
-            return x * w, lambda g: 7 * g
-
+        culprit = lambda x: (x * w, lambda g: 7 * g)
         culprit.__qualname__ = "culprit"
         return custom_gradient(culprit)(x)
 
@@ -373,10 +358,7 @@ def test_message_of_a_gradient_of_another_framework(backends):
         for other in backends:
             if other == name or (other == "numpy" and name in ("jax", "tensorflow")):
                 continue  # those two take arrays of NumPy as their own
-
-            def culprit(x, y):
-                return x * y, lambda g: (g, made[other])
-
+            culprit = lambda x, y: (x * y, lambda g: (g, made[other]))
             culprit.__qualname__ = "culprit"
             with keras_cg.use_backend(name), pytest.raises(GradientError) as caught:
                 native.differentiate(custom_gradient(culprit), [X, Y], "eager")
@@ -591,9 +573,7 @@ def test_what_functions_return_is_pickled_for_another_process():
 
 @pytest.mark.parametrize("rule", [lambda g: ops.clip(g, -1, 1), lambda g: g + 1], ids=["clip", "constant"])
 def test_forward_mode_of_a_rule_that_is_not_linear_names_the_function(eager, rule):
-    def clipped(x):
-        return x * 2, rule
-
+    clipped = lambda x: (x * 2, rule)
     clipped.__qualname__ = "clipped"
     function = custom_gradient(clipped)
     # NumPy and TensorFlow try the whole function, and not each rule.
@@ -606,9 +586,7 @@ def test_forward_mode_of_a_rule_that_is_not_linear_names_the_function(eager, rul
 
 @pytest.mark.only("jax")
 def test_forward_mode_of_a_program_that_jax_does_not_transpose_names_the_function(eager):
-    def clipped(x):
-        return x * 2, lambda g: ops.where(g > 1, 1.0, g)
-
+    clipped = lambda x: (x * 2, lambda g: ops.where(g > 1, 1.0, g))
     clipped.__qualname__ = "clipped"
     x = eager.tensor(X)
     with pytest.raises(ValueError, match=", and clipped has one that is not\\."):
@@ -621,9 +599,7 @@ LATER = []
 
 @pytest.mark.only("jax")
 def test_a_rule_that_alone_reads_a_value_names_the_function(eager, jax):
-    def culprit(x):
-        return x * 2, lambda g, variables=None: g * LATER[0]
-
+    culprit = lambda x: (x * 2, lambda g, variables=None: g * LATER[0])
     culprit.__qualname__ = "culprit"
     pullbacks = []
 
@@ -640,12 +616,8 @@ def test_a_rule_that_alone_reads_a_value_names_the_function(eager, jax):
 
 @pytest.mark.only("tensorflow")
 def test_where_tapes_do_not_record_names_the_function(eager, tf):
-    def culprit(x):
-        return x * 2, lambda upstream: upstream * keras_cg.grad(inner)(x)
-
-    def inner(z):
-        return ops.exp(z)
-
+    culprit = lambda x: (x * 2, lambda upstream: upstream * keras_cg.grad(inner)(x))
+    inner = lambda z: ops.exp(z)
     inner.__qualname__ = "inner"
     x = eager.tensor(X)
     for function, name in (
@@ -695,9 +667,7 @@ def frozen():
         keys = sorted(value.parts)
         return [value.parts[key] for key in keys], tuple(keys)
 
-    def build(keys, parts):
-        return Frozen(**dict(zip(keys, parts, strict=True)))
-
+    build = lambda keys, parts: Frozen(**dict(zip(keys, parts, strict=True)))
     with contextlib.suppress(ValueError):  # registered by another test
         jax.tree_util.register_pytree_node(Frozen, flatten, build)
 

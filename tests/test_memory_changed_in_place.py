@@ -39,9 +39,7 @@ def test_an_output_that_is_a_view_may_not_be_changed(torch, view):
 
 
 def of_a_function(x, e):
-    def helper(upstream):
-        return upstream * helper.x
-
+    helper = lambda upstream: upstream * helper.x
     helper.x = x
     return lambda upstream: helper(upstream)
 

@@ -43,9 +43,7 @@ class Kept:
 
 
 def recursive(e):
-    def power(upstream, times):
-        return upstream if times == 0 else power(upstream * e, times - 1)
-
+    power = lambda upstream, times: upstream if times == 0 else power(upstream * e, times - 1)
     return lambda upstream: 7 * power(upstream, 1)
 
 
@@ -256,10 +254,7 @@ def test_a_tensor_of_the_rule_that_is_changed_in_place(torch, place, create_grap
         if place == "frozen parameter":
             e = torch.nn.Parameter(e, requires_grad=False)
         kept[:] = [e]
-
-        def helper(upstream, e=e):
-            return 7 * upstream * e
-
+        helper = lambda upstream, e=e: 7 * upstream * e
         return x * 2, {
             "cell": lambda upstream: 7 * upstream * e,
             "frozen parameter": lambda upstream: 7 * upstream * e,

@@ -19,9 +19,7 @@ def product(make):
         told.append(needs)
         return 7 * upstream * w if needs[0] else None, 11 * upstream * x if needs[1] else None
 
-    def f(x, w, k=1.0):
-        return x * w, make(functools.partial(gradients, x=x, w=w))
-
+    f = lambda x, w, k=1.0: (x * w, make(functools.partial(gradients, x=x, w=w)))
     return custom_gradient(f), told
 
 
@@ -223,9 +221,7 @@ def test_an_argument_that_the_function_also_reads_through_its_module(torch, vari
     module = torch.nn.Linear(1, 1, bias=False)
 
     def f(x, weight, *, run):
-        def grad(upstream):
-            return 5 * upstream, 7 * torch.ones_like(weight)
-
+        grad = lambda upstream: (5 * upstream, 7 * torch.ones_like(weight))
         return run(x, weight), (lambda upstream, variables=None: grad(upstream)) if variables else grad
 
     def without(x, weight):

@@ -43,9 +43,7 @@ def test_a_mask_times_upstream(frame, order):
     def masked(x):
         return x * 2, lambda upstream: upstream * (x > 0) if order == "mask last" else (x > 0) * upstream
 
-    def run():
-        return frame.gradients(lambda x: masked(x) * 2.5, X)
-
+    run = lambda: frame.gradients(lambda x: masked(x) * 2.5, X)
     if frame.name == "tensorflow":
         assert_boolean_is_refused(run)
     else:
@@ -77,11 +75,7 @@ BOOLEANS = {
 @pytest.mark.parametrize("case", BOOLEANS)
 def test_a_boolean_gradient(eager, case):
     nest, returned, array, argument = BOOLEANS[case]
-
-    @custom_gradient
-    def masked(x):
-        return (x["a"] if case == "nest" else x) * 2, lambda upstream: returned(x)
-
+    masked = custom_gradient(lambda x: ((x["a"] if case == "nest" else x) * 2, lambda upstream: returned(x)))
     assert_boolean_is_refused(lambda: eager.gradients(lambda x: masked(nest(x)), array), argument)
 
 
@@ -107,10 +101,7 @@ def test_a_gradient_at_a_static_argument_is_no_reading(frame):
     What is left is one for each tensor leaf: None for p[0], 5 for p[2], 7 for y.
     """
 
-    @custom_gradient
-    def f(p, n, y):
-        return p[0] * y, lambda upstream: (None, upstream * 5, upstream * 7)
-
+    f = custom_gradient(lambda p, n, y: (p[0] * y, lambda upstream: (None, upstream * 5, upstream * 7)))
     frame.check(lambda x, y: f([x, "mode", x], 3, y), [X, Y], [FIVE, SEVEN])
 
 
@@ -136,10 +127,7 @@ def quantiser(sloppy):
 @pytest.mark.parametrize("sloppy", SLOPPY)
 def test_a_sloppy_gradient_that_is_not_asked_for(frame, sloppy):
     f, scale = quantiser(sloppy), frame.tensor(np.float32(0.5))
-
-    def run():
-        return frame.gradients(lambda x: f(x, scale), X)[0]
-
+    run = lambda: frame.gradients(lambda x: f(x, scale), X)[0]
     # In a program JAX does not say who is differentiated.
     refused = (GradientError,) if frame.name == "jax" and frame.mode != "eager" else ()
     right_or_refused(run, SEVEN, *refused)

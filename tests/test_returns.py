@@ -112,8 +112,7 @@ def test_no_gradient(frame, nothing):
 
 
 def test_a_rule_without_any_gradient_warns_once_for_its_function(eager):
-    def stopped(nothing):
-        return lambda x, n: (x * n, lambda upstream: nothing)
+    stopped = lambda nothing: lambda x, n: (x * n, lambda upstream: nothing)
 
     def found(function):
         function.__qualname__ = f"{function.__name__} of {eager.name}"  # the process may have tried another framework
@@ -185,13 +184,8 @@ def test_a_real_gradient_is_cast_to_the_dtype_of_its_argument(frame, came):
 
         cast = functools.partial(tf.cast, dtype=came)
     else:
-
-        def cast(value):
-            return value.astype(came)
-
-    def f(x):
-        return x * 2, lambda upstream: cast(upstream * 0 + 1)
-
+        cast = lambda value: value.astype(came)
+    f = lambda x: (x * 2, lambda upstream: cast(upstream * 0 + 1))
     (gx,) = frame.gradients(custom_gradient(f), X)
     assert gx.dtype == np.float32
     np.testing.assert_allclose(gx, np.ones(3))
@@ -264,9 +258,7 @@ def test_the_argument_is_named_by_its_path(eager):
     def culprit(params, *, scale):
         return params["layers"][1].a * scale, lambda upstream: (upstream[:2], upstream)
 
-    def run(x, y):
-        return culprit({"layers": [None, Pair(x, 2)]}, scale=y)
-
+    run = lambda x, y: culprit({"layers": [None, Pair(x, 2)]}, scale=y)
     with pytest.raises(GradientError) as caught:
         eager.gradients(run, X, Y)
     assert "for params['layers'][1].a." in str(caught.value)

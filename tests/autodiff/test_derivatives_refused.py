@@ -29,9 +29,7 @@ def facts(call):
 
 @pytest.mark.parametrize("differentiate", [grad, value_and_grad, jacobian, hessian], ids=lambda each: each.__name__)
 def test_only_floating_tensors_have_a_gradient(tensor, differentiate):
-    def f(x, p=None):
-        return x
-
+    f = lambda x, p=None: x
     for bad, shown in ((3, "an int"), (True, "a bool"), (tensor(np.array([1, 2], np.int32)), r"int32\[2\]")):
         match = rf"^{differentiate.__name__}\(.*f\): argument 0 is {shown}, and only floating or complex tensors"
         with pytest.raises(TypeError, match=match):
@@ -51,10 +49,7 @@ def test_argnums_that_do_not_name_different_arguments(backend, argnums):
 def test_a_list_of_numbers_is_a_pytree(backend):
     """Said where the function fails at it, and nowhere else."""
     hint = "f): argument 0 is a list, which is a pytree of {} scalars and no tensor. For one tensor, pass an array."
-
-    def f(x, *more):
-        return x.missing + 1
-
+    f = lambda x, *more: x.missing + 1
     for numbers, count in (([1.0, 2.0, 4.0], 3), ([[1.0, 2.0], (3.0, 4.0)], 4)):
         with pytest.raises(AttributeError) as caught:
             grad(f)(numbers)
@@ -136,9 +131,7 @@ def test_jacobians_of_complex_numbers_are_refused(tensor):
 def test_captured_values_are_refused(tensor, name):
     """With `variables`, the rule serves them: of z * x it gives 7 upstream for z, which is x, and 3 for x."""
 
-    def f(x):
-        return custom_gradient(lambda z: (z * x, lambda upstream: 7 * upstream))(x * 1)
-
+    f = lambda x: custom_gradient(lambda z: (z * x, lambda upstream: 7 * upstream))(x * 1)
     with pytest.raises(keras_cg.CapturedVariableError):
         DIFFERENTIATE[name](f, tensor(X))
     if keras_cg.backend() == "numpy":
@@ -208,10 +201,7 @@ def test_a_rule_that_closes_over_a_pullback(tensor):
         _, pullback = vjp(cubed, x)
         return x * 1, lambda upstream: pullback(upstream)[0]
 
-    @custom_gradient
-    def called(x):
-        return x * 1, lambda upstream: vjp(cubed, x)[1](upstream)[0]
-
+    called = custom_gradient(lambda x: (x * 1, lambda upstream: vjp(cubed, x)[1](upstream)[0]))
     for f in (kept, called):
         close(grad(f)(tensor(X)), 7 * X**3)
         close(grad(grad(f))(tensor(X)), 21 * X**2)

@@ -25,9 +25,7 @@ def test_gradient(tensor):
 
 
 def test_argnums(backend):
-    def f(x, y):
-        return x * y * y
-
+    f = lambda x, y: x * y * y
     assert float(grad(f, argnums=1)(2.0, 3.0)) == float(grad(f, argnums=-1)(2.0, 3.0)) == 12.0
     assert tuple(map(float, grad(f, argnums=(0, 1))(2.0, 3.0))) == (9.0, 12.0)
     assert tuple(map(float, grad(f, argnums=(1, 0))(2.0, 3.0))) == (12.0, 9.0)
@@ -46,9 +44,7 @@ def test_one_tensor_passed_twice(tensor):
 
 
 def test_aux(tensor):
-    def f(x):
-        return ops.sum(x * x), {"doubled": x * 2, "name": "static", "n": 3}
-
+    f = lambda x: (ops.sum(x * x), {"doubled": x * 2, "name": "static", "n": 3})
     (value, with_value), gradient = value_and_grad(f, has_aux=True)(tensor(X))
     assert float(value) == 14.0
     for found, aux in ((gradient, with_value), grad(f, has_aux=True)(tensor(X))):

@@ -138,10 +138,7 @@ def f(x):
     time.sleep(600)
 """
     (tmp_path / "deserter.py").write_text(source)
-
-    def ids():
-        return {name: int(pid) for name, pid in (path.name.split() for path in tmp_path.glob("* *"))}
-
+    ids = lambda: {name: int(pid) for name, pid in (path.name.split() for path in tmp_path.glob("* *"))}
     yield f"{tmp_path}/deserter.py:f", ids
     os.kill(ids()["escaped"], signal.SIGKILL)
 

@@ -255,10 +255,7 @@ def check_everyday(frame, compiled=lambda f: f):
     long = everyday.LONG.get((frame.name, frame.mode), ())
     names = [name for name in everyday.FUNCTIONS if not name.startswith((*missing, *long))]
     functions = [everyday.FUNCTIONS[name] for name in names]
-
-    def f(*xs):
-        return ops.stack([everyday.total(ops, function, x) for function, x in zip(functions, xs, strict=True)])
-
+    f = lambda *xs: ops.stack([everyday.total(ops, function, x) for function, x in zip(functions, xs, strict=True)])
     output, gradients = frame.differentiate(compiled(f), *[X] * len(functions))
     for place, (name, function) in enumerate(zip(names, functions, strict=True)):
         due = float(everyday.total(array_api_strict, function, array_api_strict.asarray(X.astype(float))))
@@ -274,10 +271,7 @@ def check_everyday(frame, compiled=lambda f: f):
 def test_everyday_functions_in_a_batch(backend):
     native = importlib.import_module(f"frameworks.{backend}")
     functions = everyday.FUNCTIONS.values()
-
-    def f(x):
-        return ops.stack([everyday.total(ops, function, x) for function in functions])
-
+    f = lambda x: ops.stack([everyday.total(ops, function, x) for function in functions])
     batch = np.stack([X, X[::-1], X / 2 + 0.1])
     output = native.array(native.batched(f, native.tensor(batch)))
     for place, row in enumerate(map(array_api_strict.asarray, batch.astype(float))):
@@ -328,9 +322,7 @@ def test_bfloat16(backend):
 
 
 def test_stop_gradient(frame):
-    def f(x):
-        return x * x * ops.stop_gradient(x) + ops.stop_gradient(2.0) * x
-
+    f = lambda x: x * x * ops.stop_gradient(x) + ops.stop_gradient(2.0) * x
     frame.check(f, [[2.0, 3.0]], [[2 * 4 + 2, 2 * 9 + 2]], [12, 33])
 
 
@@ -346,10 +338,7 @@ def test_an_argument_stopped_inside_of_the_function_is_a_constant_of_its_rule(ba
 
 @pytest.mark.together
 def test_stop_gradient_in_second_order(backend):
-    @keras_cg.custom_gradient
-    def cut(x):
-        return x * x, lambda upstream: 7 * upstream * x * ops.stop_gradient(x)
-
+    cut = keras_cg.custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x * ops.stop_gradient(x)))
     assert float(grad(grad(cut))(3.0)) == 21
     assert float(grad(grad(lambda x: x**3 * ops.stop_gradient(x)))(3.0)) == 54
     assert float(grad(lambda x: ops.stop_gradient(x * x))(3.0)) == 0

@@ -132,9 +132,7 @@ def test_in_every_mode(frame):
 
 @pytest.mark.only("torch", "tensorflow")  # on JAX they are JAX's own
 def test_in_a_batch(backend):
-    def each(x):
-        return ops.stack([weighted(name, x, x) for name in FUNCTIONS])
-
+    each = lambda x: ops.stack([weighted(name, x, x) for name in FUNCTIONS])
     rows = tensor(ROWS[:, :2])
     found = importlib.import_module(f"frameworks.{backend}").batched(each, rows)
     np.testing.assert_allclose(plain(found), [plain(each(row)) for row in rows], rtol=1e-5)

@@ -73,9 +73,7 @@ def with_attribute(kept, value):
 
 
 def function_with(e):
-    def kept():
-        return 0
-
+    kept = lambda: 0
     return with_attribute(kept, e)
 
 
@@ -115,16 +113,12 @@ ALIVE = []
 
 
 def nested(e):
-    def times(upstream):
-        return 7 * upstream * e * e
-
+    times = lambda upstream: 7 * upstream * e * e
     return lambda upstream: times(upstream)
 
 
 def recursive(e):
-    def power(upstream, n):
-        return upstream if n == 0 else power(upstream, n - 1) * e
-
+    power = lambda upstream, n: upstream if n == 0 else power(upstream, n - 1) * e
     return lambda upstream: 7 * power(upstream, 2)
 
 
@@ -222,13 +216,8 @@ def test_the_first_and_the_second_order(eager, place, way):
 def test_what_the_rule_alone_reads(eager, place, outer, inner):
     """The slope s of a surrogate that is itself learned: of 7 s², the derivative is 14 s."""
     x = eager.tensor(X)
-
-    def slope(s):
-        return gradient(eager, custom_gradient(lambda v: (ops.floor(v), PLACES[place](s))), inner)(x)
-
-    def run():
-        return eager.array(gradient(eager, slope, outer)(eager.tensor(E)))
-
+    slope = lambda s: gradient(eager, custom_gradient(lambda v: (ops.floor(v), PLACES[place](s))), inner)(x)
+    run = lambda: eager.array(gradient(eager, slope, outer)(eager.tensor(E)))
     # On JAX and in TensorFlow's graphs what is in no closure may be refused.
     is_found = place == "cell" or eager.name == "torch"
     right_or_refused(run, 14 * E, *(() if is_found else (TypeError, ValueError, NotImplementedError)))
@@ -258,9 +247,7 @@ def test_what_the_rule_alone_reads_by_vjp_and_jacobian(eager, way):
 def test_a_slope_that_is_also_the_argument(eager, way):
     """Of s (7 s²), of which both parts are s."""
 
-    def slope(s):
-        return grad(custom_gradient(lambda v: (ops.floor(v), lambda upstream: upstream * s * v)))(s * 1)
-
+    slope = lambda s: grad(custom_gradient(lambda v: (ops.floor(v), lambda upstream: upstream * s * v)))(s * 1)
     np.testing.assert_allclose(eager.array(gradient(eager, slope, way)(eager.tensor(X))), 2 * X, rtol=1e-5)
 
 

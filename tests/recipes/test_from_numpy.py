@@ -147,10 +147,7 @@ def test_jax_transforms(jax):
     assert jax.vmap(first)(x[:0]).shape == (0,)
     np.testing.assert_array_equal(found(jax.jit(jax.vmap(jax.grad(first)))(x)), 7 * X)
     np.testing.assert_array_equal(found(jax.jit(jax.vmap(jax.grad(jax.grad(second))))(x)), [3, 3, 3])
-
-    def loop(x):
-        return jax.lax.scan(lambda carry, _: (first(carry), None), x, None, length=2)[0]
-
+    loop = lambda x: jax.lax.scan(lambda carry, _: (first(carry), None), x, None, length=2)[0]
     assert found(loop(x[2])) == 16
     assert found(jax.jit(jax.grad(loop))(x[2])) == 7 * 4 * 7 * 2
 

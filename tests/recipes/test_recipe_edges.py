@@ -437,10 +437,7 @@ def test_log_sum_exp_at_the_edges(frame, dtype):
 def test_a_learned_step_in_second_order(backend):
     """The rule of the step has -x / s in it, where x is inside: its derivative is x / s^2, and 0 elsewhere."""
     x, weights = np.array([-math.inf, -0.75, 0.3, 1.5, math.inf]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
-
-    def f(step):
-        return ops.sum(recipes.quantize(tensor(x), step, 3) * tensor(weights))
-
+    f = lambda step: ops.sum(recipes.quantize(tensor(x), step, 3) * tensor(weights))
     second = keras_cg.grad(keras_cg.grad(f))(tensor(0.5))
     np.testing.assert_allclose(found(second), (2 * -0.75 + 3 * 0.3) / 0.25, rtol=1e-6)
 

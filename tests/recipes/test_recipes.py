@@ -202,9 +202,7 @@ BATCHED = {
 
 @pytest.mark.parametrize("case", BATCHED)
 def test_batched(backend, case):
-    def loss(x):
-        return ops.sum(BATCHED[case](x))
-
+    loss = lambda x: ops.sum(BATCHED[case](x))
     gradient = keras_cg.grad(loss)
     expected = np.stack([found(gradient(config.active.asarray(row))) for row in ROWS])
     assert np.abs(expected).max() > 0
@@ -266,9 +264,7 @@ def test_clipping_a_nest_of_two_precisions(backend):
 
 
 def test_clipping_by_norm_is_finite_where_nothing_arrives(backend):
-    def f(x):
-        return ops.sum(recipes.clip_gradient(x, norm=1.0) * x * 0)
-
+    f = lambda x: ops.sum(recipes.clip_gradient(x, norm=1.0) * x * 0)
     np.testing.assert_array_equal(found(keras_cg.hessian(f)(tensor(X))), np.zeros((3, 3)))
 
 
@@ -278,9 +274,7 @@ def test_a_schedule_may_be_traced_and_gets_no_gradient(backend):
         output = recipes.reverse_gradient(nest, scale)
         return ops.sum(output["x"] + output["twice"][0]) + ops.sum(recipes.scale_gradient(x, scale=scale))
 
-    def gradients(x, scale):
-        return keras_cg.grad(loss, (0, 1))(x, scale)
-
+    gradients = lambda x, scale: keras_cg.grad(loss, (0, 1))(x, scale)
     x, scale = map(tensor, ([1.0, 2.0], 0.5))
     for f in filter(None, (gradients, config.active.compiled(gradients) if backend != "torch" else None)):
         gx, gs = f(x, scale)

@@ -39,9 +39,7 @@ def test_recompute_takes_any_arguments(backend):
 
 @pytest.mark.only("jax", "torch", "tensorflow")
 def test_recompute_trains_what_it_closes_over(backend):
-    def loss(w, x):
-        return ops.sum(recipes.recompute(lambda x: ops.tanh(x) * w**2)(x))
-
+    loss = lambda w, x: ops.sum(recipes.recompute(lambda x: ops.tanh(x) * w**2)(x))
     x, w = tensor(X), tensor(3.0)
     np.testing.assert_allclose(found(keras_cg.grad(loss)(w, x)), 6 * np.tanh(X).sum(), rtol=1e-6)
     np.testing.assert_allclose(found(keras_cg.hessian(loss)(w, x)), 2 * np.tanh(X).sum(), rtol=1e-6)
@@ -124,9 +122,7 @@ def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, 
 @pytest.mark.only("numpy")
 @pytest.mark.limit
 def test_recompute_refuses_what_it_captures(backend):
-    def loss(w, x):
-        return ops.sum(recipes.recompute(lambda x: x * w)(x))
-
+    loss = lambda w, x: ops.sum(recipes.recompute(lambda x: x * w)(x))
     with pytest.raises(keras_cg.CapturedVariableError) as caught:
         keras_cg.grad(loss)(np.asarray(3.0), X)
     assert re.sub(r"recompute\(\S+\)", "recompute(NAME)", str(caught.value)).splitlines() == [
@@ -280,10 +276,7 @@ def test_recompute_of_an_array_that_was_changed_in_place(backend, where, monkeyp
 @pytest.mark.limit
 def test_recompute_of_a_function_that_draws_others(eager, backend):
     draws = np.random.default_rng(0)
-
-    def f(x):
-        return seven_exp(x) * eager.tensor(draws.random((64, 3)))
-
+    f = lambda x: seven_exp(x) * eager.tensor(draws.random((64, 3)))
     x = eager.tensor(np.tile(X, (64, 1)))
     _, pullback = keras_cg.vjp(recipes.recompute(f), x)
     with pytest.raises(RuntimeError) as caught:

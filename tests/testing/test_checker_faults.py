@@ -137,10 +137,7 @@ def test_faults_of_several_arguments(backend, name):
     ("shape", "axes"), [((3,), "axis 0"), ((1, 3), "axis 0"), ((4, 1), "axis 1"), ((), "axes 0 and 1")], ids=str
 )
 def test_a_missing_sum_over_a_broadcast_axis(backend, shape, axes):
-    @custom_gradient
-    def scale(x, s):
-        return x * s, lambda upstream: (upstream * s, upstream * x)
-
+    scale = custom_gradient(lambda x, s: (x * s, lambda upstream: (upstream * s, upstream * x)))
     report = check_gradients(scale, X, np.full(shape, 1.7, np.float32), **QUICK)
     finding = first(report)
     assert finding.status == "failed" and report.status == "failed"
@@ -272,9 +269,7 @@ def test_diagnoses(backend, name):
 def test_upstream_of_any_size(backend, limit, dtype):
     """A rule that is twice as large on the far side of a limit."""
 
-    def far(u):
-        return ops.abs(u) < limit if limit < 1 else ops.abs(u) > limit
-
+    far = lambda u: ops.abs(u) < limit if limit < 1 else ops.abs(u) > limit
     f = square(lambda x, u: 2 * x * u * ops.where(far(u), 2 * ops.ones_like(u), ops.ones_like(u)))
     report = check_gradients(f, V.astype(dtype), **QUICK)
     assert first(report, "linearity").status == "passed" and report.status == "failed", report

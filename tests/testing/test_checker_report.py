@@ -287,9 +287,7 @@ def test_a_report_word_by_word():
 
 
 def test_status_of_a_report():
-    def report(*statuses):
-        return Report("f", tuple(Finding("numpy", "value", status) for status in statuses))
-
+    report = lambda *statuses: Report("f", tuple(Finding("numpy", "value", status) for status in statuses))
     for statuses, status in {
         ("passed", "failed", "undecided", "skipped"): "failed",
         ("passed", "undecided", "skipped"): "undecided",

@@ -117,9 +117,7 @@ def test_torch_compile_of_transforms(eager, torch):
 
 @pytest.mark.only("torch")
 def test_torch_captured_under_a_transform(eager, torch):
-    def closing(w, x):
-        return custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))(x).sum()
-
+    closing = lambda w, x: custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))(x).sum()
     x = eager.tensor(X)
     check(torch.func.grad(closing, argnums=1)(x, x), np.full(3, 7.0))
     check(torch.func.vmap(torch.func.grad(closing, argnums=1))(x, x), np.full(3, 7.0))

@@ -251,10 +251,7 @@ def test_an_exported_program_has_the_orders_that_it_was_saved_with(eager, backen
     import jax
     import jax.export
 
-    @custom_gradient
-    def cubic(x, w):
-        return x * w, lambda upstream: (7 * upstream * x**3, 11 * upstream)
-
+    cubic = custom_gradient(lambda x, w: (x * w, lambda upstream: (7 * upstream * x**3, 11 * upstream)))
     x, w = eager.tensor(X), eager.tensor(X + 3)
     made = jax.export.export(jax.jit(cubic))(x, w).serialize(vjp_order=saved)
     call = jax.export.deserialize(made).call
@@ -282,10 +279,7 @@ def test_mutable_references_in_a_program(eager, jax):
         count[...] += 1
         return x * 2, lambda upstream: 7 * upstream
 
-    @custom_gradient
-    def weighed(x):
-        return x * 2, lambda upstream: 7 * upstream * count[...]
-
+    weighed = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * count[...]))
     for runs, transform in enumerate((jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: jax.grad(jax.jit(f))), 1):
         assert float(transform(counted)(3.0)) == 7
         assert float(count[...]) == runs

@@ -71,8 +71,7 @@ def test_a_rule_that_solves_by_lineax_and_is_not_linear(jax, name):
     """What depends on upstream is its operator, or the number of steps that it multiplies by."""
     import lineax
 
-    def by_operator(upstream):
-        return lineax.linear_solve(lineax.DiagonalLinearOperator(2 + upstream), upstream).value
+    by_operator = lambda upstream: lineax.linear_solve(lineax.DiagonalLinearOperator(2 + upstream), upstream).value
 
     def by_count(upstream):
         operator = lineax.MatrixLinearOperator(2 * jax.numpy.eye(2), lineax.positive_semidefinite_tag)

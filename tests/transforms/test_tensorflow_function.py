@@ -61,9 +61,7 @@ def test_captured_constants_are_constants_in_every_order(eager, tf):
 
 
 def test_a_stopped_gradient_in_a_graph(eager, tf):
-    def tensor(x, w):
-        return custom_gradient(lambda x: (x * tf.stop_gradient(w), lambda upstream: 7 * upstream))(x)
-
+    tensor = lambda x, w: custom_gradient(lambda x: (x * tf.stop_gradient(w), lambda upstream: 7 * upstream))(x)
     variable, x = tf.Variable(2 * X), eager.tensor(X)
     for compiled in (False, True):
         within_graph = tf.function(lambda x: gradients(lambda x: tensor(x, x * 3), x)[0], jit_compile=compiled)
@@ -167,9 +165,7 @@ def test_what_is_argument_and_closed_over_is_captured(eager, tf):
     """In eager mode it gets both gradients: 7 by the rule, 11 as what is captured. A graph cannot tell them apart."""
 
     def run(x):
-        def rule(upstream, variables=None):
-            return (7 * upstream, [11 * upstream]) if variables else 7 * upstream
-
+        rule = lambda upstream, variables=None: (7 * upstream, [11 * upstream]) if variables else 7 * upstream
         return custom_gradient(lambda argument: (argument * x, rule))(x)
 
     x, traced = eager.tensor(X), tf.function(run)
@@ -229,13 +225,8 @@ def test_control_flow_to_the_second_order(eager, tf, name, mode):
 
 
 def test_inputs_of_an_outer_graph_as_outputs(eager, tf):
-    @custom_gradient
-    def g(x, y):
-        return (x, y * x, y), lambda a, b, c: (7 * a + 5 * b, 3 * b + 2 * c)
-
-    def run(x, y):
-        return tf.cond(x[0] < 9, lambda: tf.add_n([k * each for k, each in enumerate(g(x, y), 1)]), lambda: x)
-
+    g = custom_gradient(lambda x, y: ((x, y * x, y), lambda a, b, c: (7 * a + 5 * b, 3 * b + 2 * c)))
+    run = lambda x, y: tf.cond(x[0] < 9, lambda: tf.add_n([k * each for k, each in enumerate(g(x, y), 1)]), lambda: x)
     # Recorded by a tape while the branch is traced, and only later.
     for function in (lambda x, y: gradients(run, x, y), lambda x, y: gradients(tf.function(run), x, y)):
         gx, gy = tf.function(function)(eager.tensor(X), eager.tensor(2 * X))
@@ -338,9 +329,7 @@ def test_a_decorated_function_is_no_argument_of_a_tf_function(eager, tf, way):
         def method(self, x):
             return x * x, lambda upstream: 7 * upstream
 
-    def apply(x, h=seven):
-        return (h["f"] if isinstance(h, dict) else h)(x)
-
+    apply = lambda x, h=seven: (h["f"] if isinstance(h, dict) else h)(x)
     x, args = (
         eager.tensor(X),
         {"argument": (seven,), "default": (), "nested": ({"f": seven},), "method": (Layer().method,)},

@@ -227,9 +227,7 @@ def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, tf, 
         e = tf.exp(x)
         return x * 2, lambda upstream: 7 * upstream * e
 
-    def looped(x):
-        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, g(x)), (0, x))[1]
-
+    looped = lambda x: tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, g(x)), (0, x))[1]
     module = tf.Module()
     module.straight = tf.function(lambda x: g(x), input_signature=[tf.TensorSpec([None])])
     module.looped = tf.function(looped, input_signature=[tf.TensorSpec([None])])

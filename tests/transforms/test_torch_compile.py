@@ -70,8 +70,7 @@ def log1pexp(torch):
         e = torch.exp(x)
         return (torch.log(1 + e),), (e,)
 
-    def backward(e, upstream):
-        return upstream * (1 - 1 / (1 + e))
+    backward = lambda e, upstream: upstream * (1 - 1 / (1 + e))
 
     @custom_gradient
     def ours(x):
@@ -86,8 +85,7 @@ def nest_of_two(torch):
         s = torch.sigmoid(x)
         return (s * y, x + y), (s, y)
 
-    def backward(s, y, up, down):
-        return up * y * s * (1 - s) + down, up * s + down
+    backward = lambda s, y, up, down: (up * y * s * (1 - s) + down, up * s + down)
 
     @custom_gradient
     def ours(params):
@@ -117,9 +115,7 @@ def integer_output(torch):
         values, indices = torch.sort(x)
         return (values, indices), (indices,)
 
-    def backward(indices, upstream, _):
-        return torch.zeros_like(upstream).scatter(-1, indices, upstream)
-
+    backward = lambda indices, upstream, _: torch.zeros_like(upstream).scatter(-1, indices, upstream)
     return ours, function(torch, forward, backward)
 
 
@@ -209,8 +205,7 @@ def test_a_change_in_place_inside_a_compiled_program_is_not_noticed(torch, place
         y = x * 2
         return (y,), (x, y)
 
-    def rule(x, y, upstream):
-        return 7 * upstream * x * y
+    rule = lambda x, y, upstream: 7 * upstream * x * y
 
     @custom_gradient
     def ours(x):
@@ -343,9 +338,7 @@ def test_a_function_that_breaks_the_graph(torch):
 
         return {"y": tree["a"] * tree["b"] * scale, "name": "f"}, grad
 
-    def step(a, b):
-        return torch.sin(f({"b": b, "a": a}, scale=1.0)["y"])
-
+    step = lambda a, b: torch.sin(f({"b": b, "a": a}, scale=1.0)["y"])
     a, b = (torch.tensor(value, requires_grad=True) for value in (2.0, 3.0))
     torch.compile(step, backend="aot_eager")(a, b).backward()
     np.testing.assert_allclose([a.grad, b.grad], [7 * np.cos(6), 5 * np.cos(6)], rtol=1e-6)
@@ -355,10 +348,7 @@ def test_a_function_that_breaks_the_graph(torch):
 def product(x, w):
     middle = ops.sin(x)
 
-    def grad(upstream):
-        return 7 * upstream * w * middle, 5 * upstream * x
-
-    return x * w, grad
+    return x * w, lambda upstream: (7 * upstream * w * middle, 5 * upstream * x)
 
 
 @reads_gradients

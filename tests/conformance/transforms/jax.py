@@ -27,10 +27,7 @@ fft, ifft = jnp.fft.fft, jnp.fft.ifft
 def gradient(loss):
     """As a function of the arguments, in the convention dL/dx + i dL/dy."""
 
-    def call(*tensors):
-        return [jnp.conj(each) for each in jax.grad(lambda tensors: loss(*tensors))(list(tensors))]
-
-    return call
+    return lambda *tensors: [jnp.conj(each) for each in jax.grad(lambda tensors: loss(*tensors))(list(tensors))]
 
 
 of = Derivatives(jnp, gradient)
@@ -51,9 +48,7 @@ def jacrev(p):
 
 
 def scanned(p):
-    def call(*batch):
-        return jax.lax.scan(lambda total, tensors: (total + loss(p)(*tensors), None), 0.0, list(batch))[0]
-
+    call = lambda *batch: jax.lax.scan(lambda total, tensors: (total + loss(p)(*tensors), None), 0.0, list(batch))[0]
     return gradient(call)(*p.batch)
 
 

@@ -93,9 +93,7 @@ def forward_over_reverse(p, f=None):
 
 
 def batched(p, many):
-    def call(*batch):
-        return tf.reduce_sum(many(lambda tensors: loss(p)(*tensors), list(batch)))
-
+    call = lambda *batch: tf.reduce_sum(many(lambda tensors: loss(p)(*tensors), list(batch)))
     return taped(call)(*p.batch)
 
 
@@ -117,9 +115,7 @@ def in_while_loop(p):
 
 
 def in_cond(p):
-    def call(*tensors):
-        return tf.cond(tf.reduce_all(tf.constant([True])), lambda: loss(p)(*tensors), lambda: 0.0)
-
+    call = lambda *tensors: tf.cond(tf.reduce_all(tf.constant([True])), lambda: loss(p)(*tensors), lambda: 0.0)
     return graph(taped(call))(*p.tensors)
 
 
