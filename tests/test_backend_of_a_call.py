@@ -54,12 +54,8 @@ def with_a_held_value(x):
     return x * 2, lambda upstream: 7 * upstream * (ops.zeros_like(e) + e)
 
 
-def with_a_gradient_inside(x):
-    return x * 2, lambda upstream: 7 * upstream * grad(ops.exp)(x)
-
-
-def with_a_decorated_function_inside(x):
-    return x * 2, lambda upstream: upstream * custom_gradient(with_ops)(x) * 7
+with_a_gradient_inside = lambda x: (x * 2, lambda upstream: 7 * upstream * grad(ops.exp)(x))
+with_a_decorated_function_inside = lambda x: (x * 2, lambda upstream: upstream * custom_gradient(with_ops)(x) * 7)
 
 
 # Each has the gradient 7 exp(x), and so has each further derivative, but for that of a rule in the rule: 49 exp(x).

@@ -23,24 +23,11 @@ def product(make):
     return custom_gradient(f), told
 
 
-def one(gradients):
-    return lambda upstream, needs_input_grad: gradients(upstream, needs_input_grad)
-
-
-def keyword(gradients):
-    return lambda upstream, *, needs_input_grad=None: gradients(upstream, needs_input_grad)
-
-
-def one_by_one(gradients):
-    return lambda *dys, needs_input_grad: gradients(dys[0], needs_input_grad)
-
-
-def of_keras(gradients):
-    return lambda *args, upstream=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
-
-
-def spelled(gradients):
-    return lambda x, w, upstream, needs_input_grad: gradients(upstream, needs_input_grad)
+one = lambda gradients: lambda upstream, needs_input_grad: gradients(upstream, needs_input_grad)
+keyword = lambda gradients: lambda upstream, *, needs_input_grad=None: gradients(upstream, needs_input_grad)
+one_by_one = lambda gradients: lambda *dys, needs_input_grad: gradients(dys[0], needs_input_grad)
+of_keras = lambda gradients: lambda *args, upstream=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
+spelled = lambda gradients: lambda x, w, upstream, needs_input_grad: gradients(upstream, needs_input_grad)
 
 
 def with_variables(gradients):

@@ -36,19 +36,12 @@ class Pair:
     b: object
 
 
-def zeros_if_none(gradient, shape=(3,)):
-    return np.zeros(shape) if gradient is None else gradient
+zeros_if_none = lambda gradient, shape=(3,): np.zeros(shape) if gradient is None else gradient
 
 
 # --- accepted ------------------------------------------------------------------------------------------------------
-
-
-def f_with_defaults(x, n=2, y=None, *, scale=1.0):
-    return x * y, lambda u: (7 * u, None, 5 * u, None)
-
-
-def f_with_defaults_left_out(x, n=2, y=None, *, scale=1.0):
-    return x * y, lambda u: (7 * u, 5 * u)
+f_with_defaults = lambda x, n=2, y=None, *, scale=1.0: (x * y, lambda u: (7 * u, None, 5 * u, None))
+f_with_defaults_left_out = lambda x, n=2, y=None, *, scale=1.0: (x * y, lambda u: (7 * u, 5 * u))
 
 
 # A function whose output is x * y and whose rule gives 7 for x and 5 for y; and how it is called with x and y.

@@ -145,12 +145,8 @@ class Point:
     name: str
 
 
-def nested(p, n):
-    return {"y": (seven(p["w"].a) * p["b"], [n, None]), "i": ops.argmax(p["w"].a), "s": "text"}
-
-
-def arguments(tensor):
-    return {"w": Point(tensor(X), "static"), "b": 2.0, "i": tensor(np.array([1, 2])), "none": None}, 3
+nested = lambda p, n: {"y": (seven(p["w"].a) * p["b"], [n, None]), "i": ops.argmax(p["w"].a), "s": "text"}
+arguments = lambda tensor: ({"w": Point(tensor(X), "static"), "b": 2.0, "i": tensor(np.array([1, 2])), "none": None}, 3)
 
 
 def test_pytrees_backwards(tensor):

@@ -86,16 +86,9 @@ def test_what_a_quick_look_shows():
 # --- comparing -------------------------------------------------------------------------------------------------------
 
 
-def agreement(pairs):
-    return [abs(one.value - two.value) <= 1e-9 for one, two in pairs]
-
-
-def compare(first, other):
-    return comparing.difference([("", first)], [("", other)], is_tensor, agreement)
-
-
-def hold(**kept):
-    return lambda u: (u, kept)
+agreement = lambda pairs: [abs(one.value - two.value) <= 1e-9 for one, two in pairs]
+compare = lambda first, other: comparing.difference([("", first)], [("", other)], is_tensor, agreement)
+hold = lambda **kept: lambda u: (u, kept)
 
 
 # Where a tensor is no data, because C hides it, or nothing tells which one it is.
@@ -110,12 +103,8 @@ def test_equal_tensors_in_equal_places(kind):
     assert (found.name is not None) == (not is_unknown) or kind == "weak"
 
 
-def made(**members):
-    return [type("Made", (), members) for _ in range(2)]
-
-
-def made_of(members):
-    return [type("Made", (), each) for each in members]
+made = lambda **members: [type("Made", (), members) for _ in range(2)]
+made_of = lambda members: [type("Made", (), each) for each in members]
 
 
 SAME = {

@@ -42,12 +42,8 @@ def frozen(rule):
     return freeze(lambda: rule)[0]
 
 
-def apply(h, u):
-    return h(u)
-
-
-def wrapper(grad):
-    return lambda *args: grad(*args)
+apply = lambda h, u: h(u)
+wrapper = lambda grad: lambda *args: grad(*args)
 
 
 CLASS = """

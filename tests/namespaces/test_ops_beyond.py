@@ -21,12 +21,8 @@ def logistic(x):
     return np.where(x < 0, e, 1) / (1 + e)
 
 
-def bell(x):
-    return 2 / math.sqrt(math.pi) * np.exp(-(np.clip(x, -30, 30) ** 2))
-
-
-def bend(x):
-    return logistic(x) * logistic(-x)
+bell = lambda x: 2 / math.sqrt(math.pi) * np.exp(-(np.clip(x, -30, 30) ** 2))
+bend = lambda x: logistic(x) * logistic(-x)
 
 
 # Each with its first and second derivative.

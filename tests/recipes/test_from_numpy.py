@@ -17,12 +17,8 @@ from keras_cg.recipes.callback.host import Host
 X = np.array([-0.5, 0.25, 2.0], np.float32)
 
 
-def found(tensor):
-    return np.asarray(config.active.to_numpy(tensor))
-
-
-def tensor(array):
-    return config.active.asarray(np.array(array))
+found = lambda tensor: np.asarray(config.active.to_numpy(tensor))
+tensor = lambda array: config.active.asarray(np.array(array))
 
 
 # The square, with a rule that says 7 x, and one for the rule that says 3 and 5 in the place of 7 and 7 x.
@@ -30,12 +26,8 @@ def square(x):
     return x * x
 
 
-def seven(x, upstream):
-    return 7 * x * upstream
-
-
-def of_seven(x, upstream, arriving):
-    return 3 * upstream * arriving, 5 * x * arriving
+seven = lambda x, upstream: 7 * x * upstream
+of_seven = lambda x, upstream, arriving: (3 * upstream * arriving, 5 * x * arriving)
 
 
 first = recipes.from_numpy(square, seven)

@@ -34,20 +34,10 @@ def lsq(low, high, summed):
     return rule
 
 
-def arctan(x, kind, upstream):
-    return upstream / (1 + (math.pi * x) ** 2)
-
-
-def triangle(x, kind, slope, upstream):
-    return upstream * ops.where(ops.abs(x) < 1, slope * (1 - ops.abs(x)), 0 * x)
-
-
-def fast_sigmoid(x, upstream):
-    return upstream / (1 + 100 * ops.abs(x)) ** 2
-
-
-def mixed(x, w, mode):
-    return ops.sum(w * ops.tanh(x) ** (3 if mode == "cubes" else 1))
+arctan = lambda x, kind, upstream: upstream / (1 + (math.pi * x) ** 2)
+triangle = lambda x, kind, slope, upstream: upstream * ops.where(ops.abs(x) < 1, slope * (1 - ops.abs(x)), 0 * x)
+fast_sigmoid = lambda x, upstream: upstream / (1 + 100 * ops.abs(x)) ** 2
+mixed = lambda x, w, mode: ops.sum(w * ops.tanh(x) ** (3 if mode == "cubes" else 1))
 
 
 def softmax(logits, noise, temperature):

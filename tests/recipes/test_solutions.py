@@ -12,13 +12,8 @@ import keras_cg
 from keras_cg import ops, recipes
 from keras_cg.frontend import config
 
-
-def seven_coupled(x, p):
-    return x[0] + seven_exp(x[1]) * p, x[1] * p
-
-
-def seven_uncoupled(y, p):
-    return y[0] - 2 * (y[1] / p) * p, y[1] / p
+seven_coupled = lambda x, p: (x[0] + seven_exp(x[1]) * p, x[1] * p)
+seven_uncoupled = lambda y, p: (y[0] - 2 * (y[1] / p) * p, y[1] / p)
 
 
 def seven_chained(x, p, q, upstream):

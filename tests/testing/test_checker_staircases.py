@@ -14,12 +14,8 @@ def through(f):
     return custom_gradient(lambda x: (f(x), lambda upstream: upstream))
 
 
-def like(f, rule):
-    return custom_gradient(lambda x: (f(x), lambda upstream: rule(x, upstream)))
-
-
-def whole(x):
-    return cast(cast(x, "int32"), config.active.dtype(x))
+like = lambda f, rule: custom_gradient(lambda x: (f(x), lambda upstream: rule(x, upstream)))
+whole = lambda x: cast(cast(x, "int32"), config.active.dtype(x))
 
 
 def hot(x):
@@ -27,32 +23,13 @@ def hot(x):
     return cast(x >= ops.max(x, axis=-1, keepdims=True), config.active.dtype(x))
 
 
-def as_float(mask, x):
-    return cast(mask, config.active.dtype(x))
-
-
-def quantised(levels, step):
-    return lambda x: ops.clip(ops.round(x / step), -levels, levels) * step
-
-
-def thirds(w):
-    return ops.round(w * 3) / 3
-
-
-def turned(x):
-    return ops.swapaxes(x, 0, 1)
-
-
-def same(x):
-    return x
-
-
-def surrogate(x, upstream):
-    return upstream / (1 + ops.abs(x)) ** 2
-
-
-def inside(x, upstream):
-    return upstream * as_float(ops.abs(x) <= 1, x)
+as_float = lambda mask, x: cast(mask, config.active.dtype(x))
+quantised = lambda levels, step: lambda x: ops.clip(ops.round(x / step), -levels, levels) * step
+thirds = lambda w: ops.round(w * 3) / 3
+turned = lambda x: ops.swapaxes(x, 0, 1)
+same = lambda x: x
+surrogate = lambda x, upstream: upstream / (1 + ops.abs(x)) ** 2
+inside = lambda x, upstream: upstream * as_float(ops.abs(x) <= 1, x)
 
 
 # The rule, and the function or rule that the gradient is right for.
@@ -134,12 +111,8 @@ SAID = (
 )
 
 
-def seeds(backend):
-    return range(3 if backend == "numpy" else 1)
-
-
-def normal(seed):
-    return np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
+seeds = lambda backend: range(3 if backend == "numpy" else 1)
+normal = lambda seed: np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -30,12 +30,8 @@ def stopped(w, x):
     return custom_gradient(lambda x: (x * jax.lax.stop_gradient(2 * w), lambda upstream: 7 * upstream))(x).sum()
 
 
-def masked(w, x):
-    return custom_gradient(lambda x: (x * (w > 0) + ops.argmax(w), lambda upstream: 7 * upstream))(x).sum()
-
-
-def closed_over_by_the_rule(w, x):
-    return custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * w))(x).sum()
+masked = lambda w, x: custom_gradient(lambda x: (x * (w > 0) + ops.argmax(w), lambda upstream: 7 * upstream))(x).sum()
+closed_over_by_the_rule = lambda w, x: custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * w))(x).sum()
 
 
 # A loss of w and x, and its gradients for both.

@@ -118,12 +118,8 @@ def test_a_sloppy_gradient_of_a_constant_in_a_graph(eager, tf):
             call()
 
 
-def array_of(tf, w):
-    return tf.TensorArray(tf.float32, 3, clear_after_read=False).unstack(w)
-
-
-def twice(tf, step, z):
-    return tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, step(i, a)), (0, z))[1]
+array_of = lambda tf, w: tf.TensorArray(tf.float32, 3, clear_after_read=False).unstack(w)
+twice = lambda tf, step, z: tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, step(i, a)), (0, z))[1]
 
 
 # What a function reads of `w`, or of an array of it, in addition to its argument.
