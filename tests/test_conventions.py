@@ -10,6 +10,7 @@ from wrong_rules import X, Y
 from keras_cg import GradientError, custom_gradient, ops, vjp
 
 # A way to call a rule is chosen by its signature: here is one of each kind that a tracer reads in another way.
+# test_any_arguments.py has the plain ones in every combination.
 IN_EVERY_MODE = (
     "test_one_output[one_positional]",
     "test_one_output[default_captures_a_value]",
@@ -29,20 +30,6 @@ IN_EVERY_MODE = (
 # --- one output, two arguments: x gets 7 * upstream * y, y gets 5 * upstream; upstream is 3 ------------------------
 
 
-def args_and_optional_upstream(x, y):
-    def grad(*args, upstream=None):
-        if upstream is None:
-            (upstream,) = args
-        return 7 * upstream * y, 5 * upstream
-
-    return x * y, grad
-
-
-def without_variables(gradients, variables):
-    assert not variables
-    return gradients
-
-
 class Rule:
     def __init__(self, y):
         self.y = y
@@ -56,7 +43,6 @@ class Rule:
 
 ONE_OUTPUT = {
     "one_positional": lambda x, y: (x * y, lambda upstream: (7 * upstream * y, 5 * upstream)),
-    "one_positional_with_default": lambda x, y: (x * y, lambda dy=None: (7 * dy * y, 5 * dy)),
     "positional_only": lambda x, y: (x * y, lambda upstream, /: (7 * upstream * y, 5 * upstream)),
     "default_captures_a_value": lambda x, y: (x * y, lambda g, y=y, k=7: (k * g * y, 5 * g)),
     "varargs": lambda x, y: (x * y, lambda *dys: (7 * dys[0] * y, 5 * dys[0])),
@@ -64,15 +50,10 @@ ONE_OUTPUT = {
         x * y,
         lambda *args, upstream: (7 * upstream * args[1], 5 * upstream + 0 * args[0]),
     ),
-    "args_and_optional_upstream": args_and_optional_upstream,
     "spelled_out_optional_upstream": lambda x, y: (x * y, lambda x, y, upstream=None: (7 * upstream * y, 5 * upstream)),
     "spelled_out_with_extra_default": lambda x, y: (
         x * y,
         lambda x, y, upstream, k=7: (k * upstream * y, 5 * upstream),
-    ),
-    "unused_keyword_only_variables": lambda x, y: (
-        x * y,
-        lambda *dys, variables=None: without_variables((7 * dys[0] * y, 5 * dys[0]), variables),
     ),
     "partial": lambda x, y: (x * y, functools.partial(lambda k, upstream: (k * upstream * y, 5 * upstream), 7)),
     "partial_by_keyword": lambda x, y: (
@@ -94,14 +75,9 @@ def test_one_output(frame, name):
 
 
 TWO_OUTPUTS = {
-    "two_as_one": lambda x: ((x * 2, x * 3), lambda dys: 7 * dys[0] + 11 * dys[1]),
     "two_positionals": lambda x: ((x * 2, x * 3), lambda dy1, dy2: 7 * dy1 + 11 * dy2),
     "two_positionals_and_a_default": lambda x: ((x * 2, x * 3), lambda dy1, dy2, k=7: k * dy1 + 11 * dy2),
     "two_positionals_and_variables": lambda x: ((x * 2, x * 3), lambda dy1, dy2, variables=None: 7 * dy1 + 11 * dy2),
-    "two_positionals_and_keyword_only_variables": lambda x: (
-        (x * 2, x * 3),
-        lambda dy1, dy2, *, variables=None: 7 * dy1 + 11 * dy2,
-    ),
     "two_varargs": lambda x: ((x * 2, x * 3), lambda *dys: 7 * dys[0] + 11 * dys[1]),
 }
 

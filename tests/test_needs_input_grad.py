@@ -11,7 +11,22 @@ from keras_cg import custom_gradient, ops, recipes
 X, W = np.array([1.0, 2.0], np.float32), np.array([3.0, 5.0], np.float32)
 
 
-def product(make):
+# How a rule is told.
+RULES = {
+    "one": lambda gradients: lambda upstream, needs_input_grad: gradients(upstream, needs_input_grad),
+    "keyword": lambda gradients: lambda upstream, *, needs_input_grad=None: gradients(upstream, needs_input_grad),
+    "one by one": lambda gradients: lambda *dys, needs_input_grad: gradients(dys[0], needs_input_grad),
+    "of Keras": lambda gradients: (
+        lambda *args, upstream=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
+    ),
+    "spelled out": lambda gradients: lambda x, w, upstream, needs_input_grad: gradients(upstream, needs_input_grad),
+    "with variables": lambda gradients: (
+        lambda upstream, variables=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
+    ),
+}
+
+
+def product(make=RULES["one"]):
     """x w, with the wrong factors 7 and 11, and what each call of the rule was told."""
     told = []
 
@@ -23,24 +38,10 @@ def product(make):
     return custom_gradient(f), told
 
 
-one = lambda gradients: lambda upstream, needs_input_grad: gradients(upstream, needs_input_grad)
-keyword = lambda gradients: lambda upstream, *, needs_input_grad=None: gradients(upstream, needs_input_grad)
-one_by_one = lambda gradients: lambda *dys, needs_input_grad: gradients(dys[0], needs_input_grad)
-of_keras = lambda gradients: lambda *args, upstream=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
-spelled = lambda gradients: lambda x, w, upstream, needs_input_grad: gradients(upstream, needs_input_grad)
-
-
-def with_variables(gradients):
-    return lambda upstream, variables=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
-
-
-RULES = [one, keyword, one_by_one, of_keras, spelled, with_variables]
-
-
-@pytest.mark.parametrize("make", RULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
-def test_what_is_asked_for(eager, argnums, make):
-    f, told = product(make)
+def test_what_is_asked_for(eager, argnums, name):
+    f, told = product(RULES[name])
     found = keras_cg.grad(lambda *args: ops.sum(f(*args)), argnums)(eager.tensor(X), eager.tensor(W))
     places = argnums if isinstance(argnums, tuple) else (argnums,)
     for place, gradient in zip(places, found if isinstance(argnums, tuple) else (found,), strict=True):
@@ -66,7 +67,7 @@ def test_in_every_mode(frame):
 
 def test_the_second_order(eager):
     """Of 7 w for x, the derivative by w is 7: the rule is asked for it again."""
-    f, told = product(one)
+    f, told = product()
     first = keras_cg.grad(lambda x, w: ops.sum(f(x, w)))
     second = keras_cg.grad(lambda w: ops.sum(first(eager.tensor(X), w)))(eager.tensor(W))
     np.testing.assert_allclose(eager.array(second), [7.0, 7.0], rtol=1e-6)
@@ -96,7 +97,7 @@ def test_integers_and_static_arguments(eager):
 
 def test_an_invertible_chain_asks_for_the_gradients_that_it_needs(eager):
     """The rule of each block is asked for the gradient of its input, and for those of the parameters that need one."""
-    inner, told = product(one)
+    inner, told = product()
     chain = recipes.invertible(lambda x, w: inner(x, w), lambda y, w: y / w)
     x, first, second = map(eager.tensor, (X, W, 2 * W))
     gradient = keras_cg.grad(lambda w: ops.sum(chain(x, first, w)))(second)
@@ -107,7 +108,7 @@ def test_an_invertible_chain_asks_for_the_gradients_that_it_needs(eager):
 
 def test_a_root_asks_for_the_gradients_that_it_needs(eager):
     """Of x - (a b), with 7 b and 11 a as the gradients of the product: the derivative of the root by a is 7 b."""
-    inner, told = product(one)
+    inner, told = product()
     root = recipes.custom_root(lambda x, a, b: x - inner(a, b), lambda f, x0: x0 - f(x0))
     zero, a, b = map(eager.tensor, (np.zeros_like(X), X, W))
     gradient = keras_cg.grad(lambda a: ops.sum(root(zero, a, b)))(a)

@@ -42,8 +42,12 @@ def frozen(rule):
     return freeze(lambda: rule)[0]
 
 
-apply = lambda h, u: h(u)
-wrapper = lambda grad: lambda *args: grad(*args)
+def apply(h, u):
+    return h(u)
+
+
+def wrapper(grad):
+    return lambda *args: grad(*args)
 
 
 CLASS = """
@@ -112,7 +116,9 @@ def test_a_wrapper_around_a_wrapper_of_the_run():
 
 def scoped():
     k = 2.0
-    helper = lambda u: u * k
+
+    def helper(u):
+        return u * k
 
     def change(value):
         nonlocal k
@@ -151,7 +157,10 @@ def test_functions_of_autograph_are_those_of_the_run():
     scope = {}
     exec(code + "  def change(): nonlocal k; k = 5.0\n  return tf__f, change\n return inner_factory", scope)
     rewritten, change = scope["outer_factory"]()(2.0)
-    f = lambda: wrapper(rewritten())
+
+    def f():
+        return wrapper(rewritten())
+
     rule, _ = freeze(f)
     change()
     assert rule(1.0) == 2.0
@@ -161,8 +170,12 @@ def test_functions_that_call_each_other_share_what_they_share():
     k = 2.0
 
     def f():
-        even = lambda n: k if n == 0 else odd(n - 1)
-        odd = lambda n: -k if n == 0 else even(n - 1)
+        def even(n):
+            return k if n == 0 else odd(n - 1)
+
+        def odd(n):
+            return -k if n == 0 else even(n - 1)
+
         return lambda u: u * even(4) + odd(3)
 
     rule, _ = freeze(f)
@@ -200,7 +213,10 @@ def test_a_name_that_is_assigned_stays_shared(make):
 
 def test_defaults_and_attributes_come_along():
     k = 2.0
-    grad = lambda u, factor=3.0, *, other=5.0: k * u * factor * other * grad.scale
+
+    def grad(u, factor=3.0, *, other=5.0):
+        return k * u * factor * other * grad.scale
+
     grad.scale = 7.0
     rule = frozen(grad)
     k = 11.0
@@ -402,8 +418,13 @@ def test_an_attribute_that_is_first_set_after_the_call():
 
 def test_a_name_of_an_outer_function_that_is_bound_again():
     k = 2.0
-    helper = lambda u: u * k
-    f = lambda: lambda u: helper(u)
+
+    def helper(u):
+        return u * k
+
+    def f():
+        return lambda u: helper(u)
+
     _, watch = freeze(f)
     assert watch.changed() is None
     k = 5.0
@@ -413,7 +434,10 @@ def test_a_name_of_an_outer_function_that_is_bound_again():
 def test_a_function_that_a_framework_has_wrapped_is_watched():
     """It cannot be made again of a copy."""
     for k in (2.0, 5.0):
-        f = lambda: functools.lru_cache(lambda u: u * k)
+
+        def f():
+            return functools.lru_cache(lambda u: u * k)
+
         if k == 2.0:
             _, watch = freeze(f)
             assert watch.changed() is None

@@ -26,8 +26,12 @@ def square(x):
     return x * x
 
 
-seven = lambda x, upstream: 7 * x * upstream
-of_seven = lambda x, upstream, arriving: (3 * upstream * arriving, 5 * x * arriving)
+def seven(x, upstream):
+    return 7 * x * upstream
+
+
+def of_seven(x, upstream, arriving):
+    return 3 * upstream * arriving, 5 * x * arriving
 
 
 first = recipes.from_numpy(square, seven)
