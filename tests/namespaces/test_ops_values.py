@@ -204,13 +204,8 @@ def test_a_bound_that_the_dtype_does_not_hold_raises(backend):
 def test_what_can_be_cast(backend):
     """The standard promotes integers to integers, floats to floats and complex numbers, booleans to booleans."""
     can = [("int8", "int64"), ("uint8", "int16"), ("float32", "complex64"), ("bool", "bool"), ("uint32", "uint64")]
-    cannot = [
-        ("bool", "int8"),
-        ("int8", "float32"),
-        ("uint64", "int64"),
-        ("float64", "float32"),
-        ("complex64", "float32"),
-    ]
+    cannot = [("bool", "int8"), ("int8", "float32"), ("uint64", "int64"), ("float64", "float32")]
+    cannot.append(("complex64", "float32"))
     if backend != "numpy":  # NumPy has none
         can += [("bfloat16", "float32"), ("bfloat16", "bfloat16")]
         cannot += [("bfloat16", "float16"), ("float32", "bfloat16")]
@@ -303,12 +298,8 @@ def test_dtypes_of_numpy(backend, dtype):
 
 
 @TORCH_AND_JAX
-def test_types_of_python_and_numbers_alone(backend):
+def test_types_of_python_numbers_alone_and_a_transform_of_nothing(backend):
     assert config.active.dtype(ops.astype(wide([1.5]), int)) == "int64"
     assert config.active.dtype(ops.zeros(1, ops.result_type(1, 1.0))).startswith("float")
-
-
-@TORCH_AND_JAX
-def test_a_transform_of_nothing(backend):
     x = ops.zeros((0, 4))
     assert [tuple(getattr(ops.fft, name)(x).shape) for name in ("fft", "rfft", "irfft")] == [(0, 4), (0, 3), (0, 6)]

@@ -44,25 +44,13 @@ def transposed(x):
 # A rule of x**2, what it is in NumPy, what is said of it, and whether it is linear in upstream.
 CLIPS = "the rule clips or normalises upstream; if that is intended, declare it with `expected`"
 NO_GRADIENT = "no gradient for {}: the rule returns zero or None instead of the derivative"
+FORGOTTEN = "upstream forgotten: the rule returns the same gradient for every upstream"
+TWICE_USED = "upstream used twice: the gradient grows with the square of upstream"
+ADDED = "a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero"
 FAULTS = {
-    "forgotten": (
-        lambda x, u: 2 * x,
-        lambda x, u: 2 * x,
-        "upstream forgotten: the rule returns the same gradient for every upstream",
-        False,
-    ),
-    "used twice": (
-        lambda x, u: 2 * x * u * u,
-        lambda x, u: 2 * x * u * u,
-        "upstream used twice: the gradient grows with the square of upstream",
-        False,
-    ),
-    "added": (
-        lambda x, u: 2 * x * u + 1,
-        lambda x, u: 2 * x * u + 1,
-        "a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero",
-        False,
-    ),
+    "forgotten": (lambda x, u: 2 * x, lambda x, u: 2 * x, FORGOTTEN, False),
+    "used twice": (lambda x, u: 2 * x * u * u, lambda x, u: 2 * x * u * u, TWICE_USED, False),
+    "added": (lambda x, u: 2 * x * u + 1, lambda x, u: 2 * x * u + 1, ADDED, False),
     "clipped": (lambda x, u: 2 * x * ops.clip(u, -1, 1), lambda x, u: 2 * x * np.clip(u, -1, 1), CLIPS, False),
     "no gradient": (lambda x, u: None, lambda x, u: 0 * x, NO_GRADIENT.format("x"), True),
 }
@@ -320,10 +308,8 @@ def test_higher_orders(backend):
     fifth = custom_gradient(lambda x: (x**5, lambda upstream: 5 * upstream * x**4))
     report = check_gradients(fifth, V[:1], order=4, modes=("reverse",), compiled=False)
     assert_passed(report)
-    assert report.checks == (
-        *("value", "first order", "second order", "third order", "fourth order"),
-        *("linearity", "memory"),
-    )
+    orders = ("first order", "second order", "third order", "fourth order")
+    assert report.checks == ("value", *orders, "linearity", "memory")
 
 
 @pytest.mark.parametrize(("wrong", "lower"), [("third order", "second order"), ("fourth order", "third order")])
@@ -379,14 +365,9 @@ AGAIN = "does it draw random numbers, or store something from an earlier call?"
 
 def test_a_gradient_frozen_at_the_first_call(backend):
     cache = {}
-
-    def f(x):
-        kept = cache.setdefault("x", x)
-        return x**3, lambda u: 3 * u * kept**2
-
-    finding = first(check_gradients(custom_gradient(f), WIDE, **QUICK))
-    assert (finding.status, finding.diagnosis) == ("failed", EARLIER)
-    assert finding.reason == "right at the test point, wrong at a point close by"
+    f = custom_gradient(lambda x: (x**3, (lambda kept: lambda u: 3 * u * kept**2)(cache.setdefault("x", x))))
+    reason = "right at the test point, wrong at a point close by"
+    assert_finding(first(check_gradients(f, WIDE, **QUICK)), status="failed", diagnosis=EARLIER, reason=reason)
 
 
 def needing(gradient_of_y):
@@ -472,16 +453,11 @@ def test_a_large_argument(backend, elements):
 
 
 def test_one_wrong_element_of_a_large_argument(backend):
-    """Found along a random direction, if it is not among those looked at."""
-    x = np.linspace(0.5, 2, 1000, dtype=np.float32)
+    """Found along a random direction if it is not looked at; a small number is not lost beside a large one."""
     factors = np.ones(1000)
     factors[333] = 3.0
-    finding = first(check_gradients(weighed(factors), x, **QUICK))
-    assert finding.status == "failed"
-    assert finding.where in ("along a random direction", "[333]")
-
-
-def test_a_small_number_is_not_lost_beside_a_large_one(backend):
+    finding = first(check_gradients(weighed(factors), np.linspace(0.5, 2, 1000, dtype=np.float32), **QUICK))
+    assert finding.status == "failed" and finding.where in ("along a random direction", "[333]")
     wrong = derived(lambda x: x * x, lambda x: 2 * x * ops.where(x < 1e-3, 3 * ops.ones_like(x), ops.ones_like(x)))
     finding = first(check_gradients(wrong, np.array([1e-6, 1.0, 1e6]), **QUICK))
     assert (finding.status, finding.where) == ("failed", "[0]")

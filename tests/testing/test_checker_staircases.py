@@ -179,12 +179,18 @@ def test_the_derivative_of_a_staircase_is_zero(backend, name):
         assert_passed(check_gradients(like(f, lambda x, upstream: 0 * upstream), normal(seed), compiled=False))
 
 
-def test_a_jump_close_by_is_no_low_precision(backend):
-    """A constant gradient is no cache, and a function that jumps once is not rounded to a dtype."""
+def test_what_is_no_staircase(backend):
+    """A constant gradient is no cache, and a function that jumps once is not rounded to a dtype.
+
+    A maximum does not change with most elements, and its rule is wrong by a factor.
+    """
     f = like(lambda x: 2 * x + ops.round(x), lambda x, upstream: upstream)
     for seed in (2, 3):
         said = str(check_gradients(f, normal(seed), **QUICK))
         assert "earlier calls" not in said and "precision" not in said, said
+    largest = like(lambda x: ops.max(x, axis=-1), lambda x, upstream: 2 * upstream[..., None] * hot(x))
+    report = check_gradients(largest, normal(3), **QUICK)
+    assert first(report).diagnosis == "a factor of 2", report
 
 
 def test_a_staircase_with_a_memory(backend):
@@ -192,14 +198,3 @@ def test_a_staircase_with_a_memory(backend):
     calls = []
     f = custom_gradient(lambda x: (ops.round(x), lambda u: u * (1 + 0.01 * len(calls.append(0) or calls))))
     assert "depends on earlier calls" in first(check_gradients(f, normal(0), **QUICK)).diagnosis
-
-
-def test_a_maximum_is_no_staircase(backend):
-    """It does not change with most elements, and its rule is wrong by a factor."""
-
-    def largest(x):
-        mask = hot(x)
-        return ops.max(x, axis=-1), lambda upstream: 2 * upstream[..., None] * mask
-
-    report = check_gradients(custom_gradient(largest), normal(3), **QUICK)
-    assert first(report).diagnosis == "a factor of 2", report

@@ -203,11 +203,11 @@ def test_single_precision_inside(backend, dtype):
 def test_half_precision_inside(backend):
     """What is right is undecided, and a fault above it is found."""
     report = check_gradients(narrow_tanh("float16"), WIDE, **EAGER)
+    told = "the function computes inside in half precision, lower than that of its arguments: ..."
     assert report.status == "undecided", report
-    told = "the function computes inside in half precision, lower than that of its arguments: "
-    assert first(report).reason.startswith(told) and first(report).diagnosis is None
+    assert_finding(first(report), reason=told, diagnosis=None)
     finding = first(check_gradients(narrow_tanh("float16", 2.0), WIDE, **QUICK))
-    assert (finding.status, finding.diagnosis, finding.tolerance) == ("failed", "a factor of 2", 2e-2)
+    assert_finding(finding, status="failed", diagnosis="a factor of 2", tolerance=2e-2)
 
 
 def test_a_function_that_rounds_too_much(backend):
@@ -335,30 +335,34 @@ def test_what_is_wrong_with_expected_is_not_blamed_on_the_rule(backend, expected
     assert finding.status == status and finding.reason.startswith(reason)
 
 
-def test_a_declared_rule_for_an_upstream_of_any_size(backend):
-    right = lambda u: ops.clip(u, -1, 1)
-    wrong = lambda u: ops.where(ops.abs(u) < 1e-8, 0 * u, right(u))
-    declared = {"expected": lambda x, upstream: right(upstream), **QUICK}
-    assert check_gradients(custom_gradient(lambda x: (x * 1, right)), WIDE, **declared)
-    report = check_gradients(custom_gradient(lambda x: (x * 1, wrong)), WIDE, **declared)
-    (finding,) = findings(report, "failed")
-    assert finding.reason == "the gradient differs from the declared one for an upstream of tiny or huge size"
+CLIPPING = {"expected": lambda x, upstream: ops.clip(upstream, -1, 1), **QUICK}
 
 
-def test_a_declared_rule_that_is_not_linear_and_detached(backend):
-    """It gives what was declared, and its derivative with respect to upstream is zero."""
-    declared = {"expected": lambda x, upstream: ops.clip(upstream, -1, 1), **QUICK}
-    assert check_gradients(custom_gradient(lambda x: (x * 1, lambda u: ops.clip(u, -1, 1))), WIDE, **declared)
-    detached = custom_gradient(lambda x: (x * 1, lambda u: ops.clip(ops.stop_gradient(u), -1, 1)))
-    (finding,) = findings(check_gradients(detached, WIDE, **declared), "failed")
-    assert (finding.check, finding.argument) == ("linearity", "x")
-    assert (
-        finding.reason
-        == "the derivative of the rule with respect to upstream is zero, but that of the declared rule is not"
-    )
-    assert finding.diagnosis == (
-        "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no forward derivative"
-    )
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (
+            lambda u: ops.where(ops.abs(u) < 1e-8, 0 * u, ops.clip(u, -1, 1)),
+            {"reason": "the gradient differs from the declared one for an upstream of tiny or huge size"},
+        ),
+        (
+            lambda u: ops.clip(ops.stop_gradient(u), -1, 1),
+            {
+                "check": "linearity",
+                "argument": "x",
+                "reason": "the derivative of the rule with respect to upstream is zero, but that of the declared rule"
+                " is not",
+                "diagnosis": "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no"
+                " forward derivative",
+            },
+        ),
+    ],
+    ids=["another for tiny upstreams", "detached"],
+)
+def test_a_declared_rule_that_is_not_linear(backend, rule, expected):
+    assert check_gradients(custom_gradient(lambda x: (x * 1, lambda u: ops.clip(u, -1, 1))), WIDE, **CLIPPING)
+    (finding,) = findings(check_gradients(custom_gradient(lambda x: (x * 1, rule)), WIDE, **CLIPPING), "failed")
+    assert_finding(finding, **expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
