@@ -67,8 +67,7 @@ def register_by_sorted_names(kind, names):
     """Registers a type with JAX as flax and chex do; it keeps the order of its names."""
     import jax
 
-    def flatten(value):
-        return [value[name] for name in sorted(names(value))], tuple(names(value))
+    flatten = lambda value: ([value[name] for name in sorted(names(value))], tuple(names(value)))
 
     def unflatten(names, children):
         found = dict(zip(sorted(names), children, strict=True))

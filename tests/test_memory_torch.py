@@ -53,9 +53,7 @@ def in_containers(e):
 
 
 def in_an_attribute(e):
-    def helper(upstream):
-        return 7 * upstream * helper.e
-
+    helper = lambda upstream: 7 * upstream * helper.e
     helper.e = e
     return lambda upstream: helper(upstream)
 

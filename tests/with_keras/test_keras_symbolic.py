@@ -25,14 +25,19 @@ def wrong_on_purpose(x, factor=2.0, *, shift=0):
     return x * factor + shift, lambda upstream: 7 * upstream
 
 
-unregistered = custom_gradient(lambda x: (x * 1.0, lambda upstream: 7 * upstream))
+@custom_gradient
+def unregistered(x):
+    return x * 1.0, lambda upstream: 7 * upstream
 
 
 @keras.saving.register_keras_serializable(package="tests")
 @custom_gradient
 def two_in_two_out(pair, label="sum"):
     a, b = pair["a"], pair["b"]
-    grad = lambda upstream: (7 * upstream[label] + 5 * upstream["places"][0], 5 * upstream[label])
+
+    def grad(upstream):
+        return 7 * upstream[label] + 5 * upstream["places"][0], 5 * upstream[label]
+
     return {label: a + b, "places": (a - b, keras.ops.argmax(b, axis=-1))}, grad
 
 
@@ -156,21 +161,31 @@ class Hidden:
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
 @pytest.mark.limit
 def test_a_placeholder_where_keras_does_not_look(backend, beside):
-    culprit = custom_gradient(lambda hidden, x=None: (hidden.tensor * 1, lambda upstream: 7 * upstream))
+    @custom_gradient
+    def culprit(hidden, x=None):
+        return hidden.tensor * 1, lambda upstream: 7 * upstream
+
     with refused("culprit: the argument hidden.tensor is a KerasTensor, which holds no numbers, where Keras does not"):
         culprit(Hidden(keras.Input([3])), *([keras.Input([3])] if beside else []))
 
 
 def test_a_placeholder_as_output(backend):
     inputs = keras.Input([3])
-    culprit = custom_gradient(lambda x: (inputs, lambda upstream: 7 * upstream))
+
+    @custom_gradient
+    def culprit(x):
+        return inputs, lambda upstream: 7 * upstream
+
     with pytest.raises(TypeError, match="culprit: the output is a KerasTensor, which holds no numbers"):
         culprit(keras.ops.ones(3))
 
 
 @pytest.mark.limit
 def test_a_variable_beside_a_placeholder(backend):
-    culprit = custom_gradient(lambda x, params: (x * params["w"], lambda upstream: (7 * upstream, None)))
+    @custom_gradient
+    def culprit(x, params):
+        return x * params["w"], lambda upstream: (7 * upstream, None)
+
     with refused("culprit: the argument params['w'] is the Keras variable 'weight', and an argument is a KerasTensor"):
         culprit(keras.Input([3]), {"w": keras.Variable(np.ones(3), name="weight")})
 
@@ -202,7 +217,11 @@ def test_a_weight_that_another_layer_owns(backend):
 
 def test_a_variable_that_is_read_beside_a_placeholder(backend):
     weight, frozen = keras.Variable(np.ones(3), name="weight"), keras.Variable(np.ones(3), trainable=False)
-    constant = custom_gradient(lambda x: (x * frozen, lambda upstream: 7 * upstream))
+
+    @custom_gradient
+    def constant(x):
+        return x * frozen, lambda upstream: 7 * upstream
+
     assert constant(keras.Input([3])).shape == (None, 3)
 
     @custom_gradient
@@ -298,7 +317,11 @@ def test_two_functions_of_one_name_are_not_saved(backend, tmp_path):
 def test_keras_on_another_backend(backend, monkeypatch, kind, make):
     """Keras runs on the backend under test, and keras_cg is told to use another one."""
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    culprit = custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream))
+
+    @custom_gradient
+    def culprit(x):
+        return x * 1, lambda upstream: 7 * upstream
+
     with (
         keras_cg.use_backend("numpy"),
         refused(
