@@ -9,6 +9,8 @@ from ways import check, gradient
 import keras_cg
 from keras_cg import custom_gradient, grad, jacobian, jvp, vjp
 
+pytestmark = pytest.mark.only("torch")
+
 X = np.array([-1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.5, 2.5], np.float32)
 SEVEN = np.full(3, 7.0)
@@ -43,7 +45,6 @@ OUTER = {
 }
 
 
-@pytest.mark.only("torch")
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("way", ["keras_cg", "transformed"])
@@ -71,7 +72,6 @@ DERIVATIVES = {
 }
 
 
-@pytest.mark.only("torch")
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 def test_torch_zeros_are_tensors_like_any_other(eager, torch, derivative):
     for function in ZEROS.values():
@@ -103,7 +103,6 @@ def model(x):
 """
 
 
-@pytest.mark.only("torch")
 @pytest.mark.limit
 def test_symbolic_trace_is_refused(backend, torch):
     f = custom_gradient(lambda x: ((x["a"] if isinstance(x, dict) else x) * 2, lambda upstream: 7 * upstream))
@@ -112,7 +111,6 @@ def test_symbolic_trace_is_refused(backend, torch):
             torch.fx.symbolic_trace(target)
 
 
-@pytest.mark.only("torch")
 def test_a_wrapped_function_is_traced(eager, torch, tmp_path, monkeypatch):
     (tmp_path / "wrapped_for_fx.py").write_text(WRAPPED)
     monkeypatch.syspath_prepend(tmp_path)
