@@ -225,6 +225,15 @@ def backends(request):
 
 
 @pytest.fixture
+def without_collector():
+    """Python frees what nothing refers to, and no circles."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
 def clean_environment(monkeypatch):
     """No choice of a backend from anywhere."""
     for name in ("KERAS_CG_BACKEND", "KERAS_BACKEND"):

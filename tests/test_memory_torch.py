@@ -89,14 +89,6 @@ def held(request):
     return f, is_dead
 
 
-@pytest.fixture
-def without_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 # --- what the rule holds ---------------------------------------------------------------------------------------------
 
 
