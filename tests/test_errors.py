@@ -306,9 +306,8 @@ VARIABLE_FAULTS = {
 
 
 @pytest.mark.only("jax", "torch", "tensorflow")
-@pytest.mark.parametrize("name", VARIABLE_FAULTS)
-def test_message_of_a_rule_with_variables(backend, eager, name):
-    rule, expected = VARIABLE_FAULTS[name]
+@pytest.mark.parametrize(("rule", "expected"), VARIABLE_FAULTS.values(), ids=VARIABLE_FAULTS)
+def test_message_of_a_rule_with_variables(backend, eager, rule, expected):
     is_planted = [True]
 
     def run(x, w):

@@ -53,9 +53,8 @@ ACCEPTED = {
 }
 
 
-@pytest.mark.parametrize("case", ACCEPTED)
-def test_accepted(frame, case):
-    function, call = ACCEPTED[case]
+@pytest.mark.parametrize(("function", "call"), ACCEPTED.values(), ids=ACCEPTED)
+def test_accepted(frame, function, call):
     decorated = custom_gradient(function)
     frame.check(lambda x, y: call(decorated, x, y), [X, Y], [SEVEN, FIVE], X * Y)
 

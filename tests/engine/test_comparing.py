@@ -127,9 +127,8 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_what_is_the_same(name):
-    one, two = SAME[name]
+@pytest.mark.parametrize(("one", "two"), SAME.values(), ids=SAME)
+def test_what_is_the_same(one, two):
     assert compare(hold(k=one), hold(k=two)) == (None, False, [])
 
 
@@ -154,9 +153,8 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_what_is_another(name):
-    one, two, told = DIFFERENT[name]
+@pytest.mark.parametrize(("one", "two", "told"), DIFFERENT.values(), ids=DIFFERENT)
+def test_what_is_another(one, two, told):
     found = compare(hold(k=one), hold(k=two)).name
     assert found is not None and found.startswith("kept['k']") and told in found, found
 
@@ -195,9 +193,8 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_left_to_the_gradient(name):
-    one, two = UNKNOWN[name]
+@pytest.mark.parametrize(("one", "two"), UNKNOWN.values(), ids=UNKNOWN)
+def test_what_is_left_to_the_gradient(one, two):
     assert compare(hold(k=one), hold(k=two)) == (None, True, [])
 
 

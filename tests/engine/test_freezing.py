@@ -329,9 +329,8 @@ WATCHED = {
 }
 
 
-@pytest.mark.parametrize("name", WATCHED)
-def test_an_attribute_that_is_set_again(name):
-    make, rule_of, attribute = WATCHED[name]
+@pytest.mark.parametrize(("make", "rule_of", "attribute"), WATCHED.values(), ids=WATCHED)
+def test_an_attribute_that_is_set_again(make, rule_of, attribute):
     owner = make()
     _, watch = freeze(lambda: rule_of(owner))
     assert watch.changed() is None

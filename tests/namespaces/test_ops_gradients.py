@@ -82,22 +82,19 @@ SINGULAR = {
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_a_gradient(backend, name):
-    function, x, expected = GRADIENTS[name]
+@pytest.mark.parametrize(("function", "x", "expected"), GRADIENTS.values(), ids=GRADIENTS)
+def test_a_gradient(backend, function, x, expected):
     check(grad(total(function))(tensor(x, float)), np.array(expected, float))
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_gradient_on_every_backend(backend, name):
-    function, x, expected = EVERYWHERE[name]
+@pytest.mark.parametrize(("function", "x", "expected"), EVERYWHERE.values(), ids=EVERYWHERE)
+def test_a_gradient_on_every_backend(backend, function, x, expected):
     check(grad(total(function))(tensor(x, float)), np.array(expected, float))
 
 
 @TORCH_AND_JAX
-@pytest.mark.parametrize("name", SINGULAR)
-def test_a_gradient_where_a_matrix_is_singular(backend, name):
-    function, x, expected = SINGULAR[name]
+@pytest.mark.parametrize(("function", "x", "expected"), SINGULAR.values(), ids=SINGULAR)
+def test_a_gradient_where_a_matrix_is_singular(backend, function, x, expected):
     check(grad(total(function))(tensor(x, float)), np.array(expected, float))
 
 
@@ -109,9 +106,8 @@ SECOND = {
 
 
 @BOTH
-@pytest.mark.parametrize("name", SECOND)
-def test_a_second_derivative(backend, name):
-    function, x, expected = SECOND[name]
+@pytest.mark.parametrize(("function", "x", "expected"), SECOND.values(), ids=SECOND)
+def test_a_second_derivative(backend, function, x, expected):
     check(grad(total(grad(total(function))))(tensor(x)), np.array(expected, float))
 
 
@@ -150,10 +146,9 @@ COMPLEX = {
 
 
 @BOTH
-@pytest.mark.parametrize("name", COMPLEX)
-def test_a_complex_gradient(backend, name):
+@pytest.mark.parametrize(("function", "reference", "start", "direction"), COMPLEX.values(), ids=COMPLEX)
+def test_a_complex_gradient(backend, function, reference, start, direction):
     """First and second derivative along a line, against differences of NumPy's function."""
-    function, reference, start, direction = COMPLEX[name]
 
     def loss(t):
         z = function(tensor(start) + ops.astype(t, "complex128") * tensor(direction))

@@ -110,18 +110,16 @@ VALUES = {
 
 
 @pytest.mark.filterwarnings("ignore:Degrees of freedom", "ignore:divide by zero", "ignore:invalid value")
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_value(backend, name):
-    function, expected = EVERYWHERE[name]
+@pytest.mark.parametrize(("function", "expected"), EVERYWHERE.values(), ids=EVERYWHERE)
+def test_a_value(backend, function, expected):
     check(function(), np.array(expected) if isinstance(expected, list) else expected, rtol=1e-13)
 
 
 @BOTH
 @pytest.mark.filterwarnings("ignore:Degrees of freedom", "ignore:divide by zero", "ignore:invalid value")
 @pytest.mark.filterwarnings("ignore:Mean of empty")
-@pytest.mark.parametrize("name", VALUES)
-def test_a_value_on_numpy_and_tensorflow(backend, name):
-    function, expected = VALUES[name]
+@pytest.mark.parametrize(("function", "expected"), VALUES.values(), ids=VALUES)
+def test_a_value_on_numpy_and_tensorflow(backend, function, expected):
     check(function(), expected if isinstance(expected, tuple) else np.array(expected), rtol=1e-13)
 
 
@@ -187,9 +185,8 @@ UNKNOWN = {
 
 
 @TENSORFLOW
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_unknown_sizes(tf, name):
-    function, reference = UNKNOWN[name]
+@pytest.mark.parametrize(("function", "reference"), UNKNOWN.values(), ids=UNKNOWN)
+def test_unknown_sizes(tf, function, reference):
     x = np.array([[3.0, 1.0, 0.0], [1.0, 4.0, 2.0], [0.0, 1.0, 5.0]])
     traced = tf.function(function, input_signature=[tf.TensorSpec([None, None], tf.float64)])
     check(traced(tf.constant(x)), reference(x))
@@ -255,9 +252,8 @@ BATCHES = {
 
 
 @TORCH_AND_JAX
-@pytest.mark.parametrize("name", BATCHES)
-def test_a_batch(backend, name):
-    function, x, expected = BATCHES[name]
+@pytest.mark.parametrize(("function", "x", "expected"), BATCHES.values(), ids=BATCHES)
+def test_a_batch(backend, function, x, expected):
     np.testing.assert_allclose(plain(batched(function)(wide(x))), expected, atol=1e-12)
 
 

@@ -71,9 +71,8 @@ for factor, said in FACTORS.items():
 
 
 @pytest.mark.filterwarnings("ignore:the rule of .* returned no gradient")
-@pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_named(backend, name):
-    rule, in_numpy, said, is_linear = FAULTS[name]
+@pytest.mark.parametrize(("rule", "in_numpy", "said", "is_linear"), FAULTS.values(), ids=FAULTS)
+def test_planted_faults_are_named(backend, rule, in_numpy, said, is_linear):
     report = check_gradients(square(rule), X, **QUICK)
     kinds = ["first order"] if is_linear else ["first order", "linearity"]
     assert report.status == "failed"
@@ -111,9 +110,8 @@ OF_SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("name", OF_SEVERAL)
-def test_faults_of_several_arguments(backend, name):
-    f, args, said = OF_SEVERAL[name]
+@pytest.mark.parametrize(("f", "args", "said"), OF_SEVERAL.values(), ids=OF_SEVERAL)
+def test_faults_of_several_arguments(backend, f, args, said):
     report = check_gradients(custom_gradient(f), *args, **QUICK)
     assert found(report, "failed", "undecided") == {("first order", argument): text for argument, text in said.items()}
     assert {each.argument for each in report.cell(backend, "first order") if each.status == "passed"} == {
@@ -248,9 +246,8 @@ DIAGNOSES = {
 }
 
 
-@pytest.mark.parametrize("name", DIAGNOSES)
-def test_diagnoses(backend, name):
-    f, x, said = DIAGNOSES[name]
+@pytest.mark.parametrize(("f", "x", "said"), DIAGNOSES.values(), ids=DIAGNOSES)
+def test_diagnoses(backend, f, x, said):
     report = check_gradients(f, np.asarray(x), **QUICK)
     assert {each.diagnosis for each in report.findings if each.status in ("failed", "undecided")} == {said}
 

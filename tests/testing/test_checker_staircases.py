@@ -115,9 +115,8 @@ seeds = lambda backend: range(3 if backend == "numpy" else 1)
 normal = lambda seed: np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_the_one_advice(backend, name):
-    f, right = RULES[name]
+@pytest.mark.parametrize(("f", "right"), RULES.values(), ids=RULES)
+def test_the_one_advice(backend, f, right):
     for seed in seeds(backend):
         report = check_gradients(f, normal(seed), seed=seed, order=1, compiled=False)
         told = findings(report, "failed", "undecided")
@@ -126,9 +125,8 @@ def test_the_one_advice(backend, name):
         assert all((each.diagnosis or "").startswith(SAID.format("x") + line) for each in told), report
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_what_the_advice_leads_to(backend, name):
-    f, right = RULES[name]
+@pytest.mark.parametrize(("f", "right"), RULES.values(), ids=RULES)
+def test_what_the_advice_leads_to(backend, f, right):
     assert_passed(check_gradients(f, normal(0), expected=right, compiled=False), "forward mode")
     # A fault of 5 % is small beside half precision, and found: steps are no lower precision.
     wrong = custom_gradient(lambda x: (f(x), lambda upstream: 1.05 * gradient(f, x, upstream)))
@@ -140,9 +138,8 @@ def gradient(f, x, upstream):
     return f.__wrapped__(x)[1](upstream)
 
 
-@pytest.mark.parametrize("name", SEVERAL)
-def test_several_arguments_or_outputs(backend, name):
-    f, args, stepped, right = SEVERAL[name]
+@pytest.mark.parametrize(("f", "args", "stepped", "right"), SEVERAL.values(), ids=SEVERAL)
+def test_several_arguments_or_outputs(backend, f, args, stepped, right):
     for seed in seeds(backend):
         report = check_gradients(custom_gradient(f), *args, seed=seed, **QUICK)
         told = findings(report, "failed", "undecided")
@@ -164,9 +161,8 @@ HALF = {
 }
 
 
-@pytest.mark.parametrize("name", HALF)
-def test_rounding_to_a_dtype_is_no_staircase(backend, name):
-    f, slope = HALF[name]
+@pytest.mark.parametrize(("f", "slope"), HALF.values(), ids=HALF)
+def test_rounding_to_a_dtype_is_no_staircase(backend, f, slope):
     for seed in seeds(backend):
         report = check_gradients(derived(f, slope), normal(seed), **QUICK)
         assert "declare" not in str(report) and "half precision" in str(report), report

@@ -146,9 +146,8 @@ FINDINGS = {
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|divide by zero|invalid value) encountered:RuntimeWarning")
-@pytest.mark.parametrize("name", FINDINGS)
-def test_findings(backend, name):
-    f, x, check, expected = FINDINGS[name]
+@pytest.mark.parametrize(("f", "x", "check", "expected"), FINDINGS.values(), ids=FINDINGS)
+def test_findings(backend, f, x, check, expected):
     options = {**QUICK, "order": 2} if check == "second order" else QUICK
     assert_finding(first(check_gradients(f, np.asarray(x), **options), check), **expected)
 
@@ -238,9 +237,8 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_no_false_alarm(backend, name):
-    f, x = RIGHT[name]
+@pytest.mark.parametrize(("f", "x"), RIGHT.values(), ids=RIGHT)
+def test_no_false_alarm(backend, f, x):
     report = check_gradients(f, np.asarray(x), compiled=False)
     assert report, report
 

@@ -108,10 +108,9 @@ def jax_transposes(rule, w):
     return True
 
 
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize(("rule", "transpose"), LINEAR.values(), ids=LINEAR)
 @pytest.mark.limit
-def test_linear_rules(eager, jax, name):
-    rule, transpose = LINEAR[name]
+def test_linear_rules(eager, jax, rule, transpose):
     x, w = eager.tensor(X), eager.tensor(W)
     g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream, x)))
     first = jax.grad(lambda x: ops.sum(g(x)))
@@ -188,10 +187,9 @@ def refused(obstacle):
     )
 
 
-@pytest.mark.parametrize("name", NOT_LINEAR)
+@pytest.mark.parametrize(("rule", "obstacle"), NOT_LINEAR.values(), ids=NOT_LINEAR)
 @pytest.mark.limit
-def test_a_rule_that_is_not_linear_raises_forwards(eager, jax, name):
-    rule, obstacle = NOT_LINEAR[name]
+def test_a_rule_that_is_not_linear_raises_forwards(eager, jax, rule, obstacle):
     g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream)))
     x, t = eager.tensor(X), eager.tensor(100 * W)
     for run in (lambda: jax.jvp(g, (x,), (t,)), lambda: jax.jit(lambda x: jax.jvp(g, (x,), (t,))[1]).lower(x)):

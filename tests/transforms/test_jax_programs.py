@@ -131,10 +131,9 @@ def operations(program):
     return collections.Counter(written), collections.Counter(optimised), compiled
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_has_the_operations_of_the_rule_written_by_hand(eager, jax, name):
+@pytest.mark.parametrize(("which", "program"), PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_has_the_operations_of_the_rule_written_by_hand(eager, jax, which, program):
     x, y = eager.tensor(X), eager.tensor(Y)
-    which, program = PROGRAMS[name]
     (ours, ours_optimised, run), (native, native_optimised, run_native) = (
         operations(jax.jit(program(jax, g)).lower(x, y)) for g in pairs(jax)[which]
     )

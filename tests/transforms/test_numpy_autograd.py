@@ -38,9 +38,8 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_operators(backend, operator):
-    call, expected = OPERATORS[operator]
+@pytest.mark.parametrize(("call", "expected"), OPERATORS.values(), ids=OPERATORS)
+def test_operators(backend, call, expected):
     np.testing.assert_allclose(call(autograd), expected, rtol=1e-12)
 
 

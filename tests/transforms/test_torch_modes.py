@@ -28,14 +28,13 @@ INFERENCE = {
 
 
 @pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
-@pytest.mark.parametrize("name", INFERENCE)
-def test_derivatives_inside_inference_mode(torch, name, mode):
+@pytest.mark.parametrize(("differentiate", "expected"), INFERENCE.values(), ids=INFERENCE)
+def test_derivatives_inside_inference_mode(torch, differentiate, expected, mode):
     @custom_gradient
     def seven(x):
         e = torch.exp(x)
         return 2 * x, lambda upstream: 7 * upstream * e
 
-    differentiate, expected = INFERENCE[name]
     outside = torch.tensor(X)
     e = np.exp(X)
     with getattr(torch, mode)():
