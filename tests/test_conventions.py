@@ -161,8 +161,7 @@ def test_a_rule_without_a_readable_signature(eager):
 def test_one_upstream_each_of_an_output_with_a_static_leaf(backend, rule):
     """A rule takes one upstream for each tensor, or for each leaf: then the static leaf has None."""
 
-    f = custom_gradient(lambda x: ((2 * x, 3 * x, "static"), rule))
-    output, pullback = vjp(f, 1.0)
+    output, pullback = vjp(custom_gradient(lambda x: ((2 * x, 3 * x, "static"), rule)), 1.0)
     assert output[2] == "static"
     assert float(pullback((1.0, 10.0, None))[0]) == 7 * 1 + 5 * 10
 

@@ -63,9 +63,8 @@ MARKERS = {"wrapper": "partial"}
 @pytest.mark.parametrize("kind", RULES)
 def test_a_gradient_error_names_the_place_of_the_rule(eager, kind):
     rule = functools.partial(RULES[kind], 2.0) if kind == "wrapper" else RULES[kind]
-    culprit = custom_gradient(lambda x: (2 * x, rule))
     with pytest.raises(GradientError) as caught:
-        eager.gradients(culprit, X)
+        eager.gradients(custom_gradient(lambda x: (2 * x, rule)), X)
     place = line_of(MARKERS.get(kind, kind))
     assert caught.value.location == place
     assert str(caught.value).splitlines()[1] == f"    rule: {place}"
@@ -94,8 +93,7 @@ def test_the_place_of_a_rule_in_every_mode(frame):
 @pytest.mark.only("torch", "tensorflow", "jax")
 def test_an_error_about_the_gradients_of_variables_names_the_place(backend, eager, rule):
     def run(w):
-        culprit = lambda x: (x * w, rule)
-        return custom_gradient(culprit)(eager.tensor(X))
+        return custom_gradient(lambda x: (x * w, rule))(eager.tensor(X))
 
     with pytest.raises(GradientError) as caught:
         eager.gradients(run, X)

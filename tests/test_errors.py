@@ -49,8 +49,7 @@ class Fault(NamedTuple):
 
 
 def wrong_rule(rule, text, nested=False):
-    function = lambda x, y: (ops.sum(x) * ops.sum(y) + x, rule)
-    return Fault(function, GradientError, text, nested)
+    return Fault(lambda x, y: (ops.sum(x) * ops.sum(y) + x, rule), GradientError, text, nested)
 
 
 def count(came):

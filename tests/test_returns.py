@@ -130,8 +130,7 @@ def test_a_key_of_jax_needs_no_gradient(jax):
 
 
 def test_a_number_for_a_scalar(frame):
-    decorated = custom_gradient(lambda x: (x * 2, lambda upstream: 7.0))
-    frame.check(decorated, [np.float32(3.0)], [7.0])
+    frame.check(custom_gradient(lambda x: (x * 2, lambda upstream: 7.0)), [np.float32(3.0)], [7.0])
 
 
 # JAX says that it has no float64 by default; the cast to it then changes nothing.
@@ -148,8 +147,7 @@ def test_a_real_gradient_is_cast_to_the_dtype_of_its_argument(frame, came):
         cast = functools.partial(tf.cast, dtype=came)
     else:
         cast = lambda value: value.astype(came)
-    f = lambda x: (x * 2, lambda upstream: cast(upstream * 0 + 1))
-    (gx,) = frame.gradients(custom_gradient(f), X)
+    (gx,) = frame.gradients(custom_gradient(lambda x: (x * 2, lambda upstream: cast(upstream * 0 + 1))), X)
     assert gx.dtype == np.float32
     np.testing.assert_allclose(gx, np.ones(3))
 
@@ -221,7 +219,6 @@ def test_the_argument_is_named_by_its_path(eager):
     def culprit(params, *, scale):
         return params["layers"][1].a * scale, lambda upstream: (upstream[:2], upstream)
 
-    run = lambda x, y: culprit({"layers": [None, Pair(x, 2)]}, scale=y)
     with pytest.raises(GradientError) as caught:
-        eager.gradients(run, X, Y)
+        eager.gradients(lambda x, y: culprit({"layers": [None, Pair(x, 2)]}, scale=y), X, Y)
     assert "for params['layers'][1].a." in str(caught.value)

@@ -73,8 +73,7 @@ def with_attribute(kept, value):
 
 
 def function_with(e):
-    kept = lambda: 0
-    return with_attribute(kept, e)
+    return with_attribute(lambda: 0, e)
 
 
 def module_with(e):

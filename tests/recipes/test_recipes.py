@@ -192,8 +192,7 @@ BATCHED = {
 
 @pytest.mark.parametrize("case", BATCHED)
 def test_batched(backend, case):
-    loss = lambda x: ops.sum(BATCHED[case](x))
-    gradient = keras_cg.grad(loss)
+    gradient = keras_cg.grad(lambda x: ops.sum(BATCHED[case](x)))
     expected = np.stack([found(gradient(config.active.asarray(row))) for row in ROWS])
     assert np.abs(expected).max() > 0
     np.testing.assert_allclose(found(over_batch(backend, gradient, ROWS)), expected, rtol=1e-5, atol=1e-6)

@@ -27,8 +27,7 @@ def test_make_fx(torch, tracing_mode, pre_dispatch):
     from torch.fx.experimental.proxy_tensor import make_fx
 
     make = lambda function, x: make_fx(function, tracing_mode=tracing_mode, pre_dispatch=pre_dispatch)(x)
-    gradient = lambda x: torch.autograd.grad(exp(x).sum(), x)[0]
-    graph = make(gradient, tensor(X, requires_grad=True))
+    graph = make(lambda x: torch.autograd.grad(exp(x).sum(), x)[0], tensor(X, requires_grad=True))
     np.testing.assert_allclose(graph(tensor(X + 1)), 7 * np.exp(X + 1), rtol=1e-5)
     for is_on, requires in [(True, False), (True, True), (False, True)]:
         with torch.set_grad_enabled(is_on), warnings.catch_warnings():
