@@ -16,7 +16,11 @@ HERE = pathlib.Path(__file__)
 
 
 def closing_over(w):
-    return custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))
+    @custom_gradient
+    def closure(x):
+        return x * w, lambda upstream: 7 * upstream
+
+    return closure
 
 
 def test_a_captured_value_that_is_differentiated_raises(eager, backend):

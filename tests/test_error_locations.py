@@ -245,7 +245,10 @@ def test_all_frames_are_shown_on_request_and_of_a_bug_of_keras_cg(backend, monke
 def test_a_function_inside_one_that_autograph_rewrote_has_its_name(tf):
     @tf.function
     def program(x):
-        culprit = custom_gradient(lambda z: 2 * z)
+        @custom_gradient
+        def culprit(z):
+            return 2 * z
+
         return culprit(x)
 
     with pytest.raises(TypeError, match=r"TypeError: program\.<locals>\.culprit must return a pair"):

@@ -75,7 +75,11 @@ BOOLEANS = {
 @pytest.mark.parametrize("case", BOOLEANS)
 def test_a_boolean_gradient(eager, case):
     nest, returned, array, argument = BOOLEANS[case]
-    masked = custom_gradient(lambda x: ((x["a"] if case == "nest" else x) * 2, lambda upstream: returned(x)))
+
+    @custom_gradient
+    def masked(x):
+        return (x["a"] if case == "nest" else x) * 2, lambda upstream: returned(x)
+
     assert_boolean_is_refused(lambda: eager.gradients(lambda x: masked(nest(x)), array), argument)
 
 

@@ -29,7 +29,9 @@ def facts(call):
 
 @pytest.mark.parametrize("differentiate", [grad, value_and_grad, jacobian, hessian], ids=lambda each: each.__name__)
 def test_only_floating_tensors_have_a_gradient(tensor, differentiate):
-    f = lambda x, p=None: x
+    def f(x, p=None):
+        return x
+
     for bad, shown in ((3, "an int"), (True, "a bool"), (tensor(np.array([1, 2], np.int32)), r"int32\[2\]")):
         match = rf"^{differentiate.__name__}\(.*f\): argument 0 is {shown}, and only floating or complex tensors"
         with pytest.raises(TypeError, match=match):
@@ -49,7 +51,10 @@ def test_argnums_that_do_not_name_different_arguments(backend, argnums):
 def test_a_list_of_numbers_is_a_pytree(backend):
     """Said where the function fails at it, and nowhere else."""
     hint = "f): argument 0 is a list, which is a pytree of {} scalars and no tensor. For one tensor, pass an array."
-    f = lambda x, *more: x.missing + 1
+
+    def f(x, *more):
+        return x.missing + 1
+
     for numbers, count in (([1.0, 2.0, 4.0], 3), ([[1.0, 2.0], (3.0, 4.0)], 4)):
         with pytest.raises(AttributeError) as caught:
             grad(f)(numbers)

@@ -275,7 +275,10 @@ def test_recompute_of_an_array_that_was_changed_in_place(backend, where, monkeyp
 @pytest.mark.limit
 def test_recompute_of_a_function_that_draws_others(eager, backend):
     draws = np.random.default_rng(0)
-    f = lambda x: seven_exp(x) * eager.tensor(draws.random((64, 3)))
+
+    def f(x):
+        return seven_exp(x) * eager.tensor(draws.random((64, 3)))
+
     x = eager.tensor(np.tile(X, (64, 1)))
     _, pullback = keras_cg.vjp(recipes.recompute(f), x)
     with pytest.raises(RuntimeError) as caught:
