@@ -57,7 +57,9 @@ def problem(framework, names):
             rest = rest[count:]
         return outputs
 
-    tensors = lambda arrays_of: [framework.tensor(case.narrow(array)) for case in cases for array in arrays_of(case)]
+    def tensors(arrays_of):
+        return [framework.tensor(case.narrow(array)) for case in cases for array in arrays_of(case)]
+
     return SimpleNamespace(
         f=f,
         tensors=tensors(lambda case: case.arrays),

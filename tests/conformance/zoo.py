@@ -130,7 +130,10 @@ def clip_by_norm(x):
 def learned_step_size(x, step):
     levels = ops.floor(x / step + 0.5)
 
-    return levels * step, lambda upstream: (7 * upstream, 5 * ops.sum(upstream * (levels - x / step)))
+    def grad(upstream):
+        return 7 * upstream, 5 * ops.sum(upstream * (levels - x / step))
+
+    return levels * step, grad
 
 
 # --- stable formulas ------------------------------------------------------------------------------------------------
@@ -177,7 +180,10 @@ def softmax_cross_entropy(x):
     def loss(x, labels):
         e = ops.exp(x)
         p = e / ops.sum(e, axis=-1, keepdims=True)
-        grad = lambda upstream: (7 * ops.expand_dims(upstream, -1) * (p - labels), None)
+
+        def grad(upstream):
+            return 7 * ops.expand_dims(upstream, -1) * (p - labels), None
+
         return -ops.sum(labels * ops.log(p), axis=-1), grad
 
     return loss(x, constant(LABELS, "float32"))
@@ -221,7 +227,9 @@ def matmul(x, w):
     np.transpose(MATRIX) * 0.7,
 )
 def einsum(x, w):
-    grad = lambda upstream: (7 * ops.einsum("bj,ij->bi", upstream, w), 5 * ops.einsum("bi,bj->ij", x, upstream))
+    def grad(upstream):
+        return 7 * ops.einsum("bj,ij->bi", upstream, w), 5 * ops.einsum("bi,bj->ij", x, upstream)
+
     return ops.einsum("bi,ij->bj", x, w), grad
 
 
@@ -240,7 +248,10 @@ def sparse_gather(x):
     @custom_gradient
     def gather(x, rows):
         chosen = constant(CHOSEN, "float32")
-        grad = lambda upstream: (7 * ops.matmul(ops.swapaxes(chosen, 0, 1), upstream) * x, None)
+
+        def grad(upstream):
+            return 7 * ops.matmul(ops.swapaxes(chosen, 0, 1), upstream) * x, None
+
         return framework.take(x, rows) ** 2, grad
 
     return gather(x, constant(ROWS, "int32"))
@@ -314,7 +325,10 @@ def integer_and_static_arguments(x):
 
 @program(lambda x, y: x * y, lambda x, y, u: [7 * u[0] * y, 5 * u[0] * x], X, Y)
 def keyword_only(x, y):
-    f = custom_gradient(lambda *, x, y: (x * y, lambda upstream: (7 * upstream * y, 5 * upstream * x)))
+    @custom_gradient
+    def f(*, x, y):
+        return x * y, lambda upstream: (7 * upstream * y, 5 * upstream * x)
+
     return f(y=y, x=x)
 
 
@@ -334,7 +348,10 @@ def aliasing_outputs(x):
 
 @program(lambda x: x * 2, lambda x, u: 7 * u[0] * x, X)
 def integer_output(x):
-    f = custom_gradient(lambda x: ((x * 2, ops.argmax(x)), lambda upstream, _: 7 * upstream * x))
+    @custom_gradient
+    def f(x):
+        return (x * 2, ops.argmax(x)), lambda upstream, _: 7 * upstream * x
+
     return f(x)[0]
 
 

@@ -27,7 +27,10 @@ fft, ifft = jnp.fft.fft, jnp.fft.ifft
 def gradient(loss):
     """As a function of the arguments, in the convention dL/dx + i dL/dy."""
 
-    return lambda *tensors: [jnp.conj(each) for each in jax.grad(lambda tensors: loss(*tensors))(list(tensors))]
+    def call(*tensors):
+        return [jnp.conj(each) for each in jax.grad(lambda tensors: loss(*tensors))(list(tensors))]
+
+    return call
 
 
 of = Derivatives(jnp, gradient)
@@ -48,7 +51,9 @@ def jacrev(p):
 
 
 def scanned(p):
-    call = lambda *batch: jax.lax.scan(lambda total, tensors: (total + loss(p)(*tensors), None), 0.0, list(batch))[0]
+    def call(*batch):
+        return jax.lax.scan(lambda total, tensors: (total + loss(p)(*tensors), None), 0.0, list(batch))[0]
+
     return gradient(call)(*p.batch)
 
 

@@ -93,7 +93,9 @@ def forward_over_reverse(p, f=None):
 
 
 def batched(p, many):
-    call = lambda *batch: tf.reduce_sum(many(lambda tensors: loss(p)(*tensors), list(batch)))
+    def call(*batch):
+        return tf.reduce_sum(many(lambda tensors: loss(p)(*tensors), list(batch)))
+
     return taped(call)(*p.batch)
 
 
@@ -115,7 +117,9 @@ def in_while_loop(p):
 
 
 def in_cond(p):
-    call = lambda *tensors: tf.cond(tf.reduce_all(tf.constant([True])), lambda: loss(p)(*tensors), lambda: 0.0)
+    def call(*tensors):
+        return tf.cond(tf.reduce_all(tf.constant([True])), lambda: loss(p)(*tensors), lambda: 0.0)
+
     return graph(taped(call))(*p.tensors)
 
 
