@@ -1,5 +1,6 @@
-"""Runs a program in an interpreter of its own; what goes wrong in it is told."""
+"""Runs a program by itself, where what goes wrong is told; and loads a file that is in no package as a module."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -13,3 +14,11 @@ def run(code, *arguments, without=(), **environment):
     done = subprocess.run(command, capture_output=True, text=True, env={**kept, **environment}, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()
+
+
+def load(path, name=None):
+    """The file as a module, imported again."""
+    spec = importlib.util.spec_from_file_location(name or path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -89,11 +89,8 @@ def test_the_line_in_the_readme():
         assert re.search(rf"\b{title} {re.escape(oldest)} to {re.escape(newest)}\b", " ".join(text.split())), title
     assert f"torch {TORCH.removesuffix('.0')}, " in text and "Python 3.11 to 3.13" in text
     assert f"beta, version {'.'.join(keras_cg.__version__.split('.')[:2])}." in text
-
-
-@pytest.mark.only("numpy")
-def test_the_readme_installs_from_the_repository():
-    (address,) = re.findall(r"@ git\+(\S+?)\"", (ROOT / "README.md").read_text())
+    # It installs from the repository.
+    (address,) = re.findall(r"@ git\+(\S+?)\"", text)
     assert address == PROJECT["urls"]["Repository"]
 
 

@@ -266,18 +266,13 @@ def test_an_outline_tells_what_the_rule_would(name):
     assert outlined(hold(k=[T(1.0), T(2.0)]), hold(k=[T(1.0), T(3.0)]))[0].name is not None
 
 
-def test_an_outline_tells_whether_something_is_no_data():
+def test_an_outline_tells_whether_something_is_no_data_and_holds_no_tensor():
     assert outlined(hold(k=[1]), hold(k=[1]))[1] is False
     assert outlined(hold(k={1}), hold(k={1}))[1] is True
-
-
-def test_an_outline_holds_no_tensor():
     tensor = T()
-    dead, steps = (
-        weakref.ref(tensor),
-        comparing.outline([("", hold(k=[tensor, {"a": Keeps(tensor)}]))], is_tensor, (), ())[0],
-    )
-    del tensor
+    dead, kept = weakref.ref(tensor), hold(k=[tensor, {"a": Keeps(tensor)}])
+    steps = comparing.outline([("", kept)], is_tensor, (), ())[0]
+    del tensor, kept
     assert dead() is None and steps
 
 
