@@ -128,6 +128,11 @@ def test_a_recipe_does_not_ask_for_variables(eager):
     assert f"    function: {HERE}:" in text
 
 
+def test_a_constant_is_just_a_constant(frame):
+    w = frame.tensor(2 * X)
+    frame.check(lambda x: closing_over(w)(x), [X], [np.full(3, 7.0)], 2 * X * X)
+
+
 # The other two frameworks have none.
 HAS_VARIABLES = pytest.mark.only("torch", "tensorflow")
 
