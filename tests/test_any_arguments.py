@@ -427,7 +427,9 @@ def build(case, tensor, cast):
     """The decorated function of a case; `tensor` makes a constant of the framework."""
     wide = lambda value: cast(value, "float64")
     ramps = {leaf.number: tensor(ramp(case, leaf)) for leaf in leaves(case.output) if isinstance(leaf, Output)}
-    same = lambda came, given: came is given or came == given
+
+    def same(came, given):
+        return came is given or came == given
 
     def add(total, dy, output, number):
         real, imaginary = total
@@ -459,7 +461,9 @@ def build(case, tensor, cast):
 
 
 def signature(case):
-    show = lambda each: each.name if each.default is Parameter else f"{each.name}=defaults['{each.name}']"
+    def show(each):
+        return each.name if each.default is Parameter else f"{each.name}=defaults['{each.name}']"
+
     only = case.of_kind("positional-only")
     return ", ".join(
         [*map(show, only)]
@@ -538,7 +542,9 @@ def run(name, mode, case):
     call_it = eval(f"lambda tensors: {call(case)}", scope)
     outputs = paths(case.output, "output")
     read = eval(f"lambda output: [{', '.join(path for _, path in outputs)}]")
-    narrow = lambda tensor, number: cast(tensor, "bfloat16") if case.dtypes[number] == "bfloat16" else tensor
+
+    def narrow(tensor, number):
+        return cast(tensor, "bfloat16") if case.dtypes[number] == "bfloat16" else tensor
 
     def evaluate(*given):
         tensors = [*constants]
