@@ -144,7 +144,8 @@ class Weights:
 
 @pytest.fixture(scope="module")
 def registered():
-    jax = pytest.importorskip("jax")
+    import jax
+
     jax.tree_util.register_dataclass(Weights, data_fields=["w", "a", "b"], meta_fields=["name"])
     register_by_sorted_names(Frozen, list)
     register_by_sorted_names(Fields, lambda value: ("b", "a"))
