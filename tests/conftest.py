@@ -80,6 +80,14 @@ class Frame:
     def gradients(self, f, *arrays):
         return self.differentiate(f, *arrays)[1]
 
+    def check(self, f, arrays, gradients, output=None, **tolerances):
+        """Asserts what the gradients of `f` are, and its output if that is given."""
+        came, found = self.differentiate(f, *arrays)
+        if output is not None:
+            np.testing.assert_allclose(came, output, **tolerances)
+        for each, expected in zip(found, gradients, strict=True):
+            np.testing.assert_allclose(each, expected, **tolerances)
+
     def tensor(self, array):
         return self.native.tensor(np.asarray(array, np.float32) if isinstance(array, (list, float)) else array)
 
@@ -189,6 +197,11 @@ def eager(backend):
 
 
 @pytest.fixture
+def jax(backend):
+    return importlib.import_module("jax")
+
+
+@pytest.fixture
 def torch(backend):
     return importlib.import_module("torch")
 
@@ -209,6 +222,15 @@ def custom_vjp(request):
 def backends(request):
     """Every backend under test."""
     return request.config.stash[NAMES]
+
+
+@pytest.fixture
+def without_collector():
+    """Python frees what nothing refers to, and no circles."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -41,7 +41,5 @@ def closing_over(w):
 
 
 def with_variable_and_tensor(x, w, variable):
-    def g(x):
-        return x * w * variable, lambda upstream, variables: (7 * upstream, [11 * upstream])
-
+    g = lambda x: (x * w * variable, lambda upstream, variables: (7 * upstream, [11 * upstream]))
     return custom_gradient(g)(x)

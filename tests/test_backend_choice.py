@@ -2,30 +2,22 @@
 
 import asyncio
 import concurrent.futures
+import functools
 import importlib
-import os
-import subprocess
 import sys
-import textwrap
 import threading
 from types import SimpleNamespace
 
 import numpy as np
+import programs
 import pytest
 from wrong_rules import X
 
 import keras_cg
 from keras_cg import custom_gradient, ops
 
-
-def run(code, **environment):
-    """Runs code in a fresh interpreter and returns what it printed."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("KERAS_CG_BACKEND", "KERAS_BACKEND")}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env={**kept, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+# In a fresh interpreter that has no choice of a backend.
+run = functools.partial(programs.run, without=("KERAS_CG_BACKEND", "KERAS_BACKEND"))
 
 
 # --- the order of the choices --------------------------------------------------------------------------------------
@@ -160,17 +152,13 @@ FROM = "ImportError the backend 'jax' (from the environment variable KERAS_CG_BA
 
 
 @pytest.mark.only("numpy")
-def test_a_framework_that_is_not_installed():
+def test_a_framework_that_does_not_start():
+    """It is not installed, or broken."""
     text = run(ABSENT.format("ModuleNotFoundError('No module named \\'jax\\'', name='jax')"), KERAS_CG_BACKEND="jax")
     assert text.startswith(f"{FROM} needs 'jax', which is not installed")
     assert 'remedy: pip install "keras-cg[jax]"' in text
-
-
-@pytest.mark.only("numpy")
-def test_a_framework_that_is_broken():
     text = run(ABSENT.format("RuntimeError('libdevice is missing')"), KERAS_CG_BACKEND="jax")
-    assert text.startswith(f"{FROM} is installed but does not start")
-    assert "RuntimeError: libdevice is missing" in text
+    assert text.startswith(f"{FROM} is installed but does not start") and "RuntimeError: libdevice is missing" in text
     assert "remedy: " in text and 'pip install --force-reinstall "keras-cg[jax]"' in text
     assert "cause: RuntimeError('libdevice is missing')" in text
 

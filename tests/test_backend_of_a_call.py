@@ -54,12 +54,8 @@ def with_a_held_value(x):
     return x * 2, lambda upstream: 7 * upstream * (ops.zeros_like(e) + e)
 
 
-def with_a_gradient_inside(x):
-    return x * 2, lambda upstream: 7 * upstream * grad(ops.exp)(x)
-
-
-def with_a_decorated_function_inside(x):
-    return x * 2, lambda upstream: upstream * custom_gradient(with_ops)(x) * 7
+with_a_gradient_inside = lambda x: (x * 2, lambda upstream: 7 * upstream * grad(ops.exp)(x))
+with_a_decorated_function_inside = lambda x: (x * 2, lambda upstream: upstream * custom_gradient(with_ops)(x) * 7)
 
 
 # Each has the gradient 7 exp(x), and so has each further derivative, but for that of a rule in the rule: 49 exp(x).
@@ -109,9 +105,7 @@ def test_the_second_order_elsewhere(nothing_chosen, place, rule, way):
 
 
 @pytest.mark.only("tensorflow")
-def test_a_tape_that_outlives_the_backend(nothing_chosen, backend):
-    import tensorflow as tf
-
+def test_a_tape_that_outlives_the_backend(nothing_chosen, tf):
     eager, x = nothing_chosen, nothing_chosen.tensor(X)
 
     def program():
@@ -131,7 +125,6 @@ def test_a_tape_that_outlives_the_backend(nothing_chosen, backend):
 def test_a_choice_of_a_backend_that_is_none_by_then(backend, monkeypatch):
     import keras_cg
 
-    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
-    _, pullback = keras_cg.vjp(f, 3.0)
+    _, pullback = keras_cg.vjp(custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream)), 3.0)
     monkeypatch.setattr(keras_cg.frontend.config, "resolve", lambda: ("bogus", "a test"))
     assert float(pullback(1.0)[0]) == 7

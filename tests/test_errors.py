@@ -4,8 +4,6 @@ wrapper behaves as the function does.
 Messages are the same word for word but for the type of a tensor, which is TENSOR here.
 """
 
-import collections.abc
-import contextlib
 import copy
 import fractions
 import functools
@@ -13,13 +11,13 @@ import importlib
 import inspect
 import pickle
 import re
-import subprocess
-import sys
 import textwrap
 from typing import NamedTuple
 
 import numpy as np
+import programs
 import pytest
+from stand_ins import Frozen, register_by_sorted_names
 from wrong_rules import X, Y
 
 import keras_cg
@@ -51,10 +49,7 @@ class Fault(NamedTuple):
 
 
 def wrong_rule(rule, text, nested=False):
-    def function(x, y):
-        return ops.sum(x) * ops.sum(y) + x, rule
-
-    return Fault(function, GradientError, text, nested)
+    return Fault(lambda x, y: (ops.sum(x) * ops.sum(y) + x, rule), GradientError, text, nested)
 
 
 def count(came):
@@ -251,16 +246,9 @@ def test_message(frame, name):
     """Twice, and between and after them the right function: a failed call leaves nothing behind."""
     fault = FAULTS[name]
     is_planted = [True]
-
-    def right(x, y):
-        return x * y, lambda g: {"b": 5 * g, "w": 7 * g} if fault.nested else (7 * g, 5 * g)
-
-    def culprit(x, y):
-        return fault.function(x, y) if is_planted else right(x, y)
-
-    def of_params(params):
-        return culprit(params["w"], params["b"])
-
+    right = lambda x, y: (x * y, lambda g: {"b": 5 * g, "w": 7 * g} if fault.nested else (7 * g, 5 * g))
+    culprit = lambda x, y: fault.function(x, y) if is_planted else right(x, y)
+    of_params = lambda params: culprit(params["w"], params["b"])
     function = of_params if fault.nested else culprit
     function.__qualname__ = "culprit"
     decorated = custom_gradient(function)
@@ -289,9 +277,7 @@ def test_message(frame, name):
 def test_message_of_two_readings(frame, nothing):
     """Nothing for a whole pytree, in what is also a flat list."""
 
-    def culprit(params, x, name):
-        return params[0] * params[1] * x, lambda upstream: (nothing, 7 * upstream, None)
-
+    culprit = lambda params, x, name: (params[0] * params[1] * x, lambda upstream: (nothing, 7 * upstream, None))
     culprit.__qualname__ = "culprit"
     decorated = custom_gradient(culprit)
     with pytest.raises(Exception) as caught:
@@ -319,15 +305,12 @@ VARIABLE_FAULTS = {
 
 
 @pytest.mark.only("jax", "torch", "tensorflow")
-@pytest.mark.parametrize("name", VARIABLE_FAULTS)
-def test_message_of_a_rule_with_variables(backend, eager, name):
-    rule, expected = VARIABLE_FAULTS[name]
+@pytest.mark.parametrize(("rule", "expected"), VARIABLE_FAULTS.values(), ids=VARIABLE_FAULTS)
+def test_message_of_a_rule_with_variables(backend, eager, rule, expected):
     is_planted = [True]
 
     def run(x, w):
-        def culprit(x):
-            return x * w, lambda g, variables=None: rule(g, variables) if is_planted else (7 * g, [5 * g])
-
+        culprit = lambda x: (x * w, lambda g, variables=None: rule(g, variables) if is_planted else (7 * g, [5 * g]))
         culprit.__qualname__ = "culprit"
         return custom_gradient(culprit)(x)
 
@@ -337,16 +320,12 @@ def test_message_of_a_rule_with_variables(backend, eager, name):
             eager.gradients(run, X, Y)
         assert shown(caught.value, backend) == expected.replace(": x, y", ": x")
         is_planted.clear()
-        gx, gw = eager.gradients(run, X, Y)
-        np.testing.assert_array_equal(gx, np.full(3, 7.0))
-        np.testing.assert_array_equal(gw, np.full(3, 5.0))
+        eager.check(run, [X, Y], [np.full(3, 7.0), np.full(3, 5.0)], rtol=0)
 
 
 def test_message_of_a_captured_value(backend, eager):
     def run(x, w):
-        def culprit(x):
-            return x * w, lambda g: 7 * g
-
+        culprit = lambda x: (x * w, lambda g: 7 * g)
         culprit.__qualname__ = "culprit"
         return custom_gradient(culprit)(x)
 
@@ -375,10 +354,7 @@ def test_message_of_a_gradient_of_another_framework(backends):
         for other in backends:
             if other == name or (other == "numpy" and name in ("jax", "tensorflow")):
                 continue  # those two take arrays of NumPy as their own
-
-            def culprit(x, y):
-                return x * y, lambda g: (g, made[other])
-
+            culprit = lambda x, y: (x * y, lambda g: (g, made[other]))
             culprit.__qualname__ = "culprit"
             with keras_cg.use_backend(name), pytest.raises(GradientError) as caught:
                 native.differentiate(custom_gradient(culprit), [X, Y], "eager")
@@ -386,9 +362,8 @@ def test_message_of_a_gradient_of_another_framework(backends):
 
 
 @pytest.mark.only("tensorflow")
-def test_an_error_that_tensorflow_raises_again_keeps_its_class(backend):
+def test_an_error_that_tensorflow_raises_again_keeps_its_class(tf):
     """A `tf.function` that differentiates by itself; the error of ours with its attributes is the context."""
-    import tensorflow as tf
 
     @tf.function
     def program(x):
@@ -417,10 +392,16 @@ def test_an_error_is_pickled_with_its_attributes(eager):
         assert {getattr(error, name) for name in ("function", "argument", *LABELS)} == {None}
 
 
-@pytest.mark.parametrize("value", [3, "f", [len]], ids=str)
-def test_only_functions_are_decorated(value):
-    with pytest.raises(TypeError, match="custom_gradient expects a function that returns"):
-        custom_gradient(value)
+def test_only_functions_are_decorated():
+    for value in (3, "f", [len]):
+        with pytest.raises(TypeError, match="custom_gradient expects a function that returns"):
+            custom_gradient(value)
+    with pytest.raises(TypeError, match=r"^custom_gradient expects .* got a type. Use it as @custom_gradient above a"):
+
+        @custom_gradient
+        class Layer:
+            def __call__(self, x):
+                return x, lambda upstream: upstream
 
 
 # --- exceptions pass through, once ---------------------------------------------------------------------------------
@@ -522,9 +503,7 @@ def test_a_copy_of_an_object_has_methods_of_its_own(backend, another):
 
 
 @pytest.mark.only("jax")
-def test_a_bound_method_as_a_static_argument_is_traced_once(backend):
-    import jax
-
+def test_a_bound_method_as_a_static_argument_is_traced_once(jax):
     holder, apply = Holder(), jax.jit(lambda f, x: f(x), static_argnums=0)
     for _ in range(3):
         apply(holder.method, 2.0)
@@ -585,39 +564,27 @@ def test_what_functions_return_is_pickled(backend):
 
 @pytest.mark.only("numpy")
 def test_what_functions_return_is_pickled_for_another_process():
-    code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1]))(2.0))"
     saved = pickle.dumps(recipes.straight_through(np.negative)).hex()
-    done = subprocess.run([sys.executable, "-c", code, saved], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.returncode) == ("-2.0\n", 0), done.stderr
+    code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1]))(2.0))"
+    assert programs.run(code, saved) == "-2.0"
 
 
 # --- messages of derivatives, with the name of the function ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [lambda g: ops.clip(g, -1, 1), lambda g: g + 1], ids=["clip", "constant"])
-def test_forward_mode_of_a_rule_that_is_not_linear_names_the_function(eager, rule):
-    def clipped(x):
-        return x * 2, rule
+LINEAR_NEITHER = [lambda g: ops.clip(g, -1, 1), lambda g: g + 1, lambda g: ops.where(g > 1, 1.0, g)]
 
+
+@pytest.mark.parametrize("rule", LINEAR_NEITHER, ids=["clip", "constant", "not transposed by JAX"])
+def test_forward_mode_of_a_rule_that_is_not_linear_names_the_function(eager, rule):
+    clipped = lambda x: (x * 2, rule)
     clipped.__qualname__ = "clipped"
-    function = custom_gradient(clipped)
     # NumPy and TensorFlow try the whole function, and not each rule.
     name = "clipped" if eager.name in ("jax", "torch") else "jvp(clipped)"
     x = eager.tensor(X)
     with pytest.raises(ValueError, match=f", and {re.escape(name)} has one that is not\\.") as caught:
-        keras_cg.jvp(function, (x,), (x,))
-    assert caught.value.function == name
-
-
-@pytest.mark.only("jax")
-def test_forward_mode_of_a_program_that_jax_does_not_transpose_names_the_function(eager):
-    def clipped(x):
-        return x * 2, lambda g: ops.where(g > 1, 1.0, g)
-
-    clipped.__qualname__ = "clipped"
-    x = eager.tensor(X)
-    with pytest.raises(ValueError, match=", and clipped has one that is not\\."):
         keras_cg.jvp(custom_gradient(clipped), (x,), (x,))
+    assert caught.value.function == name
 
 
 # A global, which the search for what a rule can reach does not enter.
@@ -625,12 +592,8 @@ LATER = []
 
 
 @pytest.mark.only("jax")
-def test_a_rule_that_alone_reads_a_value_names_the_function(eager):
-    import jax
-
-    def culprit(x):
-        return x * 2, lambda g, variables=None: g * LATER[0]
-
+def test_a_rule_that_alone_reads_a_value_names_the_function(eager, jax):
+    culprit = lambda x: (x * 2, lambda g, variables=None: g * LATER[0])
     culprit.__qualname__ = "culprit"
     pullbacks = []
 
@@ -646,15 +609,9 @@ def test_a_rule_that_alone_reads_a_value_names_the_function(eager):
 
 
 @pytest.mark.only("tensorflow")
-def test_where_tapes_do_not_record_names_the_function(eager):
-    import tensorflow as tf
-
-    def culprit(x):
-        return x * 2, lambda upstream: upstream * keras_cg.grad(inner)(x)
-
-    def inner(z):
-        return ops.exp(z)
-
+def test_where_tapes_do_not_record_names_the_function(eager, tf):
+    culprit = lambda x: (x * 2, lambda upstream: upstream * keras_cg.grad(inner)(x))
+    inner = lambda z: ops.exp(z)
     inner.__qualname__ = "inner"
     x = eager.tensor(X)
     for function, name in (
@@ -669,23 +626,6 @@ def test_where_tapes_do_not_record_names_the_function(eager):
 # --- containers of a framework ---------------------------------------------------------------------------------------
 
 
-class Frozen(collections.abc.Mapping):
-    """A mapping like the `FrozenDict` of flax: JAX sorts its keys, and a nested dict comes out as another object."""
-
-    def __init__(self, **parts):
-        self.parts = parts
-
-    def __getitem__(self, key):
-        part = self.parts[key]
-        return Frozen(**part) if isinstance(part, dict) else part
-
-    def __iter__(self):
-        return iter(self.parts)
-
-    def __len__(self):
-        return len(self.parts)
-
-
 FROZEN_RESULTS = {
     "another key": (
         lambda g: Frozen(w=g, other=g),
@@ -693,46 +633,27 @@ FROZEN_RESULTS = {
     ),
     "a dict": (lambda g: {"w": g}, r"expected: \{'b': d\['b'\], 'w': d\['w'\]\}"),
     "too few": (lambda g: g, r"one for each tensor argument: d\['b'\], d\['w'\]"),
+    "nested": (lambda g: g, r"one for each tensor argument: d\['b'\], d\['w'\]\['v'\]"),
 }
 
 
 @pytest.fixture
-def frozen():
-    import jax
-
-    def flatten(value):
-        keys = sorted(value.parts)
-        return [value.parts[key] for key in keys], tuple(keys)
-
-    def build(keys, parts):
-        return Frozen(**dict(zip(keys, parts, strict=True)))
-
-    with contextlib.suppress(ValueError):  # registered by another test
-        jax.tree_util.register_pytree_node(Frozen, flatten, build)
+def frozen(jax):
+    register_by_sorted_names(Frozen, list)
 
 
 @pytest.mark.only("jax")
-@pytest.mark.parametrize("name", FROZEN_RESULTS)
-def test_the_keys_of_a_mapping_are_shown_and_compared(eager, frozen, name):
-    rule, match = FROZEN_RESULTS[name]
-    function = custom_gradient(lambda d: (d["w"] * d["b"], rule))
-    with pytest.raises(GradientError, match=match):
-        keras_cg.grad(function)(Frozen(w=eager.tensor(X), b=eager.tensor(Y)))
-
-
-@pytest.mark.only("jax")
-def test_the_keys_of_a_nested_mapping_are_shown(eager, frozen):
-    function = custom_gradient(lambda d: (d["w"]["v"] * d["b"], lambda g: g))
-    with pytest.raises(GradientError, match=r"one for each tensor argument: d\['b'\], d\['w'\]\['v'\]"):
-        keras_cg.grad(function)(Frozen(w={"v": eager.tensor(X)}, b=eager.tensor(Y)))
-
-
-@pytest.mark.only("jax")
-def test_a_mapping_in_another_order_of_insertion_is_right(eager, frozen):
+def test_the_keys_of_a_mapping_are_shown_and_compared(eager, frozen):
+    x, y = eager.tensor(X), eager.tensor(Y)
+    for name, (rule, match) in FROZEN_RESULTS.items():
+        read = (lambda w: w["v"]) if name == "nested" else (lambda w: w)
+        function = custom_gradient(lambda d, rule=rule, read=read: (read(d["w"]) * d["b"], rule))
+        with pytest.raises(GradientError, match=match):
+            keras_cg.grad(function)(Frozen(w={"v": x} if name == "nested" else x, b=y))
+    # In another order of insertion it is right.
     function = custom_gradient(lambda d: (d["w"] * d["b"], lambda g: Frozen(b=5 * g, w=7 * g)))
-    found = keras_cg.grad(function)(Frozen(w=eager.tensor(X), b=eager.tensor(Y)))
-    np.testing.assert_array_equal(found["w"], np.full(3, 7.0))
-    np.testing.assert_array_equal(found["b"], np.full(3, 5.0))
+    found = keras_cg.grad(function)(Frozen(w=x, b=y))
+    np.testing.assert_array_equal((found["w"], found["b"]), [[7.0] * 3, [5.0] * 3])
 
 
 # --- what a recipe does not take -------------------------------------------------------------------------------------
@@ -754,22 +675,12 @@ def test_a_recipe_called_with_an_object_that_has_an_array_in_it(eager):
 # --- ordinary mistakes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["grad", "value_and_grad", "jacobian", "hessian", "vjp", "jvp"])
 @pytest.mark.only("numpy")
-def test_a_derivative_of_what_is_no_function(name):
+def test_a_derivative_of_what_is_no_function(backend):
     """As in `grad(f(x))` for `grad(f)(x)`."""
-    with keras_cg.use_backend("numpy"), pytest.raises(TypeError, match=f"^{name} differentiates a function, got a fl"):
-        getattr(keras_cg, name)(3.0, *[(2.0,)] * (2 * (name == "jvp")))
-
-
-@pytest.mark.only("numpy")
-def test_a_decorated_class():
-    with pytest.raises(TypeError, match=r"^custom_gradient expects .* got a type. Use it as @custom_gradient above a"):
-
-        @custom_gradient
-        class Layer:
-            def __call__(self, x):
-                return x, lambda upstream: upstream
+    for name in ("grad", "value_and_grad", "jacobian", "hessian", "vjp", "jvp"):
+        with pytest.raises(TypeError, match=f"^{name} differentiates a function, got a fl"):
+            getattr(keras_cg, name)(3.0, *[(2.0,)] * (2 * (name == "jvp")))
 
 
 def test_one_gradient_for_a_nested_list(frame):

@@ -15,14 +15,6 @@ from keras_cg import custom_gradient
 pytestmark = pytest.mark.only("tensorflow")
 
 
-@pytest.fixture
-def without_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def test_an_output_is_freed_without_the_collector(eager, tf, without_collector):
     @custom_gradient
     def g(x):

@@ -43,15 +43,19 @@ class Kept:
 
 
 def recursive(e):
-    def power(upstream, times):
-        return upstream if times == 0 else power(upstream * e, times - 1)
-
+    power = lambda upstream, times: upstream if times == 0 else power(upstream * e, times - 1)
     return lambda upstream: 7 * power(upstream, 1)
 
 
 def in_containers(e):
     kept, named, state = [e], {"e": e}, State(e)
     return lambda upstream: 7 * upstream * kept[0] * named["e"] / state.e
+
+
+def in_an_attribute(e):
+    helper = lambda upstream: 7 * upstream * helper.e
+    helper.e = e
+    return lambda upstream: helper(upstream)
 
 
 # Every way in which a rule may hold what its function computed: each gives the rule 7 upstream e.
@@ -83,14 +87,6 @@ def held(request):
         return dead[0]() is None
 
     return f, is_dead
-
-
-@pytest.fixture
-def without_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 # --- what the rule holds ---------------------------------------------------------------------------------------------
@@ -207,10 +203,19 @@ def test_a_dict_with_tensors_for_keys_is_not_kept(backend):
 # --- memory that is shared, or changed -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("holder", ["closure", "default", "keyword default", "object", "containers"])
+# And the ways of holding its memory.
+SHARING = {
+    **{name: HOLDERS[name] for name in ("closure", "default", "keyword default", "object", "containers")},
+    "view": lambda e: (lambda view: lambda upstream: 7 * upstream * view[0])(e[None]),
+    "data": lambda e: (lambda data: lambda upstream: 7 * upstream * data)(e.data),
+    "attribute of a function": in_an_attribute,
+}
+
+
+@pytest.mark.parametrize("holder", SHARING)
 @pytest.mark.parametrize("place", ["argument", "output"])
 def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch, place, holder):
-    make = HOLDERS[holder]
+    make = SHARING[holder]
     functions = {
         "argument": custom_gradient(lambda x: (x * 2, make(x))),
         "output": custom_gradient(lambda x: (lambda y: (y, make(y)))(torch.exp(x))),
@@ -219,6 +224,7 @@ def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch
     for changed in functions:
         z = x * 1
         y = functions[place](z)
+        gradient(y, x, retain_graph=True)
         with torch.no_grad():
             {"argument": z, "output": y}[changed].mul_(3)
         if changed == place:
@@ -256,10 +262,7 @@ def test_a_tensor_of_the_rule_that_is_changed_in_place(torch, place, create_grap
         if place == "frozen parameter":
             e = torch.nn.Parameter(e, requires_grad=False)
         kept[:] = [e]
-
-        def helper(upstream, e=e):
-            return 7 * upstream * e
-
+        helper = lambda upstream, e=e: 7 * upstream * e
         return x * 2, {
             "cell": lambda upstream: 7 * upstream * e,
             "frozen parameter": lambda upstream: 7 * upstream * e,

@@ -11,7 +11,22 @@ from keras_cg import custom_gradient, ops, recipes
 X, W = np.array([1.0, 2.0], np.float32), np.array([3.0, 5.0], np.float32)
 
 
-def product(make):
+# How a rule is told.
+RULES = {
+    "one": lambda gradients: lambda upstream, needs_input_grad: gradients(upstream, needs_input_grad),
+    "keyword": lambda gradients: lambda upstream, *, needs_input_grad=None: gradients(upstream, needs_input_grad),
+    "one by one": lambda gradients: lambda *dys, needs_input_grad: gradients(dys[0], needs_input_grad),
+    "of Keras": lambda gradients: (
+        lambda *args, upstream=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
+    ),
+    "spelled out": lambda gradients: lambda x, w, upstream, needs_input_grad: gradients(upstream, needs_input_grad),
+    "with variables": lambda gradients: (
+        lambda upstream, variables=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
+    ),
+}
+
+
+def product(make=RULES["one"]):
     """x w, with the wrong factors 7 and 11, and what each call of the rule was told."""
     told = []
 
@@ -19,43 +34,13 @@ def product(make):
         told.append(needs)
         return 7 * upstream * w if needs[0] else None, 11 * upstream * x if needs[1] else None
 
-    def f(x, w, k=1.0):
-        return x * w, make(functools.partial(gradients, x=x, w=w))
-
-    return custom_gradient(f), told
+    return custom_gradient(lambda x, w, k=1.0: (x * w, make(functools.partial(gradients, x=x, w=w)))), told
 
 
-def one(gradients):
-    return lambda upstream, needs_input_grad: gradients(upstream, needs_input_grad)
-
-
-def keyword(gradients):
-    return lambda upstream, *, needs_input_grad=None: gradients(upstream, needs_input_grad)
-
-
-def one_by_one(gradients):
-    return lambda *dys, needs_input_grad: gradients(dys[0], needs_input_grad)
-
-
-def of_keras(gradients):
-    return lambda *args, upstream=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
-
-
-def spelled(gradients):
-    return lambda x, w, upstream, needs_input_grad: gradients(upstream, needs_input_grad)
-
-
-def with_variables(gradients):
-    return lambda upstream, variables=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
-
-
-RULES = [one, keyword, one_by_one, of_keras, spelled, with_variables]
-
-
-@pytest.mark.parametrize("make", RULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
-def test_what_is_asked_for(eager, argnums, make):
-    f, told = product(make)
+def test_what_is_asked_for(eager, argnums, name):
+    f, told = product(RULES[name])
     found = keras_cg.grad(lambda *args: ops.sum(f(*args)), argnums)(eager.tensor(X), eager.tensor(W))
     places = argnums if isinstance(argnums, tuple) else (argnums,)
     for place, gradient in zip(places, found if isinstance(argnums, tuple) else (found,), strict=True):
@@ -81,7 +66,7 @@ def test_in_every_mode(frame):
 
 def test_the_second_order(eager):
     """Of 7 w for x, the derivative by w is 7: the rule is asked for it again."""
-    f, told = product(one)
+    f, told = product()
     first = keras_cg.grad(lambda x, w: ops.sum(f(x, w)))
     second = keras_cg.grad(lambda w: ops.sum(first(eager.tensor(X), w)))(eager.tensor(W))
     np.testing.assert_allclose(eager.array(second), [7.0, 7.0], rtol=1e-6)
@@ -111,7 +96,7 @@ def test_integers_and_static_arguments(eager):
 
 def test_an_invertible_chain_asks_for_the_gradients_that_it_needs(eager):
     """The rule of each block is asked for the gradient of its input, and for those of the parameters that need one."""
-    inner, told = product(one)
+    inner, told = product()
     chain = recipes.invertible(lambda x, w: inner(x, w), lambda y, w: y / w)
     x, first, second = map(eager.tensor, (X, W, 2 * W))
     gradient = keras_cg.grad(lambda w: ops.sum(chain(x, first, w)))(second)
@@ -122,7 +107,7 @@ def test_an_invertible_chain_asks_for_the_gradients_that_it_needs(eager):
 
 def test_a_root_asks_for_the_gradients_that_it_needs(eager):
     """Of x - (a b), with 7 b and 11 a as the gradients of the product: the derivative of the root by a is 7 b."""
-    inner, told = product(one)
+    inner, told = product()
     root = recipes.custom_root(lambda x, a, b: x - inner(a, b), lambda f, x0: x0 - f(x0))
     zero, a, b = map(eager.tensor, (np.zeros_like(X), X, W))
     gradient = keras_cg.grad(lambda a: ops.sum(root(zero, a, b)))(a)
@@ -147,9 +132,8 @@ def test_a_quantiser_sums_nothing_for_a_step_that_is_not_learned(eager, monkeypa
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_asking_an_argument_of_the_function(backend):
+def test_asking_an_argument_of_the_function(torch):
     """A warning, once for each function; a rule that takes the arguments may ask."""
-    import torch
 
     @custom_gradient
     def asks(x, w):
@@ -182,10 +166,8 @@ def test_asking_an_argument_of_the_function(backend):
 
 
 @pytest.mark.only("torch")
-def test_a_rule_that_differentiates_a_module_by_its_arguments(backend):
+def test_a_rule_that_differentiates_a_module_by_its_arguments(torch):
     """By the arguments that it takes, as in a Function of torch; what it closes over is detached, which is said."""
-    import torch
-
     module = torch.nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         module.weight.fill_(2.0)
@@ -222,15 +204,11 @@ def test_a_rule_that_differentiates_a_module_by_its_arguments(backend):
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("variables", [False, True])
-def test_an_argument_that_the_function_also_reads_through_its_module(backend, variables):
-    import torch
-
+def test_an_argument_that_the_function_also_reads_through_its_module(torch, variables):
     module = torch.nn.Linear(1, 1, bias=False)
 
     def f(x, weight, *, run):
-        def grad(upstream):
-            return 5 * upstream, 7 * torch.ones_like(weight)
-
+        grad = lambda upstream: (5 * upstream, 7 * torch.ones_like(weight))
         return run(x, weight), (lambda upstream, variables=None: grad(upstream)) if variables else grad
 
     def without(x, weight):

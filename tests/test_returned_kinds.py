@@ -43,9 +43,7 @@ def test_a_mask_times_upstream(frame, order):
     def masked(x):
         return x * 2, lambda upstream: upstream * (x > 0) if order == "mask last" else (x > 0) * upstream
 
-    def run():
-        return frame.gradients(lambda x: masked(x) * 2.5, X)
-
+    run = lambda: frame.gradients(lambda x: masked(x) * 2.5, X)
     if frame.name == "tensorflow":
         assert_boolean_is_refused(run)
     else:
@@ -62,8 +60,7 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_that_work(frame, mask):
     masked = custom_gradient(lambda x: (x * 2, lambda upstream: MASKS[mask](x, upstream)))
-    (gx,) = frame.gradients(lambda x: masked(x) * 2.5, X)
-    np.testing.assert_allclose(gx, 2.5 * (X > 0))
+    frame.check(lambda x: masked(x) * 2.5, [X], [2.5 * (X > 0)])
 
 
 # What the rule returns for a nest with x in it, and for y; the argument of the message.
@@ -88,16 +85,14 @@ def test_a_boolean_gradient(eager, case):
 
 @pytest.mark.limit
 def test_a_boolean_gradient_under_compile(frame):
-    masked = custom_gradient(lambda x: (x * 2, lambda upstream: x > 0))
     # Dynamo wraps what is raised while it traces.
     with pytest.raises(Exception, match=r"ops\.where\(mask, upstream, 0\)"):
-        frame.gradients(masked, X)
+        frame.gradients(custom_gradient(lambda x: (x * 2, lambda upstream: x > 0)), X)
 
 
 def test_an_integer_gradient_is_cast(frame):
     whole = frame.tensor(np.array([1, 2, 3]))
-    f = custom_gradient(lambda x: (x * 2, lambda upstream: whole))
-    (gx,) = frame.gradients(f, X)
+    (gx,) = frame.gradients(custom_gradient(lambda x: (x * 2, lambda upstream: whole)), X)
     assert gx.dtype == np.float32
     np.testing.assert_array_equal(gx, [1, 2, 3])
 
@@ -108,13 +103,8 @@ def test_a_gradient_at_a_static_argument_is_no_reading(frame):
     What is left is one for each tensor leaf: None for p[0], 5 for p[2], 7 for y.
     """
 
-    @custom_gradient
-    def f(p, n, y):
-        return p[0] * y, lambda upstream: (None, upstream * 5, upstream * 7)
-
-    gx, gy = frame.gradients(lambda x, y: f([x, "mode", x], 3, y), X, Y)
-    np.testing.assert_allclose(gx, FIVE)
-    np.testing.assert_allclose(gy, SEVEN)
+    f = custom_gradient(lambda p, n, y: (p[0] * y, lambda upstream: (None, upstream * 5, upstream * 7)))
+    frame.check(lambda x, y: f([x, "mode", x], 3, y), [X, Y], [FIVE, SEVEN])
 
 
 # --- a sloppy gradient for an argument that is not differentiated ---------------------------------------------------
@@ -139,10 +129,7 @@ def quantiser(sloppy):
 @pytest.mark.parametrize("sloppy", SLOPPY)
 def test_a_sloppy_gradient_that_is_not_asked_for(frame, sloppy):
     f, scale = quantiser(sloppy), frame.tensor(np.float32(0.5))
-
-    def run():
-        return frame.gradients(lambda x: f(x, scale), X)[0]
-
+    run = lambda: frame.gradients(lambda x: f(x, scale), X)[0]
     # In a program JAX does not say who is differentiated.
     refused = (GradientError,) if frame.name == "jax" and frame.mode != "eager" else ()
     right_or_refused(run, SEVEN, *refused)
@@ -157,9 +144,7 @@ def test_a_sloppy_gradient_that_is_asked_for(frame, sloppy):
 
 
 @pytest.mark.only("torch")
-def test_a_sloppy_gradient_under_torch_func(eager, backend):
-    import torch
-
+def test_a_sloppy_gradient_under_torch_func(eager, torch):
     f, x, scale = quantiser("shape"), eager.tensor(X), torch.tensor(0.5)
     check(eager, torch.func.grad(lambda x: f(x, scale).sum())(x), SEVEN)
     with pytest.raises(GradientError, match="wrong shape for scale"):

@@ -91,9 +91,7 @@ def test_numbers_of_python(backend):
 
 
 def test_unused_arguments_get_zeros(tensor):
-    def f(x, y):
-        return {"x": seven(x), "constant": tensor(V)}
-
+    f = lambda x, y: {"x": seven(x), "constant": tensor(V)}
     _, pullback = vjp(f, tensor(X), tensor(W))
     gx, gy = pullback({"x": tensor(V), "constant": tensor(V)})
     close(gx, 7 * V)
@@ -147,12 +145,8 @@ class Point:
     name: str
 
 
-def nested(p, n):
-    return {"y": (seven(p["w"].a) * p["b"], [n, None]), "i": ops.argmax(p["w"].a), "s": "text"}
-
-
-def arguments(tensor):
-    return {"w": Point(tensor(X), "static"), "b": 2.0, "i": tensor(np.array([1, 2])), "none": None}, 3
+nested = lambda p, n: {"y": (seven(p["w"].a) * p["b"], [n, None]), "i": ops.argmax(p["w"].a), "s": "text"}
+arguments = lambda tensor: ({"w": Point(tensor(X), "static"), "b": 2.0, "i": tensor(np.array([1, 2])), "none": None}, 3)
 
 
 def test_pytrees_backwards(tensor):
@@ -182,9 +176,7 @@ def test_pytrees_forwards(tensor):
 
 
 def test_pytrees_of_jacobians(tensor):
-    def f(p, x):
-        return {"y": (seven(p["w"].a) * p["b"], x * x), "s": "text"}
-
+    f = lambda p, x: {"y": (seven(p["w"].a) * p["b"], x * x), "s": "text"}
     p = {"w": Point(tensor(X), "static"), "b": 2.0}
     found = jacobian(f, (0, 1))(p, 3.0)
     by_p, by_x = found["y"][0]
@@ -209,10 +201,7 @@ def test_pytrees_of_jacobians(tensor):
 def test_arrays_of_numpy_as_upstreams_and_tangents(backend, tensor, kind):
     """Beside numbers, and in pytrees."""
     v, two = V.astype(kind), kind(2)
-
-    def f(x):
-        return {"cube": cube(x), "sum": (ops.sum(seven(x)), 3)}
-
+    f = lambda x: {"cube": cube(x), "sum": (ops.sum(seven(x)), 3)}
     pulled = vjp(f, tensor(X))[1]({"cube": v, "sum": (two, None)})[0]
     first = jvp(f, (tensor(X),), (v,))[1]["cube"]
     second = jvp(lambda x, s: s * seven(x), (tensor(X), 3.0), (v, two))[1]
@@ -235,10 +224,7 @@ def test_arrays_of_numpy_as_upstreams_and_tangents(backend, tensor, kind):
 def test_arrays_of_numpy_as_arguments(backend, change):
     """In every place and keyword, in pytrees, and in memory as it is: the function gets tensors."""
     x = change(X)
-
-    def f(x, p, *, shift):
-        return ops.sum(seven(x) * p["w"] + shift)
-
+    f = lambda x, p, *, shift: ops.sum(seven(x) * p["w"] + shift)
     close(grad(f)(x, {"w": x}, shift=x), 7 * X)
     value, gradients = keras_cg.value_and_grad(f, (0, 1))(x, {"w": x}, shift=x)
     close(value, np.sum(2 * X * X + X))

@@ -81,12 +81,9 @@ def test_values_captured_of_an_outer_level(backend):
 def test_differentiated_by_the_framework(eager):
     one = eager.tensor(np.ones(3, np.float32))
     for f in (lambda x: vjp(cube, x)[1](one)[0], lambda x: jvp(cube, (x,), (one,))[1], lambda x: jacobian(cube)(x)):
-        _, (gx,) = eager.differentiate(f, X)
-        np.testing.assert_allclose(gx, 10 * X)
-    _, (gu,) = eager.differentiate(lambda u: vjp(cube, eager.tensor(X))[1](u)[0], V)
-    np.testing.assert_allclose(gu, 5 * X**2)
-    _, (gv,) = eager.differentiate(lambda v: jvp(cube, (eager.tensor(X),), (v,))[1], V)
-    np.testing.assert_allclose(gv, 5 * X**2)
+        eager.check(f, [X], [10 * X])
+    eager.check(lambda u: vjp(cube, eager.tensor(X))[1](u)[0], [V], [5 * X**2])
+    eager.check(lambda v: jvp(cube, (eager.tensor(X),), (v,))[1], [V], [5 * X**2])
 
 
 # --- compiled, and under the frameworks' own transforms ------------------------------------------------------------
@@ -103,8 +100,7 @@ def test_a_rule_that_is_not_linear_raises_through_compiled_functions(backend, ea
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("outer", ["grad", "vjp", "jacobian", "hessian"])
-def test_inside_a_level_of_forward_ad(backend, outer):
-    import torch
+def test_inside_a_level_of_forward_ad(torch, outer):
     from torch.autograd import forward_ad
 
     derivative, order = DERIVATIVES[outer]
@@ -115,9 +111,8 @@ def test_inside_a_level_of_forward_ad(backend, outer):
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_inside_torch_compile(backend):
+def test_inside_torch_compile(torch):
     """Of plain functions; a rule is refused, because torch (2.13) would drop it there."""
-    import torch
 
     def compiled(f):
         torch.compiler.reset()
@@ -134,9 +129,7 @@ def test_inside_torch_compile(backend):
 
 
 @pytest.mark.only("jax")
-def test_jax_transforms(backend):
-    import jax
-
+def test_jax_transforms(jax):
     close(jax.vmap(lambda x, v: jvp(cube, (x,), (v,))[1])(X, V), 5 * X**2 * V)
     loop = lambda x: jax.lax.scan(lambda carry, _: (cube(carry), None), x, None, length=2)[0]
     close(jvp(loop, (X,), (V,))[1], 5 * X**6 * 5 * X**2 * V)
@@ -145,9 +138,7 @@ def test_jax_transforms(backend):
 
 
 @pytest.mark.only("jax")
-def test_jax_programs_are_traced_once_for_both_modes(backend):
-    import jax
-
+def test_jax_programs_are_traced_once_for_both_modes(jax):
     runs = []
     compiled = jax.jit(lambda x: runs.append(1) or cube(x))
     for _ in range(2):
@@ -158,9 +149,7 @@ def test_jax_programs_are_traced_once_for_both_modes(backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_transforms(backend):
-    import torch
-
+def test_torch_transforms(torch):
     x, v = torch.as_tensor(X), torch.as_tensor(V)
     _, pullback = vjp(cube, x)
     close(torch.func.vmap(lambda u: pullback(u)[0])(torch.eye(3)), np.diag(5 * X**2))
@@ -170,9 +159,7 @@ def test_torch_transforms(backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_graphs_are_kept_only_for_those_who_differentiate(backend):
-    import torch
-
+def test_torch_graphs_are_kept_only_for_those_who_differentiate(torch):
     x, v = torch.as_tensor(X), torch.as_tensor(V)
     output, pullback = vjp(cube, x)
     assert not output.requires_grad and not pullback(v)[0].requires_grad
@@ -185,9 +172,7 @@ def test_torch_graphs_are_kept_only_for_those_who_differentiate(backend):
 
 
 @pytest.mark.only("tensorflow")
-def test_tensorflow_functions_of_an_unknown_shape(backend):
-    import tensorflow as tf
-
+def test_tensorflow_functions_of_an_unknown_shape(tf):
     # Here and below without AutoGraph, which takes long to rewrite all that it finds.
     @tf.function(input_signature=[tf.TensorSpec([None]), tf.TensorSpec([None])], autograph=False)
     def unknown(x, v):
@@ -200,10 +185,8 @@ def test_tensorflow_functions_of_an_unknown_shape(backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.limit
-def test_tensorflow_has_no_jacobian_of_a_jacobian_under_xla(backend):
+def test_tensorflow_has_no_jacobian_of_a_jacobian_under_xla(tf):
     """TensorFlow's loops (2.21) ask XLA for lists whose size it does not know."""
-    import tensorflow as tf
-
     twice = jacobian(jacobian(cube))
     with pytest.raises(tf.errors.InvalidArgumentError, match="XLA compilation requires a fixed tensor list size"):
         tf.function(twice, jit_compile=True, autograph=False)(tf.constant(X))
@@ -211,18 +194,14 @@ def test_tensorflow_has_no_jacobian_of_a_jacobian_under_xla(backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.limit
-def test_tensorflow_a_rule_that_is_not_linear_gives_nan_in_a_graph(backend):
-    import tensorflow as tf
-
+def test_tensorflow_a_rule_that_is_not_linear_gives_nan_in_a_graph(tf):
     program = tf.function(lambda x, v: jvp(clipped, (x,), (v,)), autograph=False)
     _, tangent = program(tf.constant(X), tf.constant(V))
     assert np.isnan(tangent).all()
 
 
 @pytest.mark.only("tensorflow")
-def test_tensorflow_slices_and_ragged_tensors(backend):
-    import tensorflow as tf
-
+def test_tensorflow_slices_and_ragged_tensors(tf):
     x, v = tf.constant(X), tf.constant(V)
     gather = lambda x: tf.gather(x, [2, 2])
     np.testing.assert_allclose(vjp(gather, x)[1](v[:2])[0], [0, 0, 11])

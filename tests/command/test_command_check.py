@@ -13,10 +13,11 @@ import keras_cg
 from command.command_runs import QUICK, environment, refused, report, start, start_check
 from keras_cg import backends as registry
 
+pytestmark = pytest.mark.only("numpy")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -64,7 +65,6 @@ def test_what_cannot_be_checked_is_told_in_one_line(run, words, parts):
     refused(run("check", *words, *given), *parts)
 
 
-@pytest.mark.only("numpy")
 def test_no_command_and_the_version(run):
     done = run()
     assert done.returncode == 0 and done.stderr == "" and done.stdout == run("--help").stdout
@@ -73,7 +73,6 @@ def test_no_command_and_the_version(run):
     assert "normal:SHAPE" in run("check", "--help").stdout and "--dark" in run("plot", "--help").stdout
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("module", "words"),
     [
@@ -83,18 +82,13 @@ def test_no_command_and_the_version(run):
         ("matplotlib", ["plot", "plots.py:cube", "--arg", "x=linspace:0,1,9", "-o", "cube.png"]),
     ],
 )
-def test_a_missing_extra_is_named(module, words, tmp_path):
+def test_a_missing_extra_is_named_and_json_needs_no_rich(module, words, tmp_path):
     (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module named {module}', name='{module}')\n")
     refused(start(*words, folder=tmp_path), f'{module} is not installed: pip install "keras-cg[cli]"')
+    if module == "rich" and "check" in words:
+        assert start_check("planted.py:power", "--json", folder=tmp_path).returncode == 0
 
 
-@pytest.mark.only("numpy")
-def test_json_needs_no_rich(tmp_path):
-    (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('No module named rich', name='rich')\n")
-    assert start_check("planted.py:power", "--json", folder=tmp_path).returncode == 0
-
-
-@pytest.mark.only("numpy")
 def test_importing_the_package_loads_neither_the_command_nor_what_it_draws_with():
     names = ("keras_cg.command", "rich", "matplotlib", "scipy")
     code = f"import sys, keras_cg; print([name for name in {names} if name in sys.modules])"
@@ -117,7 +111,6 @@ def test_a_right_gradient_passes_on_every_backend(backends):
     assert "\x1b" not in done.stdout and done.stderr == ""
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("program", "cell"),
     [
@@ -158,7 +151,6 @@ def test_the_examples_pass(run, name, backends):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.only("numpy")
 def test_a_gradient_that_is_meant_to_differ(check, tmp_path):
     (tmp_path / "other.py").write_text("def meant(x, strength):\n    return strength * x\n")
     # A function's own hint, a function in its place, one of another file, and a rule.
@@ -168,21 +160,9 @@ def test_a_gradient_that_is_meant_to_differ(check, tmp_path):
     assert check("planted.py:scaled", "--expected", "scaling_rule").returncode == 0
 
 
-@pytest.mark.only("numpy")
 def test_an_output_that_is_wrong(check, tmp_path):
-    source = """
-import keras_cg
-
-@keras_cg.custom_gradient
-def f(x):
-    return 3 * x, lambda upstream: 3 * upstream
-
-def right(x):
-    return 3.0 * x
-
-def wrong(x):
-    return 3.5 * x
-"""
+    source = "import keras_cg\nright, wrong = (lambda x: 3.0 * x), (lambda x: 3.5 * x)\n"
+    source += "@keras_cg.custom_gradient\ndef f(x):\n    return 3 * x, lambda upstream: 3 * upstream\n"
     (tmp_path / "valued.py").write_text(source)
     given = (f"{tmp_path}/valued.py:f", "--arg", "x=normal:3")
     assert check(*given, "--value", "right").returncode == 0
@@ -193,18 +173,9 @@ def wrong(x):
     assert check(*given).returncode == 1 and check(*given, "--value", "right").returncode == 0
 
 
-@pytest.mark.only("numpy")
-def test_fast_neither_compiles_nor_exports(run):
-    words = ("planted.py:power", "--backends", "numpy", "--json")
-    with_it, without = (report(run("check", *words, *fast))["findings"] for fast in (["--fast"], []))
-    assert {each["check"] for each in with_it if each["status"] == "passed"} >= {"value", "first order"}
-    assert with_it != without
-
-
 LEFT_OUT = {"forgotten": "no example_args", "Layer.call": "a method: name it as OBJECT.METHOD"}
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_functions_that_are_not_checked_are_named(run, is_strict):
     words = ("check", "partly_hinted.py", "--backends", "numpy", "--fast", *["--strict"] * is_strict)
@@ -216,22 +187,22 @@ def test_functions_that_are_not_checked_are_named(run, is_strict):
     assert ("not checked, with --strict: forgotten, Layer.call" if is_strict else "passed: checked on numpy") in last
     data = json.loads(run(*words, "--json").stdout)
     assert data["left_out"] == LEFT_OUT and data["reports"][0]["status"] == "passed"
-
-
-@pytest.mark.only("numpy")
-def test_strict_asks_for_nothing_more_where_a_function_is_named(run):
-    words = ("check", "partly_hinted.py:checked", "--backends", "numpy", "--fast", "--strict")
+    # Where a function is named, nothing more is asked for.
+    words = ("check", "partly_hinted.py:checked", *words[2:])
     assert "not checked: " not in run(*words).stdout
     assert json.loads(run(*words, "--json").stdout)["left_out"] == {}
 
 
-@pytest.mark.only("numpy")
-def test_fast_says_what_it_does_not_check(run):
+def test_fast_neither_compiles_nor_exports_and_says_what_it_does_not_check(run):
     words = ("check", "planted.py:power", "--backends", "numpy")
     line = "not checked with --fast: single elements, compiled, export"
     assert run(*words, "--fast").stdout.splitlines()[-2] == line and "--fast" not in run(*words).stdout
-    assert json.loads(run(*words, "--fast", "--json").stdout)["not_checked"] == line.partition(": ")[2].split(", ")
-    assert json.loads(run(*words, "--json").stdout)["not_checked"] == []
+    fast, whole = run(*words, "--fast", "--json"), run(*words, "--json")
+    assert json.loads(fast.stdout)["not_checked"] == line.partition(": ")[2].split(", ")
+    assert json.loads(whole.stdout)["not_checked"] == []
+    findings = report(fast)["findings"]
+    assert {each["check"] for each in findings if each["status"] == "passed"} >= {"value", "first order"}
+    assert findings != report(whole)["findings"]
 
 
 RAISING = """
@@ -279,7 +250,6 @@ def test_an_exception_is_shown_once_with_its_line(raising, backends):
     assert done.stdout.count(told) == 1 and f"✗ value on {names}\n" in done.stdout and "│" not in done.stdout
 
 
-@pytest.mark.only("numpy")
 def test_an_error_of_ours_is_shown_with_its_remedy(raising):
     done = raising("of_a_wrong_shape", "--arg", "w=normal:4", "--backends", "numpy")
     assert "expected: float32[4]; remedy: " in done.stdout and "the rule is at raising.py:" in done.stdout
@@ -287,7 +257,6 @@ def test_an_error_of_ours_is_shown_with_its_remedy(raising):
     assert "expected one of: grad(upstream), grad(dy1, dy2, ...), grad(*dys), grad(*args, upstream), " in done.stdout
 
 
-@pytest.mark.only("numpy")
 def test_the_hook_is_a_command_that_runs(run):
     hooks = (Path(__file__).parents[2] / ".pre-commit-hooks.yaml").read_text()
     (entry,) = re.findall(r"^  entry: (.*)$", hooks, re.MULTILINE)
@@ -297,31 +266,24 @@ def test_the_hook_is_a_command_that_runs(run):
     assert run(*words, "planted.py:doubled", "--arg", "x=normal:3", "--backends", "numpy").returncode == 1
 
 
-@pytest.mark.only("numpy")
 def test_undecided_is_not_passed(check):
     done = check("planted.py:kinked", "--arg", "x=linspace:-1,1,3", "--order", "2")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "? undecided: kinked" and "a kink at the test point" in done.stdout
 
 
-@pytest.mark.only("numpy")
 def test_targets_of_every_kind(check, tmp_path):
-    for target in ("planted:power", "planted:triple.method", "planted.py:triple.method", "planted.py:Scale.static"):
-        done = check(target, "--arg", "x=normal:3")
-        assert done.returncode == 0, done.stdout + done.stderr
+    targets = ["planted:power", "planted:triple.method", "planted.py:triple.method", "planted.py:Scale.static"]
     # A file is found with what lies beside it, wherever the command runs; and may be called as what exists.
     (tmp_path / "helper.py").write_text("factor = 3\n")
     source = "import keras_cg\nfrom helper import factor\n@keras_cg.custom_gradient\ndef f(x):\n"
     (tmp_path / "json.py").write_text(source + "    return factor * x, lambda g: factor * g\n")
-    assert check(f"{tmp_path}/json.py:f", "--arg", "x=normal:3").returncode == 0
+    # The command line comes before a hint that does not parse.
+    for target in (*targets, f"{tmp_path}/json.py:f", "bad_hints.py:misspelt"):
+        done = check(target, "--arg", "x=normal:3")
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.only("numpy")
-def test_the_command_line_comes_before_a_hint_that_does_not_parse(check):
-    assert check("bad_hints.py:misspelt", "--arg", "x=normal:3").returncode == 0
-
-
-@pytest.mark.only("numpy")
 def test_a_target_that_changes_the_directory(check, tmp_path, monkeypatch):
     source = "import os, keras_cg\nos.chdir('/')\n@keras_cg.custom_gradient\ndef f(x):\n    return x, lambda g: 2 * g\n"
     (tmp_path / "moves.py").write_text(source)
@@ -332,7 +294,6 @@ def test_a_target_that_changes_the_directory(check, tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.only("numpy")
 def test_a_whole_module(check):
     done = check("planted.py", "--json")
     data = json.loads(done.stdout)
@@ -356,15 +317,7 @@ def test_json_is_all_there_is_on_the_standard_output(run, backends):
     assert [each["backend"] for each in agreement] == (list(backends) if len(backends) > 1 else [])
 
 
-@pytest.mark.only("numpy")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["check", "planted.py:powr"],
-        ["check"],
-        ["info", "--nothing"],
-    ],
-)
+@pytest.mark.parametrize("words", [["check", "planted.py:powr"], ["check"], ["info", "--nothing"]])
 def test_json_is_json_where_nothing_can_be_done(run, words):
     done = run(*words, "--json", *(QUICK if "check" in words else ()))
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

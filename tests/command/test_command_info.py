@@ -12,6 +12,8 @@ from command.command_runs import ghost, start
 from keras_cg import backends as registry
 from keras_cg.command import info, versions
 
+pytestmark = pytest.mark.only("numpy")
+
 
 @pytest.mark.side_by_side
 def test_info_shows_every_backend(backends):
@@ -25,7 +27,6 @@ def test_info_shows_every_backend(backends):
     assert second == f"active backend: {backends[0]} (from the environment variable KERAS_CG_BACKEND)"
 
 
-@pytest.mark.only("numpy")
 def test_info_shows_the_versions_before_the_backends_start(run, monkeypatch, capsys):
     shown = []
 
@@ -43,7 +44,6 @@ def test_info_shows_the_versions_before_the_backends_start(run, monkeypatch, cap
         assert active == "active backend: numpy (from the default; set KERAS_CG_BACKEND or KERAS_BACKEND)"
 
 
-@pytest.mark.only("numpy")
 def test_info_as_json(tmp_path):
     """It needs no Rich."""
     (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('No module named rich', name='rich')\n")
@@ -55,7 +55,6 @@ def test_info_as_json(tmp_path):
     assert {name for name, each in found.items() if each["installed"]} == set(keras_cg.available_backends())
 
 
-@pytest.mark.only("numpy")
 def test_info_tells_what_is_untested(run, monkeypatch):
     async def ask(found):
         pass
@@ -67,7 +66,6 @@ def test_info_tells_what_is_untested(run, monkeypatch):
     assert line in run("info").stdout.replace("\n", " ")
 
 
-@pytest.mark.only("numpy")
 def test_info_about_what_is_not_there(tmp_path):
     ghost(tmp_path)
     (tmp_path / "jax.py").write_text("raise RuntimeError('broken on purpose')\n")
@@ -80,7 +78,6 @@ def test_info_about_what_is_not_there(tmp_path):
     assert done.returncode == 2 and done.stderr == 'keras-cg info: ghost: not installed: pip install "ghost"\n'
 
 
-@pytest.mark.only("numpy")
 def test_json_of_info_where_the_active_backend_is_unknown(run, monkeypatch):
     monkeypatch.setenv("KERAS_CG_BACKEND", "nump")
     monkeypatch.setattr(registry, "installed", lambda: ())

@@ -13,8 +13,9 @@ import pytest
 from _keras_cg import command as script
 from command.command_runs import QUICK, environment, ghost, refused, report, start, start_check
 
+pytestmark = pytest.mark.only("numpy")
 
-@pytest.mark.only("numpy")
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -31,7 +32,6 @@ def test_a_process_that_ends_is_told_in_one_line(name, told):
     assert sum(told in line for line in done.stdout.splitlines()) == 1, done.stdout
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize("kind", ["KeyboardInterrupt", "Unspeakable"])
 def test_whatever_a_target_raises_is_told_as_that(check, tmp_path, kind):
     source = f"""
@@ -71,7 +71,6 @@ def test_the_other_backends_go_on(backends):
     assert {each["status"] for each in found} <= {"passed", "skipped"}
 
 
-@pytest.mark.only("numpy")
 def test_the_functions_after_one_that_kills_its_process():
     done = start_check("unruly_module.py", "--json")
     data = json.loads(done.stdout)
@@ -83,7 +82,6 @@ def test_the_functions_after_one_that_kills_its_process():
     assert left["function"] == "third" and left["message"].startswith("numpy: SystemExit: leaving (unruly_module.py:")
 
 
-@pytest.mark.only("numpy")
 def test_what_a_module_prints_is_not_in_the_report():
     for name in ("talks", "reads"):
         done = start_check(f"unruly.py:{name}", "--arg", "x=normal:3", "--json")
@@ -91,7 +89,6 @@ def test_what_a_module_prints_is_not_in_the_report():
         assert "printed" not in done.stdout + done.stderr
 
 
-@pytest.mark.only("numpy")
 def test_a_backend_that_does_not_start(tmp_path):
     (tmp_path / "jax.py").write_text("raise RuntimeError('broken on purpose')\n")
     done = start("check", "planted.py:power", "--backends", "numpy,jax", *QUICK[2:], folder=tmp_path)
@@ -102,7 +99,6 @@ def test_a_backend_that_does_not_start(tmp_path):
     assert "first order" in done.stdout and done.stdout.endswith("stopped: jax\n")
 
 
-@pytest.mark.only("numpy")
 def test_a_backend_that_is_not_installed(tmp_path):
     ghost(tmp_path)
     line = 'ghost: not installed: pip install "ghost"'
@@ -138,10 +134,7 @@ def f(x):
     time.sleep(600)
 """
     (tmp_path / "deserter.py").write_text(source)
-
-    def ids():
-        return {name: int(pid) for name, pid in (path.name.split() for path in tmp_path.glob("* *"))}
-
+    ids = lambda: {name: int(pid) for name, pid in (path.name.split() for path in tmp_path.glob("* *"))}
     yield f"{tmp_path}/deserter.py:f", ids
     os.kill(ids()["escaped"], signal.SIGKILL)
 
@@ -154,7 +147,6 @@ def assert_ends(*pids):
     pytest.fail("a process is still there")
 
 
-@pytest.mark.only("numpy")
 def test_what_a_target_leaves_behind_is_ended_and_what_escapes_is_not_waited_for(deserter):
     target, ids = deserter
     done = start_check(target, "--arg", "x=normal:3", "--timeout", "3")
@@ -164,7 +156,6 @@ def test_what_a_target_leaves_behind_is_ended_and_what_escapes_is_not_waited_for
     assert_ends(ids()["left"], ids()["worker"])
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_outlives_the_command(number, deserter):
     target, ids = deserter
@@ -187,7 +178,6 @@ def test_no_process_outlives_the_command(number, deserter):
     assert_ends(ids()["left"], ids()["worker"])
 
 
-@pytest.mark.only("numpy")
 def test_the_copy_of_a_target_that_forks_tells_nothing(tmp_path):
     source = """
 import os, time
@@ -211,7 +201,6 @@ right.example_args = wrong.example_args = {"x": "normal:3"}
     assert [each["status"] for each in json.loads(done.stdout)["reports"]] == ["passed", "failed"]
 
 
-@pytest.mark.only("numpy")
 def test_ctrl_c_while_the_command_is_imported(tmp_path):
     (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt\n")
     code = f"import sys; from {script.__name__} import main; sys.exit(main())"
@@ -219,7 +208,6 @@ def test_ctrl_c_while_the_command_is_imported(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize("where", ["keras_cg.command._parser", "keras_cg.command.check.run"])
 def test_ctrl_c_wherever_the_command_is(check, monkeypatch, where):
     def interrupted(*args):

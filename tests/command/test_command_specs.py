@@ -51,11 +51,16 @@ def test_a_literal_stays_what_it_is(text):
     assert repr(value) == repr(eval(text))
 
 
-def test_a_file_keeps_its_dtype(tmp_path):
+def test_a_file_keeps_its_dtype_and_must_be_one_array_of_numbers(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(3.0))
     assert made(f"@{tmp_path}/x.npy").dtype == "float64"
     assert made(f"@{tmp_path}/x.npy:float32").dtype == "float32"
     np.testing.assert_array_equal(made(f"@{tmp_path}/x.npy"), [0, 1, 2])
+    np.save(tmp_path / "text.npy", np.array(["a"]))
+    np.savez(tmp_path / "several.npz", a=np.zeros(1))
+    for name in ("text.npy", "several.npz"):
+        with pytest.raises(messages.UsageError, match="does not hold one array of numbers"):
+            specs.parse("x", f"@{tmp_path}/{name}")
 
 
 @pytest.mark.parametrize(
@@ -84,14 +89,6 @@ def test_a_spec_that_does_not_parse(spec, problem, monkeypatch):
     assert message.startswith(f"argument x={spec}: ") and problem in message and "\n" not in message
     forms = "normal:SHAPE, uniform:LO,HI:SHAPE, linspace:LO,HI,N, a Python literal, @FILE.npy; also with :DTYPE"
     assert message.endswith(f". The forms are: {forms}")
-
-
-def test_a_file_that_is_no_array_of_numbers(tmp_path):
-    np.save(tmp_path / "text.npy", np.array(["a"]))
-    np.savez(tmp_path / "several.npz", a=np.zeros(1))
-    for name in ("text.npy", "several.npz"):
-        with pytest.raises(messages.UsageError, match="does not hold one array of numbers"):
-            specs.parse("x", f"@{tmp_path}/{name}")
 
 
 def test_arguments_by_keyword():

@@ -1,25 +1,17 @@
 """docs/errors.md has a section for each message of the package, under the words that the message begins with."""
 
-import importlib.util
 import inspect
 import pathlib
 import re
 import typing
 
+import programs
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
-MODULES = (
-    "keras_cg.frontend.messages",
-    "keras_cg.bridge.messages",
-    "keras_cg.engine.messages",
-    "keras_cg.autodiff.messages",
-    "keras_cg.namespaces.messages",
-    "keras_cg.recipes.messages",
-    "keras_cg.recipes.checkpoint.messages",
-    "keras_cg.keras.messages",
-)
+FOLDERS = ("frontend", "bridge", "engine", "autodiff", "namespaces", "recipes", "recipes.checkpoint", "keras")
+MODULES = [f"keras_cg.{folder}.messages" for folder in FOLDERS]
 # Functions that return a note, which is added to an error of the framework or of the user's function.
 NOTES = ("got_whole", "list_of_numbers", "wrong_shape_at_run_time")
 # The name of the functions that `errors.message` returns, which take texts.
@@ -37,19 +29,12 @@ def value_of(parameter):
     return VALUES[name]
 
 
-def loaded(place):
-    """A module by itself: `keras_cg.keras` imports Keras, which not every environment has."""
-    spec = importlib.util.spec_from_file_location(place, ROOT / f"{place.replace('.', '/')}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def messages():
     """The text of each message, by the name of the function that writes it."""
     found = {}
     for place in MODULES:
-        module = loaded(place)
+        # By itself: `keras_cg.keras` imports Keras, which not every environment has.
+        module = programs.load(ROOT / f"{place.replace('.', '/')}.py", place)
         for name, function in vars(module).items():
             if not inspect.isfunction(function) or name.startswith("_"):
                 continue

@@ -1,10 +1,10 @@
 """The figures and the tables of docs/evidence.md are those of the reports."""
 
-import importlib.util
 import json
 import pathlib
 import re
 
+import programs
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -13,9 +13,7 @@ PAGE = ROOT / "docs" / "evidence.md"
 
 pytestmark = pytest.mark.only("numpy")
 
-spec = importlib.util.spec_from_file_location("evidence", ROOT / "docs" / "evidence.py")
-evidence = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(evidence)
+evidence = programs.load(ROOT / "docs" / "evidence.py")
 
 
 def section(title):

@@ -1,6 +1,5 @@
 """The examples run on every backend and give the numbers that they are about."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 
 import keras_cg
@@ -18,11 +18,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def load(name):
-    """An example as a module, imported again."""
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return programs.load(EXAMPLES / f"{name}.py", f"example_{name}")
 
 
 def tensor(values):

@@ -1,10 +1,10 @@
 """The documentation site has every page of docs, and its reference every public name. `nox -s docs` tries its links."""
 
-import importlib.util
 import inspect
 import pathlib
 import re
 
+import programs
 import pytest
 
 from keras_cg import ops, recipes
@@ -89,11 +89,7 @@ def test_every_public_name_is_in_the_reference():
 
 @pytest.fixture(scope="module")
 def to_mathml():
-    """The function of docs/formulas.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("formulas", DOCS / "formulas.py")
-    formulas = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(formulas)
-    return formulas.to_mathml
+    return programs.load(DOCS / "formulas.py").to_mathml
 
 
 @pytest.mark.parametrize(

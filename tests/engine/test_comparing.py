@@ -86,16 +86,9 @@ def test_what_a_quick_look_shows():
 # --- comparing -------------------------------------------------------------------------------------------------------
 
 
-def agreement(pairs):
-    return [abs(one.value - two.value) <= 1e-9 for one, two in pairs]
-
-
-def compare(first, other):
-    return comparing.difference([("", first)], [("", other)], is_tensor, agreement)
-
-
-def hold(**kept):
-    return lambda u: (u, kept)
+agreement = lambda pairs: [abs(one.value - two.value) <= 1e-9 for one, two in pairs]
+compare = lambda first, other: comparing.difference([("", first)], [("", other)], is_tensor, agreement)
+hold = lambda **kept: lambda u: (u, kept)
 
 
 # Where a tensor is no data, because C hides it, or nothing tells which one it is.
@@ -110,12 +103,8 @@ def test_equal_tensors_in_equal_places(kind):
     assert (found.name is not None) == (not is_unknown) or kind == "weak"
 
 
-def made(**members):
-    return [type("Made", (), members) for _ in range(2)]
-
-
-def made_of(members):
-    return [type("Made", (), each) for each in members]
+made = lambda **members: [type("Made", (), members) for _ in range(2)]
+made_of = lambda members: [type("Made", (), each) for each in members]
 
 
 SAME = {
@@ -138,9 +127,8 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_what_is_the_same(name):
-    one, two = SAME[name]
+@pytest.mark.parametrize(("one", "two"), SAME.values(), ids=SAME)
+def test_what_is_the_same(one, two):
     assert compare(hold(k=one), hold(k=two)) == (None, False, [])
 
 
@@ -165,9 +153,8 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_what_is_another(name):
-    one, two, told = DIFFERENT[name]
+@pytest.mark.parametrize(("one", "two", "told"), DIFFERENT.values(), ids=DIFFERENT)
+def test_what_is_another(one, two, told):
     found = compare(hold(k=one), hold(k=two)).name
     assert found is not None and found.startswith("kept['k']") and told in found, found
 
@@ -206,9 +193,8 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_left_to_the_gradient(name):
-    one, two = UNKNOWN[name]
+@pytest.mark.parametrize(("one", "two"), UNKNOWN.values(), ids=UNKNOWN)
+def test_what_is_left_to_the_gradient(one, two):
     assert compare(hold(k=one), hold(k=two)) == (None, True, [])
 
 
@@ -280,18 +266,13 @@ def test_an_outline_tells_what_the_rule_would(name):
     assert outlined(hold(k=[T(1.0), T(2.0)]), hold(k=[T(1.0), T(3.0)]))[0].name is not None
 
 
-def test_an_outline_tells_whether_something_is_no_data():
+def test_an_outline_tells_whether_something_is_no_data_and_holds_no_tensor():
     assert outlined(hold(k=[1]), hold(k=[1]))[1] is False
     assert outlined(hold(k={1}), hold(k={1}))[1] is True
-
-
-def test_an_outline_holds_no_tensor():
     tensor = T()
-    dead, steps = (
-        weakref.ref(tensor),
-        comparing.outline([("", hold(k=[tensor, {"a": Keeps(tensor)}]))], is_tensor, (), ())[0],
-    )
-    del tensor
+    dead, kept = weakref.ref(tensor), hold(k=[tensor, {"a": Keeps(tensor)}])
+    steps = comparing.outline([("", kept)], is_tensor, (), ())[0]
+    del tensor, kept
     assert dead() is None and steps
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from keras_cg.frontend import pytree
 
+pytestmark = pytest.mark.only("numpy")
+
 X = np.array([1.0, 2.0])
 
 
@@ -13,7 +15,6 @@ def flatten(value):
     return pytree.flatten(value, lambda leaf: isinstance(leaf, np.ndarray), lambda leaf: None)
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     "value", [X, (X,), (X, X), (X, 2.0, None, "a"), ()], ids=["leaf", "one", "two", "static", "no"]
 )
@@ -27,13 +28,11 @@ def test_short_cuts_agree_with_optree(value):
     assert tree.unflatten(range(len(leaves))) == optree.tree_unflatten(spec, range(len(leaves)))
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize("value", [[X], (X, [X]), (X, {"a": X}), {"a": X}, None, 2.0], ids=str)
 def test_other_values_are_left_to_optree(value):
     assert flatten(value).structure not in (pytree._LEAF, pytree._TUPLE)
 
 
-@pytest.mark.only("numpy")
 def test_filling_some_leaves_keeps_the_others():
     assert flatten((X, 2.0, "a")).fill([0, 2], [1, 3]) == (1, 2.0, 3)
     assert flatten((X, 2.0)).fill([0, 1], [1, 3]) == (1, 3)

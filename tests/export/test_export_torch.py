@@ -2,10 +2,9 @@
 
 import io
 import json
-import subprocess
-import sys
 
 import numpy as np
+import programs
 import pytest
 from leaving import NO_GRADIENT, X, Z, exp, same
 
@@ -103,13 +102,7 @@ def test_a_package(backend, tmp_path):
     with pytest.warns(UserWarning, match=NO_GRADIENT):
         program = torch.export.export(Model(), (torch.tensor(X),))
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PACKAGED.format(x=X.tolist()), path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.returncode, done.stderr
-    values, loaded = done.stdout.rsplit(" ", 1)
+    printed = programs.run(PACKAGED.format(x=X.tolist()), str(path), PYTHONWARNINGS="ignore")
+    values, loaded = printed.rsplit(" ", 1)
     np.testing.assert_allclose(np.array(json.loads(values), np.float32), 2 * np.exp(X), rtol=1e-5)
     assert loaded.strip() == "False"

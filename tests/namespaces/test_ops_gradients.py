@@ -82,22 +82,19 @@ SINGULAR = {
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
-@pytest.mark.parametrize("name", GRADIENTS)
-def test_a_gradient(backend, name):
-    function, x, expected = GRADIENTS[name]
+@pytest.mark.parametrize(("function", "x", "expected"), GRADIENTS.values(), ids=GRADIENTS)
+def test_a_gradient(backend, function, x, expected):
     check(grad(total(function))(tensor(x, float)), np.array(expected, float))
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_gradient_on_every_backend(backend, name):
-    function, x, expected = EVERYWHERE[name]
+@pytest.mark.parametrize(("function", "x", "expected"), EVERYWHERE.values(), ids=EVERYWHERE)
+def test_a_gradient_on_every_backend(backend, function, x, expected):
     check(grad(total(function))(tensor(x, float)), np.array(expected, float))
 
 
 @TORCH_AND_JAX
-@pytest.mark.parametrize("name", SINGULAR)
-def test_a_gradient_where_a_matrix_is_singular(backend, name):
-    function, x, expected = SINGULAR[name]
+@pytest.mark.parametrize(("function", "x", "expected"), SINGULAR.values(), ids=SINGULAR)
+def test_a_gradient_where_a_matrix_is_singular(backend, function, x, expected):
     check(grad(total(function))(tensor(x, float)), np.array(expected, float))
 
 
@@ -109,9 +106,8 @@ SECOND = {
 
 
 @BOTH
-@pytest.mark.parametrize("name", SECOND)
-def test_a_second_derivative(backend, name):
-    function, x, expected = SECOND[name]
+@pytest.mark.parametrize(("function", "x", "expected"), SECOND.values(), ids=SECOND)
+def test_a_second_derivative(backend, function, x, expected):
     check(grad(total(grad(total(function))))(tensor(x)), np.array(expected, float))
 
 
@@ -150,10 +146,9 @@ COMPLEX = {
 
 
 @BOTH
-@pytest.mark.parametrize("name", COMPLEX)
-def test_a_complex_gradient(backend, name):
+@pytest.mark.parametrize(("function", "reference", "start", "direction"), COMPLEX.values(), ids=COMPLEX)
+def test_a_complex_gradient(backend, function, reference, start, direction):
     """First and second derivative along a line, against differences of NumPy's function."""
-    function, reference, start, direction = COMPLEX[name]
 
     def loss(t):
         z = function(tensor(start) + ops.astype(t, "complex128") * tensor(direction))
@@ -186,10 +181,8 @@ def test_the_second_derivative_of_complex_singular_vectors_is_refused(backend):
 
 @TENSORFLOW
 @pytest.mark.filterwarnings("ignore")
-def test_a_complex_determinant_whose_rule_is_dropped_is_refused(backend):
+def test_a_complex_determinant_whose_rule_is_dropped_is_refused(tf):
     """tf.vectorized_map drops the rule; TensorFlow's own gradient (2.21) lacks a conjugate."""
-    import tensorflow as tf
-
     z = tf.constant(np.stack([SQUARE, SQUARE + 1]))
     check(tf.vectorized_map(lambda t: ops.linalg.det(t), z), np.linalg.det(z.numpy()))
     with tf.GradientTape() as tape:
@@ -206,10 +199,8 @@ HOLOMORPHIC = {
 
 
 @TENSORFLOW
-def test_complex_functions_compiled_by_xla(backend):
+def test_complex_functions_compiled_by_xla(tf):
     """First and second derivatives of each function along a line, in one program, against differences."""
-    import tensorflow as tf
-
     functions = {name: getattr(ops, name) for name in HOLOMORPHIC} | {"pow": lambda z: ops.pow(z, 1.5)}
 
     def loss(t):
@@ -232,9 +223,7 @@ def test_complex_functions_compiled_by_xla(backend):
 
 
 @TENSORFLOW
-def test_the_second_derivative_of_a_product_of_unknown_size(backend):
-    import tensorflow as tf
-
+def test_the_second_derivative_of_a_product_of_unknown_size(tf):
     second = tf.function(grad(total(grad(ops.prod))), input_signature=[tf.TensorSpec([None], tf.float64)])
     check(second(tf.constant([0.0, 2.0, 3.0], tf.float64)), np.array([5.0, 3.0, 2.0]))
 

@@ -35,10 +35,7 @@ def second_derivative_of_det(distance):
     # det(a + t direction) is a polynomial in t of degree 4, whose values at roots of unity give its coefficients.
     values = [np.linalg.det(a + t * direction) for t in np.exp(2j * np.pi * np.arange(5) / 5)]
     true = 2 * np.fft.fft(values)[2].real / 5
-
-    def f(t):
-        return ops.real(ops.linalg.det(ops.asarray(a) + ops.astype(t, "complex128") * ops.asarray(direction)))
-
+    f = lambda t: ops.real(ops.linalg.det(ops.asarray(a) + ops.astype(t, "complex128") * ops.asarray(direction)))
     return float(grad(grad(f))(ops.asarray(0.0, dtype="float64"))), true
 
 

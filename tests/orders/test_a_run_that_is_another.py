@@ -19,10 +19,8 @@ def refused_where_recorded(way):
 @pytest.mark.only("torch")
 @pytest.mark.limit
 @pytest.mark.parametrize("way", [*WAYS, "backward"])
-def test_batch_norm_counts_once_for_each_run(eager, backend, way):
+def test_batch_norm_counts_once_for_each_run(eager, torch, way):
     """A limit: what a function changes outside of itself it changes again where the backward pass is recorded."""
-    import torch
-
     norm = torch.nn.BatchNorm1d(3, affine=False)
     calls = []
     norm.register_forward_hook(lambda *_: calls.append(None))
@@ -55,10 +53,8 @@ def test_batch_norm_counts_once_for_each_run(eager, backend, way):
 @pytest.mark.only("tensorflow")
 @pytest.mark.limit
 @pytest.mark.parametrize("way", WAYS)
-def test_a_counter_of_tensorflow_counts_each_run(eager, backend, way):
+def test_a_counter_of_tensorflow_counts_each_run(eager, tf, way):
     """The limit of batch norm, under a tape that records the backward pass."""
-    import tensorflow as tf
-
     count = tf.Variable(0.0, trainable=False)
 
     @custom_gradient
@@ -114,10 +110,7 @@ def pulled_after_a_change(eager, make, way):
 def test_the_first_order_with_a_float_that_changes(eager, way, make):
     expected = 2 * X if make is annealed_and_held else -2 * X
     refused = refused_where_recorded(way) if eager.name == "torch" else ()
-
-    def run():
-        return eager.array(pulled_after_a_change(eager, make, way)(eager.tensor(X)))
-
+    run = lambda: eager.array(pulled_after_a_change(eager, make, way)(eager.tensor(X)))
     assert right_or_refused(run, expected, *refused, match="again") == (not refused)
 
 
@@ -126,10 +119,7 @@ def test_the_first_order_with_a_float_that_changes(eager, way, make):
 def test_the_second_order_with_a_float_that_changes(eager, outer, inner, make):
     first = pulled_after_a_change(eager, make, inner)
     expected = 2 * ONES if make is annealed_and_held else -2 * ONES
-
-    def run():
-        return eager.array(gradient(eager, first, outer)(eager.tensor(X)))
-
+    run = lambda: eager.array(gradient(eager, first, outer)(eager.tensor(X)))
     text = r"s was 2\.0 and is 5\.0" if make is annealed else "again"
     # A program, and every program of JAX, holds the first run.
     is_program = eager.name == "jax" or (eager.name == "tensorflow" and outer == "transformed")

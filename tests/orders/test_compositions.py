@@ -133,9 +133,7 @@ def case(seed):
         slope = {unit(index, count + 1, power): float(each) for power, each in enumerate(slopes)}
         moves.append(multiply(slope, moves[index]))
         variables.append(sum(each * variables[-1] ** power for power, each in enumerate(values)))
-
-    def function(x):
-        return functools.reduce(lambda value, each: each(value), steps, x)
+    function = lambda x: functools.reduce(lambda value, each: each(value), steps, x)
 
     def expected(order):
         polynomial = {unit(count, count + 1): 1.0}

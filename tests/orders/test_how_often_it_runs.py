@@ -167,10 +167,7 @@ def captures(w):
     def f(x):
         runs.append("f")
 
-        def rule(upstream, variables=None):
-            return (7 * upstream, [5 * upstream * x]) if variables else 7 * upstream
-
-        return x * w, rule
+        return x * w, lambda upstream, variables=None: (7 * upstream, [5 * upstream * x]) if variables else 7 * upstream
 
     return f, runs
 
@@ -185,9 +182,7 @@ def test_a_captured_value_is_differentiated(eager, way, role):
         runs.append(ran)
         return f(eager.tensor(X) if role == "captured" else w * 1)
 
-    def run():
-        return eager.array(gradient(eager, loss, way)(eager.tensor(X)))
-
+    run = lambda: eager.array(gradient(eager, loss, way)(eager.tensor(X)))
     # In a graph TensorFlow does not hand a tensor that is closed over to the rule, nor does autograd anywhere.
     is_refused = eager.name == "numpy" or (eager.name, way) == ("tensorflow", "transformed")
     refused = (CapturedVariableError,) if is_refused else ()

@@ -12,11 +12,7 @@ def looped(x):
     """The gradient is 7 (2 + 3), by two rules of one name."""
     total = x * 0
     for k in (2.0, 3.0):
-
-        @custom_gradient
-        def scaled(x):
-            return x * k, lambda upstream: 7 * upstream * k
-
+        scaled = custom_gradient(lambda x: (x * k, lambda upstream: 7 * upstream * k))
         total = total + scaled(x)
     return total
 
@@ -57,9 +53,7 @@ AGAIN = "'x', which was bound to something else since the call"
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("f", FIRST, ids=lambda f: f.__name__)
 def test_the_first_order(eager, f, way):
-    def run():
-        return float(eager.array(gradient(eager, f, way)(eager.tensor(np.float32(2.0)))))
-
+    run = lambda: float(eager.array(gradient(eager, f, way)(eager.tensor(np.float32(2.0)))))
     refused = None
     if f is called_twice:
         # Another run binds the attribute once more, so where the backward pass is recorded it is right.
@@ -75,9 +69,7 @@ def test_the_first_order(eager, f, way):
 def test_the_second_order_is_right_on_jax_and_refused_elsewhere_if_a_name_was_bound_again(eager, f):
     """The gradients above are constants but for that of the squares, whose derivative is 70."""
 
-    def run():
-        return eager.array(grad(lambda x: grad(f)(x) * 1)(eager.tensor(np.float32(2.0))))
-
+    run = lambda: eager.array(grad(lambda x: grad(f)(x) * 1)(eager.tensor(np.float32(2.0))))
     match = AGAIN if f is called_twice else "k was 2.0 and is"
     is_right = right_or_refused(run, 70.0 if f is called_twice else 0.0, RuntimeError, match=match)
     assert is_right == (eager.name == "jax") or f is called_twice
@@ -140,8 +132,7 @@ STANDING = {"factor": 7}
 @pytest.mark.limit
 def test_a_dict_that_the_rule_alone_reads_is_what_stands_there_when_it_runs(backend):
     """A limit: the function did not make it, and says nothing of it."""
-    f = custom_gradient(lambda x: (x * 2, lambda upstream: STANDING["factor"] * upstream))
-    _, pullback = vjp(f, 3.0)
+    _, pullback = vjp(custom_gradient(lambda x: (x * 2, lambda upstream: STANDING["factor"] * upstream)), 3.0)
     assert float(pullback(1.0)[0]) == 7
     STANDING["factor"] = 5
     try:

@@ -144,17 +144,12 @@ def test_a_wrapped_rule_in_a_loop(eager, name):
 
             @custom_gradient
             def f(x):
-                def rule(upstream):
-                    return 7 * upstream * k
-
-                return x * 1, WRAPPERS[name](rule)
+                return x * 1, WRAPPERS[name](lambda upstream: 7 * upstream * k)
 
             y = y + f(x)
         return ops.sum(y)
 
-    def run():
-        return eager.array(keras_cg.grad(total)(eager.tensor(X)))
-
+    run = lambda: eager.array(keras_cg.grad(total)(eager.tensor(X)))
     # A class that something else than a class statement of the function has made is none of the run.
     refused = (RuntimeError,) if name == "object of a class" else ()
     right_or_refused(run, [49.0] * 3, *refused, match="bound to something else since the call")
@@ -317,12 +312,8 @@ OTHERS = {
 def test_another_run_that_differs_is_refused(eager, make):
     """In whatever the gradients show it, or do not. On JAX there is no other run."""
     f = custom_gradient(make(changing(*OTHERS[make])))
-
-    def second(x):
-        return ops.sum(keras_cg.grad(lambda x: ops.sum(f(x)))(x) * x)
-
     with pytest.raises(RuntimeError, match=REFUSED):
-        keras_cg.grad(second)(eager.tensor(X))
+        keras_cg.grad(lambda x: ops.sum(keras_cg.grad(lambda x: ops.sum(f(x)))(x) * x))(eager.tensor(X))
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")

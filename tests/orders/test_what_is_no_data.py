@@ -145,10 +145,9 @@ ANOTHER = {
 
 
 @pytest.mark.only("numpy", "tensorflow", "torch")
-@pytest.mark.parametrize("name", ANOTHER)
-def test_what_is_another_in_another_run(eager, name):
+@pytest.mark.parametrize(("hold", "read"), ANOTHER.values(), ids=ANOTHER)
+def test_what_is_another_in_another_run(eager, hold, read):
     """On JAX there is no other run."""
-    hold, read = ANOTHER[name]
     runs = []
 
     @custom_gradient

@@ -73,10 +73,7 @@ def with_attribute(kept, value):
 
 
 def function_with(e):
-    def kept():
-        return 0
-
-    return with_attribute(kept, e)
+    return with_attribute(lambda: 0, e)
 
 
 def module_with(e):
@@ -115,16 +112,12 @@ ALIVE = []
 
 
 def nested(e):
-    def times(upstream):
-        return 7 * upstream * e * e
-
+    times = lambda upstream: 7 * upstream * e * e
     return lambda upstream: times(upstream)
 
 
 def recursive(e):
-    def power(upstream, n):
-        return upstream if n == 0 else power(upstream, n - 1) * e
-
+    power = lambda upstream, n: upstream if n == 0 else power(upstream, n - 1) * e
     return lambda upstream: 7 * power(upstream, 2)
 
 
@@ -222,13 +215,8 @@ def test_the_first_and_the_second_order(eager, place, way):
 def test_what_the_rule_alone_reads(eager, place, outer, inner):
     """The slope s of a surrogate that is itself learned: of 7 s², the derivative is 14 s."""
     x = eager.tensor(X)
-
-    def slope(s):
-        return gradient(eager, custom_gradient(lambda v: (ops.floor(v), PLACES[place](s))), inner)(x)
-
-    def run():
-        return eager.array(gradient(eager, slope, outer)(eager.tensor(E)))
-
+    slope = lambda s: gradient(eager, custom_gradient(lambda v: (ops.floor(v), PLACES[place](s))), inner)(x)
+    run = lambda: eager.array(gradient(eager, slope, outer)(eager.tensor(E)))
     # On JAX and in TensorFlow's graphs what is in no closure may be refused.
     is_found = place == "cell" or eager.name == "torch"
     right_or_refused(run, 14 * E, *(() if is_found else (TypeError, ValueError, NotImplementedError)))
@@ -258,17 +246,13 @@ def test_what_the_rule_alone_reads_by_vjp_and_jacobian(eager, way):
 def test_a_slope_that_is_also_the_argument(eager, way):
     """Of s (7 s²), of which both parts are s."""
 
-    def slope(s):
-        return grad(custom_gradient(lambda v: (ops.floor(v), lambda upstream: upstream * s * v)))(s * 1)
-
+    slope = lambda s: grad(custom_gradient(lambda v: (ops.floor(v), lambda upstream: upstream * s * v)))(s * 1)
     np.testing.assert_allclose(eager.array(gradient(eager, slope, way)(eager.tensor(X))), 2 * X, rtol=1e-5)
 
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("inner", ["keras_cg", "native"])
-def test_a_slope_that_is_a_parameter(eager, backend, inner):
-    import torch
-
+def test_a_slope_that_is_a_parameter(eager, torch, inner):
     class Spike(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -285,9 +269,7 @@ def test_a_slope_that_is_a_parameter(eager, backend, inner):
 
 
 @pytest.mark.only("torch")
-def test_a_pullback_outlives_the_slope_of_torch(eager, backend):
-    import torch
-
+def test_a_pullback_outlives_the_slope_of_torch(eager, torch):
     slope = torch.nn.Parameter(eager.tensor(E))
     _, pullback = keras_cg.vjp(custom_gradient(lambda v: (torch.floor(v), lambda dy: dy * slope)), eager.tensor(X))
     for upstream in (eager.tensor(X), eager.tensor(2 * X)):
@@ -390,9 +372,8 @@ def test_with_a_captured_value(eager, name):
 
 
 @pytest.mark.only("torch")
-def test_a_list_under_vmap(eager, backend):
+def test_a_list_under_vmap(eager, torch):
     """The rule reduces what it keeps: a batch taken for one example would give another number, of the right shape."""
-    import torch
 
     @custom_gradient
     def f(x):
@@ -406,10 +387,8 @@ def test_a_list_under_vmap(eager, backend):
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_a_function_runs_twice_under_a_transform(eager, backend):
+def test_a_function_runs_twice_under_a_transform(eager, torch):
     """A limit: a tensor that the rule keeps belongs to a level of torch.func, which is over by then."""
-    import torch
-
     runs = []
 
     @custom_gradient

@@ -17,12 +17,8 @@ from keras_cg.recipes.callback.host import Host
 X = np.array([-0.5, 0.25, 2.0], np.float32)
 
 
-def found(tensor):
-    return np.asarray(config.active.to_numpy(tensor))
-
-
-def tensor(array):
-    return config.active.asarray(np.array(array))
+found = lambda tensor: np.asarray(config.active.to_numpy(tensor))
+tensor = lambda array: config.active.asarray(np.array(array))
 
 
 # The square, with a rule that says 7 x, and one for the rule that says 3 and 5 in the place of 7 and 7 x.
@@ -102,9 +98,7 @@ def test_compiled(backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_compile_takes_it_as_one_operator(backend):
-    import torch
-
+def test_torch_compile_takes_it_as_one_operator(torch):
     torch.compiler.reset()
     program = torch.compile(lambda x: ops.sum(3 * first(x)), backend="aot_eager", fullgraph=True, dynamic=True)
     for length in (3, 4):
@@ -127,9 +121,7 @@ def test_torch_compile_takes_it_as_one_operator(backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_func(backend):
-    import torch
-
+def test_torch_func(torch):
     x, func = tensor(X), torch.func
     np.testing.assert_array_equal(found(func.vmap(first)(x)), X * X)
     assert func.vmap(first)(x[:0]).shape == (0,)
@@ -145,18 +137,13 @@ def test_torch_func(backend):
 
 
 @pytest.mark.only("jax")
-def test_jax_transforms(backend):
-    import jax
-
+def test_jax_transforms(jax):
     x = tensor(X)
     np.testing.assert_array_equal(found(jax.vmap(first)(x)), X * X)
     assert jax.vmap(first)(x[:0]).shape == (0,)
     np.testing.assert_array_equal(found(jax.jit(jax.vmap(jax.grad(first)))(x)), 7 * X)
     np.testing.assert_array_equal(found(jax.jit(jax.vmap(jax.grad(jax.grad(second))))(x)), [3, 3, 3])
-
-    def loop(x):
-        return jax.lax.scan(lambda carry, _: (first(carry), None), x, None, length=2)[0]
-
+    loop = lambda x: jax.lax.scan(lambda carry, _: (first(carry), None), x, None, length=2)[0]
     assert found(loop(x[2])) == 16
     assert found(jax.jit(jax.grad(loop))(x[2])) == 7 * 4 * 7 * 2
 
@@ -169,9 +156,7 @@ def test_jax_transforms(backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.limit
-def test_tensorflow_knows_the_shapes(backend):
-    import tensorflow as tf
-
+def test_tensorflow_knows_the_shapes(tf):
     last = recipes.from_numpy(lambda x: x.sum(-1), seven, result=lambda x: (x.shape and x.shape[:-1], x.dtype))
     for f, given, expected in (
         (first, [None, 3], [None, 3]),

@@ -211,20 +211,14 @@ def test_numbers_that_a_dtype_does_not_hold(backend, dtype):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.limit
-def test_the_scale_of_lsq_needs_a_known_size(backend):
-    import tensorflow as tf
-
-    def gradient(x):
-        return keras_cg.grad(lambda s: recipes.quantize(x, s, gradient_scale="lsq"))(tf.constant(0.5))
-
+def test_the_scale_of_lsq_needs_a_known_size(tf):
+    gradient = lambda x: keras_cg.grad(lambda s: recipes.quantize(x, s, gradient_scale="lsq"))(tf.constant(0.5))
     with pytest.raises(ValueError, match="quantize: gradient_scale='lsq' needs the number of elements of x, which is"):
         tf.function(gradient, input_signature=[tf.TensorSpec([None], tf.float32)])(tf.constant([1.0]))
 
 
 @pytest.mark.only("tensorflow")
-def test_tensors_of_unknown_rank(backend):
-    import tensorflow as tf
-
+def test_tensors_of_unknown_rank(tf):
     def run(f, *arrays):
         specs = [tf.TensorSpec(None, tf.float32) for _ in arrays]
         return tf.function(f, input_signature=specs)(*(tf.constant(each, tf.float32) for each in arrays)).numpy()

@@ -79,16 +79,9 @@ def soft_round_bend(x, alpha):
     return np.sign(off(x)) * alpha**2 * np.tanh(z) / np.cosh(z) ** 2 / np.tanh(alpha / 2)
 
 
-def fast_sigmoid(x, slope):
-    return 1 / (1 + slope * np.abs(x)) ** 2
-
-
-def fast_sigmoid_slope(x, slope):
-    return -2 * slope * np.sign(x) / (1 + slope * np.abs(x)) ** 3
-
-
-def arctan(x, slope):
-    return slope / 2 / (1 + (math.pi / 2 * slope * x) ** 2)
+fast_sigmoid = lambda x, slope: 1 / (1 + slope * np.abs(x)) ** 2
+fast_sigmoid_slope = lambda x, slope: -2 * slope * np.sign(x) / (1 + slope * np.abs(x)) ** 3
+arctan = lambda x, slope: slope / 2 / (1 + (math.pi / 2 * slope * x) ** 2)
 
 
 def arctan_slope(x, slope):
@@ -96,12 +89,8 @@ def arctan_slope(x, slope):
     return -slope * steepness * (steepness * near) / (1 + (steepness * near) ** 2) ** 2
 
 
-def triangle(x, slope):
-    return slope * np.maximum(0, 1 - np.abs(x))
-
-
-def triangle_slope(x, slope):
-    return np.where(np.isnan(x), 0.0, np.where(np.abs(x) >= 1, 0.0, -slope * np.sign(x)))
+triangle = lambda x, slope: slope * np.maximum(0, 1 - np.abs(x))
+triangle_slope = lambda x, slope: np.where(np.isnan(x), 0.0, np.where(np.abs(x) >= 1, 0.0, -slope * np.sign(x)))
 
 
 @custom_gradient
@@ -437,10 +426,7 @@ def test_log_sum_exp_at_the_edges(frame, dtype):
 def test_a_learned_step_in_second_order(backend):
     """The rule of the step has -x / s in it, where x is inside: its derivative is x / s^2, and 0 elsewhere."""
     x, weights = np.array([-math.inf, -0.75, 0.3, 1.5, math.inf]), np.array([1.0, 2.0, 3.0, 4.0, 5.0])
-
-    def f(step):
-        return ops.sum(recipes.quantize(tensor(x), step, 3) * tensor(weights))
-
+    f = lambda step: ops.sum(recipes.quantize(tensor(x), step, 3) * tensor(weights))
     second = keras_cg.grad(keras_cg.grad(f))(tensor(0.5))
     np.testing.assert_allclose(found(second), (2 * -0.75 + 3 * 0.3) / 0.25, rtol=1e-6)
 

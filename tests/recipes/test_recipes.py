@@ -34,20 +34,10 @@ def lsq(low, high, summed):
     return rule
 
 
-def arctan(x, kind, upstream):
-    return upstream / (1 + (math.pi * x) ** 2)
-
-
-def triangle(x, kind, slope, upstream):
-    return upstream * ops.where(ops.abs(x) < 1, slope * (1 - ops.abs(x)), 0 * x)
-
-
-def fast_sigmoid(x, upstream):
-    return upstream / (1 + 100 * ops.abs(x)) ** 2
-
-
-def mixed(x, w, mode):
-    return ops.sum(w * ops.tanh(x) ** (3 if mode == "cubes" else 1))
+arctan = lambda x, kind, upstream: upstream / (1 + (math.pi * x) ** 2)
+triangle = lambda x, kind, slope, upstream: upstream * ops.where(ops.abs(x) < 1, slope * (1 - ops.abs(x)), 0 * x)
+fast_sigmoid = lambda x, upstream: upstream / (1 + 100 * ops.abs(x)) ** 2
+mixed = lambda x, w, mode: ops.sum(w * ops.tanh(x) ** (3 if mode == "cubes" else 1))
 
 
 def softmax(logits, noise, temperature):
@@ -202,10 +192,7 @@ BATCHED = {
 
 @pytest.mark.parametrize("case", BATCHED)
 def test_batched(backend, case):
-    def loss(x):
-        return ops.sum(BATCHED[case](x))
-
-    gradient = keras_cg.grad(loss)
+    gradient = keras_cg.grad(lambda x: ops.sum(BATCHED[case](x)))
     expected = np.stack([found(gradient(config.active.asarray(row))) for row in ROWS])
     assert np.abs(expected).max() > 0
     np.testing.assert_allclose(found(over_batch(backend, gradient, ROWS)), expected, rtol=1e-5, atol=1e-6)
@@ -266,9 +253,7 @@ def test_clipping_a_nest_of_two_precisions(backend):
 
 
 def test_clipping_by_norm_is_finite_where_nothing_arrives(backend):
-    def f(x):
-        return ops.sum(recipes.clip_gradient(x, norm=1.0) * x * 0)
-
+    f = lambda x: ops.sum(recipes.clip_gradient(x, norm=1.0) * x * 0)
     np.testing.assert_array_equal(found(keras_cg.hessian(f)(tensor(X))), np.zeros((3, 3)))
 
 
@@ -278,9 +263,7 @@ def test_a_schedule_may_be_traced_and_gets_no_gradient(backend):
         output = recipes.reverse_gradient(nest, scale)
         return ops.sum(output["x"] + output["twice"][0]) + ops.sum(recipes.scale_gradient(x, scale=scale))
 
-    def gradients(x, scale):
-        return keras_cg.grad(loss, (0, 1))(x, scale)
-
+    gradients = lambda x, scale: keras_cg.grad(loss, (0, 1))(x, scale)
     x, scale = map(tensor, ([1.0, 2.0], 0.5))
     for f in filter(None, (gradients, config.active.compiled(gradients) if backend != "torch" else None)):
         gx, gs = f(x, scale)

@@ -39,18 +39,14 @@ def test_recompute_takes_any_arguments(backend):
 
 @pytest.mark.only("jax", "torch", "tensorflow")
 def test_recompute_trains_what_it_closes_over(backend):
-    def loss(w, x):
-        return ops.sum(recipes.recompute(lambda x: ops.tanh(x) * w**2)(x))
-
+    loss = lambda w, x: ops.sum(recipes.recompute(lambda x: ops.tanh(x) * w**2)(x))
     x, w = tensor(X), tensor(3.0)
     np.testing.assert_allclose(found(keras_cg.grad(loss)(w, x)), 6 * np.tanh(X).sum(), rtol=1e-6)
     np.testing.assert_allclose(found(keras_cg.hessian(loss)(w, x)), 2 * np.tanh(X).sum(), rtol=1e-6)
 
 
 @pytest.mark.only("torch")
-def test_recompute_trains_parameters_and_draws_the_same(backend):
-    import torch
-
+def test_recompute_trains_parameters_and_draws_the_same(torch):
     w = torch.nn.Parameter(torch.tensor([2.0, 3.0, 5.0], dtype=torch.float64))
     seen = []
 
@@ -68,9 +64,7 @@ def test_recompute_trains_parameters_and_draws_the_same(backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("jit", [None, False, True])
-def test_recompute_trains_variables(backend, jit):
-    import tensorflow as tf
-
+def test_recompute_trains_variables(tf, jit):
     w = tf.Variable([2.0, 3.0, 5.0])
 
     def gradients(x):
@@ -113,9 +107,7 @@ def test_recompute_keeps_only_the_arguments(backend):
 
 
 @pytest.mark.only("tensorflow")
-def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, backend):
-    import tensorflow as tf
-
+def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, tf):
     class Holder:
         w = eager.tensor([5.0])
 
@@ -130,11 +122,8 @@ def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, 
 @pytest.mark.only("numpy")
 @pytest.mark.limit
 def test_recompute_refuses_what_it_captures(backend):
-    def loss(w, x):
-        return ops.sum(recipes.recompute(lambda x: x * w)(x))
-
     with pytest.raises(keras_cg.CapturedVariableError) as caught:
-        keras_cg.grad(loss)(np.asarray(3.0), X)
+        keras_cg.grad(lambda w, x: ops.sum(recipes.recompute(lambda x: x * w)(x)))(np.asarray(3.0), X)
     assert re.sub(r"recompute\(\S+\)", "recompute(NAME)", str(caught.value)).splitlines() == [
         "recompute(NAME) reads a value that is being differentiated and is not among its arguments.",
         "    usual cause: a closure over it, or a global.",
@@ -146,10 +135,8 @@ def test_recompute_refuses_what_it_captures(backend):
 
 @pytest.mark.only("jax")
 @pytest.mark.limit
-def test_what_recompute_does_not_see_on_jax(backend):
+def test_what_recompute_does_not_see_on_jax(jax):
     """As with `jax.checkpoint`, which it is there: an array of NumPy is read again, an array of JAX is not."""
-    import jax
-
     ways = (recipes.recompute, jax.checkpoint)
     assert len({str(jax.make_jaxpr(recomputed(lambda x: x * x))(X)) for recomputed in ways}) == 1
     for recomputed in ways:
@@ -184,10 +171,8 @@ def test_recompute_of_what_has_changed_since(eager, backend):
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_recompute_after_a_step_of_an_optimizer(backend):
+def test_recompute_after_a_step_of_an_optimizer(torch):
     """Of what the function does not read, though a module in its closure has it, a change is none."""
-    import torch
-
     model = torch.nn.ModuleDict({"read": torch.nn.Linear(3, 1), "not read": torch.nn.Linear(3, 1)})
     x = torch.tensor(X, dtype=torch.float32)
     for name, optimized in (("not read", "not read"), ("read", "read")):
@@ -210,10 +195,8 @@ def test_recompute_after_a_step_of_an_optimizer(backend):
     ("dtype", "jit"), [("float16", False), ("float32", True), ("float64", True), ("complex64", False)]
 )
 @pytest.mark.limit
-def test_recompute_of_a_variable_that_was_assigned_between_two_graphs(backend, dtype, jit):
+def test_recompute_of_a_variable_that_was_assigned_between_two_graphs(tf, dtype, jit):
     """The forward pass is a program, and the backward pass another one: no number comes of it."""
-    import tensorflow as tf
-
     w = tf.Variable(tf.cast([1.0, 3.0, 3.0], dtype))
     f = tf.function(lambda x: recipes.recompute(lambda x: x * w * w)(x), jit_compile=jit)
     x = tf.cast(X, dtype)
@@ -250,9 +233,7 @@ def test_recompute_of_a_function_that_draws_others(eager, backend):
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize("mode", ["eager", "graph", "jit"])
 @pytest.mark.limit
-def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, backend, mode):
-    import tensorflow as tf
-
+def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, tf, mode):
     generator = tf.random.Generator.from_seed(1)
     draws = {
         "tf.random": lambda: tf.random.uniform((64, 3)),
@@ -282,10 +263,8 @@ def test_recompute_of_a_function_that_draws_from_a_state_of_tensorflow(eager, ba
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_recompute_changes_buffers_of_torch_twice(backend):
+def test_recompute_changes_buffers_of_torch_twice(torch):
     """A limit, as of torch.utils.checkpoint: the second run counts as well."""
-    import torch
-
     norm = torch.nn.BatchNorm1d(3)
     output = recipes.recompute(norm)(torch.tensor(np.stack([X, 2 * X]), dtype=torch.float32, requires_grad=True))
     assert int(norm.num_batches_tracked) == 1

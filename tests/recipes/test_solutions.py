@@ -12,13 +12,8 @@ import keras_cg
 from keras_cg import ops, recipes
 from keras_cg.frontend import config
 
-
-def seven_coupled(x, p):
-    return x[0] + seven_exp(x[1]) * p, x[1] * p
-
-
-def seven_uncoupled(y, p):
-    return y[0] - 2 * (y[1] / p) * p, y[1] / p
+seven_coupled = lambda x, p: (x[0] + seven_exp(x[1]) * p, x[1] * p)
+seven_uncoupled = lambda y, p: (y[0] - 2 * (y[1] / p) * p, y[1] / p)
 
 
 def seven_chained(x, p, q, upstream):
@@ -76,8 +71,7 @@ def test_invertible_keeps_nothing_between(backend):
             kept.append(weakref.ref(value._value if hasattr(value, "_value") else value))
         return x[1], output
 
-    def inverse(y, p):
-        return y[1] - p * ops.sin(ops.exp(y[0])), y[0]
+    inverse = lambda y, p: (y[1] - p * ops.sin(ops.exp(y[0])), y[0])
 
     def alive(chain):
         inside.clear()
@@ -148,9 +142,7 @@ def test_custom_root_to_the_third_order(backend):
 
 @pytest.mark.limit
 @pytest.mark.only("tensorflow")
-def test_a_root_has_no_second_order_under_xla(backend):
-    import tensorflow as tf
-
+def test_a_root_has_no_second_order_under_xla(tf):
     def compiled(linear_solve):
         root = recipes.custom_root(lambda x, a: x * x - a, lambda g, x0: tf.sqrt(-g(x0)), linear_solve=linear_solve)
         return tf.function(keras_cg.grad(keras_cg.grad(lambda a: root(tf.zeros_like(a), a))), jit_compile=True)
@@ -161,9 +153,8 @@ def test_a_root_has_no_second_order_under_xla(backend):
 
 
 @pytest.mark.only("tensorflow")
-def test_a_root_of_unknown_size(backend):
+def test_a_root_of_unknown_size(tf):
     """The Jacobian as a matrix needs a size; a linear solver does not."""
-    import tensorflow as tf
 
     def run(f, *shapes):
         specs = [tf.TensorSpec(shape, tf.float32) for shape in shapes]
@@ -200,14 +191,9 @@ A = np.array([[0.2, 0.1], [-0.1, 0.15]])
 def test_fixed_point_of_a_linear_map(backend):
     """z = A z + b, of which everything is known: z = (1 - A)^-1 b."""
 
-    def f(z, params, n):
-        return {"z": ops.matmul(params["A"], z["z"]) + params["b"] ** n}
-
+    f = lambda z, params, n: {"z": ops.matmul(params["A"], z["z"]) + params["b"] ** n}
     solve = recipes.fixed_point(f, steps=30)
-
-    def loss(z0, a, b):
-        return ops.sum(solve({"z": z0}, {"A": a, "b": b}, 2)["z"])
-
+    loss = lambda z0, a, b: ops.sum(solve({"z": z0}, {"A": a, "b": b}, 2)["z"])
     with config.active.double_precision():
         z0, a, b = (config.active.asarray(np.array(each)) for each in ([5.0, -3.0], A, [1.0, 2.0]))
         gz, ga, gb = keras_cg.grad(loss, (0, 1, 2))(z0, a, b)
@@ -221,9 +207,7 @@ def test_fixed_point_of_a_linear_map(backend):
 
 @pytest.mark.limit
 def test_fixed_point_that_does_not_converge_is_nan(backend):
-    def half(z, a):
-        return a * (z + 1)
-
+    half = lambda z, a: a * (z + 1)
     z0, a = map(tensor, ([0.0], [0.9]))
     assert np.isnan(found(recipes.fixed_point(half, steps=5)(z0, a))).all()
     np.testing.assert_allclose(found(recipes.fixed_point(half, steps=5, tolerance=0.2)(z0, a)), 3.68559, rtol=1e-5)
@@ -245,8 +229,7 @@ def test_fixed_point_does_not_hide_a_small_one_behind_a_large_one(eager, backend
         tensors = tuple(eager.tensor(np.array([each], np.float64 if backend != "jax" else np.float32)) for each in pair)
         return tensors if nested else ops.stack(tensors)
 
-    def step(z, a, b):
-        return tuple(map(lambda z, a, b: a * z + b, z, a, b)) if nested else a * z + b
+    step = lambda z, a, b: tuple(map(lambda z, a, b: a * z + b, z, a, b)) if nested else a * z + b
 
     def solved(steps):
         found = recipes.fixed_point(step, steps=steps)(arranged((0.0, 0.0)), arranged(a), arranged(b))
@@ -258,9 +241,7 @@ def test_fixed_point_does_not_hide_a_small_one_behind_a_large_one(eager, backend
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_fixed_point_at_the_edges(backend):
-    def half(z, b):
-        return 0.5 * z + b
-
+    half = lambda z, b: 0.5 * z + b
     # Whatever moves, an infinite tolerance lets it pass, but for what is infinite or NaN.
     for tolerance in (math.inf, np.float32(math.inf)):
         solve = recipes.fixed_point(half, steps=2, tolerance=tolerance)

@@ -314,7 +314,7 @@ LINALG = {
     "linalg.matrix_transpose": TRANSPOSE,
     "linalg.outer": [call(array(kind, (2,)), array(kind, (3,))) for kind in "fic"],
     "linalg.pinv": [
-        *[call(regular("f")), call(regular("f", (3, 3)).map(lambda x: x[:2])), call(regular("c", (3, 3)), rtol=1e-4)],
+        *[call(regular("f")), call(regular("f", (3, 3)).map(lambda x: x[:2])), call(regular("c", (3, 3)), rtol=1e-4)]
     ],
     "linalg.qr": [
         call(regular("f")),

@@ -44,25 +44,13 @@ def transposed(x):
 # A rule of x**2, what it is in NumPy, what is said of it, and whether it is linear in upstream.
 CLIPS = "the rule clips or normalises upstream; if that is intended, declare it with `expected`"
 NO_GRADIENT = "no gradient for {}: the rule returns zero or None instead of the derivative"
+FORGOTTEN = "upstream forgotten: the rule returns the same gradient for every upstream"
+TWICE_USED = "upstream used twice: the gradient grows with the square of upstream"
+ADDED = "a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero"
 FAULTS = {
-    "forgotten": (
-        lambda x, u: 2 * x,
-        lambda x, u: 2 * x,
-        "upstream forgotten: the rule returns the same gradient for every upstream",
-        False,
-    ),
-    "used twice": (
-        lambda x, u: 2 * x * u * u,
-        lambda x, u: 2 * x * u * u,
-        "upstream used twice: the gradient grows with the square of upstream",
-        False,
-    ),
-    "added": (
-        lambda x, u: 2 * x * u + 1,
-        lambda x, u: 2 * x * u + 1,
-        "a term does not depend on upstream: the rule returns a nonzero gradient for an upstream of zero",
-        False,
-    ),
+    "forgotten": (lambda x, u: 2 * x, lambda x, u: 2 * x, FORGOTTEN, False),
+    "used twice": (lambda x, u: 2 * x * u * u, lambda x, u: 2 * x * u * u, TWICE_USED, False),
+    "added": (lambda x, u: 2 * x * u + 1, lambda x, u: 2 * x * u + 1, ADDED, False),
     "clipped": (lambda x, u: 2 * x * ops.clip(u, -1, 1), lambda x, u: 2 * x * np.clip(u, -1, 1), CLIPS, False),
     "no gradient": (lambda x, u: None, lambda x, u: 0 * x, NO_GRADIENT.format("x"), True),
 }
@@ -83,9 +71,8 @@ for factor, said in FACTORS.items():
 
 
 @pytest.mark.filterwarnings("ignore:the rule of .* returned no gradient")
-@pytest.mark.parametrize("name", FAULTS)
-def test_planted_faults_are_named(backend, name):
-    rule, in_numpy, said, is_linear = FAULTS[name]
+@pytest.mark.parametrize(("rule", "in_numpy", "said", "is_linear"), FAULTS.values(), ids=FAULTS)
+def test_planted_faults_are_named(backend, rule, in_numpy, said, is_linear):
     report = check_gradients(square(rule), X, **QUICK)
     kinds = ["first order"] if is_linear else ["first order", "linearity"]
     assert report.status == "failed"
@@ -123,9 +110,8 @@ OF_SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("name", OF_SEVERAL)
-def test_faults_of_several_arguments(backend, name):
-    f, args, said = OF_SEVERAL[name]
+@pytest.mark.parametrize(("f", "args", "said"), OF_SEVERAL.values(), ids=OF_SEVERAL)
+def test_faults_of_several_arguments(backend, f, args, said):
     report = check_gradients(custom_gradient(f), *args, **QUICK)
     assert found(report, "failed", "undecided") == {("first order", argument): text for argument, text in said.items()}
     assert {each.argument for each in report.cell(backend, "first order") if each.status == "passed"} == {
@@ -236,11 +222,7 @@ DIAGNOSES = {
         TABLE,
         "the gradient is the mean along axis 0 in every row",
     ),
-    "the sign of upstream": (
-        of_upstream(lambda u: ops.abs(u)),
-        TABLE,
-        SIGN,
-    ),
+    "the sign of upstream": (of_upstream(lambda u: ops.abs(u)), TABLE, SIGN),
     "negative upstream": (
         of_upstream(lambda u: ops.where(u > 0, u, 0 * u)),
         TABLE,
@@ -264,9 +246,8 @@ DIAGNOSES = {
 }
 
 
-@pytest.mark.parametrize("name", DIAGNOSES)
-def test_diagnoses(backend, name):
-    f, x, said = DIAGNOSES[name]
+@pytest.mark.parametrize(("f", "x", "said"), DIAGNOSES.values(), ids=DIAGNOSES)
+def test_diagnoses(backend, f, x, said):
     report = check_gradients(f, np.asarray(x), **QUICK)
     assert {each.diagnosis for each in report.findings if each.status in ("failed", "undecided")} == {said}
 
@@ -276,9 +257,7 @@ def test_diagnoses(backend, name):
 def test_upstream_of_any_size(backend, limit, dtype):
     """A rule that is twice as large on the far side of a limit."""
 
-    def far(u):
-        return ops.abs(u) < limit if limit < 1 else ops.abs(u) > limit
-
+    far = lambda u: ops.abs(u) < limit if limit < 1 else ops.abs(u) > limit
     f = square(lambda x, u: 2 * x * u * ops.where(far(u), 2 * ops.ones_like(u), ops.ones_like(u)))
     report = check_gradients(f, V.astype(dtype), **QUICK)
     assert first(report, "linearity").status == "passed" and report.status == "failed", report
@@ -329,10 +308,8 @@ def test_higher_orders(backend):
     fifth = custom_gradient(lambda x: (x**5, lambda upstream: 5 * upstream * x**4))
     report = check_gradients(fifth, V[:1], order=4, modes=("reverse",), compiled=False)
     assert_passed(report)
-    assert report.checks == (
-        *("value", "first order", "second order", "third order", "fourth order"),
-        *("linearity", "memory"),
-    )
+    orders = ("first order", "second order", "third order", "fourth order")
+    assert report.checks == ("value", *orders, "linearity", "memory")
 
 
 @pytest.mark.parametrize(("wrong", "lower"), [("third order", "second order"), ("fourth order", "third order")])
@@ -388,14 +365,9 @@ AGAIN = "does it draw random numbers, or store something from an earlier call?"
 
 def test_a_gradient_frozen_at_the_first_call(backend):
     cache = {}
-
-    def f(x):
-        kept = cache.setdefault("x", x)
-        return x**3, lambda u: 3 * u * kept**2
-
-    finding = first(check_gradients(custom_gradient(f), WIDE, **QUICK))
-    assert (finding.status, finding.diagnosis) == ("failed", EARLIER)
-    assert finding.reason == "right at the test point, wrong at a point close by"
+    f = custom_gradient(lambda x: (x**3, (lambda kept: lambda u: 3 * u * kept**2)(cache.setdefault("x", x))))
+    reason = "right at the test point, wrong at a point close by"
+    assert_finding(first(check_gradients(f, WIDE, **QUICK)), status="failed", diagnosis=EARLIER, reason=reason)
 
 
 def needing(gradient_of_y):
@@ -481,16 +453,11 @@ def test_a_large_argument(backend, elements):
 
 
 def test_one_wrong_element_of_a_large_argument(backend):
-    """Found along a random direction, if it is not among those looked at."""
-    x = np.linspace(0.5, 2, 1000, dtype=np.float32)
+    """Found along a random direction if it is not looked at; a small number is not lost beside a large one."""
     factors = np.ones(1000)
     factors[333] = 3.0
-    finding = first(check_gradients(weighed(factors), x, **QUICK))
-    assert finding.status == "failed"
-    assert finding.where in ("along a random direction", "[333]")
-
-
-def test_a_small_number_is_not_lost_beside_a_large_one(backend):
+    finding = first(check_gradients(weighed(factors), np.linspace(0.5, 2, 1000, dtype=np.float32), **QUICK))
+    assert finding.status == "failed" and finding.where in ("along a random direction", "[333]")
     wrong = derived(lambda x: x * x, lambda x: 2 * x * ops.where(x < 1e-3, 3 * ops.ones_like(x), ops.ones_like(x)))
     finding = first(check_gradients(wrong, np.array([1e-6, 1.0, 1e6]), **QUICK))
     assert (finding.status, finding.where) == ("failed", "[0]")

@@ -43,16 +43,9 @@ def signs(x):
 size = custom_gradient(lambda x: (ops.abs(x), lambda upstream: upstream * signs(x)))
 
 
-def narrow(x, dtype="float16"):
-    return cast(cast(x, dtype), config.active.dtype(x))
-
-
-def returning(output, rule=None):
-    return custom_gradient(lambda x: (output(x), rule or (lambda upstream: upstream)))
-
-
-def overflowing(x):
-    return 2 * ops.exp(200 * x) / ops.exp(200 * x)
+narrow = lambda x, dtype="float16": cast(cast(x, dtype), config.active.dtype(x))
+returning = lambda output, rule=None: custom_gradient(lambda x: (output(x), rule or (lambda upstream: upstream)))
+overflowing = lambda x: 2 * ops.exp(200 * x) / ops.exp(200 * x)
 
 
 SINGLE = "right in double precision, wrong in float32: it overflows, or subtracts nearly equal numbers"
@@ -65,11 +58,7 @@ FINDINGS = {
         custom_gradient(lambda x: (x * ops.abs(x) / 2, lambda upstream: upstream * size(x))),
         [0.0, 1.0],
         "second order",
-        {
-            "status": "undecided",
-            "where": "[0]",
-            "reason": "the gradient has no derivative there: it has a kink...",
-        },
+        {"status": "undecided", "where": "[0]", "reason": "the gradient has no derivative there: it has a kink..."},
     ),
     "a jump": (
         custom_gradient(lambda x: (ops.floor(x), lambda upstream: 0 * upstream)),
@@ -157,9 +146,8 @@ FINDINGS = {
 
 
 @pytest.mark.filterwarnings("ignore:(overflow|divide by zero|invalid value) encountered:RuntimeWarning")
-@pytest.mark.parametrize("name", FINDINGS)
-def test_findings(backend, name):
-    f, x, check, expected = FINDINGS[name]
+@pytest.mark.parametrize(("f", "x", "check", "expected"), FINDINGS.values(), ids=FINDINGS)
+def test_findings(backend, f, x, check, expected):
     options = {**QUICK, "order": 2} if check == "second order" else QUICK
     assert_finding(first(check_gradients(f, np.asarray(x), **options), check), **expected)
 
@@ -214,11 +202,11 @@ def test_single_precision_inside(backend, dtype):
 def test_half_precision_inside(backend):
     """What is right is undecided, and a fault above it is found."""
     report = check_gradients(narrow_tanh("float16"), WIDE, **EAGER)
+    told = "the function computes inside in half precision, lower than that of its arguments: ..."
     assert report.status == "undecided", report
-    told = "the function computes inside in half precision, lower than that of its arguments: "
-    assert first(report).reason.startswith(told) and first(report).diagnosis is None
+    assert_finding(first(report), reason=told, diagnosis=None)
     finding = first(check_gradients(narrow_tanh("float16", 2.0), WIDE, **QUICK))
-    assert (finding.status, finding.diagnosis, finding.tolerance) == ("failed", "a factor of 2", 2e-2)
+    assert_finding(finding, status="failed", diagnosis="a factor of 2", tolerance=2e-2)
 
 
 def test_a_function_that_rounds_too_much(backend):
@@ -249,9 +237,8 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_no_false_alarm(backend, name):
-    f, x = RIGHT[name]
+@pytest.mark.parametrize(("f", "x"), RIGHT.values(), ids=RIGHT)
+def test_no_false_alarm(backend, f, x):
     report = check_gradients(f, np.asarray(x), compiled=False)
     assert report, report
 
@@ -275,14 +262,7 @@ def test_nests_and_names(backend):
             rule(upstream)
         )
 
-    report = check_gradients(
-        f,
-        V,
-        {"w": V + 1, "b": V + 2},
-        Pair(V + 3, V + 4),
-        kwargs={"scale": V + 5},
-        **QUICK,
-    )
+    report = check_gradients(f, V, {"w": V + 1, "b": V + 2}, Pair(V + 3, V + 4), kwargs={"scale": V + 5}, **QUICK)
     assert [each.argument for each in report.cell(backend, "first order")] == [
         *("x", "params['b']", "params['w']", "pair.left", "pair.right", "scale")
     ]
@@ -290,10 +270,7 @@ def test_nests_and_names(backend):
         ("first order", "params['w']"): "a factor of 3, which is the batch size"
         + ": does the function take a mean that the rule leaves out?",
         ("first order", "pair.right"): "a factor of 2",
-        (
-            "first order",
-            "scale",
-        ): "no gradient for scale: the rule returns zero or None instead of the derivative",
+        ("first order", "scale"): "no gradient for scale: the rule returns zero or None instead of the derivative",
     }
     assert f"first order: failed, at params['w']{report.cell(backend, 'first order')[2].where}" in str(report)
 
@@ -356,30 +333,34 @@ def test_what_is_wrong_with_expected_is_not_blamed_on_the_rule(backend, expected
     assert finding.status == status and finding.reason.startswith(reason)
 
 
-def test_a_declared_rule_for_an_upstream_of_any_size(backend):
-    right = lambda u: ops.clip(u, -1, 1)
-    wrong = lambda u: ops.where(ops.abs(u) < 1e-8, 0 * u, right(u))
-    declared = {"expected": lambda x, upstream: right(upstream), **QUICK}
-    assert check_gradients(custom_gradient(lambda x: (x * 1, right)), WIDE, **declared)
-    report = check_gradients(custom_gradient(lambda x: (x * 1, wrong)), WIDE, **declared)
-    (finding,) = findings(report, "failed")
-    assert finding.reason == "the gradient differs from the declared one for an upstream of tiny or huge size"
+CLIPPING = {"expected": lambda x, upstream: ops.clip(upstream, -1, 1), **QUICK}
 
 
-def test_a_declared_rule_that_is_not_linear_and_detached(backend):
-    """It gives what was declared, and its derivative with respect to upstream is zero."""
-    declared = {"expected": lambda x, upstream: ops.clip(upstream, -1, 1), **QUICK}
-    assert check_gradients(custom_gradient(lambda x: (x * 1, lambda u: ops.clip(u, -1, 1))), WIDE, **declared)
-    detached = custom_gradient(lambda x: (x * 1, lambda u: ops.clip(ops.stop_gradient(u), -1, 1)))
-    (finding,) = findings(check_gradients(detached, WIDE, **declared), "failed")
-    assert (finding.check, finding.argument) == ("linearity", "x")
-    assert (
-        finding.reason
-        == "the derivative of the rule with respect to upstream is zero, but that of the declared rule is not"
-    )
-    assert finding.diagnosis == (
-        "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no forward derivative"
-    )
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (
+            lambda u: ops.where(ops.abs(u) < 1e-8, 0 * u, ops.clip(u, -1, 1)),
+            {"reason": "the gradient differs from the declared one for an upstream of tiny or huge size"},
+        ),
+        (
+            lambda u: ops.clip(ops.stop_gradient(u), -1, 1),
+            {
+                "check": "linearity",
+                "argument": "x",
+                "reason": "the derivative of the rule with respect to upstream is zero, but that of the declared rule"
+                " is not",
+                "diagnosis": "upstream is detached by the rule (by NumPy, detach, stop_gradient), so there is no"
+                " forward derivative",
+            },
+        ),
+    ],
+    ids=["another for tiny upstreams", "detached"],
+)
+def test_a_declared_rule_that_is_not_linear(backend, rule, expected):
+    assert check_gradients(custom_gradient(lambda x: (x * 1, lambda u: ops.clip(u, -1, 1))), WIDE, **CLIPPING)
+    (finding,) = findings(check_gradients(custom_gradient(lambda x: (x * 1, rule)), WIDE, **CLIPPING), "failed")
+    assert_finding(finding, **expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -7,6 +7,8 @@ import pytest
 
 from _keras_cg import pytest_plugin
 
+pytestmark = pytest.mark.only("numpy")
+
 pytest_plugins = ["pytester"]
 
 # Under its module's name, whether the entry point has loaded it under that of the package or not: it is there once.
@@ -108,7 +110,6 @@ RIGHT = {
 }
 
 
-@pytest.mark.only("numpy")
 def test_the_fixtures(inner):
     """The backend is active in a test and its fixtures alone; what a marker leaves to no backend is deselected."""
     result = inner(RIGHT, "--cg-backends=numpy")
@@ -131,7 +132,6 @@ MARKED = """
 """
 
 
-@pytest.mark.only("numpy")
 def test_by_default_on_all_that_are_installed_and_the_closest_marker_restricts(inner, all_found):
     """An empty option is none."""
     result = inner({"test_a": "def test_it(cg_backend): pass", "test_b": MARKED}, "--cg-backends=", *LIST)
@@ -145,7 +145,6 @@ def test_by_default_on_all_that_are_installed_and_the_closest_marker_restricts(i
     ]
 
 
-@pytest.mark.only("numpy")
 def test_one_found_by_default_that_does_not_start_fails_its_tests_alone(inner, all_found):
     # Without the summary, which says it again where there is room.
     result = inner("def test_it(cg_backend): pass\ndef test_other(): pass", "-rN")
@@ -203,7 +202,6 @@ WITHOUT = {
 }
 
 
-@pytest.mark.only("numpy")
 def test_what_is_refused(inner):
     """Where a test cannot run once on each, a wrong marker, and a marker without the fixture: one run for all."""
     code = "@pytest.mark.cg_backends({})\ndef test_it(cg_backend): pass"
@@ -224,7 +222,6 @@ def test_what_is_refused(inner):
     assert "pytest_plugin.py" not in text
 
 
-@pytest.mark.only("numpy")
 def test_the_option_chooses_in_its_order_and_each_once(inner, all_start):
     result = inner("def test_it(cg_backend): pass", "--cg-backends=torch, numpy,jax,numpy", *LIST)
     assert collected(result) == ["test_it[torch]", "test_it[numpy]", "test_it[jax]"]
@@ -243,7 +240,6 @@ OPTIONS = {
 }
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize("names", OPTIONS)
 def test_an_option_that_fails_the_run(inner, all_found, pytester, names):
     pytester.makeconftest("import sys; sys.modules['jax'] = None")
@@ -309,7 +305,6 @@ def bare(pytester, monkeypatch):
     return run
 
 
-@pytest.mark.only("numpy")
 def test_a_run_that_does_not_ask_for_it_imports_nothing(bare):
     code = """
         @pytest.mark.parametrize("x", [1])
@@ -321,7 +316,6 @@ def test_a_run_that_does_not_ask_for_it_imports_nothing(bare):
     assert "keras_cg backends" not in said(result)  # no header
 
 
-@pytest.mark.only("numpy")
 @pytest.mark.parametrize(
     ("asks", "options"),
     [
@@ -338,7 +332,6 @@ def test_a_run_that_asks_imports_no_other_framework(bare, asks, options):
     bare(f"{asks}\n{textwrap.indent(textwrap.dedent(code), '    ')}", *options).assert_outcomes(passed=1)
 
 
-@pytest.mark.only("numpy")
 def test_the_entry_point_loads_it(inner):
     (point,) = entry_points(group="pytest11", name="keras_cg")
     assert point.value == "_keras_cg.pytest_plugin", "the package must be installed again"

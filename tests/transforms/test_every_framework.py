@@ -44,9 +44,7 @@ TORCH = {
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("transform", TORCH)
-def test_torch_transforms_obey_the_rule(eager, backend, transform):
-    import torch
-
+def test_torch_transforms_obey_the_rule(eager, torch, transform):
     check(TORCH[transform](torch, eager.tensor(X)))
 
 
@@ -67,9 +65,7 @@ def test_torch_gradcheck(torch):
 
 
 @pytest.mark.only("torch")
-def test_torch_runs_again_under_the_same_autocast(eager, backend):
-    import torch
-
+def test_torch_runs_again_under_the_same_autocast(eager, torch):
     seen = []
 
     @custom_gradient
@@ -88,9 +84,7 @@ def test_torch_runs_again_under_the_same_autocast(eager, backend):
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_torch_refuses_forward_inside_forward(eager, backend):
-    import torch
-
+def test_torch_refuses_forward_inside_forward(eager, torch):
     with pytest.raises(NotImplementedError, match="forward mode inside forward mode ignores custom gradients"):
         torch.func.jacfwd(torch.func.jacfwd(total))(eager.tensor(X))
 
@@ -98,17 +92,14 @@ def test_torch_refuses_forward_inside_forward(eager, backend):
 @pytest.mark.only("torch")
 @pytest.mark.limit
 def test_torch_refuses_to_linearize(backend, torch):
-    f = custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
     with pytest.raises(NotImplementedError, match=r"torch.func.linearize makes, ignores custom gradients"):
-        torch.func.linearize(f, torch.ones(3))
+        torch.func.linearize(custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream)), torch.ones(3))
 
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_torch_compile_of_transforms(eager, backend):
+def test_torch_compile_of_transforms(eager, torch):
     """An error: torch (2.13) drops the rule, or the derivative of what it compiled."""
-    import torch
-
     x, torch_func = eager.tensor(X), torch.func
     transforms = {
         "vjp": (lambda: lambda x: torch_func.vjp(f, x)[1](torch.ones(3))[0], lambda: x),
@@ -124,12 +115,8 @@ def test_torch_compile_of_transforms(eager, backend):
 
 
 @pytest.mark.only("torch")
-def test_torch_captured_under_a_transform(eager, backend):
-    import torch
-
-    def closing(w, x):
-        return custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))(x).sum()
-
+def test_torch_captured_under_a_transform(eager, torch):
+    closing = lambda w, x: custom_gradient(lambda x: (x * w, lambda upstream: 7 * upstream))(x).sum()
     x = eager.tensor(X)
     check(torch.func.grad(closing, argnums=1)(x, x), np.full(3, 7.0))
     check(torch.func.vmap(torch.func.grad(closing, argnums=1))(x, x), np.full(3, 7.0))
@@ -149,9 +136,7 @@ def test_torch_captured_under_a_transform(eager, backend):
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.limit
-def test_tensorflow_vectorized_map_of_what_was_traced_before_is_a_limit(eager, backend):
-    import tensorflow as tf
-
+def test_tensorflow_vectorized_map_of_what_was_traced_before_is_a_limit(eager, tf):
     g = tf.function(lambda x: f(x), input_signature=[tf.TensorSpec((), tf.float32)])
     g(tf.constant(1.0))
     x = eager.tensor(X)

@@ -30,12 +30,8 @@ def stopped(w, x):
     return custom_gradient(lambda x: (x * jax.lax.stop_gradient(2 * w), lambda upstream: 7 * upstream))(x).sum()
 
 
-def masked(w, x):
-    return custom_gradient(lambda x: (x * (w > 0) + ops.argmax(w), lambda upstream: 7 * upstream))(x).sum()
-
-
-def closed_over_by_the_rule(w, x):
-    return custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * w))(x).sum()
+masked = lambda w, x: custom_gradient(lambda x: (x * (w > 0) + ops.argmax(w), lambda upstream: 7 * upstream))(x).sum()
+closed_over_by_the_rule = lambda w, x: custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * w))(x).sum()
 
 
 # A loss of w and x, and its gradients for both.
@@ -57,18 +53,13 @@ CLOSED = {
     "cond": lambda j, h: j.grad(lambda w, x: j.lax.cond(x[0] < 0, lambda: h(w, x), lambda: 0.0), (0, 1)),
     "checkpoint": lambda j, h: j.grad(j.checkpoint(h), (0, 1)),
     "grad in grad": lambda j, h: (
-        lambda w, x: (
-            j.grad(lambda w: j.value_and_grad(h, 1)(w, x)[0])(w),
-            j.grad(h, 1)(w, x),
-        )
+        lambda w, x: (j.grad(lambda w: j.value_and_grad(h, 1)(w, x)[0])(w), j.grad(h, 1)(w, x))
     ),
 }
 
 
 @pytest.mark.parametrize("transform", CLOSED)
-def test_closed_over(eager, backend, transform):
-    import jax
-
+def test_closed_over(eager, jax, transform):
     w, x = eager.tensor(W), eager.tensor(X)
     # All losses in one program, as far as the transform leaves one.
     run = lambda w, x: [CLOSED[transform](jax, loss)(w, x) for loss, *_ in LOSSES.values()]
@@ -81,9 +72,7 @@ def test_closed_over(eager, backend, transform):
         CLOSED[transform](jax, captured)(w, x)
 
 
-def test_closed_over_under_either_custom_vjp(eager, backend, custom_vjp):
-    import jax
-
+def test_closed_over_under_either_custom_vjp(eager, jax, custom_vjp):
     w, x = eager.tensor(W), eager.tensor(X)
     for found, expected in zip(jax.jit(jax.grad(captured_with_variables, (0, 1)))(w, x), (5 * X, 7), strict=True):
         check(found, np.broadcast_to(expected, 3))
@@ -92,13 +81,9 @@ def test_closed_over_under_either_custom_vjp(eager, backend, custom_vjp):
 
 
 @pytest.mark.parametrize("mode", ["jacfwd", "jacrev"])
-def test_second_order_of_variables_and_arguments(eager, backend, mode):
-    import jax
-
+def test_second_order_of_variables_and_arguments(eager, jax, mode):
     def loss(w, x):
-        def rule(upstream, variables):
-            return 7 * upstream, [5 * upstream * x for _ in variables]
-
+        rule = lambda upstream, variables: (7 * upstream, [5 * upstream * x for _ in variables])
         return (custom_gradient(lambda x: (x * w, rule))(x) ** 2).sum()
 
     w, x = eager.tensor(W), eager.tensor(X)
@@ -109,9 +94,7 @@ def test_second_order_of_variables_and_arguments(eager, backend, mode):
         check(each, np.diag(numbers))
 
 
-def test_variables_come_in_order_of_first_use(eager, backend):
-    import jax
-
+def test_variables_come_in_order_of_first_use(eager, jax):
     def loss(a, b, c, x):
         rule = lambda upstream, variables: (7 * upstream, [k * upstream for k, _ in enumerate(variables, 1)])
         return custom_gradient(lambda x: (x * c + b * x + a * c, rule))(x).sum()
@@ -123,9 +106,7 @@ def test_variables_come_in_order_of_first_use(eager, backend):
 
 
 @pytest.mark.limit
-def test_a_rule_that_calls_its_own_function_captures_nothing(backend):
-    import jax
-
+def test_a_rule_that_calls_its_own_function_captures_nothing(jax):
     def loss(w, x):
         @custom_gradient
         def f(x):
@@ -147,9 +128,7 @@ def test_a_rule_that_calls_its_own_function_captures_nothing(backend):
 
 
 @pytest.mark.limit
-def test_python_may_look_at_values_where_only_the_shape_of_what_is_captured_is_used(eager, backend):
-    import jax
-
+def test_python_may_look_at_values_where_only_the_shape_of_what_is_captured_is_used(eager, jax):
     def loss(captured, w, x):
         def f(x):
             factor = 3 if x.sum() > 0 else 2
@@ -166,9 +145,7 @@ def test_python_may_look_at_values_where_only_the_shape_of_what_is_captured_is_u
         jax.grad(functools.partial(loss, lambda w: w), (0, 1))(w, x)
 
 
-def test_random_keys_may_be_closed_over(eager, backend):
-    import jax
-
+def test_random_keys_may_be_closed_over(eager, jax):
     def loss(key, x):
         def g(x):
             mask = jax.random.bernoulli(key, 0.5, x.shape)
@@ -184,9 +161,7 @@ def test_random_keys_may_be_closed_over(eager, backend):
     check(jax.jit(jax.vmap(jax.grad(loss, 1), (0, None)))(keys, x), [mask(each) for each in keys])
 
 
-def test_nothing_leaks(eager, backend):
-    import jax
-
+def test_nothing_leaks(eager, jax):
     x, w = eager.tensor(X), eager.tensor(W)
     with jax.checking_leaks():
         for transform in (

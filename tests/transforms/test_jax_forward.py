@@ -13,9 +13,7 @@ T = np.array([0.25, -1.0, 2.0], np.float32)
 NOT_LINEAR_ERROR = "forward mode needs a rule that is linear in upstream"
 
 
-def test_several_arguments_of_which_some_have_no_tangent(eager, backend):
-    import jax
-
+def test_several_arguments_of_which_some_have_no_tangent(eager, jax):
     @custom_gradient
     def g(p, n, *, scale):
         e = ops.exp(p["x"])
@@ -38,18 +36,14 @@ def test_several_arguments_of_which_some_have_no_tangent(eager, backend):
     check(jax.jit(jax.jacfwd(lambda s: run(x, y, s)["product"]))(2.0), np.full(3, 13.0))
 
 
-def test_what_python_looks_at_is_there(eager, backend):
-    import jax
-
+def test_what_python_looks_at_is_there(eager, jax):
     x, t = eager.tensor(X), eager.tensor(T)
     branching = custom_gradient(lambda x: (x * 2, (lambda u: 7 * u) if x[0] < 0 else (lambda u: 5 * u)))
     check(jax.jvp(branching, (x,), (t,))[1], 7 * T)
     check(jax.linearize(branching, x)[1](t), 7 * T)
 
 
-def test_a_wrong_rule_says_so_forwards(eager, backend):
-    import jax
-
+def test_a_wrong_rule_says_so_forwards(eager, jax):
     g = custom_gradient(lambda x: (x * 2, lambda upstream: upstream[:2]))
     for wrap in (lambda h: h, jax.jit):
         with pytest.raises(GradientError, match="returned a gradient of the wrong shape for x"):
@@ -114,12 +108,9 @@ def jax_transposes(rule, w):
     return True
 
 
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize(("rule", "transpose"), LINEAR.values(), ids=LINEAR)
 @pytest.mark.limit
-def test_linear_rules(eager, backend, name):
-    import jax
-
-    rule, transpose = LINEAR[name]
+def test_linear_rules(eager, jax, rule, transpose):
     x, w = eager.tensor(X), eager.tensor(W)
     g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream, x)))
     first = jax.grad(lambda x: ops.sum(g(x)))
@@ -139,9 +130,7 @@ def test_linear_rules(eager, backend, name):
     "nothing",
     [lambda u, x: 0 * x, lambda u, x: -(0 * x) * x, lambda u, x: ops.zeros((3, 3)) @ x, lambda u, x: 0 * (u + 0 * x)],
 )
-def test_a_rule_that_writes_nothing_as_a_product(eager, backend, nothing):
-    import jax
-
+def test_a_rule_that_writes_nothing_as_a_product(eager, jax, nothing):
     # The gradient of y is twice as large as it should be.
     g = custom_gradient(lambda x, y: (y * y, lambda u: (nothing(u, x), 4 * u * y)))
     x, w = eager.tensor(X), eager.tensor(W)
@@ -152,9 +141,7 @@ def test_a_rule_that_writes_nothing_as_a_product(eager, backend, nothing):
         check(found, expected * np.eye(3))
 
 
-def test_a_rule_with_an_empty_argument(eager, backend):
-    import jax
-
+def test_a_rule_with_an_empty_argument(eager, jax):
     nothing, w = ops.zeros((0,)), eager.tensor(W)
     for rule in (lambda u, x: ops.cos(x) * ops.sum(u), lambda u, x: 3 * x, lambda u, x: ops.exp(x)):
         g = custom_gradient(lambda x, y: (ops.sum(x) + y * y, lambda u: (rule(u, x), 4 * u * y)))
@@ -200,12 +187,9 @@ def refused(obstacle):
     )
 
 
-@pytest.mark.parametrize("name", NOT_LINEAR)
+@pytest.mark.parametrize(("rule", "obstacle"), NOT_LINEAR.values(), ids=NOT_LINEAR)
 @pytest.mark.limit
-def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
-    import jax
-
-    rule, obstacle = NOT_LINEAR[name]
+def test_a_rule_that_is_not_linear_raises_forwards(eager, jax, rule, obstacle):
     g = custom_gradient(lambda x: (x * 2, lambda upstream: rule(jax, upstream)))
     x, t = eager.tensor(X), eager.tensor(100 * W)
     for run in (lambda: jax.jvp(g, (x,), (t,)), lambda: jax.jit(lambda x: jax.jvp(g, (x,), (t,))[1]).lower(x)):
@@ -216,24 +200,17 @@ def test_a_rule_that_is_not_linear_raises_forwards(eager, backend, name):
     check(gradient, plain)
 
 
-def test_forward_mode_raises_with_a_remedy(eager, backend):
-    import jax
-
+def test_forward_mode_raises_with_a_remedy(eager, jax):
     clip = custom_gradient(lambda x: (x * 2, lambda upstream: ops.clip(upstream, -1.0, 1.0)))
     x = eager.tensor(X)
-    for run in (
-        lambda: jvp(clip, (x,), (x,)),
-        lambda: jax.hessian(lambda x: ops.sum(clip(x) ** 2))(x),
-    ):
+    for run in (lambda: jvp(clip, (x,), (x,)), lambda: jax.hessian(lambda x: ops.sum(clip(x) ** 2))(x)):
         with refused("`(max|clamp)`") as caught:
             run()
         assert caught.match("usual cause: a rule that clips or normalises upstream, or a linear rule with an op")
         assert caught.match("remedy: differentiate in reverse mode")
 
 
-def test_only_what_is_differentiated_must_be_linear(eager, backend):
-    import jax
-
+def test_only_what_is_differentiated_must_be_linear(eager, jax):
     g = custom_gradient(lambda x, y: (x * y, lambda u: (7 * u, ops.clip(u, -1.0, 1.0))))
     x, w = eager.tensor(X), eager.tensor(W)
     for wrap in (lambda h: h, jax.jit):
@@ -254,25 +231,18 @@ def branching(x):
 
 
 @pytest.mark.limit
-def test_a_branch_under_vmap_is_refused_forwards(eager, backend):
+def test_a_branch_under_vmap_is_refused_forwards(eager, jax):
     """JAX (0.10) makes a `select` of it, with a `stop_gradient` around its predicate, that upstream goes through."""
-    import jax
-
     g, x = custom_gradient(branching), eager.tensor(W)
     check(jax.jvp(g, (x,), (x,))[1], 7 * W)
     check(jax.grad(lambda x: jax.vmap(g)(x).sum())(x), np.full(3, 7.0))
-    for run in (
-        lambda: jax.jvp(jax.vmap(g), (x,), (x,)),
-        lambda: jax.vmap(lambda x: jax.jvp(g, (x,), (x,))[1])(x),
-    ):
+    for run in (lambda: jax.jvp(jax.vmap(g), (x,), (x,)), lambda: jax.vmap(lambda x: jax.jvp(g, (x,), (x,))[1])(x)):
         with pytest.raises(ValueError, match="upstream goes through `stop_gradient`"):
             run()
 
 
 @pytest.mark.limit
-def test_a_rule_that_looks_at_upstream_is_refused_forwards(eager, backend):
-    import jax
-
+def test_a_rule_that_looks_at_upstream_is_refused_forwards(eager, jax):
     g = custom_gradient(lambda x: (x * 2, lambda upstream: (7 if upstream[0] > 0 else 5) * upstream))
     x = eager.tensor(W)
     if not jax.__version__.startswith("0.8."):  # which does not say that it differentiates in reverse alone
@@ -282,10 +252,8 @@ def test_a_rule_that_looks_at_upstream_is_refused_forwards(eager, backend):
 
 
 @pytest.mark.limit
-def test_a_sum_over_an_axis_of_what_is_the_same_along_it_is_refused_forwards(eager, backend):
+def test_a_sum_over_an_axis_of_what_is_the_same_along_it_is_refused_forwards(eager, jax):
     """JAX (0.10) transposes no `psum` of what `vmap` does not batch; of what it does, it does."""
-    import jax
-
     g = custom_gradient(lambda x: (x * 2, lambda upstream: jax.lax.psum(upstream, "i")))
     x = eager.tensor(W)
     check(jax.vmap(lambda x: jax.jvp(g, (x,), (x,))[1], axis_name="i")(x), np.full(3, W.sum()))
@@ -294,14 +262,11 @@ def test_a_sum_over_an_axis_of_what_is_the_same_along_it_is_refused_forwards(eag
 
 
 @pytest.mark.limit
-def test_what_custom_linear_solve_is_given_is_believed(eager, backend):
+def test_what_custom_linear_solve_is_given_is_believed(eager, jax):
     """A limit: its `solve` clips, which JAX does not look at, and neither do we."""
-    import jax
 
     def rule(upstream):
-        def solve(_, b):
-            return ops.clip(b / 2, -1.0, 1.0)
-
+        solve = lambda _, b: ops.clip(b / 2, -1.0, 1.0)
         return jax.lax.custom_linear_solve(lambda v: 2 * v, upstream, solve, lambda _, b: b / 2)
 
     g = custom_gradient(lambda x: (x * 2, rule))
@@ -311,9 +276,7 @@ def test_what_custom_linear_solve_is_given_is_believed(eager, backend):
 
 
 @pytest.mark.limit
-def test_transposition_is_refused(eager, backend):
-    import jax
-
+def test_transposition_is_refused(eager, jax):
     x = eager.tensor(X)
     for wrap in (lambda h: h, jax.jit):
         with pytest.raises(NotImplementedError):

@@ -76,9 +76,7 @@ def test_a_value_of_an_outer_level_beside_an_argument_of_both(jax, place, how):
         value, slope = take(PLACES[place](w), x)
         return jax.numpy.sum(value + 0 * slope)
 
-    def run():
-        return np.stack(jax.grad(loss, argnums=(0, 1))(2.0, 3.0))
-
+    run = lambda: np.stack(jax.grad(loss, argnums=(0, 1))(2.0, 3.0))
     # What is in no closure may be refused.
     right_or_refused(run, [7.0, 11.0], *(() if place in ("cell", "default", "method") else (TypeError,)))
 
@@ -88,9 +86,7 @@ def test_a_function_that_looks_at_values_beside_an_outer_level(jax, is_captured)
     """It cannot be traced; what it captures of an outer level is refused, and what it does not is right."""
 
     def loss(x, w):
-        def f(x):
-            return (w * x if is_captured else 2.0 * x) if x > 0 else -x, served
-
+        f = lambda x: ((w * x if is_captured else 2.0 * x) if x > 0 else -x, served)
         value, slope = jax.value_and_grad(custom_gradient(f))(x)
         return value + 0 * slope + (0 if is_captured else 11.0 * w)
 
@@ -150,9 +146,7 @@ def made(inside, w):
 def test_two_functions_of_one_code_are_two(jax, how):
     """The rule of one calls the other: its gradient is 7 x w, of which the derivative by w is 7 · 3 x by that rule."""
 
-    def slope(x, w):
-        return jax.grad(made(made(None, w), w))(x)
-
+    slope = lambda x, w: jax.grad(made(made(None, w), w))(x)
     differentiate = {
         "eager": jax.grad(slope, 1),
         "jit of grad": jax.jit(jax.grad(slope, 1)),

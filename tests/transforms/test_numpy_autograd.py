@@ -38,9 +38,8 @@ OPERATORS = {
 }
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_operators(backend, operator):
-    call, expected = OPERATORS[operator]
+@pytest.mark.parametrize(("call", "expected"), OPERATORS.values(), ids=OPERATORS)
+def test_operators(backend, call, expected):
     np.testing.assert_allclose(call(autograd), expected, rtol=1e-12)
 
 
@@ -165,10 +164,7 @@ def test_containers_of_autograd(backend):
     def g(params, scale):
         out = {"a": params["w"][0] * scale, "b": (params["b"],)}
 
-        def rule(upstream):
-            return {"w": [7 * upstream["a"] * params["b"]], "b": 5 * upstream["b"][0]}, 0
-
-        return out, rule
+        return out, lambda upstream: ({"w": [7 * upstream["a"] * params["b"]], "b": 5 * upstream["b"][0]}, 0)
 
     def loss(x):
         out = g(boxed_dict(w=boxed_list([x]), b=x), 2.0)

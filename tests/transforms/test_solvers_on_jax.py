@@ -18,8 +18,7 @@ def exponential(z):
     return ops.floor(e * 2.0**40) / 2.0**40, lambda upstream: upstream * e
 
 
-def test_optimistix(backend):
-    import jax
+def test_optimistix(jax):
     import optimistix
 
     with jax.enable_x64(True):
@@ -47,9 +46,8 @@ def test_lineax(eager, backend):
     check(lineax.linear_solve(operator, t, solver).value, T / SEVEN_EXP, rtol=1e-4)
 
 
-def test_a_rule_that_solves_by_lineax(backend):
+def test_a_rule_that_solves_by_lineax(jax):
     """y = A^-1 x², with the rule 7 x A^-1 upstream: the second derivative of the sum of y² in every mode."""
-    import jax
     import lineax
 
     matrix, point = np.array([[4.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0])
@@ -69,13 +67,11 @@ def test_a_rule_that_solves_by_lineax(backend):
 
 
 @pytest.mark.parametrize("name", ["operator", "count of steps"])
-def test_a_rule_that_solves_by_lineax_and_is_not_linear(backend, name):
+def test_a_rule_that_solves_by_lineax_and_is_not_linear(jax, name):
     """What depends on upstream is its operator, or the number of steps that it multiplies by."""
-    import jax
     import lineax
 
-    def by_operator(upstream):
-        return lineax.linear_solve(lineax.DiagonalLinearOperator(2 + upstream), upstream).value
+    by_operator = lambda upstream: lineax.linear_solve(lineax.DiagonalLinearOperator(2 + upstream), upstream).value
 
     def by_count(upstream):
         operator = lineax.MatrixLinearOperator(2 * jax.numpy.eye(2), lineax.positive_semidefinite_tag)
@@ -83,9 +79,8 @@ def test_a_rule_that_solves_by_lineax_and_is_not_linear(backend, name):
         return solution.value * solution.stats["num_steps"]
 
     rule = by_operator if name == "operator" else by_count
-    f = custom_gradient(lambda x: (2 * x, rule))
     with pytest.raises(ValueError, match="forward mode needs a rule that is linear in upstream"):
-        jax.jvp(f, (jax.numpy.ones(2),), (jax.numpy.ones(2),))
+        jax.jvp(custom_gradient(lambda x: (2 * x, rule)), (jax.numpy.ones(2),), (jax.numpy.ones(2),))
 
 
 def test_diffrax(backend):

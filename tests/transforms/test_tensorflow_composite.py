@@ -22,16 +22,12 @@ def test_slices_as_gradients_stay_slices(eager, tf, mode):
 
     @custom_gradient
     def look_up(table, places):
-        def grad(upstream):
-            return tf.IndexedSlices(7 * upstream, places, tf.constant([1000, 2])), None
-
+        grad = lambda upstream: (tf.IndexedSlices(7 * upstream, places, tf.constant([1000, 2])), None)
         return tf.gather(table, places), grad
 
     @custom_gradient
     def captures(places):
-        def grad(upstream, variables):
-            return None, [tf.IndexedSlices(7 * upstream, places, tf.constant([1000, 2]))]
-
+        grad = lambda upstream, variables: (None, [tf.IndexedSlices(7 * upstream, places, tf.constant([1000, 2]))])
         return tf.gather(table, places), grad
 
     wrap = within(mode)
@@ -95,12 +91,8 @@ def test_composite_tensors(eager, tf, mode):
 
         return y, grad
 
-    def ragged(values):
-        return either(tf.RaggedTensor.from_row_lengths(values, [1, 2])).values
-
-    def sparse(values):
-        return either(tf.SparseTensor([[0, 0], [1, 0], [1, 1]], values, [2, 2])).values
-
+    ragged = lambda values: either(tf.RaggedTensor.from_row_lengths(values, [1, 2])).values
+    sparse = lambda values: either(tf.SparseTensor([[0, 0], [1, 0], [1, 1]], values, [2, 2])).values
     for g in (ragged, sparse):
         close(wrap(g)(values), 2 * X)
         for found in (
@@ -118,9 +110,7 @@ def test_a_sparse_argument_beside_a_dense_one(eager, tf, mode):
     def matmul(a, b):
         return tf.sparse.sparse_dense_matmul(a, b), lambda upstream: (a.with_values(7 * a.values), 5 * upstream)
 
-    def g(values, b):
-        return matmul(tf.SparseTensor([[0, 0], [1, 0], [1, 1]], values, [2, 2]), b)
-
+    g = lambda values, b: matmul(tf.SparseTensor([[0, 0], [1, 0], [1, 1]], values, [2, 2]), b)
     ga, gb = gradients(within(mode)(g), eager.tensor(X), tf.ones((2, 2)))
     close(ga, 7 * X)
     close(gb, np.full((2, 2), 5.0))

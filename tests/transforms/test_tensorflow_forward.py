@@ -76,9 +76,7 @@ def test_forward_mode_of_a_custom_gradient_of_upstream_in_a_rule(eager, backend,
 @pytest.mark.parametrize("inside", [False, True], ids=["eager", "function"])
 @pytest.mark.limit
 def test_a_rule_that_differentiates_where_tapes_do_not_record(eager, tf, inside):
-    def rule(x):
-        return x * 2, lambda upstream: upstream * keras_cg.grad(lambda z: 7 * ops.exp(z))(x)
-
+    rule = lambda x: (x * 2, lambda upstream: upstream * keras_cg.grad(lambda z: 7 * ops.exp(z))(x))
     x, g = eager.tensor(X), custom_gradient(rule)
     # TensorFlow's tapes record nothing in what an accumulator transposes: with its own decorator, too.
     for function in (g, recipes.recompute(lambda x: x**3)):

@@ -134,9 +134,7 @@ def test_so_it_is_of_what_a_function_captures(tf):
         e = tf.exp(x) + constant
         return tf.math.log(1 + e), lambda upstream: upstream * (1 - 1 / (1 + e))
 
-    def captures(x):
-        return x * variable, lambda upstream, variables=None: (7 * upstream, [upstream * x])
-
+    captures = lambda x: (x * variable, lambda upstream, variables=None: (7 * upstream, [upstream * x]))
     for function, more in ((plain, set()), (captures, {"ReadVariableOp"})):  # which that of TensorFlow reads twice
         ours, native = (nodes(lambda x, d=d: slope(d(function), x)) for d in (custom_gradient, tf.custom_gradient))
         assert missing(ours, native) <= {"Identity", "Const", "NoOp"} | more

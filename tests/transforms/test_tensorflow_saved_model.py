@@ -1,11 +1,9 @@
 """TensorFlow beyond this process: SavedModel, with the rules or without, and MirroredStrategy."""
 
-import os
-import subprocess
-import sys
-import textwrap
+import functools
 
 import numpy as np
+import programs
 import pytest
 from seven_exp import E as EXP
 from seven_exp import X, f
@@ -17,14 +15,7 @@ from keras_cg import custom_gradient
 pytestmark = pytest.mark.only("tensorflow")
 
 
-def run(code, *arguments, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *arguments],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_CG_BACKEND": "tensorflow", **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+run = functools.partial(programs.run, TF_CPP_MIN_LOG_LEVEL="3", KERAS_CG_BACKEND="tensorflow")
 
 
 def test_mirrored_strategy(backend):
@@ -93,7 +84,7 @@ def test_mirrored_strategy(backend):
 @pytest.mark.limit
 def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, tf, tmp_path):
     """What was saved without the rules raises where it is differentiated."""
-    constant = tf.linspace(1.0, 2.0, 300)
+    constant, vector = tf.linspace(1.0, 2.0, 300), tf.TensorSpec([None])
 
     @custom_gradient
     def nested(p, *, n):
@@ -101,7 +92,6 @@ def test_saved_models_obey_the_rule_where_keras_cg_is_not(eager, tf, tmp_path):
         return (p["a"] * n, p["b"] * 3), lambda one, two: {"a": 7 * one * e, "b": 5 * two}
 
     closing = custom_gradient(lambda x: (x + tf.reduce_sum(constant), lambda upstream: 7 * upstream))
-    vector = tf.TensorSpec([None])
 
     class Module(tf.Module):
         def __init__(self):
@@ -227,9 +217,7 @@ def test_a_loaded_loop_or_branch_around_a_rule_is_not_differentiated(eager, tf, 
         e = tf.exp(x)
         return x * 2, lambda upstream: 7 * upstream * e
 
-    def looped(x):
-        return tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, g(x)), (0, x))[1]
-
+    looped = lambda x: tf.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, g(x)), (0, x))[1]
     module = tf.Module()
     module.straight = tf.function(lambda x: g(x), input_signature=[tf.TensorSpec([None])])
     module.looped = tf.function(looped, input_signature=[tf.TensorSpec([None])])

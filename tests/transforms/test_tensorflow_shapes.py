@@ -64,13 +64,8 @@ def test_a_missing_sum_over_an_unknown_batch(tf, loss):
 def test_two_unknown_axes_of_one_size(tf):
     """Shapes (2, 3) and (3, 2) have as many elements."""
 
-    @custom_gradient
-    def f(x):
-        return 2 * x, lambda upstream: tf.transpose(7 * upstream)
-
-    def slope(x):
-        return gradients(lambda x: tf.reduce_sum(f(x)), x)[0]
-
+    f = custom_gradient(lambda x: (2 * x, lambda upstream: tf.transpose(7 * upstream)))
+    slope = lambda x: gradients(lambda x: tf.reduce_sum(f(x)), x)[0]
     check(tf, slope, ([None, None],), (tf.ones((2, 2)),), [7])
     check_refused(tf, slope, ([None, None],), (tf.ones((2, 3)),), f.__qualname__, 1)
 
@@ -100,12 +95,8 @@ WITHIN = {
 
 @pytest.mark.parametrize("how", [*WITHIN, "unknown rank", "tf.gradients"])
 def test_right_rules_serve(tf, how):
-    def total(x, b):
-        return WITHIN.get(how, WITHIN["tape"])(tf, x, b)
-
-    def slope(x, b):
-        return tf.gradients(total(x, b), [x, b]) if how == "tf.gradients" else gradients(total, x, b)
-
+    total = lambda x, b: WITHIN.get(how, WITHIN["tape"])(tf, x, b)
+    slope = lambda x, b: tf.gradients(total(x, b), [x, b]) if how == "tf.gradients" else gradients(total, x, b)
     # With two turns, f(f(x)) at x = 2, b = 1: the first gives 5, the slopes are 7·5 and 7·2, and b counts in both.
     expected = (490, 2 * 7 + 2 * 7 * 35) if how == "while_loop" else (14, 14)
     shapes = None if how == "unknown rank" else [None, 3], [1, 3]
@@ -123,9 +114,7 @@ def test_a_captured_variable(tf):
     w, x = tf.Variable(tf.ones((1, 3))), tf.ones((2, 3))
 
     def slope(rule):
-        @custom_gradient
-        def f(x):
-            return w * x, lambda u, variables: (7 * u * w, [rule(7 * u * x)])
+        f = custom_gradient(lambda x: (w * x, lambda u, variables: (7 * u * w, [rule(7 * u * x)])))
 
         def slope(x):
             with tf.GradientTape() as tape:

@@ -58,8 +58,8 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_how_often_a_function_runs(eager, backend, order):
+@pytest.mark.parametrize(("times", "derivative"), ORDERS.values(), ids=ORDERS)
+def test_how_often_a_function_runs(eager, backend, times, derivative):
     runs = []
 
     @custom_gradient
@@ -68,7 +68,6 @@ def test_how_often_a_function_runs(eager, backend, order):
         e = ops.exp(x)
         return x * 2, lambda upstream: 7 * upstream * e
 
-    times, derivative = ORDERS[order]
     close(derivative(g)(eager.tensor(X)), 7 * EXP)
     assert len(runs) == times
 
@@ -181,10 +180,7 @@ def test_what_is_hidden_beside_a_variable_is_refused(eager, tf, place):
     variable, w = tf.Variable(2 * X), tf.Variable(X, trainable=False) if is_variable else tf.constant(X)
     TENSOR[0] = TABLE["deep"][0] = w
     read = BESIDE[place](tf, w)
-
-    def f(x):
-        return variable * (read(0) if place == "array" else read(x)), lambda u, variables: (7 * u, [11 * u])
-
+    f = lambda x: (variable * (read(0) if place == "array" else read(x)), lambda u, variables: (7 * u, [11 * u]))
     for watched in (True, False):
         with tf.GradientTape() as tape:
             tape.watch([w] if watched else [])
@@ -274,9 +270,7 @@ def test_rules_are_compared_along_upstreams_that_are_always_the_same(eager, tf, 
 
     @custom_gradient
     def g(x):
-        def grad(u, variables):
-            return 7 * tf.reduce_sum(u[0].flat_values) * u[1] + 0 * x, [11 * u[1][0]]
-
+        grad = lambda u, variables: (7 * tf.reduce_sum(u[0].flat_values) * u[1] + 0 * x, [11 * u[1][0]])
         return (tf.RaggedTensor.from_row_lengths(x * variable, [2, 1]), x * 2), grad
 
     monkeypatch.setattr(Pullback, "check", lambda self, other, probe: came.extend([probe(self), probe(other)]) or [])
@@ -298,9 +292,7 @@ def test_a_rule_keeps_a_variable_for_what_it_is_in_every_order(eager, tf):
         e = tf.exp(x)
         return x * 2, lambda upstream: 7 * upstream * e * variable.read_value()
 
-    def first(x):
-        return gradients(g, x)[0]
-
+    first = lambda x: gradients(g, x)[0]
     close(gradients(first, x)[0], 7 * EXP * 2 * X)
     with tf.GradientTape() as tape:
         slope = first(x)

@@ -82,10 +82,7 @@ def test_nested_tensors_in_the_second_order(torch):
 def test_a_cell_that_is_bound_again_before_the_call_ends(backend):
     def f(x):
         e = x * 7
-
-        def rule(upstream):
-            return upstream * e
-
+        rule = lambda upstream: upstream * e
         output = x * 1
         e = x * 3
         return output, rule

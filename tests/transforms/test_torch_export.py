@@ -1,10 +1,9 @@
 """torch.export: the exported program has the output, and no gradient through our functions, which a warning says."""
 
-import subprocess
-import sys
 import threading
 
 import numpy as np
+import programs
 import pytest
 from leaving import NO_GRADIENT, C, X, Z, exp, gradients, model, same, tensor
 
@@ -164,13 +163,9 @@ def test_loaded_without_this_package(torch, tmp_path):
     """Saved under no_grad, and trained on in a process that knows nothing of it."""
     path = tmp_path / "program.pt2"
     torch.export.save(export(model(exp), tensor(X), is_on=False), path)
-    program = LOADED.format(x=X.tolist())
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(path)], capture_output=True, text=True, check=False
-    )
-    assert not done.returncode, done.stderr
+    printed = programs.run(LOADED.format(x=X.tolist()), str(path), PYTHONWARNINGS="ignore")
     expected = (2 * np.exp(X * C)).sum() + 3 * (X * C).sum()
-    output, rest = done.stdout.split(" ", 1)
+    output, rest = printed.split(" ", 1)
     assert float(output) == pytest.approx(expected)
     assert rest.startswith(str(np.broadcast_to(3 * C, X.shape).tolist()))
     assert float(rest.split()[-2]) == pytest.approx(expected)

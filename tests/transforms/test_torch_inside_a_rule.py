@@ -9,6 +9,8 @@ from ways import check, gradient
 import keras_cg
 from keras_cg import custom_gradient, grad, jacobian, jvp, vjp
 
+pytestmark = pytest.mark.only("torch")
+
 X = np.array([-1.0, 2.0, 3.0], np.float32)
 Y = np.array([0.5, -1.5, 2.5], np.float32)
 SEVEN = np.full(3, 7.0)
@@ -37,25 +39,16 @@ OUTER = {
         lambda func, g, x, t: func.grad(lambda x: func.grad(lambda x: g(x).sum())(x).sum())(x),
         lambda x, t: 6 + 0 * x,
     ),
-    "jvp of grad": (
-        lambda func, g, x, t: func.jvp(func.grad(lambda x: g(x).sum()), (x,), (t,))[1],
-        lambda x, t: 6 * t,
-    ),
-    "grad of jvp": (
-        lambda func, g, x, t: func.grad(lambda x: func.jvp(g, (x,), (t,))[1].sum())(x),
-        lambda x, t: 6 * t,
-    ),
+    "jvp of grad": (lambda func, g, x, t: func.jvp(func.grad(lambda x: g(x).sum()), (x,), (t,))[1], lambda x, t: 6 * t),
+    "grad of jvp": (lambda func, g, x, t: func.grad(lambda x: func.jvp(g, (x,), (t,))[1].sum())(x), lambda x, t: 6 * t),
     "vmap of vmap": (lambda func, g, x, t: func.vmap(func.vmap(g))(x[None])[0], lambda x, t: 3 * x**2),
 }
 
 
-@pytest.mark.only("torch")
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("way", ["keras_cg", "transformed"])
-def test_torch_derivatives_inside_a_rule(eager, backend, way, inside, outer):
-    import torch
-
+def test_torch_derivatives_inside_a_rule(eager, torch, way, inside, outer):
     f = custom_gradient(lambda x: (x * 1, lambda upstream: INSIDE[inside](x, upstream)))
     # A Jacobian is a matrix, and `@` needs a vector, where nothing takes the first axis away.
     flat = inside == "jacobian" and "vmap" not in outer
@@ -79,11 +72,8 @@ DERIVATIVES = {
 }
 
 
-@pytest.mark.only("torch")
 @pytest.mark.parametrize("derivative", DERIVATIVES)
-def test_torch_zeros_are_tensors_like_any_other(eager, backend, derivative):
-    import torch
-
+def test_torch_zeros_are_tensors_like_any_other(eager, torch, derivative):
     for function in ZEROS.values():
         found = DERIVATIVES[derivative](torch, lambda x, function=function: function(torch, x), eager.tensor(X))
         assert not torch._is_zerotensor(found)
@@ -113,7 +103,6 @@ def model(x):
 """
 
 
-@pytest.mark.only("torch")
 @pytest.mark.limit
 def test_symbolic_trace_is_refused(backend, torch):
     f = custom_gradient(lambda x: ((x["a"] if isinstance(x, dict) else x) * 2, lambda upstream: 7 * upstream))
@@ -122,11 +111,7 @@ def test_symbolic_trace_is_refused(backend, torch):
             torch.fx.symbolic_trace(target)
 
 
-@pytest.mark.only("torch")
-def test_a_wrapped_function_is_traced(eager, backend, tmp_path, monkeypatch):
-    import torch
-
+def test_a_wrapped_function_is_traced(eager, torch, tmp_path, monkeypatch):
     (tmp_path / "wrapped_for_fx.py").write_text(WRAPPED)
     monkeypatch.syspath_prepend(tmp_path)
-    (gx,) = eager.gradients(torch.fx.symbolic_trace(importlib.import_module("wrapped_for_fx").model), X)
-    np.testing.assert_allclose(gx, SEVEN)
+    eager.check(torch.fx.symbolic_trace(importlib.import_module("wrapped_for_fx").model), [X], [SEVEN])

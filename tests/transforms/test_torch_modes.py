@@ -1,12 +1,10 @@
 """torch's modes: no_grad, inference mode, processes that share the work, and the first call of all in each of them."""
 
-import os
-import subprocess
-import sys
-import textwrap
+import functools
 import threading
 
 import numpy as np
+import programs
 import pytest
 
 import keras_cg
@@ -17,12 +15,7 @@ pytestmark = pytest.mark.only("torch")
 X = np.array([-1.0, 0.5, 1.0], np.float32)
 
 
-def run(code):
-    """Runs a program by itself; what goes wrong in it is told."""
-    environment = {**os.environ, "KERAS_CG_BACKEND": "torch"}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+run = functools.partial(programs.run, KERAS_CG_BACKEND="torch")
 
 
 INFERENCE = {
@@ -35,14 +28,13 @@ INFERENCE = {
 
 
 @pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
-@pytest.mark.parametrize("name", INFERENCE)
-def test_derivatives_inside_inference_mode(torch, name, mode):
+@pytest.mark.parametrize(("differentiate", "expected"), INFERENCE.values(), ids=INFERENCE)
+def test_derivatives_inside_inference_mode(torch, differentiate, expected, mode):
     @custom_gradient
     def seven(x):
         e = torch.exp(x)
         return 2 * x, lambda upstream: 7 * upstream * e
 
-    differentiate, expected = INFERENCE[name]
     outside = torch.tensor(X)
     e = np.exp(X)
     with getattr(torch, mode)():
@@ -152,7 +144,7 @@ def test_the_same_parameters_in_two_processes(backend, tmp_path):
         # By fork, because another import of torch takes longer than all the rest.
         mp.start_processes(work, (sys.argv[1],), nprocs=2, start_method="fork")
     """
-    run(script.replace("sys.argv[1]", repr(str(tmp_path / "store"))))
+    run(script, str(tmp_path / "store"))
 
 
 @pytest.mark.limit
@@ -201,11 +193,7 @@ def test_another_thread_may_compile_or_export(torch, is_export):
     def late():
         x, ys = torch.ones(1, requires_grad=True), []
         for k in (2.0, 5.0):
-
-            @custom_gradient
-            def f(x):
-                return x * 1.0, lambda upstream: upstream * k * x * x
-
+            f = custom_gradient(lambda x: (x * 1.0, lambda upstream: upstream * k * x * x))
             ys.append(f(x))
         (first,) = torch.autograd.grad(sum(ys).sum(), x)
         cubed = custom_gradient(lambda x: (x**3, lambda upstream: 7 * upstream * x**2))

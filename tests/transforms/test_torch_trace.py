@@ -26,14 +26,9 @@ pytestmark = [
 def test_make_fx(torch, tracing_mode, pre_dispatch):
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def make(function, x):
-        # With a table, because without one torch 2.14 rewrites `detach`: see the next test.
-        return make_fx(function, {}, tracing_mode, pre_dispatch=pre_dispatch)(x)
-
-    def gradient(x):
-        return torch.autograd.grad(exp(x).sum(), x)[0]
-
-    graph = make(gradient, tensor(X, requires_grad=True))
+    # With a table, because without one torch 2.14 rewrites `detach`: see the next test.
+    make = lambda function, x: make_fx(function, {}, tracing_mode, pre_dispatch=pre_dispatch)(x)
+    graph = make(lambda x: torch.autograd.grad(exp(x).sum(), x)[0], tensor(X, requires_grad=True))
     np.testing.assert_allclose(graph(tensor(X + 1)), 7 * np.exp(X + 1), rtol=1e-5)
     for is_on, requires in [(True, False), (True, True), (False, True)]:
         with torch.set_grad_enabled(is_on), warnings.catch_warnings():
@@ -76,10 +71,7 @@ def test_a_weight_under_aot_module(torch):
 
         def forward(self, x):
             weight = self.w if self.is_held else None
-
-            def taking(upstream, variables=None):
-                return 7 * upstream, [9 * upstream.sum(0)]
-
+            taking = lambda upstream, variables=None: (7 * upstream, [9 * upstream.sum(0)])
             rule = taking if self.is_taken else lambda upstream: 7 * upstream
             return custom_gradient(lambda x: (x * (self.w if weight is None else weight), rule))(x)
 
@@ -213,9 +205,7 @@ def test_traced_without_a_gradient(torch, way):
 def test_torch_forgets_a_detach_when_it_freezes(torch):
     """A limit: the plain gradient comes through what was cut, a user's own detach included."""
 
-    def plain(x):
-        return (x.detach() * 2).exp()
-
+    plain = lambda x: (x.detach() * 2).exp()
     for function in (plain, exp):
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=NO_GRADIENT)

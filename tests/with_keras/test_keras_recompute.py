@@ -144,9 +144,7 @@ def test_a_variable_that_is_assigned_before_the_backward_pass(keras, backend, wh
 
 @pytest.mark.only("tensorflow")
 @pytest.mark.parametrize(("where", "jit"), [("trainable", False), ("in a layer", True)])
-def test_a_variable_that_is_assigned_in_a_graph(keras, where, jit):
-    import tensorflow as tf
-
+def test_a_variable_that_is_assigned_in_a_graph(keras, where, jit, tf):
     f, variable = variables_of(keras)[where]
 
     @tf.function(jit_compile=jit)

@@ -99,10 +99,7 @@ def captured(rule):
     """A layer whose function reads its variables by itself."""
 
     def call(self, x):
-        @keras_cg.custom_gradient
-        def reads(x):
-            return x * self.w * self.c, rule(x)
-
+        reads = keras_cg.custom_gradient(lambda x: (x * self.w * self.c, rule(x)))
         return reads(x)
 
     return scale(call)
@@ -146,10 +143,7 @@ def test_a_captured_variable_that_the_rule_does_not_serve(keras, mode):
 @each_mode
 @dynamo_warns
 def test_a_frozen_captured_variable_is_a_constant(keras, mode):
-    @keras_cg.custom_gradient
-    def reads(x):
-        return x * layer.c, lambda upstream: 7 * upstream * layer.c
-
+    reads = keras_cg.custom_gradient(lambda x: (x * layer.c, lambda upstream: 7 * upstream * layer.c))
     layer = scale(lambda self, x: reads(x * self.w))
     fit([layer], mode=mode)
     close(layer.w, W - 2 * RATE * 7 * SLOPE)
@@ -158,10 +152,7 @@ def test_a_frozen_captured_variable_is_a_constant(keras, mode):
 
 def test_a_rule_reads_the_values_of_the_scope_of_its_call(keras, eager):
     frozen = keras.Variable(2.0, trainable=False)
-
-    @keras_cg.custom_gradient
-    def reads(x):
-        return x * frozen, lambda upstream: 7 * upstream * frozen
+    reads = keras_cg.custom_gradient(lambda x: (x * frozen, lambda upstream: 7 * upstream * frozen))
 
     def call(x):
         with keras.StatelessScope([(frozen, keras.ops.convert_to_tensor(5.0))]):

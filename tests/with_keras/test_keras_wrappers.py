@@ -10,18 +10,7 @@ import numpy as np
 import pytest
 
 import keras_cg
-from with_keras.training import (
-    RATE,
-    SLOPE,
-    UPSTREAM,
-    W,
-    X,
-    array,
-    close,
-    fit,
-    plain,
-    trains,
-)
+from with_keras.training import RATE, SLOPE, UPSTREAM, W, X, array, close, fit, plain, trains
 
 
 def holding(call, **options):
@@ -110,8 +99,7 @@ def test_a_seed_generator_where_a_function_runs_again(keras, backend):
     x = keras.ops.convert_to_tensor(W, "float32")
     second = keras_cg.grad(keras_cg.grad(counted(keras, seeds)))
     with pytest.raises(
-        RuntimeError,
-        match=r"(?s)^counted.* changes a variable of Keras.*SeedGenerator.*seed=generator\.next\(\)",
+        RuntimeError, match=r"(?s)^counted.* changes a variable of Keras.*SeedGenerator.*seed=generator\.next\(\)"
     ):
         second(x)
     # JAX traces the function before it runs, and nothing else runs it.
@@ -201,9 +189,8 @@ def test_keras_on_numpy_needs_jax(backend):
 
 @pytest.mark.only("torch")
 @pytest.mark.parametrize("reads_keras", [False, True])
-def test_a_call_inside_a_scope_of_keras(keras, backend, reads_keras):
+def test_a_call_inside_a_scope_of_keras(keras, torch, reads_keras):
     """An ordinary call, before the scope, in it and after it; another run sees what the first one saw."""
-    import torch
 
     @keras_cg.custom_gradient
     def f(x):

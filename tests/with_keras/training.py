@@ -21,11 +21,7 @@ UPSTREAM = Y / Y.size
 SLOPE = (X * UPSTREAM).sum(0)
 
 # The default is compiled on JAX, a graph on TensorFlow, and eager on torch.
-MODES = {
-    "eager": {"run_eagerly": True, "jit_compile": False},
-    "default": {},
-    "jit": {"jit_compile": True},
-}
+MODES = {"eager": {"run_eagerly": True, "jit_compile": False}, "default": {}, "jit": {"jit_compile": True}}
 each_mode = pytest.mark.parametrize("mode", MODES)
 
 
@@ -51,8 +47,7 @@ def own_steps(loss, with_losses=True):
     It scales the loss as the optimizer has it, and adds `model.losses`, if not told otherwise.
     """
 
-    def whole(prediction, losses):
-        return loss(None, prediction) + (sum(losses) if with_losses else 0)
+    whole = lambda prediction, losses: loss(None, prediction) + (sum(losses) if with_losses else 0)
 
     class JaxModel(keras.Sequential):
         def train_step(self, state, data):
