@@ -23,7 +23,7 @@ def keras_elsewhere(
 
 symbolic_tensor = message(
     TypeError,
-    "{0}: {1} is a KerasTensor, which holds no numbers, where Keras does not look for one.",
+    "{0}: {1} is a KerasTensor, which holds no numbers, in a place where Keras does not find it.",
     cause="it is the attribute of a dataclass or of an object that only another framework opens, it was closed over, or"
     " what was called is no decorated function (keras_cg.grad).",
     remedy="pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",
@@ -32,8 +32,8 @@ symbolic_tensor = message(
 
 changes_variables = message(
     RuntimeError,
-    "{0} changes a variable of Keras whenever it runs, and what was asked for, such as the derivative of its gradient,"
-    " needs to run it again: with other values than the first time.",
+    "{0} changes a variable of Keras whenever it runs. What you asked for, such as the derivative of its gradient,"
+    " runs it again, with other values than the first time.",
     cause="a keras.random.SeedGenerator, or a layer with a state such as Dropout, inside of it.",
     remedy="use it outside and pass what it gives as an argument, such as seed=generator.next().",
 )
