@@ -7,6 +7,9 @@ NumPy before a test uses one of these. No framework is imported before a test ru
 - `assert_gradients`, a fixture: `keras_cg.testing.assert_gradients`, which fails with the checker's report.
 - `--cg-backends=jax,torch`: the backends to test, with commas between; without it, all installed ones. If a backend of
   the option does not start, the run fails; if another installed one does not, its tests fail.
+- `--cg-strict=MODULES`: the run fails, and names the function, if a decorated function or method of these modules or
+  packages, with commas between, was given to `assert_gradients` by no test. Of a package, the modules count that the
+  tests import. It is for a run of all tests.
 - `@pytest.mark.cg_backends("jax", "torch")`: restricts the test, the class or, as `pytestmark`, the module to these
   backends; the closest marker counts. A test is deselected if no backend under test is among its backends.
 
@@ -25,6 +28,8 @@ A file of tests:
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
@@ -32,21 +37,31 @@ from typing import Any, NoReturn
 import pytest
 
 NAMES = pytest.StashKey[tuple[str, ...]]()
+# The functions that `--cg-strict` asks for, and those that were checked, by their names.
+STRICT = pytest.StashKey[tuple[set[str], set[str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--cg-backends`."""
-    parser.getgroup("keras_cg").addoption(
+    """Adds `--cg-backends` and `--cg-strict`."""
+    group = parser.getgroup("keras_cg")
+    group.addoption(
         "--cg-backends",
         default="",
         metavar="NAMES",
         help="the backends of the fixture cg_backend, with commas between; default: all installed",
+    )
+    group.addoption(
+        "--cg-strict",
+        default="",
+        metavar="MODULES",
+        help="fail if no test gave a decorated function of these modules or packages to assert_gradients",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the marker, and starts the backends of the option, because the run must fail if one does not start."""
     config.addinivalue_line("markers", "cg_backends(*names): run the test, which uses cg_backend, on these backends")
+    config.stash[STRICT] = (set(), set())
     if config.getoption("--cg-backends"):
         _names(config)
 
@@ -106,6 +121,38 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         tracebacks.hide_frames(call.excinfo.value)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the run with `--cg-strict` if a function was checked by no test."""
+    config = session.config
+    if not config.getoption("--cg-strict") or config.getoption("collectonly"):
+        return
+    names, checked = config.stash[STRICT]
+    if not names:  # else the processes of pytest-xdist have found them
+        names |= _decorated(config.getoption("--cg-strict"))
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["keras_cg"] = [*names], [*checked]
+    elif names - checked and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Collects what a process of pytest-xdist found and checked."""
+    # Nothing comes from a process that died, or without the option.
+    found, checked = getattr(node, "workeroutput", {}).get("keras_cg", ((), ()))
+    node.config.stash[STRICT][0].update(found)
+    node.config.stash[STRICT][1].update(checked)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Names the functions that no test checked."""
+    names, checked = config.stash[STRICT]
+    if names - checked:
+        terminalreporter.section("keras_cg: no test gave these to assert_gradients (--cg-strict)", red=True)
+        for name in sorted(names - checked):
+            terminalreporter.write_line(name)
+
+
 @pytest.fixture
 def cg_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the test once on each backend; the value is the name of the active one."""
@@ -122,11 +169,38 @@ def cg_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def assert_gradients() -> Callable[..., Any]:
+def assert_gradients(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Returns `keras_cg.testing.assert_gradients`, which checks a custom gradient, and fails with the report."""
     from keras_cg import testing
 
-    return testing.assert_gradients
+    @functools.wraps(testing.assert_gradients)
+    def noted(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        request.config.stash[STRICT][1].add(_name_of(f))
+        return testing.assert_gradients(f, *args, **kwargs)
+
+    return noted if request.config.getoption("--cg-strict") else testing.assert_gradients
+
+
+def _decorated(option: str) -> set[str]:
+    """Returns the names of the decorated functions and methods of the modules that `--cg-strict` names."""
+    from keras_cg.command import targets
+
+    found = set()
+    for place in filter(None, map(str.strip, option.split(","))):
+        try:
+            importlib.import_module(place)
+        except Exception as error:  # the user's module may raise anything
+            found.add(f"{place}: it cannot be imported: {error}")
+        for name, module in [*sys.modules.items()]:
+            if name == place or name.startswith(f"{place}."):
+                found |= {_name_of(getattr(module, each)) for each in targets.decorated_functions(module)}
+                found |= {f"{name}.{each}" for each in targets.decorated_methods(module)}
+    return found
+
+
+def _name_of(f: Callable[..., Any]) -> str:
+    return f"{f.__module__}.{getattr(f, '__qualname__', '')}"
 
 
 def _names(config: pytest.Config) -> tuple[str, ...]:

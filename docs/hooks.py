@@ -211,6 +211,12 @@ class AsShown(griffe.Extension):
         obj.docstring.value = SEE_ALSO.sub(lambda part: re.sub(r"`(keras_cg\.[\w.]+)`", r"[`\1`][\1]", part[0]), value)
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
-        """Drops a return annotation that a decorator replaces: a pair with the rule, or an iterator."""
-        if any(each.callable_path.endswith(("custom_gradient", "contextmanager")) for each in func.decorators):
+        """Drops Any, where the docstring has a shape, and a result that a decorator replaces: a pair, an iterator."""
+        is_replaced = any(
+            each.callable_path.endswith(("custom_gradient", "contextmanager")) for each in func.decorators
+        )
+        if is_replaced or str(func.returns) == "Any":
             func.returns = None
+        for parameter in func.parameters:
+            if str(parameter.annotation) == "Any":
+                parameter.annotation = None

@@ -8,13 +8,14 @@ The loss has second derivatives of the activation log(1 + exp(x)), and its gradi
 plainly they are NaN at 100 in float32. Here they follow from two rules: the derivative of log(1 + exp(x)) is `sigmoid`,
 and that of `sigmoid` is written with `sigmoid` itself, so that a derivative of any order comes from a rule.
 
-    KERAS_CG_BACKEND=jax python examples/physics_informed.py
+    KERAS_CG_BACKEND=jax python examples/physics_informed.py --output physics_informed.png
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -110,8 +111,8 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def train(activation: Activation, steps: int) -> float:
-    """Trains a network with Adam; returns the greatest error of its temperature, of which the exact one is 0 to 1."""
+def train(activation: Activation, steps: int) -> numpy.ndarray:
+    """Trains a network with Adam; returns its temperature at the points, of which the exact one is 0 to 1."""
     x = points(POINTS)
     weights: dict[str, Any] = {name: ops.asarray(array) for name, array in initial_weights().items()}
     mean = {name: ops.zeros_like(weight) for name, weight in weights.items()}
@@ -123,19 +124,46 @@ def train(activation: Activation, steps: int) -> float:
             square[name] = 0.99 * square[name] + 0.01 * arriving**2
             spread = (square[name] / (1 - 0.99**step)) ** 0.5 + 1e-8
             weights[name] = weights[name] - RATE / (1 - 0.9**step) * mean[name] / spread
-    found = numpy.asarray(temperature(weights, x, activation))
-    return float(numpy.abs(found - numpy.sin(numpy.asarray(x) * (numpy.pi / LENGTH))).max())
+    return numpy.asarray(temperature(weights, x, activation))
+
+
+def exact() -> numpy.ndarray:
+    """The exact temperature at the points."""
+    return numpy.sin(numpy.asarray(points(POINTS)) * (numpy.pi / LENGTH))
+
+
+def error(found: numpy.ndarray) -> float:
+    """The greatest error of a temperature."""
+    return float(numpy.abs(found - exact()).max())
+
+
+def draw(found: numpy.ndarray, path: Path) -> None:
+    """The temperature along the rod, that of the network and the exact one."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(points(POINTS), exact(), color="0.6", linewidth=4, label="exact")
+    axes.plot(points(POINTS), found, "o", color="tab:blue", markersize=4, label="network, with the rules")
+    axes.set(xlabel="place along the rod in cm", ylabel="temperature")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=110)
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Solves a differential equation by a network.")
     parser.add_argument("--steps", type=int, default=300, help="steps of the training (default: 300)")
-    steps = parser.parse_args(arguments).steps
+    parser.add_argument("--output", type=Path, help="the PNG of the temperature (default: none)")
+    options = parser.parse_args(arguments)
+    found = train(log1pexp, options.steps)
     print(f"backend: {keras_cg.backend()}")
-    print(f"greatest error of T, with the rules: {train(log1pexp, steps):.4f}")
+    print(f"greatest error of T, with the rules: {error(found):.4f}")
+    if options.output:
+        draw(found, options.output)
     # The overflow is the point of this example; NumPy alone would warn of it.
     with numpy.errstate(over="ignore", invalid="ignore"):
-        print(f"greatest error of T, plain:          {train(plain, 1)}")
+        print(f"greatest error of T, plain:          {error(train(plain, 1))}")
 
 
 if __name__ == "__main__":

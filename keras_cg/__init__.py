@@ -11,6 +11,7 @@ from keras_cg import ops
 from keras_cg.autodiff import grad, hessian, jacobian, jvp, value_and_grad, vjp
 from keras_cg.bridge import keras_interop as _keras_interop
 from keras_cg.errors import CapturedVariableError, GradientError
+from keras_cg.frontend import config as _config
 from keras_cg.frontend.config import available_backends, backend, set_backend, use_backend
 from keras_cg.frontend.decorator import custom_gradient
 
@@ -33,6 +34,8 @@ __all__ = [
     "value_and_grad",
     "vjp",
 ]
+
+_config.warn_of_unknown_variables()
 
 # The frontend meets Keras's operation, which is built on the frontend: here both are known.
 _keras_interop.operation = lambda: _importlib.import_module("keras_cg.keras.operation")

@@ -123,12 +123,12 @@ def test_a_variable_that_does_not_exist_is_told():
         import warnings
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            import keras_cg
-        print(*[f"{each.category.__name__}: {each.message}" for each in told], keras_cg.backend())
+            from keras_cg import ops, backend
+        print(*[f"{each.filename}:{each.lineno} {each.category.__name__}: {each.message}" for each in told], backend())
     """
     assert run(code, KERAS_CG_BACKENDS="jax") == (
-        "UserWarning: the environment variable KERAS_CG_BACKENDS is ignored: keras_cg knows KERAS_CG_BACKEND and"
-        " KERAS_CG_TRACEBACK. Did you mean 'KERAS_CG_BACKEND'? numpy"
+        "<string>:5 UserWarning: the environment variable KERAS_CG_BACKENDS is ignored: keras_cg knows"
+        " KERAS_CG_BACKEND and KERAS_CG_TRACEBACK. Did you mean 'KERAS_CG_BACKEND'? numpy"
     )
     assert run(code, KERAS_CG_BACKEND="numpy", KERAS_CG_TRACEBACK="full") == "numpy"
 

@@ -194,8 +194,7 @@ def test_a_rule_that_differentiates_a_module_by_its_arguments(torch):
         pair(takes=False)(x, *module.parameters()).backward()
     name = "test_a_rule_that_differentiates_a_module_by_its_arguments.<locals>.pair.<locals>.f"
     assert str(caught.value).splitlines() == [
-        f"the rule of {name} differentiates with respect to an argument that it has from the function, which got it"
-        " detached.",
+        f"the rule of {name} differentiates with respect to an argument of the function, which is detached there.",
         "    usual cause: torch.autograd.grad in the rule, with respect to an argument that it closes over.",
         "    remedy: let the rule take the arguments, `def grad(*args, upstream=None)`: these are the caller's own"
         " tensors.",
@@ -224,9 +223,8 @@ def test_an_argument_that_the_function_also_reads_through_its_module(torch, vari
         f(x, module.weight, run=lambda x, weight: module(x))
     name = "test_an_argument_that_the_function_also_reads_through_its_module.<locals>.f"
     assert str(caught.value).splitlines() == [
-        f"{name} reads its tensor argument 2 in another way, too, of which the gradient of that argument may know"
-        " nothing.",
-        "    usual cause: weights that are arguments, in a function that calls the module which has them.",
+        f"{name} reads its tensor argument 2 in another way, too, which the gradient of that argument may leave out.",
+        "    usual cause: the weights are arguments, and the function calls the module that owns them.",
         "    remedy: compute with the argument, as by torch.func.functional_call; or, if the rule gives the whole"
         " gradient, run the module under torch.no_grad().",
     ]

@@ -51,7 +51,7 @@ def no_aux(where: str, value: object) -> TypeError:
 
 def no_floating_output(where: str, came: str) -> TypeError:
     """Nothing in the output has a derivative."""
-    cause = "A forgotten `return`, or a comparison or an index where its values were meant, gives such an output."
+    cause = "Such an output comes from a forgotten `return`, or from a comparison or an index in place of its values."
     return report(
         TypeError, f"{where}: the function must return at least one floating or complex tensor, got {came}. {cause}"
     )

@@ -23,7 +23,7 @@ def keras_elsewhere(
 
 symbolic_tensor = message(
     TypeError,
-    "{0}: {1} is a KerasTensor, which holds no numbers, where Keras does not look for one.",
+    "{0}: {1} is a KerasTensor, which holds no numbers, in a place where Keras does not find it.",
     cause="it is the attribute of a dataclass or of an object that only another framework opens, it was closed over, or"
     " what was called is no decorated function (keras_cg.grad).",
     remedy="pass it as an argument, or in a tuple, list or dict; or call the function inside a layer.",

@@ -20,7 +20,7 @@ from keras_cg import errors, user_code
 from keras_cg.command import messages, specs
 from keras_cg.frontend.decorator import CustomGradient
 
-__all__ = ["Target", "find", "left_out", "split", "validate", "where"]
+__all__ = ["Target", "decorated_functions", "decorated_methods", "find", "left_out", "split", "validate", "where"]
 
 
 class Target(NamedTuple):
@@ -104,7 +104,7 @@ def find(
     module = _load(place)
     if not name:
         return [_build(each, getattr(module, each), {}, seed) for each in _hinted(place, module)]
-    function = _attribute(place, module, name, _decorated(module))
+    function = _attribute(place, module, name, decorated_functions(module))
     if not _is_decorated(function):
         raise messages.not_decorated(target, function)
     references = {"expected": expected, "value": value}
@@ -118,12 +118,14 @@ def left_out(target: str, found: Sequence[Target]) -> dict[str, str]:
     if split(target)[1]:
         return {}
     module = sys.modules[found[0].function.__module__]
-    functions = [name for name in _decorated(module) if not hasattr(getattr(module, name), "example_args")]
+    functions = [name for name in decorated_functions(module) if not hasattr(getattr(module, name), "example_args")]
+    return dict.fromkeys(functions, messages.NO_EXAMPLE) | dict.fromkeys(decorated_methods(module), messages.METHOD)
+
+
+def decorated_methods(module: ModuleType) -> list[str]:
+    """Returns the names of the decorated methods of the classes that a module defines, such as `Layer.call`."""
     owners = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
-    methods = [
-        f"{owner.__qualname__}.{name}" for owner in owners for name in vars(owner) if _is_decorated(vars(owner)[name])
-    ]
-    return dict.fromkeys(functions, messages.NO_EXAMPLE) | dict.fromkeys(methods, messages.METHOD)
+    return [f"{each.__qualname__}.{name}" for each in owners for name in vars(each) if _is_decorated(vars(each)[name])]
 
 
 def _load(place: str) -> ModuleType:
@@ -169,14 +171,14 @@ def _is_decorated(value: object) -> bool:
     return isinstance(value, CustomGradient) or isinstance(getattr(value, "__func__", None), CustomGradient)
 
 
-def _decorated(module: ModuleType) -> list[str]:
+def decorated_functions(module: ModuleType) -> list[str]:
     """Returns the names of the decorated functions that a module defines, in order of definition."""
     found = [name for name, value in vars(module).items() if isinstance(value, CustomGradient)]
     return [name for name in found if getattr(module, name).__module__ == module.__name__]
 
 
 def _hinted(place: str, module: ModuleType) -> list[str]:
-    names = _decorated(module)
+    names = decorated_functions(module)
     hinted = [name for name in names if hasattr(getattr(module, name), "example_args")]
     if not hinted:
         raise messages.no_hints(place, names)

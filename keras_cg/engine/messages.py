@@ -31,7 +31,7 @@ def broken_backend(name: str, source: str, error: Exception, requirement: str, v
     release = f" with {name} {version}" if version else ""
     headline = f"the backend {name!r} (from {source}) is installed but does not start{release}:"
     reinstall = f'reinstall it with pip install --force-reinstall "{requirement}".'
-    remedy = f"see that its framework can be imported by itself; {reinstall}"
+    remedy = f"check that its framework can be imported by itself; {reinstall}"
     kind = functools.partial(ImportError, name=name)
     return report(kind, lines(headline, f"    {type_name(error)}: {error}"), remedy=remedy)
 
@@ -80,14 +80,14 @@ changed_since_call = message(
 )
 captured_argument = message(
     CapturedVariableError,
-    "{0} reads its tensor argument {1} in another way, too, of which the gradient of that argument may know nothing.",
-    cause="weights that are arguments, in a function that calls the module which has them.",
+    "{0} reads its tensor argument {1} in another way, too, which the gradient of that argument may leave out.",
+    cause="the weights are arguments, and the function calls the module that owns them.",
     remedy="compute with the argument, as by torch.func.functional_call; or, if the rule gives the whole gradient, run"
     " the module under torch.no_grad().",
 )
 detached_argument = message(
     GradientError,
-    "the rule of {0} differentiates with respect to an argument that it has from the function, which got it detached.",
+    "the rule of {0} differentiates with respect to an argument of the function, which is detached there.",
     cause="torch.autograd.grad in the rule, with respect to an argument that it closes over.",
     remedy="let the rule take the arguments, `def grad(*args, upstream=None)`: these are the caller's own tensors.",
 )

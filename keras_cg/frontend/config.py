@@ -21,13 +21,20 @@ __all__ = ["available_backends", "backend", "set_backend", "use_backend"]
 
 # The second is read where a traceback is shortened.
 _VARIABLES = ("KERAS_CG_BACKEND", "KERAS_CG_TRACEBACK")
-for _name in os.environ:
-    if _name.startswith("KERAS_CG_") and _name not in _VARIABLES:
-        warnings.warn(messages.unknown_variable(_name, _VARIABLES), stacklevel=2)
 
 # The name, and where that choice came from.
 _in_context: ContextVar[tuple[str, str] | None] = ContextVar("keras_cg_backend", default=None)
 _in_process: str | None = None
+
+
+def warn_of_unknown_variables() -> None:
+    """Warns of environment variables that do not exist, at the line that imports the package whose module calls this.
+
+    Python leaves the frames of its import out of the level.
+    """
+    for name in os.environ:
+        if name.startswith("KERAS_CG_") and name not in _VARIABLES:
+            warnings.warn(messages.unknown_variable(name, _VARIABLES), stacklevel=3)
 
 
 def resolve() -> tuple[str, str]:

@@ -48,7 +48,7 @@ def foreign_tensor(function: str, role: str, value: object, backend: str, source
 
 tensors_in_objects = message(
     TypeError,
-    "{0}: {1} is a NumPy array of objects, and what is differentiated in it would silently get no gradient.",
+    "{0}: {1} is a NumPy array of objects, and its elements would silently get no gradient.",
     cause="an array of tensors, of fractions or of decimals (dtype=object).",
     remedy="convert it to an array of numbers, or put tensors into a tuple, a list or a dict.",
 )
@@ -103,7 +103,7 @@ def no_convention(function: str, shown: str, arguments: int, outputs: int) -> Ty
 
 unsorted_output = message(
     TypeError,
-    "the rule of {0} takes one by one the upstreams of a dict whose keys were inserted unsorted.",
+    "the rule of {0} takes the upstreams of a dict one by one, but its keys were not inserted in sorted order.",
     got="{1}",
     cause="parameters in the order of insertion, while upstreams would come by sorted keys.",
     remedy="take one upstream, the same pytree as the output, or insert the keys in sorted order.",
@@ -136,7 +136,7 @@ ambiguous = _wrong(
 
 
 unsorted_result = _wrong(
-    "flat gradients for a dict whose keys were inserted unsorted",
+    "flat gradients for a dict whose keys were not inserted in sorted order",
     "a flat list in the order of insertion, which would be read by sorted keys.",
     "return the same pytree as the arguments.",
 )

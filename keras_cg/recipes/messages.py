@@ -62,7 +62,7 @@ def not_broadcast(recipe: str, argument: str, came: str, name: str, expected: st
 def unknown_rank(recipe: str, argument: str, came: str) -> ValueError:
     """The rank of a tensor is unknown, and the recipe needs it."""
     return ValueError(
-        f"{recipe}: how many axes {argument} ({came}) has is unknown until run time. Set its shape, such as with"
+        f"{recipe}: the number of axes of {argument} ({came}) is unknown until run time. Set its shape, such as with"
         " tf.ensure_shape(x, [None, None])."
     )
 
@@ -71,7 +71,7 @@ def not_of_shape(recipe: str, argument: str, came: str, name: str, expected: str
     """Two tensors that go together element by element have different shapes."""
     return ValueError(
         f"{recipe}: {argument} is {came}, and {name} is {expected}. Give one of the same shape: it is not broadcast,"
-        " because it would be equal where it should differ."
+        " because equal numbers would stand where different ones should."
     )
 
 
@@ -103,8 +103,8 @@ def no_floating(recipe: str, argument: str) -> TypeError:
 def unknown_size(recipe: str) -> ValueError:
     """A matrix would have a size that is unknown until run time."""
     return ValueError(
-        f"{recipe}: how many numbers x0 has is unknown until run time, and the Jacobian as a matrix needs it. Set its"
-        " shape, such as with tf.ensure_shape(x, [3]), or give linear_solve."
+        f"{recipe}: the number of elements of x0 is unknown until run time, and the matrix of the Jacobian needs it."
+        " Set its shape, such as with tf.ensure_shape(x, [3]), or give linear_solve."
     )
 
 
@@ -150,8 +150,8 @@ def not_linear(function: str) -> ValueError:
 
 def by_keyword(function: str, argument: str) -> TypeError:
     """A function of NumPy arrays was called with a keyword."""
-    headline = f"{function}: {argument} was given by keyword, and arrays are given by position."
-    remedy = f"bind what is not an array first: from_numpy(functools.partial(function, {argument}=...), ...)."
+    headline = f"{function}: {argument} was passed by keyword, but arrays are passed by position."
+    remedy = f"bind other arguments first: from_numpy(functools.partial(function, {argument}=...), ...)."
     return report(TypeError, headline, function=function, argument=argument, remedy=remedy)
 
 
@@ -159,7 +159,7 @@ def not_an_array(function: str, place: int, value: object) -> TypeError:
     """An argument of a function of NumPy arrays is no tensor."""
     headline = f"{function}: argument {place} is {article(type_name(value))}, and not a tensor."
     remedy = (
-        "give tensors and numbers, those of a pytree one by one, and what is neither before:"
+        "pass tensors and numbers, and the leaves of a pytree one by one. Bind other arguments first:"
         " from_numpy(functools.partial(function, mode=...), ...)."
     )
     return report(TypeError, headline, function=function, remedy=remedy)

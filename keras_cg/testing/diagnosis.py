@@ -115,9 +115,18 @@ EARLIER = (
 
 def in_steps(name: str, line: str) -> str:
     """Returns the advice for a function without a useful derivative."""
+    return f"the function does not change with {name} here, or only in steps {_declare(line)}"
+
+
+def in_jumps(name: str, line: str) -> str:
+    """Returns the advice for a function that jumps, and also changes in other ways."""
+    return f"the function jumps with {name} {_declare(line)}"
+
+
+def _declare(line: str) -> str:
     return (
-        f"the function does not change with {name} here, or only in steps (rounding, a comparison, a cast); if the"
-        f" gradient differs on purpose, such as that of a straight-through estimator, declare the right one: {line}"
+        "(rounding, a comparison, a cast); if the gradient differs on purpose, such as that of a straight-through"
+        f" estimator, declare the right one: {line}"
     )
 
 

@@ -15,7 +15,7 @@ from keras_cg.frontend.decorator import CustomGradient
 from keras_cg.testing import comparison, exceptions, staircases
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Column, Row, text
-from keras_cg.testing.diagnosis import EARLIER, in_steps
+from keras_cg.testing.diagnosis import EARLIER, in_jumps, in_steps
 from keras_cg.testing.differences import Break, Path, Slope, grain, is_jump, kink, slope
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arguments, Arrays, Subject, epsilon, is_rule, with_rule
@@ -268,6 +268,16 @@ class Inspection:
         )
         return in_steps(self.arguments.names[number], self.declaration(number)) if is_in_steps else None
 
+    def advice_for_jumps(self, number: int) -> str | None:
+        """Advises to declare the gradient of a function that jumps, and changes in other ways, too; None for others.
+
+        A quantiser whose scale depends on the data is such a function.
+        """
+        if self.is_declared or self.is_other_in_double:
+            return None
+        is_jumping = self._jumps(number, staircases.CLOSE_BY) or self._jumps(number, staircases.THROUGH_ZERO)
+        return in_jumps(self.arguments.names[number], self.declaration(number)) if is_jumping else None
+
     def declaration(self, number: int) -> str:
         """Returns the line that declares the gradient of an argument."""
         fun = self.subject.f.__wrapped__ if isinstance(self.subject.f, CustomGradient) else self.subject.f
@@ -290,10 +300,13 @@ class Inspection:
 
     def _has_jumps(self, number: int) -> bool:
         """Whether the output jumps with an argument, and changes with another argument in steps only."""
-        if not any(self.is_staircase(each, True) for each in range(len(self.points)) if each != number):
-            return False
-        with contextlib.suppress(Exception), numpy.errstate(all="ignore"):
-            return staircases.jumps(self._of_one(number, self.subject), self.points[number], self.eps, is_jump)
+        others = (each for each in range(len(self.points)) if each != number)
+        return any(self.is_staircase(each, True) for each in others) and self._jumps(number, staircases.CLOSE_BY)
+
+    def _jumps(self, number: int, times: Array) -> bool:
+        """Whether the output jumps with an argument."""
+        with contextlib.suppress(Exception), numpy.errstate(all="ignore"):  # the function may raise elsewhere
+            return staircases.jumps(self._of_one(number, self.subject), self.points[number], self.eps, is_jump, times)
         return False
 
     # --- precision ----------------------------------------------------------------------------------

@@ -23,6 +23,9 @@ ELEMENTS = 4
 NEAR, FAR = numpy.linspace(7 / 8, 9 / 8, 17), numpy.linspace(-5, 5, 16)
 SCALES = (1.0, 2.0**-6, 2.0**-12)
 
+# The multiples of an element between which a function may jump: by less than half of it, and through zero.
+CLOSE_BY, THROUGH_ZERO = numpy.linspace(0.5, 1.5, 33), numpy.linspace(-1, 1, 33)
+
 # A designed staircase has at most so many steps close to zero, where rounding to a dtype still has one at each place.
 FEW = 4
 
@@ -78,9 +81,8 @@ def grow(function: OfOne, point: Array, eps: float) -> bool:
     return False
 
 
-def jumps(function: OfOne, point: Array, eps: float, is_jump: Callable[..., bool]) -> bool:
-    """Whether the output jumps where one element of the argument changes by less than half of itself."""
-    times = numpy.linspace(0.5, 1.5, 33)
+def jumps(function: OfOne, point: Array, eps: float, is_jump: Callable[..., bool], times: Array = CLOSE_BY) -> bool:
+    """Whether the output jumps where one element of the argument is multiplied by a number between some others."""
     for place in _places(point):
 
         def path(t: float, place: tuple[int, ...] = place) -> Array:

@@ -113,7 +113,7 @@ def test_no_floating_output(tensor, name):
         with pytest.raises(TypeError, match="must return at least one floating or complex tensor") as caught:
             DIFFERENTIATE[name](f, tensor(X))
         assert f"got {shown}" in str(caught.value)
-        assert "A forgotten `return`, or a comparison or an index" in str(caught.value)
+        assert "from a forgotten `return`, or from a comparison or an index" in str(caught.value)
 
 
 @pytest.mark.limit

@@ -95,7 +95,7 @@ def test_a_backend_that_does_not_start(tmp_path):
     assert done.returncode == 1
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("✗ jax: ")]
     told = "the backend 'jax' (from keras-cg) is installed but does not start: RuntimeError: broken on purpose"
-    assert f"ImportError: {told}; see that its framework can be imported by itself; reinstall it with pip" in line
+    assert f"ImportError: {told}; check that its framework can be imported by itself; reinstall it with pip" in line
     assert "first order" in done.stdout and done.stdout.endswith("stopped: jax\n")
 
 

@@ -68,8 +68,9 @@ def test_spiking_learns(backend, spiking, capsys):
 # --- a network in a differential equation --------------------------------------------------------------------------
 
 
-def test_physics_finds_the_temperature(backend, capsys):
-    load("physics_informed").main(["--steps", "60"])
+def test_physics_finds_the_temperature(backend, capsys, tmp_path):
+    load("physics_informed").main(["--steps", "60", "--output", str(tmp_path / "rod.png")])
+    assert (tmp_path / "rod.png").stat().st_size > 5_000
     name, ours, plain = capsys.readouterr().out.splitlines()
     assert name == f"backend: {backend}"
     assert plain.split()[-1] == "nan"

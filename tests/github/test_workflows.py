@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import yaml
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -15,12 +16,12 @@ PATH = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 
 
-def shell(step, **variables):
+def shell(step, folder=ROOT, **variables):
     """What a step prints, run as GitHub runs it."""
     options = ("--noprofile", "--norc", "-eo", "pipefail") if step.get("shell") == "bash" else ("-e",)
     environment = {**os.environ, "PATH": PATH, **variables}
     command = ("bash", *options, "-c", step["run"])
-    return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
 
 
 def sessions():
@@ -82,3 +83,25 @@ def test_every_session_is_run_by_a_workflow(tmp_path):
     assert "tests(numpy)" in every
     assert run | by_hand == set(every)
     assert by_hand.isdisjoint(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "is_released", "expected"),
+    [
+        ("tag", "v0.4.0", True, ["deploy --push --update-aliases 0.4.0 latest", "set-default --push latest"]),
+        ("branch", "main", True, ["deploy --push dev", "list latest"]),
+        ("branch", "main", False, ["deploy --push dev", "list latest", "set-default --push dev"]),
+    ],
+)
+def test_each_release_has_its_folder_of_the_site(tmp_path, kind, name, is_released, expected):
+    """With programs that write down how they are called, in the place of Mike and git."""
+    (step,) = (each for each in WORKFLOWS["docs"]["jobs"]["publish"]["steps"] if each.get("name") == "publish")
+    for name_of_program in ("bin/git", ".nox/docs/bin/mike"):
+        program = tmp_path / name_of_program
+        program.parent.mkdir(parents=True)
+        # `mike list latest` fails where there is no release.
+        program.write_text(f'#!/bin/sh\necho "$@" >> {program}.txt\n[ "$1" != list ] || {str(is_released).lower()}\n')
+        program.chmod(0o755)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    shell(step, tmp_path, PATH=path, GITHUB_REF_TYPE=kind, GITHUB_REF_NAME=name)
+    assert (tmp_path / ".nox/docs/bin/mike.txt").read_text().splitlines() == expected

@@ -274,7 +274,7 @@ def _(kit):
 # --- what a function captures --------------------------------------------------------------------------------------
 
 case = section("What a function captures")
-CAPTURED = r"reads 1 trainable value|in another way, too, of which|must accept keyword argument 'variables'"
+CAPTURED = r"reads 1 trainable value|in another way, too, which|must accept keyword argument 'variables'"
 
 
 def closing_over(kit, w, grad=seven):

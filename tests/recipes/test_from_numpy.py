@@ -359,14 +359,14 @@ def test_what_it_does_not_take(backend):
         assert lines(lambda: recipes.from_numpy(square, **wrong), TypeError)[0].startswith("from_numpy expects")
     assert lines(lambda: first([x]), TypeError) == [
         "from_numpy(square): argument 0 is a list, and not a tensor.",
-        "    remedy: give tensors and numbers, those of a pytree one by one, and what is neither before:"
+        "    remedy: pass tensors and numbers, and the leaves of a pytree one by one. Bind other arguments first:"
         " from_numpy(functools.partial(function, mode=...), ...).",
     ]
     mode = recipes.from_numpy(lambda x, mode: x, None)
     assert lines(lambda: mode(x, mode="on"), TypeError) == [
-        "from_numpy(test_what_it_does_not_take.<locals>.<lambda>): mode was given by keyword, and arrays are given by"
+        "from_numpy(test_what_it_does_not_take.<locals>.<lambda>): mode was passed by keyword, but arrays are passed by"
         " position.",
-        "    remedy: bind what is not an array first: from_numpy(functools.partial(function, mode=...), ...).",
+        "    remedy: bind other arguments first: from_numpy(functools.partial(function, mode=...), ...).",
     ]
     assert lines(recipes.from_numpy(lambda: 1.0, None), TypeError) == [
         "from_numpy(test_what_it_does_not_take.<locals>.<lambda>) was called without arguments. Give it a tensor."

@@ -60,7 +60,9 @@ OF_A_VALUE = {
         lambda: recipes.soft_round(X, np.ones(2))
     ),
     "gumbel_softmax: noise is float64[1], and logits is float64[3]. Give one of the same shape: it is not"
-    " broadcast, because it would be equal where it should differ.": lambda: recipes.gumbel_softmax(X, X[:1]),
+    " broadcast, because equal numbers would stand where different ones should.": lambda: recipes.gumbel_softmax(
+        X, X[:1]
+    ),
     "gumbel_softmax: temperature=0.0 is not a positive, finite number.": lambda: recipes.gumbel_softmax(X, X, 0),
     "gumbel_softmax: axis=None is not a whole number: categories lie along one axis.": (
         lambda: recipes.gumbel_softmax(X, X, axis=None)

@@ -168,9 +168,8 @@ def test_a_root_of_unknown_size(tf):
     with pytest.raises(ValueError) as caught:
         run(root(None), [None])
     assert (
-        "how many numbers x0 has is unknown until run time, and the Jacobian as a matrix needs it. Set its shape,"
-        " such as with"
-        " tf.ensure_shape(x, [3]), or give linear_solve." in str(caught.value)
+        "the number of elements of x0 is unknown until run time, and the matrix of the Jacobian needs it. Set its"
+        " shape, such as with tf.ensure_shape(x, [3]), or give linear_solve." in str(caught.value)
     )
 
 

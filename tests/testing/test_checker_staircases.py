@@ -27,6 +27,7 @@ as_float = lambda mask, x: cast(mask, config.active.dtype(x))
 quantised = lambda levels, step: lambda x: ops.clip(ops.round(x / step), -levels, levels) * step
 thirds = lambda w: ops.round(w * 3) / 3
 turned = lambda x: ops.swapaxes(x, 0, 1)
+highest = lambda x: ops.max(ops.abs(x), axis=-1, keepdims=True)
 same = lambda x: x
 surrogate = lambda x, upstream: upstream / (1 + ops.abs(x)) ** 2
 inside = lambda x, upstream: upstream * as_float(ops.abs(x) <= 1, x)
@@ -105,10 +106,20 @@ SEVERAL = {
         lambda x: (3 * x, x**2),
     ),
 }  # fmt: skip
-SAID = (
-    "the function does not change with {} here, or only in steps (rounding, a comparison, a cast); if the gradient"
-    " differs on purpose, such as that of a straight-through estimator, declare the right one: "
+# Quantisers whose scale depends on the data: they jump, and change smoothly, too.
+SCALED = {
+    "the largest": lambda x: ops.round(x / (ops.max(ops.abs(x)) / 7)) * (ops.max(ops.abs(x)) / 7),
+    "the largest of a row": lambda x: ops.round(7 * x / highest(x)) / 7 * highest(x),
+    "a binary weight": lambda x: ops.sign(x) * ops.mean(ops.abs(x)),
+    "a ternary weight": lambda x: (
+        ops.sign(x) * as_float(ops.abs(x) > 0.7 * ops.mean(ops.abs(x)), x) * ops.mean(ops.abs(x))
+    ),
+}
+BECAUSE = (
+    " (rounding, a comparison, a cast); if the gradient differs on purpose, such as that of a straight-through"
+    " estimator, declare the right one: "
 )
+SAID = "the function does not change with {} here, or only in steps" + BECAUSE
 
 
 seeds = lambda backend: range(3 if backend == "numpy" else 1)
@@ -136,6 +147,22 @@ def test_what_the_advice_leads_to(backend, f, right):
 
 def gradient(f, x, upstream):
     return f.__wrapped__(x)[1](upstream)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_scale_that_depends_on_the_data(backend, name):
+    """An identity rule has the same gradient at every point, and is no cache."""
+    f = through(SCALED[name])
+    for seed in seeds(backend):
+        report = check_gradients(f, normal(seed), **QUICK)
+        assert first(report).diagnosis == "the function jumps with x" + BECAUSE + "expected=lambda x: x", report
+    assert_passed(check_gradients(f, normal(0), expected=same, compiled=False))
+
+
+@pytest.mark.parametrize("f", [lambda x: 1 / x, lambda x: ops.abs(x) ** 0.5, lambda x: ops.exp(3 * x)])
+def test_a_smooth_function_with_a_constant_gradient(backend, f):
+    """It neither jumps, nor is its gradient a cache."""
+    assert first(check_gradients(through(f), normal(0), **QUICK)).diagnosis is None
 
 
 @pytest.mark.parametrize(("f", "args", "stepped", "right"), SEVERAL.values(), ids=SEVERAL)

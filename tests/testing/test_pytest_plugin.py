@@ -283,6 +283,70 @@ def test_each_backend_is_active_where_a_right_rule_passes_and_a_wrong_one_is_dia
     assert "keras_cg/" not in said(result)
 
 
+RULES = """
+    class Layer:
+        @keras_cg.custom_gradient
+        def call(self, x):
+            return x, lambda upstream: upstream
+
+        @keras_cg.custom_gradient
+        def forgotten(self, x):
+            return x, lambda upstream: upstream
+
+    @keras_cg.custom_gradient
+    def right(x):
+        return x * x, lambda upstream: 2 * x * upstream
+"""
+USES = """
+    import numpy as np
+    import inner_rules, inner_package.rules
+
+    X = np.array([1.0, -2.0, 3.0])
+
+    def test_first(assert_gradients):
+        assert assert_gradients.__name__ == "assert_gradients"
+        assert_gradients(inner_rules.right, X, fast=True)
+
+    def test_second(assert_gradients):
+        assert_gradients(inner_rules.Layer().call, X, fast=True)
+
+    def test_in_a_package():
+        assert inner_package.rules
+"""
+
+
+@pytest.mark.only("numpy")
+@pytest.mark.parametrize("processes", [(), ("-p", "xdist", "-n2")], ids=["one process", "two processes"])
+def test_strict_names_the_functions_that_no_test_checks(inner, pytester, processes):
+    pytester.syspathinsert()
+    pytester.mkpydir("inner_package").joinpath("rules.py").write_text(textwrap.dedent(SEVEN))
+    files = {"inner_rules": RULES, "test_uses": USES}
+    result = inner(files, "--cg-strict=inner_rules, inner_package,inner_missing", *processes)
+    result.assert_outcomes(passed=3)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    said = result.stdout.str().partition("no test gave these to assert_gradients (--cg-strict) =")[2]
+    assert said.partition("\n====")[0].splitlines()[1:] == [
+        "inner_missing: it cannot be imported: No module named 'inner_missing'",
+        "inner_package.rules.seven",
+        "inner_rules.Layer.forgotten",
+        "inner_rules.seven",
+    ]
+
+
+@pytest.mark.only("numpy")
+def test_strict_passes_if_each_function_is_checked_and_shows_no_frame_of_its_own(inner, pytester):
+    code = """
+        def test_it(assert_gradients):
+            assert_gradients(seven, 1.0 + numpy.arange(3.0), fast=True{})
+    """
+    files = {"inner_a": "", "test_b": "import numpy\nfrom inner_a import seven" + textwrap.dedent(code)}
+    right = {name: each.format(", expected=lambda x: 7 * x") for name, each in files.items()}
+    assert inner(right, "--cg-strict=inner_a").ret == pytest.ExitCode.OK
+    result = inner({name: each.format("") for name, each in files.items()}, "--cg-strict=inner_a")
+    result.assert_outcomes(failed=1)
+    assert "no test gave" not in said(result) and "pytest_plugin.py" not in said(result)
+
+
 LOADED = """
     import sys
 

@@ -63,7 +63,7 @@ def test_a_gradient_that_an_array_of_objects_would_lose_is_refused(backend):
     for name, function in in_boxes.items():
         values = np.array([Fraction(1, 2)] * 2 if name == "fractions" else [2.0, 3.0], dtype=object)
         named = {"fractions": r"the argument x\['a'\]", "by keras_cg": "argument 0"}.get(name, "the argument x")
-        with pytest.raises(TypeError, match=f"{named} is a NumPy array of objects, and what is differentiated"):
+        with pytest.raises(TypeError, match=f"{named} is a NumPy array of objects, and its elements would"):
             autograd.grad(lambda x, function=function: ops.sum(function(x)))(values)
 
 

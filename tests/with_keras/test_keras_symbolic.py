@@ -165,7 +165,9 @@ def test_a_placeholder_where_keras_does_not_look(backend, beside):
     def culprit(hidden, x=None):
         return hidden.tensor * 1, lambda upstream: 7 * upstream
 
-    with refused("culprit: the argument hidden.tensor is a KerasTensor, which holds no numbers, where Keras does not"):
+    with refused(
+        "culprit: the argument hidden.tensor is a KerasTensor, which holds no numbers, in a place where Keras"
+    ):
         culprit(Hidden(keras.Input([3])), *([keras.Input([3])] if beside else []))
 
 
