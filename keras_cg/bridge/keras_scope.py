@@ -164,6 +164,12 @@ def is_unscoped() -> bool:
     return scopes.get("stateless_scope") is None and scopes.get("autocast_scope") is None
 
 
+def values() -> list[Any]:
+    """Returns the values that an open scope of this thread has in the place of variables."""
+    scope = None if is_unscoped() else stateless_scope()
+    return [] if scope is None else [*scope.state_mapping.values()]
+
+
 def stateless_scope() -> Any:
     """Returns the scope of Keras that is open in this thread, or None."""
     # There is no public way to ask (Keras 3.15); if it is gone, this raises.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from types import FunctionType
@@ -39,6 +40,11 @@ class _Derived(functools.partial):  # type: ignore[type-arg]
 
     __qualname__: str
     _origin: Any
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the function: `inspect.getfullargspec`, which Keras calls, finds none of a subclass of `partial`."""
+        return inspect.signature(self.func)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         # No `MethodType`, which pickle would save by the name of the function that this one was derived from.

@@ -2,6 +2,7 @@
 
 import gc
 import re
+import types
 import weakref
 from types import SimpleNamespace
 
@@ -117,6 +118,27 @@ def test_recompute_finds_tensors_in_attributes_and_globals_on_tensorflow(eager, 
             tape.watch([x, w])
             output = recipes.recompute(function)(x)
         assert [eager.array(each).tolist() for each in tape.gradient(output, [x, w])] == [[5.0], [3.0]]
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize("kind", ["not trainable", "hidden", "hidden beside a weight"])
+@pytest.mark.limit
+def test_recompute_of_what_a_tape_watches(tf, kind):
+    """A variable that is not trainable, and a value where nothing finds it."""
+    w, x = tf.Variable([3.0], trainable=False), tf.constant([2.0])
+    module = types.ModuleType("a module")
+    functions = {"not trainable": lambda x: 7 * x * w, "hidden": lambda x: 7 * x * module.w}
+    f = recipes.recompute(functions.get(kind, lambda x: 7 * x * module.w + 0 * w))
+    with tf.GradientTape() as tape:
+        tape.watch([x, w])
+        module.w = w * 1
+        if kind == "hidden":
+            with pytest.raises(keras_cg.CapturedVariableError, match="a value in a global"):
+                f(x)
+            return
+        output = f(x) ** 2
+    expected = 1176.0 if kind == "not trainable" else 0.0
+    assert [each.numpy().tolist() for each in tape.gradient(output, [x, w])] == [[1764.0], [expected]]
 
 
 @pytest.mark.only("numpy")

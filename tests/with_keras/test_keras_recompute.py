@@ -113,6 +113,29 @@ def test_the_second_order(keras, backend, holder):
     np.testing.assert_allclose(array(second), 6 * factor * X, rtol=1e-5)
 
 
+@pytest.mark.only("jax", "torch", "tensorflow")
+def test_weights_that_a_scope_replaces(keras, backend):
+    """As in `stateless_call`: what stands in the place of a weight is differentiated."""
+    layer = keras.layers.Dense(1, use_bias=False)
+    layer.build((None, 1))
+    block = recipes.recompute(lambda x: 7 * layer(x))
+
+    def loss(w, x):
+        with keras.StatelessScope([(layer.kernel, w)]):
+            return keras_cg.ops.sum(block(block(x)))
+
+    w, x = (config.active.asarray(np.full((1, 1), value, np.float32)) for value in (3, 2))
+    gw, gx = keras_cg.grad(loss, (0, 1))(w, x)
+    np.testing.assert_allclose([array(gw).item(), array(gx).item()], [49 * 2 * 3 * 2, 49 * 9], rtol=1e-6)
+
+
+@pytest.mark.only("jax", "torch", "tensorflow")
+def test_in_a_lambda(keras, backend):
+    layer = keras.layers.Lambda(recipes.recompute(lambda x: x**3))
+    gradient = keras_cg.grad(lambda x: keras_cg.ops.sum(layer(x)))
+    np.testing.assert_allclose(array(gradient(config.active.asarray(X))), 3 * X**2, rtol=1e-5)
+
+
 # --- what cannot be served -------------------------------------------------------------------------------------------
 
 

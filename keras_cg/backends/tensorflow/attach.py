@@ -37,10 +37,10 @@ def _with_tapes(fun: Function, tensors: Sequence[Any]) -> Tensors:
     needs_grad = recording.needs_grad(tensors)
     inputs = recording.copies(tensors) if True in needs_grad else tensors
     near = fun.closed_over()
-    shown = [value for value in near if _is_source(value)]
+    shown = [value for value in near if is_source(value)]
     # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
     owners = [value for value in near if not isinstance(value, (*_SOURCES, type, ModuleType))]
-    shown += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if _is_source(value)]
+    shown += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if is_source(value)]
     outputs, pullback, variables, used = _run(fun, inputs, shown)
     results = parts(outputs)
     captured: Sequence[Any] = ()
@@ -96,7 +96,7 @@ def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: lis
     return captured
 
 
-def _is_source(value: Any) -> bool:
+def is_source(value: Any) -> bool:
     """Whether a value is differentiated, but for trainable variables, of which TensorFlow tells when they are read."""
     if isinstance(value, tf.Variable):
         # A variable of several replicas has no handle outside of them.
@@ -108,7 +108,7 @@ def _is_source(value: Any) -> bool:
 def _hidden(fun: Function, shown: Sequence[Any]) -> list[Any]:
     """Searches for other values that are differentiated."""
     found = outside(fun, lambda value: isinstance(value, _SOURCES))
-    return [each for each in found if id(each) not in map(id, shown) and _is_source(each)]
+    return [each for each in found if id(each) not in map(id, shown) and is_source(each)]
 
 
 def outside(fun: Any, is_wanted: Callable[[Any], bool]) -> list[Any]:

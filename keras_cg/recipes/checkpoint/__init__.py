@@ -44,7 +44,7 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         TypeError: `f` cannot be called. When the result is called: an argument belongs to another framework, or is a
             KerasTensor.
         CapturedVariableError: When the result is called, on NumPy: `f` reads a value that is being differentiated and
-            that is no argument. TensorFlow does not notice a tensor in an attribute.
+            that is no argument; and on TensorFlow, where nothing finds such a value, as in an attribute of a module.
         RuntimeError: When the result is called: `f` changes the state of Keras, adds a loss to a layer or builds one.
             In the backward pass: `f` returned another output (in a graph of TensorFlow the gradient is NaN; JAX uses
             the old values).

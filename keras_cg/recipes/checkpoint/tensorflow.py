@@ -7,11 +7,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg.backends.tensorflow.attach import outside
+from keras_cg.backends.tensorflow.attach import is_source, outside
 from keras_cg.backends.tensorflow.composite import dense, is_floating, is_part, parts
-from keras_cg.backends.tensorflow.recording import copies, refuse_if_not_recording
+from keras_cg.backends.tensorflow.recording import (
+    VariableWatcher,
+    copies,
+    is_differentiated,
+    refuse_if_not_recording,
+)
 from keras_cg.backends.tensorflow.tensors import nan_unless, this_backend
-from keras_cg.bridge import keras_interop
+from keras_cg.bridge import keras_interop, keras_scope
+from keras_cg.engine import messages
 from keras_cg.engine.contract import Tensors
 from keras_cg.recipes.checkpoint.function import OutputFunction
 from keras_cg.recipes.checkpoint.sample import Sample
@@ -22,12 +28,18 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
     # Not `generic`, because it would lose the variables that `fun` reads, and a graph would merge the second run with
     # the first. Not tf.recompute_grad (2.21), because it has no second derivative, nor one for captured tensors.
     count = len(tensors)
-    # Not into layers and variables of Keras, because the tape tells which of them are read.
+    # Not into layers and variables of Keras: a run tells which it reads, and a scope has the values in their place.
     holders = keras_interop.holders()
-    closed_over = [*filter(is_part, outside(fun, lambda value: is_part(value) or isinstance(value, holders)))]
+    found = outside(fun, lambda value: is_part(value) or isinstance(value, (tf.Variable, *holders)))
+    found += keras_scope.values()
+    closed_over = [each for each in found if is_part(each) or is_source(each)]
 
     def run(*inputs: Any) -> Any:
-        outputs = list(fun(*copies(inputs[:count])))
+        with VariableWatcher() as watcher:
+            outputs = list(fun(*copies(inputs[:count])))
+        is_known = any(map(is_source, closed_over)) or watcher.watched_variables()
+        if not is_known and is_differentiated(parts(outputs)):
+            raise messages.unserved_variables("tensorflow", messages.NO_CLOSURE, fun)
         sample = Sample(this_backend, parts(outputs))
 
         def rule(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
@@ -38,7 +50,8 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 # The function reads its captured tensors themselves, so the tape watches these.
                 again += closed_over
-                tape.watch([*parts(again), *variables])
+                watched = [each for each in again if is_part(each) or isinstance(each, tf.Variable)]
+                tape.watch([*watched, *variables])
                 results = fun(*again[:count])
             conditions = sample.compare(fun.name, parts(results))
             pairs = [pair for pair in zip(results, cotangents, strict=True) if is_floating(pair[0])]
