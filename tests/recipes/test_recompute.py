@@ -141,6 +141,23 @@ def test_recompute_of_what_a_tape_watches(tf, kind):
     assert [each.numpy().tolist() for each in tape.gradient(output, [x, w])] == [[1764.0], [expected]]
 
 
+@pytest.mark.only("tensorflow")
+@pytest.mark.limit
+def test_recompute_in_a_loop_of_a_graph(tf):
+    w = tf.Variable(3.0)
+    passed, read = recipes.recompute(lambda x, w: 7 * x * w), recipes.recompute(lambda x: 7 * x * w)
+
+    def gradient(f, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            _, y = tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, f(y)), (0, x))
+        return tape.gradient(y, x)
+
+    assert tf.function(lambda x: gradient(lambda y: passed(y, w), x))(tf.constant(2.0)) == 441
+    with pytest.raises(ValueError, match="internal_capture"):
+        tf.function(lambda x: gradient(read, x))(tf.constant(2.0))
+
+
 @pytest.mark.only("numpy")
 @pytest.mark.limit
 def test_recompute_refuses_what_it_captures(backend):
