@@ -43,7 +43,7 @@ class _Derived(functools.partial):  # type: ignore[type-arg]
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The signature of the function. `inspect.getfullargspec`, which Keras calls, finds none of a kind of `partial`."""
+        """The signature of the function. `inspect.getfullargspec`, which Keras calls, finds none of a subclass."""
         return inspect.signature(self.func)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
