@@ -35,8 +35,8 @@ changes_keras = message(
     "{0} {1} whenever it runs, and needs to run again: for its gradient, or for the derivative of that.",
     cause="a keras.random.SeedGenerator, a layer that draws random numbers, counts or averages (Dropout,"
     " BatchNormalization), a layer that was not built before, or `add_loss`, inside of it.",
-    remedy="build layers and add losses outside; draw outside, and pass what changes as an argument, such as"
-    " seed=generator.next(); and use keras.remat or keras.RematScope in the place of keras_cg.recipes.recompute.",
+    remedy="build layers and add losses outside; draw the random numbers outside, and pass them as an argument; and use"
+    " keras.remat or keras.RematScope in the place of keras_cg.recipes.recompute.",
 )
 
 
