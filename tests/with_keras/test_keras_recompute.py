@@ -212,8 +212,8 @@ def test_a_function_that_changes_the_state_of_keras(keras, backend, kind):
     assert facts == [
         "    usual cause: a keras.random.SeedGenerator, a layer that draws random numbers, counts or averages (Dropout,"
         " BatchNormalization), a layer that was not built before, or `add_loss`, inside of it.",
-        "    remedy: build layers and add losses outside; draw the random numbers outside, and pass them as an argument;"
-        " and use keras.remat or keras.RematScope in the place of keras_cg.recipes.recompute.",
+        "    remedy: build layers and add losses outside; draw the random numbers outside, and pass them as an"
+        " argument; and use keras.remat or keras.RematScope in the place of keras_cg.recipes.recompute.",
     ]
     for old, new in zip(before, layer.variables if before else (), strict=True):
         np.testing.assert_array_equal(old, array(new))
