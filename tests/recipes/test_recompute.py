@@ -142,6 +142,15 @@ def test_recompute_of_what_a_tape_watches(tf, kind):
 
 
 @pytest.mark.only("tensorflow")
+def test_recompute_of_a_ragged_tensor(tf):
+    x = tf.ragged.constant([[1.0, 2.0], [3.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(x.flat_values)
+        output = tf.reduce_sum(recipes.recompute(lambda x: 7 * x * x)(x).flat_values)
+    assert tape.gradient(output, x.flat_values).numpy().tolist() == [14, 28, 42]
+
+
+@pytest.mark.only("tensorflow")
 @pytest.mark.limit
 def test_recompute_in_a_loop_of_a_graph(tf):
     w = tf.Variable(3.0)

@@ -99,12 +99,13 @@ def _detached(name: str, *outputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         _warn(name, outputs)
     results = []
     for output in outputs:
-        results.append(output.detach() if is_floating(output) else output)
-        if mode is not None and is_floating(output):
+        if is_floating(output):
+            output = output.detach()
+            recorded = () if mode is None else reversed(mode.tracer.graph.nodes)
             # From torch 2.14 on, make_fx records another operation in the place of `detach`, which has a derivative.
-            recorded = next(iter(reversed(mode.tracer.graph.nodes)), None)
-            if recorded is not None and recorded.target is torch.ops.aten.alias.default:
+            if getattr(next(iter(recorded), None), "target", None) is torch.ops.aten.alias.default:
                 raise messages.rule_dropped(*_REWRITING, name)
+        results.append(output)
     return tuple(results)
 
 

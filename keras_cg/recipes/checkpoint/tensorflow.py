@@ -49,12 +49,11 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
             refuse_if_not_recording(fun.name)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 # The function reads its captured tensors themselves, so the tape watches these.
-                again += closed_over
-                watched = [each for each in again if is_part(each) or isinstance(each, tf.Variable)]
-                tape.watch([*watched, *variables])
-                results = fun(*again[:count])
+                tape.watch([*parts(again), *closed_over, *variables])
+                results = fun(*again)
             conditions = sample.compare(fun.name, parts(results))
             pairs = [pair for pair in zip(results, cotangents, strict=True) if is_floating(pair[0])]
+            again += closed_over
             gradients = tape.gradient(
                 [result for result, _ in pairs], [*again, *variables], [cotangent for _, cotangent in pairs]
             )
