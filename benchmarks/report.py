@@ -312,7 +312,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("tensorflow, log1pexp, 8 numbers", "The arguments are copied, so that a tape sees the call as one step."),
     ("numpy, a nest", "Each gradient of a leaf is checked, and copied if it shares memory."),
     ("numpy, ", _OF_NUMPY),
-    ("`import keras_cg`", "A third is optree with what it imports; the other modules are needed at the first call."),
+    ("`import keras_cg`", "The modules are needed at the first call."),
 )
 
 

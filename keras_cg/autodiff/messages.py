@@ -73,7 +73,7 @@ def not_arguments(where: str, name: str, value: object) -> TypeError:
     return report(TypeError, f"{where}: {due}, got {article(type_name(value))}. {remedy}")
 
 
-def not_the_pytree(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
+def not_the_pytree(where: str, name: str, model: str, came: str, expected: str) -> ValueError:
     """Upstream or tangents have another structure than the output or the primals."""
     headline = f"{where}: {name} has another structure than {model}."
     cause = "keys or levels that differ, a list of numbers for an array, or a bare tensor instead of a tuple of one."

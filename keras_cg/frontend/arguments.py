@@ -10,7 +10,7 @@ from keras_cg.bridge import keras_interop
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.functions import inner, is_bound
 from keras_cg.frontend import signature
-from keras_cg.frontend.pytree import Tree
+from keras_cg.frontend.tree import Tree
 
 
 class Arguments:

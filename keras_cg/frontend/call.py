@@ -20,7 +20,7 @@ from keras_cg.frontend import arguments, config, conventions, messages, pytree, 
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.gradients import Spec, check_variables, collect
 from keras_cg.frontend.pullback import Pullback
-from keras_cg.frontend.pytree import SINGLE, Tree
+from keras_cg.frontend.tree import SINGLE, Tree
 
 
 def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,8 +11,8 @@ from keras_cg import errors, user_code
 from keras_cg.engine.functions import facts, innermost
 from keras_cg.frontend import messages, signature
 from keras_cg.frontend.arguments import Arguments
-from keras_cg.frontend.pytree import Tree
 from keras_cg.frontend.signature import Parameters
+from keras_cg.frontend.tree import Tree
 
 Rule = Callable[..., Any]
 

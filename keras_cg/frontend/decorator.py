@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeVar, over
 from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine.functions import Decorated
 from keras_cg.frontend import call, config, messages, pickling, tracebacks
-from keras_cg.frontend.pytree import SINGLE
+from keras_cg.frontend.tree import SINGLE
 
 __all__ = ["CustomGradient", "custom_gradient"]
 

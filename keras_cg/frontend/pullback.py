@@ -13,7 +13,7 @@ from keras_cg.engine.watching import Epochs
 from keras_cg.frontend import config, conventions, messages, tracebacks
 from keras_cg.frontend.conventions import ALONE, ANY, Convention
 from keras_cg.frontend.gradients import Spec
-from keras_cg.frontend.pytree import SINGLE, Tree
+from keras_cg.frontend.tree import SINGLE, Tree
 
 
 class Pullback:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Iterable
 
-from keras_cg.errors import lines, report
+from keras_cg.errors import did_you_mean, lines, report
 
 _REGISTER = "@keras.saving.register_keras_serializable() above @keras_cg.custom_gradient"
 
@@ -100,8 +99,7 @@ def unknown_loss_scale(layer: str) -> RuntimeError:
 
 def unknown_operation(name: str, known: Iterable[str]) -> ValueError:
     """`keras.ops` has no function of that name."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, [*known])
     return ValueError(
         f"StraightThrough: keras.ops has no function {name!r}.{hint} Pass a function of your own itself, not its name."
     )

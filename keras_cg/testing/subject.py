@@ -19,7 +19,7 @@ from keras_cg.frontend import config, pytree, signature
 from keras_cg.frontend.arguments import labels
 from keras_cg.frontend.call import function_name
 from keras_cg.frontend.decorator import CustomGradient, custom_gradient
-from keras_cg.frontend.pytree import Tree
+from keras_cg.frontend.tree import Tree
 from keras_cg.testing import messages
 from keras_cg.testing.arrays import Array, wide
 

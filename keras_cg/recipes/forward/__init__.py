@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -13,10 +14,9 @@ import numpy
 from keras_cg import ops
 from keras_cg.autodiff import vjp
 from keras_cg.engine import linear, precision
-from keras_cg.frontend import config, pytree, signature
+from keras_cg.frontend import config, pytree, readings, signature
 from keras_cg.frontend.call import function_name
-from keras_cg.frontend.gradients import align
-from keras_cg.frontend.pytree import Tree
+from keras_cg.frontend.tree import Tree
 from keras_cg.recipes import frameworks, messages, tensors
 from keras_cg.recipes.tensors import Pair
 
@@ -118,11 +118,7 @@ def _placed(
 def _fit(name: str, moved: Any, shell: Tree) -> list[Any]:
     """Returns what `jvp` returned for each floating tensor of the output; `shell` has tensors like these."""
     backend = config.active
-    wrapped = pytree.wrap(moved, backend.is_tensor, backend.children)
-    aligned = align(shell.treespec, wrapped)
-    if aligned is None:
-        blank = pytree.wrap(shell.blank([None] * len(shell.places)), backend.is_tensor, backend.children)
-        raise messages.wrong_tangents(name, pytree.show(wrapped), pytree.show(blank))
+    aligned = readings.aligned(moved, shell, backend, functools.partial(messages.wrong_tangents, name))
     fitted = []
     for place in shell.places:
         like, tangent = shell.leaves[place], aligned[place]
