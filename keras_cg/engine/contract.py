@@ -100,7 +100,14 @@ class Function(Protocol):
     # Whether its arguments are plain tensors in any pytree.
     is_plain: bool
 
-    def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]: ...
+    def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]:
+        """Runs the function: returns its outputs, and the rule for them."""
+
+    def start(self, *tensors: Any) -> tuple[Tensors, Any]:
+        """Runs the function: returns its outputs, and what `pullback` needs."""
+
+    def pullback(self, started: Any) -> Pullback:
+        """Returns the rule of a run, before anything else runs."""
 
     def closed_over(self) -> list[Any]:
         """Lists what a quick look at the user's function shows: cells, defaults, partial arguments, `vars(self)`."""

@@ -123,6 +123,10 @@ class FlatFunction(Arguments):
         return arguments.names_of(self.user, values, described)
 
 
+# A run: the tensors, the arguments, the rule, the static part of the output, and the context in which the rule runs.
+_Started = tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any], Callable[..., Any], Tree, Any]
+
+
 class DecoratedFunction(FlatFunction):
     """A decorated function as a backend sees it: each run returns tensors, and the rule for them."""
 
@@ -134,19 +138,34 @@ class DecoratedFunction(FlatFunction):
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the rule."""
+        results, started = self.start(*tensors)
+        return results, self.pullback(started)
+
+    def start(self, *tensors: Any) -> tuple[tuple[Any, ...], _Started]:
+        """Runs the function: returns the tensors of the output, then the variables that it changed; and its rule."""
         if self.is_ordinary and self.output is None and self.state is None:
             # The first run of an ordinary call is outside of every scope of Keras.
             self.converted = self.backend.converted(self.user)
             results, rule, tree = self.accept(config.under(self.backend, self.converted, tensors, {}))
-            return results, Pullback(self, tensors, tensors, rule, tree)
+            return results, (tensors, tensors, {}, rule, tree, None)
         args, kwargs = self.bind(tensors)
         pair, changed, run = self.run(args, kwargs)
         results, rule, tree = self.accept(pair)
-        if kwargs and self.style != conventions.ALONE:
-            args = self.positional(args, kwargs)
         # Only values in a scope of Keras are shown to the rule.
         run = run if run is not None and run.state.scope is not None else None
-        return (*results, *changed), Pullback(self, tensors, args, rule, tree, run)
+        return (*results, *changed), (tensors, args, kwargs, rule, tree, run)
+
+    def pullback(self, started: _Started) -> Pullback:
+        """Returns the rule of a run that has only just returned it: its names may be bound again later."""
+        tensors, args, kwargs, rule, tree, run = started
+        if self.backend.is_compiling():
+            self.style = conventions.traced_style(rule)
+        else:
+            rule, self.watch, self.residuals = freeze(rule, self.user)
+            self.style = conventions.style(rule, self.user, self.name)
+        if kwargs and self.style != conventions.ALONE:
+            args = self.positional(args, kwargs)
+        return Pullback(self, tensors, args, rule, tree, run)
 
     def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the arguments as a rule gets them: by position."""
@@ -163,12 +182,6 @@ class DecoratedFunction(FlatFunction):
             results, tree = self.flatten(output)
         if self.output is None:
             self.output = tree
-        if backend.is_compiling():
-            self.style = conventions.traced_style(rule)
-        else:
-            # A copy, because the names that the rule reads may be bound to something else later.
-            rule, self.watch, self.residuals = freeze(rule, self.user)
-            self.style = conventions.style(rule, self.user, self.name)
         return results, rule, tree
 
     def checked(

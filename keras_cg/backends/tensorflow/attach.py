@@ -24,7 +24,7 @@ _SOURCES = (tf.Tensor, tf.Variable)
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     if not is_recording():
-        return fun(*tensors)[0]
+        return fun.start(*tensors)[0]
     return _with_tapes(fun, tensors) if tf.executing_eagerly() else graph.with_override(fun, tensors)
 
 

@@ -68,19 +68,19 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
     if is_compiling():
         if compiling.is_exporting():
             return exporting.without_rule(fun, tensors)
-        return compiling.with_compiler(fun, tensors) if torch.is_grad_enabled() else fun(*tensors)[0]
+        return compiling.with_compiler(fun, tensors) if torch.is_grad_enabled() else fun.start(*tensors)[0]
     if is_tracing():
         return exporting.without_rule(fun, tensors)
     if transforms_active() or is_forward_open():
         if not torch.is_grad_enabled() and not transforms.is_forward(tensors):
-            outputs, _ = fun(*tensors)
+            outputs, _ = fun.start(*tensors)
             if not any(map(transforms.is_dual, outputs)):
                 return tuple(map(constant, outputs))
             return transforms.with_transforms(fun, saveable(tensors))
         if transforms_active() or any(map(transforms.is_dual, tensors)):
             return transforms.with_transforms(fun, saveable(tensors))
     if not torch.is_grad_enabled():
-        return exporting.cut(fun.name, fun(*tensors)[0])
+        return exporting.cut(fun.name, fun.start(*tensors)[0])
     return _with_autograd(fun, tensors, True)
 
 
@@ -103,15 +103,17 @@ def _with_autograd(fun: Function, tensors: Sequence[torch.Tensor], is_special: b
         # Without a storage, as a DTensor is, it tells itself of a change, and not by its detached alias.
         watched.append((alias if storage else tensor, tensor._version))
         places.append(storage)
-    outputs, pullback = fun(*inputs)
+    outputs, started = fun.start(*inputs)
     if is_changed(watched):
         raise messages.changed_argument(fun.name)
     if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
         # The function captured a value that forward mode differentiates; the transform runs it again, and finds that.
         return transforms.with_transforms(fun, saved)
-    has_captured, storages = False, {*places}
+    has_captured, storages = any([output.requires_grad for output in outputs]), {*places}
+    if not is_differentiated and not has_captured:
+        return exporting.cut(fun.name, outputs) if is_special else outputs
+    pullback = fun.pullback(started)
     for output in outputs:
-        has_captured |= output.requires_grad
         storage = storage_of(output)
         call.is_simple &= storage not in storages and output.is_floating_point()
         watched.append((output, version(output)))
@@ -121,8 +123,8 @@ def _with_autograd(fun: Function, tensors: Sequence[torch.Tensor], is_special: b
         variables = capturing.captured(fun, inputs, outputs, start, pullback)
         capturing.check(fun, tensors, variables, pullback)
         saved += saveable(variables)
-    if not is_differentiated and len(saved) == call.number:
-        return exporting.cut(fun.name, outputs)
+        if not is_differentiated and not variables:
+            return exporting.cut(fun.name, outputs)
     call.storages = storages - {0}
     if is_special and is_autocast():
         call.autocasts = autocasts(tensors)

@@ -46,7 +46,7 @@ def captured(
     if any([not isinstance(leaf, torch.nn.Parameter) for leaf in unknown.values()]):
         # A function that differentiates inside makes leaves that nothing outside can know. Another run shows which.
         with _Origins(inputs) as origins:
-            again = leaves(fun(*inputs)[0])
+            again = leaves(fun.start(*inputs)[0])
         captured = {id(leaf) for leaf in again if id(leaf) not in origins.results}
         if captured <= set(map(id, used)):
             used = {each: order for each, order in used.items() if id(each) not in unknown or id(each) in captured}
