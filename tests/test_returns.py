@@ -67,6 +67,20 @@ def test_none_for_a_whole_nest(frame):
 
 
 @pytest.mark.parametrize("nothing", [None, 0], ids=str)
+def test_two_readings_that_differ_at_integers_alone(eager, nothing):
+    """Nothing for a whole pytree, in what is also a flat list."""
+    decorated = custom_gradient(lambda p, k, name: (p[0] * 2.0, lambda upstream: (nothing, 7 * upstream, None)))
+    (gx,) = eager.gradients(lambda x: decorated([x, ops.asarray([1, 2, 3])], ops.asarray([1, 2, 3]), "name"), X)
+    np.testing.assert_allclose(zeros_if_none(gx), np.zeros(3))
+
+
+def test_a_list_is_no_dict_with_the_keys_0_and_1(eager):
+    decorated = custom_gradient(lambda p, y: (p[0] * p[1] * y, lambda upstream: ([7 * upstream] * 2, 5 * upstream)))
+    with pytest.raises(GradientError, match="in the wrong structure"):
+        eager.gradients(lambda x, y: decorated({0: x, 1: x}, y), X, Y)
+
+
+@pytest.mark.parametrize("nothing", [None, 0], ids=str)
 def test_no_gradient(frame, nothing):
     decorated = custom_gradient(lambda x, y: (x * y, lambda upstream: (nothing, 5 * upstream)))
     gx, gy = frame.gradients(decorated, X, Y)
