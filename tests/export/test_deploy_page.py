@@ -18,7 +18,7 @@ def test_python_blocks(backend, tmp_path, monkeypatch):
     pages.run(PAGE, tmp_path)
 
 
-# As the tests of each find it: in this folder, and jax.export also in tests/transforms/test_jax_compositions.py.
+# As the tests of each find it, in this folder.
 GRADIENTS = {
     ("jax", "jax.export"): "kept",
     ("jax", "SavedModel"): "kept",
