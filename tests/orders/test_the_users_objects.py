@@ -155,11 +155,10 @@ def test_a_wrapped_rule_in_a_loop(eager, name):
     right_or_refused(run, [49.0] * 3, *refused, match="bound to something else since the call")
 
 
-def test_a_rule_under_a_context_of_torch(eager, backend):
+@pytest.mark.only("torch")
+def test_a_rule_under_a_context_of_torch(eager, torch):
     """Of torch, whose wrappers are functions."""
-    torch = pytest.importorskip("torch") if backend == "torch" else None
-    wrappers = [torch.no_grad(), torch.autocast("cpu", enabled=False), torch.func.vmap] if torch else [logged_twice]
-    for wrap in wrappers:
+    for wrap in (torch.no_grad(), torch.autocast("cpu", enabled=False), torch.func.vmap):
 
         def total(x, wrap=wrap):
             y = x * 0
@@ -168,10 +167,6 @@ def test_a_rule_under_a_context_of_torch(eager, backend):
             return ops.sum(y)
 
         np.testing.assert_allclose(eager.array(keras_cg.grad(total)(eager.tensor(X))), [49.0] * 3)
-
-
-def logged_twice(rule):
-    return lambda *args: rule(*args)
 
 
 # --- another run -----------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""TensorFlow's tapes, eagerly: what they watch, what the rule captures, how often a function runs, and jacobians."""
+"""TensorFlow's tapes, eagerly: what they watch, what the rule captures, another run, and jacobians."""
 
 import numpy as np
 import pytest
 from seven_exp import E as EXP
 from seven_exp import X, f
 from seven_exp import check as close
-from tapes import MODES, ONES, forward, gradients, with_variable_and_tensor, within
+from tapes import MODES, ONES, gradients, with_variable_and_tensor, within
 
 from keras_cg import CapturedVariableError, custom_gradient, ops
 from keras_cg.engine import linear
@@ -38,7 +38,7 @@ def test_jacobians(eager, tf, mode, pfor):
     close(tf.reduce_sum(hessian), expected.sum())
 
 
-# --- how often a function runs ---------------------------------------------------------------------------------------
+# --- another run ---------------------------------------------------------------------------------------------------
 
 
 class Holder:
@@ -48,28 +48,6 @@ class Holder:
 
     def __init__(self, w):
         self.w = w
-
-
-# How often a function runs at most, and a derivative of it.
-ORDERS = {
-    "forward": (1, lambda f: lambda x: forward(f, x)),
-    "forward twice": (2, lambda f: lambda x: forward(lambda x: forward(f, x), x)),
-    "first over forward": (2, lambda f: lambda x: gradients(lambda x: forward(f, x), x)[0]),
-}
-
-
-@pytest.mark.parametrize(("times", "derivative"), ORDERS.values(), ids=ORDERS)
-def test_how_often_a_function_runs(eager, backend, times, derivative):
-    runs = []
-
-    @custom_gradient
-    def g(x):
-        runs.append(None)
-        e = ops.exp(x)
-        return x * 2, lambda upstream: 7 * upstream * e
-
-    close(derivative(g)(eager.tensor(X)), 7 * EXP)
-    assert len(runs) == times
 
 
 @pytest.mark.parametrize("is_same", [True, False])
