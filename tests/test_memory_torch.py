@@ -1,12 +1,12 @@
 """Memory on torch: what a rule holds lives and dies as torch's own saved tensors do, and may not change in place."""
 
-import dataclasses
 import functools
 import gc
 import weakref
 
 import numpy as np
 import pytest
+from places import PLACES, held
 
 from keras_cg import custom_gradient, ops
 
@@ -27,62 +27,23 @@ def gradient(output, x, **options):
     return torch.autograd.grad(output.sum(), x, **options)[0].detach().numpy()
 
 
-@dataclasses.dataclass
-class State:
-    e: object
+# Places of places.py, in which what a rule holds also may not change.
+NAMES = ("cell", "default", "keyword default", "object", "list", "dict", "dataclass")
 
 
-class Kept:
-    """A rule that is an object, or the method of one."""
-
-    def __init__(self, e):
-        self.e = e
-
-    def __call__(self, upstream):
-        return 7 * upstream * self.e
-
-
-def recursive(e):
-    power = lambda upstream, times: upstream if times == 0 else power(upstream * e, times - 1)
-    return lambda upstream: 7 * power(upstream, 1)
-
-
-def in_containers(e):
-    kept, named, state = [e], {"e": e}, State(e)
-    return lambda upstream: 7 * upstream * kept[0] * named["e"] / state.e
-
-
-def in_an_attribute(e):
-    helper = lambda upstream: 7 * upstream * helper.e
-    helper.e = e
-    return lambda upstream: helper(upstream)
-
-
-# Every way in which a rule may hold what its function computed: each gives the rule 7 upstream e.
-HOLDERS = {
-    "closure": lambda e: lambda upstream: 7 * upstream * e,
-    "default": lambda e: lambda upstream, e=e: 7 * upstream * e,
-    "keyword default": lambda e: lambda upstream, *, e=e: 7 * upstream * e,
-    "partial": lambda e: functools.partial(lambda e, upstream: 7 * upstream * e, e),
-    "function that calls itself": recursive,
-    "object": Kept,
-    "containers": in_containers,
-}
-
-
-@pytest.fixture(params=HOLDERS)
-def held(request):
-    """`2 x` with the gradient `7 exp(x)`, and whether the exp(x) of the last run is freed."""
+@pytest.fixture(params=(*NAMES, "partial", "recursive function"))
+def holding(request):
+    """`2 x` with the gradient `7 exp(x)²`, and whether the exp(x) of the last run is freed."""
     dead = []
 
     @custom_gradient
     def f(x):
         e = ops.exp(x)
         dead[:] = [weakref.ref(e)]
-        return x * 2, HOLDERS[request.param](e)
+        return x * 2, PLACES[request.param](e)
 
     def is_dead():
-        if request.param == "function that calls itself":  # a cycle, which Python itself frees by the collector alone
+        if request.param == "recursive function":  # a cycle, which Python itself frees by the collector alone
             gc.collect()
         return dead[0]() is None
 
@@ -93,11 +54,11 @@ def held(request):
 
 
 @pytest.mark.limit
-def test_what_the_rule_holds_is_freed_by_the_backward_pass(backend, without_collector, held):
-    (f, is_dead), x = held, tensor(X)
+def test_what_the_rule_holds_is_freed_by_the_backward_pass(backend, without_collector, holding):
+    (f, is_dead), x = holding, tensor(X)
     y = f(x)
-    np.testing.assert_allclose(gradient(y, x, retain_graph=True), 7 * np.exp(X), rtol=1e-6)
-    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(gradient(y, x, retain_graph=True), 7 * np.exp(X) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X) ** 2, rtol=1e-6)
     assert is_dead()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         y.sum().backward()
@@ -123,8 +84,8 @@ def test_it_is_held_until_then(backend, is_recorded):
 
 
 @pytest.mark.parametrize("factor", [1, 11])
-def test_hooks_see_it_and_what_they_give_back_is_compared(torch, held, factor):
-    f, is_dead = held
+def test_hooks_see_it_and_what_they_give_back_is_compared(torch, holding, factor):
+    f, is_dead = holding
     packed = []
 
     def pack(tensor):
@@ -137,19 +98,19 @@ def test_hooks_see_it_and_what_they_give_back_is_compared(torch, held, factor):
     assert is_dead()
     assert any(torch.allclose(each, torch.exp(x)) for each in packed)
     if factor == 1:
-        np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
+        np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X) ** 2, rtol=1e-6)
     else:
         with pytest.raises(RuntimeError, match="its rule is not that of the first run"):
             y.sum().backward()
 
 
-def test_a_checkpoint_does_not_keep_it(backend, without_collector, held):
+def test_a_checkpoint_does_not_keep_it(backend, without_collector, holding):
     from torch.utils.checkpoint import checkpoint
 
-    (f, is_dead), x = held, tensor(X)
+    (f, is_dead), x = holding, tensor(X)
     y = checkpoint(f, x, use_reentrant=False)
     assert is_dead()
-    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X) ** 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("is_argument", [True, False], ids=["argument", "captured"])
@@ -203,12 +164,11 @@ def test_a_dict_with_tensors_for_keys_is_not_kept(backend):
 # --- memory that is shared, or changed -------------------------------------------------------------------------------
 
 
-# And the ways of holding its memory.
+# Where the rule keeps it, or other tensors with its memory.
 SHARING = {
-    **{name: HOLDERS[name] for name in ("closure", "default", "keyword default", "object", "containers")},
-    "view": lambda e: (lambda view: lambda upstream: 7 * upstream * view[0])(e[None]),
-    "data": lambda e: (lambda data: lambda upstream: 7 * upstream * data)(e.data),
-    "attribute of a function": in_an_attribute,
+    **{name: PLACES[name] for name in (*NAMES, "attribute of a function")},
+    "view": held(lambda e: e[None], lambda view: view[0]),
+    "data": lambda e: PLACES["cell"](e.data),
 }
 
 
@@ -231,7 +191,7 @@ def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch
             with pytest.raises(RuntimeError, match=r"that the rule of .* needs was modified by an inplace operation"):
                 y.sum().backward()
         else:
-            np.testing.assert_allclose(gradient(y, x), 7 * X if place == "argument" else 7 * np.exp(X), rtol=1e-6)
+            np.testing.assert_allclose(gradient(y, x), 7 * (X if place == "argument" else np.exp(X)) ** 2, rtol=1e-6)
 
 
 @pytest.mark.limit
@@ -250,7 +210,7 @@ def test_a_function_may_not_change_its_argument(torch, way):
         calls[way]()
 
 
-@pytest.mark.parametrize("place", ["cell", "cell of a helper", "default", "partial", "frozen parameter"])
+@pytest.mark.parametrize("place", ["cell", "cell of a function", "default", "partial", "frozen parameter"])
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_a_tensor_of_the_rule_that_is_changed_in_place(torch, place, create_graph):
     """As with `save_for_backward`. If the backward pass is recorded, another run may not know of the change."""
@@ -259,17 +219,8 @@ def test_a_tensor_of_the_rule_that_is_changed_in_place(torch, place, create_grap
     @custom_gradient
     def f(x):
         e = ops.exp(x)
-        if place == "frozen parameter":
-            e = torch.nn.Parameter(e, requires_grad=False)
-        kept[:] = [e]
-        helper = lambda upstream, e=e: 7 * upstream * e
-        return x * 2, {
-            "cell": lambda upstream: 7 * upstream * e,
-            "frozen parameter": lambda upstream: 7 * upstream * e,
-            "cell of a helper": (lambda helper: lambda upstream: helper(upstream))(lambda upstream: 7 * upstream * e),
-            "default": helper,
-            "partial": functools.partial(lambda e, upstream: 7 * upstream * e, e),
-        }[place]
+        kept[:] = [torch.nn.Parameter(e, requires_grad=False) if place == "frozen parameter" else e]
+        return x * 2, PLACES.get(place, PLACES["cell"])(kept[0])
 
     x = tensor(X)
     y = f(x)

@@ -10,6 +10,7 @@ import itertools
 
 import numpy as np
 import pytest
+from places import PLACES
 
 import keras_cg
 from keras_cg import custom_gradient, grad, jvp, ops
@@ -56,48 +57,10 @@ def derived(polynomial, moves):
 # --- the functions ----------------------------------------------------------------------------------------------------
 
 
-class Plain:
-    def __init__(self, kept):
-        self.kept = kept
-
-    def __call__(self, upstream):
-        return upstream * self.kept
-
-    def method(self, upstream):
-        return upstream * self.kept
-
-
-class Slotted(Plain):
-    __slots__ = ("slot",)
-
-    def __init__(self, kept):
-        self.slot = kept
-
-    def __call__(self, upstream):
-        return upstream * self.slot
-
-
-def made_again(kept):
-    class Made:
-        slope = kept
-
-        def __call__(self, upstream):
-            return upstream * self.slope
-
-    return Made()
-
-
 # Where a rule keeps its slope.
-PLACES = [
-    lambda kept: lambda upstream: upstream * kept,
-    lambda kept: (lambda parts: lambda upstream: upstream * parts[0])([kept]),
-    lambda kept: functools.partial(lambda kept, upstream: upstream * kept, kept),
-    lambda kept: lambda upstream, kept=kept: upstream * kept,
-    lambda kept: lambda *args, upstream=None: upstream * kept,
-    Plain,
-    lambda kept: Plain(kept).method,
-    Slotted,
-    made_again,
+KEEPING = [
+    *map(PLACES.get, ("cell", "list", "partial", "default", "object", "bound method", "slots", "property")),
+    lambda kept: lambda *args, upstream=None: 7 * upstream * kept * kept,
 ]
 
 
@@ -111,7 +74,7 @@ def evaluated(coefficients, x):
 
 
 def step(values, slopes, place):
-    """A decorated function of values, with a rule of slopes."""
+    """A decorated function of values, whose rule is 7 times the square of slopes."""
 
     @custom_gradient
     def f(x):
@@ -129,9 +92,9 @@ def case(seed):
     variables = [np.asarray(POINTS, np.float64)]
     for index in range(count):
         values, slopes = draw.uniform(-0.7, 0.7, 3).round(2), draw.uniform(-0.9, 0.9, 3).round(2)
-        steps.append(step(values.tolist(), slopes.tolist(), PLACES[draw.integers(len(PLACES))]))
+        steps.append(step(values.tolist(), slopes.tolist(), KEEPING[draw.integers(len(KEEPING))]))
         slope = {unit(index, count + 1, power): float(each) for power, each in enumerate(slopes)}
-        moves.append(multiply(slope, moves[index]))
+        moves.append(functools.reduce(multiply, [{unit(index, count + 1, 0): 7.0}, slope, slope, moves[index]]))
         variables.append(sum(each * variables[-1] ** power for power, each in enumerate(values)))
     function = lambda x: functools.reduce(lambda value, each: each(value), steps, x)
 

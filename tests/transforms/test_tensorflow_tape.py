@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from places import Slots
 from seven_exp import E as EXP
 from seven_exp import X, f
 from seven_exp import check as close
@@ -39,15 +40,6 @@ def test_jacobians(eager, tf, mode, pfor):
 
 
 # --- another run ---------------------------------------------------------------------------------------------------
-
-
-class Holder:
-    """Something that cannot be taken apart, with a tensor inside."""
-
-    __slots__ = ("w",)
-
-    def __init__(self, w):
-        self.w = w
 
 
 @pytest.mark.parametrize("is_same", [True, False])
@@ -95,8 +87,8 @@ def test_another_run_in_a_graph_with_a_tensor_of_another_kind(eager, tf, other):
 
 def test_a_captured_tensor_in_an_attribute(eager, tf):
     def f(x, w):
-        holder = Holder(w)
-        return custom_gradient(lambda x: (x * holder.w, lambda u, variables: (7 * u, [11 * u])))(x)
+        holder = Slots(w)
+        return custom_gradient(lambda x: (x * holder.e, lambda u, variables: (7 * u, [11 * u])))(x)
 
     gx, gw = gradients(f, eager.tensor(X), eager.tensor(2 * X))
     close(gx, 7 * ONES)
@@ -112,8 +104,8 @@ def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(ea
         return custom_gradient(lambda x: (x * w * v, lambda u, variables: (7 * u, [11 * u] * len(variables))))(x)
 
     def hidden(x, w):
-        holder = Holder(w)
-        return custom_gradient(lambda x: (x * holder.w * variable, lambda u, variables: (7 * u, [11 * u])))(x)
+        holder = Slots(w)
+        return custom_gradient(lambda x: (x * holder.e * variable, lambda u, variables: (7 * u, [11 * u])))(x)
 
     for g in (lambda x, w: with_variable_and_tensor(x, w, variable), two, hidden):
         with pytest.raises(CapturedVariableError, match="is being differentiated and is not among its arguments"):
@@ -143,7 +135,7 @@ BESIDE = {
     "global": lambda tf, w: lambda x: x + TABLE["deep"][0],
     "function": lambda tf, w: lambda x: of_this_module(x),
     "list": lambda tf, w: lambda x, parts=(w,): tf.add_n([x, parts[0]]),
-    "slot": lambda tf, w: (lambda holder: lambda x: x * holder.w)(Holder(w)),
+    "slot": lambda tf, w: (lambda holder: lambda x: x * holder.e)(Slots(w)),
     "method": lambda tf, w: Owner(w).of_an_attribute,
     "method of a global": lambda tf, w: Owner(None).of_a_global,
     "array": lambda tf, w: tf.TensorArray(tf.float32, 1, clear_after_read=False).write(0, w).read,
