@@ -59,8 +59,7 @@ FORWARD = {
 
 
 @pytest.mark.parametrize("name", [*REVERSE, *FORWARD])
-def test_compositions(eager, backend, name):
-    import jax
+def test_compositions(eager, jax, name):
     import jax.custom_batching
 
     call, expected = (REVERSE | FORWARD)[name]
