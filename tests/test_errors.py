@@ -550,21 +550,6 @@ def test_what_functions_return_is_pickled_for_another_process():
 # --- messages of derivatives, with the name of the function ----------------------------------------------------------
 
 
-LINEAR_NEITHER = [lambda g: ops.clip(g, -1, 1), lambda g: g + 1, lambda g: ops.where(g > 1, 1.0, g)]
-
-
-@pytest.mark.parametrize("rule", LINEAR_NEITHER, ids=["clip", "constant", "not transposed by JAX"])
-def test_forward_mode_of_a_rule_that_is_not_linear_names_the_function(eager, rule):
-    clipped = lambda x: (x * 2, rule)
-    clipped.__qualname__ = "clipped"
-    # NumPy and TensorFlow try the whole function, and not each rule.
-    name = "clipped" if eager.name in ("jax", "torch") else "jvp(clipped)"
-    x = eager.tensor(X)
-    with pytest.raises(ValueError, match=f", and {re.escape(name)} has one that is not\\.") as caught:
-        keras_cg.jvp(custom_gradient(clipped), (x,), (x,))
-    assert caught.value.function == name
-
-
 # A global, which the search for what a rule can reach does not enter.
 LATER = []
 

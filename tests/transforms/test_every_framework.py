@@ -84,13 +84,6 @@ def test_torch_runs_again_under_the_same_autocast(eager, torch):
 
 @pytest.mark.only("torch")
 @pytest.mark.limit
-def test_torch_refuses_forward_inside_forward(eager, torch):
-    with pytest.raises(NotImplementedError, match="forward mode inside forward mode ignores custom gradients"):
-        torch.func.jacfwd(torch.func.jacfwd(total))(eager.tensor(X))
-
-
-@pytest.mark.only("torch")
-@pytest.mark.limit
 def test_torch_refuses_to_linearize(backend, torch):
     with pytest.raises(NotImplementedError, match=r"torch.func.linearize makes, ignores custom gradients"):
         torch.func.linearize(custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream)), torch.ones(3))
