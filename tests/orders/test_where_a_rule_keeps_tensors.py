@@ -6,7 +6,7 @@ With e = exp(x), each rule of places.py gives 7 u e² for 2 x. So its derivative
 import numpy as np
 import pytest
 from outcomes import right_or_refused
-from places import PLACES, Slots
+from places import PLACES
 from ways import PAIRS, WAYS, gradient
 
 import keras_cg
@@ -218,21 +218,3 @@ def test_a_list_under_vmap(eager, torch):
     batch = torch.stack([torch.tensor(X), torch.tensor(2 * X)])
     came = torch.func.grad(lambda batch: torch.func.vmap(f)(batch).sum())(batch)
     np.testing.assert_allclose(came, 7 * np.exp([X, 2 * X]).sum(1, keepdims=True) * np.ones((2, 3)), rtol=1e-5)
-
-
-@pytest.mark.only("torch")
-@pytest.mark.limit
-def test_a_function_runs_twice_under_a_transform(eager, torch):
-    """A limit: a tensor that the rule keeps belongs to a level of torch.func, which is over by then."""
-    runs = []
-
-    @custom_gradient
-    def f(x):
-        runs.append(x)
-        return x * 2, Slots(ops.exp(x))
-
-    x = eager.tensor(X)
-    np.testing.assert_allclose(torch.func.grad(lambda x: f(x).sum())(x), 7 * E**2, rtol=1e-5)
-    assert len(runs) == 2
-    np.testing.assert_allclose(eager.gradients(lambda x: f(x).sum(), X)[0], 7 * E**2, rtol=1e-5)
-    assert len(runs) == 3
