@@ -86,24 +86,6 @@ def test_a_slope_that_is_also_the_argument(eager, way):
 
 
 @pytest.mark.only("torch")
-@pytest.mark.parametrize("inner", ["keras_cg", "native"])
-def test_a_slope_that_is_a_parameter(eager, torch, inner):
-    class Spike(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.slope = torch.nn.Parameter(eager.tensor(E))
-
-        def forward(self, v):
-            return custom_gradient(lambda v: ((v > 0).to(v.dtype), lambda dy: dy * self.slope * v))(v)
-
-    spike = Spike()
-    first = gradient(eager, spike, inner)(eager.tensor(X).requires_grad_())
-    np.testing.assert_allclose(eager.array(first), E * X, rtol=1e-5)
-    (found,) = torch.autograd.grad(first.sum(), spike.slope)
-    np.testing.assert_allclose(eager.array(found), X, rtol=1e-5)
-
-
-@pytest.mark.only("torch")
 def test_a_pullback_outlives_the_slope_of_torch(eager, torch):
     slope = torch.nn.Parameter(eager.tensor(E))
     _, pullback = keras_cg.vjp(custom_gradient(lambda v: (torch.floor(v), lambda dy: dy * slope)), eager.tensor(X))

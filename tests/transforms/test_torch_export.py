@@ -1,7 +1,6 @@
 """torch.export: the exported program has the output, and no gradient through our functions, which a warning says."""
 
 import io
-import threading
 
 import numpy as np
 import pytest
@@ -210,27 +209,3 @@ def test_a_plain_gradient_inside_is_exported(backend):
     """What a function differentiates by itself, without a rule of ours in it."""
     slope = custom_gradient(lambda x: (keras_cg.grad(lambda y: ops.sum(y**3))(x), lambda upstream: 7 * upstream))
     check_around(export(model(slope), tensor(X)).module(), lambda x: 3 * x**2, X)
-
-
-@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "subclass"])
-def test_a_step_beside_an_export(torch, is_plain):
-    """torch says of every thread that it exports, while one of them does; the others keep the rule."""
-    found = []
-
-    class Own(torch.Tensor):
-        pass
-
-    def step():
-        x = (tensor(X) if is_plain else tensor(X).as_subclass(Own)).requires_grad_()
-        with keras_cg.use_backend("torch"):
-            exp(x).sum().backward()
-        found.append(x.grad.numpy())
-
-    def beside(x):
-        thread = threading.Thread(target=step)
-        thread.start()
-        thread.join()
-        return exp(x)
-
-    export(model(beside), tensor(X))
-    np.testing.assert_allclose(found, [7 * np.exp(X)], rtol=1e-5)
