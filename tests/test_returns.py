@@ -20,6 +20,7 @@ IN_EVERY_MODE = (
     "test_no_gradient[0]",
     "test_a_number_for_a_scalar",
     "test_a_real_gradient_is_cast_to_the_dtype_of_its_argument[float64]",
+    "test_a_real_gradient_is_cast_to_the_dtype_of_its_argument[int32]",
     "test_a_numpy_array_where_the_framework_converts_it_exactly",
     "test_a_missing_sum_over_a_broadcast_axis_is_named[small1-axis 1]",
     "test_complex_for_real",
