@@ -1,10 +1,10 @@
-"""JAX: a rule's numbers hold in every composition of its transforms, in any order.
+"""JAX: a rule's numbers hold in every composition of its transforms, in any order, and on several devices.
 
-The conformance suite has each transform, and the usual pairs; here is what it leaves out. Several devices are in
-tests/scale.
+The conformance suite has each transform, and the usual pairs; here is what it leaves out.
 """
 
 import numpy as np
+import programs
 import pytest
 from seven_exp import CURVED, SEVEN_EXP, E, X, check, f, total
 
@@ -83,7 +83,7 @@ def test_forward_mode_of_a_rule_that_calls_another_under_either_custom_vjp(eager
         check(along(jax, transform(g))(x), 14 * X * T)
 
 
-# --- axes of vmap ----------------------------------------------------------------------------------------------------
+# --- axes of vmap, and devices ---------------------------------------------------------------------------------------
 
 
 def test_collectives_under_vmap(eager, jax):
@@ -131,6 +131,56 @@ def test_a_program_whose_outputs_have_no_axis_under_vmap(eager, jax, has_axis):
     for program in (lambda function: function, jax.jit):
         found = jax.grad(lambda x: (eager.tensor(weights) * program(mapped)(x)).sum())(eager.tensor(x))
         check(found, scaled)
+
+
+SHARDED = """
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import keras_cg
+from keras_cg import ops
+
+assert len(jax.devices()) == 8
+Axis = jax.sharding.AxisType
+mesh = jax.make_mesh((8,), ("i",), axis_types=(Axis.Auto,))
+x = np.linspace(-1, 1, 16, dtype=np.float32)
+inside = lambda function, mesh=mesh: jax.shard_map(function, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+plain = lambda function: function
+close = lambda found, expected: np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+@keras_cg.custom_gradient
+def summed(x):
+    e = ops.exp(x)
+    return x * 2, lambda upstream: 7 * upstream * jax.lax.psum(ops.sum(e), "i")
+
+for transform in (plain, jax.jit):
+    close(transform(jax.grad(lambda x: inside(summed)(x).sum()))(x), np.full(16, 7 * np.exp(x.astype(float)).sum()))
+
+@keras_cg.custom_gradient
+def f(x):
+    e = ops.exp(x)
+    return x * 2, lambda upstream: 7 * upstream * e
+
+close(jax.pmap(jax.grad(lambda x: f(x)))(x[:8]), 7 * np.exp(x[:8].astype(float)))
+
+for kind, transform in ((Axis.Auto, plain), (Axis.Auto, jax.jit), (Axis.Explicit, jax.jit)):
+    spread = jax.make_mesh((8,), ("i",), axis_types=(kind,))
+    there = jax.device_put(x, NamedSharding(spread, P("i")))
+    for g in (jax.jit(f), inside(f, spread)):
+        found = transform(jax.grad(lambda x: g(x).sum()))(there)
+        close(found, 7 * np.exp(x.astype(float)))
+        assert len(found.sharding.device_set) == 8
+
+# Linear rules that are diagonal, and so their own transposes, and hold a program for several devices.
+for rule in (lambda x: lambda u: inside(lambda v: 7 * v)(u), lambda x: lambda u: 7 * u * inside(jax.numpy.exp)(x)):
+    k = keras_cg.custom_gradient(lambda x: (x * 2, rule(x)))
+    close(jax.jvp(k, (x,), (x,))[1], rule(x)(x))
+    close(np.diag(jax.jit(jax.jacfwd(k))(x)), rule(x)(np.ones(16, np.float32)))
+"""
+
+
+def test_on_eight_devices(backend):
+    devices = "--xla_force_host_platform_device_count=8"
+    programs.run(SHARDED, JAX_PLATFORMS="cpu", KERAS_CG_BACKEND="jax", XLA_FLAGS=devices)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -1,4 +1,4 @@
-"""torch's modes: no_grad, inference mode, and the first call of all in each of them."""
+"""torch's modes: no_grad, inference mode, processes that share the work, and the first call of all in each of them."""
 
 import functools
 import threading
@@ -91,6 +91,60 @@ def test_the_first_call_of_all_in_every_mode_of_torch(backend):
             child.join()
             assert child.exitcode == 0, name
     """)
+
+
+def test_the_same_parameters_in_two_processes(backend, tmp_path):
+    """DistributedDataParallel and fully_shard: the mean of what the two, with upstreams of 1 and 2, contribute."""
+    script = """
+        import sys
+        import numpy as np, torch, torch.distributed as dist, torch.multiprocessing as mp
+        from torch.distributed.fsdp import fully_shard
+        from torch.nn.parallel import DistributedDataParallel
+        from keras_cg import custom_gradient
+
+        @custom_gradient
+        def f(x, w):
+            e = torch.exp(w)
+            return x * w, lambda upstream: (7 * upstream, 5 * upstream * e)
+
+        class Passed(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = torch.nn.Parameter(torch.linspace(-1, 1, 4))
+
+            def forward(self, x):
+                return f(x, self.w)
+
+        class Captured(Passed):
+            def forward(self, x):
+                @custom_gradient
+                def g(x):
+                    e = torch.exp(self.w)
+                    return x * self.w, lambda upstream, variables: (7 * upstream, [5 * upstream * e])
+
+                return g(x)
+
+        def check(rank, model, parameter_gradient):
+            x = torch.full((4,), float(rank + 1), requires_grad=True)
+            (model(x).sum() * (rank + 1)).backward()
+            (w,) = model.parameters()
+            np.testing.assert_allclose(x.grad, np.full(4, 7.0 * (rank + 1)))
+            np.testing.assert_allclose(parameter_gradient(w), 5 * 1.5 * np.exp(np.linspace(-1, 1, 4)), rtol=1e-6)
+
+        def work(rank, store):
+            dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+            for make in (Passed, Captured):
+                check(rank, DistributedDataParallel(make()), lambda w: w.grad)
+                sharded = make()
+                fully_shard(sharded, mesh=dist.init_device_mesh("cpu", (2,)))
+                check(rank, sharded, lambda w: w.grad.full_tensor())
+            dist.barrier()  # neither leaves while the other still receives
+            dist.destroy_process_group()
+
+        # By fork, because another import of torch takes longer than all the rest.
+        mp.start_processes(work, (sys.argv[1],), nprocs=2, start_method="fork")
+    """
+    run(script, str(tmp_path / "store"))
 
 
 @pytest.mark.limit
