@@ -1,4 +1,4 @@
-"""Runs the Python of a page of documentation."""
+"""Runs the Python of a page of documentation, and reads its tables."""
 
 import re
 import runpy
@@ -21,3 +21,8 @@ def run(page, folder):
     source = folder / f"{page.stem.lower()}_blocks.py"
     source.write_text("\n".join(grab_code_blocks(text, lang="python")))
     runpy.run_path(str(source), run_name=source.stem)
+
+
+def rows(text):
+    """The cells of each row of the tables in a text; the first two rows of a table are its head."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]

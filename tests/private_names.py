@@ -3,8 +3,11 @@
 import ast
 import importlib
 import pathlib
+import pkgutil
 import re
 from typing import NamedTuple
+
+import pages
 
 ROOT = pathlib.Path(__file__).parent.parent
 FRAMEWORKS = ("autograd", "jax", "keras", "numpy", "optree", "tensorflow", "torch")
@@ -38,8 +41,7 @@ class Row(NamedTuple):
 def listed():
     """The table in docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text().partition("<!-- private names -->")[2]
-    lines = [line for line in text.partition("<!-- /private names -->")[0].splitlines() if line.startswith("| `")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    _, _, *rows = pages.rows(text.partition("<!-- /private names -->")[0])
     return [Row(_in_full(re.findall("`([^`]+)`", first)), *others) for first, *others in rows]
 
 
@@ -142,13 +144,4 @@ def resolve(name):
     if name.startswith("jax.extend.core."):
         # The older releases have some of these in jax.core.
         return importlib.import_module("keras_cg.backends.jax.names")._find(name.rpartition(".")[2])
-    parts = name.split(".")
-    for count in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:count]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[count:]:
-            found = getattr(found, part)
-        return found
-    raise ModuleNotFoundError(name)
+    return pkgutil.resolve_name(name)

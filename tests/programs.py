@@ -12,7 +12,7 @@ def run(code, *arguments, without=(), **environment):
     kept = {name: value for name, value in os.environ.items() if name not in without}
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env={**kept, **environment}, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout.strip()
 
 

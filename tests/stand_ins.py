@@ -41,11 +41,6 @@ class Slotted:
     method = __call__
 
 
-class Notes:
-    def note(self):
-        self.calls = 1
-
-
 class Frozen(collections.abc.Mapping):
     """A mapping like the `FrozenDict` of flax: JAX sorts its keys, and a nested dict comes out as another object."""
 

@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 
 import numpy as np
+import optree
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
@@ -34,32 +35,25 @@ class Pair:
     b: object
 
 
+NODES = {"none_is_leaf": True, "namespace": "any_arguments"}
+flatten_pair = lambda pair: ((pair.a, pair.b), None, ("a", "b"))
+optree.register_pytree_node(
+    Pair, flatten_pair, lambda _, parts: Pair(*parts), namespace="any_arguments", path_entry_type=optree.DataclassEntry
+)
+
+
 def parts(nest):
     """The children of a container, and None for a leaf."""
-    if isinstance(nest, collections.OrderedDict):
-        return list(nest.values())
-    if isinstance(nest, dict):
-        return [nest[key] for key in sorted(nest)]
-    if isinstance(nest, Pair):
-        return [nest.a, nest.b]
-    return list(nest) if isinstance(nest, (tuple, list)) else None
+    return None if optree.tree_is_leaf(nest, **NODES) else optree.tree_flatten_one_level(nest, **NODES)[0]
 
 
 def fill(nest, leaf):
     """The same nest with `leaf(each)` for each of its leaves."""
-    if isinstance(nest, dict):
-        return type(nest)((key, fill(each, leaf)) for key, each in nest.items())
-    if isinstance(nest, (Pair, Point)):
-        return type(nest)(fill(nest.a, leaf), fill(nest.b, leaf))
-    if isinstance(nest, (tuple, list)):
-        return type(nest)([fill(each, leaf) for each in nest])
-    return leaf(nest)
+    return optree.tree_map(leaf, nest, **NODES)
 
 
 def leaves(nest):
-    if parts(nest) is None:
-        return [nest]
-    return [leaf for each in parts(nest) for leaf in leaves(each)]
+    return optree.tree_leaves(nest, **NODES)
 
 
 def is_sorted(nest):
@@ -71,13 +65,8 @@ def is_sorted(nest):
 
 def paths(nest, root):
     """Each leaf with the expression that reads it: `root["a"][0]`."""
-    if parts(nest) is None:
-        return [(nest, root)]
-    if isinstance(nest, dict):
-        steps = [f"[{key!r}]" for key in (nest if isinstance(nest, collections.OrderedDict) else sorted(nest))]
-    else:
-        steps = [".a", ".b"] if isinstance(nest, Pair) else [f"[{index}]" for index in range(len(nest))]
-    return [found for step, each in zip(steps, parts(nest), strict=True) for found in paths(each, root + step)]
+    accessors, found, _ = optree.tree_flatten_with_accessor(nest, **NODES)
+    return [(leaf, accessor.codify(root)) for leaf, accessor in zip(found, accessors, strict=True)]
 
 
 def write(nest, leaf):
@@ -619,7 +608,7 @@ def for_all(examples, dtypes, wanted=lambda case: True):
             derandomize=True,
             database=None,
             deadline=None,
-            phases=[Phase.generate, Phase.shrink] if examples > 1000 else [Phase.generate],
+            phases=[Phase.generate],
             suppress_health_check=[HealthCheck.too_slow],
         )(given(cases(dtypes).filter(wanted))(check))()
 

@@ -20,49 +20,35 @@ IN_EVERY_MODE = (
 )
 
 
-# A nest of x and y with a dict whose keys were not inserted in sorted order.
+# A nest of x and y with a dict whose keys were not inserted in sorted order; and how to read them.
 UNSORTED = {
-    "dict": lambda x, y: {"b": x, "a": y},
-    "in a list": lambda x, y: [{"b": x, "a": y}],
-    "outer": lambda x, y: {"b": {"d": x}, "a": {"c": y}},
-    "integers": lambda x, y: {2: x, 1: y},
+    "dict": (lambda x, y: {"b": x, "a": y}, lambda nest: (nest["b"], nest["a"])),
+    "in a list": (lambda x, y: [{"b": x, "a": y}], lambda nest: (nest[0]["b"], nest[0]["a"])),
+    "outer": (lambda x, y: {"b": {"d": x}, "a": {"c": y}}, lambda nest: (nest["b"]["d"], nest["a"]["c"])),
+    "integers": (lambda x, y: {2: x, 1: y}, lambda nest: (nest[2], nest[1])),
 }
-
-
-def bare(value):
-    return next(iter(value.values())) if isinstance(value, dict) else value
-
-
-def at(nest, like):
-    """`(x, y)` of a nest, in the order of another one of the same keys."""
-    if isinstance(like, list):
-        return at(nest[0], like[0])
-    if len(like) == 1:
-        (key,) = like
-        return at(nest[key], like[key]) if isinstance(like[key], dict) else (nest[key],)
-    return tuple(bare(nest[key]) for key in like)
 
 
 @pytest.mark.parametrize("flat", [tuple, list])
 @pytest.mark.parametrize("kind", UNSORTED)
 @pytest.mark.limit
 def test_flat_gradients_for_unsorted_keys(eager, kind, flat):
-    build = UNSORTED[kind]
+    build, read = UNSORTED[kind]
 
     @custom_gradient
     def f(nest):
-        x, y = at(nest, build(0, 0))
+        x, y = read(nest)
         return x * y, lambda upstream: flat((7 * upstream, 5 * upstream))
 
     with pytest.raises(GradientError, match="nest"):
         eager.gradients(lambda x, y: f(build(x, y)), X, Y)
 
 
-def summed(f, build):
+def summed(f, read):
     """Of a function that returns a nest of two: the first and twice the second."""
 
     def run(x, y):
-        first, second = at(f(x, y), build(0, 0))
+        first, second = read(f(x, y))
         return first + 2 * second
 
     return run
@@ -75,29 +61,29 @@ FLAT_RULES = {"one by one": lambda dy1, dy2: (7 * dy1, 5 * dy2), "all": lambda *
 @pytest.mark.parametrize("kind", UNSORTED)
 @pytest.mark.limit
 def test_flat_upstreams_of_unsorted_keys(eager, kind, rule):
-    build = UNSORTED[kind]
+    build, read = UNSORTED[kind]
     f = custom_gradient(lambda x, y: (build(x * 2, y * 3), FLAT_RULES[rule]))
     with pytest.raises(
         TypeError, match="takes the upstreams of a dict one by one, but its keys were not inserted in sorted"
     ):
-        eager.gradients(summed(f, build), X, Y)
+        eager.gradients(summed(f, read), X, Y)
 
 
 @pytest.mark.parametrize("kind", UNSORTED)
 def test_nests_of_unsorted_keys(frame, kind):
     """As argument, output, upstream and result."""
-    build = UNSORTED[kind]
+    build, read = UNSORTED[kind]
 
     @custom_gradient
     def f(nest):
         def rule(upstream):
-            first, second = at(upstream, build(0, 0))
+            first, second = read(upstream)
             return build(7 * first, 5 * second)
 
-        x, y = at(nest, build(0, 0))
+        x, y = read(nest)
         return build(x * 2, y * 3), rule
 
-    frame.check(summed(lambda x, y: f(build(x, y)), build), [X, Y], [SEVEN, 2 * FIVE])
+    frame.check(summed(lambda x, y: f(build(x, y)), read), [X, Y], [SEVEN, 2 * FIVE])
 
 
 # What a dict has beside two tensors.

@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-import re
 import traceback
 
 import numpy as np
@@ -87,19 +86,6 @@ def test_the_place_of_a_rule_in_every_mode(frame):
     assert f"    rule: {line_of('compiled')}" in str(caught.value).replace("\\n", "\n").splitlines()
 
 
-@pytest.mark.parametrize(
-    "rule", [lambda upstream, *, variables: (upstream, []), lambda upstream, *, variables: (upstream, [upstream[:1]])]
-)
-@pytest.mark.only("torch", "tensorflow", "jax")
-def test_an_error_about_the_gradients_of_variables_names_the_place(backend, eager, rule):
-    def run(w):
-        return custom_gradient(lambda x: (x * w, rule))(eager.tensor(X))
-
-    with pytest.raises(GradientError) as caught:
-        eager.gradients(run, X)
-    assert caught.value.location == f"{HERE}:{rule.__code__.co_firstlineno}"
-
-
 def test_an_error_about_the_signature_of_a_rule_names_the_place(eager):
     @custom_gradient
     def culprit(x):
@@ -123,23 +109,23 @@ class Culprit(Exception):
     pass
 
 
-def raising(x):
-    raise Culprit("once")  # raising
+def raising(x, kind=Culprit):
+    raise kind("once")  # raising
 
 
-RAISING = {"function": lambda x: raising(x), "rule": lambda x: (2 * x, raising)}
-
-
-@pytest.mark.parametrize("where", RAISING)
+@pytest.mark.parametrize("where", ["function", "rule"])
 @pytest.mark.parametrize("is_nested", [False, True], ids=["alone", "nested"])
-def test_an_exception_of_the_user_passes_unchanged(eager, where, is_nested):
-    function = custom_gradient(RAISING[where])
+@pytest.mark.parametrize("kind", [Culprit, TypeError, ValueError, AttributeError, KeyError])
+def test_an_exception_of_the_user_passes_unchanged(eager, where, is_nested, kind):
+    runs = []
+    fail = lambda x: runs.append(x) or raising(x, kind)
+    function = custom_gradient(fail if where == "function" else lambda x: (2 * x, fail))
     if is_nested:
         inner = function
         function = custom_gradient(lambda x: (inner(x), lambda upstream: upstream)) if where == "function" else inner
-    with pytest.raises(Culprit) as caught:
+    with pytest.raises(kind) as caught:
         eager.gradients(function, X)
-    assert caught.value.args == ("once",)
+    assert caught.value.args == ("once",) and len(runs) == 1
     frames = traceback.extract_tb(caught.value.__traceback__)
     assert frames[-1].name == "raising" and f"{frames[-1].filename}:{frames[-1].lineno}" == line_of("raising")
     assert [each.name for each in frames].count("raising") == 1
@@ -253,24 +239,6 @@ def test_a_function_inside_one_that_autograph_rewrote_has_its_name(tf):
 
     with pytest.raises(TypeError, match=r"TypeError: program\.<locals>\.culprit must return a pair"):
         program(tf.constant(X))
-
-
-@pytest.mark.only("tensorflow")
-@pytest.mark.parametrize("jit", [False, True], ids=["function", "jit_compile"])
-def test_the_place_of_a_rule_whose_gradient_has_the_wrong_shape_at_run_time(tf, jit):
-    @custom_gradient
-    def culprit(x):
-        return 2 * x, lambda upstream: upstream[1:]  # at run time
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32)], jit_compile=jit)
-    def program(x):
-        return tf.gradients(culprit(x), x)
-
-    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        program(tf.constant(X))
-    place = f"tensor argument 1. rule: {line_of('at run time')}"
-    # XLA has the message as the name of an operation.
-    assert re.sub("[^A-Za-z0-9]+", "_", place) in re.sub("[^A-Za-z0-9]+", "_", str(caught.value))
 
 
 SLICES = {

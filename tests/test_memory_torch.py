@@ -1,12 +1,13 @@
 """Memory on torch: what a rule holds lives and dies as torch's own saved tensors do, and may not change in place."""
 
-import dataclasses
 import functools
 import gc
 import weakref
 
 import numpy as np
 import pytest
+from leaves import gradient, leaf
+from places import PLACES, held
 
 from keras_cg import custom_gradient, ops
 
@@ -15,74 +16,23 @@ pytestmark = pytest.mark.only("torch")
 X = np.array([-1.0, 0.5, 1.0], np.float32)
 
 
-def tensor(array, **options):
-    import torch
-
-    return torch.tensor(array, **{"requires_grad": True, **options})
+# Places of places.py, in which what a rule holds also may not change.
+NAMES = ("cell", "default", "keyword default", "object", "list", "dict", "dataclass")
 
 
-def gradient(output, x, **options):
-    import torch
-
-    return torch.autograd.grad(output.sum(), x, **options)[0].detach().numpy()
-
-
-@dataclasses.dataclass
-class State:
-    e: object
-
-
-class Kept:
-    """A rule that is an object, or the method of one."""
-
-    def __init__(self, e):
-        self.e = e
-
-    def __call__(self, upstream):
-        return 7 * upstream * self.e
-
-
-def recursive(e):
-    power = lambda upstream, times: upstream if times == 0 else power(upstream * e, times - 1)
-    return lambda upstream: 7 * power(upstream, 1)
-
-
-def in_containers(e):
-    kept, named, state = [e], {"e": e}, State(e)
-    return lambda upstream: 7 * upstream * kept[0] * named["e"] / state.e
-
-
-def in_an_attribute(e):
-    helper = lambda upstream: 7 * upstream * helper.e
-    helper.e = e
-    return lambda upstream: helper(upstream)
-
-
-# Every way in which a rule may hold what its function computed: each gives the rule 7 upstream e.
-HOLDERS = {
-    "closure": lambda e: lambda upstream: 7 * upstream * e,
-    "default": lambda e: lambda upstream, e=e: 7 * upstream * e,
-    "keyword default": lambda e: lambda upstream, *, e=e: 7 * upstream * e,
-    "partial": lambda e: functools.partial(lambda e, upstream: 7 * upstream * e, e),
-    "function that calls itself": recursive,
-    "object": Kept,
-    "containers": in_containers,
-}
-
-
-@pytest.fixture(params=HOLDERS)
-def held(request):
-    """`2 x` with the gradient `7 exp(x)`, and whether the exp(x) of the last run is freed."""
+@pytest.fixture(params=(*NAMES, "partial", "recursive function"))
+def holding(request):
+    """`2 x` with the gradient `7 exp(x)²`, and whether the exp(x) of the last run is freed."""
     dead = []
 
     @custom_gradient
     def f(x):
         e = ops.exp(x)
         dead[:] = [weakref.ref(e)]
-        return x * 2, HOLDERS[request.param](e)
+        return x * 2, PLACES[request.param](e)
 
     def is_dead():
-        if request.param == "function that calls itself":  # a cycle, which Python itself frees by the collector alone
+        if request.param == "recursive function":  # a cycle, which Python itself frees by the collector alone
             gc.collect()
         return dead[0]() is None
 
@@ -93,11 +43,11 @@ def held(request):
 
 
 @pytest.mark.limit
-def test_what_the_rule_holds_is_freed_by_the_backward_pass(backend, without_collector, held):
-    (f, is_dead), x = held, tensor(X)
+def test_what_the_rule_holds_is_freed_by_the_backward_pass(backend, without_collector, holding):
+    (f, is_dead), x = holding, leaf(X)
     y = f(x)
-    np.testing.assert_allclose(gradient(y, x, retain_graph=True), 7 * np.exp(X), rtol=1e-6)
-    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(gradient(y, x, retain_graph=True), 7 * np.exp(X) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X) ** 2, rtol=1e-6)
     assert is_dead()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         y.sum().backward()
@@ -113,7 +63,7 @@ def test_it_is_held_until_then(backend, is_recorded):
         dead.append(weakref.ref(e))
         return x * 2, lambda upstream: 7 * upstream * e
 
-    x = tensor(X)
+    x = leaf(X)
     y = f(x)
     gradient(y, x, retain_graph=True)
     assert dead[0]() is not None
@@ -123,39 +73,39 @@ def test_it_is_held_until_then(backend, is_recorded):
 
 
 @pytest.mark.parametrize("factor", [1, 11])
-def test_hooks_see_it_and_what_they_give_back_is_compared(torch, held, factor):
-    f, is_dead = held
+def test_hooks_see_it_and_what_they_give_back_is_compared(torch, holding, factor):
+    f, is_dead = holding
     packed = []
 
     def pack(tensor):
         packed.append(tensor.clone())
         return len(packed) - 1
 
-    x = tensor(X)
+    x = leaf(X)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda index: factor * packed[index]):
         y = f(x)
     assert is_dead()
     assert any(torch.allclose(each, torch.exp(x)) for each in packed)
     if factor == 1:
-        np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
+        np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X) ** 2, rtol=1e-6)
     else:
         with pytest.raises(RuntimeError, match="its rule is not that of the first run"):
             y.sum().backward()
 
 
-def test_a_checkpoint_does_not_keep_it(backend, without_collector, held):
+def test_a_checkpoint_does_not_keep_it(backend, without_collector, holding):
     from torch.utils.checkpoint import checkpoint
 
-    (f, is_dead), x = held, tensor(X)
+    (f, is_dead), x = holding, leaf(X)
     y = checkpoint(f, x, use_reentrant=False)
     assert is_dead()
-    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(gradient(y, x), 7 * np.exp(X) ** 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("is_argument", [True, False], ids=["argument", "captured"])
 def test_hooks_and_a_constant_that_is_an_argument_and_is_captured(torch, is_argument):
     """It may be one object in one run and two in the other; `x` is differentiated, as an argument or not."""
-    x, constant = tensor(X), torch.tensor(3.0)
+    x, constant = leaf(X), torch.tensor(3.0)
 
     if is_argument:
         f = custom_gradient(lambda x, c: (x * c, lambda upstream: (7 * upstream * constant, None)))
@@ -172,7 +122,7 @@ def test_the_arguments_are_saved_tensors(torch, without_collector):
     from torch.utils.checkpoint import checkpoint
 
     f = custom_gradient(lambda x: (x * 2, lambda *args, upstream: 7 * upstream * args[0]))
-    x = tensor(X)
+    x = leaf(X)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor * 1, lambda tensor: 11 * tensor):
         y = f(x)
     np.testing.assert_allclose(gradient(y, x), 11 * 7 * X)
@@ -192,7 +142,7 @@ def test_a_dict_with_tensors_for_keys_is_not_kept(backend):
     f = custom_gradient(
         lambda nest: (next(iter(nest.values())) * 1, lambda upstream: dict.fromkeys(nest, 7 * upstream))
     )
-    key, x = tensor(X), tensor(X)
+    key, x = leaf(X), leaf(X)
     np.testing.assert_allclose(gradient(f({key: x}), x), np.full(3, 7.0))
     gone = weakref.ref(key)
     del key
@@ -203,12 +153,11 @@ def test_a_dict_with_tensors_for_keys_is_not_kept(backend):
 # --- memory that is shared, or changed -------------------------------------------------------------------------------
 
 
-# And the ways of holding its memory.
+# Where the rule keeps it, or other tensors with its memory.
 SHARING = {
-    **{name: HOLDERS[name] for name in ("closure", "default", "keyword default", "object", "containers")},
-    "view": lambda e: (lambda view: lambda upstream: 7 * upstream * view[0])(e[None]),
-    "data": lambda e: (lambda data: lambda upstream: 7 * upstream * data)(e.data),
-    "attribute of a function": in_an_attribute,
+    **{name: PLACES[name] for name in (*NAMES, "attribute of a function")},
+    "view": held(lambda e: e[None], lambda view: view[0]),
+    "data": lambda e: PLACES["cell"](e.data),
 }
 
 
@@ -220,7 +169,7 @@ def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch
         "argument": custom_gradient(lambda x: (x * 2, make(x))),
         "output": custom_gradient(lambda x: (lambda y: (y, make(y)))(torch.exp(x))),
     }
-    x = tensor(X)
+    x = leaf(X)
     for changed in functions:
         z = x * 1
         y = functions[place](z)
@@ -231,7 +180,7 @@ def test_what_the_rule_holds_may_not_change_in_place_and_anything_else_may(torch
             with pytest.raises(RuntimeError, match=r"that the rule of .* needs was modified by an inplace operation"):
                 y.sum().backward()
         else:
-            np.testing.assert_allclose(gradient(y, x), 7 * X if place == "argument" else 7 * np.exp(X), rtol=1e-6)
+            np.testing.assert_allclose(gradient(y, x), 7 * (X if place == "argument" else np.exp(X)) ** 2, rtol=1e-6)
 
 
 @pytest.mark.limit
@@ -242,15 +191,15 @@ def test_a_function_may_not_change_its_argument(torch, way):
 
     f = custom_gradient(lambda x: (x.mul_(2) * 1, lambda upstream: 7 * upstream))
     calls = {
-        "plain": lambda: f(tensor(X) * 1),
-        "subclass": lambda: f(tensor(X, requires_grad=False).as_subclass(Own).requires_grad_() * 1),
+        "plain": lambda: f(leaf(X) * 1),
+        "subclass": lambda: f(torch.tensor(X).as_subclass(Own).requires_grad_() * 1),
         "torch.func": lambda: torch.func.grad(lambda x: f(x * 1).sum())(torch.tensor(X)),
     }
     with pytest.raises(RuntimeError, match="changed one of its arguments in place"):
         calls[way]()
 
 
-@pytest.mark.parametrize("place", ["cell", "cell of a helper", "default", "partial", "frozen parameter"])
+@pytest.mark.parametrize("place", ["cell", "cell of a function", "default", "partial", "frozen parameter"])
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_a_tensor_of_the_rule_that_is_changed_in_place(torch, place, create_graph):
     """As with `save_for_backward`. If the backward pass is recorded, another run may not know of the change."""
@@ -259,19 +208,10 @@ def test_a_tensor_of_the_rule_that_is_changed_in_place(torch, place, create_grap
     @custom_gradient
     def f(x):
         e = ops.exp(x)
-        if place == "frozen parameter":
-            e = torch.nn.Parameter(e, requires_grad=False)
-        kept[:] = [e]
-        helper = lambda upstream, e=e: 7 * upstream * e
-        return x * 2, {
-            "cell": lambda upstream: 7 * upstream * e,
-            "frozen parameter": lambda upstream: 7 * upstream * e,
-            "cell of a helper": (lambda helper: lambda upstream: helper(upstream))(lambda upstream: 7 * upstream * e),
-            "default": helper,
-            "partial": functools.partial(lambda e, upstream: 7 * upstream * e, e),
-        }[place]
+        kept[:] = [torch.nn.Parameter(e, requires_grad=False) if place == "frozen parameter" else e]
+        return x * 2, PLACES.get(place, PLACES["cell"])(kept[0])
 
-    x = tensor(X)
+    x = leaf(X)
     y = f(x)
     kept[0].mul_(10)
     with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
@@ -290,7 +230,7 @@ def test_a_tensor_that_the_rule_itself_changes(torch):
 
         return x * 1, grad
 
-    x = tensor(X)
+    x = leaf(X)
     y = recorded(recorded(x))
     for count in (1, 2):
         np.testing.assert_allclose(gradient(y, x, retain_graph=True), [49.0] * 3)
@@ -315,7 +255,7 @@ def test_a_gradient_that_is_a_view_of_what_the_rule_holds(torch):
         flat = 7 * torch.ones(3)
         return x.sum(), lambda upstream: flat.view(3)
 
-    x = tensor(X)
+    x = leaf(X)
     y = fused(x)
     y.backward(retain_graph=True)
     x.grad.zero_()
@@ -327,7 +267,7 @@ def test_changes_of_tensors_without_a_storage_of_their_own(torch):
     """An inference tensor that the rule closes over, and the values of a jagged one."""
     with torch.inference_mode():
         constant = torch.full((3,), 7.0)
-    x = tensor(X)
+    x = leaf(X)
     y = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * constant))(x)
     with torch.inference_mode():
         constant.mul_(10)
@@ -357,7 +297,7 @@ def test_a_gradient_that_shares_memory_is_a_copy(torch, name, is_plain):
     class Own(torch.Tensor):
         pass
 
-    x = tensor(X, requires_grad=False)
+    x = torch.tensor(X)
     x = (x if is_plain else x.as_subclass(Own)).requires_grad_()
     output = custom_gradient(SHARED[name])(x)
     first, *others = output if isinstance(output, tuple) else (output,)
@@ -366,3 +306,67 @@ def test_a_gradient_that_shares_memory_is_a_copy(torch, name, is_plain):
     x.grad.zero_()  # as an optimiser does
     for each in (x, first, *others):
         np.testing.assert_allclose(each.detach(), X)
+
+
+def test_an_argument_that_the_rule_is_called_with_is_guarded(torch):
+    """The next call is right again."""
+    f = custom_gradient(lambda x: (x * 1, lambda *args, upstream: 7 * upstream * args[0]))
+    x = leaf(X)
+    z = f(x)
+    with torch.no_grad():
+        x.mul_(10)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+    x.grad = None
+    f(x).sum().backward()
+    np.testing.assert_allclose(x.grad, 7 * 10 * X)
+
+
+@pytest.mark.parametrize(
+    "view", [lambda x: x, lambda x: x[:1], lambda x: x.reshape(3, 1)], ids=["same", "part", "shape"]
+)
+@pytest.mark.limit
+def test_an_output_that_is_a_view_may_not_be_changed(torch, view):
+    f = custom_gradient(lambda x: (view(x), lambda upstream: 7 * torch.ones(3)))
+    x = leaf(X)
+    z = f(x * 1)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        z.mul_(3)
+    z.sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(3, 7.0))
+
+
+def test_an_output_that_the_rule_does_not_hold_is_not_kept(torch):
+    """As in a Function that does not save it; and it may change."""
+    kept = []
+
+    def f(x):
+        e = x.exp()
+        y = e + 1
+        kept.append(weakref.ref(y.untyped_storage()))
+        return y, lambda upstream: 7 * upstream * e
+
+    x = leaf(X)
+    loss = custom_gradient(f)(x).sum()
+    assert kept[0]() is None
+    loss.backward()
+    np.testing.assert_allclose(x.grad, 7 * np.exp(X), rtol=1e-6)
+
+
+def test_a_module_may_count(torch):
+    """What is neither argument nor output may change."""
+
+    class Counting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.scale = 7.0
+
+        def forward(self, x):
+            self.count += 1
+            return custom_gradient(lambda x: (x * 2, lambda upstream: upstream * self.scale))(x)
+
+    module = Counting()
+    x = leaf(X)
+    (module(x) + module(x)).sum().backward()
+    np.testing.assert_allclose(x.grad, np.full(3, 14.0))

@@ -1,4 +1,4 @@
-"""The kind of a gradient: a boolean one is refused, an integer one is cast, one that is not asked for is ignored."""
+"""The kind of a gradient: a boolean one is refused, one that is not asked for is ignored."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,6 @@ IN_EVERY_MODE = (
     "test_masks_that_work[where]",
     "test_masks_that_work[remedy]",
     "test_a_boolean_gradient_under_compile",
-    "test_an_integer_gradient_is_cast",
     "test_a_gradient_at_a_static_argument_is_no_reading",
     "test_a_sloppy_gradient_that_is_not_asked_for",
     "test_a_sloppy_gradient_that_is_asked_for[shape]",
@@ -65,7 +64,6 @@ def test_masks_that_work(frame, mask):
 
 # What the rule returns for a nest with x in it, and for y; the argument of the message.
 BOOLEANS = {
-    "bare": (lambda x: x, lambda x: x > 0, X, "x"),
     "flat": (lambda x: x, lambda x: (x > 0,), X, "x"),
     "nest": (lambda x: {"a": x}, lambda p: ({"a": p["a"] > 0},), X, "x['a']"),
     "number": (lambda x: x, lambda x: True, np.float32(2.0), "x"),
@@ -88,13 +86,6 @@ def test_a_boolean_gradient_under_compile(frame):
     # Dynamo wraps what is raised while it traces.
     with pytest.raises(Exception, match=r"ops\.where\(mask, upstream, 0\)"):
         frame.gradients(custom_gradient(lambda x: (x * 2, lambda upstream: x > 0)), X)
-
-
-def test_an_integer_gradient_is_cast(frame):
-    whole = frame.tensor(np.array([1, 2, 3]))
-    (gx,) = frame.gradients(custom_gradient(lambda x: (x * 2, lambda upstream: whole)), X)
-    assert gx.dtype == np.float32
-    np.testing.assert_array_equal(gx, [1, 2, 3])
 
 
 def test_a_gradient_at_a_static_argument_is_no_reading(frame):

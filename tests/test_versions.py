@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 
+import pages
 import private_names
 import programs
 import pytest
@@ -45,8 +46,7 @@ def version_table():
     """The table of tested versions: the cells of each line, by its first."""
     page = (ROOT / "docs" / "compatibility.md").read_text()
     text = page.partition("<!-- versions -->")[2].partition("<!-- /versions -->")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    return {first: others for first, *others in rows[2:]}
+    return {first: others for first, *others in pages.rows(text)[2:]}
 
 
 PACKAGES = {

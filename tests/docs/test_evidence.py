@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 
+import pages
 import programs
 import pytest
 from matplotlib.image import imread
@@ -20,8 +21,7 @@ evidence = programs.load(ROOT / "docs" / "evidence.py")
 def section(title):
     """The text of a section, and the rows of its table without the head."""
     text = PAGE.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    return text, [[cell.replace("`", "") for cell in row] for row in rows[2:]]
+    return text, [[cell.replace("`", "") for cell in row] for row in pages.rows(text)[2:]]
 
 
 def read(name):

@@ -19,18 +19,12 @@ def test_it_is_short(backend):
     assert len(README.read_text().splitlines()) <= 110
 
 
-def rows(path):
-    """The cells of each row of a page's tables, by the first."""
-    lines = [line for line in path.read_text().splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
 @pytest.mark.only("numpy")
 def test_the_figures_are_those_of_the_parity_with_keras(backend):
-    table = rows(ROOT / "docs" / "reports" / "keras_parity.md")
+    table = pages.rows((ROOT / "docs" / "reports" / "keras_parity.md").read_text())
     outcomes = next(row[2:] for row in table if row[:2] == ["backend", "decorator"])
     theirs, ours = ([*row[2:]] for row in table if row[0] == "all")
-    told = [row for row in rows(README) if row[0] in outcomes]
+    told = [row for row in pages.rows(README.read_text()) if row[0] in outcomes]
     assert told == [list(row) for row in zip(outcomes, theirs, ours, strict=True)]
     assert f"That makes {sum(map(int, ours))} runs" in README.read_text() and sum(map(int, ours)) == sum(
         map(int, theirs)
@@ -40,9 +34,13 @@ def test_the_figures_are_those_of_the_parity_with_keras(backend):
 @pytest.mark.only("numpy")
 def test_the_other_figures_are_those_of_the_pages(backend):
     text = " ".join(README.read_text().split())
-    conformance = [row for row in rows(ROOT / "docs" / "evidence.md") if len(row) == 6 and row[1].isdecimal()][:4]
+    conformance = [
+        row for row in pages.rows((ROOT / "docs" / "evidence.md").read_text()) if len(row) == 6 and row[1].isdecimal()
+    ][:4]
     transforms, passed, clear, nan, wrong = (sum(int(row[column]) for row in conformance) for column in range(1, 6))
     assert f"under {transforms} transforms. {passed} results agree" in text
     assert f"{clear} are clear errors, {nan} are NaN, and {wrong} are wrong" in text
-    ours, theirs, full = next(row[1:] for row in rows(ROOT / "docs" / "two-bits.md") if row[0] == "NumPy")
+    ours, theirs, full = next(
+        row[1:] for row in pages.rows((ROOT / "docs" / "two-bits.md").read_text()) if row[0] == "NumPy"
+    )
     assert f"classifies {ours} of" in text and f"without the rule {theirs}, and without rounding {full}" in text

@@ -6,11 +6,9 @@ import os
 import pathlib
 import pkgutil
 import re
-import subprocess
-import sys
-import textwrap
 
 import numpy
+import programs
 import pytest
 from conformance import zoo
 from toy import transforms
@@ -59,9 +57,7 @@ def install(folder, *, transforms="toy.transforms", **backends):
 
 def run(folder, code):
     paths = [str(folder), str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "KERAS_CG_BACKEND": "toy"}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
+    return programs.run(code, PYTHONPATH=os.pathsep.join(paths), KERAS_CG_BACKEND="toy").splitlines()
 
 
 def conform(folder, which, *options):
@@ -71,15 +67,13 @@ def conform(folder, which, *options):
         options = ["-q", "-p", "no:cacheprovider", "--backends=toy", "-k", {which!r}, *{options!r}]
         sys.exit(pytest.main([*options, {str(TESTS / "conformance" / "test_conformance.py")!r}]))
     """
-    return run(folder, code).stdout.splitlines()[-1]
+    return run(folder, code)[-1]
 
 
 @pytest.mark.only("numpy")
 def test_a_fifth_backend_takes_no_edit_elsewhere(tmp_path):
     install(tmp_path, toy="toy")
-    done = run(tmp_path, USE)
-    assert done.returncode == 0, done.stderr
-    first, gradient, others, refused, unknown = done.stdout.splitlines()
+    first, gradient, others, refused, unknown = run(tmp_path, USE)
     assert first == "toy toy"
     assert float(gradient) == 7.0
     assert others == "14.0 21.0 7.0"
@@ -122,8 +116,7 @@ def test_a_backend_that_is_incomplete_or_absent(tmp_path):
             except ImportError as error:
                 print(error)
     """
-    done = run(tmp_path, code)
-    installed, incomplete, remedy_of_incomplete, absent, remedy = done.stdout.splitlines()
+    installed, incomplete, remedy_of_incomplete, absent, remedy = run(tmp_path, code)
     assert installed == "['toy']"
     assert incomplete.startswith("the backend 'toy' lacks shape, attach")
     assert "remedy: update the package of the backend" in remedy_of_incomplete

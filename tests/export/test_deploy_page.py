@@ -18,7 +18,7 @@ def test_python_blocks(backend, tmp_path, monkeypatch):
     pages.run(PAGE, tmp_path)
 
 
-# As the tests of each find it: in this folder, and jax.export also in tests/transforms/test_jax_compositions.py.
+# As the tests of each find it, in this folder.
 GRADIENTS = {
     ("jax", "jax.export"): "kept",
     ("jax", "SavedModel"): "kept",
@@ -32,19 +32,16 @@ GRADIENTS = {
 }
 
 
-def rows(table):
-    lines = [line for line in table.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-
-
 def test_the_table(backend):
     table = PAGE.read_text().partition("\n## ")[0]
-    assert {(on, kind): re.match(r"\w*", gradient)[0] for on, kind, _, gradient, _ in rows(table)} == GRADIENTS
+    assert {
+        (on, kind): re.match(r"\w*", gradient)[0] for on, kind, _, gradient, _ in pages.rows(table)[2:]
+    } == GRADIENTS
 
 
 def test_what_keras_cannot(backend):
     table = re.search(r"<!-- not keras -->\n(.*?)<!-- /not keras -->", PAGE.read_text(), re.DOTALL)[1]
-    told = {(on, kind): what for on, kind, what in rows(table)}
+    told = {(on, kind): what for on, kind, what in pages.rows(table)[2:]}
     assert {(on, kind) for on, kind, _ in test_export_keras.NOT_KERAS} == set(told)
     for on, kind, name in test_export_keras.NOT_KERAS:
         assert name in told[on, kind]

@@ -183,6 +183,7 @@ def test_a_program_of_torch_has_no_gradient(backend, exported, name):
 
 
 @pytest.mark.only("jax")
+@pytest.mark.limit
 def test_jax_programs_have_the_orders_that_they_were_saved_with(backend, exported):
     found, _ = exported
     for saved in range(4):

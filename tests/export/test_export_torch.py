@@ -64,11 +64,10 @@ def torchscript(module, file):
 
 @pytest.mark.parametrize("way", [dynamo, torchscript])
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["trainable", "frozen"])
-def test_onnx(backend, way, is_frozen):
+def test_onnx(torch, way, is_frozen):
     """As torch itself gives it, for another batch; and nothing idle in it."""
     import onnx
     import onnxruntime
-    import torch
 
     module, file = network(is_frozen), io.BytesIO()
     with pytest.warns(UserWarning, match=NO_GRADIENT) as caught:
@@ -91,9 +90,8 @@ print(output.tolist(), "keras_cg" in sys.modules)
 """
 
 
-def test_a_package(backend, tmp_path):
+def test_a_package(torch, tmp_path):
     """Compiled ahead of time, and run in a process that knows nothing of this package."""
-    import torch
 
     class Model(torch.nn.Module):
         def forward(self, x):

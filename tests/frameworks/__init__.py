@@ -11,7 +11,6 @@
 `gradient(f, way)`               the function that gives the gradient of the sum of `f`, by `vjp`; "transformed" is
                                  compiled where the framework compiles derivatives of any order.
 `batched(f, x)`                  `f` of every row of `x` by the framework's own means, where it has some.
-`Foreign`                        nothing of this framework may be taken by another: makes a tensor to try it.
 
 A backend that lives elsewhere names such a module by an entry point of the group `keras_cg.frameworks`.
 """

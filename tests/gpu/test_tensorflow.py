@@ -36,24 +36,18 @@ def tensor():
 
 
 @pytest.mark.parametrize("how", ["eager", "graph", "xla"])
-def test_gradients_are_where_the_arguments_are(backend, device, how):
-    import tensorflow as tf
-
+def test_gradients_are_where_the_arguments_are(tf, device, how):
     run = gradients if how == "eager" else tf.function(gradients, jit_compile=how == "xla")
     with tf.device(device):
         check_both(run(tensor(), tensor()), device)
 
 
-def test_a_device_that_is_not_the_default_one(backend, second):
-    import tensorflow as tf
-
+def test_a_device_that_is_not_the_default_one(tf, second):
     with tf.device(second):
         check_both(gradients(tensor(), tensor()), second)
 
 
-def test_variables_and_second_order(backend, device):
-    import tensorflow as tf
-
+def test_variables_and_second_order(tf, device):
     with tf.device(device):
         x, w = tf.Variable(X), tf.Variable(X)
         with tf.GradientTape() as outer:
@@ -64,9 +58,7 @@ def test_variables_and_second_order(backend, device):
         check(outer.gradient(found[0], x), 7, device)
 
 
-def test_a_function_of_numpy(backend, device):
-    import tensorflow as tf
-
+def test_a_function_of_numpy(tf, device):
     with tf.device(device):
         (found,) = gradients(tensor(), function=from_numpy)
         check(found, 7, device)

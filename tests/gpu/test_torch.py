@@ -57,9 +57,7 @@ def test_a_device_that_is_not_the_default_one(backend, second):
 
 
 @pytest.mark.parametrize("is_default", [True, False])
-def test_beside_another_default_device(backend, device, is_default):
-    import torch
-
+def test_beside_another_default_device(torch, device, is_default):
     try:
         torch.set_default_device(device if is_default else "cpu")
         check_gradients(device)
@@ -83,9 +81,7 @@ def test_arguments_on_two_kinds_of_devices(backend, device):
 
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
-def test_autocast(backend, device, half):
-    import torch
-
+def test_autocast(torch, device, half):
     seen = []
 
     @keras_cg.custom_gradient
@@ -104,10 +100,8 @@ def test_autocast(backend, device, half):
     np.testing.assert_array_equal(x.grad.cpu(), np.full((2, 4), 7))
 
 
-def test_random_numbers_of_the_device(backend, device):
+def test_random_numbers_of_the_device(torch, device):
     """Right in first order, which is one run; in second order they would be others, and it raises."""
-    import torch
-
     drawn = []
 
     @keras_cg.custom_gradient
@@ -124,9 +118,7 @@ def test_random_numbers_of_the_device(backend, device):
         twice(g, x)
 
 
-def test_streams(backend, device):
-    import torch
-
+def test_streams(torch, device):
     if device.type == "cpu":
         pytest.skip(PROCESSOR)
     torch.accelerator.synchronize()
@@ -143,9 +135,7 @@ def test_streams(backend, device):
 
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_compiled_gradients_are_on_the_device(backend, device, compiler):
-    import torch
-
+def test_compiled_gradients_are_on_the_device(torch, device, compiler):
     torch.compiler.reset()
     check_gradients(device, torch.compile(f, backend=compiler, fullgraph=True))
 

@@ -1,15 +1,16 @@
 """Random compositions of rules that hold intermediates, to third order, forwards and backwards in either order.
 
 Every function is a polynomial of its argument, and so is its rule: another one, so that plain differentiation cannot
-pass. With z0 = x and z1, z2, ... for the outputs, one after the other, any derivative is a polynomial of these. It
-follows from D z0 = 1 and D zi = ri(zi-1) D zi-1, where ri is the rule: that is how the expected numbers are made.
+pass. With z0 = x + t and z1, z2, ... for the outputs, one after the other, the derivative of zi by t is ri(zi-1) times
+that of zi-1, where ri is the rule: that is how the expected numbers are made.
 """
 
 import functools
-import itertools
 
 import numpy as np
 import pytest
+from numpy.polynomial import Polynomial
+from places import PLACES
 
 import keras_cg
 from keras_cg import custom_gradient, grad, jvp, ops
@@ -19,85 +20,10 @@ COUNT = 40
 POINTS = np.array([-0.9, 0.3, 1.1])
 
 
-# --- polynomials of several variables: coefficients by the tuple of exponents -----------------------------------------
-
-
-def add(one, two):
-    return {key: one.get(key, 0.0) + two.get(key, 0.0) for key in {*one, *two}}
-
-
-def multiply(one, two):
-    found = {}
-    for (p, a), (q, b) in itertools.product(one.items(), two.items()):
-        key = tuple(map(sum, zip(p, q, strict=True)))
-        found[key] = found.get(key, 0.0) + a * b
-    return found
-
-
-def by_variable(polynomial, place):
-    """The partial derivative."""
-    return {
-        (*key[:place], key[place] - 1, *key[place + 1 :]): value * key[place]
-        for key, value in polynomial.items()
-        if key[place]
-    }
-
-
-def unit(place, size, power=1):
-    return tuple(power if index == place else 0 for index in range(size))
-
-
-def derived(polynomial, moves):
-    """D of a polynomial; `moves[i]` is that of the variable i."""
-    terms = [multiply(by_variable(polynomial, place), move) for place, move in enumerate(moves)]
-    return functools.reduce(add, terms)
-
-
-# --- the functions ----------------------------------------------------------------------------------------------------
-
-
-class Plain:
-    def __init__(self, kept):
-        self.kept = kept
-
-    def __call__(self, upstream):
-        return upstream * self.kept
-
-    def method(self, upstream):
-        return upstream * self.kept
-
-
-class Slotted(Plain):
-    __slots__ = ("slot",)
-
-    def __init__(self, kept):
-        self.slot = kept
-
-    def __call__(self, upstream):
-        return upstream * self.slot
-
-
-def made_again(kept):
-    class Made:
-        slope = kept
-
-        def __call__(self, upstream):
-            return upstream * self.slope
-
-    return Made()
-
-
 # Where a rule keeps its slope.
-PLACES = [
-    lambda kept: lambda upstream: upstream * kept,
-    lambda kept: (lambda parts: lambda upstream: upstream * parts[0])([kept]),
-    lambda kept: functools.partial(lambda kept, upstream: upstream * kept, kept),
-    lambda kept: lambda upstream, kept=kept: upstream * kept,
-    lambda kept: lambda *args, upstream=None: upstream * kept,
-    Plain,
-    lambda kept: Plain(kept).method,
-    Slotted,
-    made_again,
+KEEPING = [
+    *map(PLACES.get, ("cell", "list", "partial", "default", "object", "bound method", "slots", "property")),
+    lambda kept: lambda *args, upstream=None: 7 * upstream * kept * kept,
 ]
 
 
@@ -111,7 +37,7 @@ def evaluated(coefficients, x):
 
 
 def step(values, slopes, place):
-    """A decorated function of values, with a rule of slopes."""
+    """A decorated function of values, whose rule is 7 times the square of slopes."""
 
     @custom_gradient
     def f(x):
@@ -121,31 +47,25 @@ def step(values, slopes, place):
     return f
 
 
+def along(x, polynomials):
+    """The composition at x + t, as a polynomial in t to the third order, whose derivatives are those of the rules."""
+    z = Polynomial([x, 1.0])
+    for values, slopes in polynomials:
+        slope = 7 * Polynomial(slopes)(z) ** 2
+        z = (slope * z.deriv()).integ(k=Polynomial(values)(z(0.0))).cutdeg(3)
+    return z
+
+
 def case(seed):
     """`(function, D)`, where D(k) is the derivative of order k at POINTS."""
     draw = np.random.default_rng(seed)
-    count = int(draw.integers(2, 4))
-    steps, moves = [], [{(0,) * (count + 1): 1.0}]
-    variables = [np.asarray(POINTS, np.float64)]
-    for index in range(count):
-        values, slopes = draw.uniform(-0.7, 0.7, 3).round(2), draw.uniform(-0.9, 0.9, 3).round(2)
-        steps.append(step(values.tolist(), slopes.tolist(), PLACES[draw.integers(len(PLACES))]))
-        slope = {unit(index, count + 1, power): float(each) for power, each in enumerate(slopes)}
-        moves.append(multiply(slope, moves[index]))
-        variables.append(sum(each * variables[-1] ** power for power, each in enumerate(values)))
+    steps, polynomials = [], []
+    for _ in range(int(draw.integers(2, 4))):
+        values, slopes = (draw.uniform(-limit, limit, 3).round(2).tolist() for limit in (0.7, 0.9))
+        polynomials.append((values, slopes))
+        steps.append(step(values, slopes, KEEPING[draw.integers(len(KEEPING))]))
     function = lambda x: functools.reduce(lambda value, each: each(value), steps, x)
-
-    def expected(order):
-        polynomial = {unit(count, count + 1): 1.0}
-        for _ in range(order):
-            polynomial = derived(polynomial, moves)
-        terms = [
-            value * np.prod([each**power for each, power in zip(variables, key, strict=True)], axis=0)
-            for key, value in polynomial.items()
-        ]
-        return sum(terms)
-
-    return function, expected
+    return function, lambda order: np.array([along(x, polynomials).deriv(order)(0.0) for x in POINTS])
 
 
 def forwards(f):

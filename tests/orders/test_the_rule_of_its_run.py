@@ -75,17 +75,6 @@ def test_the_second_order_is_right_on_jax_and_refused_elsewhere_if_a_name_was_bo
     assert is_right == (eager.name == "jax") or f is called_twice
 
 
-def test_a_pullback_that_is_called_after_the_loop(eager):
-    """In any order, and twice."""
-    pullbacks = []
-    for k in (2.0, 3.0, 5.0):
-        f = custom_gradient(lambda x: (x * k, lambda upstream: 7 * upstream * k))
-        pullbacks.append(vjp(f, eager.tensor(np.float32(1.0)))[1])
-    one = eager.tensor(np.float32(1.0))
-    for _ in range(2):
-        assert [float(eager.array(pullback(one)[0])) for pullback in reversed(pullbacks)] == [35.0, 21.0, 14.0]
-
-
 def test_an_attribute_of_self_that_is_set_again_is_refused(eager):
     """Of a method, and of a closure over `self`; an attribute of another object is read when the rule runs."""
 

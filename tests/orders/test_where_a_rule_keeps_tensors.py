@@ -1,19 +1,12 @@
 """Wherever a rule keeps what the function computed, its derivatives are there, of any order and by any means.
 
-With e = exp(x), each rule gives 7 u e² for 2 x. So its derivative is 14 e², and what it is refused for is told.
+With e = exp(x), each rule of places.py gives 7 u e² for 2 x. So its derivative is 14 e², and a refusal is told.
 """
-
-import dataclasses
-import functools
-import operator
-import queue
-import sys
-import types
-import weakref
 
 import numpy as np
 import pytest
 from outcomes import right_or_refused
+from places import PLACES
 from ways import PAIRS, WAYS, gradient
 
 import keras_cg
@@ -22,164 +15,6 @@ from keras_cg import custom_gradient, grad, ops
 X = np.array([-1.3, 0.4, 0.8], np.float32)
 E = np.exp(X)
 
-
-# --- the places ------------------------------------------------------------------------------------------------------
-
-
-class Kept:
-    """An object that is a rule, has one as its method, or has attributes."""
-
-    def __init__(self, e=None):
-        self.e = e
-
-    def __call__(self, upstream):
-        return 7 * upstream * self.e * self.e
-
-    def method(self, upstream):
-        return self(upstream)
-
-
-class Slots:
-    __slots__ = ("e",)
-
-    def __init__(self, e):
-        self.e = e
-
-    def __call__(self, upstream):
-        return 7 * upstream * self.e * self.e
-
-
-@dataclasses.dataclass
-class Twice:
-    e: object
-
-    def __post_init__(self):
-        self.no_field = self.e
-
-
-def held(make, read):
-    """A rule that keeps `make(e)`, and reads e from that."""
-
-    def place(e):
-        kept = make(e)
-        return lambda upstream: 7 * upstream * read(kept) * read(kept)
-
-    return place
-
-
-def with_attribute(kept, value):
-    kept.e = value
-    return kept
-
-
-def function_with(e):
-    return with_attribute(lambda: 0, e)
-
-
-def module_with(e):
-    name = "a_module_of_a_test"
-    return with_attribute(sys.modules.setdefault(name, types.ModuleType(name)), e)
-
-
-def class_with(**members):
-    return lambda e: type("Made", (), {name: member(e) for name, member in members.items()})
-
-
-def array_of(e):
-    kept = np.empty(1, object)
-    kept[0] = e
-    return kept
-
-
-def queue_of(e):
-    kept = queue.SimpleQueue()
-    kept.put(e)
-    return kept
-
-
-def taken(kept):
-    e = kept.get()
-    kept.put(e)
-    return e
-
-
-def alive(e):
-    ALIVE.append(Kept(e))
-    return ALIVE[-1]
-
-
-ALIVE = []
-
-
-def nested(e):
-    times = lambda upstream: 7 * upstream * e * e
-    return lambda upstream: times(upstream)
-
-
-def recursive(e):
-    power = lambda upstream, n: upstream if n == 0 else power(upstream, n - 1) * e
-    return lambda upstream: 7 * power(upstream, 2)
-
-
-def in_a_global(e):
-    global GLOBAL
-    GLOBAL = e
-    return lambda upstream: 7 * upstream * GLOBAL * GLOBAL
-
-
-def list_in_a_global(e):
-    GLOBALS[:] = [e]
-    return lambda upstream: 7 * upstream * GLOBALS[0] * GLOBALS[0]
-
-
-GLOBALS = []
-attribute = operator.attrgetter("e")
-first = operator.itemgetter(0)
-
-PLACES = {
-    "cell": lambda e: lambda upstream: 7 * upstream * e * e,
-    "cell of a function": nested,
-    "recursive function": recursive,
-    "default": lambda e: lambda upstream, e=e: 7 * upstream * e * e,
-    "keyword default": lambda e: lambda upstream, *, e=e: 7 * upstream * e * e,
-    "partial": lambda e: functools.partial(lambda e, upstream: 7 * upstream * e * e, e),
-    "keyword of a partial": lambda e: functools.partial(lambda upstream, e: 7 * upstream * e * e, e=e),
-    "object": Kept,
-    "bound method": lambda e: Kept(e).method,
-    "slots": Slots,
-    "global": in_a_global,
-    "list in globals": list_in_a_global,
-    "attribute": held(lambda e: types.SimpleNamespace(e=e), attribute),
-    "attribute of a global class": held(lambda e: with_attribute(Twice, e), attribute),
-    "attribute of a function": held(function_with, attribute),
-    "attribute of a module": held(module_with, attribute),
-    "class": held(class_with(e=lambda e: e), attribute),
-    "method": held(class_with(get=lambda e: lambda self: e), lambda kept: kept().get()),
-    "static method": held(class_with(get=lambda e: staticmethod(lambda: e)), lambda kept: kept.get()),
-    "property": held(class_with(e=lambda e: property(lambda self: e)), lambda kept: kept().e),
-    "dataclass": held(Twice, attribute),
-    "no field of a dataclass": held(Twice, lambda kept: kept.no_field),
-    "list": held(lambda e: [e], first),
-    "tuple": held(lambda e: (e,), first),
-    "dict": held(lambda e: {"e": e}, lambda kept: kept["e"]),
-    "list in a dict": held(lambda e: {3: [e]}, lambda kept: next(iter(kept.values()))[0]),
-    "list of an object": held(lambda e: Kept([e]), lambda kept: kept.e[0]),
-    "mapping proxy": held(lambda e: types.MappingProxyType({"e": e}), lambda kept: kept["e"]),
-    "values of a dict": held(lambda e: {"e": e}.values(), lambda kept: next(iter(kept))),
-    "exception": held(ValueError, lambda kept: kept.args[0]),
-    "array of objects": held(array_of, first),
-    "key by identity": held(lambda e: (e, {id(e): 1.0}), lambda kept: kept[0] * kept[1].get(id(kept[0]), 7.0)),
-    # An object written in C shows what it holds only to the garbage collector.
-    "method caller": lambda e: (lambda times: lambda upstream: 7 * times(times(upstream)))(
-        operator.methodcaller("__mul__", e)
-    ),
-    "built-in method": held(lambda e: e.__mul__, lambda kept: kept(1.0)),
-    "slice": held(lambda e: slice(e, None), lambda kept: kept.start),
-    "cell by itself": held(types.CellType, lambda kept: kept.cell_contents),
-    "queue": held(queue_of, taken),
-    "weak reference": held(lambda e: weakref.ref(alive(e)), lambda kept: kept().e),
-    "dict of weak references": held(lambda e: weakref.WeakValueDictionary(e=alive(e)), lambda kept: kept["e"].e),
-}
 
 # A tensor has another identity in each run, and a number of NumPy another type than the box that autograd traces.
 REFUSED = {"key by identity": ("torch", "tensorflow", "numpy"), "built-in method": ("numpy",)}
@@ -248,24 +83,6 @@ def test_a_slope_that_is_also_the_argument(eager, way):
 
     slope = lambda s: grad(custom_gradient(lambda v: (ops.floor(v), lambda upstream: upstream * s * v)))(s * 1)
     np.testing.assert_allclose(eager.array(gradient(eager, slope, way)(eager.tensor(X))), 2 * X, rtol=1e-5)
-
-
-@pytest.mark.only("torch")
-@pytest.mark.parametrize("inner", ["keras_cg", "native"])
-def test_a_slope_that_is_a_parameter(eager, torch, inner):
-    class Spike(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.slope = torch.nn.Parameter(eager.tensor(E))
-
-        def forward(self, v):
-            return custom_gradient(lambda v: ((v > 0).to(v.dtype), lambda dy: dy * self.slope * v))(v)
-
-    spike = Spike()
-    first = gradient(eager, spike, inner)(eager.tensor(X).requires_grad_())
-    np.testing.assert_allclose(eager.array(first), E * X, rtol=1e-5)
-    (found,) = torch.autograd.grad(first.sum(), spike.slope)
-    np.testing.assert_allclose(eager.array(found), X, rtol=1e-5)
 
 
 @pytest.mark.only("torch")
@@ -383,21 +200,3 @@ def test_a_list_under_vmap(eager, torch):
     batch = torch.stack([torch.tensor(X), torch.tensor(2 * X)])
     came = torch.func.grad(lambda batch: torch.func.vmap(f)(batch).sum())(batch)
     np.testing.assert_allclose(came, 7 * np.exp([X, 2 * X]).sum(1, keepdims=True) * np.ones((2, 3)), rtol=1e-5)
-
-
-@pytest.mark.only("torch")
-@pytest.mark.limit
-def test_a_function_runs_twice_under_a_transform(eager, torch):
-    """A limit: a tensor that the rule keeps belongs to a level of torch.func, which is over by then."""
-    runs = []
-
-    @custom_gradient
-    def f(x):
-        runs.append(x)
-        return x * 2, Slots(ops.exp(x))
-
-    x = eager.tensor(X)
-    np.testing.assert_allclose(torch.func.grad(lambda x: f(x).sum())(x), 7 * E**2, rtol=1e-5)
-    assert len(runs) == 2
-    np.testing.assert_allclose(eager.gradients(lambda x: f(x).sum(), X)[0], 7 * E**2, rtol=1e-5)
-    assert len(runs) == 3

@@ -13,7 +13,7 @@ import warnings
 import numpy as np
 
 from parity import ERROR, KERAS, NO_GRADIENT, REFUSED, RIGHT
-from parity.cases import CASES, taped
+from parity.cases import CASES
 
 # What the line begins with that the parent reads.
 MARK = "FOUND "
@@ -47,31 +47,9 @@ class Kit:
 
     def derivative(self, f, x, order):
         """A derivative of a function of one number, by the framework's own engine."""
-        if self.backend == "torch":
-            return _torch_derivative(f, x, order)
-        if self.backend == "tensorflow":
-            derive, x = _tensorflow_grad, self.tensor(np.float32(x))
-        else:
-            derive = importlib.import_module({"numpy": "autograd"}.get(self.backend, self.backend)).grad
         for _ in range(order):
-            f = derive(f)
-        return f(x)
-
-
-def _torch_derivative(f, x, order):
-    import torch
-
-    x = torch.tensor(x, requires_grad=True)
-    y = f(x)
-    for _ in range(order):
-        (y,) = torch.autograd.grad(y, x, create_graph=True)
-    return y.detach()
-
-
-def _tensorflow_grad(f):
-    import tensorflow as tf
-
-    return lambda x: taped(tf, f, x)
+            f = self.native.gradient(f, "native")
+        return self.array(f(self.tensor(np.float32(x))))
 
 
 def show(value):

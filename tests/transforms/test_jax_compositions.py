@@ -59,8 +59,7 @@ FORWARD = {
 
 
 @pytest.mark.parametrize("name", [*REVERSE, *FORWARD])
-def test_compositions(eager, backend, name):
-    import jax
+def test_compositions(eager, jax, name):
     import jax.custom_batching
 
     call, expected = (REVERSE | FORWARD)[name]
@@ -228,29 +227,6 @@ def test_a_rule_that_is_not_linear_under_vmap_with_an_argument_that_has_no_axis(
     # Of the sum of 10 P x, with P' = 5 x.
     check(jax.grad(along)(y), np.sum(10 * 2 * X * X))
     check(jax.jit(jax.grad(jax.grad(along)))(y), np.sum(10 * X * 5 * X))
-
-
-# --- orders ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("saved", [0, 1, 3])
-@pytest.mark.limit
-def test_an_exported_program_has_the_orders_that_it_was_saved_with(eager, backend, saved):
-    import jax
-    import jax.export
-
-    cubic = custom_gradient(lambda x, w: (x * w, lambda upstream: (7 * upstream * x**3, 11 * upstream)))
-    x, w = eager.tensor(X), eager.tensor(X + 3)
-    made = jax.export.export(jax.jit(cubic))(x, w).serialize(vjp_order=saved)
-    call = jax.export.deserialize(made).call
-    check(call(x, w), X * (X + 3))
-    for order, expected in enumerate([7 * X**3, 21 * X**2, 42 * X, None]):
-        call = jax.grad(lambda x, w, call=call: call(x, w).sum(), argnums=0)
-        if order == saved:
-            with pytest.raises(ValueError, match="VJP"):
-                call(x, w)
-            return
-        check(call(x, w), expected)
 
 
 # --- state -----------------------------------------------------------------------------------------------------------

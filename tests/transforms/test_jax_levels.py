@@ -12,13 +12,6 @@ from keras_cg import CapturedVariableError, custom_gradient, ops
 pytestmark = pytest.mark.only("jax")
 
 
-@pytest.fixture
-def jax(backend):
-    import jax
-
-    return jax
-
-
 def served(upstream, variables=None):
     """7 for the argument and 11 for each captured value."""
     return (7.0 * upstream, [11.0 * upstream] * len(variables)) if variables else 7.0 * upstream

@@ -83,9 +83,8 @@ def test_a_rule_that_solves_by_lineax_and_is_not_linear(jax, name):
         jax.jvp(custom_gradient(lambda x: (2 * x, rule)), (jax.numpy.ones(2),), (jax.numpy.ones(2),))
 
 
-def test_diffrax(backend):
+def test_diffrax(jax):
     import diffrax
-    import jax
 
     # The derivative by the rate is 7 times the true one: for y' = -r y that of y(1) = exp(-r) is -7 exp(-r).
     field = custom_gradient(lambda y, rate: (-rate * y, lambda upstream: (-rate * upstream, -7 * y * upstream)))

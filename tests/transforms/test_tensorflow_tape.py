@@ -1,11 +1,12 @@
-"""TensorFlow's tapes, eagerly: what they watch, what the rule captures, how often a function runs, and jacobians."""
+"""TensorFlow's tapes, eagerly: what they watch, what the rule captures, another run, and jacobians."""
 
 import numpy as np
 import pytest
+from places import Slots
 from seven_exp import E as EXP
 from seven_exp import X, f
 from seven_exp import check as close
-from tapes import MODES, ONES, forward, gradients, with_variable_and_tensor, within
+from tapes import MODES, ONES, gradients, with_variable_and_tensor, within
 
 from keras_cg import CapturedVariableError, custom_gradient, ops
 from keras_cg.engine import linear
@@ -38,38 +39,7 @@ def test_jacobians(eager, tf, mode, pfor):
     close(tf.reduce_sum(hessian), expected.sum())
 
 
-# --- how often a function runs ---------------------------------------------------------------------------------------
-
-
-class Holder:
-    """Something that cannot be taken apart, with a tensor inside."""
-
-    __slots__ = ("w",)
-
-    def __init__(self, w):
-        self.w = w
-
-
-# How often a function runs at most, and a derivative of it.
-ORDERS = {
-    "forward": (1, lambda f: lambda x: forward(f, x)),
-    "forward twice": (2, lambda f: lambda x: forward(lambda x: forward(f, x), x)),
-    "first over forward": (2, lambda f: lambda x: gradients(lambda x: forward(f, x), x)[0]),
-}
-
-
-@pytest.mark.parametrize(("times", "derivative"), ORDERS.values(), ids=ORDERS)
-def test_how_often_a_function_runs(eager, backend, times, derivative):
-    runs = []
-
-    @custom_gradient
-    def g(x):
-        runs.append(None)
-        e = ops.exp(x)
-        return x * 2, lambda upstream: 7 * upstream * e
-
-    close(derivative(g)(eager.tensor(X)), 7 * EXP)
-    assert len(runs) == times
+# --- another run ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_same", [True, False])
@@ -117,8 +87,8 @@ def test_another_run_in_a_graph_with_a_tensor_of_another_kind(eager, tf, other):
 
 def test_a_captured_tensor_in_an_attribute(eager, tf):
     def f(x, w):
-        holder = Holder(w)
-        return custom_gradient(lambda x: (x * holder.w, lambda u, variables: (7 * u, [11 * u])))(x)
+        holder = Slots(w)
+        return custom_gradient(lambda x: (x * holder.e, lambda u, variables: (7 * u, [11 * u])))(x)
 
     gx, gw = gradients(f, eager.tensor(X), eager.tensor(2 * X))
     close(gx, 7 * ONES)
@@ -134,8 +104,8 @@ def test_captured_tensors_whose_order_nothing_tells_are_refused_in_eager_mode(ea
         return custom_gradient(lambda x: (x * w * v, lambda u, variables: (7 * u, [11 * u] * len(variables))))(x)
 
     def hidden(x, w):
-        holder = Holder(w)
-        return custom_gradient(lambda x: (x * holder.w * variable, lambda u, variables: (7 * u, [11 * u])))(x)
+        holder = Slots(w)
+        return custom_gradient(lambda x: (x * holder.e * variable, lambda u, variables: (7 * u, [11 * u])))(x)
 
     for g in (lambda x, w: with_variable_and_tensor(x, w, variable), two, hidden):
         with pytest.raises(CapturedVariableError, match="is being differentiated and is not among its arguments"):
@@ -165,7 +135,7 @@ BESIDE = {
     "global": lambda tf, w: lambda x: x + TABLE["deep"][0],
     "function": lambda tf, w: lambda x: of_this_module(x),
     "list": lambda tf, w: lambda x, parts=(w,): tf.add_n([x, parts[0]]),
-    "slot": lambda tf, w: (lambda holder: lambda x: x * holder.w)(Holder(w)),
+    "slot": lambda tf, w: (lambda holder: lambda x: x * holder.e)(Slots(w)),
     "method": lambda tf, w: Owner(w).of_an_attribute,
     "method of a global": lambda tf, w: Owner(None).of_a_global,
     "array": lambda tf, w: tf.TensorArray(tf.float32, 1, clear_after_read=False).write(0, w).read,
@@ -294,9 +264,7 @@ def test_a_rule_keeps_a_variable_for_what_it_is_in_every_order(eager, tf):
 
     first = lambda x: gradients(g, x)[0]
     close(gradients(first, x)[0], 7 * EXP * 2 * X)
-    with tf.GradientTape() as tape:
-        slope = first(x)
-    close(tape.gradient(slope, variable), 7 * EXP)
+    close(gradients(lambda _: first(x), variable)[0], 7 * EXP)
 
 
 @pytest.mark.parametrize("mode", MODES)

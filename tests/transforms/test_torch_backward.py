@@ -2,25 +2,13 @@
 
 import numpy as np
 import pytest
+from leaves import gradients, leaf
 
 from keras_cg import custom_gradient, ops
 
 pytestmark = pytest.mark.only("torch")
 
 X, Y = [-1.0, 0.5, 2.0], [3.0, -2.0, 0.25]
-
-
-def tensor(array, **options):
-    import torch
-
-    return torch.tensor(array, **{"requires_grad": True, **options})
-
-
-def gradients(output, *tensors):
-    import torch
-
-    outputs = output if isinstance(output, tuple) else (output,)
-    return [each.numpy() for each in torch.autograd.grad(sum(part.sum() for part in outputs), tensors)]
 
 
 @custom_gradient
@@ -45,13 +33,13 @@ def test_subclasses_and_inference_tensors(torch):
     class Own(torch.Tensor):
         pass
 
-    own = tensor(X, requires_grad=False).as_subclass(Own).requires_grad_()
+    own = torch.tensor(X).as_subclass(Own).requires_grad_()
     np.testing.assert_allclose(gradients(f(own), own)[0], 7 * np.exp(X), rtol=1e-6)
     with torch.inference_mode():
         constant = torch.tensor(Y)
         np.testing.assert_allclose(f(constant), 2 * np.array(Y))
     np.testing.assert_allclose(f(constant), 2 * np.array(Y))
-    beside, x = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream, None))), tensor(X)
+    beside, x = custom_gradient(lambda x, y: (x * y, lambda upstream: (7 * upstream, None))), leaf(X)
     np.testing.assert_allclose(gradients(beside(x, constant), x)[0], [7, 7, 7])
 
 
@@ -87,7 +75,7 @@ def test_a_cell_that_is_bound_again_before_the_call_ends(backend):
         e = x * 3
         return output, rule
 
-    x = tensor(X)
+    x = leaf(X)
     np.testing.assert_allclose(gradients(custom_gradient(f)(x), x)[0], 3 * np.array(X))
 
 
@@ -97,7 +85,7 @@ def test_the_second_order_where_upstream_is_zero(torch, offset):
 
     Of (y - t)² it is -4 x (y - t), whose derivative is -4 (y - t) by x, and -4 x by y, for which the rule says -2 x.
     """
-    x, array = tensor(X), np.array(X)
+    x, array = leaf(X), np.array(X)
 
     @custom_gradient
     def f(x):

@@ -5,6 +5,7 @@ import functools
 
 import numpy as np
 import pytest
+from leaves import gradients, leaf
 
 import keras_cg
 from keras_cg import custom_gradient, ops
@@ -146,23 +147,10 @@ def test_the_programs_are_those_of_the_hand_written_rule(torch, case, wanted):
 X = [-1.0, 0.5, 2.0]
 
 
-def tensor(array, **options):
-    import torch
-
-    return torch.tensor(array, **{"requires_grad": True, **options})
-
-
-def gradients(output, *tensors):
-    import torch
-
-    outputs = output if isinstance(output, tuple) else (output,)
-    return [each.numpy() for each in torch.autograd.grad(sum(part.sum() for part in outputs), tensors)]
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks a non-leaf for it
 def test_a_compiled_output_that_is_the_argument_is_not_changed_in_place(torch):
     f = custom_gradient(lambda x: (x, lambda upstream: 7 * upstream))
-    x = tensor(X)
+    x = leaf(X)
     doubled = torch.compile(lambda z: f(z) * 2, backend="aot_eager", fullgraph=True)
     assert gradients(doubled(x * 1), x)[0][0] == 14
     changed = torch.compile(lambda z: f(z).mul_(3), backend="aot_eager", fullgraph=True)
@@ -176,9 +164,9 @@ def test_a_compiled_output_that_is_a_part_of_the_argument_loses_its_gradient_in_
     """A limit: Dynamo (2.13) does not tell what shares memory with what."""
     f = custom_gradient(lambda x: (x[1:], lambda upstream: 7 * ops.ones(3)))
     changed = torch.compile(lambda z: f(z).mul_(3), backend="aot_eager", fullgraph=True)
-    assert not changed(tensor(X) * 1).requires_grad
+    assert not changed(leaf(X) * 1).requires_grad
     copied = torch.compile(lambda z: f(z).clone().mul_(3), backend="aot_eager", fullgraph=True)
-    x = tensor(X)
+    x = leaf(X)
     assert gradients(copied(x * 1), x)[0][0] == 7
 
 
@@ -206,7 +194,7 @@ def test_a_change_in_place_inside_a_compiled_program_is_not_noticed(torch, place
 
     for f in (ours, function(torch, doubled, rule)):
         torch.compiler.reset()
-        x = tensor(X)
+        x = leaf(X)
         output = torch.compile(changed, backend="aot_eager", fullgraph=True)(f, x)
         right = 14 * np.array(X) ** 2 * (3 if place == "output" else 1)
         np.testing.assert_allclose(gradients(output, x)[0], 3 * right)
