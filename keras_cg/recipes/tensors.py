@@ -118,7 +118,7 @@ def real(recipe: str, argument: str, value: Any) -> Any:
         TypeError: It is something else.
     """
     if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
-        return config.active.asarray(as_float(recipe, argument, value))
+        return config.active.asarray(float(value))
     if not is_real(value):
         raise not_real(recipe, argument, value)
     return value
@@ -154,18 +154,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, numpy.generic)
 
 
-def as_float(recipe: str, argument: str, value: Any) -> float:
-    """Returns a number as a float.
-
-    Raises:
-        ValueError: It is an integer or a fraction that is too large.
-    """
-    try:
-        return float(value)
-    except OverflowError:
-        raise messages.too_large(recipe, argument) from None
-
-
 def number(recipe: str, argument: str, value: Any) -> Any:
     """Returns a number as a float, or a real floating tensor as it is.
 
@@ -173,7 +161,7 @@ def number(recipe: str, argument: str, value: Any) -> Any:
         TypeError: It is neither.
     """
     if is_number(value):
-        return as_float(recipe, argument, value)
+        return float(value)
     if not is_real(value):
         raise messages.not_a_number(recipe, argument, value)
     return value
@@ -185,7 +173,7 @@ def positive(recipe: str, argument: str, value: Any) -> float:
     Raises:
         ValueError: It is none.
     """
-    if not is_number(value) or not as_float(recipe, argument, value) > 0:
+    if not is_number(value) or not float(value) > 0:
         raise messages.bad_parameter(recipe, argument, value, "a positive number")
     return float(value)
 
@@ -196,7 +184,7 @@ def finite(recipe: str, argument: str, value: Any, like: Any) -> float:
     Raises:
         ValueError: It is none, or would be 0 or infinite in the dtype in which the recipe computes.
     """
-    if not is_number(value) or not 0 < as_float(recipe, argument, value) < math.inf:
+    if not is_number(value) or not 0 < float(value) < math.inf:
         raise messages.bad_parameter(recipe, argument, value, "a positive, finite number")
     dtype = config.active.dtype(wide(like))
     smallest = precision.of(dtype).smallest

@@ -10,8 +10,7 @@ from keras_cg.frontend import arguments, config, pytree
 from keras_cg.frontend.call import function_name
 from keras_cg.frontend.pickling import picklable
 from keras_cg.frontend.pytree import Tree
-from keras_cg.recipes import frameworks, tensors
-from keras_cg.recipes.checkpoint import messages
+from keras_cg.recipes import frameworks, messages, tensors
 from keras_cg.recipes.checkpoint.function import OutputFunction
 
 
