@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.lib.array_utils import normalize_axis_tuple
 
@@ -72,17 +72,6 @@ def products(rows: Any, count: int, concat: Callable[[list[Any]], Any]) -> Any:
 _INVERSE = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
-class Transforms(NamedTuple):
-    """The functions of the standard's `fft` that `transforms` composes."""
-
-    hfft: Callable[..., Any]
-    ihfft: Callable[..., Any]
-    fftn: Callable[..., Any]
-    ifftn: Callable[..., Any]
-    rfftn: Callable[..., Any]
-    irfftn: Callable[..., Any]
-
-
 def transforms(
     fft: Callable[..., Any],
     ifft: Callable[..., Any],
@@ -90,8 +79,10 @@ def transforms(
     irfft: Callable[..., Any],
     conj: Callable[[Any], Any],
     rank: Callable[[Any], int],
-) -> Transforms:
+) -> tuple[Callable[..., Any], ...]:
     """Composes transforms along several axes, and those of Hermitian signals, from transforms along one axis.
+
+    Returns the functions hfft, ihfft, fftn, ifftn, rfftn and irfftn of the standard.
 
     Args:
         fft: The standard's function of this name, along one axis.
@@ -132,7 +123,7 @@ def transforms(
             x = function(x, n=n, axis=axis, norm=norm)
         return x
 
-    return Transforms(hfft, ihfft, fftn, ifftn, rfftn, irfftn)
+    return hfft, ihfft, fftn, ifftn, rfftn, irfftn
 
 
 def uniques(unique_all: Callable[..., standard.UniqueAllResult]) -> tuple[Callable[..., Any], ...]:

@@ -204,10 +204,12 @@ class _Function:
         return results[0] if is_lone else tuple(results)
 
     def results(self, kinds: Sequence[Kind], count: int) -> list[Kind]:
+        """Returns the kinds of the results for arrays of these kinds: `count` arguments, then upstreams."""
         promised, _ = self.promised(kinds, count)
         return [_wide(kind) for kind in promised if kind is not None]
 
     def run(self, arrays: Sequence[numpy.ndarray], count: int) -> list[numpy.ndarray]:
+        """Runs the function; raises a ValueError if a result has another kind than promised."""
         # Copies, because the arrays are the framework's own memory, and libraries in C want contiguous arrays.
         copies = [numpy.array(array, order="C") for array in arrays]
         promised, is_lone = self.promised([Kind(array.shape, array.dtype.name) for array in copies], count)
