@@ -6,8 +6,6 @@ import math
 
 import numpy
 
-from keras_cg.frontend import signature
-from keras_cg.frontend.decorator import CustomGradient
 from keras_cg.testing import staircases
 from keras_cg.testing.arrays import vector
 from keras_cg.testing.diagnosis import EARLIER, in_jumps, in_steps
@@ -74,7 +72,7 @@ def advice(at: Inspection, number: int) -> str | None:
         or any(at.is_in_steps(number, at.subject, leaf) for leaf in outputs)
         or at.has_jumps(number)
     )
-    return in_steps(at.arguments.names[number], declaration(at, number)) if is_in_steps else None
+    return in_steps(at, number) if is_in_steps else None
 
 
 def advice_for_jumps(at: Inspection, number: int) -> str | None:
@@ -85,16 +83,4 @@ def advice_for_jumps(at: Inspection, number: int) -> str | None:
     if at.is_declared or at.is_other_in_double:
         return None
     is_jumping = at.is_jumping(number, staircases.CLOSE_BY) or at.is_jumping(number, staircases.THROUGH_ZERO)
-    return in_jumps(at.arguments.names[number], declaration(at, number)) if is_jumping else None
-
-
-def declaration(at: Inspection, number: int) -> str:
-    """Returns the line that declares the gradient of an argument."""
-    fun = at.subject.f.__wrapped__ if isinstance(at.subject.f, CustomGradient) else at.subject.f
-    found = signature.parameters(fun)
-    shown, name = "..." if found is None else found.show("")[1:-1], at.arguments.names[number]
-    others = [each for index, each in enumerate(at.gradient) if index != number]
-    is_identity = len(at.upstream) == 1 and numpy.array_equal(at.gradient[number], at.upstream[0])
-    if is_identity and name.isidentifier() and not any(map(numpy.any, others)):
-        return f"expected=lambda {shown}: {name}"
-    return f"expected=lambda {shown}: ... (without the steps), or lambda {shown}, upstream: ... (the right rule)"
+    return in_jumps(at, number) if is_jumping else None

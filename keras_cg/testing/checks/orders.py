@@ -11,14 +11,13 @@ import numpy
 from keras_cg.testing import causes, comparison
 from keras_cg.testing.arrays import Array, beside, random, vector
 from keras_cg.testing.comparison import ALONG, Column, text
-from keras_cg.testing.diagnosis import EARLIER, Evidence, diagnose, diagnose_higher, is_same
+from keras_cg.testing.diagnosis import EARLIER, diagnose, diagnose_higher, is_same
 from keras_cg.testing.differences import curvature
 from keras_cg.testing.inspection import (
     ELEMENTS_OF_HIGHER_ORDERS,
     INSIDE_ENOUGH,
     ORDERS,
     ROUNDING,
-    TOLERANCES,
     Inspection,
     weigh,
 )
@@ -52,7 +51,7 @@ def first(at: Inspection) -> Iterator[Finding]:
         if advice is not None:
             found = replace(found, diagnosis=advice)
         elif found.status == "failed":
-            cause = found.diagnosis or causes.cause(at, number, found) or diagnose(_evidence(at), number)
+            cause = found.diagnosis or causes.cause(at, number, found) or diagnose(at, number)
             if cause is None and not at.is_rule:
                 is_nearly_right = found.error is not None and found.error < NEARLY
                 other = _elsewhere(at, is_nearly_right).get(number)
@@ -76,24 +75,6 @@ def _at_point(at: Inspection, number: int, came: Array) -> Finding:
     rows = comparison.rows(at.columns_of_output(number), came, weigh(at.upstream))
     find_break = functools.partial(at.kink, number, at.reference.output, at.upstream)
     return compare(at, ORDERS[0], number, rows, find_break)
-
-
-def _evidence(at: Inspection) -> Evidence:
-    """Collects the evidence for a diagnosis."""
-    return Evidence(
-        names=at.arguments.names,
-        points=at.points,
-        upstream=at.upstream,
-        came=at.gradient,
-        expected=at.pull_expected(at.upstream),
-        tolerance=TOLERANCES[at.eps],
-        pull=at.pull,
-        pull_expected=at.pull_expected,
-        jacobians=[at.jacobian(number) for number in range(len(at.points))],
-        shapes=[each.shape for each in (*at.points, *at.output)],
-        is_declared=at.is_declared,
-        declaration=functools.partial(causes.declaration, at),
-    )
 
 
 def _rounding(at: Inspection, number: int) -> Finding | None:
