@@ -14,6 +14,12 @@ def not_a_function(recipe: str, value: object) -> TypeError:
     )
 
 
+# An object, perhaps with an array in it.
+no_array = message(
+    TypeError,
+    "{0}: {1} is {2}, and this recipe takes real floating tensors. Convert it to an array, or pass the array in it,"
+    " such as `param[...]` for a flax.nnx.Param.",
+)
 not_real = message(
     TypeError,
     "{0}: {1} is {2}, and this recipe takes real floating tensors. Convert it to a floating dtype; pass the real and"
@@ -21,22 +27,7 @@ not_real = message(
 )
 
 
-def no_array(recipe: str, argument: str, value: object) -> TypeError:
-    """An argument of a recipe is no tensor, but perhaps an object with one in it."""
-    return TypeError(
-        f"{recipe}: {argument} is {article(type_name(value))}, and this recipe takes real floating tensors. Convert it"
-        " to an array, or pass the array in it, such as `param[...]` for a flax.nnx.Param."
-    )
-
-
-def not_a_number(recipe: str, argument: str, value: object) -> TypeError:
-    """A parameter of a recipe is neither a number nor a tensor."""
-    return TypeError(
-        f"{recipe}: {argument} must be a number or a real floating tensor of the active backend,"
-        f" got {article(type_name(value))}."
-    )
-
-
+not_a_number = message(TypeError, "{0}: {1} must be a number or a real floating tensor of the active backend, got {2}.")
 bad_parameter = message(ValueError, "{0}: {1}={2!r} is not {3}.")
 not_broadcast = message(
     ValueError,
@@ -122,16 +113,12 @@ by_keyword = message(
 )
 
 
-def not_an_array(function: str, place: int, value: object) -> TypeError:
-    """An argument of a function of NumPy arrays is no tensor."""
-    headline = f"{function}: argument {place} is {article(type_name(value))}, and not a tensor."
-    remedy = (
-        "pass tensors and numbers, and the leaves of a pytree one by one. Bind other arguments first:"
-        " from_numpy(functools.partial(function, mode=...), ...)."
-    )
-    return report(TypeError, headline, function=function, remedy=remedy)
-
-
+not_an_array = message(
+    TypeError,
+    "{0}: argument {1} is {2}, and not a tensor.",
+    remedy="pass tensors and numbers, and the leaves of a pytree one by one. Bind other arguments first:"
+    " from_numpy(functools.partial(function, mode=...), ...).",
+)
 no_arguments = message(TypeError, "{0} was called without arguments. Give it a tensor.")
 no_gradient = message(
     GradientError,

@@ -12,6 +12,7 @@ import numpy
 
 from keras_cg.autodiff import vjp
 from keras_cg.engine import precision
+from keras_cg.errors import article, type_name
 from keras_cg.frontend import config, pytree
 from keras_cg.frontend.decorator import CustomGradient, custom_gradient
 from keras_cg.frontend.pytree import compatible, describe
@@ -128,7 +129,7 @@ def not_real(recipe: str, argument: str, value: Any) -> TypeError:
     """Returns the error about an argument that is no real floating tensor; the repr of an object would be long."""
     if config.active.is_tensor(value) or type(value).__module__ == "builtins":
         return messages.not_real(recipe, argument, described(value))
-    return messages.no_array(recipe, argument, value)
+    return messages.no_array(recipe, argument, article(type_name(value)))
 
 
 def plain(value: Any) -> Any:
@@ -163,7 +164,7 @@ def number(recipe: str, argument: str, value: Any) -> Any:
     if is_number(value):
         return float(value)
     if not is_real(value):
-        raise messages.not_a_number(recipe, argument, value)
+        raise messages.not_a_number(recipe, argument, article(type_name(value)))
     return value
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 
 from keras_cg.engine import precision
+from keras_cg.errors import article, type_name
 from keras_cg.frontend import config, signature
 from keras_cg.frontend.call import function_name
 from keras_cg.frontend.decorator import CustomGradient
@@ -159,7 +160,7 @@ def _tensors(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
             continue
         number = tensors.plain(arg)
         if type(number) not in (int, float, complex):
-            raise messages.not_an_array(name, place, arg)
+            raise messages.not_an_array(name, place, article(type_name(arg)))
         value = backend.asarray(number)
         values.append(backend.cast(value, dtypes[0]) if dtypes and isinstance(number, float) else value)
     return tuple(values)
