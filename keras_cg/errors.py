@@ -173,10 +173,10 @@ def locate(error: E, rule: Any, function: Any = None, what: str = "rule") -> E:
 
 
 def message(kind: Callable[[str], E], headline: str, **facts: str) -> Callable[..., E]:
-    """Returns a function of texts, first the function's name, that fills them into `headline` and the facts."""
+    """Returns a function of values, first the function's name, that fills them into `headline` and the facts."""
 
-    def fill(*texts: str) -> E:
-        told = {name: text.format(*texts) for name, text in facts.items()}
-        return report(kind, headline.format(*texts), function=texts[0] if texts else None, **told)
+    def fill(*values: Any) -> E:
+        told = {name: text.format(*values) for name, text in facts.items()}
+        return report(kind, headline.format(*values), function=values[0] if values else None, **told)
 
     return fill

@@ -15,6 +15,7 @@ import numpy
 
 from keras_cg import namespaces
 from keras_cg.bridge import keras_interop
+from keras_cg.errors import article, type_name
 from keras_cg.frontend import config
 from keras_cg.frontend.decorator import custom_gradient
 from keras_cg.frontend.pytree import describe
@@ -93,7 +94,7 @@ def sum_to(gradient: Any, like: Any) -> Any:
     gradient, like = map(keras_interop.unwrap, (gradient, like))
     for argument, value in (("gradient", gradient), ("like", like)):
         if not (backend.is_tensor(value) or isinstance(value, (int, float, complex, numpy.ndarray))):
-            raise messages.not_a_tensor("sum_to", argument, value)
+            raise messages.not_a_tensor("sum_to", argument, article(type_name(value)))
     gradient, like = backend.asarray(gradient), backend.asarray(like)
     came, size = backend.shape(gradient), backend.shape(like)
     if came is None or size is None or None in (*came, *size):
@@ -102,7 +103,9 @@ def sum_to(gradient: Any, like: Any) -> Any:
     added = len(came) - len(size)
     aligned = [(whole, part) for whole, part in zip(came[max(added, 0) :], size, strict=False)]
     if added < 0 or any([part not in (1, whole) for whole, part in aligned]):
-        raise messages.not_summed(*[describe(backend.dtype(each), backend.shape(each)) for each in (gradient, like)])
+        raise messages.not_summed(
+            "sum_to", *[describe(backend.dtype(each), backend.shape(each)) for each in (gradient, like)]
+        )
     axes = tuple(added + place for place, (whole, part) in enumerate(aligned) if whole != part)
     summed = namespaces.active.sum(gradient, axis=axes, keepdims=True) if axes else gradient
     return namespaces.active.sum(summed, axis=tuple(range(added))) if added else summed

@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_cg.autodiff import messages
 from keras_cg.autodiff.run import LossRun, RealRun, Run
+from keras_cg.errors import article, type_name
 from keras_cg.frontend.call import function_name
 from keras_cg.frontend.pickling import picklable
 from keras_cg.frontend.tracebacks import shortened
@@ -183,7 +184,7 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     where = _where("jvp", f)
     for name, value in (("primals", primals), ("tangents", tangents)):
         if not isinstance(value, (tuple, list)):
-            raise messages.not_arguments(where, name, value)
+            raise messages.not_arguments(where, name, article(type_name(value)))
     run = Run(where, f, primals, {}, range(len(primals)))
     directions = run.fit("tangents", tuple(tangents), run.arguments, run.tensors, "primals")
     outputs, derivatives, aux = run.backend.jvp(run, run.tensors, directions)
@@ -260,7 +261,7 @@ def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Callab
 def _where(caller: str, f: Callable[..., Any]) -> str:
     """Returns what messages call a derivative of `f`, such as `jvp(f)`."""
     if not callable(f):
-        raise messages.not_a_function(caller, f)
+        raise messages.not_a_function(caller, article(type_name(f)))
     return f"{caller}({function_name(f)})"
 
 

@@ -1,33 +1,25 @@
-"""The messages of `keras_cg.grad` and the other derivatives; `where` is the call as the user writes it: `jvp(f)`."""
+"""The messages of `keras_cg.grad` and the other derivatives; {0} is the call as the user writes it: `jvp(f)`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from keras_cg.errors import article, count, report, type_name
+from keras_cg.errors import article, count, message, report, type_name
 
-
-def not_a_function(caller: str, value: object) -> TypeError:
-    """The function to differentiate cannot be called."""
-    came = article(type_name(value))
-    return report(
-        TypeError, f"{caller} differentiates a function, got {came}. Give the function itself, not what it returns."
-    )
-
-
-def not_differentiable(where: str, argument: str, came: str) -> TypeError:
-    """An argument that `grad` differentiates has no gradient."""
-    remedy = "Convert it to a floating dtype, or leave it out of `argnums`."
-    return report(
-        TypeError, f"{where}: {argument} is {came}, and only floating or complex tensors have a gradient. {remedy}"
-    )
-
-
-def nothing_to_differentiate(where: str) -> TypeError:
-    """No argument holds a tensor that has a gradient."""
-    happened = "there is no floating or complex tensor among the arguments to differentiate."
-    return report(TypeError, f"{where}: {happened} Give at least one: integers, booleans and strings have no gradient.")
+not_a_function = message(
+    TypeError, "{0} differentiates a function, got {1}. Give the function itself, not what it returns."
+)
+not_differentiable = message(
+    TypeError,
+    "{0}: {1} is {2}, and only floating or complex tensors have a gradient. Convert it to a floating dtype, or leave it"
+    " out of `argnums`.",
+)
+nothing_to_differentiate = message(
+    TypeError,
+    "{0}: there is no floating or complex tensor among the arguments to differentiate. Give at least one: integers,"
+    " booleans and strings have no gradient.",
+)
 
 
 def bad_argnums(where: str, argnums: object, arguments: int) -> TypeError:
@@ -37,56 +29,44 @@ def bad_argnums(where: str, argnums: object, arguments: int) -> TypeError:
     return report(TypeError, f"{where}: argnums={argnums!r} does not fit {call}. {remedy}")
 
 
-def not_a_scalar_output(where: str, came: str) -> TypeError:
-    """`grad` can differentiate one real tensor."""
-    remedy = "Return the loss alone, or (loss, aux) with has_aux=True."
-    return report(TypeError, f"{where}: the function must return one real floating tensor, got {came}. {remedy}")
-
-
-def no_aux(where: str, value: object) -> TypeError:
-    """With `has_aux=True` the function returned no pair."""
-    came = article(type_name(value))
-    return report(TypeError, f"{where}: with has_aux=True the function must return a pair (output, aux), got {came}.")
-
-
-def no_floating_output(where: str, came: str) -> TypeError:
-    """Nothing in the output has a derivative."""
-    cause = "Such an output comes from a forgotten `return`, or from a comparison or an index in place of its values."
-    return report(
-        TypeError, f"{where}: the function must return at least one floating or complex tensor, got {came}. {cause}"
-    )
-
-
-def complex_jacobian(where: str, what: str, came: str) -> TypeError:
-    """A Jacobian of complex numbers is not one matrix."""
-    return report(
-        TypeError,
-        f"{where}: {what} is {came}, and one complex matrix cannot hold the derivative of a complex function that is"
-        " not holomorphic. Use keras_cg.vjp or keras_cg.jvp, or give real and imaginary parts as tensors of their own.",
-    )
-
-
-def not_arguments(where: str, name: str, value: object) -> TypeError:
-    """`primals` or `tangents` is no sequence of arguments."""
-    due = f"{name} must be a tuple with one part for each argument"
-    remedy = "For one argument write jvp(f, (x,), (tangent,))."
-    return report(TypeError, f"{where}: {due}, got {article(type_name(value))}. {remedy}")
-
-
-def not_the_pytree(where: str, name: str, model: str, came: str, expected: str) -> ValueError:
-    """Upstream or tangents have another structure than the output or the primals."""
-    headline = f"{where}: {name} has another structure than {model}."
-    cause = "keys or levels that differ, a list of numbers for an array, or a bare tensor instead of a tuple of one."
-    remedy = "give the same pytree, with None for zeros and at every leaf that is no floating tensor."
-    return report(ValueError, headline, got=came, expected=expected, cause=cause, remedy=remedy)
-
-
-def not_alike(where: str, name: str, came: str, expected: str, model: str) -> ValueError:
-    """One leaf of upstream or tangents does not fit its tensor."""
-    headline = f"{where}: {name} does not fit {model}."
-    cause = "a value that was to be broadcast, an integer tensor, or complex numbers for real ones."
-    remedy = "give a floating tensor of exactly that shape; None stands for zeros. Nothing is broadcast."
-    return report(ValueError, headline, got=came, expected=expected, cause=cause, remedy=remedy)
+not_a_scalar_output = message(
+    TypeError,
+    "{0}: the function must return one real floating tensor, got {1}. Return the loss alone, or (loss, aux) with"
+    " has_aux=True.",
+)
+no_aux = message(TypeError, "{0}: with has_aux=True the function must return a pair (output, aux), got {1}.")
+no_floating_output = message(
+    TypeError,
+    "{0}: the function must return at least one floating or complex tensor, got {1}. Such an output comes from a"
+    " forgotten `return`, or from a comparison or an index in place of its values.",
+)
+# Because a Jacobian of complex numbers is not one matrix.
+complex_jacobian = message(
+    TypeError,
+    "{0}: {1} is {2}, and one complex matrix cannot hold the derivative of a complex function that is not holomorphic."
+    " Use keras_cg.vjp or keras_cg.jvp, or give real and imaginary parts as tensors of their own.",
+)
+not_arguments = message(
+    TypeError,
+    "{0}: {1} must be a tuple with one part for each argument, got {2}. For one argument write"
+    " jvp(f, (x,), (tangent,)).",
+)
+not_the_pytree = message(
+    ValueError,
+    "{0}: {1} has another structure than {2}.",
+    got="{3}",
+    expected="{4}",
+    cause="keys or levels that differ, a list of numbers for an array, or a bare tensor instead of a tuple of one.",
+    remedy="give the same pytree, with None for zeros and at every leaf that is no floating tensor.",
+)
+not_alike = message(
+    ValueError,
+    "{0}: {1} does not fit {4}.",
+    got="{2}",
+    expected="{3}",
+    cause="a value that was to be broadcast, an integer tensor, or complex numbers for real ones.",
+    remedy="give a floating tensor of exactly that shape; None stands for zeros. Nothing is broadcast.",
+)
 
 
 def list_of_numbers(where: str, argument: str, value: Sequence[Any], scalars: int) -> str:

@@ -237,7 +237,7 @@ class LossRun(Run):
         output, aux = value, None
         if self.has_aux:
             if not isinstance(value, (tuple, list)) or len(value) != 2:
-                raise messages.no_aux(self.where, value)
+                raise messages.no_aux(self.where, article(type_name(value)))
             output, aux = value
         kind = self.backend.dtype(output) if self.backend.is_tensor(output) else ""
         if not is_differentiable(kind) or kind.startswith("complex"):

@@ -66,7 +66,7 @@ def _shown(board: Board) -> contextlib.AbstractContextManager[None]:
     def picture() -> RenderableType:
         from keras_cg.command import tables
 
-        return tables.picture(board)
+        return tables.Picture(board)
 
     return progress.shown(picture)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import keras_cg
 from keras_cg import backends
-from keras_cg.command import messages, output, processes, progress, versions
+from keras_cg.command import messages, output, processes, versions
 from keras_cg.engine import messages as engine_messages
 from keras_cg.frontend import config
 
@@ -28,7 +28,9 @@ def run(options: argparse.Namespace) -> int:
     """
     active, source = config.resolve()
     installed = backends.installed()
-    found = [{"name": name, "installed": name in installed, "version": _version(name)} for name in backends.names()]
+    found: list[dict[str, Any]] = [
+        {"name": name, "installed": name in installed, "version": _version(name)} for name in backends.names()
+    ]
     data: dict[str, Any] = {
         "python": platform.python_version(),
         "keras": _version("keras"),
@@ -40,7 +42,9 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         # Before the backends start, which may take a minute.
         _show_versions(data)
-    asyncio.run(_ask_all([each for each in found if each["installed"]]))
+    answers = asyncio.run(processes.of_all(installed, _ask))
+    for each in found:
+        each.update(answers.get(each["name"], {}))
     problem = None
     if active not in backends.names():
         problem = messages.UsageError(str(engine_messages.unknown_backend(active, source, backends.names())))
@@ -81,32 +85,17 @@ def _version(name: str) -> str | None:
     return None
 
 
-async def _ask_all(found: list[dict[str, Any]]) -> None:
-    done = 0
-
-    async def ask(each: dict[str, Any]) -> None:
-        nonlocal done
-        await _ask(each)
-        done += 1
-
-    with progress.shown(lambda: progress.bar(done, len(found), "backends")):
-        async with asyncio.TaskGroup() as group:
-            for each in found:
-                group.create_task(ask(each))
-
-
-async def _ask(found: dict[str, Any]) -> None:
-    """Adds the devices of a backend, or the reason why it does not start."""
+async def _ask(name: str) -> dict[str, Any]:
+    """Returns the devices of a backend, or the reason why it does not start."""
+    found: dict[str, Any] = {}
 
     def handle(event: dict[str, Any]) -> None:
-        if event["event"] == "devices":
-            found["devices"] = event["names"]
-        else:
-            found["problem"] = event["message"]
+        found.update({"devices": event["names"]} if event["event"] == "devices" else {"problem": event["message"]})
 
-    death = await processes.follow({"task": "devices", "backend": found["name"]}, TIMEOUT, handle)
+    death = await processes.follow({"task": "devices", "backend": name}, TIMEOUT, handle)
     if death is not None:
-        found["problem"] = processes.obituary(found["name"], death, TIMEOUT, "starting")
+        found["problem"] = processes.obituary(name, death, TIMEOUT, "starting")
+    return found
 
 
 def _show(data: dict[str, Any]) -> None:

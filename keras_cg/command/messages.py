@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_cg import backends
-from keras_cg.errors import article, count, type_name
+from keras_cg.errors import article, count, message, type_name
 
 
 class UsageError(Exception):
@@ -36,45 +36,20 @@ def _one_line(error: BaseException) -> str:
     return f"{type_name(error)}: {text}" if text else type_name(error)
 
 
-def missing_extra(module: str) -> UsageError:
-    """A package for tables or plots is not installed."""
-    return UsageError(f'{module} is not installed: pip install "keras-cg[cli]"')
-
-
-def bad_argument(text: str) -> UsageError:
-    """A value of `--arg` is not of the form `name=spec`."""
-    return UsageError(f"--arg {text}: expected NAME=SPEC, such as x=normal:4,3 or n=3")
-
-
-def repeated_argument(name: str) -> UsageError:
-    """Two `--arg` have one name."""
-    return UsageError(f"--arg {name}: appears twice; pass each argument once")
-
-
-def bad_spec(name: str, spec: str, problem: str) -> UsageError:
-    """The spec of an argument is invalid."""
-    return UsageError(f"argument {name}={spec}: {problem}. The forms are: {SPEC_FORMS}")
+missing_extra = message(UsageError, '{0} is not installed: pip install "keras-cg[cli]"')
+bad_argument = message(UsageError, "--arg {0}: expected NAME=SPEC, such as x=normal:4,3 or n=3")
+repeated_argument = message(UsageError, "--arg {0}: appears twice; pass each argument once")
+bad_spec = message(UsageError, f"argument {{0}}={{1}}: {{2}}. The forms are: {SPEC_FORMS}")
+no_target = message(UsageError, "{0!r} names neither a file nor a module; expected FILE.py:FUNCTION or MODULE:FUNCTION")
+nothing_after_colon = message(
+    UsageError, "{0}: names no function; name one after the colon, or write {0} for all functions"
+)
+folder = message(UsageError, "{0} is a folder; name a .py file in it, or a module: package.module")
 
 
 def no_such_file(path: str, near: str | None) -> UsageError:
     """The file of the target does not exist."""
     return UsageError(f"no file {path!r}" + (f"; did you mean {near!r}?" if near else "; check the path"))
-
-
-def no_target(target: str) -> UsageError:
-    """The target names neither a file nor a module."""
-    return UsageError(f"{target!r} names neither a file nor a module; expected FILE.py:FUNCTION or MODULE:FUNCTION")
-
-
-def nothing_after_colon(target: str) -> UsageError:
-    """The target ends in a colon, without the name of a function."""
-    place = target.removesuffix(":")
-    return UsageError(f"{target} names no function; name one after the colon, or write {place} for all functions")
-
-
-def folder(place: str) -> UsageError:
-    """The target is a folder."""
-    return UsageError(f"{place} is a folder; name a .py file in it, or a module: package.module")
 
 
 def not_importable(target: str, error: BaseException, where: str | None) -> UsageError:
@@ -127,19 +102,15 @@ def unknown_argument(function: str, name: str, known: Sequence[str]) -> UsageErr
     return UsageError(f"{function} has no argument {name!r}; its arguments are: {', '.join(known) or 'none'}")
 
 
-def no_array(function: str) -> UsageError:
-    """No argument can be differentiated."""
-    return UsageError(
-        f"no argument of {function} is a floating or complex array, and a number such as x=3 is static;"
-        " pass x=3:float32 or x=normal:4,3"
-    )
-
-
-def bad_hint(function: str, problem: str) -> UsageError:
-    """`example_args` has an invalid type or content."""
-    return UsageError(
-        f"{function}.example_args {problem}; expected a dict such as {{'x': 'normal:4,3', 'n': 3}}, or a tuple"
-    )
+no_array = message(
+    UsageError,
+    "no argument of {0} is a floating or complex array, and a number such as x=3 is static; pass x=3:float32 or"
+    " x=normal:4,3",
+)
+# `example_args` has an invalid type or content.
+bad_hint = message(
+    UsageError, "{0}.example_args {1}; expected a dict such as {{'x': 'normal:4,3', 'n': 3}}, or a tuple"
+)
 
 
 def no_hints(target: str, decorated: Sequence[str]) -> UsageError:
@@ -156,9 +127,7 @@ def no_hints(target: str, decorated: Sequence[str]) -> UsageError:
 NO_EXAMPLE, METHOD = "no example_args", "a method: name it as OBJECT.METHOD"
 
 
-def needs_function(target: str, option: str) -> UsageError:
-    """An option for one function was used with a whole module."""
-    return UsageError(f"{option} is for one function: name it, as in {target}:FUNCTION")
+needs_function = message(UsageError, "{1} is for one function: name it, as in {0}:FUNCTION")
 
 
 def not_a_reference(option: str, target: str, value: object) -> UsageError:
@@ -177,14 +146,8 @@ def not_installed(name: str) -> UsageError:
     return UsageError(f"{name}: not installed: {install(name)}")
 
 
-def not_a_file_to_write(path: str, problem: str) -> UsageError:
-    """The image of a plot cannot be saved."""
-    return UsageError(f"cannot write {path}: {problem}")
-
-
-def output_lost(problem: str) -> UsageError:
-    """Writing to the standard output failed."""
-    return UsageError(f"cannot write to the standard output: {problem}; redirect it, or free some space")
+not_a_file_to_write = message(UsageError, "cannot write {0}: {1}")
+output_lost = message(UsageError, "cannot write to the standard output: {0}; redirect it, or free some space")
 
 
 def no_range(function: str, came: Sequence[str]) -> UsageError:
@@ -196,9 +159,7 @@ def no_range(function: str, came: Sequence[str]) -> UsageError:
     )
 
 
-def not_elementwise(function: str, problem: str) -> UsageError:
-    """The function of a plot is not elementwise."""
-    return UsageError(f"plot draws elementwise functions, and {function} is not one: {problem}")
+not_elementwise = message(UsageError, "plot draws elementwise functions, and {0} is not one: {1}")
 
 
 def process_died(backend: str, how: str, doing: str, where: str | None) -> str:

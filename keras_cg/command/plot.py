@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy
 
-from keras_cg.command import messages, output, processes, progress, targets
+from keras_cg.command import messages, output, processes, targets
 from keras_cg.command.curves import Curves
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def run(options: argparse.Namespace) -> int:
         "value": None,
         "seed": options.seed,
     }
-    outcomes = asyncio.run(_compute_all(names, job, options.timeout))
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = asyncio.run(
+            processes.of_all(names, lambda name: _compute({**job, "backend": name, "folder": folder}, options.timeout))
+        )
     found = {name: each for name, each in outcomes.items() if isinstance(each, Curves)}
     refused = {str(each) for each in outcomes.values() if isinstance(each, messages.UsageError)}
     if refused and len(refused) == len(set(map(str, outcomes.values()))):
@@ -104,19 +107,6 @@ def _save(figure: Figure, path: str) -> None:
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise messages.not_a_file_to_write(path, error.strerror or str(error)) from None
-
-
-async def _compute_all(names: list[str], job: dict[str, Any], timeout: float) -> dict[str, _Outcome]:
-    """Computes the curves of every backend, in parallel processes."""
-    outcomes: dict[str, _Outcome] = {}
-
-    async def compute(name: str, folder: str) -> None:
-        outcomes[name] = await _compute({**job, "backend": name, "folder": folder}, timeout)
-
-    shown = progress.shown(lambda: progress.bar(len(outcomes), len(names), "backends"))
-    with tempfile.TemporaryDirectory() as folder, shown:
-        await asyncio.gather(*(compute(each, folder) for each in names))
-    return {name: outcomes[name] for name in names}
 
 
 async def _compute(job: dict[str, Any], timeout: float) -> _Outcome:

@@ -10,18 +10,19 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from keras_cg import backends, user_code
-from keras_cg.command import messages
+from keras_cg.command import messages, progress
 
-__all__ = ["Death", "chosen", "follow", "obituary"]
+__all__ = ["Death", "chosen", "follow", "obituary", "of_all"]
 
 # How many seconds to wait for the last output of a process while another process has its pipes open.
 LAST_WORDS = 1.0
 
 Event = dict[str, Any]
+T = TypeVar("T")
 
 
 class Death(NamedTuple):
@@ -79,6 +80,20 @@ async def follow(job: dict[str, Any], timeout: float, handle: Callable[[Event], 
             await _ask_where(transport, worker)
     stderr = tuple(worker.stderr)
     return Death(None if late else _ending(transport.get_returncode()), _where(stderr), stderr)
+
+
+async def of_all(names: Sequence[str], work: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """Returns the result of `work` for each backend; all run in parallel, under a progress bar."""
+    found: dict[str, T] = {}
+
+    async def one(name: str) -> None:
+        found[name] = await work(name)
+
+    with progress.shown(lambda: progress.bar(len(found), len(names), "backends")):
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(one(name))
+    return {name: found[name] for name in names}
 
 
 class _Worker(asyncio.SubprocessProtocol):

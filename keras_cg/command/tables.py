@@ -15,7 +15,7 @@ from keras_cg.command import progress
 from keras_cg.command.board import Board, Problem
 from keras_cg.testing.report import CHECKS, NOT_REACHED, Finding, Report, worst
 
-__all__ = ["picture", "show"]
+__all__ = ["Picture", "show"]
 
 STYLES = {"passed": "green", "failed": "bold red", "undecided": "yellow", "skipped": "dim"}
 
@@ -35,7 +35,7 @@ def _marks(console: Console) -> dict[str, str]:
 _SPINNER = Spinner("dots", style="cyan")
 
 
-class _Picture:
+class Picture:
     """Draws the current state of the board: the function that is being checked, and the progress."""
 
     def __init__(self, board: Board):
@@ -63,11 +63,6 @@ class _Picture:
             for pair in pairs
         ]
         return sum(done), each * len(pairs)
-
-
-def picture(board: Board) -> RenderableType:
-    """Returns the live picture of a board."""
-    return _Picture(board)
 
 
 def title(board: Board, function: str) -> Text:

@@ -56,7 +56,7 @@ def _require_file(target: str) -> None:
     if not place.strip() or (":" in place and not _is_file(place)):
         raise messages.no_target(target)
     if not name and place != target:
-        raise messages.nothing_after_colon(target)
+        raise messages.nothing_after_colon(place)
     # By os.path, because a Path raises for a name that is too long.
     if os.path.isdir(place) and (_is_file(place) or place.startswith(".")):
         raise messages.folder(place)

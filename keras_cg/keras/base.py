@@ -42,7 +42,7 @@ class SameShape(keras.layers.Layer):  # type: ignore[misc]
         name, dtype = type(self).__name__, keras.backend.result_type(self.variable_dtype, "float32")
         number = value.item() if isinstance(value, numpy.ndarray) and value.ndim == 0 else tensors.plain(value)
         most = float(numpy.finfo(dtype).max)
-        if not isinstance(number, numbers.Real) or not -most <= tensors.as_float(name, argument, number) <= most:
+        if not isinstance(number, numbers.Real) or not -most <= float(number) <= most:
             raise bad_parameter(name, argument, value, f"{others}a finite number of {dtype}")
         return float(number)
 

@@ -20,7 +20,7 @@ from keras_cg.keras import messages
 from keras_cg.keras.base import SameShape, check_is_settable
 from keras_cg.recipes.discrete import levels, surrogate
 from keras_cg.recipes.messages import bad_parameter, not_a_function, not_one_limit
-from keras_cg.recipes.tensors import as_float, flag, plain, positive
+from keras_cg.recipes.tensors import flag, plain, positive
 
 __all__ = ["GradientClipping", "GradientReversal", "GradientScaling", "Quantize", "StraightThrough", "SurrogateSpike"]
 
@@ -170,7 +170,7 @@ class GradientClipping(SameShape):
         self.norm = None if norm is None else positive(type(self).__name__, "norm", plain(norm))
         is_half = "float16" in (self.compute_dtype, keras.config.dtype_policy().compute_dtype)
         scale: Any = ("dynamic" if is_half else 1.0) if loss_scale is None else plain(loss_scale)
-        is_number = isinstance(scale, numbers.Real) and 0 < as_float("GradientClipping", "loss_scale", scale) < math.inf
+        is_number = isinstance(scale, numbers.Real) and 0 < float(scale) < math.inf
         if not is_number and scale != "dynamic":
             raise bad_parameter("GradientClipping", "loss_scale", scale, '"dynamic" or a positive number')
         self.loss_scale: float | str = float(scale) if is_number else scale

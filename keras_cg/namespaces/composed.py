@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.lib.array_utils import normalize_axis_tuple
 
@@ -71,17 +72,6 @@ def products(rows: Any, count: int, concat: Callable[[list[Any]], Any]) -> Any:
 _INVERSE = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
-class Transforms(NamedTuple):
-    """The functions of the standard's `fft` that `transforms` composes."""
-
-    hfft: Callable[..., Any]
-    ihfft: Callable[..., Any]
-    fftn: Callable[..., Any]
-    ifftn: Callable[..., Any]
-    rfftn: Callable[..., Any]
-    irfftn: Callable[..., Any]
-
-
 def transforms(
     fft: Callable[..., Any],
     ifft: Callable[..., Any],
@@ -89,8 +79,10 @@ def transforms(
     irfft: Callable[..., Any],
     conj: Callable[[Any], Any],
     rank: Callable[[Any], int],
-) -> Transforms:
+) -> tuple[Callable[..., Any], ...]:
     """Composes transforms along several axes, and those of Hermitian signals, from transforms along one axis.
+
+    Returns the functions hfft, ihfft, fftn, ifftn, rfftn and irfftn of the standard.
 
     Args:
         fft: The standard's function of this name, along one axis.
@@ -131,21 +123,62 @@ def transforms(
             x = function(x, n=n, axis=axis, norm=norm)
         return x
 
-    return Transforms(hfft, ihfft, fftn, ifftn, rfftn, irfftn)
+    return hfft, ihfft, fftn, ifftn, rfftn, irfftn
 
 
-def uniques(unique_all: Callable[[Any], standard.UniqueAllResult]) -> tuple[Callable[..., Any], ...]:
-    """Builds `unique_counts`, `unique_inverse` and `unique_values` from `unique_all`."""
+def uniques(unique_all: Callable[..., standard.UniqueAllResult]) -> tuple[Callable[..., Any], ...]:
+    """Builds `unique_counts`, `unique_inverse` and `unique_values` from `unique_all`, whose options they take."""
 
-    def unique_counts(x: Any, /) -> standard.UniqueCountsResult:
-        every = unique_all(x)
+    def unique_counts(x: Any, /, **options: Any) -> standard.UniqueCountsResult:
+        every = unique_all(x, **options)
         return standard.UniqueCountsResult(every.values, every.counts)
 
-    def unique_inverse(x: Any, /) -> standard.UniqueInverseResult:
-        every = unique_all(x)
+    def unique_inverse(x: Any, /, **options: Any) -> standard.UniqueInverseResult:
+        every = unique_all(x, **options)
         return standard.UniqueInverseResult(every.values, every.inverse_indices)
 
-    def unique_values(x: Any, /) -> Any:
-        return unique_all(x).values
+    def unique_values(x: Any, /, **options: Any) -> Any:
+        return unique_all(x, **options).values
 
     return unique_counts, unique_inverse, unique_values
+
+
+def norms(
+    size: Callable[[Any], Any],
+    total: Callable[..., Any],
+    most: Callable[..., Any],
+    least: Callable[..., Any],
+    sqrt: Callable[[Any], Any],
+    cast: Callable[[Any, Any], Any],
+    svdvals: Callable[[Any], Any],
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Builds `vector_norm` and `matrix_norm`.
+
+    Args:
+        size: Returns the absolute values.
+        total: Sums along axes, as `most` and `least` reduce.
+        most: Returns the maximum.
+        least: Returns the minimum.
+        sqrt: Returns the square roots.
+        cast: Casts a tensor to a dtype.
+        svdvals: The standard's function of this name.
+    """
+
+    def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+        sizes = size(x)
+        if abs(ord) == math.inf:
+            return (most if ord > 0 else least)(sizes, axis=axis, keepdims=keepdims)
+        powers = cast(sizes != 0, sizes.dtype) if ord == 0 else sizes if ord == 1 else sizes**ord
+        norm = total(powers, axis=axis, keepdims=keepdims)
+        return norm if ord in (0, 1) else sqrt(norm) if ord == 2 else norm ** (1 / ord)
+
+    def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+        if ord == "fro":
+            return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
+        if ord in ("nuc", 2, -2):
+            norm = {"nuc": total, 2: most, -2: least}[ord](svdvals(x), axis=-1)
+        else:
+            norm = (most if ord > 0 else least)(total(size(x), axis=-2 if abs(ord) == 1 else -1), axis=-1)
+        return norm[..., None, None] if keepdims else norm
+
+    return vector_norm, matrix_norm

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 
-from keras_cg.namespaces import standard
+from keras_cg.namespaces import composed, standard
 
 # --- data types and manipulation -----------------------------------------------------------------
 
@@ -92,18 +92,7 @@ def unique_all(x: Any, /, *, size: int | None = None) -> standard.UniqueAllResul
     return standard.UniqueAllResult(jnp.ravel(x)[indices], indices, inverse, counts)
 
 
-def unique_counts(x: Any, /, *, size: int | None = None) -> standard.UniqueCountsResult:
-    found = unique_all(x, size=size)
-    return standard.UniqueCountsResult(found.values, found.counts)
-
-
-def unique_inverse(x: Any, /, *, size: int | None = None) -> standard.UniqueInverseResult:
-    found = unique_all(x, size=size)
-    return standard.UniqueInverseResult(found.values, found.inverse_indices)
-
-
-def unique_values(x: Any, /, *, size: int | None = None) -> Any:
-    return unique_all(x, size=size).values
+unique_counts, unique_inverse, unique_values = composed.uniques(unique_all)
 
 
 def std(x: Any, /, axis: Any = None, *, correction: float = 0.0, keepdims: bool = False, **others: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keras_cg.errors import article, did_you_mean, report, type_name
+from keras_cg.errors import did_you_mean, message, report
 from keras_cg.namespaces.standard import BEYOND, FUNCTIONS
 
 PORTABLE = [name for name in (*FUNCTIONS, *BEYOND, "stop_gradient", "sum_to") if "." not in name]
@@ -28,11 +28,13 @@ def no_such_op(name: str, backend: str, names: Sequence[str], place: str | None 
     return report(AttributeError, headline, cause=cause, remedy=remedy)
 
 
-def no_op_here(name: str, backend: str, what: str, remedy: str) -> NotImplementedError:
-    """Reports a function of `keras_cg.ops` that the framework cannot compute, or not for these arguments."""
-    headline = f"keras_cg.ops: `{name}` {what} on the backend {backend!r}."
-    cause = "the framework has no such function, or its function has no gradient."
-    return report(NotImplementedError, headline, function=name, cause=cause, remedy=remedy)
+# The name of the function first, then the backend, what the framework lacks, and the remedy.
+no_op_here = message(
+    NotImplementedError,
+    "keras_cg.ops: `{0}` {2} on the backend {1!r}.",
+    cause="the framework has no such function, or its function has no gradient.",
+    remedy="{3}",
+)
 
 
 def no_axis(rank: int) -> ValueError:
@@ -41,15 +43,16 @@ def no_axis(rank: int) -> ValueError:
     return report(ValueError, headline, remedy="pass axis=0, or reshape the tensor to one dimension.")
 
 
-def not_a_tensor(function: str, argument: str, value: object) -> TypeError:
-    """Reports an argument of `sum_to` that is no tensor, such as a shape."""
-    headline = f"keras_cg.ops: {argument} of `{function}` is {article(type_name(value))}, and not a tensor or a number."
-    return report(TypeError, headline, function=function, remedy="pass the tensor itself, and not its shape.")
-
-
-def not_summed(came: str, expected: str) -> ValueError:
-    """Reports that no sum over axes gives a gradient the shape of the argument."""
-    headline = "keras_cg.ops: `sum_to` cannot sum the gradient to the shape of like."
-    cause = "an argument that was not broadcast to that shape, or arguments in the wrong order."
-    remedy = "pass the gradient first. Each axis of like, from the last on, has the same length or 1."
-    return report(ValueError, headline, function="sum_to", got=came, expected=expected, cause=cause, remedy=remedy)
+not_a_tensor = message(
+    TypeError,
+    "keras_cg.ops: {1} of `{0}` is {2}, and not a tensor or a number.",
+    remedy="pass the tensor itself, and not its shape.",
+)
+not_summed = message(
+    ValueError,
+    "keras_cg.ops: `sum_to` cannot sum the gradient to the shape of like.",
+    got="{1}",
+    expected="{2}",
+    cause="an argument that was not broadcast to that shape, or arguments in the wrong order.",
+    remedy="pass the gradient first. Each axis of like, from the last on, has the same length or 1.",
+)

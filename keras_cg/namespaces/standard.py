@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import namedtuple
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
@@ -268,56 +269,11 @@ def defined(module: ModuleType) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name in names}
 
 
-# --- the results of functions that return several, by the standard's names -------------------------
-
-
-class EighResult(NamedTuple):
-    """The eigenvalues and eigenvectors of `linalg.eigh`."""
-
-    eigenvalues: Any
-    eigenvectors: Any
-
-
-class QRResult(NamedTuple):
-    """The factors of `linalg.qr`."""
-
-    Q: Any
-    R: Any
-
-
-class SlogdetResult(NamedTuple):
-    """The sign and logarithm of `linalg.slogdet`."""
-
-    sign: Any
-    logabsdet: Any
-
-
-class SVDResult(NamedTuple):
-    """The factors of `linalg.svd`."""
-
-    U: Any
-    S: Any
-    Vh: Any
-
-
-class UniqueAllResult(NamedTuple):
-    """The result of `unique_all`."""
-
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
-
-
-class UniqueCountsResult(NamedTuple):
-    """The result of `unique_counts`."""
-
-    values: Any
-    counts: Any
-
-
-class UniqueInverseResult(NamedTuple):
-    """The result of `unique_inverse`."""
-
-    values: Any
-    inverse_indices: Any
+# The results of functions that return several, by the standard's names.
+EighResult = namedtuple("EighResult", "eigenvalues eigenvectors")
+QRResult = namedtuple("QRResult", "Q R")
+SlogdetResult = namedtuple("SlogdetResult", "sign logabsdet")
+SVDResult = namedtuple("SVDResult", "U S Vh")
+UniqueAllResult = namedtuple("UniqueAllResult", "values indices inverse_indices counts")
+UniqueCountsResult = namedtuple("UniqueCountsResult", "values counts")
+UniqueInverseResult = namedtuple("UniqueInverseResult", "values inverse_indices")

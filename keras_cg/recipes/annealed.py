@@ -211,7 +211,7 @@ def _gumbel_softmax(logits: Any, noise: Any, temperature: Any, axis: Any, hard: 
     if not tensors.is_number(heat):
         heat = ops.where(heat > 0, heat, ops.full_like(heat, math.nan))
     is_out = score == -math.inf
-    share = shares(score, (place,), is_out, heat).share
+    share, _, _ = shares(score, (place,), is_out, heat)
     output = _one_hot(share, score, place) if hard else share
 
     def grad(upstream: Any) -> Any:

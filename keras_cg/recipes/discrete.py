@@ -217,10 +217,7 @@ def _check_scale(scale: Any, step: Any) -> None:
     Raises:
         ValueError: It is none, or does not broadcast to the step.
     """
-    if scale is None or (isinstance(scale, str) and scale == "lsq"):
-        return
-    if tensors.is_number(scale):
-        tensors.as_float("quantize", "gradient_scale", scale)
+    if scale is None or (isinstance(scale, str) and scale == "lsq") or tensors.is_number(scale):
         return
     if not tensors.is_real(scale):
         raise messages.bad_parameter("quantize", "gradient_scale", scale, 'None, "lsq", a number or a floating tensor')

@@ -16,27 +16,20 @@ from keras_cg import backends
 from keras_cg.frontend import config
 
 
-class _Frameworks(ModuleType):
-    @property
-    def checkpoint(self) -> Any:
-        """The module with `recompute(function, tensors)`."""
-        return _file("checkpoint", backends.name_of(config.active))
-
-    @property
-    def callback(self) -> Any:
-        """The module with `call(host, tensors)`."""
-        return _file("callback", backends.name_of(config.active))
-
-    @property
-    def forward(self) -> Any:
-        """The module with `transposed(name, push, zeros, upstream)`."""
-        return _file("forward", backends.name_of(config.active))
-
-
 @functools.cache
 def _file(recipe: str, backend: str) -> Any:
     name = f"keras_cg.recipes.{recipe}.{backend}"
     return importlib.import_module(name if importlib.util.find_spec(name) else f"keras_cg.recipes.{recipe}.generic")
+
+
+def _active(recipe: str, doc: str) -> property:
+    return property(lambda this: _file(recipe, backends.name_of(config.active)), doc=doc)
+
+
+class _Frameworks(ModuleType):
+    checkpoint = _active("checkpoint", "The module with `recompute(function, tensors)`.")
+    callback = _active("callback", "The module with `call(host, tensors)`.")
+    forward = _active("forward", "The module with `transposed(name, push, zeros, upstream)`.")
 
 
 this: Any = sys.modules[__name__]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from keras_cg import ops
 from keras_cg.engine import precision
@@ -251,18 +251,11 @@ def _safe_log(x: Any, floor: float | None) -> Pair:
     return tensors.as_like(value, x), grad
 
 
-class Shares(NamedTuple):
-    """A softmax along some axes: exp(x - peak) over its sum; that sum, 1 where nothing counts; and the peak."""
-
-    share: Any
-    total: Any
-    peak: Any
-
-
-def shares(x: Any, axes: tuple[int, ...], is_out: Any, heat: Any = 1.0) -> Shares:
+def shares(x: Any, axes: tuple[int, ...], is_out: Any, heat: Any = 1.0) -> tuple[Any, Any, Any]:
     """Computes the softmax of x / heat over some axes, 0 where `is_out`; infinite elements count as equally large.
 
-    The framework can differentiate it: no intermediate value is infinite or NaN where x is finite.
+    Returns the softmax, the sum of exponentials in it (1 where nothing counts), and the peak that was subtracted. The
+    framework can differentiate it: no intermediate value is infinite or NaN where x is finite.
     """
     one, none = ops.ones_like(x), ops.zeros_like(x)
     level = ops.stop_gradient(ops.where(is_out, -math.inf * one, x))
@@ -277,7 +270,7 @@ def shares(x: Any, axes: tuple[int, ...], is_out: Any, heat: Any = 1.0) -> Share
     height = ops.where(is_left, ops.where(~is_out & (x == math.inf), one, none), height)
     total = ops.sum(height, axis=axes, keepdims=True) if axes else height
     total = ops.where(total <= 0, ops.ones_like(total), total)
-    return Shares(height / total, total, ops.where(is_infinite | is_nothing, level, peak))
+    return height / total, total, ops.where(is_infinite | is_nothing, level, peak)
 
 
 def log_sum_exp(x: Any, axis: int | tuple[int, ...] | None = None, keepdims: bool = False, where: Any = None) -> Any:

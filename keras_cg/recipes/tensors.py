@@ -12,6 +12,7 @@ import numpy
 
 from keras_cg.autodiff import vjp
 from keras_cg.engine import precision
+from keras_cg.errors import article, type_name
 from keras_cg.frontend import config, pytree
 from keras_cg.frontend.decorator import CustomGradient, custom_gradient
 from keras_cg.frontend.pytree import compatible, describe
@@ -118,7 +119,7 @@ def real(recipe: str, argument: str, value: Any) -> Any:
         TypeError: It is something else.
     """
     if isinstance(value, numbers.Real) and not config.active.is_tensor(value):
-        return config.active.asarray(as_float(recipe, argument, value))
+        return config.active.asarray(float(value))
     if not is_real(value):
         raise not_real(recipe, argument, value)
     return value
@@ -128,7 +129,7 @@ def not_real(recipe: str, argument: str, value: Any) -> TypeError:
     """Returns the error about an argument that is no real floating tensor; the repr of an object would be long."""
     if config.active.is_tensor(value) or type(value).__module__ == "builtins":
         return messages.not_real(recipe, argument, described(value))
-    return messages.no_array(recipe, argument, value)
+    return messages.no_array(recipe, argument, article(type_name(value)))
 
 
 def plain(value: Any) -> Any:
@@ -154,18 +155,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, numpy.generic)
 
 
-def as_float(recipe: str, argument: str, value: Any) -> float:
-    """Returns a number as a float.
-
-    Raises:
-        ValueError: It is an integer or a fraction that is too large.
-    """
-    try:
-        return float(value)
-    except OverflowError:
-        raise messages.too_large(recipe, argument) from None
-
-
 def number(recipe: str, argument: str, value: Any) -> Any:
     """Returns a number as a float, or a real floating tensor as it is.
 
@@ -173,9 +162,9 @@ def number(recipe: str, argument: str, value: Any) -> Any:
         TypeError: It is neither.
     """
     if is_number(value):
-        return as_float(recipe, argument, value)
+        return float(value)
     if not is_real(value):
-        raise messages.not_a_number(recipe, argument, value)
+        raise messages.not_a_number(recipe, argument, article(type_name(value)))
     return value
 
 
@@ -185,7 +174,7 @@ def positive(recipe: str, argument: str, value: Any) -> float:
     Raises:
         ValueError: It is none.
     """
-    if not is_number(value) or not as_float(recipe, argument, value) > 0:
+    if not is_number(value) or not float(value) > 0:
         raise messages.bad_parameter(recipe, argument, value, "a positive number")
     return float(value)
 
@@ -196,7 +185,7 @@ def finite(recipe: str, argument: str, value: Any, like: Any) -> float:
     Raises:
         ValueError: It is none, or would be 0 or infinite in the dtype in which the recipe computes.
     """
-    if not is_number(value) or not 0 < as_float(recipe, argument, value) < math.inf:
+    if not is_number(value) or not 0 < float(value) < math.inf:
         raise messages.bad_parameter(recipe, argument, value, "a positive, finite number")
     dtype = config.active.dtype(wide(like))
     smallest = precision.of(dtype).smallest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -203,10 +204,9 @@ def _agree(right: Mapping[str, Sequence[Array]], backend: str, came: Mapping[str
     """Compares the results of a backend with those of another one, `right`."""
     # The coarser of the two precisions.
     tolerance = 2 * TOLERANCES[max(float(each["epsilon"][0]) for each in (right, came))]
+    found = functools.partial(Finding, backend, "agreement", tolerance=tolerance)
     largest = 0.0
-    for what in right:
-        if what == "epsilon":
-            continue
+    for what in [each for each in right if each != "epsilon"]:
         if [each.shape for each in right[what]] != [each.shape for each in came[what]]:
             return Finding(backend, "agreement", "failed", reason=f"the shape of the {what} differs between backends")
         rows = [row for pair in zip(came[what], right[what], strict=True) for row in comparison.elements(*pair)]
@@ -216,15 +216,12 @@ def _agree(right: Mapping[str, Sequence[Array]], backend: str, came: Mapping[str
             continue
         largest = max(largest, worst.difference / size)
         if worst.difference > tolerance * size:
-            return Finding(
-                backend,
-                "agreement",
+            return found(
                 "failed",
                 reason=f"the {what} differs from that of other backends",
                 where=worst.where,
                 came=comparison.text(worst.came),
                 expected=comparison.text(worst.expected),
                 error=worst.difference / size,
-                tolerance=tolerance,
             )
-    return Finding(backend, "agreement", "passed", error=largest, tolerance=tolerance)
+    return found("passed", error=largest)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
 import numpy
 
+from keras_cg.frontend import signature
+from keras_cg.frontend.decorator import CustomGradient
 from keras_cg.testing.arrays import Array
-
-Arrays = list[Array]
+from keras_cg.testing.inspection import TOLERANCES, Inspection
+from keras_cg.testing.subject import Arrays
 
 # The relative difference up to which two gradients count as equal.
 SAME = 1e-4
@@ -19,37 +20,12 @@ SAME = 1e-4
 ALIKE = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """The gradients from the rule at one point, and the expected ones.
+class _Evidence:
+    """The gradients at one point, and the expected ones, which are NaN where they are unknown."""
 
-    Attributes:
-        names: The names of the differentiated arguments.
-        points: The values of the differentiated arguments.
-        upstream: The upstream gradient, one array for each floating output.
-        came: The gradients from the rule, one array for each argument.
-        expected: The expected gradients; NaN where they are unknown.
-        tolerance: The largest allowed difference, relative to the largest number.
-        pull: Returns the gradients from the rule for any upstream gradient.
-        pull_expected: Returns the expected gradients for any upstream gradient.
-        jacobians: The real Jacobian of all outputs with respect to each argument, or None.
-        shapes: The shapes of all arguments and outputs.
-        is_declared: Whether the caller declared the expected gradient.
-        declaration: Returns the line that declares the gradient of an argument.
-    """
-
-    names: list[str]
-    points: Arrays
-    upstream: Arrays
-    came: Arrays
-    expected: Arrays
-    tolerance: float
-    pull: Callable[[Sequence[Array]], Arrays]
-    pull_expected: Callable[[Sequence[Array]], Arrays]
-    jacobians: list[Array | None]
-    shapes: list[tuple[int, ...]]
-    is_declared: bool
-    declaration: Callable[[int], str]
+    def __init__(self, at: Inspection):
+        self.at, self.came, self.tolerance = at, at.gradient, TOLERANCES[at.eps]
+        self.names, self.expected = at.arguments.names, at.pull_expected(at.upstream)
 
     def is_same(self, one: Array, other: Array) -> bool:
         """Whether two gradients are equal wherever both are known."""
@@ -69,13 +45,10 @@ def is_same(one: Array, other: Array, tolerance: float = SAME) -> bool:
     return bool(numpy.abs(one[known] - other[known]).max() <= tolerance * size)
 
 
-def diagnose(evidence: Evidence, index: int) -> str | None:
-    """Returns the most likely fault of the gradient of argument `index`; None if no known fault matches."""
-    for diagnosis in DIAGNOSES:
-        found = diagnosis(evidence, index)
-        if found is not None:
-            return found
-    return None
+def diagnose(at: Inspection, number: int) -> str | None:
+    """Returns the most likely fault of the gradient of an argument; None if no known fault matches."""
+    evidence = _Evidence(at)
+    return next(filter(None, (diagnosis(evidence, number) for diagnosis in DIAGNOSES)), None)
 
 
 NEGATIVE = "a negative upstream is treated differently: its gradient is not the negative of the gradient for upstream"
@@ -113,17 +86,28 @@ EARLIER = (
 )
 
 
-def in_steps(name: str, line: str) -> str:
+def in_steps(at: Inspection, number: int) -> str:
     """Returns the advice for a function without a useful derivative."""
-    return f"the function does not change with {name} here, or only in steps {_declare(line)}"
+    name = at.arguments.names[number]
+    return f"the function does not change with {name} here, or only in steps {_declare(at, number)}"
 
 
-def in_jumps(name: str, line: str) -> str:
+def in_jumps(at: Inspection, number: int) -> str:
     """Returns the advice for a function that jumps, and also changes in other ways."""
-    return f"the function jumps with {name} {_declare(line)}"
+    return f"the function jumps with {at.arguments.names[number]} {_declare(at, number)}"
 
 
-def _declare(line: str) -> str:
+def _declare(at: Inspection, number: int) -> str:
+    """Returns the advice to declare the gradient of an argument, with the line that does so."""
+    fun = at.subject.f.__wrapped__ if isinstance(at.subject.f, CustomGradient) else at.subject.f
+    found = signature.parameters(fun)
+    shown, name = "..." if found is None else found.show("")[1:-1], at.arguments.names[number]
+    others = [each for index, each in enumerate(at.gradient) if index != number]
+    is_identity = len(at.upstream) == 1 and numpy.array_equal(at.gradient[number], at.upstream[0])
+    if is_identity and name.isidentifier() and not any(map(numpy.any, others)):
+        line = f"expected=lambda {shown}: {name}"
+    else:
+        line = f"expected=lambda {shown}: ... (without the steps), or lambda {shown}, upstream: ... (the right rule)"
     return (
         "(rounding, a comparison, a cast); if the gradient differs on purpose, such as that of a straight-through"
         f" estimator, declare the right one: {line}"
@@ -153,13 +137,13 @@ def _turned(upstream: Arrays) -> Arrays:
     return [-numpy.roll(each, 1) for each in upstream]
 
 
-def _nothing(evidence: Evidence, index: int) -> str | None:
+def _nothing(evidence: _Evidence, index: int) -> str | None:
     if not numpy.any(evidence.came[index]) and numpy.any(numpy.nan_to_num(evidence.expected[index])):
         return f"no gradient for {evidence.names[index]}: the rule returns zero or None instead of the derivative"
     return None
 
 
-def _swapped(evidence: Evidence, index: int) -> str | None:
+def _swapped(evidence: _Evidence, index: int) -> str | None:
     for other, name in enumerate(evidence.names):
         if (
             other != index
@@ -170,22 +154,22 @@ def _swapped(evidence: Evidence, index: int) -> str | None:
     return None
 
 
-def _conjugate(evidence: Evidence, index: int) -> str | None:
+def _conjugate(evidence: _Evidence, index: int) -> str | None:
     came, expected = evidence.came[index], evidence.expected[index]
     if not numpy.iscomplexobj(came):
         return None
-    conjugated = evidence.pull_expected([numpy.conj(each) for each in evidence.upstream])[index]
+    conjugated = evidence.at.pull_expected([numpy.conj(each) for each in evidence.at.upstream])[index]
     others = (numpy.conj(expected), numpy.conj(conjugated), conjugated)
     if any(evidence.is_mistaken(index, other) for other in others):
         return "a missing conjugate: the gradient of a loss at x + iy is dL/dx + i dL/dy on every backend"
     return None
 
 
-def _transposed(evidence: Evidence, index: int) -> str | None:
+def _transposed(evidence: _Evidence, index: int) -> str | None:
     came, expected = evidence.came[index], evidence.expected[index]
-    jacobian = evidence.jacobians[index]
-    if jacobian is not None and len(evidence.upstream) == 1 and evidence.upstream[0].size == came.size:
-        pushed = numpy.reshape(evidence.upstream[0].ravel() @ jacobian, came.shape)
+    jacobian = evidence.at.jacobian(index)
+    if jacobian is not None and len(evidence.at.upstream) == 1 and evidence.at.upstream[0].size == came.size:
+        pushed = numpy.reshape(evidence.at.upstream[0].ravel() @ jacobian, came.shape)
         if evidence.is_mistaken(index, pushed):
             return "a transposed Jacobian: the rule multiplies upstream with the Jacobian itself, as forward mode would"
     if came.ndim == 2 and came.shape[0] == came.shape[1] and evidence.is_mistaken(index, expected.T):
@@ -193,11 +177,11 @@ def _transposed(evidence: Evidence, index: int) -> str | None:
     return None
 
 
-def _upstream(evidence: Evidence, index: int) -> str | None:
-    return diagnose_upstream(evidence.pull, evidence.upstream, index)
+def _upstream(evidence: _Evidence, index: int) -> str | None:
+    return diagnose_upstream(evidence.at.pull, evidence.at.upstream, index)
 
 
-def _factor(evidence: Evidence, index: int) -> str | None:
+def _factor(evidence: _Evidence, index: int) -> str | None:
     came, expected = evidence.came[index], evidence.expected[index]
     known = ~numpy.isnan(expected)
     square = float(numpy.sum(numpy.abs(expected[known]) ** 2))
@@ -213,18 +197,19 @@ def _factor(evidence: Evidence, index: int) -> str | None:
 _FRACTIONS = {0.5: "1/2", -0.5: "-1/2"}
 
 
-def _named(factor: float, evidence: Evidence) -> str:
+def _named(factor: float, evidence: _Evidence) -> str:
     def is_close(number: float) -> bool:
         return abs(factor - number) <= min(10 * evidence.tolerance, ALIKE) * abs(number)
 
     if is_close(-1):
         return "-1: a wrong sign" + (
-            "" if evidence.is_declared else ", or a gradient reversal that `expected` should declare"
+            "" if evidence.at.is_declared else ", or a gradient reversal that `expected` should declare"
         )
     digits = math.ceil(-math.log10(evidence.tolerance))
     name = next((text for number, text in _FRACTIONS.items() if is_close(number)), f"{factor:.{digits}g}")
-    counts = {shape[0]: "the batch size" for shape in evidence.shapes if shape}
-    for each in (*evidence.came, *evidence.upstream):
+    shapes = [each.shape for each in (*evidence.at.points, *evidence.at.output)]
+    counts = {shape[0]: "the batch size" for shape in shapes if shape}
+    for each in (*evidence.came, *evidence.at.upstream):
         counts.setdefault(each.size, "the number of elements")
     # A factor of 2 or 1/2 is common, so a count of two explains nothing.
     counts.pop(2, None)
@@ -236,26 +221,26 @@ def _named(factor: float, evidence: Evidence) -> str:
     return name
 
 
-def _flat(evidence: Evidence, index: int) -> str | None:
-    if evidence.is_declared or numpy.any(numpy.nan_to_num(evidence.expected[index])):
+def _flat(evidence: _Evidence, index: int) -> str | None:
+    if evidence.at.is_declared or numpy.any(numpy.nan_to_num(evidence.expected[index])):
         return None
-    return in_steps(evidence.names[index], evidence.declaration(index))
+    return in_steps(evidence.at, index)
 
 
 # The most places that a message names.
 _NAMED = 3
 
 
-def _moved(evidence: Evidence, index: int) -> str | None:
+def _moved(evidence: _Evidence, index: int) -> str | None:
     """Finds a gradient that is right for a moved, averaged or partly ignored upstream, or right in other places."""
     came, expected = evidence.came[index], evidence.expected[index]
-    for number in range(len(evidence.upstream) if len(evidence.upstream) > 1 else 0):
-        part = [0 * each if place == number else each for place, each in enumerate(evidence.upstream)]
-        if evidence.is_mistaken(index, evidence.pull_expected(part)[index]):
+    for number in range(len(evidence.at.upstream) if len(evidence.at.upstream) > 1 else 0):
+        part = [0 * each if place == number else each for place, each in enumerate(evidence.at.upstream)]
+        if evidence.is_mistaken(index, evidence.at.pull_expected(part)[index]):
             return f"output {number} is forgotten: the gradient ignores its upstream"
     for change, text in _CHANGES.items():
-        moved = [change(each) if each.ndim else each for each in evidence.upstream]
-        if evidence.is_mistaken(index, evidence.pull_expected(moved)[index]):
+        moved = [change(each) if each.ndim else each for each in evidence.at.upstream]
+        if evidence.is_mistaken(index, evidence.at.pull_expected(moved)[index]):
             return f"the gradient is right for an upstream that is {text}"
     for change, text in _CHANGES.items():
         if came.ndim and not numpy.isnan(expected).any() and evidence.is_mistaken(index, change(expected)):
@@ -277,7 +262,7 @@ _CHANGES: dict[Callable[[Array], Array], str] = {
 }
 
 
-def _parts(evidence: Evidence, index: int) -> str | None:
+def _parts(evidence: _Evidence, index: int) -> str | None:
     """Finds a complex gradient without its real or its imaginary part."""
     came, expected = evidence.came[index], evidence.expected[index]
     if numpy.iscomplexobj(came):
@@ -287,7 +272,7 @@ def _parts(evidence: Evidence, index: int) -> str | None:
     return None
 
 
-def _some(evidence: Evidence, index: int) -> str | None:
+def _some(evidence: _Evidence, index: int) -> str | None:
     """Names the wrong elements if others are right."""
     came, expected = evidence.came[index], evidence.expected[index]
     known = ~numpy.isnan(expected)
@@ -317,9 +302,9 @@ def _by(came: Array, expected: Array) -> str:
     return f"; by a factor of {factors[0]:.6g}" if numpy.ptp(factors) <= SAME * abs(factors[0]) else ""
 
 
-def _where(evidence: Evidence, index: int, is_wrong: Array, known: Array) -> str:
+def _where(evidence: _Evidence, index: int, is_wrong: Array, known: Array) -> str:
     """Describes the values of the argument in the places of a wrong gradient, if no other place has such values."""
-    name, point = evidence.names[index], evidence.points[index]
+    name, point = evidence.names[index], evidence.at.points[index]
     if numpy.iscomplexobj(point):
         return ""
     wrong, right = point[is_wrong], point[known & ~is_wrong]

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy
 
-from keras_cg.frontend import config, signature
+from keras_cg.frontend import config
 from keras_cg.frontend.decorator import CustomGradient
 from keras_cg.testing import comparison, exceptions, staircases
 from keras_cg.testing.arrays import Array, random, vector
-from keras_cg.testing.comparison import ALONG, Column, Row, text
-from keras_cg.testing.diagnosis import EARLIER, in_jumps, in_steps
+from keras_cg.testing.comparison import Column, Row, text
 from keras_cg.testing.differences import Break, Path, Slope, grain, is_jump, kink, slope
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arguments, Arrays, Subject, epsilon, is_rule, with_rule
@@ -37,21 +36,8 @@ ROUNDING = {2.0**-23: 1e-2, 2.0**-10: 1e-1, 2.0**-7: 3e-1}
 
 ORDERS = ("first order", "second order", "third order", "fourth order")
 
-KINK = "a kink at the test point: choose another one"
-EDGE = "wrong at the edge of the domain: the function is finite on one side only, and its slope there differs"
-NO_CONVERGENCE = "the finite differences do not converge: the function changes too fast here, or rounds too much"
-OTHER_IN_DOUBLE = (
-    "the function rounds too much here: it has other values in double precision, so differences prove nothing"
-)
-
 # A function that computes inside in a coarser precision than this has too few digits to prove its rule right.
 INSIDE_ENOUGH = 2.0**-23
-
-# The number of step sizes to try: 1, 0.1 and so on. A third of upstream is a multiple of none of them.
-STEPS = 5
-
-# The tolerance of a whole number of steps.
-COUNTED = 1e-3
 
 # The names of the precisions in which a function computes inside, for messages.
 INSIDE = {2.0**-7: "half precision", 2.0**-10: "half precision", 2.0**-23: "single precision"}
@@ -241,10 +227,11 @@ class Inspection:
         if self.is_other_in_double:  # rounding makes its steps
             return False
         if key not in self._staircases:
-            self._staircases[key] = self._is_in_steps(number, self.subject if key[0] else self.reference)
+            self._staircases[key] = self.is_in_steps(number, self.subject if key[0] else self.reference)
         return self._staircases[key]
 
-    def _is_in_steps(self, number: int, subject: Subject, leaf: int | None = None) -> bool:
+    def is_in_steps(self, number: int, subject: Subject, leaf: int | None = None) -> bool:
+        """Whether the output of `subject`, or one leaf of it, changes with an argument in steps only."""
         path, point = self._of_one(number, subject, leaf), self.points[number]
         with contextlib.suppress(Exception), numpy.errstate(all="ignore"):  # the function may raise elsewhere
             if staircases.is_constant_beside(path, point, self.eps):
@@ -252,42 +239,6 @@ class Inspection:
                 is_half = self.gives_half_precision() and staircases.grow(path, point, self.eps)
                 return bool(steps.any()) and not others.any() and not is_half
         return False
-
-    def advice(self, number: int) -> str | None:
-        """Advises to declare the gradient of a function that changes with an argument in steps; None if it does not.
-
-        Another output may change in another way. If the output has steps in one argument, it may jump with another.
-        """
-        if self.is_declared or self.is_other_in_double:
-            return None
-        outputs = range(len(self.output) if len(self.output) > 1 else 0)
-        is_in_steps = (
-            self.is_staircase(number)
-            or any(self._is_in_steps(number, self.subject, leaf) for leaf in outputs)
-            or self._has_jumps(number)
-        )
-        return in_steps(self.arguments.names[number], self.declaration(number)) if is_in_steps else None
-
-    def advice_for_jumps(self, number: int) -> str | None:
-        """Advises to declare the gradient of a function that jumps, and changes in other ways, too; None for others.
-
-        A quantiser whose scale depends on the data is such a function.
-        """
-        if self.is_declared or self.is_other_in_double:
-            return None
-        is_jumping = self._jumps(number, staircases.CLOSE_BY) or self._jumps(number, staircases.THROUGH_ZERO)
-        return in_jumps(self.arguments.names[number], self.declaration(number)) if is_jumping else None
-
-    def declaration(self, number: int) -> str:
-        """Returns the line that declares the gradient of an argument."""
-        fun = self.subject.f.__wrapped__ if isinstance(self.subject.f, CustomGradient) else self.subject.f
-        found = signature.parameters(fun)
-        shown, name = "..." if found is None else found.show("")[1:-1], self.arguments.names[number]
-        others = [each for index, each in enumerate(self.gradient) if index != number]
-        is_identity = len(self.upstream) == 1 and numpy.array_equal(self.gradient[number], self.upstream[0])
-        if is_identity and name.isidentifier() and not any(map(numpy.any, others)):
-            return f"expected=lambda {shown}: {name}"
-        return f"expected=lambda {shown}: ... (without the steps), or lambda {shown}, upstream: ... (the right rule)"
 
     def _of_one(self, number: int, subject: Subject, leaf: int | None = None) -> Callable[[Array], Array]:
         """Returns the output, or one leaf of it, as a vector that depends on one argument."""
@@ -298,12 +249,12 @@ class Inspection:
 
         return path
 
-    def _has_jumps(self, number: int) -> bool:
+    def has_jumps(self, number: int) -> bool:
         """Whether the output jumps with an argument, and changes with another argument in steps only."""
         others = (each for each in range(len(self.points)) if each != number)
-        return any(self.is_staircase(each, True) for each in others) and self._jumps(number, staircases.CLOSE_BY)
+        return any(self.is_staircase(each, True) for each in others) and self.is_jumping(number, staircases.CLOSE_BY)
 
-    def _jumps(self, number: int, times: Array) -> bool:
+    def is_jumping(self, number: int, times: Array) -> bool:
         """Whether the output jumps with an argument."""
         with contextlib.suppress(Exception), numpy.errstate(all="ignore"):  # the function may raise elsewhere
             return staircases.jumps(self._of_one(number, self.subject), self.points[number], self.eps, is_jump, times)
@@ -325,7 +276,7 @@ class Inspection:
 
     def _is_stepped(self, number: int) -> bool:
         """Whether the function, or the reference, has steps or jumps with an argument."""
-        return self.is_staircase(number, True) or self.is_staircase(number) or self._has_jumps(number)
+        return self.is_staircase(number, True) or self.is_staircase(number) or self.has_jumps(number)
 
     @functools.cached_property
     def grain_of_rule(self) -> float | None:
@@ -347,41 +298,6 @@ class Inspection:
         if not self.grain:
             return ""
         return f"the function computes inside in {INSIDE[self.grain]}, lower than that of its arguments: "
-
-    def cause(self, number: int, found: Finding) -> str | None:
-        """Finds a fault outside the formula of the rule: dependence on earlier calls, steps, or low precision."""
-        return self.history(number) or self.steps(number) or self.coarse_rule(found)
-
-    def history(self, number: int) -> str | None:
-        """Diagnoses a gradient that depends on earlier calls."""
-        self.pull([2 * numpy.flip(each) for each in self.upstream])
-        now = self.pull(self.upstream)
-        is_other = self.difference([self.gradient[number]], [now[number]], [""]) is not None
-        return EARLIER if is_other else None
-
-    def steps(self, number: int) -> str | None:
-        """Diagnoses a gradient that is rounded to steps, for upstream and for a third of it."""
-        whole, third = (vector([self.pull([each / part for each in self.upstream])[number]]) for part in (1, 3))
-        if numpy.array_equal(whole, third):
-            return None
-        for power in range(STEPS):
-            counts = 10.0**power * numpy.concatenate([whole, third])
-            if 16 * epsilon(self.subject.dtypes) * numpy.abs(counts).max() > COUNTED:  # rounding alone has steps
-                return None
-            if (numpy.abs(counts - numpy.round(counts)) <= COUNTED).all():
-                return f"the gradient is rounded to steps of {10.0**-power:g}"
-        return None
-
-    def coarse_rule(self, found: Finding) -> str | None:
-        """Diagnoses a rule whose only fault is that it computes in a lower precision than the function."""
-        # An overflow has an infinite error.
-        if found.error is None or max(TOLERANCES.values()) < found.error < math.inf:
-            return None
-        grain = self.grain_of_rule
-        if not grain or TOLERANCES[grain] < found.error < math.inf:
-            return None
-        self.is_rule_coarse = True
-        return f"a lower precision inside: the rule computes in {INSIDE[grain]}, and the function does not"
 
     def gives_half_precision(self) -> bool:
         """Whether the output is rounded to half precision.
@@ -410,85 +326,6 @@ class Inspection:
         return True
 
     # --- findings -----------------------------------------------------------------------------------
-
-    def compare(
-        self,
-        check: str,
-        number: int | None,
-        rows: list[Row],
-        find_break: Callable[[Row], Break | None] | None = None,
-        tolerance: float | None = None,
-    ) -> Finding:
-        """Compares the numbers in `rows`.
-
-        `find_break` examines a number that differs, or is uncertain. A missing derivative makes the finding undecided,
-        or compares with the slope on one side. Any other difference is a failure.
-        """
-        tolerance = tolerance or TOLERANCES[self.eps]
-        name = None if number is None else self.arguments.names[number]
-        largest = max(map(_largest, (*self.output, *self.upstream, *self.gradient)))
-        sizes = [max(abs(each.expected), each.size) for each in rows if not numpy.isnan(each.expected)]
-        size = max(sizes, default=0.0)
-        noise = min(256 * self.eps, tolerance) * max(size, *map(_largest, self.upstream))
-        size = size if size > noise else 0.0
-        # A function that computes inside in half precision never passes, so only large faults count.
-        limit = 1.0 if self.grain > INSIDE_ENOUGH else 0.05
-        # In double precision each element is compared by itself; elsewhere the largest element sets the rounding error.
-        is_single = self.eps == DOUBLE and tolerance == TOLERANCES[DOUBLE]
-
-        def is_wrong(row: Row) -> bool:
-            measure = max(abs(row.expected), row.size) if is_single and row.where != ALONG else size
-            # `not <=`, because NaN must count as wrong.
-            return not row.difference <= tolerance * measure + 4 * row.error + noise
-
-        def is_rough(row: Row) -> bool:
-            return 4 * row.error > max(limit * size, 1e-5 * largest)
-
-        def is_bent(row: Row) -> bool:
-            return row.bend > 1e-2 * max(size, abs(row.came)) + 1e-4 * largest * math.sqrt(self.eps)
-
-        found = functools.partial(self.finding, check, argument=name, tolerance=tolerance)
-        if not rows:
-            return self.finding(check, "undecided", argument=name, reason="it has no elements to compare")
-        doubtful = [each for each in rows if is_wrong(each) or is_rough(each) or is_bent(each)]
-        # Elements come before directions, because an element names a place. `find_break` is slow; one fault is enough.
-        doubtful.sort(key=lambda each: (not is_wrong(each), each.where == ALONG, -each.difference))
-        examined: list[tuple[Row, Break | None]] = []
-        for each in doubtful:
-            # With so much rounding an uncertain number is undecided anyway.
-            is_clear = self.is_noisy and is_rough(each) and not is_wrong(each)
-            examined.append((each, None if find_break is None or is_clear else find_break(each)))
-            if examined[-1][1] is None and is_wrong(each):
-                break
-        # At the edge of a domain the expected value is the derivative on one side.
-        edges = [(row, broken) for row, broken in examined if broken is not None and broken.is_edge]
-        examined = [(row, broken) for row, broken in examined if broken is None or not broken.is_edge]
-        sure = [each for each, broken in examined if broken is None and is_wrong(each)]
-        beside = [row._replace(expected=broken.slope, error=broken.error) for row, broken in edges]
-        off = [each for each in beside if each.difference > 1e-2 * max(abs(each.expected), size)]
-        if (sure or off or examined) and self.is_other_in_double:
-            return found("undecided", reason=OTHER_IN_DOUBLE)
-        if sure or off:
-            worst = min(sure or off, key=lambda each: (each.where == ALONG, -each.difference))
-            alike = [abs(each.expected) for each in rows if (each.where == ALONG) == (worst.where == ALONG)]
-            scale = max((number for number in alike if number > noise), default=0.0) or abs(worst.came)
-            return found(
-                "failed",
-                where=worst.where,
-                came=text(worst.came),
-                expected=text(worst.expected),
-                error=worst.difference / scale,
-                diagnosis=None if sure else EDGE,
-            )
-        for each, broken in examined:
-            if broken is not None and not self.is_noisy:
-                what = "the gradient" if check in ORDERS[1:] else "the function"
-                reason = f"{what} has no derivative there: {broken.reason}. The rule returns {text(each.came)}"
-                return found("undecided", where=each.where, reason=reason, diagnosis=KINK)
-        if any(broken is not None or is_rough(row) for row, broken in examined):
-            return found("undecided", reason=f"{self.precision_inside}{NO_CONVERGENCE}")
-        left = [each for each in rows if not any(each is row for row, _ in edges)] + beside
-        return found("passed", error=max(each.difference for each in left) / (size or largest or 1.0))
 
     def finding(self, check: str, status: str, /, **details: Any) -> Finding:
         """Returns a finding of this backend."""
@@ -523,7 +360,3 @@ def weigh(upstream: Sequence[Array]) -> Array:
 
 def _moved(points: Arrays, t: float, directions: Arrays) -> Arrays:
     return [point + t * each for point, each in zip(points, directions, strict=True)]
-
-
-def _largest(array: Array) -> float:
-    return float(numpy.abs(array).max(initial=0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -146,12 +145,6 @@ class Subject:
         filled(self.template, seen.append)
         self.is_plain = len(seen) == len(slots)
         self.dtypes = [_DOUBLE.get(dtype, dtype) if double else dtype for dtype in arguments.dtypes]
-
-    def watched(self, seen: list[weakref.ref[Any]]) -> Subject:
-        """Returns a copy that also records weak references to the tensors that the function receives."""
-        found = copy.copy(self)
-        found.f = watched(self.f, seen)
-        return found
 
     def tensors(self, points: Sequence[Array]) -> list[Any]:
         """Returns all tensor arguments, with `points` as the values of the differentiated ones."""

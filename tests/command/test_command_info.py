@@ -30,10 +30,11 @@ def test_info_shows_every_backend(backends):
 def test_info_shows_the_versions_before_the_backends_start(run, monkeypatch, capsys):
     shown = []
 
-    async def ask(found):
+    async def ask(names, work):
         shown.append(capsys.readouterr().out)
+        return {}
 
-    monkeypatch.setattr(info, "_ask_all", ask)
+    monkeypatch.setattr(info.processes, "of_all", ask)
     monkeypatch.setattr(info, "_version", lambda name: None)
     for name in ("KERAS_CG_BACKEND", "KERAS_BACKEND"):
         monkeypatch.delenv(name, raising=False)
@@ -56,12 +57,12 @@ def test_info_as_json(tmp_path):
 
 
 def test_info_tells_what_is_untested(run, monkeypatch):
-    async def ask(found):
-        pass
+    async def ask(names, work):
+        return {}
 
     line = "numpy 9.9 is newer than the versions that keras_cg was tested with (2.1 to 2.5): it is untested"
     monkeypatch.setattr(versions, "untested", lambda: [line])
-    monkeypatch.setattr(info, "_ask_all", ask)
+    monkeypatch.setattr(info.processes, "of_all", ask)
     assert json.loads(run("info", "--json").stdout)["untested"] == [line]
     assert line in run("info").stdout.replace("\n", " ")
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
-FOLDERS = ("frontend", "bridge", "engine", "autodiff", "namespaces", "recipes", "recipes.checkpoint", "keras")
+FOLDERS = ("frontend", "bridge", "engine", "autodiff", "namespaces", "recipes", "keras")
 MODULES = [f"keras_cg.{folder}.messages" for folder in FOLDERS]
 # Functions that return a note, which is added to an error of the framework or of the user's function.
 NOTES = ("got_whole", "list_of_numbers", "wrong_shape_at_run_time")
@@ -39,7 +39,7 @@ def messages():
             if not inspect.isfunction(function) or name.startswith("_"):
                 continue
             if function.__qualname__ == FILLED:
-                found[f"{place}.{name}"] = str(function("NAME", "OTHER", "THIRD"))
+                found[f"{place}.{name}"] = str(function("NAME", "OTHER", "THIRD", "FOURTH", "FIFTH"))
                 continue
             if function.__module__ != place:
                 continue

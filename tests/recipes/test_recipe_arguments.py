@@ -109,9 +109,6 @@ NUMBERS = {
     "quantize: step": (recipes.quantize, "a positive, finite number"),
     "surrogate_spike: slope": (lambda x, n: recipes.surrogate_spike(x, slope=n), "a positive, finite number"),
     "fixed_point: tolerance": (lambda x, n: recipes.fixed_point(heron, tolerance=n), "a positive number"),
-    "scale_gradient: scale": (recipes.scale_gradient, None),
-    "log1pexp: x": (lambda x, n: recipes.log1pexp(n), None),
-    "quantize: gradient_scale": (lambda x, n: recipes.quantize(x, 0.5, gradient_scale=n), None),
 }
 
 
@@ -119,13 +116,8 @@ NUMBERS = {
 def test_numbers_of_python_and_numpy(backend, name):
     """Most backends hold a scalar of NumPy as a tensor; it is refused as the number of Python is."""
     (call, wanted), x = NUMBERS[name], tensor([0.3, -4.0])
-    for kind in (float, np.float32, np.float64) if wanted else ():
+    for kind in (float, np.float32, np.float64):
         assert f"{name.partition(': ')[2]}=-1.0 is not {wanted}" in message(lambda k=kind: call(x, k(-1.0)), ValueError)
-    for huge in (10**400, -(10**5000)):
-        assert message(lambda huge=huge: call(x, huge), ValueError) == (
-            f"{name} is a number that is too large for a float, which ends at about 1.8e308 in either direction. Give a"
-            " smaller number, or math.inf if that is what you mean."
-        )
 
 
 def test_an_output_that_is_not_like_the_input(backend):

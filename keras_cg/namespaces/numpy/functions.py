@@ -143,8 +143,7 @@ def broadcast_arrays(*arrays: Any) -> tuple[Any, ...]:
     return tuple(broadcast_to(each, shape) for each in arrays)
 
 
-def broadcast_to(x: Any, /, shape: Any) -> Any:
-    return linalg.broadcast_to(x, shape)
+broadcast_to = linalg.broadcast_to
 
 
 def concat(arrays: Sequence[Any], /, axis: int | None = 0) -> Any:
@@ -273,13 +272,10 @@ def _begun(total: Any, axis: int, initial: int | None) -> Any:
 
 def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Any:
     parts = [each for each in (prepend, x, append) if each is not None]
-    whole = anp.concatenate(parts, axis) if len(parts) > 1 else x
+    whole = anp.moveaxis(anp.concatenate(parts, axis) if len(parts) > 1 else x, axis, 0)
     for _ in range(n):
-        before = [slice(None)] * anp.ndim(whole)
-        after = before.copy()
-        before[axis], after[axis] = slice(None, -1), slice(1, None)
-        whole = whole[tuple(after)] - whole[tuple(before)]
-    return whole
+        whole = whole[1:] - whole[:-1]
+    return anp.moveaxis(whole, 0, axis)
 
 
 def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Any:

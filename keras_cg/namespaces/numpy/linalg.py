@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import autograd.numpy as anp
@@ -21,7 +20,7 @@ def constant(x: Any) -> Any:
     return x
 
 
-def broadcast_to(x: Any, shape: Any) -> Any:
+def broadcast_to(x: Any, /, shape: Any) -> Any:
     """Broadcasts after adding axes, because autograd's gradient (1.9) is wrong where the number of axes differs."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     return anp.broadcast_to(anp.reshape(x, (*(1,) * (len(shape) - anp.ndim(x)), *anp.shape(x))), shape)
@@ -80,17 +79,6 @@ def eigh(x: Any, /) -> standard.EighResult:
 
 def eigvalsh(x: Any, /) -> Any:
     return anp.linalg.eigh(x)[0]
-
-
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
-    if ord == "fro":
-        norm = vector_norm(x, axis=(-2, -1))
-    elif ord in ("nuc", 2, -2):
-        norm = {"nuc": anp.sum, 2: anp.max, -2: anp.min}[ord](svdvals(x), axis=-1)
-    else:
-        sums = anp.sum(anp.abs(x), axis=-2 if abs(ord) == 1 else -1)
-        norm = anp.max(sums, axis=-1) if ord > 0 else anp.min(sums, axis=-1)
-    return norm[..., None, None] if keepdims else norm
 
 
 def matrix_power(x: Any, n: int, /) -> Any:
@@ -171,11 +159,4 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return anp.sum(anp.conj(x1) * x2, axis=axis, dtype=anp.result_type(x1, x2))
 
 
-def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
-    size = anp.abs(x)
-    if abs(ord) == math.inf:
-        return (anp.max if ord > 0 else anp.min)(size, axis=axis, keepdims=keepdims)
-    if ord == 0:
-        return anp.sum(anp.astype(size != 0, size.dtype), axis=axis, keepdims=keepdims)
-    total = anp.sum(size if ord == 1 else size**ord, axis=axis, keepdims=keepdims)
-    return total if ord == 1 else anp.sqrt(total) if ord == 2 else total ** (1 / ord)
+vector_norm, matrix_norm = composed.norms(anp.abs, anp.sum, anp.max, anp.min, anp.sqrt, anp.astype, svdvals)

@@ -75,10 +75,6 @@ def bitwise_invert(x: Any, /) -> Any:
     return tf.logical_not(x) if x.dtype.is_bool else tf.bitwise.invert(x)
 
 
-def ceil(x: Any, /) -> Any:
-    return _rounded(tf.math.ceil, x)
-
-
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
     x = tensor(x)
     if x.dtype.is_integer:
@@ -92,10 +88,6 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
 def copysign(x1: Any, x2: Any, /) -> Any:
     x1, x2 = same(x1, x2)
     return tf.where(signbit(x2), -tf.abs(x1), tf.abs(x1))
-
-
-def floor(x: Any, /) -> Any:
-    return _rounded(tf.math.floor, x)
 
 
 def floor_divide(x1: Any, x2: Any, /) -> Any:
@@ -121,24 +113,20 @@ def hypot(x1: Any, x2: Any, /) -> Any:
     return tf.where(is_infinite, tf.constant(math.inf, length.dtype), length)
 
 
-def isfinite(x: Any, /) -> Any:
-    return _of_parts(tf.math.is_finite, x, True, tf.logical_and)
-
-
-def isinf(x: Any, /) -> Any:
-    return _of_parts(tf.math.is_inf, x, False, tf.logical_or)
-
-
-def isnan(x: Any, /) -> Any:
-    return _of_parts(tf.math.is_nan, x, False, tf.logical_or)
-
-
-def _of_parts(asked: Callable[[Any], Any], x: Any, whole: bool, joined: Callable[[Any, Any], Any]) -> Any:
+def _of_parts(asked: Callable[[Any], Any], whole: bool, joined: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """Asks a function of floats about `x`, or about both parts of a complex `x`; the answer for integers is `whole`."""
-    x = tensor(x)
-    if x.dtype.is_complex:
-        return joined(asked(tf.math.real(x)), asked(tf.math.imag(x)))
-    return asked(x) if x.dtype.is_floating else tf.fill(tf.shape(x), whole)
+
+    def call(x: Any, /) -> Any:
+        x = tensor(x)
+        if x.dtype.is_complex:
+            return joined(asked(tf.math.real(x)), asked(tf.math.imag(x)))
+        return asked(x) if x.dtype.is_floating else tf.fill(tf.shape(x), whole)
+
+    return call
+
+
+isfinite = _of_parts(tf.math.is_finite, True, tf.logical_and)
+isinf, isnan = (_of_parts(asked, False, tf.logical_or) for asked in (tf.math.is_inf, tf.math.is_nan))
 
 
 def negative(x: Any, /) -> Any:
@@ -177,7 +165,7 @@ def round(x: Any, /) -> Any:
     x = tensor(x)
     if x.dtype.is_complex:
         return tf.complex(tf.round(tf.math.real(x)), tf.round(tf.math.imag(x)))
-    return _rounded(tf.round, x)
+    return tf.round(x) if x.dtype.is_floating else x
 
 
 def sign(x: Any, /) -> Any:
@@ -198,10 +186,15 @@ def signbit(x: Any, /) -> Any:
     return tf.bitcast(x, whole[x.dtype.size]) < 0 if x.dtype.is_floating else x < 0
 
 
-def trunc(x: Any, /) -> Any:
-    return _rounded(lambda x: tf.where(x < 0, tf.math.ceil(x), tf.math.floor(x)), x)
+def _rounded(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Leaves integers as they are."""
+
+    def call(x: Any, /) -> Any:
+        x = tensor(x)
+        return function(x) if x.dtype.is_floating else x
+
+    return call
 
 
-def _rounded(function: Callable[[Any], Any], x: Any) -> Any:
-    x = tensor(x)
-    return function(x) if x.dtype.is_floating else x
+ceil, floor = map(_rounded, (tf.math.ceil, tf.math.floor))
+trunc = _rounded(lambda x: tf.where(x < 0, tf.math.ceil(x), tf.math.floor(x)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy
@@ -65,17 +64,6 @@ def eigvalsh(x: Any, /) -> Any:
 
 def matmul(x1: Any, x2: Any, /) -> Any:
     return in_64_bits(tnp.matmul, *same(x1, x2))
-
-
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
-    if ord == "fro":
-        return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
-    if ord in ("nuc", 2, -2):
-        norm = {"nuc": tf.reduce_sum, 2: tf.reduce_max, -2: tf.reduce_min}[ord](svdvals(x), axis=-1)
-    else:
-        sums = tf.reduce_sum(tf.abs(x), axis=-2 if abs(ord) == 1 else -1)
-        norm = tf.reduce_max(sums, axis=-1) if ord > 0 else tf.reduce_min(sums, axis=-1)
-    return norm[..., None, None] if keepdims else norm
 
 
 def matrix_power(x: Any, n: int, /) -> Any:
@@ -196,11 +184,6 @@ def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return in_64_bits(lambda x1, x2: tf.reduce_sum(tf.math.conj(x1) * x2, axis=axis), *same(x1, x2))
 
 
-def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
-    length = tf.abs(tensor(x))
-    if abs(ord) == math.inf:
-        return (tf.reduce_max if ord > 0 else tf.reduce_min)(length, axis, keepdims)
-    if ord == 0:
-        return tf.reduce_sum(tf.cast(length != 0, length.dtype), axis, keepdims)
-    total = tf.reduce_sum(length if ord == 1 else length**ord, axis, keepdims)
-    return total if ord == 1 else tf.sqrt(total) if ord == 2 else total ** (1 / ord)
+vector_norm, matrix_norm = composed.norms(
+    lambda x: tf.abs(tensor(x)), tf.reduce_sum, tf.reduce_max, tf.reduce_min, tf.sqrt, tf.cast, svdvals
+)

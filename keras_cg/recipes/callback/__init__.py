@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 
 from keras_cg.engine import precision
+from keras_cg.errors import article, type_name
 from keras_cg.frontend import config, signature
 from keras_cg.frontend.call import function_name
 from keras_cg.frontend.decorator import CustomGradient
@@ -159,7 +160,7 @@ def _tensors(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
             continue
         number = tensors.plain(arg)
         if type(number) not in (int, float, complex):
-            raise messages.not_an_array(name, place, arg)
+            raise messages.not_an_array(name, place, article(type_name(arg)))
         value = backend.asarray(number)
         values.append(backend.cast(value, dtypes[0]) if dtypes and isinstance(number, float) else value)
     return tuple(values)
@@ -204,10 +205,12 @@ class _Function:
         return results[0] if is_lone else tuple(results)
 
     def results(self, kinds: Sequence[Kind], count: int) -> list[Kind]:
+        """Returns the kinds of the results for arrays of these kinds: `count` arguments, then upstreams."""
         promised, _ = self.promised(kinds, count)
         return [_wide(kind) for kind in promised if kind is not None]
 
     def run(self, arrays: Sequence[numpy.ndarray], count: int) -> list[numpy.ndarray]:
+        """Runs the function; raises a ValueError if a result has another kind than promised."""
         # Copies, because the arrays are the framework's own memory, and libraries in C want contiguous arrays.
         copies = [numpy.array(array, order="C") for array in arrays]
         promised, is_lone = self.promised([Kind(array.shape, array.dtype.name) for array in copies], count)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
-
-import numpy
+from typing import Any, NamedTuple
 
 from keras_cg.recipes import messages
 
@@ -24,28 +21,12 @@ class Kind(NamedTuple):
     dtype: str
 
 
-class HostFunction(Protocol):
-    """A function of NumPy arrays that tells the kinds of its results before it runs."""
-
-    name: str
-
-    def results(self, kinds: Sequence[Kind], count: int) -> list[Kind]:
-        """Returns the kinds of the results for arrays of these kinds: `count` arguments, then upstreams."""
-
-    def run(self, arrays: Sequence[numpy.ndarray], count: int) -> list[numpy.ndarray]:
-        """Runs the function.
-
-        Raises:
-            ValueError: A result has another kind than promised.
-        """
-
-
 # Weak references, because a program must not keep a function alive that the user has dropped.
-_registered: weakref.WeakValueDictionary[str, HostFunction] = weakref.WeakValueDictionary()
+_registered: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def register(function: HostFunction) -> str:
-    """Returns a key for a function, which `Host.function` looks up as long as the function exists."""
+def register(function: Any) -> str:
+    """Returns a key for a function, by which `Host.function` finds it as long as it exists."""
     # Random, because a program that is loaded in another process must not find another function there. A string,
     # because torch.compile (2.13) would make a number a variable of the program as soon as there are two.
     key = os.urandom(8).hex()
@@ -64,7 +45,7 @@ class Host(NamedTuple):
     key: str
     arguments: int
 
-    def function(self) -> HostFunction:
+    def function(self) -> Any:
         """Returns the function.
 
         Raises:

@@ -22,7 +22,7 @@ def call(host: Host, tensors: Sequence[Any]) -> tuple[Any, ...]:
     promised = function.results([Kind(shape(value), dtype(value)) for value in values], count)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def run(*arrays: Any) -> list[Any]:
+    def run(*arrays: Any) -> Any:
         return function.run(arrays, count)
 
     # Stateless, because TensorFlow runs a stateful operation even if its results are unused.

@@ -7,12 +7,10 @@ from typing import Any
 
 from keras_cg.bridge import keras_interop
 from keras_cg.frontend import arguments, config, pytree
-from keras_cg.frontend.call import function_name
+from keras_cg.frontend.call import FlatFunction, function_name
 from keras_cg.frontend.pickling import picklable
 from keras_cg.frontend.tree import Tree
-from keras_cg.recipes import frameworks, tensors
-from keras_cg.recipes.checkpoint import messages
-from keras_cg.recipes.checkpoint.function import OutputFunction
+from keras_cg.recipes import frameworks, messages, tensors
 
 
 @picklable
@@ -86,3 +84,14 @@ def recompute(f: Callable[..., Any]) -> Callable[..., Any]:
         return function.finish(frameworks.this.checkpoint.recompute(function, values))
 
     return recomputed
+
+
+class OutputFunction(FlatFunction):
+    """A function that runs again for its gradient, from tensors to tensors: it has no rule."""
+
+    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
+        """Runs the function: returns the tensors of the output, then the variables of Keras that it changed."""
+        output, changed, _ = self.run(*self.bind(tensors))
+        results, tree = self.flatten(output)
+        self.output = self.output or tree
+        return (*results, *changed)

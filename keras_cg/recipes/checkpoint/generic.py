@@ -10,7 +10,7 @@ from keras_cg.engine import messages
 from keras_cg.engine.contract import Tensors
 from keras_cg.engine.linear import check_or_nan
 from keras_cg.engine.precision import is_differentiable
-from keras_cg.recipes.checkpoint.function import OutputFunction
+from keras_cg.recipes.checkpoint import OutputFunction
 from keras_cg.recipes.checkpoint.sample import Sample
 from keras_cg.recipes.tensors import recipe
 

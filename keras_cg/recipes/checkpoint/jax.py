@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from keras_cg.engine.contract import Tensors
-from keras_cg.recipes.checkpoint.function import OutputFunction
+from keras_cg.recipes.checkpoint import OutputFunction
 
 
 def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:

@@ -19,7 +19,7 @@ from keras_cg.backends.tensorflow.tensors import nan_unless, this_backend
 from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Tensors
-from keras_cg.recipes.checkpoint.function import OutputFunction
+from keras_cg.recipes.checkpoint import OutputFunction
 from keras_cg.recipes.checkpoint.sample import Sample
 
 

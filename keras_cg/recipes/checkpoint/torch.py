@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from keras_cg.backends import torch as this_backend
 from keras_cg.backends.torch.tensors import is_captured, is_forward_open, transforms_active
 from keras_cg.engine.contract import Tensors
-from keras_cg.recipes.checkpoint.function import OutputFunction
+from keras_cg.recipes.checkpoint import OutputFunction
 from keras_cg.recipes.checkpoint.sample import Sample
 
 

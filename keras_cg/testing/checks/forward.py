@@ -10,12 +10,14 @@ import numpy
 
 from keras_cg import errors
 from keras_cg.engine import messages
+from keras_cg.testing import causes
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import ALONG, Row
 from keras_cg.testing.diagnosis import CUT
 from keras_cg.testing.differences import Break
 from keras_cg.testing.inspection import NUMBERS, Inspection
 from keras_cg.testing.report import Finding
+from keras_cg.testing.verdicts import compare
 
 
 def forward(at: Inspection) -> Iterator[Finding]:
@@ -53,11 +55,11 @@ def forward(at: Inspection) -> Iterator[Finding]:
                 Row(named.format(place), direction[number], *numbers)
                 for place, numbers in enumerate(zip(came.tolist(), values.tolist(), margins.tolist(), strict=True))
             ]
-        found = at.compare(check, number, rows, None if at.is_rule else _find_break(at, number, direction[number]))
+        found = compare(at, check, number, rows, None if at.is_rule else _find_break(at, number, direction[number]))
         if found.status == "failed" and not came.any() and at.gradient[number].any():
             found = replace(found, diagnosis=CUT)
         elif found.status in ("failed", "undecided"):
-            found = replace(found, diagnosis=at.advice(number) or found.diagnosis)
+            found = replace(found, diagnosis=causes.advice(at, number) or found.diagnosis)
         yield found
 
 

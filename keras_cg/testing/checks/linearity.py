@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy
 
 from keras_cg.engine import linear
-from keras_cg.testing import comparison
+from keras_cg.testing import causes, comparison
 from keras_cg.testing.arrays import Array, random, vector
 from keras_cg.testing.comparison import Row
 from keras_cg.testing.diagnosis import CLIPS, CUT, diagnose_upstream
 from keras_cg.testing.inspection import Inspection
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arrays, Subject
+from keras_cg.testing.verdicts import compare
 
 
 def linearity(at: Inspection) -> Iterator[Finding]:
@@ -44,7 +45,7 @@ def linearity(at: Inspection) -> Iterator[Finding]:
                 shown = _worst(at, check, number, rows)
                 shown = replace(shown, reason="not linear in upstream, as declared")
         if shown.status == "failed":
-            cause = at.cause(number, shown) or diagnose_upstream(at.pull, at.upstream, number)
+            cause = causes.cause(at, number, shown) or diagnose_upstream(at.pull, at.upstream, number)
             shown = replace(shown, reason="the rule is not linear in upstream", diagnosis=cause)
         yield shown
     if at.is_rule:
@@ -55,10 +56,11 @@ def linearity(at: Inspection) -> Iterator[Finding]:
         at.is_linear = False
         if not at.is_rule:
             reason = "the rule is not linear in an upstream of tiny or huge size"
-            causes = (
-                at.steps(number) or diagnose_upstream(at.pull, at.upstream, number) for number in range(len(at.points))
+            found_causes = (
+                causes.steps(at, number) or diagnose_upstream(at.pull, at.upstream, number)
+                for number in range(len(at.points))
             )
-            yield at.finding(check, "failed", reason=reason, diagnosis=next(filter(None, causes), CLIPS))
+            yield at.finding(check, "failed", reason=reason, diagnosis=next(filter(None, found_causes), CLIPS))
 
 
 def _at_every_size(at: Inspection) -> Iterator[Finding]:
@@ -70,7 +72,8 @@ def _at_every_size(at: Inspection) -> Iterator[Finding]:
             is_known = numpy.isfinite(came) & numpy.isfinite(right)
             # Scaled to the size of upstream, which the tolerances of the comparison assume.
             largest = numpy.abs(right[is_known]).max(initial=0) or 1.0
-            found = at.compare(
+            found = compare(
+                at,
                 "linearity",
                 number,
                 comparison.elements(*(numpy.where(is_known, each, 0) / largest for each in (came, right))),
@@ -113,7 +116,7 @@ def _is_tried_linear(at: Inspection) -> bool:
 
 def _worst(at: Inspection, check: str, number: int, rows: list[list[Row]]) -> Finding:
     """Compares several gradients of one argument and returns the first failure, else the first finding."""
-    found = [at.compare(check, number, each) for each in rows]
+    found = [compare(at, check, number, each) for each in rows]
     return next((each for each in found if each.status == "failed"), found[0])
 
 

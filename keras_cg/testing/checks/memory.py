@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import Any
 
 from keras_cg.testing.inspection import Inspection
 from keras_cg.testing.report import Finding
+from keras_cg.testing.subject import watched
 
 
 def memory(at: Inspection) -> Iterator[Finding]:
@@ -39,7 +41,9 @@ def memory(at: Inspection) -> Iterator[Finding]:
 def _references(at: Inspection) -> list[tuple[str, weakref.ref[Any]]]:
     """Returns weak references to the tensors of one forward and backward pass, none of which is still in use."""
     seen: list[weakref.ref[Any]] = []
-    flat, floating = at.subject.watched(seen).bound(at.points)
+    subject = copy.copy(at.subject)
+    subject.f = watched(subject.f, seen)
+    flat, floating = subject.bound(at.points)
     outputs, pullback, _ = at.backend.vjp(flat, floating)
     gradients = pullback(at.subject.cast(at.upstream, outputs))
     # TensorFlow's tape (2.21) never frees a gradient that it returned for two arguments.

@@ -8,22 +8,22 @@ from dataclasses import replace
 
 import numpy
 
-from keras_cg.testing import comparison
+from keras_cg.testing import causes, comparison
 from keras_cg.testing.arrays import Array, beside, random, vector
 from keras_cg.testing.comparison import ALONG, Column, text
-from keras_cg.testing.diagnosis import EARLIER, Evidence, diagnose, diagnose_higher, is_same
+from keras_cg.testing.diagnosis import EARLIER, diagnose, diagnose_higher, is_same
 from keras_cg.testing.differences import curvature
 from keras_cg.testing.inspection import (
     ELEMENTS_OF_HIGHER_ORDERS,
     INSIDE_ENOUGH,
     ORDERS,
     ROUNDING,
-    TOLERANCES,
     Inspection,
     weigh,
 )
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arrays, epsilon
+from keras_cg.testing.verdicts import compare
 
 # The tolerance of a second derivative against second differences of the function, which have fewer digits.
 CURVED = 1e-4
@@ -46,15 +46,16 @@ def first(at: Inspection) -> Iterator[Finding]:
             at.look_closer()
             closer = _at_point(at, number, came)
             found = closer if closer.status == "failed" else found
-        advice = at.history(number) or at.advice(number) if found.status in ("failed", "undecided") else None
+        is_doubtful = found.status in ("failed", "undecided")
+        advice = causes.history(at, number) or causes.advice(at, number) if is_doubtful else None
         if advice is not None:
             found = replace(found, diagnosis=advice)
         elif found.status == "failed":
-            cause = found.diagnosis or at.cause(number, found) or diagnose(_evidence(at), number)
+            cause = found.diagnosis or causes.cause(at, number, found) or diagnose(at, number)
             if cause is None and not at.is_rule:
                 is_nearly_right = found.error is not None and found.error < NEARLY
                 other = _elsewhere(at, is_nearly_right).get(number)
-                cause = (other and other.diagnosis) or at.advice_for_jumps(number)
+                cause = (other and other.diagnosis) or causes.advice_for_jumps(at, number)
             found = replace(found, diagnosis=cause)
         elif found.status == "passed" and (at.is_rule or not at.is_staircase(number)):
             later = _elsewhere(at) if later is None else later
@@ -70,28 +71,10 @@ def first(at: Inspection) -> Iterator[Finding]:
 def _at_point(at: Inspection, number: int, came: Array) -> Finding:
     """Compares the gradient of one argument with finite differences, or with the declared rule."""
     if at.is_rule:
-        return at.compare(ORDERS[0], number, comparison.elements(came, at.pull_expected(at.upstream)[number]))
+        return compare(at, ORDERS[0], number, comparison.elements(came, at.pull_expected(at.upstream)[number]))
     rows = comparison.rows(at.columns_of_output(number), came, weigh(at.upstream))
     find_break = functools.partial(at.kink, number, at.reference.output, at.upstream)
-    return at.compare(ORDERS[0], number, rows, find_break)
-
-
-def _evidence(at: Inspection) -> Evidence:
-    """Collects the evidence for a diagnosis."""
-    return Evidence(
-        names=at.arguments.names,
-        points=at.points,
-        upstream=at.upstream,
-        came=at.gradient,
-        expected=at.pull_expected(at.upstream),
-        tolerance=TOLERANCES[at.eps],
-        pull=at.pull,
-        pull_expected=at.pull_expected,
-        jacobians=[at.jacobian(number) for number in range(len(at.points))],
-        shapes=[each.shape for each in (*at.points, *at.output)],
-        is_declared=at.is_declared,
-        declaration=at.declaration,
-    )
+    return compare(at, ORDERS[0], number, rows, find_break)
 
 
 def _rounding(at: Inspection, number: int) -> Finding | None:
@@ -104,7 +87,7 @@ def _rounding(at: Inspection, number: int) -> Finding | None:
     # A sum of terms as large as upstream may cancel to zero, so its rounding error has the size of upstream.
     rounding = 16 * eps * max(float(numpy.abs(each).max(initial=0)) for each in at.upstream)
     rows = [row._replace(error=rounding / 4) for row in rows]
-    found = at.compare(ORDERS[0], number, rows, tolerance=ROUNDING[eps])
+    found = compare(at, ORDERS[0], number, rows, tolerance=ROUNDING[eps])
     reason = f"right in double precision, wrong in {dtypes[number]}: it overflows, or subtracts nearly equal numbers"
     return replace(found, diagnosis=reason) if found.status == "failed" else None
 
@@ -128,7 +111,7 @@ def _elsewhere(at: Inspection, is_right_here: bool = True) -> dict[int, Finding]
             slope = at.slope(direction, at.reference.output, at.upstream, points)
             rows = comparison.rows([Column(None, direction[number], slope)], came, weigh(at.upstream))
         find_break = functools.partial(at.kink, number, at.reference.output, at.upstream, points=points)
-        other = at.compare(ORDERS[0], number, rows, None if at.is_rule else find_break)
+        other = compare(at, ORDERS[0], number, rows, None if at.is_rule else find_break)
         if other.status == "failed":
             is_cached = (is_right_here and is_same(came, at.gradient[number])) or at.difference(
                 gradients, at.subject.gradients(points, [at.upstream]), at.arguments.names
@@ -141,7 +124,7 @@ def _meanwhile(at: Inspection, points: Arrays) -> dict[int, Finding]:
     """Checks the gradient of a call when the function was called at other points before the rule ran."""
     came = at.subject.gradients_after(at.points, at.upstream, points)
     found = {
-        number: at.compare(ORDERS[0], number, comparison.elements(*pair))
+        number: compare(at, ORDERS[0], number, comparison.elements(*pair))
         for number, pair in enumerate(zip(came, at.gradient, strict=True))
     }
     return {
@@ -184,7 +167,7 @@ def _of_rule(at: Inspection, order: int, number: int, came: Array, upstreams: li
     columns = at.columns(number, lower, upstreams[-1], ELEMENTS_OF_HIGHER_ORDERS)
     find_break = functools.partial(at.kink, number, lower, upstreams[-1])
     weights = weigh(upstreams[-1])
-    found = at.compare(ORDERS[order], number, comparison.rows(columns, came, weights), find_break)
+    found = compare(at, ORDERS[order], number, comparison.rows(columns, came, weights), find_break)
     return found, comparison.gradient(columns, came, weights)
 
 

@@ -13,6 +13,7 @@ from keras_cg.testing import comparison
 from keras_cg.testing.inspection import Inspection
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arrays
+from keras_cg.testing.verdicts import compare
 
 
 def compiled(at: Inspection) -> Iterator[Finding]:
@@ -35,7 +36,7 @@ def compiled(at: Inspection) -> Iterator[Finding]:
         yield replace(other, reason="the compiled output differs from the eager one")
         return
     for number, came in enumerate(at.subject.arrays(gradients)):
-        found = at.compare(check, number, comparison.elements(came, at.gradient[number]))
+        found = compare(at, check, number, comparison.elements(came, at.gradient[number]))
         if found.status == "failed":
             found = replace(found, reason="the compiled gradient differs from the eager one")
         yield found
@@ -44,7 +45,7 @@ def compiled(at: Inspection) -> Iterator[Finding]:
 def _other_output(at: Inspection, check: str, outputs: Sequence[Any]) -> Finding | None:
     """Compares the output of a program with that of the function; returns the first difference."""
     for each, output in zip(at.subject.arrays(outputs), at.subject.output(at.points), strict=True):
-        found = at.compare(check, None, comparison.elements(each, output))
+        found = compare(at, check, None, comparison.elements(each, output))
         if found.status == "failed":
             return found
     return None
@@ -82,7 +83,7 @@ def exported(at: Inspection) -> Iterator[Finding]:
 def _compare_gradients(at: Inspection, check: str, gradients: Arrays) -> Finding:
     """Classifies the gradient of an exported program: the right one, none, or another one."""
     pairs = zip(gradients, at.gradient, strict=True)
-    found = [at.compare(check, number, comparison.elements(came, right)) for number, (came, right) in enumerate(pairs)]
+    found = [compare(at, check, number, comparison.elements(came, right)) for number, (came, right) in enumerate(pairs)]
     wrong = [each for each in found if each.status == "failed"]
     if not wrong:
         return replace(found[0], argument=None, error=max(each.error or 0.0 for each in found), gradient="carried")

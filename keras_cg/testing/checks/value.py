@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import numpy
 
-from keras_cg.testing import comparison, exceptions, messages
+from keras_cg.testing import causes, comparison, exceptions, messages
 from keras_cg.testing.arrays import Array, random
 from keras_cg.testing.comparison import Row
 from keras_cg.testing.diagnosis import ALONE, EARLIER
-from keras_cg.testing.inspection import DOUBLE, EDGE, KINK, ORDERS, ROUNDING, Inspection
+from keras_cg.testing.inspection import DOUBLE, ORDERS, ROUNDING, Inspection
 from keras_cg.testing.report import Finding
 from keras_cg.testing.subject import Arrays, Subject
+from keras_cg.testing.verdicts import EDGE, KINK, compare
 
 # The arguments are tried one by one, or in so many groups if there are more of them.
 GROUPS = 16
@@ -95,7 +96,7 @@ def stated(at: Inspection, value: tuple[Subject, Subject]) -> Finding:
     if shapes[0] != shapes[1]:
         raise messages.wrong_value(at.subject.name, *map(str, shapes))
     found = [
-        at.compare(check, None, comparison.elements(*pair)) for pair in zip(came, right, strict=True) if pair[0].size
+        compare(at, check, None, comparison.elements(*pair)) for pair in zip(came, right, strict=True) if pair[0].size
     ]
     wrong = next((each for each in found if each.status == "failed"), None)
     return found[0] if wrong is None else replace(wrong, reason="the output differs from that of `value`")
@@ -150,7 +151,7 @@ def _not_finite(at: Inspection, number: int) -> Finding:
         reason = f"the function has no derivative there: {broken.reason}. The rule returns {came}"
         return found("undecided", reason=reason, diagnosis=KINK)
     reason = "the rule returns NaN or infinity where the function is finite"
-    cause = EDGE if broken is not None else at.coarse_rule(found("failed", error=numpy.inf))
+    cause = EDGE if broken is not None else causes.coarse_rule(at, found("failed", error=numpy.inf))
     return found("failed", reason=reason, diagnosis=cause)
 
 
