@@ -85,16 +85,18 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
 
 
 def _with_autograd(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) -> tuple[torch.Tensor, ...]:
-    """Runs `fun` once, on detached tensors; an output that requires a gradient then depends on a captured tensor."""
+    """Runs `fun` once, on detached tensors; an output that requires a gradient then depends on a captured tensor.
+
+    In plain loops, because here is most of what a small call costs.
+    """
     call = SavedCall()
     call.fun, call.number, start = fun, len(tensors), sequence_number()
     is_hooked = is_special and hooks(False) is not None
     is_differentiated = any([tensor.requires_grad for tensor in tensors])
     saved, inputs, watched, places = [], [], [], []
-    # In plain loops, because here is most of what a small call costs.
     for tensor in tensors:
-        if tensor.is_inference():
-            tensor = tensor.clone()  # autograd cannot save it, and it does not tell when it is changed
+        # autograd cannot save an inference tensor, which does not tell when it is changed.
+        tensor = tensor.clone() if tensor.is_inference() else tensor
         # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
         alias = tensor.detach() if is_differentiated or is_hooked else tensor
         storage = storage_of(alias)
@@ -126,8 +128,7 @@ def _with_autograd(fun: Function, tensors: Sequence[torch.Tensor], is_special: b
         if not is_differentiated and not variables:
             return exporting.cut(fun.name, outputs)
     call.storages = storages - {0}
-    if is_special and is_autocast():
-        call.autocasts = autocasts(tensors)
+    call.autocasts = autocasts(tensors) if is_special and is_autocast() else ()
     residuals: Sequence[torch.Tensor] = ()
     if is_hooked:
         # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
@@ -136,7 +137,7 @@ def _with_autograd(fun: Function, tensors: Sequence[torch.Tensor], is_special: b
     else:
         call.keep(pullback, watched, places)
     saved = [*map(unwrap_if_dead, saved)] if is_special else saved
-    results = _apply((call, outputs, saveable(residuals) if is_hooked else ()), *saved)
+    results = _apply((call, outputs, saveable(residuals)), *saved)
     return results if type(results) is tuple else (results,)
 
 
