@@ -36,13 +36,7 @@ class Nest(Tree):
         return _unwrap(value) if self.is_wrapped else value
 
     def tensors_of(self, value: Any) -> Any:
-        """Returns what a tuple has in the place of each tensor; () for another structure, but for tensors alone."""
-        if len(self.places) == len(self.leaves):
-            # A container in the place of a tensor counts as its gradient here, and fails the check of each.
-            try:
-                return self.treespec.flatten_up_to(value)
-            except ValueError:
-                return ()
+        """Returns what a tuple has in the place of each tensor; () for another structure."""
         leaves, treespec = optree.tree_flatten(value, **_KIND)
         return [leaves[place] for place in self.places] if treespec == self.treespec else ()
 
