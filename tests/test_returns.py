@@ -75,6 +75,21 @@ def test_two_readings_that_differ_at_integers_alone(eager, nothing):
     np.testing.assert_allclose(zeros_if_none(gx), np.zeros(3))
 
 
+def test_a_reading_with_a_gradient_of_a_static_argument_gives_way(eager):
+    decorated = custom_gradient(lambda p, name: (p[0] * p[1], lambda upstream: (None, 5 * upstream)))
+    gx, gy = eager.gradients(lambda x, y: decorated([x, y], "name"), X, Y)
+    np.testing.assert_allclose(zeros_if_none(gx), np.zeros(3))
+    np.testing.assert_allclose(gy, FIVE)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_static_leaves_count_for_the_order_of_a_flat_result(eager, order):
+    """As it was written down, the tensor comes first, and in the order of the keys the static leaf."""
+    decorated = custom_gradient(lambda p: (p["b"] * p["a"], lambda upstream: (7 * upstream, None)[::order]))
+    with pytest.raises(GradientError, match="order"):
+        eager.gradients(lambda x: decorated({"b": x, "a": 2.0}), X)
+
+
 def test_a_list_is_no_dict_with_the_keys_0_and_1(eager):
     decorated = custom_gradient(lambda p, y: (p[0] * p[1] * y, lambda upstream: ([7 * upstream] * 2, 5 * upstream)))
     with pytest.raises(GradientError, match="in the wrong structure"):
