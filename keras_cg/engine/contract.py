@@ -95,10 +95,12 @@ class Function(Protocol):
     name: str
     # The user's function itself.
     user: Callable[..., Any]
-    # Whether its arguments are plain tensors by position, as `is_plain` says.
-    is_ordinary: bool
     # Whether its arguments are plain tensors in any pytree.
     is_plain: bool
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether its arguments are plain tensors by position, as `is_plain` says."""
 
     def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]:
         """Runs the function: returns its outputs, and the rule for them."""

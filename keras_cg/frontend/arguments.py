@@ -31,8 +31,15 @@ class Arguments:
     ):
         self.backend, self.name, self.user = backend, name, user
         self.positionals, self.keywords, self._static = positionals, keywords, static
-        self.is_ordinary = static is None
         self.is_plain = static is None or static.is_plain
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether the arguments are plain tensors by position.
+
+        No attribute, which would be data: another run may take the road of pytrees, because Keras has a scope there.
+        """
+        return self._static is None
 
     @property
     def static(self) -> Tree:

@@ -262,3 +262,18 @@ def test_what_would_get_lost_where_a_function_is_traced(keras, backend, does):
 
     with pytest.raises(RuntimeError, match=rf"{does} of Keras.* whenever it runs, and needs to run again"):
         keras_cg.grad(loss)(np.float32(2), np.ones((2, 3), np.float32))
+
+
+@pytest.mark.only("numpy")
+def test_a_rule_that_closes_over_a_pullback(keras, backend):
+    """Another run is in a scope of Keras, so the function inside takes the road of pytrees there."""
+    cubed = keras_cg.custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * x**3))
+
+    @keras_cg.custom_gradient
+    def kept(x):
+        _, pullback = keras_cg.vjp(cubed, x)
+        return x * 1, lambda upstream: pullback(upstream)[0]
+
+    x = np.array([1.0, 2.0])
+    loss = lambda f: lambda x: keras_cg.ops.sum(f(x))
+    close(keras_cg.grad(loss(keras_cg.grad(loss(kept))))(x), 21 * x**2)
