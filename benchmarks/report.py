@@ -304,7 +304,6 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("jax, a chain", "The function is traced by itself first, to find what it closes over."),
     ("jax: bytes held", "Keras's idiom gets the arguments, which are kept for it."),
     ("jax: a gradient", "Eager JAX takes a part of the time for operations that cost nothing elsewhere."),
-    ("tensorflow, a nest", "Each leaf is copied for the tape, and its gradient is checked."),
     ("jax, log1pexp", _NOISE),
     ("tensorflow, log1pexp, 1,000,000", _NOISE),
     ("tensorflow, log1pexp, 8 numbers: jit_compile", _NOISE),
@@ -312,7 +311,6 @@ REASONS: tuple[tuple[str, str], ...] = (
     ("tensorflow, log1pexp, 8 numbers", "The arguments are copied, so that a tape sees the call as one step."),
     ("numpy, a nest", "Each gradient of a leaf is checked, and copied if it shares memory."),
     ("numpy, ", _OF_NUMPY),
-    ("`import keras_cg`", "The modules are needed at the first call."),
 )
 
 
