@@ -61,9 +61,9 @@ not_the_pytree = message(
 )
 not_alike = message(
     ValueError,
-    "{0}: {1} does not fit {4}.",
-    got="{2}",
-    expected="{3}",
+    "{0}: {1} does not fit {2}.",
+    got="{3}",
+    expected="{4}",
     cause="a value that was to be broadcast, an integer tensor, or complex numbers for real ones.",
     remedy="give a floating tensor of exactly that shape; None stands for zeros. Nothing is broadcast.",
 )

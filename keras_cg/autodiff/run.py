@@ -126,7 +126,7 @@ class Run:
         Raises:
             ValueError: `value` has another structure than `tree`, or a leaf another shape or kind than its tensor.
         """
-        # This imports optree, which takes a third of the time of `import keras_cg`.
+        # Here, because it imports optree: see `containers`.
         from keras_cg.frontend import readings
 
         backend, places = self.backend, tree.places
@@ -157,7 +157,7 @@ class Run:
             kind, size = "complex" if isinstance(leaf, complex) else "float", ()
         is_too_complex = kind.startswith("complex") and not dtype.startswith("complex")
         if not is_differentiable(kind) or is_too_complex or not compatible(size, shape):
-            raise messages.not_alike(self.where, label(), self._describe(leaf), describe(dtype, shape), model)
+            raise messages.not_alike(self.where, label(), model, self._describe(leaf), describe(dtype, shape))
         if not backend.is_tensor(leaf):
             return backend.namespace.ones_like(tensor) * (leaf if kind == "complex" else float(leaf))
         leaf = backend.asarray(leaf)

@@ -57,7 +57,7 @@ def _for_each(arguments: Arguments, specs: Sequence[Spec], result: Any) -> Seque
     )
     if gradients and all(map(arguments.backend.is_tensor, gradients)):
         return gradients
-    # This imports optree, which takes a third of the time of `import keras_cg`.
+    # Here, because it imports optree: see `containers`.
     from keras_cg.frontend import readings
 
     return readings.Reader(arguments, specs).pick(result)

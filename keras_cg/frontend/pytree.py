@@ -30,7 +30,7 @@ def flatten(value: Any, is_tensor: Callable[[Any], bool], children: Children) ->
             return Tree(list(value))
     elif is_tensor(value):
         return Single([value])
-    # This imports optree, which takes a third of the time of `import keras_cg`.
+    # Here, because it imports optree: see `containers`.
     from keras_cg.frontend import containers
 
     return containers.flatten(value, is_tensor, children)
