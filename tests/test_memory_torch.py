@@ -264,13 +264,20 @@ def test_a_gradient_that_is_a_view_of_what_the_rule_holds(torch):
 
 
 def test_changes_of_tensors_without_a_storage_of_their_own(torch):
-    """An inference tensor that the rule closes over, and the values of a jagged one."""
-    with torch.inference_mode():
-        constant = torch.full((3,), 7.0)
+    """An inference tensor that the run has made and its rule closes over, and the values of a jagged one."""
+    made = []
+
+    @custom_gradient
+    def f(x):
+        with torch.inference_mode():
+            constant = torch.full((3,), 7.0)
+        made.append(constant)
+        return x * 1, lambda upstream: upstream * constant
+
     x = leaf(X)
-    y = custom_gradient(lambda x: (x * 1, lambda upstream: upstream * constant))(x)
+    y = f(x)
     with torch.inference_mode():
-        constant.mul_(10)
+        made[0].mul_(10)
     with pytest.raises(RuntimeError, match="was modified by an inplace operation since the call"):
         gradient(y, x)
     values = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])]

@@ -14,7 +14,7 @@ import pkgutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from keras_cg.engine import defaults, messages
+from keras_cg.engine import defaults, messages, world
 from keras_cg.engine.contract import OPTIONAL, REQUIRED, Backend
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def load(name: str, source: str) -> Backend:
         if not hasattr(backend, attribute):
             setattr(backend, attribute, functools.partial(getattr(defaults, attribute), backend))
     _names[backend] = name
+    world.note_tensors(backend.is_tensor)
     return loaded.setdefault(name, backend)
 
 

@@ -7,23 +7,23 @@ differs, and what C hides, is neither believed nor refused: then the gradients o
 
 from __future__ import annotations
 
+import array
+import collections
 import functools
-import gc
 import sys
 import types
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
 
-from keras_cg.engine import precision
-from keras_cg.engine.functions import ATOMS, Decorated, facts, is_bound, references
+from keras_cg.engine import precision, references
+from keras_cg.engine.functions import ATOMS, Decorated
 
 _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (numpy.ndarray, numpy.generic)
-_VALUES = (numpy.dtype, range, frozenset, type(Ellipsis))
-_BUILTIN_METHODS = (types.BuiltinMethodType, types.MethodWrapperType)
+# The modules of C whose values Python compares as a whole.
+_VALUES = ("datetime", "decimal", "re")
 
 # A name or a way into a value, such as `k` or `.field`, and the value there.
 Step = tuple[str, Any]
@@ -50,40 +50,39 @@ def difference(
     agreement: Callable[[Sequence[tuple[Any, Any]]], Sequence[Any]],
     saved: Sequence[Any] = (),
 ) -> Difference:
-    """Compares what two rules hold; `is_tensor` and `agreement` are those of the backend.
+    """Compares what two runs hold; `is_tensor` and `agreement` are those of the backend.
 
     `first` may come from `outline`; then `saved` are the inputs and the tensors that stood in it.
     """
     tensors: list[tuple[str, Any, Any]] = []
-    is_unknown = len(first) != len(other)
+    others = dict(other)
+    is_unknown = [name for name, _ in first] != [*others]
     # The pairs stay alive while they are walked, so that no identity is used twice.
     seen: dict[tuple[int, int], Any] = {}
-    waiting = [(path, one, two) for (path, one), (_, two) in zip(first, other, strict=False)]
+    waiting = [(path, one, others[path]) for path, one in first if path in others]
     for path, one, two in waiting:
         one = saved[one.place] if type(one) is _Place else one
         if one is two or (id(one), id(two)) in seen:
             continue
         seen[id(one), id(two)] = one, two
-        if is_tensor(one) and is_tensor(two):
+        if is_tensor(one) and is_tensor(two) and not _has_parts(one):
             tensors.append((path, one, two))
             continue
         is_equal = _compared(path, one, two)
         if is_equal is False:
             return Difference(_told(path, one, two))
         if is_equal is None:
-            (head, parts), (other_head, others) = _opened(one), _opened(two)
-            is_unknown |= head is None or head != other_head or len(parts) != len(others)
-            for step, part in parts.items():
-                if step in others:
-                    # A step such as `.field` or `[0]` goes on from the path; a name begins a new one.
-                    waiting.append((path + step if step[:1] in ".[" else step, part, others[step]))
-                else:
-                    is_unknown = True
+            (head, parts), (other_head, other_parts) = _opened(one), _opened(two)
+            is_unknown |= head is None or head != other_head or parts.keys() != other_parts.keys()
+            for step in filter(other_parts.__contains__, parts):
+                # A step such as `.field` or `[0]` goes on from the path; a name begins a new one.
+                waiting.append((path + step if step[:1] in ".[" else step, parts[step], other_parts[step]))
     answers = agreement([(one, two) for _, one, two in tensors]) if tensors else ()
     for pair, is_equal in zip(tensors, answers, strict=True):
         if is_equal is False:
             return Difference(_told(*pair))
-    return Difference(None, is_unknown, [answer for answer in answers if answer is not True])
+    is_unknown |= any([answer is None for answer in answers])
+    return Difference(None, is_unknown, [answer for answer in answers if answer is not True and answer is not None])
 
 
 def _compared(path: str, one: Any, two: Any) -> bool | None:
@@ -94,7 +93,7 @@ def _compared(path: str, one: Any, two: Any) -> bool | None:
     if isinstance(one, _NUMBERS) and isinstance(two, _NUMBERS):
         is_equal = bool(one == two or (one != one and two != two))
         return is_equal and (True if type(one) is type(two) else None)
-    if isinstance(one, _ARRAYS) and isinstance(two, _ARRAYS) and not (one.dtype.hasobject or two.dtype.hasobject):
+    if isinstance(one, _ARRAYS) and isinstance(two, _ARRAYS) and not (_has_parts(one) or _has_parts(two)):
         return precision.is_repeated(numpy.asarray(two), numpy.asarray(one), precision.of(one.dtype.name).repeated)
     if isinstance(one, str) and isinstance(two, str):
         return one == two or (None if "." in path else False)
@@ -117,13 +116,21 @@ class _Node(NamedTuple):
     parts: dict[str, Any]
 
 
+# An outline with more values than this lets the others stand for themselves.
+_MOST = 1000
+
+
 def outline(
-    steps: Sequence[Step], is_tensor: Callable[[Any], bool], shared: Iterable[Any], inputs: Sequence[Any]
+    steps: Sequence[Step],
+    is_tensor: Callable[[Any], bool],
+    shared: Iterable[Any],
+    inputs: Sequence[Any],
+    names: Mapping[str, Any],
 ) -> tuple[list[Step], list[Any], bool]:
     """Describes what a rule holds, where the rule must not stay alive: without tensors, which are returned beside it.
 
-    `shared` objects, which are those of all runs, stand for themselves; `inputs` are the arguments of the run. Returns
-    also whether something is no data.
+    What existed before the run stands for itself: `shared` objects, which are those of all runs, modules of torch, and
+    the globals `names`. `inputs` are the arguments of the run. Returns also whether something is no data.
     """
     saved = list(inputs)
     # Each value stays alive as long as the search, so that no identity is used twice.
@@ -131,14 +138,12 @@ def outline(
     known |= {id(tensor): (_Place(place), tensor) for place, tensor in enumerate(inputs)}
     whole: dict[str, Any] = {}
     waiting = [(whole, dict(steps))]
-    is_unknown = False
+    is_unknown, standing = False, None
     for target, parts in waiting:
         for step, value in parts.items():
             # A text in an object may be a name that a library counts.
             is_unknown |= isinstance(value, str) and step.startswith(".")
-            is_array = isinstance(value, _ARRAYS) and not is_tensor(value)
-            is_everywhere = isinstance(value, type) and "<locals>" not in value.__qualname__
-            if is_array or is_everywhere or isinstance(value, ATOMS):
+            if isinstance(value, (*ATOMS, types.ModuleType)):
                 target[step] = value
             elif id(value) in known:
                 target[step] = known[id(value)][0]
@@ -146,6 +151,10 @@ def outline(
                 known[id(value)] = target[step], _ = _Place(len(saved)), value
                 saved.append(value)
             else:
+                standing = {id(each) for each in names.values()} if standing is None else standing
+                if id(value) in standing or len(known) > _MOST or _stands(value):
+                    known[id(value)] = target[step], _ = value, value
+                    continue
                 head, inside = _opened(value)
                 is_unknown |= head is None
                 known[id(value)] = target[step], _ = _Node(head, {}), value
@@ -153,90 +162,92 @@ def outline(
     return [*whole.items()], saved[len(inputs) :], is_unknown
 
 
+def _stands(value: Any) -> bool:
+    """Whether a value holds no tensor of a run: an array, a class that is no local one, a module of torch."""
+    if isinstance(value, type):
+        return "<locals>" not in value.__qualname__
+    return isinstance(value, _ARRAYS) or references.TABLES[0] in references.dict_of(value)
+
+
 # --- values and their parts ------------------------------------------------------------------------------------------
 
 
 def _opened(value: Any) -> tuple[Any, dict[str, Any]]:
     """Splits a value into its head, which is equal for equal structure, and its parts; the head is None if unknown."""
+    if type(value) is _Node:
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, _ARRAYS) and _has_parts(value):
+        return _of_array(value)
+    head, found = _head(value), references.parts(value)
+    if isinstance(value, collections.defaultdict):
+        found[".default_factory"] = value.default_factory
+    if head == _class(type(value)):
+        found[".__class__"] = type(value)
+    return head, found
+
+
+def _head(value: Any) -> Any:
     kind = type(value)
     if kind is types.FunctionType:
-        return (value.__code__, id(value.__globals__)), _of_function(value)
-    if kind is _Node:
-        return value  # type: ignore[no-any-return]
+        return value.__code__, id(value.__globals__) if references.is_of_module(value) else None
     if kind in ATOMS:
-        return (kind, value), {}
-    if isinstance(value, Decorated):
-        return kind, {"": value.__wrapped__}
-    if kind is types.MethodType:
-        return kind, {"": value.__func__, ".__self__": value.__self__}
-    if isinstance(value, _BUILTIN_METHODS):
-        owner = value.__self__
-        return (kind, value.__name__), {} if isinstance(owner, types.ModuleType) else {".__self__": owner}
-    if kind is slice:
-        return kind, {".start": value.start, ".stop": value.stop, ".step": value.step}
-    named = _attributes(value)
+        return kind, value
+    if isinstance(value, Decorated) or kind in (types.MethodType, slice):
+        return kind
+    if kind in (types.BuiltinMethodType, types.MethodWrapperType):
+        return kind, value.__name__
     if isinstance(value, functools.partial):
-        args = {f"[{place}]": part for place, part in enumerate(value.args)}
-        return _class(kind), {"": value.func} | args | dict(value.keywords) | named
+        return _class(kind)
     if isinstance(value, (list, tuple)):
-        return (_class(kind), len(value)), {f"[{place}]": part for place, part in enumerate(value)} | named
+        return _class(kind), len(value)
     if isinstance(value, dict):
-        keys = [key for key in value if isinstance(key, ATOMS)]
-        head = (_class(kind), tuple(keys)) if len(keys) == len(value) else None
-        return head, {f"[{key!r}]": value[key] for key in keys} | named
+        return (_class(kind), tuple(value)) if all([isinstance(key, ATOMS) for key in value]) else None
     if isinstance(value, type):
-        members = {f".{name}": _member(part) for name, part in vars(value).items() if _counts(name, part)}
-        bases = {f".{base.__name__}": base for base in value.__bases__ if "<locals>" in base.__qualname__}
-        return _class(value), members | bases
+        return _class(value)
     # What C makes may hide values, and has a constructor of C.
     news = [vars(base).get("__new__") for base in kind.__mro__[:-1]]
     if kind is types.SimpleNamespace or not any([isinstance(new, types.BuiltinMethodType) for new in news]):
         has_parts = hasattr(value, "__dict__") or any(["__slots__" in vars(base) for base in kind.__mro__])
-        return (_class(kind) if has_parts else None), {".__class__": kind} | named
-    # Values of C that Python can compare; those of frameworks are dtypes and devices.
-    is_value = isinstance(value, _VALUES) or kind.__name__ in ("dtype", "device")
-    return ((kind, value) if is_value else None), named
+        return _class(kind) if has_parts else None
+    if isinstance(value, (bytearray, array.array)):
+        return kind, bytes(value)
+    if isinstance(value, collections.deque):
+        return kind, value.maxlen, len(value)
+    return (kind, value) if _is_value(value, kind) else None
+
+
+def _is_value(value: Any, kind: type) -> bool:
+    """Whether Python compares a value of C as a whole: a set of numbers and texts, a date, a decimal, a dtype."""
+    if isinstance(value, (set, frozenset)):
+        return all([isinstance(each, ATOMS) for each in value])
+    if isinstance(value, (range, type(Ellipsis), numpy.dtype)) or kind.__module__ in _VALUES:
+        return True
+    return kind.__name__ in ("dtype", "device")  # of other frameworks
+
+
+def _of_array(value: Any) -> tuple[Any, dict[str, Any]]:
+    """Splits an array that NumPy cannot compare as it is: a masked one, one with fields, of times, or of objects."""
+    head = type(value).__qualname__, str(value.dtype), value.shape
+    if isinstance(value, numpy.ma.MaskedArray):
+        mask = numpy.ma.getmaskarray(value)
+        return head, {".mask": mask, ".data": numpy.where(mask, numpy.zeros_like(value.data), value.data)}
+    if value.dtype.names:
+        return head, {f"[{name!r}]": numpy.asarray(value[name]) for name in value.dtype.names}
+    if value.dtype.kind in "mM":
+        return head, {".view": numpy.asarray(value).view("int64")}
+    return head, {f"[{place}]": part for place, part in enumerate(numpy.asarray(value).flat)}
+
+
+def _has_parts(value: Any) -> bool:
+    """Whether a value is an array that NumPy cannot compare as it is."""
+    if not isinstance(value, _ARRAYS):
+        return False
+    return isinstance(value, numpy.ma.MaskedArray) or value.dtype.names is not None or value.dtype.kind in "mMO"
 
 
 def _class(kind: type) -> Any:
     """Returns what two classes that two runs of a function define have in common."""
     return kind.__module__, kind.__qualname__
-
-
-def _counts(name: str, part: Any) -> bool:
-    """Whether a member of a class is data: what Python itself adds to it is none."""
-    return not name.startswith("__") or isinstance(part, types.FunctionType)
-
-
-def _member(part: Any) -> Any:
-    if isinstance(part, property):
-        return part.fget
-    return part.__func__ if isinstance(part, (staticmethod, classmethod)) else part
-
-
-def _of_function(fun: types.FunctionType) -> dict[str, Any]:
-    code, parts = fun.__code__, {}
-    for name, cell in zip(code.co_freevars, fun.__closure__ or (), strict=True):
-        if name in facts(code).assigned:
-            parts[name] = cell  # the cell itself: what a function assigns is its state, and no data
-        elif is_bound(cell):
-            parts[name] = cell.cell_contents
-    for place, part in enumerate(fun.__defaults__ or ()):
-        parts[f"default {place}"] = part
-    parts.update(fun.__kwdefaults__ or {})
-    for name, part in fun.__dict__.items():
-        parts[f".{name}"] = part
-    return parts
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """The attributes of an object in its dict and in slots."""
-    found = {f".{name}": part for name, part in getattr(value, "__dict__", {}).items()}
-    for base in type(value).__mro__[:-1]:
-        for name, member in vars(base).items() if "__slots__" in vars(base) else ():
-            if type(member) is types.MemberDescriptorType and hasattr(value, name):
-                found[f".{name}"] = member.__get__(value)
-    return found if not isinstance(value, type) else {}
 
 
 def _told(path: str, one: Any, two: Any) -> str:
@@ -253,63 +264,3 @@ def _shown(value: Any) -> str:
     dtype = getattr(value, "dtype", type(value).__qualname__)
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return f"{name}[{', '.join(map(str, getattr(value, 'shape', ())))}]"
-
-
-# --- what a function refers to ---------------------------------------------------------------------------------------
-
-
-def near(fun: Any) -> list[Any]:
-    """Lists what the cells, defaults and arguments of a function hold, with the functions there; and `vars(self)`."""
-    if type(fun) is types.FunctionType:
-        # Most rules are closures without functions.
-        found = references(fun)
-        if not any(map(callable, found)):
-            return found
-    found, seen = [], set()
-    waiting = [fun]
-    for value in waiting:
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if type(value) is types.FunctionType:
-            found += [value] if value is not fun else []
-            waiting += references(value)
-        elif isinstance(value, functools.partial):
-            waiting += references(value)
-        elif isinstance(value, Decorated):
-            waiting.append(value.__wrapped__)
-        elif isinstance(value, types.MethodType):
-            waiting.append(value.__func__)
-            found += [value.__self__, *_attributes(value.__self__).values()]
-        else:
-            found += [value, *(_attributes(value).values() if value is fun else ())]
-    return found
-
-
-def reached(roots: Iterable[Any], is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    """Finds what can be reached from `roots` without calling anything; this may take long.
-
-    Globals and modules are not entered, nor is what is wanted.
-    """
-    # The objects stay alive while the search runs, so that no identity is used twice.
-    seen: dict[int, Any] = {}
-    waiting = list(roots)
-    for value in waiting:
-        if id(value) in seen:
-            continue
-        seen[id(value)] = value
-        if is_wanted(value):
-            yield value
-        elif type(value) is types.FunctionType:
-            waiting += [value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__]
-        elif isinstance(value, types.BuiltinMethodType):
-            waiting.append(value.__self__)
-        elif not isinstance(value, (*ATOMS, types.ModuleType, types.CodeType)) and not _is_importable(value):
-            waiting += gc.get_referents(value)
-            waiting += [value()] if isinstance(value, weakref.ref) else []
-
-
-def _is_importable(value: Any) -> bool:
-    if not isinstance(value, type):
-        return False
-    return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value

@@ -192,7 +192,7 @@ class Backend(Protocol):
     # Whether a compiler traces Python code now, and so records immediately what a rule reads.
     def is_compiling(self) -> bool: ...
     # Compares the tensors of each pair up to the rounding of sums in another order. Returns True or False for each
-    # pair, or a boolean tensor if the values are not known yet.
+    # pair, or a boolean tensor if the values are not known yet; None if the framework cannot compare them.
     def agreement(self, pairs: Sequence[tuple[Any, Any]]) -> Sequence[Any]: ...
 
 

@@ -1,12 +1,12 @@
-"""Functions of Python, as data: what their code says, what they call and what they refer to."""
+"""Functions of Python: what their code says, and what they call."""
 
 from __future__ import annotations
 
 import dis
 import functools
 import itertools
-import weakref
-from types import CellType, CodeType, FunctionType, MethodType
+import sys
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 # Values that are equal if Python says so; each is as good as another equal one.
@@ -14,16 +14,16 @@ ATOMS = (type(None), bool, int, float, complex, str, bytes)
 
 
 class Decorated:
-    """A function around `__wrapped__`; `of` returns the same around another one."""
+    """A function around `__wrapped__`."""
 
     __wrapped__: Any
 
-    def of(self, fun: Any) -> Any:
-        """Returns this function around `fun`."""
-        raise NotImplementedError
-
 
 _ASKS = "LOAD_ATTR", "requires_grad"
+# Instructions that set something that is no local variable, and methods of Python's containers that change them. The
+# methods of torch that change a tensor in place end with an underscore.
+_WRITES = ("STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_SUBSCR")
+_MUTATORS = ("add", "append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
 
 
 class Facts:
@@ -31,34 +31,35 @@ class Facts:
 
     Attributes:
         assigned: The free names that it assigns.
-        names: The names of globals and attributes, and texts that may be names, as in `getattr(self, "x")`.
-        inner: The identities of the codes of the functions that it defines.
+        own: Those of them that it assigns itself, and no function inside of it.
+        named: The names of globals that it reads.
         asks: The names whose `requires_grad` it reads.
-        has_self: Whether one of its free names is `self`.
-        scope: The file and the name of the function that has defined it, if one has.
+        is_closed: Whether it reads nothing that changes, once `is_closed` has looked.
+        changes: Whether it seems to set something outside of itself.
         style: How a rule of this code is called, once `conventions.style` has read it.
     """
 
     style: Any
     asks: frozenset[str]
     assigned: frozenset[str]
-    names: frozenset[str]
+    is_closed: bool | None = None
 
     def __init__(self, code: CodeType):
         self.code = code
         inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
         steps = [*dis.get_instructions(code)]
         stored = {step.argval for step in steps if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
-        self.assigned = frozenset(stored).union(*[each.assigned for each in inner]).intersection(code.co_freevars)
-        texts = [const for const in code.co_consts if isinstance(const, str) and const.isidentifier()]
-        self.names = frozenset([*code.co_names, *texts]).union(*[each.names for each in inner])
-        self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
+        inside = frozenset().union(*[each.assigned for each in inner]).intersection(code.co_freevars)
+        self.assigned = inside.union(stored).intersection(code.co_freevars)
+        self.own = self.assigned - inside
+        read = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        self.named: frozenset[str] = frozenset(read).union(*[each.named for each in inner])
         asked = [one.argval for one, two in itertools.pairwise(steps) if (two.opname, two.argval) == _ASKS]
         self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
-        self.has_self = "self" in code.co_freevars
-        scope, is_inside, _ = code.co_qualname.rpartition(".<locals>.")
-        self.scope = (code.co_filename, scope) if is_inside else None
-        self.attributes: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+        ops, names = {step.opname for step in steps}, {*code.co_names}
+        is_writing = not ops.isdisjoint(_WRITES) or any([name in _MUTATORS or name[-1:] == "_" != name[-2:-1] for name in names])
+        self.changes: bool = is_writing or bool(self.assigned) or any([each.changes for each in inner])
+        self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
 
 
 # By identity, because the hash of a code is computed again each time. Each entry keeps its code alive.
@@ -75,6 +76,46 @@ def facts(code: CodeType) -> Facts:
     return known
 
 
+_FRAMEWORKS = {"autograd", "jax", "jaxlib", "keras", "keras_cg", "numpy", "scipy", "tensorflow", "torch"}
+
+
+def is_stable(module: str | None) -> bool:
+    """Whether a module is Python's or a framework's, whose functions keep nothing that a run of a user's could change."""
+    package = (module or "builtins").partition(".")[0]
+    return package in sys.stdlib_module_names or package in _FRAMEWORKS
+
+
+def is_closed(fun: FunctionType) -> bool:
+    """Whether the globals that a function names lead only to code that reads nothing which a run could change.
+
+    It is read once for each code.
+    """
+    known = facts(fun.__code__)
+    if known.is_closed is None:
+        known.is_closed = True  # for a function that leads to itself
+        found = [fun.__globals__[name] for name in known.named if name in fun.__globals__]
+        known.is_closed = all(map(_keeps_nothing, found))
+    return known.is_closed
+
+
+def _keeps_nothing(value: Any) -> bool:
+    """Whether a global is a module, a class or a function that keeps nothing."""
+    if isinstance(value, ModuleType):
+        return is_stable(value.__name__)
+    if isinstance(value, (FunctionType, type, Decorated, BuiltinFunctionType)):
+        if is_stable(getattr(value, "__module__", None)):
+            return True
+        fun = innermost(value) if isinstance(value, (FunctionType, Decorated)) else None
+        return fun is not None and not fun.__closure__ and is_closed(fun)
+    return False
+
+
+def keeps_state(rule: Any) -> bool:
+    """Whether the code of a rule seems to set something outside of itself, so that a trial would change that."""
+    fun = innermost(rule)
+    return fun is None or facts(fun.__code__).changes
+
+
 def inner(fun: Any) -> Any:
     """Returns what a partial, a method, a descriptor or a wrapper calls; None for anything else."""
     if isinstance(fun, functools.partial):
@@ -85,7 +126,11 @@ def inner(fun: Any) -> Any:
         return fun.fget
     if isinstance(fun, functools.cached_property):
         return fun.func
-    return getattr(fun, "__dict__", {}).get("__wrapped__")
+    try:
+        attributes = object.__getattribute__(fun, "__dict__")
+    except AttributeError:
+        return None
+    return attributes.get("__wrapped__") if isinstance(attributes, dict) else None
 
 
 def innermost(fun: Any) -> Any:
@@ -97,23 +142,6 @@ def innermost(fun: Any) -> Any:
             return call if type(call) is FunctionType else None
         fun = called
     return fun
-
-
-def is_method(member: Any) -> bool:
-    """Whether a member of a class is Python code that an object calls or looks up."""
-    return isinstance(member, (FunctionType, staticmethod, classmethod, property, functools.cached_property))
-
-
-def references(fun: Any) -> list[Any]:
-    """Lists what a function has in its cells and defaults; of a partial, the function and the arguments."""
-    if isinstance(fun, functools.partial):
-        return [fun.func, *fun.args, *fun.keywords.values()]
-    cells = fun.__closure__ or ()
-    try:
-        values = [cell.cell_contents for cell in cells]
-    except ValueError:
-        values = [cell.cell_contents for cell in cells if is_bound(cell)]
-    return [*values, *(fun.__defaults__ or ()), *(fun.__kwdefaults__ or {}).values()]
 
 
 def is_bound(cell: CellType) -> bool:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType, MethodType, ModuleType
+from collections.abc import Callable
 from typing import Any
 
-from keras_cg.bridge import keras_interop
 from keras_cg.engine.contract import Backend
-from keras_cg.engine.functions import inner, is_bound
 from keras_cg.frontend import signature
 from keras_cg.frontend.tree import Tree
 
@@ -65,43 +62,3 @@ def labels(fun: Callable[..., Any], positionals: int, keywords: tuple[str, ...],
     names += keywords
     split = [path[1:].partition("]") for path in tree.paths()]
     return [names[int(index)] + inside for index, _, inside in split]
-
-
-# How many values a message looks at for names.
-_LOOKED_AT = 1000
-
-
-def names_of(fun: Any, values: Sequence[Any], described: Sequence[str]) -> list[str]:
-    """Returns the user's name for each value that a function reads, such as `self.w`; without one, what `described`.
-
-    Errors alone ask for it, because it looks at what closures, globals, containers and attributes have.
-    """
-    names: dict[int, str] = {}
-    waiting = [("", fun)]
-    for name, value in waiting:
-        value = keras_interop.unwrap(value)
-        if id(value) not in names:
-            names[id(value)] = name
-            waiting += _inside(name, value) if len(waiting) < _LOOKED_AT else ()
-    return [names.get(id(value)) or text for value, text in zip(values, described, strict=True)]
-
-
-def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what a function reads, a container holds or an object has, each with its name."""
-    if isinstance(value, MethodType):
-        yield "self", value.__self__
-    if isinstance(value, FunctionType):
-        code = value.__code__
-        cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
-        yield from ((each, cell.cell_contents) for each, cell in cells if is_bound(cell))
-        yield from ((each, value.__globals__[each]) for each in code.co_names if each in value.__globals__)
-    elif isinstance(value, Mapping):
-        yield from ((f"{name}[{key!r}]", each) for key, each in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"{name}[{place}]", each) for place, each in enumerate(value))
-    elif not isinstance(value, (type, ModuleType)):
-        members = [*getattr(value, "__dict__", {}).items()]
-        if hasattr(type(value), "named_children"):  # a module of torch, whose attributes are not its members
-            members += [*value.named_children(), *value.named_parameters(recurse=False)]
-        yield from ((f"{name}.{each}", member) for each, member in members)
-    yield name, inner(value)

@@ -8,14 +8,15 @@ the rule of that run, from flat cotangents to flat, checked gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
 from typing import Any
 
 from keras_cg import errors, user_code
 from keras_cg.bridge import keras_interop, keras_scope
-from keras_cg.engine import comparing
+from keras_cg.engine import references
 from keras_cg.engine.contract import Backend
-from keras_cg.engine.freezing import freeze
-from keras_cg.engine.watching import Watch
+from keras_cg.engine.functions import innermost
+from keras_cg.engine.world import World, note
 from keras_cg.frontend import arguments, config, conventions, messages, pytree, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.gradients import Spec, check_variables, collect
@@ -112,29 +113,35 @@ class FlatFunction(Arguments):
 
     def closed_over(self) -> list[Any]:
         """Returns what a quick look at the user's function shows: one level, and no search."""
-        return comparing.near(self.user)
+        return references.near(self.user)
 
     def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
         """Returns what the user's function can reach without its arguments, of the wanted kind."""
-        return comparing.reached([self.user, *self.static.leaves], is_wanted)
+        return references.reached([self.user, *self.static.leaves], is_wanted)
 
     def names(self, values: Sequence[Any], described: Sequence[str]) -> list[str]:
         """Returns the user's name for each captured value; without one, what `described`."""
-        return arguments.names_of(self.user, values, described)
+        return references.names_of(self.user, values, described, keras_interop.unwrap)
 
 
-# A run: the tensors, the arguments, the rule, the static part of the output, and the context in which the rule runs.
-_Started = tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any], Callable[..., Any], Tree, Any]
+# A run: the tensors, the arguments, the rule, the static part of the output, the context in which the rule runs, the
+# outputs, and the world of the run.
+_Started = tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any], Callable[..., Any], Tree, Any, tuple[Any, ...], Any]
 
 
 class DecoratedFunction(FlatFunction):
-    """A decorated function as a backend sees it: each run returns tensors, and the rule for them."""
+    """A decorated function as a backend sees it: each run returns tensors, and the rule for them.
 
-    # For the rule of the last run: what has to be watched, how it is called if its code alone tells, and what it holds
-    # if it is a plain closure.
-    watch: Watch | None = None
-    style: int | None = None
-    residuals: list[Any] | None = None
+    Attributes:
+        is_traced: Set by the backend where a compiler traces Python code: then the rule is traced at once, in no world.
+        has_run: Whether there was a first run.
+        world: That of the first run, in which every other one starts; None if there is nothing to put back.
+    """
+
+    is_traced = False
+    has_run = False
+    world: World | None = None
+    _opened: World | None = None
 
     def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the rule."""
@@ -143,29 +150,57 @@ class DecoratedFunction(FlatFunction):
 
     def start(self, *tensors: Any) -> tuple[tuple[Any, ...], _Started]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and its rule."""
+        if self.is_traced:
+            return self._start(tensors)
+        if self.has_run:
+            return self._noted(tensors) if self.world is None else self.world.again(self._noted, tensors)  # type: ignore[no-any-return]
+        results, started = self._noted(tensors)
+        self.has_run, self.world = True, started[-1]
+        return results, started
+
+    def at_hand(self) -> list[Any]:
+        """Returns what a run that begins now has at hand, in variables from outside and in attributes."""
+        self._opened = self._open()
+        return [] if self._opened is None else self._opened.values()
+
+    def _open(self) -> World | None:
+        """Returns the world before a run; None if the function is a plain one without variables from outside."""
+        user, static = self.user, self._static
+        if static is None and type(user) is FunctionType and not (user.__closure__ or user.__defaults__):
+            return None
+        return World(user, () if static is None else static.leaves)
+
+    def _noted(self, tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], _Started]:
+        """Runs the function, and notes the world of the run."""
+        user, opened = self.user, self._opened or self._open()
+        self._opened = None
+        results, started = self._start(tensors)
+        inside = user if self.converted is None else innermost(self.converted)
+        return results, (*started[:-1], note(opened, started[3], user if inside is None else inside))
+
+    def _start(self, tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], _Started]:
         if self.is_ordinary and self.output is None and self.state is None:
             # The first run of an ordinary call is outside of every scope of Keras.
             self.converted = self.backend.converted(self.user)
             results, rule, tree = self.accept(config.under(self.backend, self.converted, tensors, {}))
-            return results, (tensors, tensors, {}, rule, tree, None)
+            return results, (tensors, tensors, {}, rule, tree, None, results, None)
         args, kwargs = self.bind(tensors)
         pair, changed, run = self.run(args, kwargs)
         results, rule, tree = self.accept(pair)
         # Only values in a scope of Keras are shown to the rule.
         run = run if run is not None and run.state.scope is not None else None
-        return (*results, *changed), (tensors, args, kwargs, rule, tree, run)
+        return (*results, *changed), (tensors, args, kwargs, rule, tree, run, results, None)
 
     def pullback(self, started: _Started) -> Pullback:
-        """Returns the rule of a run that has only just returned it: its names may be bound again later."""
-        tensors, args, kwargs, rule, tree, run = started
-        if self.backend.is_compiling():
-            self.style = conventions.traced_style(rule)
+        """Returns the rule of a run."""
+        tensors, args, kwargs, rule, tree, run, outputs, world = started
+        if self.is_traced:
+            style, outputs = conventions.traced_style(rule), ()
         else:
-            rule, self.watch, self.residuals = freeze(rule, self.user)
-            self.style = conventions.style(rule, self.user, self.name)
-        if kwargs and self.style != conventions.ALONE:
+            style = conventions.style(rule, self.user, self.name)
+        if kwargs and style != conventions.ALONE:
             args = self.positional(args, kwargs)
-        return Pullback(self, tensors, args, rule, tree, run)
+        return Pullback(self, tensors, args, rule, tree, run, style, outputs, world)
 
     def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the arguments as a rule gets them: by position."""

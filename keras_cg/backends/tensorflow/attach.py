@@ -16,8 +16,8 @@ from keras_cg.backends.tensorflow.composite import fill_all, is_floating, is_par
 from keras_cg.backends.tensorflow.recording import is_differentiated
 from keras_cg.backends.tensorflow.tensors import asarray, is_recording
 from keras_cg.engine import messages
-from keras_cg.engine.comparing import reached
 from keras_cg.engine.contract import Function, Pullback, Tensors
+from keras_cg.engine.references import reached
 
 _SOURCES = (tf.Tensor, tf.Variable)
 

@@ -10,10 +10,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -42,7 +41,6 @@ from keras_cg.backends.torch.tensors import (
 )
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
-from keras_cg.engine.functions import ATOMS
 
 
 @uncompiled
@@ -66,6 +64,7 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
     know that it is compiled.
     """
     if is_compiling():
+        fun.is_traced = True
         if compiling.is_exporting():
             return exporting.without_rule(fun, tensors)
         return compiling.with_compiler(fun, tensors) if torch.is_grad_enabled() else fun.start(*tensors)[0]
@@ -105,6 +104,7 @@ def _with_autograd(fun: Function, tensors: Sequence[torch.Tensor], is_special: b
         # Without a storage, as a DTensor is, it tells itself of a change, and not by its detached alias.
         watched.append((alias if storage else tensor, tensor._version))
         places.append(storage)
+    existing = [(each, version(each)) for each in fun.at_hand() if isinstance(each, torch.Tensor)]
     outputs, started = fun.start(*inputs)
     if is_changed(watched):
         raise messages.changed_argument(fun.name)
@@ -135,7 +135,7 @@ def _with_autograd(fun: Function, tensors: Sequence[torch.Tensor], is_special: b
         probed = functools.partial(probe, outputs, saved[call.number :], [each.requires_grad for each in tensors])
         residuals, call.facts = pullback.outline(inputs, probed)
     else:
-        call.keep(pullback, watched, places)
+        call.keep(pullback, watched, places, existing)
     saved = [*map(unwrap_if_dead, saved)] if is_special else saved
     results = _apply((call, outputs, saveable(residuals)), *saved)
     return results if type(results) is tuple else (results,)
@@ -148,45 +148,53 @@ class SavedCall:
         fun: The function, which runs again for higher orders.
         number: How many arguments it has.
         pullback: The rule of the first run, until a backward pass that does not keep the graph.
-        watched: The inputs and outputs, whose memory the rule may hold, and from `cells` on the tensors in its cells;
-            each with its version.
+        watched: The inputs and outputs, whose memory the rule may hold, and from `cells` on the tensors in its cells
+            that the run has made; each with its version.
+        written: The tensors that existed before and that the run wrote to, each with its version after it.
         storages: Where the memory of the arguments and outputs begins.
         facts: What must be equal in the rule of another run, where the first rule was dropped for hooks.
         autocasts: The autocast of the first run, if there was one.
         is_simple: Whether all outputs are floating, and none has its memory from an argument or another output.
-        is_used: Whether the rule has run already.
         reads: A list that `derivatives.vjp` sets if something outside is differentiated. The backward pass then notes
             in it for each gradient whether it depends on what only the rule reads; that derivative would be lost.
     """
 
-    fun: Function
+    fun: Any
     number: int
     pullback: Pullback | None = None
     watched: Sequence[tuple[torch.Tensor, Any]] = ()
+    written: Sequence[tuple[torch.Tensor, Any]] = ()
     cells = 0
     storages: set[int]
     facts: Any = None
     autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
     is_simple = True
-    is_used = False
     reads: list[bool] | None = None
 
-    def keep(self, pullback: Pullback, known: Sequence[tuple[torch.Tensor, Any]], places: Sequence[int]) -> None:
+    def keep(
+        self,
+        pullback: Pullback,
+        known: Sequence[tuple[torch.Tensor, Any]],
+        places: Sequence[int],
+        existing: Sequence[tuple[torch.Tensor, Any]],
+    ) -> None:
         """Keeps the rule, and notes what it may read, as `save_for_backward` does: its tensors, and what is `known`.
 
         The latter are the arguments and outputs, whose memory begins at `places`. Those that share it with none of the
         tensors are left out, unless the rule holds something else in which they may be: an output would live as long.
+        A tensor among those `existing` before is state, unless the run has written to it.
         """
-        self.pullback, parts, used, is_clear = pullback, [], set(), True
+        self.pullback, parts, used = pullback, [], set()
+        before = {id(tensor) for tensor, _ in existing}
         for part in pullback.closed_over():
             if isinstance(part, torch.Tensor):
-                parts.append((part, version(part)))
                 used.add(storage_of(part))
-            elif not isinstance(part, ATOMS) and (type(part) is not FunctionType or part.__dict__):
-                is_clear = False
-        if is_clear:
+                if id(part) not in before:
+                    parts.append((part, version(part)))
+        if pullback.is_closed:
             known = [each for each, place in zip(known, places, strict=True) if place in used]
         self.cells, self.watched = len(known), [*known, *parts]
+        self.written = [(tensor, version(tensor)) for tensor, old in existing if version(tensor) != old]
 
     def again(
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
@@ -200,25 +208,29 @@ class SavedCall:
         for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
             run = torch.autocast(*each)(run)
         _, pullback = run(*inputs)
-        if self.pullback is not None:
-            self.pullback.check(pullback, gradients)
-        elif self.facts is not None:
-            pullback.check_outline(inputs, residuals, self.facts, gradients)
+        if is_changed(self.watched):
+            self.refuse_changes()
+        with self.guard():
+            if self.pullback is not None:
+                self.pullback.check(pullback, gradients)
+            elif self.facts is not None:
+                pullback.check_outline(inputs, residuals, self.facts, gradients)
         return run(*inputs)[1] if pullback.is_used_up else pullback
 
-    def refuse_changes(self) -> None:
-        """Raises if a tensor that the rule holds was changed in place since, and not by the rule.
+    def guard(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context for a rule, which must not read what was written to since its run."""
+        touched = [tensor for tensor, before in self.written if version(tensor) != before]
+        return capturing.Unread(touched, self.fun.name) if touched else contextlib.nullcontext()
 
-        If the rule was used before, it may have changed what its own run made.
-        """
+    def refuse_changes(self) -> None:
+        """Raises if a tensor that the rule holds was changed in place since; but not a weight or a buffer of a module."""
         pullback: Any = self.pullback
-        shared = set(map(id, self.fun.closed_over()))
         others = set()
         for place, (tensor, before) in enumerate(self.watched):
             if version(tensor) != before:
                 if place < self.cells:
                     others.add(storage_of(tensor))
-                elif not is_state(tensor) or (self.is_used and id(tensor) not in shared):
+                elif not capturing.is_in_module(self.fun, tensor):
                     raise messages.changed_since_call(self.fun.name)
         if others and not others.isdisjoint(map(storage_of, pullback.reached())):
             raise messages.changed_since_call(self.fun.name)
@@ -286,18 +298,19 @@ class Attached(torch.autograd.Function):
             pullback = functools.partial(_read, call.reads, pullback)
         # A rule that is called with the function's arguments gets the caller's own tensors, and not detached ones.
         try:
-            gradients, others = pullback(cotangents, variables, needs_grad[:count], saved[:count] if saved else None)
+            with call.guard():
+                gradients, others = pullback(
+                    cotangents, variables, needs_grad[:count], saved[:count] if saved else None
+                )
         except RuntimeError as error:
             if "One of the differentiated Tensors does not require grad" not in str(error):
                 raise
             raise messages.detached_argument(call.fun.name) from error
-        call.is_used = True
-        if is_changed(call.watched[call.cells :]):
-            note_state(call.watched[call.cells :])
         if not is_recorded:
             gradients = copied(gradients, call.storages)
         if not keeps_graph():
-            call.pullback, call.watched = None, ()
+            # The function, too: a variable from outside may lead to the output, and so to this node.
+            call.pullback, call.watched, call.written, call.fun = None, (), (), None
         return (None, *gradients, *others)
 
 
@@ -313,28 +326,6 @@ def call_of(node: Any) -> SavedCall | None:
 
 
 # --- what the backward pass asks -------------------------------------------------------------------------------------
-
-
-# The tensors that a rule itself has changed, by their identities, each with the version that it left.
-_states: dict[int, tuple[Any, Any]] = {}
-
-
-def note_state(watched: Sequence[tuple[torch.Tensor, Any]]) -> None:
-    """Notes which of the tensors that a rule holds it has changed itself: its own state."""
-    for tensor, before in watched:
-        if version(tensor) != before:
-            forget = functools.partial(_forget, id(tensor))
-            _states[id(tensor)] = weakref.ref(tensor, forget), version(tensor)
-
-
-def _forget(key: int, _: Any) -> None:
-    _states.pop(key, None)
-
-
-def is_state(tensor: torch.Tensor) -> bool:
-    """Whether a rule was the last to change a tensor."""
-    known, left = _states.get(id(tensor), (None, None))
-    return known is not None and known() is tensor and left == version(tensor)
 
 
 def _read(reads: list[bool], pullback: Pullback, *args: Any) -> Any:

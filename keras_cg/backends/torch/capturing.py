@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from keras_cg.backends.torch import transforms
-from keras_cg.backends.torch.tensors import describe, edges, leaves
+from keras_cg.backends.torch.tensors import describe, edges, leaves, storage_of
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback
 
@@ -70,3 +70,26 @@ class _Origins(TorchFunctionMode):
 
     def _note(self, known: dict[int, Any], others: dict[int, Any], nest: Any) -> None:
         known.update((id(each), each) for each in transforms.tensors_in(nest) if id(each) not in others)
+
+
+def is_in_module(fun: Function, tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a weight or a buffer of a module that `fun` can reach: it existed before the run."""
+    modules = fun.captures(lambda value: isinstance(value, torch.nn.Module))
+    return any([tensor is each for module in modules for each in (*module.parameters(), *module.buffers())])
+
+
+class Unread(TorchFunctionMode):
+    """Refuses operations on tensors that were written to since the run of the rule that works in this context."""
+
+    def __init__(self, touched: Sequence[torch.Tensor], name: str):
+        super().__init__()
+        self.touched, self.name = {id(tensor) for tensor in touched}, name
+        self.storages = {storage_of(tensor) for tensor in touched} - {0}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # A property such as `shape` reads no value.
+        if func.__name__ != "__get__":
+            for each in transforms.tensors_in((args, kwargs)):
+                if id(each) in self.touched or storage_of(each) in self.storages:
+                    raise messages.changed_since_call(self.name)
+        return func(*args, **(kwargs or {}))

@@ -286,7 +286,7 @@ def autocasts(tensors: Sequence[torch.Tensor], is_on: bool = True) -> list[tuple
 
 
 @uncompiled
-def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
+def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool | None]:
     if not transforms_active() and not is_captured():
         for one, two in pairs:
             if not (is_plain(one) and is_plain(two) and one.is_cpu and two.is_cpu and one.dtype == two.dtype):
@@ -302,9 +302,17 @@ def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool]:
         return [is_fake(one) or is_repeated(to_numpy(two), to_numpy(one), each) for (one, two), each in compared]
     # Values can only be read outside of every transform.
     with torch.no_grad(), temporarily_clear_interpreter_stack():
-        answers = [_agree(_whole(one), _whole(two)) for one, two in pairs]
+        answers = [_agree_if_possible(one, two) for one, two in pairs]
         # Only now, because `bool` waits for an accelerator.
-        return [bool(answer) for answer in answers]
+        return [answer if answer is None else bool(answer) for answer in answers]
+
+
+def _agree_if_possible(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor | None:
+    """Whether two tensors are equal up to rounding; None if torch cannot compare them, as masked and some nested ones."""
+    try:
+        return _agree(_whole(one), _whole(two))
+    except (NotImplementedError, RuntimeError, TypeError):
+        return None
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,376 @@
+"""The world of a run: the variables from outside that it reads, and the attributes that it sets.
+
+Python looks a name up late. When a rule runs, other code may have bound a loop variable again, or the object that the
+rule reads may have been called again. So what differs is put back while the rule runs, and afterwards it is what it
+was. When the function runs again, it starts in the world that its first run found, and leaves the user's objects as
+they were. Nothing is copied, and nothing is done where nothing differs.
+
+- A variable from outside is a cell that the function, its rule, or a function that these reach can read. A variable that
+  one of them assigns is state, and stays as it is, unless the function itself alone assigns it.
+- An attribute counts if the run has set it, on an object at hand: `self`, its class, a callable object, a static
+  argument, or an object in a cell. The parameters and buffers of such a module of torch always count.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from keras_cg.engine.functions import ATOMS, Decorated, Facts, facts, inner, innermost, is_stable
+from keras_cg.engine.references import MISSING, TABLES, dict_of, slot_of, slots
+
+# A place that can be bound again: a variable and its name, a dict or a class and a name, or an object and a slot; and
+# what was there.
+Entry = tuple[Any, Any, Any]
+
+
+class Table(NamedTuple):
+    """Where a run may set something, with what was there before it.
+
+    Attributes:
+        holder: A dict, a class, an object with slots, or a variable.
+        keys: The slots, or the name of the variable.
+        before: What was there.
+        kind: The class that has defaults for the attributes of an object; None for other places.
+        is_whole: Whether each place counts, and not only those that the run sets.
+    """
+
+    holder: Any
+    keys: Sequence[Any]
+    before: dict[Any, Any]
+    kind: type | None = None
+    is_whole: bool = False
+
+
+class World:
+    """What a run found and left.
+
+    Attributes:
+        found: Each place with what another run must find there.
+        left: Each place with what the run left there, which its rule must find.
+        named: What the run set, under its name.
+        tables: Where the run may set attributes.
+        cells: The variables from outside that the function can read, by identity; None for one that is state.
+        frame: What the code of the function says.
+    """
+
+    __slots__ = "cells", "found", "frame", "left", "named", "tables"
+
+    def __init__(self, user: Any, static: Sequence[Any] = ()):
+        self.found: list[Entry] = []
+        self.left: list[Entry] = []
+        self.named: list[tuple[str, Any]] = []
+        self.tables: list[Table] = []
+        fun = innermost(user)
+        self.frame = None if fun is None else facts(fun.__code__)
+        self.cells, objects = reachable(user, static, self.frame, fun)
+        if self.frame is not None and self.frame.own:
+            own = [(name, cell) for name, cell in named_cells(fun) if name in self.frame.own]
+            self.tables += [Table(cell, (name,), contents(cell, (name,))) for name, cell in own]
+        owner = user.__self__ if type(user) is MethodType else user
+        if objects and owner is objects[0] and not isinstance(owner, type) and not is_stable(type(owner).__module__):
+            objects.append(type(owner))
+        for each in objects:
+            self.tables += tables_of(each)
+
+    def values(self) -> list[Any]:
+        """Lists what stood at hand before the run."""
+        held = [value for table in self.tables for value in table.before.values()]
+        return held + [read(cell, name) for name, cell in filter(None, self.cells.values())]
+
+    def close(self, rule: Any, frame: Facts | None) -> World | None:
+        """Notes how the run left the world; returns None if there is nothing to put back, now or after another run."""
+        noted = set()
+        for holder, keys, before, kind, is_whole in self.tables:
+            now = contents(holder, keys)
+            if not is_whole and len(now) == len(before) and _are_same(now, before):
+                continue
+            for key in {**before, **now}:
+                old, new = before.get(key, MISSING), now.get(key, MISSING)
+                if old is not new:
+                    name = getattr(key, "__name__", key)
+                    self.named.append((name if type(holder) is CellType else f"self.{name}", new))
+                elif not is_whole:
+                    continue
+                noted.add(id(holder))
+                self.left.append((holder, key, new))
+                self.found.append((holder, key, new if _is_lazy(old, key, kind) else old))
+        rules, _ = reachable(rule, (), frame or self.frame, None)
+        for key, known in {**self.cells, **rules}.items():
+            if known is None or self.cells.get(key, known) is None or key in noted:
+                continue
+            name, cell = known
+            if (value := read(cell, name)) is not MISSING:
+                self.left.append((cell, name, value))
+                if key in self.cells:
+                    self.found.append((cell, name, value))
+        self.cells, self.tables = {}, [table._replace(before={}) for table in self.tables]
+        return self if self.left or self.tables else None
+
+    def forget(self) -> None:
+        """Drops what the run left, which its rule alone needs."""
+        self.left, self.named = [], []
+
+    def run(self, fun: Callable[..., Any], *args: Any) -> Any:
+        """Calls a rule in the world that its run left. What the rule itself sets stays."""
+        if not _differing(self.left) and not _is_put_back(self.left):
+            return fun(*args)
+        with _lock:
+            with _Bound(_differing(self.left)):
+                return fun(*args)
+
+    def again(self, fun: Callable[..., Any], *args: Any) -> Any:
+        """Calls the function of the run in the world that the run found, and brings back what is there now."""
+        if not self.tables and not _differing(self.found) and not _is_put_back(self.found):
+            return fun(*args)
+        with _lock:
+            before = [(table, dict(contents(table.holder, table.keys))) for table in self.tables]
+            with _Bound(_differing(self.found)):
+                try:
+                    return fun(*args)
+                finally:
+                    for (holder, keys, *_), known in before:
+                        for key in {**contents(holder, keys), **known}:
+                            if read(holder, key) is not known.get(key, MISSING):
+                                write(holder, key, known.get(key, MISSING))
+
+def note(opened: World | None, rule: Any, function: Any) -> World | None:
+    """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand."""
+    frame = facts(function.__code__) if type(function) is FunctionType else None
+    if opened is None:
+        if type(rule) is FunctionType and frame is not None and id(rule.__code__) in frame.inner:
+            values = [read(cell, name) for name, cell in named_cells(rule)] if rule.__closure__ else []
+            if not any([_kinds.get(type(value), 1) for value in values]) and not facts(rule.__code__).assigned:
+                return None
+        opened = World(function)
+    return opened.close(rule, frame)
+
+
+# Two threads must not put back at once.
+_lock = threading.RLock()
+# The identities of the holders that are put back now.
+_put_back: list[set[int]] = []
+
+
+class _Bound:
+    """A context in which places are bound to other values; what is set in it stays."""
+
+    def __init__(self, changed: list[tuple[Any, Any, Any, Any]]):
+        self.changed = changed
+
+    def __enter__(self) -> None:
+        _put_back.append({id(holder) for holder, *_ in self.changed})
+        for holder, key, value, _ in self.changed:
+            write(holder, key, value)
+
+    def __exit__(self, *error: object) -> None:
+        for holder, key, value, now in reversed(self.changed):
+            if read(holder, key) is value:
+                write(holder, key, now)
+        _put_back.pop()
+
+
+def _is_put_back(entries: Iterable[Entry]) -> bool:
+    """Whether another thread, or an outer rule of this one, has put back one of the places."""
+    return bool(_put_back) and any([id(holder) in each for each in [*_put_back] for holder, *_ in entries])
+
+
+def _differing(entries: Iterable[Entry]) -> list[tuple[Any, Any, Any, Any]]:
+    """Lists the entries that are bound to something else now, with what that is."""
+    return [(*entry, now) for entry in entries if (now := read(entry[0], entry[1])) is not entry[2]]
+
+
+# --- one place -------------------------------------------------------------------------------------------------------
+
+
+def read(holder: Any, key: Any) -> Any:
+    """Returns what a place is bound to; MISSING if nothing."""
+    if type(holder) is dict:
+        return holder.get(key, MISSING)
+    if type(holder) is CellType:
+        try:
+            return holder.cell_contents
+        except ValueError:
+            return MISSING
+    return vars(holder).get(key, MISSING) if type(key) is str else slot_of(key, holder)
+
+
+def write(holder: Any, key: Any, value: Any) -> None:
+    """Binds a place to a value, or to nothing for MISSING; no code of the user runs."""
+    if type(holder) is dict:
+        if value is MISSING:
+            holder.pop(key, None)
+        else:
+            holder[key] = value
+    elif type(holder) is CellType:
+        if value is MISSING:
+            del holder.cell_contents
+        else:
+            holder.cell_contents = value
+    elif type(key) is not str:
+        key.__delete__(holder) if value is MISSING else key.__set__(holder, value)
+    elif value is MISSING:
+        type.__delattr__(holder, key)
+    else:
+        type.__setattr__(holder, key, value)
+
+
+def contents(holder: Any, keys: Sequence[Any]) -> Any:
+    """Returns what is bound in a holder: of a variable and of slots, at `keys`."""
+    if type(holder) is dict:
+        return holder
+    if not keys:
+        return vars(holder)
+    return {key: value for key in keys if (value := read(holder, key)) is not MISSING}
+
+
+def tables_of(owner: Any) -> list[Table]:
+    """Returns where a run may set attributes of an object."""
+    if isinstance(owner, type):
+        return [Table(owner, (), dict(vars(owner)))]
+    members, kind, found = dict_of(owner), type(owner), []
+    if not is_stable(kind.__module__) or kind is SimpleNamespace:
+        if type(getattr(owner, "__dict__", None)) is dict:
+            found.append(Table(members, (), dict(members), kind))
+        if places := slots(kind):
+            found.append(Table(owner, places, contents(owner, places), kind))
+    # The parameters and buffers of a module of torch, which `torch.func.functional_call` exchanges for one call.
+    tables = [table for name in TABLES[:2] if type(table := members.get(name)) is dict]
+    return found + [Table(table, (), dict(table), None, True) for table in tables]
+
+
+def _are_same(now: Any, before: dict[Any, Any]) -> bool:
+    """Whether two dicts of one length have the same keys and values, in one order, by identity."""
+    return all(map(operator.is_, now.values(), before.values())) and all(map(operator.is_, now, before))
+
+
+def _is_lazy(old: Any, key: Any, kind: type | None) -> bool:
+    """Whether an attribute had no value before the run, which thus made it once and for all."""
+    if old is MISSING and kind is not None:
+        for base in kind.__mro__:
+            old = vars(base).get(key, MISSING) if type(key) is str else MISSING
+            if old is not MISSING:
+                break
+    # A descriptor of Python, such as a cached property, computes what is missing.
+    return old is MISSING or old is None or hasattr(type(old), "__get__")
+
+
+# --- what can be reached ---------------------------------------------------------------------------------------------
+
+# What the walk does with a value: nothing, or it enters a function, what calls another one, a container, an object or a
+# class.
+_END, _FUNCTION, _CALLER, _CONTAINER, _OBJECT, _CLASS = range(6)
+_kinds: dict[type, int] = {}
+_ENDS = (*ATOMS, ModuleType, BuiltinFunctionType, CellType, slice, range, set, frozenset, bytearray)
+# Whether the tensors of a loaded backend include a value. They are ends, too.
+_are_tensors: list[Callable[[Any], bool]] = []
+
+
+def note_tensors(is_tensor: Callable[[Any], bool]) -> None:
+    """Lets the walk end at the tensors of a backend, of which `is_tensor` tells."""
+    _are_tensors.append(is_tensor)
+    _kinds.clear()
+
+
+def kind_of(value: Any) -> int:
+    """Returns what the walk does with a value; it depends on the class."""
+    kind = type(value)
+    known = _kinds.get(kind)
+    if known is None:
+        known = _kind_of(value, kind)
+        if "<locals>" not in kind.__qualname__ and inner(value) is None:
+            _kinds[kind] = known
+    return known
+
+
+def _kind_of(value: Any, kind: type) -> int:
+    if kind is FunctionType:
+        return _FUNCTION
+    if isinstance(value, (functools.partial, MethodType, Decorated)) or inner(value) is not None:
+        return _CALLER
+    if isinstance(value, type):
+        return _END if is_stable(kind.__module__) and is_stable(value.__module__) else _CLASS
+    if isinstance(value, _ENDS) or any([is_tensor(value) for is_tensor in _are_tensors]):
+        return _END
+    if isinstance(value, (list, tuple, dict)):
+        return _CONTAINER
+    # Of the objects of frameworks, modules of torch have tables, and our recipes hold functions of the user.
+    is_holder = kind is SimpleNamespace or kind.__module__.startswith("keras_cg.")
+    return _OBJECT if is_holder or not is_stable(kind.__module__) or TABLES[0] in dict_of(value) else _END
+
+
+# A longer container, or an object with more attributes, is data and no table of functions.
+_LONGEST = 100
+
+
+def reachable(
+    root: Any, static: Sequence[Any], frame: Facts | None, user: Any
+) -> tuple[dict[int, tuple[str, CellType] | None], list[Any]]:
+    """Finds the variables that functions from `root` and `static` on can read, by identity, and the objects at hand.
+
+    A variable is None if one of the functions assigns it, but for what `user` alone does. Of functions that the run has
+    defined, which have their code inside of `frame`, the variables are those of its own frame, which is over, or those
+    of `user`. Objects at hand are `root`, its `self`, and what is in its cells and arguments.
+    """
+    cells: dict[int, tuple[str, CellType] | None] = {}
+    objects: list[Any] = []
+    state: list[int] = []
+    seen: set[int] = set()
+    inside: Any = () if frame is None else frame.inner
+    # Each with the number of functions on the way: objects and containers are entered behind three of them at most.
+    waiting = [(root, 0), *[(each, 1) for each in static]]
+    for value, depth in waiting:
+        kind = _kinds.get(type(value))
+        if kind is None:
+            kind = kind_of(value)
+        if kind == _END or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if kind == _FUNCTION:
+            known = facts(value.__code__)
+            assigned = known.assigned - known.own if value is user else known.assigned
+            for name, cell in named_cells(value):
+                if id(value.__code__) not in inside:
+                    cells.setdefault(id(cell), (name, cell))
+                if name in assigned:
+                    state.append(id(cell))
+                waiting.append((read(cell, name), depth + 1))
+            others = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            waiting += [(each, depth + 1) for each in others]
+        elif kind == _CALLER:
+            waiting += [(each, depth) for each in _called(value)]
+        elif depth < 4:
+            if depth < 2 and kind != _CONTAINER:
+                objects.append(value)
+            waiting += [(each, 4) for each in _functions_in(value, kind)]
+    for key in state:
+        cells[key] = None
+    return cells, objects
+
+
+def named_cells(fun: Any) -> Iterable[tuple[str, CellType]]:
+    """Returns the variables from outside of a function, with their names."""
+    return zip(fun.__code__.co_freevars, fun.__closure__ or (), strict=True)
+
+
+def _called(value: Any) -> Sequence[Any]:
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    return (value.__self__, value.__func__) if type(value) is MethodType else (inner(value),)
+
+
+def _functions_in(value: Any, kind: int) -> list[Any]:
+    """Lists the functions that a container or an object has, and those of a class that a function has defined."""
+    found: list[Any] = []
+    if kind == _CONTAINER:
+        members: Any = value.values() if isinstance(value, dict) else value
+    else:
+        members = dict_of(value).values() if kind == _OBJECT else ()
+        made = value if kind == _CLASS else type(value)
+        for each in vars(made).values() if "<locals>" in made.__qualname__ else ():
+            found.append(each if type(each) is FunctionType else inner(each))
+    return found + ([each for each in members if kind_of(each) in (_FUNCTION, _CALLER)] if len(members) <= _LONGEST else [])
