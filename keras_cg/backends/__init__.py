@@ -91,7 +91,8 @@ def load(name: str, source: str) -> Backend:
         raise messages.incomplete_backend(name, missing)
     for attribute in OPTIONAL:
         if not hasattr(backend, attribute):
-            setattr(backend, attribute, functools.partial(getattr(defaults, attribute), backend))
+            default = getattr(defaults, attribute)
+            setattr(backend, attribute, functools.partial(default, backend) if callable(default) else default)
     _names[backend] = name
     world.note_tensors(backend.is_tensor)
     return loaded.setdefault(name, backend)

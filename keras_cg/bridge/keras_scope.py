@@ -157,6 +157,8 @@ def is_unscoped() -> bool:
     # Not public (Keras 3.15). In one frame, because every call of a function asks.
     module: Any = sys.modules.get("keras.src.backend.common.global_state")
     if module is None:
+        if "keras" not in sys.modules:
+            return True
         # Keras is not imported, or is being imported; or its module has moved, and then this raises.
         return not hasattr(keras(), "StatelessScope") or keras().src.backend.common.global_state is None
     # Most threads have no such attribute, and `getattr` would build an error first: 0.5 us more.

@@ -148,8 +148,9 @@ class Backend(Protocol):
     # Returns `(children, rebuild)` for a container that only the framework's own tree utility knows, else None.
     # `rebuild(list)` builds the container from other children.
     def children(self, value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None: ...
-    # Whether anything is differentiated, batched or traced now. If not, `attach` is not called.
-    def is_recording(self) -> bool: ...
+    # Whether anything is differentiated, batched or traced now. If not, `attach` is not called; what is true is there
+    # as `fun.engine`.
+    def is_recording(self) -> Any: ...
     # Runs `fun` and returns its outputs. Their gradient is what `pullback` returns, see `Pullback`. Higher orders may
     # run `fun` again, on values that are differentiated.
     def attach(self, fun: Function, tensors: Sequence[Any]) -> Tensors: ...
@@ -169,11 +170,13 @@ class Backend(Protocol):
     def jacobian(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]: ...
     # Whether a quick look shows that `asarray` returns `value` unchanged: for the fast path.
     def is_plain(self, value: Any) -> bool: ...
-    # Returns what has the dtype and the shape of each of some plain tensors, and may be kept: the tensors themselves,
-    # unless the framework finds a leak in a tensor that outlives its trace.
-    def types(self, tensors: Sequence[Any]) -> Sequence[Any]: ...
-    # Converts the user's function before it is traced: TensorFlow rewrites branches and loops.
-    def converted(self, fun: Callable[..., Any]) -> Callable[..., Any]: ...
+    # The classes of which every object is plain.
+    plain: frozenset[type]
+    # Returns what has the dtype and the shape of each of some plain tensors, and may be kept. None if the tensors
+    # themselves may: JAX finds a leak in a tensor that outlives its trace.
+    types: Callable[[Sequence[Any]], Sequence[Any]] | None
+    # Converts the user's function before it is traced: TensorFlow rewrites branches and loops. None if it stays.
+    converted: Callable[[Callable[..., Any]], Callable[..., Any]] | None
     # Compiles a function of tensors; None if the framework has no compiler.
     def compiled(self, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None: ...
     # Returns a function of such tensors after the framework has exported and loaded it, with the gradient that the
@@ -196,6 +199,9 @@ class Backend(Protocol):
     def agreement(self, pairs: Sequence[tuple[Any, Any]]) -> Sequence[Any]: ...
 
 
-_NAMES = [name for name in (*Backend.__annotations__, *vars(Backend)) if not name.startswith("_")]
+_NAMES = [name for name in vars(Backend) if not name.startswith("_")]
 _DEFAULTS = _NAMES.index("gradient")
-REQUIRED, OPTIONAL = _NAMES[:_DEFAULTS], _NAMES[_DEFAULTS:]
+# Attributes with a default that is no function.
+_OTHERS = ["plain", "types", "converted"]
+REQUIRED = [name for name in Backend.__annotations__ if name[:1] != "_" and name not in _OTHERS] + _NAMES[:_DEFAULTS]
+OPTIONAL = [*_OTHERS, *_NAMES[_DEFAULTS:]]

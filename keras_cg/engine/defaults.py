@@ -75,15 +75,9 @@ def is_plain(backend: Backend, *value: Any) -> bool:
 
 is_compiling = is_plain
 
-
-def types(backend: Backend, tensors: Sequence[Any]) -> Sequence[Any]:
-    """Returns the tensors, which may be kept."""
-    return tensors
-
-
-def converted(backend: Backend, fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function unchanged."""
-    return fun
+# No class of tensors is plain for certain; tensors may be kept; and a function is traced as it is.
+plain: frozenset[type] = frozenset()
+types = converted = None
 
 
 def compiled(backend: Backend, *program: Any) -> Callable[..., Tensors] | None:

@@ -62,17 +62,17 @@ class Facts:
         self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
 
 
-# By identity, because the hash of a code is computed again each time. Each entry keeps its code alive.
-_facts: dict[int, Facts] = {}
+# What is read already, by identity, because the hash of a code is computed again each time. Each entry keeps its code alive.
+known_facts: dict[int, Facts] = {}
 
 
 def facts(code: CodeType) -> Facts:
     """Returns what a code says; read once."""
-    known = _facts.get(id(code))
+    known = known_facts.get(id(code))
     if known is None:
-        if len(_facts) >= 10_000:
-            _facts.clear()
-        known = _facts[id(code)] = Facts(code)
+        if len(known_facts) >= 10_000:
+            known_facts.clear()
+        known = known_facts[id(code)] = Facts(code)
     return known
 
 

@@ -20,8 +20,18 @@ from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from keras_cg.engine.functions import ATOMS, Decorated, Facts, facts, inner, innermost, is_stable
-from keras_cg.engine.references import MISSING, TABLES, dict_of, slot_of, slots
+from keras_cg.engine.functions import (
+    ATOMS,
+    Decorated,
+    Facts,
+    facts,
+    inner,
+    innermost,
+    is_closed,
+    is_stable,
+    known_facts,
+)
+from keras_cg.engine.references import MISSING, TABLES, dict_of, near, slot_of, slots
 
 # A place that can be bound again: a variable and its name, a dict or a class and a name, or an object and a slot; and
 # what was there.
@@ -138,16 +148,40 @@ class World:
                             if read(holder, key) is not known.get(key, MISSING):
                                 write(holder, key, known.get(key, MISSING))
 
-def note(opened: World | None, rule: Any, function: Any) -> World | None:
-    """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand."""
-    frame = facts(function.__code__) if type(function) is FunctionType else None
-    if opened is None:
-        if type(rule) is FunctionType and frame is not None and id(rule.__code__) in frame.inner:
-            values = [read(cell, name) for name, cell in named_cells(rule)] if rule.__closure__ else []
-            if not any([_kinds.get(type(value), 1) for value in values]) and not facts(rule.__code__).assigned:
-                return None
-        opened = World(function)
-    return opened.close(rule, frame)
+def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool]:
+    """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
+
+    Returns also what the rule holds, by a quick look, and whether all that it can read is data.
+    """
+    if opened is None and type(rule) is FunctionType and type(function) is FunctionType:
+        code = rule.__code__
+        known = known_facts.get(id(code)) or facts(code)
+        frame = known_facts.get(id(function.__code__)) or facts(function.__code__)
+        if id(code) in frame.inner and not known.assigned:
+            # Most rules are closures over tensors and numbers of the run.
+            try:
+                held = [cell.cell_contents for cell in rule.__closure__ or ()]
+            except ValueError:  # a name that is not bound yet
+                held = [function]
+            if rule.__defaults__ or rule.__kwdefaults__:
+                held += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
+            for value in held:
+                if _kinds.get(type(value), _END) != _DATA:
+                    break
+            else:
+                return None, held, is_closed(rule) if known.is_closed is None else known.is_closed
+    inside = innermost(function)
+    world = (opened or World(function)).close(rule, None if inside is None else facts(inside.__code__))
+    held = near(rule)
+    is_plain = type(rule) is FunctionType and is_closed(rule)
+    return world, held, is_plain and all(map(_is_data, held))
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a part of a rule can be compared, and leads to nothing that a run could change."""
+    if type(value) is FunctionType:
+        return not value.__dict__ and is_closed(value)
+    return kind_of(value) == _DATA
 
 
 # Two threads must not put back at once.
@@ -261,11 +295,11 @@ def _is_lazy(old: Any, key: Any, kind: type | None) -> bool:
 
 # --- what can be reached ---------------------------------------------------------------------------------------------
 
-# What the walk does with a value: nothing, or it enters a function, what calls another one, a container, an object or a
-# class.
-_END, _FUNCTION, _CALLER, _CONTAINER, _OBJECT, _CLASS = range(6)
+# What the walk does with a value: nothing with data (tensors, numbers, texts), nor at another end; or it enters a
+# function, what calls another one, a container, an object or a class.
+_DATA, _END, _FUNCTION, _CALLER, _CONTAINER, _OBJECT, _CLASS = range(7)
 _kinds: dict[type, int] = {}
-_ENDS = (*ATOMS, ModuleType, BuiltinFunctionType, CellType, slice, range, set, frozenset, bytearray)
+_ENDS = (ModuleType, BuiltinFunctionType, CellType, slice, range, set, frozenset, bytearray)
 # Whether the tensors of a loaded backend include a value. They are ends, too.
 _are_tensors: list[Callable[[Any], bool]] = []
 
@@ -294,7 +328,9 @@ def _kind_of(value: Any, kind: type) -> int:
         return _CALLER
     if isinstance(value, type):
         return _END if is_stable(kind.__module__) and is_stable(value.__module__) else _CLASS
-    if isinstance(value, _ENDS) or any([is_tensor(value) for is_tensor in _are_tensors]):
+    if isinstance(value, ATOMS) or any([is_tensor(value) for is_tensor in _are_tensors]):
+        return _DATA
+    if isinstance(value, _ENDS):
         return _END
     if isinstance(value, (list, tuple, dict)):
         return _CONTAINER
@@ -327,7 +363,7 @@ def reachable(
         kind = _kinds.get(type(value))
         if kind is None:
             kind = kind_of(value)
-        if kind == _END or id(value) in seen:
+        if kind <= _END or id(value) in seen:
             continue
         seen.add(id(value))
         if kind == _FUNCTION:

@@ -1,12 +1,13 @@
 """One call of a decorated function: flatten and partition the arguments, attach the rule, build the output.
 
 `call` does this for any arguments. `CustomGradient.__call__` leaves out the pytrees where all arguments are plain
-tensors by position. A backend gets a `DecoratedFunction`, from tensors to tensors, whose every run gives a `Pullback`:
-the rule of that run, from flat cotangents to flat, checked gradients.
+tensors by position. A backend gets a `Call`, from tensors to tensors, whose every run gives a `Run`: the
+rule of that run, from flat cotangents to flat, checked gradients.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
@@ -15,12 +16,11 @@ from keras_cg import errors, user_code
 from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine import references
 from keras_cg.engine.contract import Backend
-from keras_cg.engine.functions import innermost
-from keras_cg.engine.world import World, note
+from keras_cg.engine.world import World
 from keras_cg.frontend import arguments, config, conventions, messages, pytree, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.gradients import Spec, check_variables, collect
-from keras_cg.frontend.pullback import Pullback
+from keras_cg.frontend.run import Run
 from keras_cg.frontend.tree import SINGLE, Tree
 
 
@@ -39,8 +39,9 @@ def call(decorated: Any, name: str, backend: Backend, args: tuple[Any, ...], kwa
         return f"the argument {arguments.labels(fun, len(args), keywords, tree)[place]}"
 
     tensors = pytree.partition(backend, name, tree, label)
-    function = DecoratedFunction(backend, name, fun, len(args), keywords, tree)
-    if backend.is_recording():
+    function = Call(backend, name, fun, len(args), keywords, tree)
+    function.engine = backend.is_recording()
+    if function.engine:
         return function.finish(backend.attach(function, tensors))
     # Nothing is differentiated, so there is nothing to attach the rule to.
     args, kwargs = function.bind(tuple(tensors))
@@ -72,7 +73,7 @@ class FlatFunction(Arguments):
         backend = self.backend
         if self.converted is None:
             # Once: another conversion would be other code, and so another rule.
-            self.converted = backend.converted(self.user)
+            self.converted = self.user if backend.converted is None else backend.converted(self.user)
         fun = self.converted
         if self.state is None and keras_interop.keras() is not None:
             self.state = self.begin(self.output is None)
@@ -103,10 +104,7 @@ class FlatFunction(Arguments):
 
     def finish(self, results: Sequence[Any]) -> Any:
         """Builds the output from what the backend returns: its tensors, then the changed variables."""
-        output = self.output
-        if output is None:
-            # torch found nothing to differentiate, and has called the user's function alone.
-            return results[0]
+        output: Any = self.output
         if self.state is not None:
             self.state.settle(tuple(results[len(output.places) :]))
         return results[0] if output is SINGLE else output.combine(results[: len(output.places)])
@@ -124,83 +122,66 @@ class FlatFunction(Arguments):
         return references.names_of(self.user, values, described, keras_interop.unwrap)
 
 
-# A run: the tensors, the arguments, the rule, the static part of the output, the context in which the rule runs, the
-# outputs, and the world of the run.
-_Started = tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any], Callable[..., Any], Tree, Any, tuple[Any, ...], Any]
-
-
-class DecoratedFunction(FlatFunction):
-    """A decorated function as a backend sees it: each run returns tensors, and the rule for them.
+class Call(FlatFunction):
+    """One call of a decorated function, as a backend sees it: each run returns tensors, and the rule for them.
 
     Attributes:
+        engine: What `is_recording` of the backend said when the call began.
         is_traced: Set by the backend where a compiler traces Python code: then the rule is traced at once, in no world.
-        has_run: Whether there was a first run.
         world: That of the first run, in which every other one starts; None if there is nothing to put back.
+        opened: The world before the run that comes next, if the backend has asked for it.
     """
 
+    engine: Any = None
     is_traced = False
     has_run = False
     world: World | None = None
-    _opened: World | None = None
+    opened: World | None = None
 
-    def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Pullback]:
+    def __call__(self, *tensors: Any) -> tuple[tuple[Any, ...], Run]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the rule."""
-        results, started = self.start(*tensors)
-        return results, self.pullback(started)
-
-    def start(self, *tensors: Any) -> tuple[tuple[Any, ...], _Started]:
-        """Runs the function: returns the tensors of the output, then the variables that it changed; and its rule."""
-        if self.is_traced:
-            return self._start(tensors)
-        if self.has_run:
-            return self._noted(tensors) if self.world is None else self.world.again(self._noted, tensors)  # type: ignore[no-any-return]
-        results, started = self._noted(tensors)
-        self.has_run, self.world = True, started[-1]
-        return results, started
+        results, run = self.start(*tensors)
+        return results, run.note()
 
     def at_hand(self) -> list[Any]:
         """Returns what a run that begins now has at hand, in variables from outside and in attributes."""
-        self._opened = self._open()
-        return [] if self._opened is None else self._opened.values()
+        self.opened = self._open()
+        return self.opened.values()
 
-    def _open(self) -> World | None:
-        """Returns the world before a run; None if the function is a plain one without variables from outside."""
-        user, static = self.user, self._static
-        if static is None and type(user) is FunctionType and not (user.__closure__ or user.__defaults__):
-            return None
-        return World(user, () if static is None else static.leaves)
+    def _open(self) -> World:
+        """Returns the world before a run."""
+        return World(self.user, () if self._static is None else self._static.leaves)
 
-    def _noted(self, tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], _Started]:
-        """Runs the function, and notes the world of the run."""
-        user, opened = self.user, self._opened or self._open()
-        self._opened = None
-        results, started = self._start(tensors)
-        inside = user if self.converted is None else innermost(self.converted)
-        return results, (*started[:-1], note(opened, started[3], user if inside is None else inside))
+    def start(self, *tensors: Any) -> tuple[tuple[Any, ...], Run]:
+        """Runs the function: returns the tensors of the output, then the variables that it changed; and the run.
 
-    def _start(self, tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], _Started]:
-        if self.is_ordinary and self.output is None and self.state is None:
-            # The first run of an ordinary call is outside of every scope of Keras.
-            self.converted = self.backend.converted(self.user)
-            results, rule, tree = self.accept(config.under(self.backend, self.converted, tensors, {}))
-            return results, (tensors, tensors, {}, rule, tree, None, results, None)
+        The run is to be noted before anything else happens, if anything differentiates. Every run but the first begins
+        in the world that this one found.
+        """
+        if self.world is not None:
+            again = copy.copy(self)
+            again.world = None
+            return self.world.again(again.start, *tensors)  # type: ignore[no-any-return]
+        backend, user, static = self.backend, self.user, self._static
+        opened, self.opened = self.opened, None
+        if opened is None and not self.is_traced:
+            if static is not None or type(user) is not FunctionType or user.__closure__ or user.__defaults__:
+                opened = self._open()
+        if static is None and self.output is None and self.state is None:
+            # The first run of plain tensors is outside of every scope of Keras, and its backend is active.
+            self.converted = fun = user if backend.converted is None else backend.converted(user)
+            pair = fun(*tensors)
+            if type(pair) is tuple and len(pair) == 2 and type(pair[0]) in backend.plain and callable(pair[1]):
+                self.output = SINGLE
+                return pair[:1], Run(self, tensors, tensors, {}, pair[1], SINGLE, None, pair[:1], opened)
+            results, rule, tree = self.accept(pair)
+            return results, Run(self, tensors, tensors, {}, rule, tree, None, results, opened)
         args, kwargs = self.bind(tensors)
-        pair, changed, run = self.run(args, kwargs)
+        pair, changed, scope = self.run(args, kwargs)
         results, rule, tree = self.accept(pair)
         # Only values in a scope of Keras are shown to the rule.
-        run = run if run is not None and run.state.scope is not None else None
-        return (*results, *changed), (tensors, args, kwargs, rule, tree, run, results, None)
-
-    def pullback(self, started: _Started) -> Pullback:
-        """Returns the rule of a run."""
-        tensors, args, kwargs, rule, tree, run, outputs, world = started
-        if self.is_traced:
-            style, outputs = conventions.traced_style(rule), ()
-        else:
-            style = conventions.style(rule, self.user, self.name)
-        if kwargs and style != conventions.ALONE:
-            args = self.positional(args, kwargs)
-        return Pullback(self, tensors, args, rule, tree, run, style, outputs, world)
+        scope = scope if scope is not None and scope.state.scope is not None else None
+        return (*results, *changed), Run(self, tensors, args, kwargs, rule, tree, scope, results, opened)
 
     def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the arguments as a rule gets them: by position."""

@@ -26,6 +26,11 @@ _VARIABLES = ("KERAS_CG_BACKEND", "KERAS_CG_TRACEBACK")
 _in_context: ContextVar[tuple[str, str] | None] = ContextVar("keras_cg_backend", default=None)
 _in_process: str | None = None
 
+# The environment as the system has it: `os.environ` takes 1.8 us to say that a variable is not set, as it raises and
+# catches an error first, and every call asks. The names are not public; without them, `os.environ` is asked.
+_environment: Any = getattr(os.environ, "_data", os.environ)
+_KEY: Any = "KERAS_CG_BACKEND" if _environment is os.environ else os.environ.encodekey("KERAS_CG_BACKEND")  # type: ignore[attr-defined]
+
 
 def warn_of_unknown_variables() -> None:
     """Warns of environment variables that do not exist, at the line that imports the package whose module calls this.
@@ -150,8 +155,8 @@ def available_backends() -> tuple[str, ...]:
 
 def under(backend: Backend, fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Calls the user's code under the backend of its call, whichever is active by then, in whichever thread."""
-    if backend.is_compiling() and this.active is backend:
-        return fun(*args, **kwargs)  # torch.compile (2.13) can trace no context variable
+    if this.active is backend:
+        return fun(*args, **kwargs)
     token = _in_context.set((backends.name_of(backend), "the call of a decorated function that is running"))
     try:
         return fun(*args, **kwargs)
@@ -165,6 +170,10 @@ def _known(name: str, source: str) -> str:
     return name
 
 
+# The backends by name, and by what the environment has for it.
+_loaded: dict[Any, Any] = backends.loaded
+
+
 class _Config(ModuleType):
     @property
     def active(self) -> Any:
@@ -174,9 +183,13 @@ class _Config(ModuleType):
         module's attributes for real, and again at every call. A `__getattr__` of the module would be slower.
         """
         chosen = _in_context.get()
-        name = chosen[0] if chosen is not None else _in_process or os.environ.get("KERAS_CG_BACKEND")
-        loaded = backends.loaded.get(name or keras_interop.chosen())
-        return backends.load(*resolve()) if loaded is None else loaded
+        name = chosen[0] if chosen is not None else _in_process or _environment.get(_KEY)
+        loaded = _loaded.get(name or keras_interop.chosen())
+        if loaded is None:
+            loaded = backends.load(*resolve())
+            if chosen is None and not _in_process and name:
+                _loaded[name] = loaded
+        return loaded
 
 
 active: Any

@@ -8,7 +8,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from keras_cg import errors, user_code
-from keras_cg.engine.functions import facts, innermost
+from keras_cg.engine.functions import facts, innermost, known_facts
 from keras_cg.frontend import messages, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.signature import Parameters
@@ -36,7 +36,7 @@ def style(fun: Any, function: Any, name: str) -> int | None:
         fun = fun.__dict__["__wrapped__"]
     if type(fun) is not FunctionType:
         return None
-    known = facts(fun.__code__)
+    known = known_facts.get(id(fun.__code__)) or facts(fun.__code__)
     if not hasattr(known, "style"):
         known.style = _style(fun)
         user: Any = innermost(function)

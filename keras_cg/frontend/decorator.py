@@ -91,17 +91,25 @@ class CustomGradient(Decorated, Generic[P, Output]):
         """Calls the function on the active backend and returns its output."""
         try:
             backend = config.active
-            is_ordinary = bool(args) and not kwargs and all(map(backend.is_plain, args))
-            if is_ordinary and not backend.is_recording():
-                # Nothing is differentiated, so there is nothing to attach the rule to.
-                pair: Any = self.__wrapped__(*args, **kwargs)
-                if type(pair) is tuple and len(pair) == 2 and backend.is_plain(pair[0]) and callable(pair[1]):
-                    return backend.constant(pair[0])  # type: ignore[no-any-return]
-                return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]
-            if is_ordinary and keras_scope.is_unscoped():
-                function = call.DecoratedFunction(backend, self._name, self.__wrapped__, len(args))
-                results = backend.attach(function, args)
-                return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
+            plain, is_ordinary = backend.plain, not kwargs and bool(args)
+            # In plain loops here and on the whole way, because on few numbers a call costs little more than its frames.
+            for arg in args if is_ordinary else ():
+                if type(arg) not in plain and not backend.is_plain(arg):
+                    is_ordinary = False
+                    break
+            if is_ordinary:
+                engine = backend.is_recording()
+                if not engine:
+                    # Nothing is differentiated, so there is nothing to attach the rule to.
+                    pair: Any = self.__wrapped__(*args)
+                    if type(pair) is tuple and len(pair) == 2 and type(pair[0]) in plain and callable(pair[1]):
+                        return backend.constant(pair[0])  # type: ignore[no-any-return]
+                    return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]
+                if keras_scope.is_unscoped():
+                    function = call.Call(backend, self._name, self.__wrapped__, len(args))
+                    function.engine = engine
+                    results = backend.attach(function, args)
+                    return results[0] if function.output is SINGLE else function.finish(results)  # type: ignore[no-any-return]
             return call.call(self, self._name, backend, args, kwargs)  # type: ignore[no-any-return]
         except Exception as error:
             tracebacks.hide_frames(error)

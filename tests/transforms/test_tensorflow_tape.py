@@ -11,7 +11,7 @@ from tapes import MODES, ONES, gradients, with_variable_and_tensor, within
 from keras_cg import CapturedVariableError, custom_gradient, ops
 from keras_cg.engine import linear
 from keras_cg.frontend import config
-from keras_cg.frontend.call import DecoratedFunction
+from keras_cg.frontend.call import Call
 from keras_cg.frontend.pullback import Pullback
 
 pytestmark = pytest.mark.only("tensorflow")
@@ -196,7 +196,7 @@ def test_what_explains_the_output_is_found_in_the_first_run(eager, tf):
 
 
 def test_nothing_is_searched_where_nothing_is_captured(eager, tf, monkeypatch):
-    monkeypatch.setattr(DecoratedFunction, "captures", lambda self, is_wanted: pytest.fail("searched"))
+    monkeypatch.setattr(Call, "captures", lambda self, is_wanted: pytest.fail("searched"))
     history = [{"epoch": epoch} for epoch in range(9)]
     x, w = eager.tensor(X), eager.tensor(3 * X)
     for read in (lambda: history, lambda: w):

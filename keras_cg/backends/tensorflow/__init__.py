@@ -27,6 +27,7 @@ from keras_cg.backends.tensorflow.tensors import (
     is_plain,
     is_recording,
     is_tensor,
+    plain,
     shape,
     tensors,
     to_numpy,

@@ -93,8 +93,11 @@ def is_recording() -> bool:
     return not tf.executing_eagerly() or bool(could_possibly_record())
 
 
+plain = frozenset(PLAIN[:1])
+
+
 def is_plain(value: object) -> bool:
-    return type(value) is PLAIN[0]
+    return type(value) in plain
 
 
 def is_known(tensors: Sequence[Any]) -> bool:

@@ -22,6 +22,7 @@ from keras_cg.backends.torch.tensors import (
     is_plain,
     is_recording,
     is_tensor,
+    plain,
     shape,
     tensors,
     to_numpy,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.compiler import is_dynamo_compiling
 
 from keras_cg.backends.torch import capturing, compiling, exporting, transforms
 from keras_cg.backends.torch.tensors import (
+    OTHERS,
     autocasts,
     constant,
     hooks,
@@ -27,7 +29,6 @@ from keras_cg.backends.torch.tensors import (
     is_autocast,
     is_compiling,
     is_forward_open,
-    is_special,
     is_tracing,
     keeps_graph,
     probe,
@@ -44,17 +45,69 @@ from keras_cg.engine.contract import Function, Pullback
 
 
 @uncompiled
-def attach(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """Returns the outputs of `fun`, with the rule as their gradient."""
+def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = False) -> tuple[torch.Tensor, ...]:
+    """Returns the outputs of `fun`, with the rule as their gradient.
+
+    It runs once, on detached tensors; an output that requires a gradient then depends on a captured tensor.
+    """
+    if fun.engine == OTHERS and not is_special:
+        return attach_in_any_engine(fun, tensors)
+    is_hooked, is_differentiated = is_special and hooks(False) is not None, False
+    for tensor in tensors:
+        if tensor.requires_grad:
+            is_differentiated = True
+            break
+    saved, inputs, watched, start = [], [], [], sequence_number()
+    for tensor in tensors:
+        # autograd cannot save an inference tensor, which does not tell when it is changed.
+        tensor = tensor.clone() if tensor.is_inference() else tensor
+        saved.append(tensor)
+        # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
+        tensor = tensor.detach() if is_differentiated or is_hooked else tensor
+        inputs.append(tensor)
+        watched.append((tensor, tensor._version))
+    existing: Sequence[tuple[Any, Any]] = ()
+    if type(fun.user) is not FunctionType or fun.user.__closure__:
+        existing = [(each, version(each)) for each in fun.at_hand() if isinstance(each, torch.Tensor)]
     try:
-        if is_special() or not torch.is_grad_enabled():
-            return attach_in_any_engine(fun, tensors)
-        return _with_autograd(fun, tensors, False)
+        outputs, run = fun.start(*inputs)
     except RuntimeError as error:
         # The arguments are detached, so it is a captured value that torch cannot differentiate.
         if "functions with out=... arguments don't support automatic differentiation" not in str(error):
             raise
         raise messages.unserved_variables("torch", "a captured value in an operation with `out=`.", fun) from error
+    for tensor, before in watched:
+        if tensor._version != before:
+            raise messages.changed_argument(fun.name)
+    has_captured = False
+    for output in outputs:
+        if output.requires_grad:
+            has_captured = True
+            break
+    if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
+        # The function captured a value that forward mode differentiates; the transform runs it again, and finds that.
+        return transforms.with_transforms(fun, saved)
+    if not is_differentiated and not has_captured:
+        return exporting.cut(fun.name, outputs) if is_special else outputs
+    run.note()
+    if has_captured:
+        variables = capturing.captured(fun, inputs, outputs, start, run)
+        capturing.check(fun, tensors, variables, run)
+        saved += saveable(variables)
+        if not is_differentiated and not variables:
+            return exporting.cut(fun.name, outputs)
+    call = SavedCall(run, len(tensors), watched, saved, outputs, existing, is_special)
+    residuals: Sequence[torch.Tensor] = ()
+    if is_special:
+        call.autocasts = autocasts(tensors) if is_autocast() else ()
+        saved = [*map(unwrap_if_dead, saved)]
+    if is_hooked:
+        # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
+        probed = functools.partial(probe, outputs, saved[call.number :], [each.requires_grad for each in tensors])
+        residuals, call.facts = run.outline(inputs, probed)
+        residuals, call.run, call.watched, call.written = saveable(residuals), None, (), ()
+    results = _apply((call, outputs, residuals), *saved)
+    return results if type(results) is tuple else (results,)
 
 
 def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -80,65 +133,7 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
             return transforms.with_transforms(fun, saveable(tensors))
     if not torch.is_grad_enabled():
         return exporting.cut(fun.name, fun.start(*tensors)[0])
-    return _with_autograd(fun, tensors, True)
-
-
-def _with_autograd(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool) -> tuple[torch.Tensor, ...]:
-    """Runs `fun` once, on detached tensors; an output that requires a gradient then depends on a captured tensor.
-
-    In plain loops, because here is most of what a small call costs.
-    """
-    call = SavedCall()
-    call.fun, call.number, start = fun, len(tensors), sequence_number()
-    is_hooked = is_special and hooks(False) is not None
-    is_differentiated = any([tensor.requires_grad for tensor in tensors])
-    saved, inputs, watched, places = [], [], [], []
-    for tensor in tensors:
-        # autograd cannot save an inference tensor, which does not tell when it is changed.
-        tensor = tensor.clone() if tensor.is_inference() else tensor
-        # Under hooks, too: a constant that the rule closes over may be an argument, and is compared with another run.
-        alias = tensor.detach() if is_differentiated or is_hooked else tensor
-        storage = storage_of(alias)
-        saved.append(tensor)
-        inputs.append(alias)
-        # Without a storage, as a DTensor is, it tells itself of a change, and not by its detached alias.
-        watched.append((alias if storage else tensor, tensor._version))
-        places.append(storage)
-    existing = [(each, version(each)) for each in fun.at_hand() if isinstance(each, torch.Tensor)]
-    outputs, started = fun.start(*inputs)
-    if is_changed(watched):
-        raise messages.changed_argument(fun.name)
-    if is_special and is_forward_open() and any(map(transforms.is_dual, outputs)):
-        # The function captured a value that forward mode differentiates; the transform runs it again, and finds that.
-        return transforms.with_transforms(fun, saved)
-    has_captured, storages = any([output.requires_grad for output in outputs]), {*places}
-    if not is_differentiated and not has_captured:
-        return exporting.cut(fun.name, outputs) if is_special else outputs
-    pullback = fun.pullback(started)
-    for output in outputs:
-        storage = storage_of(output)
-        call.is_simple &= storage not in storages and output.is_floating_point()
-        watched.append((output, version(output)))
-        places.append(storage)
-        storages.add(storage)
-    if has_captured:
-        variables = capturing.captured(fun, inputs, outputs, start, pullback)
-        capturing.check(fun, tensors, variables, pullback)
-        saved += saveable(variables)
-        if not is_differentiated and not variables:
-            return exporting.cut(fun.name, outputs)
-    call.storages = storages - {0}
-    call.autocasts = autocasts(tensors) if is_special and is_autocast() else ()
-    residuals: Sequence[torch.Tensor] = ()
-    if is_hooked:
-        # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
-        probed = functools.partial(probe, outputs, saved[call.number :], [each.requires_grad for each in tensors])
-        residuals, call.facts = pullback.outline(inputs, probed)
-    else:
-        call.keep(pullback, watched, places, existing)
-    saved = [*map(unwrap_if_dead, saved)] if is_special else saved
-    results = _apply((call, outputs, saveable(residuals)), *saved)
-    return results if type(results) is tuple else (results,)
+    return attach(fun, tensors, True)
 
 
 class SavedCall:
@@ -147,7 +142,7 @@ class SavedCall:
     Attributes:
         fun: The function, which runs again for higher orders.
         number: How many arguments it has.
-        pullback: The rule of the first run, until a backward pass that does not keep the graph.
+        run: The first run, until a backward pass that does not keep the graph.
         watched: The inputs and outputs, whose memory the rule may hold, and from `cells` on the tensors in its cells
             that the run has made; each with its version.
         written: The tensors that existed before and that the run wrote to, each with its version after it.
@@ -160,41 +155,52 @@ class SavedCall:
     """
 
     fun: Any
-    number: int
-    pullback: Pullback | None = None
-    watched: Sequence[tuple[torch.Tensor, Any]] = ()
-    written: Sequence[tuple[torch.Tensor, Any]] = ()
-    cells = 0
-    storages: set[int]
     facts: Any = None
     autocasts: Sequence[tuple[str, torch.dtype, bool]] = ()
-    is_simple = True
+    written: Sequence[tuple[torch.Tensor, Any]] = ()
     reads: list[bool] | None = None
 
-    def keep(
+    def __init__(
         self,
-        pullback: Pullback,
-        known: Sequence[tuple[torch.Tensor, Any]],
-        places: Sequence[int],
+        run: Any,
+        number: int,
+        inputs: list[tuple[torch.Tensor, Any]],
+        tensors: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
         existing: Sequence[tuple[torch.Tensor, Any]],
-    ) -> None:
-        """Keeps the rule, and notes what it may read, as `save_for_backward` does: its tensors, and what is `known`.
+        is_special: bool,
+    ):
+        """Notes what the rule may read, as `save_for_backward` does: arguments, outputs and the tensors that it holds.
 
-        The latter are the arguments and outputs, whose memory begins at `places`. Those that share it with none of the
-        tensors are left out, unless the rule holds something else in which they may be: an output would live as long.
-        A tensor among those `existing` before is state, unless the run has written to it.
+        `inputs` has the arguments of the run, with their versions; `tensors` are those of the call. Arguments and
+        outputs that share their memory with no tensor of the rule are left out, unless the rule holds something else in
+        which they may be: an output would live as long. A tensor among those `existing` before is state, unless the run
+        has written to it.
         """
-        self.pullback, parts, used = pullback, [], set()
-        before = {id(tensor) for tensor, _ in existing}
-        for part in pullback.closed_over():
+        self.fun, self.run, self.number, is_simple, known, watched = run.call, run, number, True, [], []
+        used, storages, before = set(), set(), {id(tensor) for tensor, _ in existing} if existing else ()
+        for part in (*run.held, *run.args) if run.args else run.held:
             if isinstance(part, torch.Tensor):
                 used.add(storage_of(part))
                 if id(part) not in before:
-                    parts.append((part, version(part)))
-        if pullback.is_closed:
-            known = [each for each, place in zip(known, places, strict=True) if place in used]
-        self.cells, self.watched = len(known), [*known, *parts]
-        self.written = [(tensor, version(tensor)) for tensor, old in existing if version(tensor) != old]
+                    watched.append((part, version(part) if part.is_inference() else part._version))
+        for place, (tensor, last) in enumerate(inputs):
+            storage = storage_of(tensor)
+            storages.add(storage)
+            if storage in used or not run.is_closed:
+                # Without a storage, as a DTensor is, it tells itself of a change, and not by its detached alias.
+                known.append((tensor if storage else tensors[place], last))
+        for output in outputs:
+            storage = storage_of(output)
+            if storage in storages or not output.is_floating_point():
+                is_simple = False
+            storages.add(storage)
+            if storage in used or not run.is_closed:
+                known.append((output, version(output) if output.is_inference() else output._version))
+        storages.discard(0)
+        self.storages, self.is_simple, self.cells, self.watched = storages, is_simple, len(known), known + watched
+        if existing:
+            self.written = [(tensor, version(tensor)) for tensor, old in existing if version(tensor) != old]
 
     def again(
         self, inputs: Sequence[torch.Tensor], residuals: Sequence[torch.Tensor], gradients: Callable[[Pullback], Any]
@@ -203,19 +209,19 @@ class SavedCall:
         if self.facts is not None:
             # In the first run, too, a constant among the arguments was another object than the captured one.
             inputs = [tensor if tensor.requires_grad else tensor.detach() for tensor in inputs]
-        run = self.fun
+        fun = self.fun
         # torch runs a backward pass outside of the autocast of the forward pass.
         for each in self.autocasts or (autocasts(inputs, is_on=False) if is_autocast() else ()):
-            run = torch.autocast(*each)(run)
-        _, pullback = run(*inputs)
+            fun = torch.autocast(*each)(fun)
+        _, pullback = fun(*inputs)
         if is_changed(self.watched):
             self.refuse_changes()
         with self.guard():
-            if self.pullback is not None:
-                self.pullback.check(pullback, gradients)
+            if self.run is not None:
+                self.run.check(pullback, gradients)
             elif self.facts is not None:
                 pullback.check_outline(inputs, residuals, self.facts, gradients)
-        return run(*inputs)[1] if pullback.is_used_up else pullback
+        return fun(*inputs)[1] if pullback.is_used_up else pullback
 
     def guard(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context for a rule, which must not read what was written to since its run."""
@@ -224,7 +230,6 @@ class SavedCall:
 
     def refuse_changes(self) -> None:
         """Raises if a tensor that the rule holds was changed in place since; but not a weight or a buffer of a module."""
-        pullback: Any = self.pullback
         others = set()
         for place, (tensor, before) in enumerate(self.watched):
             if version(tensor) != before:
@@ -232,7 +237,7 @@ class SavedCall:
                     others.add(storage_of(tensor))
                 elif not capturing.is_in_module(self.fun, tensor):
                     raise messages.changed_since_call(self.fun.name)
-        if others and not others.isdisjoint(map(storage_of, pullback.reached())):
+        if others and not others.isdisjoint(map(storage_of, self.run.reached())):
             raise messages.changed_since_call(self.fun.name)
 
 
@@ -276,17 +281,23 @@ class Attached(torch.autograd.Function):
     @uncompiled
     def backward(ctx: Any, *cotangents: torch.Tensor) -> Any:
         call, needs_grad = ctx.call, ctx.needs_input_grad[1:]
-        count, stop, pullback = call.number, len(needs_grad), call.pullback
+        count, stop, pullback = call.number, len(needs_grad), call.run
         is_recorded = torch.is_grad_enabled()
         if is_dynamo_compiling():
             # Compiled autograd traces this function, for which no tensor has a version or a place in memory.
             saved = ctx.saved_tensors
             gradients, others = pullback(cotangents, saved[count:stop], needs_grad[:count], saved[:count])
             return (None, *gradients, *others)
-        if is_changed(call.watched):
-            call.refuse_changes()
+        try:
+            for tensor, before in call.watched:
+                if tensor._version != before:
+                    call.refuse_changes()
+                    break
+        except RuntimeError:  # an inference tensor has no version
+            if is_changed(call.watched):
+                call.refuse_changes()
         # Read once: a checkpoint recomputes saved tensors only once.
-        is_read = is_recorded or pullback is None or stop > count or pullback.takes_arguments()
+        is_read = is_recorded or pullback is None or stop > count or pullback.args
         saved = ctx.saved_tensors if is_read else ()
         variables = saved[count:stop]
         if is_recorded or pullback is None:
@@ -297,11 +308,13 @@ class Attached(torch.autograd.Function):
         if not is_recorded and call.reads is not None:
             pullback = functools.partial(_read, call.reads, pullback)
         # A rule that is called with the function's arguments gets the caller's own tensors, and not detached ones.
+        arguments = saved[:count] if saved else None
         try:
-            with call.guard():
-                gradients, others = pullback(
-                    cotangents, variables, needs_grad[:count], saved[:count] if saved else None
-                )
+            if call.written:
+                with call.guard():
+                    gradients, others = pullback(cotangents, variables, needs_grad[:count], arguments)
+            else:
+                gradients, others = pullback(cotangents, variables, needs_grad[:count], arguments)
         except RuntimeError as error:
             if "One of the differentiated Tensors does not require grad" not in str(error):
                 raise
@@ -310,7 +323,7 @@ class Attached(torch.autograd.Function):
             gradients = copied(gradients, call.storages)
         if not keeps_graph():
             # The function, too: a variable from outside may lead to the output, and so to this node.
-            call.pullback, call.watched, call.written, call.fun = None, (), (), None
+            call.run, call.watched, call.written, call.fun = None, (), (), None
         return (None, *gradients, *others)
 
 

@@ -143,16 +143,26 @@ def is_compiling() -> bool:
     return is_dynamo_compiling() or (torch.compiler.is_compiling() and is_captured())
 
 
-def is_recording() -> bool:
-    return (
-        torch.is_grad_enabled()
-        or is_dynamo_compiling()
-        or transforms_active()
-        or forward_ad._current_level >= 0
+# What `is_recording` answers: nothing is recorded; autograd alone does that; or anything else is at work, too, which
+# records or changes what operations do.
+NOTHING, AUTOGRAD, OTHERS = range(3)
+
+
+def is_recording() -> int:
+    """Returns which engine of torch is at work."""
+    # First the question that Dynamo can trace.
+    if (
+        is_dynamo_compiling()
         or is_tracing()
+        or transforms_active()
         or dispatch_modes() > 0
+        or forward_ad._current_level >= 0
         or is_included(PRE_DISPATCH)
-    )
+    ):
+        return OTHERS
+    if not torch.is_grad_enabled():
+        return NOTHING
+    return OTHERS if is_autocast() or hooks(False) is not None else AUTOGRAD
 
 
 def uncompiled(fun: Any) -> Any:
@@ -165,23 +175,11 @@ def uncompiled(fun: Any) -> Any:
     return fun
 
 
-def is_special() -> bool:
-    """Whether something other than autograd records or changes what operations do now."""
-    # First the question that Dynamo can trace.
-    return (
-        is_dynamo_compiling()
-        or is_tracing()
-        or transforms_active()
-        or dispatch_modes() > 0
-        or forward_ad._current_level >= 0
-        or is_included(PRE_DISPATCH)
-        or is_autocast()
-        or hooks(False) is not None
-    )
+plain = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def is_plain(value: object) -> bool:
-    return type(value) is torch.Tensor or type(value) is torch.nn.Parameter
+    return type(value) in plain
 
 
 def is_captured() -> bool:
@@ -211,7 +209,7 @@ def is_floating(tensor: torch.Tensor) -> bool:
 
 def storage_of(tensor: torch.Tensor) -> int:
     """Returns the address of a tensor's storage, or 0 if it has none, as a fake tensor or a wrapper of others."""
-    if type(tensor) is not torch.Tensor and (tensor.layout is not torch.strided or is_fake(tensor)):
+    if type(tensor) not in plain and (tensor.layout is not torch.strided or is_fake(tensor)):
         return 0
     try:
         return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,251 @@
+"""The rule of one run, from flat cotangents to flat, checked gradients, and the comparison with that of another run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_cg import errors, user_code
+from keras_cg.engine import comparing, references, world
+from keras_cg.engine.contract import Backend
+from keras_cg.engine.functions import innermost, keeps_state
+from keras_cg.engine.precision import is_differentiable
+from keras_cg.frontend import config, conventions, messages, tracebacks
+from keras_cg.frontend.conventions import ALONE, ANY, Convention
+from keras_cg.frontend.gradients import Spec
+from keras_cg.frontend.tree import SINGLE, Tree
+
+
+class Run:
+    """One run of a function, with its rule, flat and checked: `contract.Pullback` says what a backend does with it.
+
+    Attributes:
+        call: The call that the run belongs to.
+        tensors: The arguments of the run; after `note`, what has their dtypes and shapes.
+        args: The arguments as the rule gets them.
+        rule: The rule.
+        output: The static part of the output.
+        scope: The scope of Keras in which the rule runs, if it needs one.
+        outputs: The tensors of the output; after `note`, only if another run must have the same ones.
+        world: The world before the run; after `note`, as the run left it, or None.
+        held: What the rule holds, by a quick look.
+        is_closed: Whether all that the rule can read is data.
+        count: How many arguments the function has by position.
+        style: How the rule is called, if its code alone tells; else None.
+        specs: The dtypes and shapes of tensors that may not be kept.
+        is_used_up: Whether a probe has called the rule.
+    """
+
+    __slots__ = (
+        *("args", "call", "count", "held", "is_closed", "is_used_up", "kwargs", "output", "outputs", "rule", "scope"),
+        *("specs", "style", "tensors", "world"),
+    )
+
+    def __init__(
+        self,
+        call: Any,
+        tensors: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rule: Callable[..., Any],
+        output: Tree,
+        scope: Any,
+        outputs: Sequence[Any],
+        world: Any,
+    ):
+        self.call, self.tensors, self.args, self.kwargs, self.rule, self.output = call, tensors, args, kwargs, rule, output
+        self.scope, self.outputs, self.world = scope, outputs, world
+        self.is_used_up = False
+
+    def note(self) -> Run:
+        """Notes what the rule holds and the world of the run, as soon as it is over; a rule may be asked for then."""
+        call, rule, args = self.call, self.rule, self.args
+        backend = call.backend
+        if call.is_traced:
+            self.world, self.held, self.is_closed = None, (), True
+            style = conventions.traced_style(rule)
+        else:
+            self.world, self.held, self.is_closed = world.note(self.world, rule, call.converted)
+            if not call.has_run:
+                call.has_run, call.world = True, self.world
+            style = conventions.style(rule, call.user, call.name)
+        if self.kwargs and style != ALONE:
+            args = call.positional(args, self.kwargs)
+        self.count = len(args)
+        self.args = args if style != ALONE and (style is not None or conventions.gets_arguments(rule)) else ()
+        self.style = style if self.scope is None and (style in (ALONE, ANY) or style == self.count) else None
+        # The data of a rule that reads nothing else tells whether another run has the same one.
+        self.outputs = () if self.is_closed else self.outputs
+        if not call.is_plain:
+            self.specs = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
+            self.tensors = ()
+        elif backend.types is not None:
+            self.tensors = backend.types(self.tensors)
+        return self
+
+    def __call__(
+        self,
+        cotangents: Sequence[Any],
+        variables: Sequence[Any] = (),
+        needs_grad: Sequence[bool] | None = None,
+        arguments: Sequence[Any] | None = None,
+    ) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        """Returns the gradients of the arguments and of `variables`, None where there is none, or none is needed."""
+        if self.world is None:
+            return self._pull(cotangents, variables, needs_grad, arguments)
+        return self.world.run(self._pull, cotangents, variables, needs_grad, arguments)  # type: ignore[no-any-return]
+
+    def _pull(
+        self,
+        cotangents: Sequence[Any],
+        variables: Sequence[Any],
+        needs_grad: Sequence[bool] | None,
+        arguments: Sequence[Any] | None,
+    ) -> tuple[Sequence[Any], tuple[Any, ...]]:
+        """Calls the rule; most return a plain gradient for each tensor, and nothing is converted."""
+        call, rule, output, values = self.call, self.rule, self.output, self.args
+        backend = call.backend
+        if values and arguments is not None:
+            values = tuple(arguments) if call._static is None else call.positional(*call.bind(tuple(arguments)))
+        if self.style is None or variables:
+            return self._by_signature(cotangents, variables, needs_grad, values)
+        upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
+        args, kwargs = ((upstream,), {}) if self.style == ALONE else (values, {"upstream": upstream})
+        is_active = config.this.active is backend
+        result = rule(*args, **kwargs) if is_active else config.under(backend, rule, args, kwargs)
+        gradients = result if type(result) is tuple else (result,)
+        if self.tensors and call._static is not None:
+            gradients = call.static.tensors_of(gradients)
+        if len(gradients) == len(self.tensors):
+            plain = backend.plain
+            for gradient, tensor in zip(gradients, self.tensors, strict=True):
+                is_plain = type(gradient) in plain or backend.is_plain(gradient)
+                if not is_plain or gradient.dtype != tensor.dtype or gradient.shape != tensor.shape:
+                    break
+            else:
+                return gradients, ()
+        return call.checked(rule, self.shapes(), result, (), needs_grad)  # type: ignore[no-any-return]
+
+    def _by_signature(
+        self,
+        cotangents: Sequence[Any],
+        variables: Sequence[Any],
+        needs_grad: Sequence[bool] | None,
+        values: tuple[Any, ...],
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Calls a rule whose signature has to be read."""
+        call = self.call
+        convention = Convention(self.rule, call, values, self.count, self.output)
+        try:
+            upstreams = upstreams_of(call.backend, self.output, cotangents)
+            fun = convention.call if self.scope is None else self.scope.for_rule()(convention.call)
+            needs_input_grad = needs_grad or [True] * len(call.static.places)
+            result = config.under(call.backend, fun, (upstreams, variables, needs_input_grad), {})
+            return call.checked(self.rule, self.shapes(), result, variables, needs_grad)  # type: ignore[no-any-return]
+        except (TypeError, errors.GradientError) as error:
+            hint = convention.hint()
+            if hint is not None:
+                error.add_note(hint)
+            tracebacks.hide_frames(error)
+            raise
+
+    def shapes(self) -> list[Spec]:
+        """Returns the dtype and the shape that the gradient of each tensor must have."""
+        backend = self.call.backend
+        known = [(backend.dtype(tensor), backend.shape(tensor)) for tensor in self.tensors]
+        return known if self.call.is_plain else self.specs
+
+    def location(self) -> str | None:
+        """Returns the file and line of the rule, if they are known."""
+        return user_code.location(self.rule, self.call.user)
+
+    def takes_arguments(self) -> bool:
+        """Whether the rule is called with the function's arguments."""
+        return bool(self.args)
+
+    def takes_variables(self) -> bool:
+        """Whether the rule takes the captured variables."""
+        return conventions.takes_variables(self.rule)
+
+    def capture(self, names: Sequence[str], values: Sequence[Any] = ()) -> None:
+        """Raises if the function read trainable values that are no arguments, and the rule takes no `variables`."""
+        if names and not self.takes_variables():
+            fun, is_users = self.call.user, self.location() is not None
+            names = self.call.names(values, names) if values else names
+            if not is_users:  # a recipe, which has the user's function in a cell
+                fun = next(filter(user_code.location, references.near(fun)), fun)
+            raise errors.locate(messages.captured_variable(self.call.name, names, is_users), fun, what="function")
+
+    def closed_over(self) -> list[Any]:
+        """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
+        return [*self.held, *self.args]
+
+    def reached(self) -> list[Any]:
+        """Returns the tensors that the rule can reach, by a search that may take long."""
+        return [*references.reached([self.rule, *self.args], self.call.backend.is_tensor)]
+
+    def _steps(self) -> list[tuple[str, Any]]:
+        """Returns what must be equal in another run: what the rule holds, what the run has set, and the outputs."""
+        named = () if self.world is None else self.world.named
+        return [("", self.rule), *named, *[(f"output[{place}]", each) for place, each in enumerate(self.outputs)]]
+
+    def check(self, other: Any, probe: Any) -> list[Any]:
+        """Raises if the rule of another run differs; returns conditions where no value can be looked at yet."""
+        return other.in_world(self._compare, self._steps(), other, lambda: (probe(self), probe(other)))  # type: ignore[no-any-return]
+
+    def in_world(self, fun: Callable[..., Any], *args: Any) -> Any:
+        """Calls `fun` in the world of the run, in which its rule holds what it held then."""
+        return fun(*args) if self.world is None else self.world.run(fun, *args)
+
+    def outline(self, inputs: Sequence[Any], probe: Any) -> tuple[list[Any], Any]:
+        """Returns the tensors of the rule, and what must be equal in the rule of another run, instead of the rule."""
+        call, is_tensor = self.call, self.call.backend.is_tensor
+        shared = [*references.near(call.user), *call.static.leaves]
+        names = getattr(innermost(call.user), "__globals__", {})
+        steps, tensors, is_unknown = comparing.outline(self._steps(), is_tensor, shared, inputs, names)
+        # No hook and no checkpoint may make the gradients of the first rule again: they would be those of another run.
+        gradients = probe(self) if is_unknown and not keeps_state(self.rule) else None
+        if call.world is not None:
+            call.world.forget()
+        return tensors, (steps, gradients)
+
+    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Any) -> None:
+        """Raises if the rule of the first run, of which there is only the `outline`, differs."""
+        steps, gradients = facts
+        # Without a gradient of the first run, nothing can tell for another structure.
+        both = lambda: ([None], []) if gradients is None else (gradients, probe(self))  # noqa: E731
+        self.in_world(self._compare, steps, self, both, [*inputs, *tensors])
+
+    def _compare(
+        self,
+        first: Sequence[tuple[str, Any]],
+        other: Any,
+        gradients: Callable[[], tuple[Sequence[Any], Sequence[Any]]],
+        saved: Sequence[Any] = (),
+    ) -> list[Any]:
+        backend = self.call.backend
+        found = comparing.difference(first, other._steps(), backend.is_tensor, backend.agreement, saved)
+        name, conditions = found.name, [*found.conditions]
+        if name is None and found.is_unknown:
+            ones, others = gradients()
+            other.is_used_up = True
+            answers: list[Any] = [[each is None for each in ones] == [each is None for each in others]]
+            if all(answers):
+                pairs = [pair for pair in zip(ones, others, strict=True) if pair[0] is not None]
+                answers = [*backend.agreement(pairs)] if pairs else []
+            if any([answer is False or answer is None for answer in answers]):
+                name = "it gives another gradient"
+            conditions += [answer for answer in answers if answer is not True]
+        if name is not None:
+            raise messages.not_repeated(self.call.name, self.call.user, name)
+        return conditions
+
+
+def upstreams_of(backend: Backend, output: Tree, cotangents: Sequence[Any]) -> list[Any]:
+    """Returns the upstream of each leaf of an output, None where it has none."""
+    upstreams: list[Any] = [None] * len(output.leaves)
+    # After the cotangents of the outputs come those of the variables of Keras that the function changed.
+    for place, cotangent in zip(output.places, cotangents, strict=False):
+        if cotangent is not None and is_differentiable(backend.dtype(cotangent)):
+            upstreams[place] = cotangent
+    return upstreams

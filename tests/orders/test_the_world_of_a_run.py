@@ -1,0 +1,540 @@
+"""A rule finds the variables and attributes as its run left them; another run finds them as the first one did.
+
+Each case makes two calls, the second after a name was bound again, and differentiates the first. Rules are wrong on
+purpose, so that plain autodiff gives other numbers.
+"""
+
+import collections
+import functools
+import threading
+import types
+
+import numpy as np
+import pytest
+
+from keras_cg import custom_gradient, grad, recipes, vjp
+
+REFUSED = "ran again for a derivative, and its rule is not that of the first run"
+
+
+def gradient_of_the_first(eager, calls, repeat=1):
+    """The gradient of the first of several calls, at 1, after the others were made."""
+    one = eager.tensor(np.float32(1.0))
+    pullbacks = [vjp(call, one)[1] for call in calls]
+    return [float(eager.array(pullbacks[0](one)[0])) for _ in range(repeat)]
+
+
+# --- variables -------------------------------------------------------------------------------------------------------
+
+
+class Holder:
+    def __init__(self, fun):
+        self.fun = fun
+
+    def __call__(self, upstream):
+        return self.fun(upstream)
+
+
+def with_descriptor(k):
+    class Descriptor:
+        def __get__(self, owner, kind=None):
+            return 7 * k()
+
+    class Rule:
+        slope = Descriptor()
+
+        def __call__(self, upstream):
+            return upstream * self.slope
+
+    return Rule()
+
+
+def by_generator(scale):
+    def slopes():
+        while True:
+            yield scale(1.0)
+
+    made = slopes()
+    return lambda upstream: upstream * next(made)
+
+
+def by_dispatch(scale):
+    dispatched = functools.singledispatch(lambda value: None)
+    dispatched.register(float)(lambda value: scale(value))
+    return lambda upstream: upstream * dispatched(1.0)
+
+
+# How the rule reaches the function `scale`, which the run defines and which reads the variable of the loop.
+READS = {
+    "itself": lambda scale: lambda upstream: scale(upstream),
+    "list": lambda scale: (lambda kept: lambda upstream: kept[0](upstream))([scale]),
+    "dict": lambda scale: (lambda kept: lambda upstream: kept["a"](upstream))({"a": scale}),
+    "object": lambda scale: Holder(scale),
+    "object in a cell": lambda scale: (lambda kept: lambda upstream: kept(upstream))(Holder(scale)),
+    "partial in an object": lambda scale: Holder(functools.partial(lambda _, upstream: scale(upstream), 0)),
+    "default": lambda scale: lambda upstream, scale=scale: scale(upstream),
+    "keyword default": lambda scale: lambda upstream, *, scale=scale: scale(upstream),
+    "wrapper": lambda scale: functools.wraps(scale)(lambda upstream: scale(upstream)),
+    "cache": lambda scale: (lambda cached: lambda upstream: upstream * cached(1.0))(functools.lru_cache(scale)),
+    "generator": by_generator,
+    "dispatch": by_dispatch,
+    "descriptor of a class of the run": lambda scale: with_descriptor(lambda: scale(1.0) / 7),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_a_variable_that_is_bound_again(eager, name):
+    calls = []
+    for k in (2.0, 3.0):
+        calls.append(custom_gradient(lambda x: (x * 1, READS[name](lambda upstream: 7 * upstream * k))))
+        one = eager.tensor(np.float32(1.0))
+        if k == 2.0:
+            pullback = vjp(calls[0], one)[1]
+    assert [float(eager.array(pullback(one)[0])) for _ in range(2)] == [14.0, 14.0]
+    assert k == 3.0
+
+
+def from_elsewhere(kind):
+    """The function, whose code reads no variable, with what it gets from a loop."""
+    plain = custom_gradient(lambda x, scale: (x * 1, lambda upstream: scale(upstream)))
+    table = {}
+    looked_up = custom_gradient(lambda x: (x * 1, table["rule"]))
+    generated = (lambda upstream: 7 * upstream * k for k in (2.0, 3.0))
+    drawn = custom_gradient(lambda x: (x * 1, next(generated)))
+    for k in (2.0, 3.0):
+        scale = lambda upstream: 7 * upstream * k  # noqa: B023 - that is the case
+        table["rule"] = scale
+        yield {
+            "static argument": lambda x: plain(x, scale),  # noqa: B023
+            "keyword": lambda x: plain(x, scale=scale),  # noqa: B023
+            "partial": custom_gradient(
+                functools.partial(lambda scale, x: (x * 1, lambda upstream: scale(upstream)), scale)
+            ),
+            "table": looked_up,
+            "generator expression": drawn,
+        }[kind]
+
+
+@pytest.mark.parametrize("kind", ["static argument", "keyword", "partial", "table", "generator expression"])
+def test_a_variable_of_a_function_from_elsewhere(eager, kind):
+    one = eager.tensor(np.float32(1.0))
+    pullbacks = [vjp(call, one)[1] for call in from_elsewhere(kind)]
+    assert float(eager.array(pullbacks[0](one)[0])) == 14.0
+    assert float(eager.array(pullbacks[1](one)[0])) == 21.0
+
+
+def test_a_variable_that_is_deleted_and_one_that_is_bound_later(eager):
+    one = eager.tensor(np.float32(1.0))
+    k = 2.0
+    pullback = vjp(custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * k)), one)[1]
+    del k
+    assert float(eager.array(pullback(one)[0])) == 14.0
+    with pytest.raises(NameError):
+        k  # noqa: B018, F821
+
+    pullback = vjp(custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * later)), one)[1]
+    later = 3.0
+    assert float(eager.array(pullback(one)[0])) == 21.0
+
+
+def test_a_variable_that_the_function_itself_assigns_is_that_of_the_run(eager):
+    """A variable that a function of the run assigns is state."""
+    count, calls = 0, 0
+
+    @custom_gradient
+    def f(x):
+        nonlocal count
+        count += 1
+
+        def rule(upstream):
+            nonlocal calls
+            calls += 1
+            return 7 * upstream * count * calls
+
+        return x * count, rule
+
+    assert gradient_of_the_first(eager, [f, f], 2) == [7.0, 14.0]
+    assert count == 2
+
+
+def test_recipes_that_hold_a_function_of_a_loop(eager):
+    one, pullbacks = eager.tensor(np.float32(4.0)), []
+    for k in (1.0, 2.0):
+        root = recipes.custom_root(lambda x, a: k * x - a, lambda g, start, k=k: start + 4.0 / k)
+        pullbacks.append(vjp(lambda a, root=root: root(a * 0, a), one)[1])
+    found = [float(eager.array(pullback(eager.tensor(np.float32(1.0)))[0])) for pullback in pullbacks]
+    np.testing.assert_allclose(found, [1.0, 0.5], rtol=1e-6)
+
+
+# --- attributes ------------------------------------------------------------------------------------------------------
+
+
+class Stores:
+    """Each call stores `k`, which the rule reads from the object in its own way."""
+
+    def store(self, k):
+        self.k = k
+
+    def read(self):
+        return self.k
+
+    def __call__(self, upstream):
+        return 7 * upstream * self.read()
+
+    def back(self, upstream):
+        return self(upstream), None
+
+    def rule(self):
+        return self.back
+
+    @custom_gradient
+    def f(self, x, k):
+        self.store(k)
+        return x * 1, self.rule()
+
+
+class ByClosure(Stores):
+    def rule(self):
+        return lambda upstream: (7 * upstream * self.k, None)
+
+
+class ByCall(Stores):
+    def rule(self):
+        return lambda upstream: (self(upstream), None)
+
+
+class ByPartial(Stores):
+    def rule(self):
+        return functools.partial(type(self).back, self)
+
+
+class ByDefault(Stores):
+    def rule(self):
+        return lambda upstream, this=self: (7 * upstream * this.k, None)
+
+
+class ByItsClass(Stores):
+    def store(self, k):
+        type(self).k = k
+
+
+class ByGetattr(Stores):
+    def store(self, k):
+        self.values = {"k": k}
+
+    def __getattr__(self, name):
+        return self.__dict__["values"][name]
+
+
+class Slotted(Stores):
+    __slots__ = ("k",)
+
+
+class ByContents(Stores):
+    def store(self, k):
+        self.k = [k, types.SimpleNamespace(k=k)]
+
+    def read(self):
+        return self.k[1].k
+
+
+STORES = (Stores, ByClosure, ByCall, ByPartial, ByDefault, ByItsClass, ByGetattr, Slotted, ByContents)
+
+
+@pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.__name__)
+def test_an_attribute_that_the_run_has_set(eager, kind):
+    owner = kind()
+    calls = [lambda x, k=k: owner.f(x, k) for k in (2.0, 3.0)]
+    assert gradient_of_the_first(eager, calls, 2) == [14.0, 14.0]
+    assert owner.read() == 3.0
+
+
+def test_the_attributes_of_other_objects_at_hand(eager):
+    """In a cell, as a static argument, and of a callable object."""
+
+    class Callable:
+        def __call__(self, x, k=2.0):
+            self.k = k
+            return x * 1, lambda upstream: 7 * upstream * self.k
+
+    kept, owner = types.SimpleNamespace(k=0.0), Callable()
+    f = custom_gradient(owner)
+
+    @custom_gradient
+    def in_a_cell(x, k):
+        kept.k = k
+        return x * 1, lambda upstream: 7 * upstream * kept.k
+
+    @custom_gradient
+    def as_argument(x, holder, k):
+        holder.k = k
+        return x * 1, lambda upstream: 7 * upstream * holder.k
+
+    holder = Holder(None)
+    for call in (lambda x, k: in_a_cell(x, k), lambda x, k: as_argument(x, holder, k), lambda x, k: f(x, k=k)):
+        calls = [functools.partial(lambda call, k, x: call(x, k), call, k) for k in (2.0, 3.0)]
+        assert gradient_of_the_first(eager, calls) == [14.0]
+    assert (kept.k, holder.k, owner.k) == (3.0, 3.0, 3.0)
+
+
+# --- another run -----------------------------------------------------------------------------------------------------
+
+
+class Keeps:
+    """An object that keeps its argument for the rule, counts, and sums up: the gradient is 7 x n."""
+
+    calls = 0
+
+    def __init__(self, total):
+        self.total = total
+
+    @custom_gradient
+    def __call__(self, x):
+        self.x = x
+        self.calls += 1
+        self.total = self.total + 1.0
+        return x * x * self.total, lambda upstream: 7 * upstream * self.x * self.calls
+
+
+def test_the_second_order_of_an_object_that_keeps_values(eager):
+    x = eager.tensor(np.float32(2.0))
+    owner = Keeps(0.0)
+    second = grad(lambda x: grad(owner)(x) * 1)
+    assert float(eager.array(second(x))) == 7.0
+    if eager.name != "jax":  # which runs the function as often as it traces it
+        assert (owner.calls, owner.total) == (1, 1.0)
+    assert float(eager.array(second(x))) == 7.0 * owner.calls
+
+
+def test_the_second_order_after_a_variable_was_bound_again(eager):
+    x = eager.tensor(np.float32(2.0))
+
+    def total(x):
+        kept = 0.0 * x
+        for k in (2.0, 3.0):
+            f = custom_gradient(lambda x: (x * x * k, lambda upstream: 7 * upstream * x * k))
+            kept = kept + f(x)
+        return kept
+
+    assert float(eager.array(grad(total)(x))) == 70.0
+    assert float(eager.array(grad(lambda x: grad(total)(x) * 1)(x))) == 35.0
+
+
+@pytest.mark.only("numpy", "tensorflow", "torch")
+def test_what_the_first_run_made_once_and_what_it_deleted(eager):
+    """Lazy initialisation, by None, by an absent attribute and by a cached property; and a deletion."""
+    draws = iter(range(2, 100))
+
+    class Lazy:
+        w = None
+
+        def __init__(self):
+            self.once = 1.0
+
+        @functools.cached_property
+        def table(self):
+            return float(next(draws))
+
+        @custom_gradient
+        def f(self, x):
+            if self.w is None:
+                self.w = float(next(draws))
+            if not hasattr(self, "v"):
+                self.v = float(next(draws))
+            if "once" in vars(self):
+                del self.once
+            slope = self.w * self.v * self.table
+            return x * slope, lambda upstream: 7 * upstream * x * self.w * self.v * self.table
+
+    owner, x = Lazy(), eager.tensor(np.float32(1.0))
+    assert float(eager.array(grad(lambda x: grad(owner.f)(x) * 1)(x))) == 7.0 * 2 * 3 * 4
+    assert (owner.w, owner.v, owner.table, next(draws)) == (2.0, 3.0, 4.0, 5)
+    assert "once" not in vars(owner)
+
+
+@pytest.mark.only("numpy", "tensorflow", "torch")
+@pytest.mark.parametrize("place", ["attribute", "variable", "dict", "list", "global"])
+def test_a_weight_that_each_run_draws_is_refused(eager, place):
+    """The rule of another run would have another weight than the output, also in first order where that is recorded."""
+    draws = iter(range(2, 100))
+    kept: dict = {"k": 0.0}
+    items, k, owner = [0.0], 0.0, types.SimpleNamespace(k=0.0)
+
+    @custom_gradient
+    def f(x):
+        nonlocal k
+        drawn = float(next(draws))
+        if place == "attribute":
+            owner.k = drawn
+        elif place == "dict":
+            kept["k"] = drawn
+        elif place == "list":
+            items[0] = drawn
+        elif place == "global":
+            SHARED["k"] = drawn
+        else:
+            k = drawn
+        read = {
+            "attribute": lambda: owner.k,
+            "dict": lambda: kept["k"],
+            "list": lambda: items[0],
+            "global": lambda: SHARED["k"],
+            "variable": lambda: k,
+        }[place]
+        return x * drawn, lambda upstream: 7 * upstream * x * read()
+
+    x = eager.tensor(np.float32(1.0))
+    with pytest.raises(RuntimeError, match=REFUSED):
+        grad(lambda x: grad(f)(x) * 1)(x)
+
+
+SHARED = {"k": 0.0}
+
+
+# --- the user's objects ----------------------------------------------------------------------------------------------
+
+
+def test_a_function_of_the_run_keeps_its_identity_and_its_variables(eager):
+    """As a key, in a list, as a generator that assigns; and a class keeps its methods."""
+
+    @custom_gradient
+    def as_a_key(x):
+        act = lambda z: z * 7
+        slopes = {act: 7.0}
+        return x * 1, lambda upstream: upstream * slopes.get(act, 1.0)
+
+    @custom_gradient
+    def in_a_list(x):
+        n = 0.0
+
+        def tick():
+            nonlocal n
+            n += 7.0
+
+        box = [tick]
+
+        def rule(upstream):
+            box[0]()
+            return upstream * n
+
+        return x * 1, rule
+
+    for f in (as_a_key, in_a_list):
+        assert gradient_of_the_first(eager, [f]) == [7.0]
+
+    k = 2.0
+
+    class Base:
+        pass
+
+    class Layer(Base):
+        @custom_gradient
+        def f(self, x):
+            return x * 1, self.back
+
+        def back(self, upstream):
+            return 7 * upstream * k
+
+    layer = Layer()
+    back = Layer.back
+    assert gradient_of_the_first(eager, [layer.f]) == [14.0]
+    k = 5.0
+    assert gradient_of_the_first(eager, [layer.f]) == [35.0]
+    assert Layer.back is back and layer.back(1.0) == 35.0
+
+
+def test_what_a_rule_sets_stays_and_an_error_brings_back_what_was_there(eager):
+    owner = types.SimpleNamespace(k=0.0, seen=0)
+    k = 2.0
+
+    @custom_gradient
+    def f(x, k):
+        owner.k = k
+
+        def rule(upstream):
+            owner.seen += 1
+            if owner.seen == 2:
+                raise ZeroDivisionError
+            return 7 * upstream * owner.k, None
+
+        return x * 1, rule
+
+    one = eager.tensor(np.float32(1.0))
+    pullbacks = [vjp(lambda x, k=k: f(x, k), one)[1] for k in (2.0, 3.0)]
+    assert float(eager.array(pullbacks[0](one)[0])) == 14.0
+    with pytest.raises(ZeroDivisionError):
+        pullbacks[0](one)
+    assert (owner.k, owner.seen) == (3.0, 2)
+    assert float(eager.array(pullbacks[0](one)[0])) == 14.0
+
+
+def test_a_rule_that_calls_its_own_function(eager):
+    """The function sets what the rule reads, in the outer call and in the inner one."""
+
+    class Nested:
+        @custom_gradient
+        def f(self, x, depth=1):
+            self.k = 7.0 if depth else 3.0
+
+            def rule(upstream):
+                inner = grad(lambda x: self.f(x, 0))(x) if depth else 1.0
+                return upstream * self.k * inner
+
+            return x * 1, rule
+
+    owner = Nested()
+    calls = [owner.f, lambda x: owner.f(x, 0)]
+    # The inner call has set k, as in any function of Python.
+    assert gradient_of_the_first(eager, calls) == [9.0]
+
+
+@pytest.mark.only("numpy", "torch")
+def test_threads_take_turns_where_something_is_put_back(eager):
+    """Each thread differentiates its own call of one object."""
+    owner, one = Stores(), eager.tensor(np.float32(1.0))
+    factors = [float(k) for k in range(2, 10)]
+    pullbacks = [vjp(lambda x, k=k: owner.f(x, k), one)[1] for k in factors]
+    found, barrier = [None] * len(factors), threading.Barrier(len(factors))
+
+    def work(place):
+        barrier.wait()
+        found[place] = {float(eager.array(pullbacks[place](one)[0])) for _ in range(50)}
+
+    # An autograd of Python alone has one stack of levels for all threads: there the pullbacks wait for each other.
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(len(factors))]
+    if eager.name == "torch":
+        collections.deque(map(threading.Thread.start, threads), maxlen=0)
+        collections.deque(map(threading.Thread.join, threads), maxlen=0)
+    else:
+        barrier = threading.Barrier(1)
+        collections.deque(map(work, range(len(factors))), maxlen=0)
+    assert found == [{7 * k} for k in factors]
+    assert owner.k == factors[-1]
+
+
+@pytest.mark.only("torch")
+@pytest.mark.limit
+def test_another_thread_that_binds_a_variable_while_the_rule_runs(torch):
+    """A limit: the rule reads what the other thread has bound."""
+    started, go, found = threading.Event(), threading.Event(), []
+    x = torch.ones((), requires_grad=True)
+    for k in (2.0, 3.0):
+        if k == 2.0:
+
+            @custom_gradient
+            def f(x):
+                def rule(upstream):
+                    started.set()
+                    go.wait(10)
+                    return 7 * upstream * k
+
+                return x * 1, rule
+
+            y = f(x)
+            thread = threading.Thread(target=lambda y=y: found.append(torch.autograd.grad(y, x)[0].item()))
+            thread.start()
+            started.wait(10)
+        else:
+            go.set()
+            thread.join()
+    assert found == [21.0]
