@@ -161,7 +161,7 @@ class Call(FlatFunction):
         if self.world is not None:
             again = copy.copy(self)
             again.world = None
-            return self.world.again(again.start, *tensors)  # type: ignore[no-any-return]
+            return self.world.again(again, *tensors)  # type: ignore[no-any-return]
         backend, user, static = self.backend, self.user, self._static
         opened, self.opened = self.opened, None
         if opened is None and not self.is_traced:

@@ -33,12 +33,13 @@ class Run:
         count: How many arguments the function has by position.
         style: How the rule is called, if its code alone tells; else None.
         specs: The dtypes and shapes of tensors that may not be kept.
+        is_noted: Whether `note` was called, as it is in another run before the user's objects are brought back.
         is_used_up: Whether a probe has called the rule.
     """
 
     __slots__ = (
-        *("args", "call", "count", "held", "is_closed", "is_used_up", "kwargs", "output", "outputs", "rule", "scope"),
-        *("specs", "style", "tensors", "world"),
+        *("args", "call", "count", "held", "is_closed", "is_noted", "is_used_up", "kwargs", "output", "outputs"),
+        *("rule", "scope", "specs", "style", "tensors", "world"),
     )
 
     def __init__(
@@ -55,12 +56,15 @@ class Run:
     ):
         self.call, self.tensors, self.args, self.kwargs, self.rule, self.output = call, tensors, args, kwargs, rule, output
         self.scope, self.outputs, self.world = scope, outputs, world
-        self.is_used_up = False
+        self.is_used_up = self.is_noted = False
 
     def note(self) -> Run:
         """Notes what the rule holds and the world of the run, as soon as it is over; a rule may be asked for then."""
         call, rule, args = self.call, self.rule, self.args
         backend = call.backend
+        if self.is_noted:
+            return self
+        self.is_noted = True
         if call.is_traced:
             self.world, self.held, self.is_closed = None, (), True
             style = conventions.traced_style(rule)

@@ -12,7 +12,7 @@ from keras_cg import CapturedVariableError, custom_gradient, ops
 from keras_cg.engine import linear
 from keras_cg.frontend import config
 from keras_cg.frontend.call import Call
-from keras_cg.frontend.pullback import Pullback
+from keras_cg.frontend.run import Run
 
 pytestmark = pytest.mark.only("tensorflow")
 
@@ -243,7 +243,7 @@ def test_rules_are_compared_along_upstreams_that_are_always_the_same(eager, tf, 
         grad = lambda u, variables: (7 * tf.reduce_sum(u[0].flat_values) * u[1] + 0 * x, [11 * u[1][0]])
         return (tf.RaggedTensor.from_row_lengths(x * variable, [2, 1]), x * 2), grad
 
-    monkeypatch.setattr(Pullback, "check", lambda self, other, probe: came.extend([probe(self), probe(other)]) or [])
+    monkeypatch.setattr(Run, "check", lambda self, other, probe: came.extend([probe(self), probe(other)]) or [])
     x = eager.tensor(X)
     gradients(lambda x: gradients(lambda x: g(x)[0].flat_values * g(x)[1], x)[0], x)
     upstreams = linear.irregular(config.active, [x, x])
