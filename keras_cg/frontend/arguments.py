@@ -27,7 +27,7 @@ class Arguments:
         static: Tree | None = None,
     ):
         self.backend, self.name, self.user = backend, name, user
-        self.positionals, self.keywords, self._static = positionals, keywords, static
+        self.positionals, self.keywords, self.nest = positionals, keywords, static
         self.is_plain = static is None or static.is_plain
 
     @property
@@ -36,18 +36,18 @@ class Arguments:
 
         No attribute, which would be data: another run may take the road of pytrees, because Keras has a scope there.
         """
-        return self._static is None
+        return self.nest is None
 
     @property
     def static(self) -> Tree:
         """The static part of `(*args, *kwargs.values())`."""
-        return self._static or Tree([None] * self.positionals, places=range(self.positionals))
+        return self.nest or Tree([None] * self.positionals, places=range(self.positionals))
 
     def bind(self, tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns the positional and the keyword arguments that have `tensors` as their tensors."""
-        if self._static is None:
+        if self.nest is None:
             return tensors, {}
-        values, count = self._static.combine(tensors), self.positionals
+        values, count = self.nest.combine(tensors), self.positionals
         return values[:count], dict(zip(self.keywords, values[count:], strict=True))
 
     def labels(self) -> list[str]:

@@ -150,7 +150,7 @@ class Call(FlatFunction):
 
     def _open(self) -> World:
         """Returns the world before a run."""
-        return World(self.user, () if self._static is None else self._static.leaves)
+        return World(self.user, () if self.nest is None else self.nest.leaves)
 
     def start(self, *tensors: Any) -> tuple[tuple[Any, ...], Run]:
         """Runs the function: returns the tensors of the output, then the variables that it changed; and the run.
@@ -162,7 +162,7 @@ class Call(FlatFunction):
             again = copy.copy(self)
             again.world = None
             return self.world.again(again, *tensors)  # type: ignore[no-any-return]
-        backend, user, static = self.backend, self.user, self._static
+        backend, user, static = self.backend, self.user, self.nest
         opened, self.opened = self.opened, None
         if opened is None and not self.is_traced:
             if static is not None or type(user) is not FunctionType or user.__closure__ or user.__defaults__:

@@ -170,8 +170,8 @@ def _known(name: str, source: str) -> str:
     return name
 
 
-# The backends by name, and by what the environment has for it.
-_loaded: dict[Any, Any] = backends.loaded
+# The backends by what the environment has for their names.
+_by_variable: dict[Any, Backend] = {}
 
 
 class _Config(ModuleType):
@@ -183,13 +183,12 @@ class _Config(ModuleType):
         module's attributes for real, and again at every call. A `__getattr__` of the module would be slower.
         """
         chosen = _in_context.get()
-        name = chosen[0] if chosen is not None else _in_process or _environment.get(_KEY)
-        loaded = _loaded.get(name or keras_interop.chosen())
-        if loaded is None:
-            loaded = backends.load(*resolve())
-            if chosen is None and not _in_process and name:
-                _loaded[name] = loaded
-        return loaded
+        if chosen is None and _in_process is None and (variable := _environment.get(_KEY)):
+            if (known := _by_variable.get(variable)) is None:
+                known = _by_variable[variable] = backends.load(*resolve())
+            return known
+        known = backends.loaded.get(chosen[0] if chosen is not None else _in_process or keras_interop.chosen())
+        return backends.load(*resolve()) if known is None else known
 
 
 active: Any

@@ -233,15 +233,6 @@ def captured_variable(function: str, names: Sequence[str], is_users_rule: bool =
     return report(CapturedVariableError, headline, function=function, consequence=consequence, remedies=remedies)
 
 
-def bound_again(function: str, name: str, where: str | None) -> RuntimeError:
-    """A name that the rule reads was bound to something else."""
-    headline = f"the rule of {function} reads {name!r}, which was bound to something else since the call."
-    headline = headline if where is None else lines(headline, f"    rule: {where}")
-    cause = "an object that keeps values for its rule was called again, or what an outer function defines was changed."
-    remedy = f"bind {name!r} to a local variable of the function, and let the rule read that."
-    return report(RuntimeError, headline, function=function, cause=cause, remedy=remedy, location=where)
-
-
 def not_repeated(function: str, fun: Callable[..., Any], what: str) -> RuntimeError:
     """Another run of the function has another rule."""
     again = "ran again for a derivative, and its rule is not that of the first run."

@@ -110,7 +110,7 @@ class Run:
         call, rule, output, values = self.call, self.rule, self.output, self.args
         backend = call.backend
         if values and arguments is not None:
-            values = tuple(arguments) if call._static is None else call.positional(*call.bind(tuple(arguments)))
+            values = tuple(arguments) if call.nest is None else call.positional(*call.bind(tuple(arguments)))
         if self.style is None or variables:
             return self._by_signature(cotangents, variables, needs_grad, values)
         upstream = cotangents[0] if output is SINGLE else output.unflatten(upstreams_of(backend, output, cotangents))
@@ -118,7 +118,7 @@ class Run:
         is_active = config.this.active is backend
         result = rule(*args, **kwargs) if is_active else config.under(backend, rule, args, kwargs)
         gradients = result if type(result) is tuple else (result,)
-        if self.tensors and call._static is not None:
+        if self.tensors and call.nest is not None:
             gradients = call.static.tensors_of(gradients)
         if len(gradients) == len(self.tensors):
             plain = backend.plain
