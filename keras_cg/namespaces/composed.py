@@ -1,4 +1,4 @@
-"""What several backends compose functions of the table from."""
+"""Functions that several backends compose those of the table from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sigmoid`, `softmax` and others of `keras_cg.ops` by closed forms; `sum_to`; names that the framework has elsewhere."""
+"""`sigmoid`, `softmax` and others of `keras_cg.ops` by closed forms; `sum_to`; names that a framework has elsewhere."""
 
 import importlib
 import math
