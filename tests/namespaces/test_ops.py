@@ -132,6 +132,18 @@ def test_arguments_by_position_and_by_name(backend, name):
         np.testing.assert_allclose(config.active.to_numpy(found), due, rtol=1e-6)
 
 
+def test_too_many_arguments(backend):
+    x = ops.ones((2, 3))
+    for function, args in (
+        (ops.exp, (x, 1)),
+        (ops.add, (x, x, 1)),
+        (ops.flip, (x, 0, True)),
+        (ops.concat, ([x], 0, 1)),
+    ):
+        with pytest.raises(TypeError):
+            function(*args)
+
+
 def test_the_traps(backend):
     """What docs/ops.md warns of."""
     x, i = ops.asarray([1.0, -2.0], dtype="float32"), ops.asarray([1, 2], dtype="int32")

@@ -49,27 +49,27 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Any:
 # --- creation and data types ---------------------------------------------------------------------
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
+def astype(x: Any, dtype: Any, /) -> Any:
     # autograd (1.9) differentiates a cast to integers as if it were the identity.
     if not isinstance(x, Box) or numpy.dtype(dtype).kind in "biu":
-        return numpy.astype(numpy.asarray(linalg.constant(x)), numpy.dtype(dtype), copy=copy)
+        return numpy.astype(numpy.asarray(linalg.constant(x)), numpy.dtype(dtype))
     if numpy.dtype(dtype).kind == "c" and not anp.iscomplexobj(x):
         # The sum has a real gradient for `x`, where that of a cast is complex.
         x = anp.add(x, numpy.zeros((), dtype))
     return anp.astype(x, numpy.dtype(dtype))
 
 
-def asarray(obj: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | None = None) -> Any:
+def asarray(obj: Any, /, dtype: Any = None) -> Any:
     if isinstance(obj, (list, tuple)):
         obj = anp.array(obj)  # in which there may be boxes
     if not isinstance(obj, Box):
-        return numpy.asarray(obj, dtype=dtype, device=device, copy=copy)
+        return numpy.asarray(obj, dtype=dtype)
     return obj if dtype is None else astype(obj, dtype)
 
 
-def full_like(x: Any, /, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
+def full_like(x: Any, /, fill_value: Any, dtype: Any = None) -> Any:
     if not isinstance(fill_value, Box):
-        return anp.full_like(x, fill_value, dtype=dtype, device=device)
+        return anp.full_like(x, fill_value, dtype=dtype)
     return astype(broadcast_to(fill_value, anp.shape(x)), dtype or anp.result_type(x))
 
 

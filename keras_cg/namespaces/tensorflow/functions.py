@@ -6,10 +6,9 @@ other names than those of other frameworks. Python numbers have no say in a dtyp
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
@@ -25,20 +24,6 @@ tnp = tf.experimental.numpy
 # --- creation and data types ---------------------------------------------------------------------
 
 
-def _placed(function: Callable[..., Any]) -> Any:
-    """Adds the argument `device` to a function."""
-
-    @functools.wraps(function)
-    def call(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-        if device is None:
-            return function(*args, **kwargs)
-        with tf.device(device):
-            return function(*args, **kwargs)
-
-    return call
-
-
-@_placed
 def arange(start: Any, /, stop: Any = None, step: Any = 1, dtype: Any = None) -> Any:
     bounds = (0, start, step) if stop is None else (start, stop, step)
     if not [True for each in bounds if tf.is_tensor(each)]:
@@ -48,55 +33,27 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, dtype: Any = None) ->
     return line if dtype is None else cast(line, as_dtype(dtype))
 
 
-@_placed
-def asarray(obj: Any, /, dtype: Any = None, *, copy: bool | None = None) -> Any:
+def asarray(obj: Any, /, dtype: Any = None) -> Any:
     kind = None if dtype is None else as_dtype(dtype)
-    if isinstance(obj, table.NUMBERS):
-        return number(obj, kind)
-    array = tnp.asarray(obj, kind)
-    return tf.identity(array) if copy else array
+    return number(obj, kind) if isinstance(obj, table.NUMBERS) else tnp.asarray(obj, kind)
 
 
-@_placed
 def eye(n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: Any = "float64") -> Any:
     # tnp.eye (2.21) returns a square matrix where n_cols is 0.
-    return zeros((n_rows, 0), dtype) if n_cols == 0 else tnp.eye(n_rows, n_cols, k, as_dtype(dtype))
+    return tnp.zeros((n_rows, 0), dtype) if n_cols == 0 else tnp.eye(n_rows, n_cols, k, as_dtype(dtype))
 
 
-@_placed
 def full(shape: Any, fill_value: Any, dtype: Any = None) -> Any:
     return tf.broadcast_to(asarray(fill_value, dtype), (shape,) if isinstance(shape, int) else shape)
 
 
-@_placed
 def full_like(x: Any, /, fill_value: Any, dtype: Any = None) -> Any:
     x = tensor(x)
     return tf.broadcast_to(asarray(fill_value, dtype or x.dtype), tf.shape(x))
 
 
-@_placed
-def ones(shape: Any, dtype: Any = "float64") -> Any:
-    return tnp.ones(shape, as_dtype(dtype))
-
-
-@_placed
-def zeros(shape: Any, dtype: Any = "float64") -> Any:
-    return tnp.zeros(shape, as_dtype(dtype))
-
-
-@_placed
-def ones_like(x: Any, /, dtype: Any = None) -> Any:
-    return tnp.ones_like(x, dtype)
-
-
-@_placed
-def zeros_like(x: Any, /, dtype: Any = None) -> Any:
-    return tnp.zeros_like(x, dtype)
-
-
-def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
-    x, kind = tensor(x), as_dtype(dtype)
-    return tf.identity(x) if copy and x.dtype == kind else cast(x, kind)
+def astype(x: Any, dtype: Any, /) -> Any:
+    return cast(tensor(x), as_dtype(dtype))
 
 
 def finfo(type: Any, /) -> Any:

@@ -37,16 +37,17 @@ def accepting(function: Callable[..., Any], line: str) -> Callable[..., Any]:
     """
     positional, _, others = line[line.index("(") + 1 : -1].rpartition("/")
     first = positional.replace(",", " ").split()
-    names = [part.partition("=")[0].strip() for part in others.split(",") if "=" in part or part.strip(" *")]
+    names = [part.partition("=")[0].strip() for part in others.partition("*")[0].split(",") if part.strip()]
     count, arrays = len(first), sum(name in ("condition", "x", "x1", "x2") for name in first)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         kwargs.update(zip(names, args[count:], strict=False))
         kwargs = {name: dtype_of(value) if name == "dtype" else _converted(value) for name, value in kwargs.items()}
+        args = (*args[:count], *args[count + len(names) :])  # what is left is too much, and the function raises
         if first == ["arrays"]:
-            return function(tensors(args[0]), **kwargs)
-        return function(*tensors(args[:arrays]), *map(_converted, args[arrays:count]), **kwargs)
+            return function(tensors(args[0]), *args[1:], **kwargs)
+        return function(*tensors(args[:arrays]), *map(_converted, args[arrays:]), **kwargs)
 
     return call
 

@@ -21,7 +21,7 @@ _accepting = arguments.functions(xp)
 # --- data types ----------------------------------------------------------------------------------
 
 
-def asarray(obj: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | None = None, **others: Any) -> Any:
+def asarray(obj: Any, /, dtype: Any = None, *, device: Any = None) -> Any:
     dtype = dtype_of(dtype)
     if isinstance(obj, (list, tuple)):
         leaves = _leaves(obj)
@@ -29,9 +29,9 @@ def asarray(obj: Any, /, dtype: Any = None, *, device: Any = None, copy: bool | 
         if [True for leaf in leaves if hasattr(leaf, "shape")]:
             obj = _stacked(obj, dtype or result_type(*leaves))
     if not isinstance(obj, torch.Tensor):
-        return xp.asarray(obj, dtype=dtype, device=device, copy=copy, **others)
+        return xp.asarray(obj, dtype=dtype, device=device)
     # torch.asarray (2.13) cuts a tensor from its gradient, or warns that it no longer does.
-    return obj.to(device or obj.device, dtype or obj.dtype, copy=bool(copy))
+    return obj.to(device or obj.device, dtype or obj.dtype)
 
 
 def _leaves(nested: Any) -> list[Any]:
@@ -44,8 +44,8 @@ def _stacked(nested: Any, dtype: torch.dtype) -> torch.Tensor:
     return nested.to(dtype) if isinstance(nested, torch.Tensor) else xp.asarray(nested, dtype=dtype)
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
-    return xp.astype(as_tensor(x), dtype_of(dtype), copy=copy)
+def astype(x: Any, dtype: Any, /) -> Any:
+    return as_tensor(x).to(dtype_of(dtype))
 
 
 def finfo(type: Any, /) -> Any:
