@@ -141,6 +141,7 @@ FUNCTIONS = {
     "astype": lambda xp, x: xp.imag(xp.multiply(xp.astype(x, xp.result_type(x, 1j)), xp.multiply(x, 2j))),
     "full": lambda xp, x: xp.full((2, 3), x[0, 0] * x[1, 1]),
     "full_like": lambda xp, x: xp.full_like(x, x[0, 0] * x[1, 1]),
+    "where of other shapes": lambda xp, x: xp.where(x > 0.5, x[0, :], x[:, :1]),
     "zeros_like": lambda xp, x: xp.zeros_like(x) + xp.ones_like(x) * x,
     "matmul": lambda xp, x: xp.matmul(x, xp.matrix_transpose(x)),
     "matrix_transpose": lambda xp, x: xp.matrix_transpose(x),
@@ -151,6 +152,11 @@ FUNCTIONS = {
     "linalg.solve": lambda xp, x: x * x if xp is np else xp.linalg.solve(gram(xp, x), xp.matmul(gram(xp, x), x * x)),
     "linalg.solve of a vector": lambda xp, x: (
         x[:, 0] if xp is np else xp.linalg.solve(gram(xp, x), xp.matmul(gram(xp, x), x[:, 0]))
+    ),
+    "linalg.solve of batches": lambda xp, x: (
+        xp.stack((x[:, 0], x[:, 0] / 2))
+        if xp is np
+        else xp.linalg.solve(xp.stack((gram(xp, x), 2 * gram(xp, x))), xp.matmul(gram(xp, x), x[:, 0]))
     ),
     "linalg.cholesky": lambda xp, x: (
         lower(xp, x) if xp is np else xp.linalg.cholesky(xp.matmul(lower(xp, x), xp.matrix_transpose(lower(xp, x))))

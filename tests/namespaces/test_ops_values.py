@@ -32,6 +32,7 @@ EVERYWHERE = {
     "cumulative_sum of int8": (lambda: ops.cumulative_sum(wide([100, 100], "int8")), [100, 200]),
     "sort downwards": (lambda: ops.sort(wide([[3, 1], [2, 5]]), axis=0, descending=True), [[3, 5], [2, 1]]),
     "argsort downwards": (lambda: ops.argsort(wide([3, 1, 3, 5]), descending=True), [3, 0, 2, 1]),
+    "sign": (lambda: ops.sign(wide([NAN, -2, 0, INF])), [NAN, -1, 0, 1]),
     "roll, one shift": (lambda: ops.roll(wide([[1, 2], [3, 4]]), 1, axis=(0, 1)), [[4, 3], [2, 1]]),
     "take, uint8": (lambda: ops.take(wide([1, 2]), wide([1], "uint8")), [2]),
     "take, int8": (lambda: ops.take(wide([[1, 2]]), wide([-1], "int8"), axis=1), [[2]]),
