@@ -208,8 +208,7 @@ def thorough(session: nox.Session, backend: str) -> None:
     options = (*GROUPED, f"--backends={backend}", "-m", "thorough and not side_by_side")
     # Keras's tests begin first: they take longest. pytest would leave out a folder that another holds.
     paths = ("--keep-duplicates", "tests/keras_own", "tests")
-    which = ("--ignore=tests/namespaces/test_ops_standard.py", *ELSEWHERE)  # the session `ops` runs it
-    run_shared(session, "pytest", *options, *which, *(session.posargs or paths), env=ENVIRONMENT)
+    run_shared(session, "pytest", *options, *ELSEWHERE, *(session.posargs or paths), env=ENVIRONMENT)
 
 
 @nox.session(**REST)
@@ -249,12 +248,6 @@ def parity(session: nox.Session) -> None:
 
 
 @nox.session(**REST, **SHARED)
-def ops(session: nox.Session) -> None:
-    """The functions of the array API standard on every backend; writes docs/ops.md, and fails if that changed."""
-    run_shared(session, "python", "-m", "standard.report", env={**ENVIRONMENT, "PYTHONPATH": "tests"})
-
-
-@nox.session(**REST, **SHARED)
 def export(session: nox.Session) -> None:
     """Programs that leave Python, loaded where keras_cg is not: Keras's exports, torch's, those of docs/deploy.md."""
     for backend in FRAMEWORKS:
@@ -280,15 +273,13 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(**REST)
 def mlx(session: nox.Session) -> None:
-    """The backend of contrib/keras-cg-mlx: its tests, the conformance suite, `ops.md`, `keras-cg check`."""
+    """The backend of contrib/keras-cg-mlx: its tests, the conformance suite, `keras-cg check`."""
     folder = "contrib/keras-cg-mlx"
     pins = (*CONSTRAINTS, "-c", f"{folder}/constraints.txt")
     install(session, "cli", groups=("test",), pins=pins)
     session.install("--no-compile", *pins, folder)
     session.run("pytest", f"{folder}/tests", *session.posargs, env=ENVIRONMENT)
     session.run("pytest", *GROUPED, CONFORMANCE, "--backends=mlx", *session.posargs, env=ENVIRONMENT)
-    page = ("python", "-m", "standard.report", "mlx", f"{folder}/ops.md")
-    session.run(*page, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
     session.run("keras-cg", "check", "examples/log1pexp.py", "--backends", "mlx")
 
 
@@ -355,19 +346,6 @@ def gpu(session: nox.Session) -> None:
     for backend in FRAMEWORKS:
         if importlib.util.find_spec(backend):
             session.run("python", "-m", "pytest", "-rs", f"--backends={backend}", "tests/gpu", *session.posargs)
-
-
-@nox.session(**WEEKLY)
-def standard(session: nox.Session) -> None:
-    """The standard's own tests on `keras_cg.ops`, from a checkout with its submodule: `nox -s standard -- PATH`.
-
-    `git clone --recurse-submodules https://github.com/data-apis/array-api-tests` makes one. Names of backends after the
-    path choose some. It fails where ours fails a test that the framework's own namespace passes.
-    """
-    suite, *backends = session.posargs
-    install(session, *FRAMEWORKS, groups=("test",))
-    session.install("--no-compile", *CONSTRAINTS, "-r", f"{suite}/requirements.txt")
-    session.run("python", "-m", "standard.suite", suite, *backends, env={**ENVIRONMENT, "PYTHONPATH": "tests"})
 
 
 MUTANTS = """\

@@ -1,10 +1,10 @@
-"""Functions of the Python array API standard on the active backend, and the other functions of its own namespace.
+"""The functions that rules are written with, on the active backend.
 
 `keras_cg.ops.exp` is `exp` of `jax.numpy`, `array_api_compat.torch`, `tf.experimental.numpy` or `autograd.numpy`. Where
-these lack a function or differ from the standard, keras_cg has its own. Each access looks the name up on the active
-backend. So write `from keras_cg import ops` and `ops.exp(x)`: `from keras_cg.ops import exp` would keep the function of
-the backend that is active at the import. The functions below are beyond the standard, and rules need them. The guide
-"Write backend-neutral code" lists the differences and the traps.
+these lack a function that rules need, or have a wrong gradient, keras_cg has its own. Every other name is the
+framework's own function, as it is. Each access looks the name up on the active backend. So write
+`from keras_cg import ops` and `ops.exp(x)`: `from keras_cg.ops import exp` would keep the function of the backend that
+is active at the import. The guide "Write backend-neutral code" lists the functions of every backend, and the traps.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def _active(name: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__") and name not in ("__array_namespace_info__", "__array_api_version__"):
+    if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _active(name)
 

@@ -53,13 +53,13 @@ CHOICE = "IN_EVERY_MODE"
 # Files whose tests share what takes long: Keras's quantised models.
 SHARED = ("tests/with_keras/test_keras_install.py",)
 # Written with `ops`, without a line for one framework: where each operation is compiled, these files take minutes, and
-# run in the session `thorough`. The session `ops` runs the last one.
+# run in the session `thorough`.
 TAKE_LONG = tuple(
     f"tests/{tests}"
     for tests in (
         *(f"testing/test_checker_{part}.py" for part in ("faults", "staircases", "study", "verdicts")),
         *("recipes/test_recipes.py::test_checked", "recipes/test_recipe_edges.py", "recipes/test_solutions.py"),
-        *("docs/test_examples.py", "namespaces/test_ops_standard.py"),
+        "docs/test_examples.py",
     )
 )
 COMPILING = ("jax", "tensorflow")

@@ -1,8 +1,8 @@
-"""The array API standard on each framework: the functions that `keras_cg.ops` hands out.
+"""The functions that rules are written with, on each framework: what `keras_cg.ops` hands out.
 
-This package knows frameworks, not gradients, and nothing of the core imports it. The module or folder that is named
-after a backend puts functions of the standard in the place of those that its framework lacks, or defines otherwise.
-A backend from another package brings a whole namespace of its own.
+`table.py` lists them. The module or folder that is named after a backend has those that its framework lacks, or defines
+otherwise; all others are the framework's own. A backend from another package brings a whole namespace of its own. This
+package knows frameworks, not gradients, and nothing of the core imports it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,26 @@ def of(backend: Backend) -> Any:
 
 # Modules of a framework with functions that its namespace does not have, by the name of its backend.
 _ELSEWHERE = {
-    "jax": ("jax.nn", "jax.scipy.special", "jax.scipy.linalg", "jax.lax"),
-    "torch": ("torch.nn.functional", "torch.special", "torch.linalg"),
-    "tensorflow": ("tf.nn", "tf.math", "tf", "tf.linalg"),
-    "numpy": ("autograd.scipy.special", "autograd.scipy.linalg"),
+    "jax": ("jax.nn", "jax.scipy.special", "jax.numpy.linalg", "jax.scipy.linalg", "jax.numpy.fft", "jax.lax"),
+    "torch": ("torch.nn.functional", "torch.special", "torch.linalg", "torch.fft"),
+    "tensorflow": ("tf.nn", "tf.math", "tf", "tf.linalg", "tf.signal"),
+    "numpy": ("autograd.scipy.special", "autograd.numpy.linalg", "autograd.scipy.linalg", "autograd.numpy.fft"),
+}
+# Functions of the array API standard that a framework has by another name.
+_RENAMED = {
+    "tensorflow": {
+        **{f"bitwise_{name}": f"tf.bitwise.{name}" for name in ("invert", "left_shift", "right_shift")},
+        "cumulative_prod": "tf.math.cumprod",
+        "unique_counts": "tf.unique_with_counts",
+        "unique_values": "tf.unique",
+    }
 }
 
 
 def elsewhere(name: str, backend: str) -> str | None:
     """Finds a function of the framework that is in another of its modules: `jax.nn.gelu` for `gelu`."""
+    if name in _RENAMED.get(backend, ()):
+        return _RENAMED[backend][name]
     for place in _ELSEWHERE.get(backend, ()):
         package, *path = place.split(".")
         module = importlib.import_module({"tf": "tensorflow"}.get(package, package))

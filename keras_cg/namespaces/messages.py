@@ -5,41 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from keras_cg.errors import did_you_mean, message, report
-from keras_cg.namespaces.standard import BEYOND, FUNCTIONS
+from keras_cg.namespaces.table import FUNCTIONS
 
-PORTABLE = [name for name in (*FUNCTIONS, *BEYOND, "stop_gradient", "sum_to") if "." not in name]
+PORTABLE = [name for name in (*FUNCTIONS, "stop_gradient", "sum_to") if "." not in name]
 
 
 def no_such_op(name: str, backend: str, names: Sequence[str], place: str | None = None) -> AttributeError:
     """Reports a name that `keras_cg.ops` does not have on the active backend, but perhaps `place` in its framework."""
-    # A function of the standard comes first, because every backend has it: `concat`, not torch's `concatenate`.
+    # A function of every backend comes first: `linalg.solve`, not torch's.
     inside = [each for each in FUNCTIONS if each.rpartition(".")[2] == name]
     if place is not None and not inside:
         return report(
             AttributeError,
             f"keras_cg.ops has no {name!r}. The backend is {backend!r}, whose framework has it: {place}.",
-            cause="a function that one framework has, and the array API standard does not.",
+            cause="a function that keras_cg.ops does not have on every backend.",
             remedy=f"call {place} where no other backend runs, or compose it of functions that keras_cg.ops has.",
         )
     near = f" Did you mean {inside[0]!r}?" if inside else did_you_mean(name, PORTABLE) or did_you_mean(name, names)
     headline = f"keras_cg.ops has no {name!r} while the backend is {backend!r}.{near}"
-    cause = "a typo." if near else "a function that one framework has, and the array API standard does not."
-    remedy = "use a function of the array API standard, which every backend has; dir(keras_cg.ops) lists all names."
+    cause = "a typo." if near else "a function that keras_cg.ops does not have on every backend."
+    remedy = "use a function of every backend, which docs/ops.md lists; dir(keras_cg.ops) lists all names."
     return report(AttributeError, headline, cause=cause, remedy=remedy)
 
 
-# The name of the function first, then the backend, what the framework lacks, and the remedy.
-no_op_here = message(
-    NotImplementedError,
-    "keras_cg.ops: `{0}` {2} on the backend {1!r}.",
-    cause="the framework has no such function, or its function has no gradient.",
-    remedy="{3}",
-)
-
-
 def no_axis(rank: int) -> ValueError:
-    """Reports a cumulative function that lacks its axis, which only a tensor with a single axis may omit."""
-    headline = f"keras_cg.ops: `cumulative_sum` and `cumulative_prod` need an axis for a tensor with {rank} dimensions."
+    """Reports a cumulative sum that lacks its axis, which only a tensor with a single axis may omit."""
+    headline = f"keras_cg.ops: `cumulative_sum` needs an axis for a tensor with {rank} dimensions."
     return report(ValueError, headline, remedy="pass axis=0, or reshape the tensor to one dimension.")
 
 

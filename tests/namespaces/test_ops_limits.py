@@ -27,22 +27,13 @@ def test_an_integer_that_does_not_fit_the_dtype(backend, name):
         np.testing.assert_array_equal(np.asarray(getattr(ops, name)(*first, x, 300)), expected)
 
 
-def second_derivative_of_det(distance):
-    """`(computed, true)` along a direction, at a complex 4 x 4 matrix so far from a singular one."""
-    numbers = np.random.default_rng(0).normal(size=(4, 4, 4))
-    a, direction = numbers[0] + 1j * numbers[1], numbers[2] + 1j * numbers[3]
-    a[-1] = a[0] + distance * a[-1]
-    # det(a + t direction) is a polynomial in t of degree 4, whose values at roots of unity give its coefficients.
-    values = [np.linalg.det(a + t * direction) for t in np.exp(2j * np.pi * np.arange(5) / 5)]
-    true = 2 * np.fft.fft(values)[2].real / 5
-    f = lambda t: ops.real(ops.linalg.det(ops.asarray(a) + ops.astype(t, "complex128") * ops.asarray(direction)))
-    return float(grad(grad(f))(ops.asarray(0.0, dtype="float64"))), true
+SINGULAR = [[1.0, 2.0], [2.0, 4.0]]
 
 
-@pytest.mark.only("numpy", "tensorflow", "torch")
+@pytest.mark.only("torch")
 @pytest.mark.limit
-def test_the_second_derivative_of_det_near_a_singular_matrix(backend):
-    computed, true = second_derivative_of_det(1e-2)
-    np.testing.assert_allclose(computed, true, rtol=1e-8)
-    computed, true = second_derivative_of_det(1e-12)
-    assert abs(computed - true) > 1e-6 * abs(true), "it is right now: take the entry out of docs/limits.md"
+def test_a_function_that_is_the_frameworks_own(backend):
+    gradient = grad(lambda x: ops.linalg.det(x))(ops.asarray(SINGULAR))
+    assert np.abs(np.asarray(gradient) - [[4, -2], [-2, 1]]).max() > 0.5, (
+        "it is right now: docs/silent.md needs another"
+    )

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 
-# The dtypes that mlx takes in the place of the default ones of the array API standard.
+# The dtypes that mlx takes in the place of NumPy's default ones.
 DEFAULTS = {"float64": "float32", "int64": "int32", "complex128": "complex64", "uint64": "uint32"}
 MODES = ("eager", "compile(grad)", "grad(compile)")
 

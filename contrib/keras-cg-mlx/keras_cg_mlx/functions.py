@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
-from keras_cg.namespaces import standard
+from keras_cg.namespaces import table
 
 # These take a dtype, or the place of one.
 _TYPED = (
@@ -23,10 +23,10 @@ def named(dtype: str) -> Any:
 
 
 def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that takes a dtype by its name, and the device that the standard gives by default."""
+    """A function that takes a dtype by its name, and no device."""
 
     def found(value: Any) -> Any:
-        return named(value) if isinstance(value, str) and value in standard.DTYPES else value
+        return named(value) if isinstance(value, str) and value in table.DTYPES else value
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -42,24 +42,24 @@ def _typed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def exp(x: Any, /) -> Any:
-    """The `exp` of the standard."""
+    """The `exp` of the table."""
     return mx.power(mx.array(math.e, mx.float64), x)
 
 
 def sin(x: Any, /) -> Any:
-    """The `sin` of the standard."""
+    """The `sin` of the table."""
     tangent = mx.tan(x / 2)
     return 2 * tangent / (1 + tangent * tangent)
 
 
 def cos(x: Any, /) -> Any:
-    """The `cos` of the standard."""
+    """The `cos` of the table."""
     tangent = mx.tan(x / 2)
     return (1 - tangent * tangent) / (1 + tangent * tangent)
 
 
 def logaddexp(x1: Any, x2: Any, /) -> Any:
-    """The `logaddexp` of the standard."""
+    """The `logaddexp` of the table."""
     return mx.maximum(x1, x2) + mx.log1p(exp(-mx.abs(x1 - x2)))
 
 
@@ -75,7 +75,7 @@ def _precise(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-namespace = standard.Namespace(
+namespace = table.Namespace(
     mx,
     {name: _typed(getattr(mx, name)) for name in _TYPED},
     {function.__name__: _precise(function) for function in (exp, sin, cos, logaddexp)},

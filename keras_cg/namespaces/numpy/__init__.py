@@ -1,4 +1,4 @@
-"""The array API standard on NumPy."""
+"""The functions of `keras_cg.ops` on NumPy."""
 
 from keras_cg.namespaces.numpy.functions import namespace
 

@@ -1,4 +1,4 @@
-"""The functions of `keras_cg.ops` that the standard does not have, on NumPy.
+"""The functions of `keras_cg.ops` that the array API standard does not have, on NumPy.
 
 autograd has most of them in `autograd.scipy.special`, which needs SciPy. So they are composed here. Half precision is
 computed in float32, and rounded once.
@@ -14,7 +14,7 @@ import autograd.numpy as anp
 import numpy
 from autograd.extend import Box, defjvp, defvjp, primitive
 
-from keras_cg.namespaces import standard
+from keras_cg.namespaces import table
 from keras_cg.namespaces.numpy.linalg import constant
 
 
@@ -43,7 +43,7 @@ _erf = _elementwise(
 
 def erf(x: Any, /) -> Any:
     # Within bounds, because the second derivative would be NaN at infinity, and squares overflow.
-    low, high = standard.ERF_BOUNDS
+    low, high = table.ERF_BOUNDS
     return _computed(x, lambda x: _erf(anp.where(x > high, high, anp.where(x < low, low, x))))
 
 

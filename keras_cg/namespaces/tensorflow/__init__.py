@@ -1,4 +1,4 @@
-"""The array API standard on TensorFlow."""
+"""The functions of `keras_cg.ops` on TensorFlow."""
 
 from keras_cg.namespaces.tensorflow.functions import namespace
 

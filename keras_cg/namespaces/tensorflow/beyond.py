@@ -1,4 +1,4 @@
-"""The functions of `keras_cg.ops` that the standard does not have, on TensorFlow."""
+"""The functions of `keras_cg.ops` that the array API standard does not have, on TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg.namespaces import standard
+from keras_cg.namespaces import table
 from keras_cg.namespaces.tensorflow.promoted import tensor
 
 
 def erf(x: Any, /) -> Any:
     # tf.math.erf (2.21) is NaN at infinity. Not clipped, because the gradient at NaN would be 0.
     x = _floating(x)
-    low, high = [tf.constant(bound, x.dtype) for bound in standard.ERF_BOUNDS]
+    low, high = [tf.constant(bound, x.dtype) for bound in table.ERF_BOUNDS]
     return tf.math.erf(tf.where(x > high, high, tf.where(x < low, low, x)))
 
 

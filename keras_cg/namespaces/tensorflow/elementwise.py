@@ -1,4 +1,4 @@
-"""The standard's elementwise functions on TensorFlow, most of them of `tf.experimental.numpy`."""
+"""The elementwise functions on TensorFlow, most of them of `tf.experimental.numpy`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import tensorflow as tf
 
-from keras_cg.namespaces.tensorflow.promoted import binary, floating, in_64_bits, same, tensor, unary
+from keras_cg.namespaces.tensorflow.promoted import binary, cast, floating, same, tensor, unary
 
 tnp = tf.experimental.numpy
-
-# Every function of floating-point numbers in tnp, also those that the standard does not have.
-of_floats = {
-    name: floating(getattr(tnp, name))
-    for name in (
-        *("arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "cbrt", "cos", "cosh", "exp", "exp2", "expm1"),
-        *("log", "log10", "log1p", "log2", "logaddexp", "logaddexp2", "sin", "sinc", "sinh", "sqrt", "tan", "tanh"),
-    )
-}
 
 
 def _holomorphic(name: str, slope: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -29,7 +19,7 @@ def _holomorphic(name: str, slope: Callable[[Any], Any]) -> Callable[..., Any]:
     XLA's gradients (2.21) of complex square roots and reciprocals lack a conjugate, and TensorFlow's gradients of
     these functions compute with reciprocals, so the second derivative would be wrong. That of a quotient is right.
     """
-    function = of_floats[name]
+    function = floating(getattr(tnp, name))
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def of_complex(z: Any) -> Any:
@@ -39,7 +29,6 @@ def _holomorphic(name: str, slope: Callable[[Any], Any]) -> Callable[..., Any]:
         x = tensor(x)
         return of_complex(x) if x.dtype.is_complex else function(x)
 
-    of_floats[name] = call
     return call
 
 
@@ -51,28 +40,18 @@ tan: Callable[..., Any] = _holomorphic("tan", lambda z: 1 + tan(z) ** 2)
 acos = _holomorphic("arccos", lambda z: -1 / sqrt(1 - z * z))
 asin = _holomorphic("arcsin", lambda z: 1 / sqrt(1 - z * z))
 atan, atanh = _holomorphic("arctan", lambda z: 1 / (1 + z * z)), _holomorphic("arctanh", lambda z: 1 / (1 - z * z))
-acosh, asinh, atan2 = of_floats["arccosh"], of_floats["arcsinh"], floating(tnp.arctan2)
 
-conj, imag, real = map(unary, (tnp.conj, tnp.imag, tnp.real))
-logical_not, positive, square = map(unary, (tnp.logical_not, tnp.positive, tnp.square))
+acosh, asinh, atan2, logaddexp = map(floating, (tnp.arccosh, tnp.arcsinh, tnp.arctan2, tnp.logaddexp))
+cos, cosh, sin, sinh, tanh = map(floating, (tnp.cos, tnp.cosh, tnp.sin, tnp.sinh, tnp.tanh))
+exp, expm1 = map(floating, (tnp.exp, tnp.expm1))
+
+abs, conj, imag, real = map(unary, (tnp.abs, tnp.conj, tnp.imag, tnp.real))
+logical_not, negative, square = map(unary, (tnp.logical_not, tnp.negative, tnp.square))
 add, subtract, multiply, divide = map(binary, (tnp.add, tnp.subtract, tnp.multiply, tnp.true_divide))
-maximum, minimum, remainder = map(binary, (tnp.maximum, tnp.minimum, tnp.remainder))
-equal, not_equal = map(binary, (tnp.equal, tnp.not_equal))
+floor_divide, remainder = map(binary, (tf.math.floordiv, tnp.remainder))
+maximum, minimum, equal, not_equal = map(binary, (tnp.maximum, tnp.minimum, tnp.equal, tnp.not_equal))
 greater, greater_equal, less, less_equal = map(binary, (tnp.greater, tnp.greater_equal, tnp.less, tnp.less_equal))
 logical_and, logical_or, logical_xor = map(binary, (tnp.logical_and, tnp.logical_or, tnp.logical_xor))
-bitwise_and, bitwise_or, bitwise_xor = map(binary, (tnp.bitwise_and, tnp.bitwise_or, tnp.bitwise_xor))
-bitwise_left_shift, bitwise_right_shift = map(binary, (tf.bitwise.left_shift, tf.bitwise.right_shift))
-nextafter = binary(tf.math.nextafter)
-
-
-def abs(x: Any, /) -> Any:
-    x = tensor(x)
-    return x if x.dtype.is_unsigned else tnp.abs(x)
-
-
-def bitwise_invert(x: Any, /) -> Any:
-    x = tensor(x)
-    return tf.logical_not(x) if x.dtype.is_bool else tf.bitwise.invert(x)
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
@@ -83,24 +62,6 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
         max = None if isinstance(max, int) and max >= x.dtype.max else max
     x = x if min is None else tf.maximum(*same(x, min))
     return x if max is None else tf.minimum(*same(x, max))
-
-
-def copysign(x1: Any, x2: Any, /) -> Any:
-    x1, x2 = same(x1, x2)
-    return tf.where(signbit(x2), -tf.abs(x1), tf.abs(x1))
-
-
-def floor_divide(x1: Any, x2: Any, /) -> Any:
-    x1, x2 = same(x1, x2)
-    if not x1.dtype.is_floating:
-        return tf.math.floordiv(x1, x2)
-    # The quotient may be too small for the dtype and round to zero, so the remainder is subtracted first.
-    whole = tf.round((x1 - tf.math.floormod(x1, x2)) / x2)
-    whole = tf.where(x2 == 0, x1 / x2, whole)
-    # The floor of a finite number over an infinite one is 0 or -1. TensorFlow (2.21) makes it NaN.
-    below = tf.where((x1 != 0) & (tf.sign(x1) != tf.sign(x2)), -tf.ones_like(whole), tf.zeros_like(whole))
-    whole = tf.where(tf.math.is_inf(x2) & tf.math.is_finite(x1), below, whole)
-    return tf.where(tf.math.is_inf(x1) & (x2 != 0), tf.constant(numpy.nan, whole.dtype), whole)
 
 
 def hypot(x1: Any, x2: Any, /) -> Any:
@@ -129,15 +90,10 @@ isfinite = _of_parts(tf.math.is_finite, True, tf.logical_and)
 isinf, isnan = (_of_parts(asked, False, tf.logical_or) for asked in (tf.math.is_inf, tf.math.is_nan))
 
 
-def negative(x: Any, /) -> Any:
-    x = tensor(x)
-    return tf.zeros_like(x) - x if x.dtype.is_unsigned else tnp.negative(x)
-
-
 def pow(x1: Any, x2: Any, /) -> Any:
     x1, x2 = same(x1, x2)
     if x1.dtype.is_integer:
-        return in_64_bits(tf.pow, x1, x2)
+        return tf.pow(x1, x2)
     # The rule of _power needs equal shapes.
     first = tf.where(tf.ones_like(x2, tf.bool), x1, x1)
     return _power(first, tf.where(tf.ones_like(first, tf.bool), x2, x2))
@@ -161,29 +117,13 @@ def reciprocal(x: Any, /) -> Any:
     return divide(1, x)
 
 
-def round(x: Any, /) -> Any:
-    x = tensor(x)
-    if x.dtype.is_complex:
-        return tf.complex(tf.round(tf.math.real(x)), tf.round(tf.math.imag(x)))
-    return tf.round(x) if x.dtype.is_floating else x
-
-
 def sign(x: Any, /) -> Any:
     x = tensor(x)
-    if x.dtype.is_unsigned:
-        return tf.cast(x != 0, x.dtype)
     if not x.dtype.is_complex:
         return tf.sign(x)
     # tf.sign (2.21) has no gradient for complex numbers.
     length = tf.abs(x)
-    return x / tf.cast(tf.where(length == 0, tf.ones_like(length), length), x.dtype)
-
-
-def signbit(x: Any, /) -> Any:
-    x = tensor(x)
-    # No comparison sees the sign of a zero or of a NaN.
-    whole = {2: tf.int16, 4: tf.int32, 8: tf.int64}
-    return tf.bitcast(x, whole[x.dtype.size]) < 0 if x.dtype.is_floating else x < 0
+    return x / cast(tf.where(length == 0, tf.ones_like(length), length), x.dtype)
 
 
 def _rounded(function: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -191,10 +131,10 @@ def _rounded(function: Callable[[Any], Any]) -> Callable[..., Any]:
 
     def call(x: Any, /) -> Any:
         x = tensor(x)
-        return function(x) if x.dtype.is_floating else x
+        return x if x.dtype.is_integer or x.dtype.is_bool else function(x)
 
     return call
 
 
-ceil, floor = map(_rounded, (tf.math.ceil, tf.math.floor))
+ceil, floor, round = map(_rounded, (tf.math.ceil, tf.math.floor, tf.round))
 trunc = _rounded(lambda x: tf.where(x < 0, tf.math.ceil(x), tf.math.floor(x)))

@@ -1,4 +1,4 @@
-"""The dtypes of numbers, of several tensors and of sums on TensorFlow, as the standard defines them."""
+"""The dtypes of numbers and of several tensors on TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import numpy
 import tensorflow as tf
 
-from keras_cg.namespaces import composed
-from keras_cg.namespaces.standard import NUMBERS
+from keras_cg.namespaces.table import NUMBERS, dtype_of
 
 
 def unconverted(*modules: ModuleType) -> None:
@@ -31,8 +30,7 @@ def as_dtype(dtype: Any) -> Any:
 
 def numpy_dtype(value: Any) -> numpy.dtype[Any]:
     """Returns NumPy's dtype for that of a tensor, or for an argument of `as_dtype`."""
-    kind = as_dtype(value if isinstance(value, type) else getattr(value, "dtype", value))
-    return numpy.dtype(kind.as_numpy_dtype)  # type: ignore[no-any-return]
+    return numpy.dtype(as_dtype(dtype_of(value)).as_numpy_dtype)  # type: ignore[no-any-return]
 
 
 def result_type(*arrays_and_dtypes: Any) -> Any:
@@ -115,35 +113,6 @@ def floating(function: Callable[..., Any]) -> Callable[..., Any]:
 
     computed.autograph_info__ = None  # type: ignore[attr-defined]  # see `unconverted`
     return computed
-
-
-def in_64_bits(function: Callable[..., Any], *values: Any) -> Any:
-    """Computes a function of small or unsigned integers, which TensorFlow (2.21) lacks, in int64 and casts back.
-
-    Sums and products have the same low bits in both dtypes.
-    """
-    if not values[0].dtype.is_integer or values[0].dtype in (tf.int32, tf.int64):
-        return function(*values)
-    return tf.cast(function(*[tf.cast(each, tf.int64) for each in values]), values[0].dtype)
-
-
-def summed(x: Any, dtype: Any) -> Any:
-    """Casts `x` to the dtype of its sum: `dtype`, or 64 bits for integers."""
-    x = tensor(x)
-    if dtype is not None:
-        return cast(x, as_dtype(dtype))
-    if x.dtype.is_bool or (x.dtype.is_integer and not x.dtype.is_unsigned):
-        return tf.cast(x, tf.int64)
-    return tf.cast(x, tf.uint64) if x.dtype.is_integer else x
-
-
-def rolled(x: Any, shifts: Any, axis: Any) -> Any:
-    """Rolls `x` along axes by the shifts that a function of these returns.
-
-    tf.roll (2.21) fails without axes, and along a negative axis it rolls the batch of tf.vectorized_map.
-    """
-    axes = composed.axes_of(axis, x.shape.rank)
-    return tf.roll(x, shifts(axes), axes) if axes else x
 
 
 def size(x: Any, axis: int) -> Any:

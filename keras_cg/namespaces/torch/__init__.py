@@ -1,4 +1,4 @@
-"""The array API standard on torch."""
+"""The functions of `keras_cg.ops` on torch."""
 
 from keras_cg.namespaces.torch.functions import namespace
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import numpy
 import torch
 
-from keras_cg.namespaces import standard
-from keras_cg.namespaces.standard import NUMBERS
+from keras_cg.namespaces import table
+from keras_cg.namespaces.table import NUMBERS
 
 _COMPLEX = {
     torch.bfloat16: torch.complex64,
@@ -22,50 +21,35 @@ _COMPLEX = {
 }
 _NUMPY = (numpy.ndarray, numpy.generic)
 _FOREIGN = (*NUMBERS, *_NUMPY)
-# The parameters that NumPy accepts by position and the standard by keyword alone.
-_POSITIONAL = ("axis", "axes", "d", "dtype", "full_matrices", "k", "mode", "n", "s", "side")
 
 
-def functions(module: ModuleType, prefix: str = "") -> dict[str, Callable[..., Any]]:
-    """Returns the standard's functions of a module of array_api_compat by name, each accepting all this."""
-    lines = {name: line for name, line in standard.FUNCTIONS.items() if name.rpartition(".")[0] == prefix}
-    names = {name.rpartition(".")[2]: line for name, line in lines.items()}
+def functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Returns the functions of the table that a module of array_api_compat has, by name, each accepting all this."""
+    names = {name.rpartition(".")[2]: line for name, line in table.FUNCTIONS.items()}
     return {name: accepting(getattr(module, name), line) for name, line in names.items() if hasattr(module, name)}
 
 
 def accepting(function: Callable[..., Any], line: str) -> Callable[..., Any]:
-    """Returns a function that converts its arguments and calls `function`, whose signature in the standard is `line`.
+    """Returns a function that converts its arguments and calls `function`, whose signature in the table is `line`.
 
-    Numbers and NumPy arrays become tensors where the standard has arrays. In every other place a NumPy scalar becomes
-    a number of Python. Positional arguments beyond the standard's become keyword arguments in the standard's order.
+    Numbers and NumPy arrays become tensors where the table has arrays. In every other place a NumPy scalar becomes a
+    number of Python. What the table accepts by position or by name is passed by name, as array_api_compat has it.
     """
-    parameters = standard.parameters(line)
-    names = [parameter.name for parameter in parameters]
-    count = sum(parameter.kind is not inspect.Parameter.KEYWORD_ONLY for parameter in parameters)
-    is_variadic = parameters[0].kind is inspect.Parameter.VAR_POSITIONAL
-    arrays = sum(name in ("x", "x1", "x2", "condition") for name in names[:3])
-    keywords = _keywords(line, names[count:])
+    positional, _, others = line[line.index("(") + 1 : -1].rpartition("/")
+    first = positional.replace(",", " ").split()
+    names = [part.partition("=")[0].strip() for part in others.partition("*")[0].split(",") if part.strip()]
+    count, arrays = len(first), sum(name in ("condition", "x", "x1", "x2") for name in first)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if names[0] == "arrays":
-            args = tuple(tensors(args)) if is_variadic else (tensors(args[0]), *args[1:])
-        elif [True for arg in args if isinstance(arg, _FOREIGN)]:
-            args = (*tensors(args[:arrays]), *[_converted(arg) for arg in args[arrays:]])
-        if len(args) > count and keywords and not is_variadic:
-            kwargs.update(zip(keywords, args[count:], strict=False))
-            args = args[:count]
-        if kwargs:
-            kwargs = {name: dtype_of(value) if name == "dtype" else _converted(value) for name, value in kwargs.items()}
-        return function(*args, **kwargs)
+        kwargs.update(zip(names, args[count:], strict=False))
+        kwargs = {name: dtype_of(value) if name == "dtype" else _converted(value) for name, value in kwargs.items()}
+        args = (*args[:count], *args[count + len(names) :])  # what is left is too much, and the function raises
+        if first == ["arrays"]:
+            return function(tensors(args[0]), *args[1:], **kwargs)
+        return function(*tensors(args[:arrays]), *map(_converted, args[arrays:]), **kwargs)
 
     return call
-
-
-def _keywords(line: str, names: list[str]) -> list[str]:
-    if line.startswith("diff"):
-        return ["n", "axis"]  # NumPy's order, not the standard's
-    return names if line.startswith("fft.") else [name for name in names[:1] if name in _POSITIONAL]
 
 
 def dtype_of(dtype: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The functions of `keras_cg.ops` that the standard does not have, on torch."""
+"""The functions of `keras_cg.ops` that the array API standard does not have, on torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from keras_cg.namespaces import standard
+from keras_cg.namespaces import table
 from keras_cg.namespaces.torch.arguments import as_tensor
 
 
 def erf(x: Any, /) -> Any:
     # The second derivative of torch.erf (2.13) is NaN at infinity. Not clamped: the gradient at NaN would be 0.
-    x, (low, high) = _floating(x), standard.ERF_BOUNDS
+    x, (low, high) = _floating(x), table.ERF_BOUNDS
     return torch.erf(torch.where(x > high, high, torch.where(x < low, low, x)))
 
 

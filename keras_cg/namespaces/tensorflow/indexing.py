@@ -1,4 +1,4 @@
-"""The standard's searching, sorting and sets on TensorFlow, which order NaN after all numbers."""
+"""Indexing and sorting on TensorFlow, which order NaN after all numbers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg.namespaces import composed, standard
-from keras_cg.namespaces.tensorflow.promoted import as_truth, number, same, size, tensor
+from keras_cg.namespaces import composed
+from keras_cg.namespaces.tensorflow.promoted import number, same, size, tensor
 
 tnp = tf.experimental.numpy
 
@@ -37,21 +37,6 @@ def _ordered(x: Any) -> Any:
     return tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, bits.dtype.max), bits)
 
 
-def count_nonzero(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Any:
-    return tf.math.count_nonzero(as_truth(x), axis, keepdims)
-
-
-def nonzero(x: Any, /) -> tuple[Any, ...]:
-    return tuple(tf.unstack(tf.where(as_truth(x)), axis=1))
-
-
-def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Any:
-    x1, x2 = map(_ordered, same(x1, x2))
-    x1 = x1 if sorter is None else take(x1, sorter, 0)
-    found = tf.searchsorted(x1, tf.reshape(x2, (-1,)), side, tf.int64)
-    return tf.reshape(found, tf.shape(x2))
-
-
 def take(x: Any, indices: Any, /, axis: int | None = None) -> Any:
     x = tensor(x)
     x, axis = (tf.reshape(x, (-1,)), 0) if axis is None else (x, axis)
@@ -75,37 +60,14 @@ def _from_the_start(indices: Any, x: Any, axis: int) -> Any:
     return tf.where(indices < 0, indices + tf.cast(size(x, axis), tf.int64), indices)
 
 
-def argsort(x: Any, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Any:
-    order = tf.argsort(_ordered(tensor(x)), axis, "DESCENDING" if descending else "ASCENDING", stable)
+def argsort(x: Any, /, axis: int = -1, *, descending: bool = False) -> Any:
+    order = tf.argsort(_ordered(tensor(x)), axis, "DESCENDING" if descending else "ASCENDING", stable=True)
     return tf.cast(order, tf.int64)
 
 
-def sort(x: Any, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Any:
+def sort(x: Any, /, axis: int = -1, *, descending: bool = False) -> Any:
     return take_along_axis(x, argsort(x, axis, descending=descending), axis)
 
 
-def unique_all(x: Any, /) -> standard.UniqueAllResult:
-    x = tensor(x)
-    flat = tf.reshape(x, (-1,))
-    if x.dtype.is_complex:
-        order = argsort(tf.math.imag(flat))
-        order = tf.gather(order, argsort(tf.gather(tf.math.real(flat), order)))
-    else:
-        order = argsort(flat)
-    row = tf.gather(flat, order)
-    # The sort is stable, so the first of each run of equal elements is also the first of them in `x`.
-    is_first = tf.concat([tf.ones_like(row[:1], tf.bool), row[1:] != row[:-1]], 0)
-    run = tf.cumsum(tf.cast(is_first, tf.int64)) - 1
-    counts = tf.math.unsorted_segment_sum(tf.ones_like(run), run, tf.reduce_sum(tf.cast(is_first, tf.int64)))
-    inverse = tf.scatter_nd(order[:, None], run, tf.shape(run, tf.int64))
-    places = tf.boolean_mask(order, is_first)
-    return standard.UniqueAllResult(tf.gather(flat, places), places, tf.reshape(inverse, tf.shape(x)), counts)
-
-
-unique_counts, unique_inverse, unique_values = composed.uniques(unique_all)
-
-
-def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Any:
-    if x1 is None and x2 is None:
-        return nonzero(condition)
+def where(condition: Any, x1: Any, x2: Any, /) -> Any:
     return tf.where(tf.cast(tensor(condition), tf.bool), *same(x1, x2))
