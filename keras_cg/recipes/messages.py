@@ -104,6 +104,11 @@ once_differentiable = message(
     remedy="remove that decorator; give a kernel that cannot be differentiated a rule of its own, such as by"
     " recipes.from_numpy(kernel, None), whose derivative raises.",
 )
+asks_while_compiling = message(
+    RuntimeError,
+    "{0}: its forward reads requires_grad, which torch.compile does not know of an argument.",
+    remedy="read ctx.needs_input_grad.",
+)
 marked_dirty = message(
     RuntimeError,
     "{0}: its forward calls mark_dirty, but no function may change its arguments in place.",

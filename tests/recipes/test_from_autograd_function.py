@@ -336,6 +336,66 @@ def test_a_class_of_torch_as_it_stands(torch):
 
 
 @pytest.mark.only("torch")
+def test_arguments_say_that_they_require_a_gradient(torch):
+    """As in a native `forward`; but no other tensor does, and torch.compile cannot know it."""
+
+    class F(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, *others):
+            asked = [x.requires_grad, *[each.requires_grad for each in others], (x * 1).requires_grad]
+            assert asked == [True, True, False, False]
+            if x.requires_grad:
+                ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, upstream):
+            return 7 * ctx.saved_tensors[0] * upstream, *[None] * 2
+
+    f = from_autograd_function(F)
+    x, n = tensor(X).requires_grad_(), torch.tensor([1, 2])
+    f(x, x.detach(), n).sum().backward()
+    np.testing.assert_allclose(found(x.grad), 7 * X)
+    partly = torch.compile(lambda x: f(x, x, n), backend="aot_eager")
+    np.testing.assert_allclose(torch.autograd.grad(partly(x).sum(), x)[0], 7 * X)
+    whole = torch.compile(lambda x: f(x, x, n), backend="aot_eager", fullgraph=True)
+    told = message(lambda: whole(x), RuntimeError)
+    name = "from_autograd_function(test_arguments_say_that_they_require_a_gradient.<locals>.F)"
+    assert f"{name}: its forward reads requires_grad, which torch.compile does not know of an argument." in told
+    assert "remedy: read ctx.needs_input_grad." in told
+
+
+@pytest.mark.only("torch")
+def test_backward_gets_the_callers_own_arguments(torch):
+    """Saved, as an attribute, or in a list there: a backward pass may differentiate by them, as with torch."""
+    got = []
+
+    class F(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w, *more):
+            ctx.save_for_backward(x, 2 * x.detach())
+            ctx.w, ctx.more = w, [*more, 3]
+            return x * w
+
+        @staticmethod
+        def backward(ctx, upstream):
+            x, twice = ctx.saved_tensors
+            got[:] = x, ctx.w, ctx.more, twice
+            with torch.enable_grad():
+                y = (7 * x * ctx.w).sum()
+            return *torch.autograd.grad(y, (x, ctx.w)), None
+
+    x, w, more = tensor(X).requires_grad_(), tensor(W).requires_grad_(), tensor(W).requires_grad_()
+    from_autograd_function(F)(x, w, more).sum().backward()
+    assert got[0] is x
+    assert got[1] is w
+    assert got[2][0] is more
+    assert got[2][1] == 3
+    np.testing.assert_allclose(found(got[3]), 2 * X)
+    np.testing.assert_allclose(found(x.grad), 7 * W)
+
+
+@pytest.mark.only("torch")
 def test_once_differentiable(torch):
     class Once(torch.autograd.Function):
         @staticmethod

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from keras_cg import ops
 from keras_cg.engine import precision
+from keras_cg.engine.functions import facts, innermost
 from keras_cg.frontend import config, signature
 from keras_cg.frontend.decorator import CustomGradient
 from keras_cg.frontend.pickling import picklable
-from keras_cg.recipes import messages, tensors
+from keras_cg.recipes import frameworks, messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 # Where torch defines the methods that a subclass of its `Function` inherits, and `once_differentiable`.
@@ -40,14 +41,14 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
             return gx, None                 # one gradient for each argument of forward; None for no gradient
     ```
 
-    - `ctx` has `save_for_backward`, `saved_tensors`, `needs_input_grad`, `mark_non_differentiable`, and the attributes
-      that the class sets. What `backward` sets on it is gone afterwards. In `forward`, `needs_input_grad` is True for
-      each floating tensor.
-    - A gradient that is larger than its argument is summed to the shape of the argument, as torch does.
-    - A second derivative is that of `backward` and of what `forward` saved: torch counts a saved intermediate as a
-      constant.
-    - An output that is marked as not differentiable has an upstream of zeros. So has an unused output, and that of an
-      integer output: after `set_materialize_grads(False)` only the latter, and what is marked, is None.
+    - `ctx` has `save_for_backward`, `saved_tensors`, `needs_input_grad`, `mark_non_differentiable`,
+      `set_materialize_grads`, and the attributes that the class sets. What `backward` sets on it is gone afterwards. In
+      `forward`, `needs_input_grad` is True for each floating tensor, and so is `requires_grad` on torch.
+    - As on torch, a gradient is summed to the shape of its argument. The upstream of an output that is not used, marked
+      as not differentiable, or no floating tensor is zeros. After `set_materialize_grads(False)` it is None for the
+      last two.
+    - A second derivative is that of `backward`, with each saved value as `forward` computed it. torch differs: to it a
+      saved intermediate is a constant, and a saved output has the gradient `backward`.
     - `vmap`, `jvp` and `generate_vmap_rule` are not used, because batches and forward mode come from `backward`.
 
     Args:
@@ -59,7 +60,8 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
 
     Raises:
         TypeError: `cls` is no class with these methods, or its `backward` is `once_differentiable`.
-        RuntimeError: When the result is called: the class calls `ctx.mark_dirty`.
+        RuntimeError: When the result is called: the class calls `ctx.mark_dirty`; or `forward` reads `requires_grad`
+            while `torch.compile` traces.
         GradientError: In the backward pass: `backward` returned something that cannot be the gradient of the arguments.
         CapturedVariableError: When the result is called: `forward` reads a trainable value that is no argument.
 
@@ -89,17 +91,24 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
     name, setup = f"from_autograd_function({cls.__qualname__})", _own(cls, "setup_context")
     if getattr(backward, "__globals__", {}).get("__name__") == _TORCH:
         raise messages.once_differentiable(name)
+    asks = any("requires_grad" in _names(each) for each in (forward, setup))
     # With the arguments of a call.
     entry = functools.partial(forward, None) if setup is None else forward
 
     def function(*args: Any, **kwargs: Any) -> Pair:
+        if asks and config.active.is_compiling():
+            raise messages.asks_while_compiling(name)
         inputs = (*args, *[kwargs.get(name, default) for name, default in signature.unbound(entry, len(args), kwargs)])
         ctx = Context(name, tuple(map(tensors.is_floating, inputs)))
-        output = forward(*args, **kwargs) if setup else forward(ctx, *args, **kwargs)
-        if setup:
-            setup(ctx, inputs, output)
+        call = functools.partial(frameworks.this.autograd_function.forward, inputs=inputs)
+        if setup is None:
+            output = call(forward, ctx, *args, **kwargs)
+        else:
+            output = call(forward, *args, **kwargs)
+            call(setup, ctx, inputs, output)
         is_single = not isinstance(output, tuple)
         constants = ctx.constants((output,) if is_single else output)
+        ctx.release(inputs)
         names = [name for name, _ in signature.unbound(entry, 0, ())] if kwargs else []
         places = [*range(len(args)), *map(names.index, kwargs)]
 
@@ -108,7 +117,7 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
             for place, constant in constants.items():
                 upstreams[place] = constant if constant is None else ops.zeros_like(constant)
             needed = map(any, tensors.needed(needs_input_grad, *[args[place] for place in places]))
-            gradients = backward(ctx.told(dict(zip(places, needed, strict=True)), len(args)), *upstreams)
+            gradients = backward(ctx.told(args, dict(zip(places, needed, strict=True))), *upstreams)
             return _summed(gradients, args)
 
         return output, grad
@@ -123,6 +132,12 @@ def _own(cls: Any, name: str) -> Any:
     """Returns a static method of a class; None if it has none, or the one that torch's base class has."""
     method = getattr(cls, name, None) if isinstance(cls, type) else None
     return None if getattr(method, "__module__", _TORCH) == _TORCH else method
+
+
+def _names(method: Any) -> frozenset[str]:
+    """Returns the names of globals and attributes in the code of a static method."""
+    function = innermost(method)
+    return frozenset() if function is None else facts(function.__code__).names
 
 
 class Context:
@@ -163,12 +178,36 @@ class Context:
             if id(each) in marked or (backend.is_tensor(each) and not precision.is_differentiable(backend.dtype(each)))
         }
 
-    def told(self, needs: dict[int, bool], count: int) -> Context:
-        """Returns a copy for one backward pass, which is told for which of `count` arguments a gradient is needed."""
-        other = Context(self._name, ())
-        other.__dict__.update(self.__dict__)
-        other.needs_input_grad = tuple([needs.get(place, False) for place in range(count)])
+    def release(self, inputs: Sequence[Any]) -> None:
+        """Forgets the arguments that are kept here: `backward` gets those of the caller instead."""
+        places = {id(each): place for place, each in enumerate(inputs) if config.active.is_tensor(each)}
+
+        def released(value: Any) -> Any:
+            return Argument(places[id(value)]) if id(value) in places else value
+
+        self.__dict__.update({name: _mapped(released, value) for name, value in vars(self).items()})
+
+    def told(self, args: Sequence[Any], needs: dict[int, bool]) -> Context:
+        """Returns a copy for one backward pass, with the arguments, and for which of them a gradient is needed."""
+
+        def filled(value: Any) -> Any:
+            return args[value.place] if isinstance(value, Argument) else value
+
+        other = Context(self._name, tuple([needs.get(place, False) for place in range(len(args))]))
+        kept = {name: _mapped(filled, value) for name, value in vars(self).items() if name != "needs_input_grad"}
+        other.__dict__.update(kept)
         return other
+
+
+class Argument(NamedTuple):
+    """An argument of the call, in what a `Context` keeps."""
+
+    place: int
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Maps a function over an attribute, or over the parts of one that is a list or a tuple."""
+    return type(value)(map(function, value)) if type(value) in (list, tuple) else function(value)
 
 
 def _summed(gradients: Any, args: Sequence[Any]) -> tuple[Any, ...]:
