@@ -92,7 +92,7 @@ def not_a_jvp(function: str, value: object) -> TypeError:
 
 
 def not_an_autograd_function(recipe: str, value: object) -> TypeError:
-    """What should be a class of the form of `torch.autograd.Function` lacks its methods."""
+    """The argument of `from_autograd_function` is no class with its two methods."""
     came = f"the class {value.__qualname__}" if isinstance(value, type) else article(type_name(value))
     headline = f"{recipe} expects a class with the static methods forward and backward."
     return report(TypeError, headline, function=recipe, got=came, remedy="decorate a function by custom_gradient.")

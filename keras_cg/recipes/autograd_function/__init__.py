@@ -27,19 +27,10 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
     On torch the class may stay as it is, a subclass of `torch.autograd.Function`: the result replaces its `apply`. On
     the other backends it is a plain class with the same static methods, written with `keras_cg.ops`.
 
-    ```python
-    @from_autograd_function
-    class F:
-        @staticmethod
-        def forward(ctx, x, n):             # or forward(x, n), with setup_context(ctx, inputs, output)
-            ctx.save_for_backward(x)        # inputs, outputs and intermediates
-            ctx.n = n
-            return output                   # or a tuple of outputs
-        @staticmethod
-        def backward(ctx, upstream):        # one upstream for each output
-            (x,) = ctx.saved_tensors
-            return gx, None                 # one gradient for each argument of forward; None for no gradient
-    ```
+        y = forward(ctx, x),    dL/dx = backward(ctx, dL/dy)
+
+    `forward` and `backward` take and return what they do on torch. So does `setup_context(ctx, inputs, output)`, beside a
+    `forward` without `ctx`.
 
     - `ctx` has `save_for_backward`, `saved_tensors`, `needs_input_grad`, `mark_non_differentiable`,
       `set_materialize_grads`, and the attributes that the class sets. What `backward` sets on it is gone afterwards. In
@@ -50,6 +41,8 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
     - A second derivative is that of `backward`, with each saved value as `forward` computed it. torch differs: to it a
       saved intermediate is a constant, and a saved output has the gradient `backward`.
     - `vmap`, `jvp` and `generate_vmap_rule` are not used, because batches and forward mode come from `backward`.
+
+    Source: PyTorch, Extending torch.autograd, https://docs.pytorch.org/docs/stable/notes/extending.html
 
     Args:
         cls: A class with the static methods `forward` and `backward` (or `vjp`), and perhaps `setup_context`.
@@ -110,7 +103,7 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
         constants = ctx.constants((output,) if is_single else output)
         ctx.release(inputs)
         names = [name for name, _ in signature.unbound(entry, 0, ())] if kwargs else []
-        places = [*range(len(args)), *map(names.index, kwargs)]
+        places = [*range(len(args)), *[names.index(name) for name in kwargs if name in names]]
 
         def grad(*args: Any, upstream: Any, needs_input_grad: Any) -> Any:
             upstreams = [*((upstream,) if is_single else upstream)]
@@ -131,7 +124,7 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
 def _own(cls: Any, name: str) -> Any:
     """Returns a static method of a class; None if it has none, or the one that torch's base class has."""
     method = getattr(cls, name, None) if isinstance(cls, type) else None
-    return None if getattr(method, "__module__", _TORCH) == _TORCH else method
+    return None if getattr(method, "__module__", None) == _TORCH else method
 
 
 def _names(method: Any) -> frozenset[str]:
@@ -193,9 +186,9 @@ class Context:
         def filled(value: Any) -> Any:
             return args[value.place] if isinstance(value, Argument) else value
 
-        other = Context(self._name, tuple([needs.get(place, False) for place in range(len(args))]))
-        kept = {name: _mapped(filled, value) for name, value in vars(self).items() if name != "needs_input_grad"}
-        other.__dict__.update(kept)
+        other = Context(self._name, ())
+        other.__dict__.update({name: _mapped(filled, value) for name, value in vars(self).items()})
+        other.needs_input_grad = tuple([needs.get(place, False) for place in range(len(args))])
         return other
 
 
@@ -212,14 +205,14 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 def _summed(gradients: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     """Returns what `backward` returned as a gradient for each argument, in the shape of the argument where possible."""
-    given: list[Any] = [*gradients] if isinstance(gradients, (tuple, list)) else [gradients]
-    while len(given) > len(args) and given[-1] is None:
-        given.pop()
-    for place, (gradient, argument) in enumerate(zip(given, args, strict=False)):
+    results: list[Any] = [*gradients] if isinstance(gradients, (tuple, list)) else [gradients]
+    while len(results) > len(args) and results[-1] is None:
+        results.pop()
+    for place, (gradient, argument) in enumerate(zip(results, args, strict=False)):
         if tensors.is_floating(gradient) and tensors.is_floating(argument):
             try:
-                given[place] = ops.sum_to(gradient, argument)
+                results[place] = ops.sum_to(gradient, argument)
             except ValueError:
                 # The decorator refuses its shape, and names the argument.
                 continue
-    return tuple(given)
+    return tuple(results)
