@@ -202,6 +202,15 @@ def test_arguments_by_keyword_and_at_their_defaults(backend):
         assert (True, False, True) in got
 
 
+def test_one_tensor_as_two_arguments(backend):
+    x = tensor(X)
+    np.testing.assert_allclose(found(grad(lambda x: Seven(x, x))(x)), 7 * np.sin(X) * X + 5 * np.sin(X), rtol=1e-6)
+    for form in FORMS.values():
+        slope = grad(grad(lambda x, form=form: form(x, x)))(x)
+        expected = 7 * (np.cos(X) * X + np.sin(X)) + 5 * np.cos(X)
+        np.testing.assert_allclose(found(slope), expected, rtol=1e-5)
+
+
 def test_pytrees_as_arguments_and_outputs(backend):
     @from_autograd_function
     class F:

@@ -29,8 +29,8 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
 
         y = forward(ctx, x),    dL/dx = backward(ctx, dL/dy)
 
-    `forward` and `backward` take and return what they do on torch. So does `setup_context(ctx, inputs, output)`, beside a
-    `forward` without `ctx`.
+    `forward` and `backward` take and return what they do on torch. So does `setup_context(ctx, inputs, output)`, beside
+    a `forward` without `ctx`.
 
     - `ctx` has `save_for_backward`, `saved_tensors`, `needs_input_grad`, `mark_non_differentiable`,
       `set_materialize_grads`, and the attributes that the class sets. What `backward` sets on it is gone afterwards. In
@@ -173,10 +173,15 @@ class Context:
 
     def release(self, inputs: Sequence[Any]) -> None:
         """Forgets the arguments that are kept here: `backward` gets those of the caller instead."""
-        places = {id(each): place for place, each in enumerate(inputs) if config.active.is_tensor(each)}
+        places: dict[int, int | None] = {}
+        for place, each in enumerate(inputs):
+            if config.active.is_tensor(each):
+                # None for a tensor that is two arguments, because these may be two tensors in another run.
+                places[id(each)] = None if id(each) in places else place
 
         def released(value: Any) -> Any:
-            return Argument(places[id(value)]) if id(value) in places else value
+            place = places.get(id(value))
+            return value if place is None else Argument(place)
 
         self.__dict__.update({name: _mapped(released, value) for name, value in vars(self).items()})
 
