@@ -103,6 +103,7 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
         constants = ctx.constants((output,) if is_single else output)
         ctx.release(inputs)
         names = [name for name, _ in signature.unbound(entry, 0, ())] if kwargs else []
+        # Where the arguments of the call stand by position. torch has no keyword-only ones.
         places = [*range(len(args)), *[names.index(name) for name in kwargs if name in names]]
 
         def grad(*args: Any, upstream: Any, needs_input_grad: Any) -> Any:
@@ -111,7 +112,9 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
                 upstreams[place] = constant if constant is None else ops.zeros_like(constant)
             needed = map(any, tensors.needed(needs_input_grad, *[args[place] for place in places]))
             gradients = backward(ctx.told(args, dict(zip(places, needed, strict=True))), *upstreams)
-            return _summed(gradients, args)
+            results = _summed(gradients, args)
+            # Otherwise the decorator reads what was returned, or refuses it.
+            return tuple([results[place] for place in places]) if len(results) == len(args) else results
 
         return output, grad
 
