@@ -112,9 +112,7 @@ def from_autograd_function(cls: type) -> CustomGradient[..., Any]:
                 upstreams[place] = constant if constant is None else ops.zeros_like(constant)
             needed = map(any, tensors.needed(needs_input_grad, *[args[place] for place in places]))
             gradients = backward(ctx.told(args, dict(zip(places, needed, strict=True))), *upstreams)
-            results = _summed(gradients, args)
-            # Otherwise the decorator reads what was returned, or refuses it.
-            return tuple([results[place] for place in places]) if len(results) == len(args) else results
+            return _summed(gradients, args)
 
         return output, grad
 
