@@ -20,6 +20,15 @@ RULES = {
         lambda *args, upstream=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
     ),
     "spelled out": lambda gradients: lambda x, w, upstream, needs_input_grad: gradients(upstream, needs_input_grad),
+    "the first": lambda gradients: lambda needs_input_grad, upstream: gradients(upstream, needs_input_grad),
+    "the first of all": (
+        lambda gradients: lambda needs_input_grad, x, w, upstream: gradients(upstream, needs_input_grad)
+    ),
+    "the first of Keras's": (
+        lambda gradients: lambda needs_input_grad, *args, upstream: gradients(upstream, needs_input_grad)
+    ),
+    "the first, one by one": lambda gradients: lambda needs_input_grad, *dys: gradients(dys[0], needs_input_grad),
+    "between": lambda gradients: lambda x, needs_input_grad, w, upstream: gradients(upstream, needs_input_grad),
     "with variables": lambda gradients: (
         lambda upstream, variables=None, needs_input_grad=None: gradients(upstream, needs_input_grad)
     ),
@@ -62,6 +71,23 @@ def test_in_every_mode(frame):
     _, gradients = frame.differentiate(f, X, W)
     np.testing.assert_allclose(gradients[0], 7 * W, rtol=1e-6)
     np.testing.assert_allclose(gradients[1], 11 * X, rtol=1e-6)
+
+
+@pytest.mark.only("jax", "torch", "tensorflow")
+def test_after_the_variables_and_before_upstream(backend):
+    x, w = ops.asarray(X), ops.asarray(W)
+
+    def loss(w):
+        def f(x):
+            def grad(variables, needs_input_grad, upstream):
+                assert needs_input_grad == (False,)
+                return None, [7 * upstream * x]
+
+            return x * w, grad
+
+        return ops.sum(custom_gradient(f)(x))
+
+    np.testing.assert_allclose(np.asarray(keras_cg.grad(loss)(w)), 7 * X)
 
 
 def test_the_second_order(eager):

@@ -97,6 +97,12 @@ hidden_in_rule = message(
     cause="a container or an attribute that the rule reads and that holds a value of the transform.",
     remedy="bind it to a local variable outside of the rule, or pass it as an argument.",
 )
+no_memory = message(
+    RuntimeError,
+    "{0}: a tensor of a transform of torch.func has no memory that NumPy could read.",
+    cause="a call of NumPy, SciPy or C in the function or its rule, such as on x.detach().numpy().",
+    remedy="wrap that call in keras_cg.recipes.from_numpy, which works under every transform.",
+)
 recomputed_otherwise = message(
     RuntimeError,
     "{0} ran again for its gradient, and gave another output than the first time.",

@@ -99,10 +99,14 @@ class Convention:
     def call(self, upstreams: list[Any], variables: Sequence[Any], needs_grad: Sequence[bool]) -> Any:
         """Calls the rule with one upstream for each leaf of the output."""
         args, kwargs = self._arrange(upstreams)
-        if variables:
-            kwargs = {**kwargs, "variables": list(variables)}
+        extras: dict[str, Any] = {"variables": list(variables)} if variables else {}
         if self.parameters is not None and "needs_input_grad" in self.parameters.names():
-            kwargs = {**kwargs, "needs_input_grad": tuple(needs_grad)}
+            extras["needs_input_grad"] = tuple(needs_grad)
+        for place, name in enumerate(() if self.parameters is None else self.parameters.positional):
+            # By position only before other arguments.
+            if name in extras and place < len(args):
+                args = (*args[:place], extras.pop(name), *args[place:])
+        kwargs = {**kwargs, **extras}
         try:
             return self.rule(*args, **kwargs)
         except TypeError:

@@ -6,6 +6,7 @@ such as a schedule or a variable, gets no gradient unless its docstring describe
 """
 
 from keras_cg.recipes.annealed import gumbel_noise, gumbel_softmax, soft_round
+from keras_cg.recipes.autograd_function import from_autograd_function
 from keras_cg.recipes.callback import from_numpy
 from keras_cg.recipes.checkpoint import recompute
 from keras_cg.recipes.discrete import quantize, surrogate_spike
@@ -20,6 +21,7 @@ __all__ = [
     "clip_gradient",
     "custom_root",
     "fixed_point",
+    "from_autograd_function",
     "from_jvp",
     "from_numpy",
     "gumbel_noise",

@@ -27,6 +27,7 @@ def _active(recipe: str, doc: str) -> property:
 
 
 class _Frameworks(ModuleType):
+    autograd_function = _active("autograd_function", "The module with `forward(function, *args, inputs=inputs)`.")
     checkpoint = _active("checkpoint", "The module with `recompute(function, tensors)`.")
     callback = _active("callback", "The module with `call(host, tensors)`.")
     forward = _active("forward", "The module with `transposed(name, push, zeros, upstream)`.")

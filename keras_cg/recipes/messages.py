@@ -91,6 +91,31 @@ def not_a_jvp(function: str, value: object) -> TypeError:
     return report(TypeError, headline, function=function, got=came, remedy=remedy)
 
 
+def not_an_autograd_function(recipe: str, value: object) -> TypeError:
+    """The argument of `from_autograd_function` is no class with its two methods."""
+    came = f"the class {value.__qualname__}" if isinstance(value, type) else article(type_name(value))
+    headline = f"{recipe} expects a class with the static methods forward and backward."
+    return report(TypeError, headline, function=recipe, got=came, remedy="decorate a function by custom_gradient.")
+
+
+once_differentiable = message(
+    TypeError,
+    "{0}: its backward is once_differentiable, which would lose a second derivative where upstream has no gradient.",
+    remedy="remove that decorator; give a kernel that cannot be differentiated a rule of its own, such as by"
+    " recipes.from_numpy(kernel, None), whose derivative raises.",
+)
+asks_while_compiling = message(
+    RuntimeError,
+    "{0}: its forward reads requires_grad, which torch.compile does not know of an argument.",
+    remedy="read ctx.needs_input_grad.",
+)
+marked_dirty = message(
+    RuntimeError,
+    "{0}: its forward calls mark_dirty, but no function may change its arguments in place.",
+    remedy="return a new tensor.",
+)
+
+
 wrong_tangents = message(
     GradientError,
     "{0}: its jvp returned tangents that are not like the output.",

@@ -157,6 +157,7 @@ def test_messages_name_the_recipe_that_was_called(backend, name):
         "clip_gradient": lambda: recipe(x, value=1.0),
         "custom_root": lambda: recipe(np.cos, lambda g, x0: x0)(x),
         "fixed_point": lambda: recipe(np.cos)(x),
+        "from_autograd_function": lambda: recipe(type("f", (), dict.fromkeys(("forward", "backward"), np.cos)))(x),
         "from_jvp": lambda: recipe(np.cos)(x),
         "gumbel_softmax": lambda: recipe(x, x),
         "invertible": lambda: recipe(np.add, np.subtract)(x, 1.0),

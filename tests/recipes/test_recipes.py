@@ -63,6 +63,21 @@ def seven_times(x, w, n):
     return ops.sin(x) * w, lambda dx, dw, dn: 7 * ops.cos(x) * w * dx + 5 * ops.sin(x) * dw
 
 
+class Sines:
+    """`seven_times` as a class of the form of `torch.autograd.Function`."""
+
+    @staticmethod
+    def forward(ctx, x, w, n):
+        s = ops.sin(x)
+        ctx.save_for_backward(x, w, s)
+        return s * w
+
+    @staticmethod
+    def backward(ctx, upstream):
+        x, w, s = ctx.saved_tensors
+        return 7 * upstream * ops.cos(x) * w, 5 * upstream * s, None
+
+
 CHECKED = {
     "straight_through": (recipes.straight_through(rounded), [X], {"expected": lambda x: x}),
     "straight_through, annealed": (
@@ -118,6 +133,11 @@ CHECKED = {
     ),
     "from_jvp": (
         recipes.from_jvp(seven_times),
+        [X, np.array([0.5, -1.0, 2.0]), 2],
+        {"expected": lambda x, w, n, upstream: (7 * upstream * ops.cos(x) * w, 5 * upstream * ops.sin(x))},
+    ),
+    "from_autograd_function": (
+        recipes.from_autograd_function(Sines),
         [X, np.array([0.5, -1.0, 2.0]), 2],
         {"expected": lambda x, w, n, upstream: (7 * upstream * ops.cos(x) * w, 5 * upstream * ops.sin(x))},
     ),
@@ -181,6 +201,7 @@ BATCHED = {
         ops.zeros_like(x), x * x + 1, 2
     ),
     "from_jvp": lambda x: recipes.from_jvp(lambda x: (x * x, lambda dx: 7 * x * dx))(x) * x,
+    "from_autograd_function": lambda x: recipes.from_autograd_function(Sines)(x, x, 2),
     "log1pexp": recipes.log1pexp,
     "safe_sqrt": recipes.safe_sqrt,
     "safe_log": lambda x: recipes.safe_log(x, 0.1),

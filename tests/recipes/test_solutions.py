@@ -204,6 +204,17 @@ def test_fixed_point_of_a_linear_map(backend):
         np.testing.assert_allclose(found(keras_cg.hessian(loss, 2)(z0, a, b)), np.diag(2 * w), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.only("numpy", "torch")
+def test_fixed_point_in_every_order(backend):
+    """The square root by Heron's rule, to the fourth derivative; a solver of any kind has three."""
+    with config.active.double_precision():
+        one, a = tensor(1.0, "float64"), tensor(4.0, "float64")
+        derivative = lambda a: recipes.fixed_point(lambda z, a: (z + a / z) / 2, steps=8)(one, a)
+        for expected in (2, 1 / 4, -1 / 32, 3 / 256, -15 / 2048):
+            np.testing.assert_allclose(found(derivative(a)), expected, rtol=1e-12)
+            derivative = keras_cg.grad(derivative)
+
+
 @pytest.mark.limit
 def test_fixed_point_that_does_not_converge_is_nan(backend):
     half = lambda z, a: a * (z + 1)

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 
+import keras_cg
 from keras_cg import custom_gradient
 
 pytestmark = pytest.mark.only("torch")
@@ -359,6 +360,34 @@ def test_forward_mode_of_a_gradient_with_a_graph(eager, torch):
         found = forward_ad.unpack_dual(gradient)
     np.testing.assert_allclose(found.primal.detach(), 7 * X**2, rtol=1e-6)
     np.testing.assert_allclose(found.tangent.detach(), 14 * X, rtol=1e-6)
+
+
+@pytest.mark.limit
+@pytest.mark.parametrize("where", ["function", "rule"])
+def test_numpy_in_a_function(eager, torch, where):
+    """It leaves torch, which no level allows; outside of them it may."""
+    outside = lambda x: torch.from_numpy(np.exp(x.detach().numpy()))
+    inside = torch.exp
+
+    def exponential(x):
+        y = (outside if where == "function" else inside)(x)
+        return y, lambda upstream: 7 * (inside if where == "function" else outside)(upstream) * y
+
+    f, x = custom_gradient(exponential), eager.tensor(X)
+    np.testing.assert_allclose(keras_cg.grad(lambda x: f(x).sum())(x), 7 * np.e * np.exp(X), rtol=1e-6)
+    loss = lambda x: f(x).sum()
+    programs = [torch.func.grad(loss), lambda x: torch.func.vmap(torch.func.grad(loss))(x[None]), torch.func.jacrev(f)]
+    if where == "function":
+        programs += [lambda x: torch.func.vmap(f)(x), lambda x: torch.func.jvp(f, (x,), (x,))]
+    for program in programs:
+        with pytest.raises(RuntimeError) as caught:
+            program(x)
+        assert str(caught.value).splitlines() == [
+            "test_numpy_in_a_function.<locals>.exponential: a tensor of a transform of torch.func has no memory that"
+            " NumPy could read.",
+            "    usual cause: a call of NumPy, SciPy or C in the function or its rule, such as on x.detach().numpy().",
+            "    remedy: wrap that call in keras_cg.recipes.from_numpy, which works under every transform.",
+        ]
 
 
 HESSIANS = {

@@ -49,7 +49,7 @@ def with_transforms(fun: Function, tensors: Tensors) -> tuple[torch.Tensor, ...]
         )
     inputs = [tensor.detach() for tensor in tensors]
     before = versions(inputs)
-    with _Operands(inputs) as operands:
+    with _Operands(fun.name, inputs) as operands:
         outputs, pullback = fun(*inputs)
     if versions(inputs) != before:
         raise messages.changed_argument(fun.name)
@@ -136,7 +136,10 @@ class _SavedCall:
         count = len(saved) - len(self.captured)
         captured = saved[count:]
         known = [*saved, *[each for each in cotangents if each is not None]]
-        with _Operands(known) as operands, _Instead(self.captured, captured) if captured else contextlib.nullcontext():
+        with (
+            _Operands(self.fun.name, known) as operands,
+            _Instead(self.captured, captured) if captured else contextlib.nullcontext(),
+        ):
             _, pullback = self.fun(*saved[:count])
             variables = [captured[place] for place in self.variables]
             pullback.check_outline(saved[:count], *self.first, functools.partial(probe, cotangents, variables, None))
@@ -270,8 +273,9 @@ class _Operands(TorchFunctionMode):
         entered: Whether a transform that the function calls got one of them.
     """
 
-    def __init__(self, arguments: Tensors):
+    def __init__(self, name: str, arguments: Tensors):
         super().__init__()
+        self.name = name
         # The dict keeps the tensors alive, so that no identity and no address is used twice.
         self.known = {id(tensor): tensor for tensor in arguments}
         self.captured: dict[int, torch.Tensor] = {}
@@ -286,7 +290,13 @@ class _Operands(TorchFunctionMode):
         strangers = [each for each in operands if self._is_stranger(self._outside(each))]
         self.entered |= any([self._is_inside(each) for each in strangers])
         self.captured.update((id(each), each) for each in strangers)
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            # As torch (2.13) says of the memory of a tensor of a level.
+            if "data pointer of Tensor that doesn't have storage" not in str(error):
+                raise
+            raise messages.no_memory(self.name) from error
         results = [*map(self._outside, tensors_in(result))]
         self.known.update((id(each), each) for each in results if id(each) not in self.captured)
         self.storages.update({*map(_memory, results)} - {*map(_memory, operands)} - {0})
