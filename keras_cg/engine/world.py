@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -127,11 +128,15 @@ class World:
 
     def run(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls a rule in the world that its run left. What the rule itself sets stays."""
-        if not _differing(self.left) and not _is_put_back(self.left):
-            return fun(*args)
-        with _lock:
-            with _Bound(_differing(self.left)):
+        key = object()
+        _running[key] = threading.get_ident(), self.left
+        try:
+            if not _differing(self.left) and not _is_put_back(self.left):
                 return fun(*args)
+        finally:
+            del _running[key]
+        with _lock, _Bound(self.left, ()):
+            return fun(*args)
 
     def again(self, fun: Callable[..., Any], *args: Any) -> Any:
         """Calls the function of the run in the world that the run found, and brings back what is there now."""
@@ -139,7 +144,7 @@ class World:
             return fun(*args)
         with _lock:
             before = [(table, dict(contents(table.holder, table.keys))) for table in self.tables]
-            with _Bound(_differing(self.found)):
+            with _Bound(self.found, [table.holder for table in self.tables]):
                 try:
                     return fun(*args)
                 finally:
@@ -188,18 +193,31 @@ def _is_data(value: Any) -> bool:
 _lock = threading.RLock()
 # The identities of the holders that are put back now.
 _put_back: list[set[int]] = []
+# The rules that run without anything put back, each with its thread. They announce themselves before they look whether
+# another thread puts back, which announces that before it looks for them: so one of the two waits.
+_running: dict[object, tuple[int, list[Entry]]] = {}
 
 
 class _Bound:
-    """A context in which places are bound to other values; what is set in it stays."""
+    """A context in which places are bound as `entries` say; what is set in it stays. `_lock` must be held.
 
-    def __init__(self, changed: list[tuple[Any, Any, Any, Any]]):
-        self.changed = changed
+    It begins when no rule of another thread runs that reads these places, or the `others` that may be set in it.
+    """
+
+    def __init__(self, entries: list[Entry], others: Sequence[Any]):
+        self.entries, self.holders = entries, {id(holder) for holder in (*[each[0] for each in entries], *others)}
 
     def __enter__(self) -> None:
-        _put_back.append({id(holder) for holder, *_ in self.changed})
+        _put_back.append(self.holders)
+        here = threading.get_ident()
+        while any([thread != here and self._reads(entries) for thread, entries in [*_running.values()]]):
+            time.sleep(1e-4)
+        self.changed = _differing(self.entries)
         for holder, key, value, _ in self.changed:
             write(holder, key, value)
+
+    def _reads(self, entries: list[Entry]) -> bool:
+        return any([id(holder) in self.holders for holder, *_ in entries])
 
     def __exit__(self, *error: object) -> None:
         for holder, key, value, now in reversed(self.changed):
