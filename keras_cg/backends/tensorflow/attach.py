@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from keras_cg.backends.tensorflow import graph, recording
 from keras_cg.backends.tensorflow.backward import Backward
-from keras_cg.backends.tensorflow.composite import fill_all, is_floating, is_part, parts
+from keras_cg.backends.tensorflow.composite import Parts, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import is_differentiated
-from keras_cg.backends.tensorflow.tensors import asarray, is_recording
 from keras_cg.engine import messages
 from keras_cg.engine.comparing import reached
 from keras_cg.engine.contract import Function, Pullback, Tensors
@@ -23,39 +22,41 @@ _SOURCES = (tf.Tensor, tf.Variable)
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
-    if not is_recording():
-        return fun.start(*tensors)[0]
-    return _with_tapes(fun, tensors) if tf.executing_eagerly() else graph.with_override(fun, tensors)
-
-
-def _with_tapes(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, in eager mode, on copies of the arguments that are differentiated.
 
     An output that is differentiated nevertheless depends on a variable or a tensor that `fun` captured. Only then the
     search for what is not in a cell begins, and only what it finds asks for another run.
     """
-    needs_grad = recording.needs_grad(tensors)
-    inputs = recording.copies(tensors) if True in needs_grad else tensors
-    near = fun.closed_over()
-    shown = [value for value in near if is_source(value)]
-    # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
-    owners = [value for value in near if not isinstance(value, (*_SOURCES, type, ModuleType))]
-    shown += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if is_source(value)]
+    if not tf.executing_eagerly():
+        return graph.with_override(fun, tensors)
+    arguments = Parts(tensors)
+    needs_grad = recording.needs_grad(arguments)
+    inputs = arguments.filled(recording.copies(arguments.values)) if True in needs_grad else tensors
+    shown = _shown(fun)
     outputs, pullback, variables, used = _run(fun, inputs, shown)
-    results = parts(outputs)
-    captured: Sequence[Any] = ()
-    if is_differentiated(results):
+    results = Parts(outputs)
+    is_linked = is_differentiated(results.values)
+    if is_linked:
         hidden = _hidden(fun, shown)
         if hidden:
             *_, used = _run(fun, inputs, [*shown, *hidden])
-        captured = _captured(fun, pullback, variables, used)
     elif inputs is tensors:
         return outputs
-    rerun = functools.partial(_rerun, fun, tensors)
-    backward = Backward(fun.name, pullback, rerun, tensors, needs_grad, outputs, captured)
-    results = recording.copies(results)
-    backward.record(results)
-    return fill_all(outputs, results)
+    captured = _captured(fun, pullback, variables, used) if is_linked else ()
+    backward = Backward(fun, pullback, arguments, needs_grad, results, captured)
+    recorded = recording.copies(results.values)
+    backward.record(recorded)
+    return results.filled(recorded)
+
+
+def _shown(fun: Function) -> list[Any]:
+    """Returns the sources that a quick look shows: in cells, and in the objects there."""
+    near = fun.closed_over()
+    found = [value for value in near if is_source(value)]
+    # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
+    owners = [value for value in near if not isinstance(value, (*_SOURCES, type, ModuleType))]
+    found += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if is_source(value)]
+    return found
 
 
 def _run(
@@ -136,8 +137,3 @@ def _named_globals(fun: Any) -> list[Any]:
         waiting += [each for name, each in named.items() if name not in known]
         known.update(named)
     return [*known.values()]
-
-
-def _rerun(fun: Function, tensors: Sequence[Any]) -> Pullback | None:
-    """Returns the pullback of another run, on the arguments themselves, if the gradient is differentiated by them."""
-    return fun(*map(asarray, tensors))[1] if is_differentiated(parts(tensors)) else None

@@ -11,12 +11,11 @@ import tensorflow as tf
 from keras_cg.backends.tensorflow.backward import Backward
 from keras_cg.backends.tensorflow.composite import (
     HANDLES,
+    Parts,
     element_dtype,
-    fill_all,
     is_floating,
     mapped,
     marked,
-    parts,
     read,
 )
 from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, needs_grad, stop_recording
@@ -51,13 +50,14 @@ def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
     # A rule may call this in the graph of a gradient, with tensors of the graph that is differentiated. When that
     # gradient is differentiated again, only tensors of its own graph are within reach.
-    tensors = [mapped(inside, tensor) for tensor in tensors]
+    arguments = Parts([mapped(inside, tensor) for tensor in tensors])
     before = graph.version
     # Copies, because a function may also close over an argument, which would be the same tensor.
-    inputs = [tf.identity(part) for part in parts(tensors)]
+    inputs = [tf.identity(part) for part in arguments.values]
     with VariableWatcher() as watcher:
-        outputs, pullback = fun(*fill_all(tensors, inputs))
-    results = [inside(result) for result in parts(outputs)]
+        outputs, pullback = fun(*arguments.filled(inputs))
+    found = Parts(outputs)
+    results = [inside(result) for result in found.values]
     sources = _sources(fun, results, inputs, before)
     if results and _is_vectorizing():
         # Inside of the loop's body the rule serves. Vectorization drops it, so a gradient from outside of the loop must
@@ -79,17 +79,16 @@ def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
         raise messages.unserved_variables("tensorflow", "a closure over it, in a tf.function.", fun)
     # TensorFlow cannot tell which of the captured values will be differentiated later, except for constants.
     unknown = [read(source) for source in others if source.op.type != "Const"]
-    active = needs_grad(tensors)
-    backward = Backward(fun.name, pullback, lambda: None, tensors, active, outputs, variables, unknown)
+    backward = Backward(fun, pullback, arguments, needs_grad(arguments), found, variables, unknown)
     with stop_recording():
         results = _wrap(graph, results, backward)
     backward.record(results)
-    return fill_all(outputs, results)
+    return found.filled(results)
 
 
 def _wrap(graph: Any, results: list[Any], backward: Backward) -> list[Any]:
     """Returns `results`, from which the graph differentiates by `backward` alone, like `tf.custom_gradient`."""
-    inputs = backward.inputs()
+    inputs = backward.inputs
     if not results or not inputs:
         return results
     count = len(results)
