@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_cg.backends.tensorflow import graph, recording
 from keras_cg.backends.tensorflow.backward import Backward
-from keras_cg.backends.tensorflow.composite import Parts, is_floating, is_part, parts
+from keras_cg.backends.tensorflow.composite import PLAIN, Parts, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import is_differentiated
 from keras_cg.engine import messages
 from keras_cg.engine.comparing import reached
@@ -37,12 +37,16 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     results = Parts(outputs)
     is_linked = is_differentiated(results.values)
     if is_linked:
-        hidden = _hidden(fun, shown)
+        hidden = _hidden(fun, [*shown, *[variable.handle for variable in variables]])
         if hidden:
             *_, used = _run(fun, inputs, [*shown, *hidden])
-    elif inputs is tensors:
+    else:
+        used = []
+    if results.values and (shown or variables):
+        used = [*used, *_unseen(fun, arguments, [*shown, *variables], used)]
+    if not is_linked and not used and inputs is tensors:
         return outputs
-    captured = _captured(fun, pullback, variables, used) if is_linked else ()
+    captured = _captured(fun, pullback, variables, used) if is_linked or used else ()
     backward = Backward(fun, pullback, arguments, needs_grad, results, captured)
     recorded = recording.copies(results.values)
     backward.record(recorded)
@@ -50,13 +54,14 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
 
 def _shown(fun: Function) -> list[Any]:
-    """Returns the sources that a quick look shows: in cells, and in the objects there."""
+    """Returns the sources that a quick look shows: in cells, in the objects there, and in the globals of the code."""
     near = fun.closed_over()
     found = [value for value in near if is_source(value)]
     # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
     owners = [value for value in near if not isinstance(value, (*_SOURCES, type, ModuleType))]
     found += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if is_source(value)]
-    return found
+    scope, code = getattr(fun.user, "__globals__", {}), getattr(fun.user, "__code__", None)
+    return found + [scope[name] for name in (code.co_names if code else ()) if is_source(scope.get(name))]
 
 
 def _run(
@@ -86,7 +91,7 @@ def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: lis
     """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
     used = [*{id(source): source for source in used}.values()]
     # A variable that is not trainable is read as any other one where a tape watches it.
-    trainable = {id(variable) for variable in variables if variable.trainable}
+    trainable = {id(source) for each in variables if each.trainable for source in (each, each.handle)}
     others = [source for source in used if id(source) not in trainable]
     captured = others or (used and variables)
     names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
@@ -106,9 +111,31 @@ def is_source(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and is_differentiated([value])
 
 
+def _unseen(fun: Function, arguments: Parts, sources: list[Any], used: list[Any]) -> list[Any]:
+    """Returns the `sources` that the outputs depend on, though no derivative shows it.
+
+    TensorFlow (2.21) records nothing of what `tf.numpy_function` reads in eager mode. A graph shows it, and tells it
+    from what is stopped or only the rule reads. What cannot be traced is unknown, and counts as read.
+    """
+    known = {id(source) for source in used}
+    # A variable is watched since it was read, unless the tape was told not to watch variables.
+    keys = {
+        id(each.handle if isinstance(each, tf.Variable) else each): each for each in sources if id(each) not in known
+    }
+    silent = {key: each for key, each in keys.items() if is_differentiated([getattr(each, "handle", each)])}
+    if not silent:
+        return []
+    try:
+        found = graph.dependencies(fun, arguments)
+    except Exception:
+        return [*silent.values()]
+    return [silent[id(each)] for each in found if id(each) in silent]
+
+
 def _hidden(fun: Function, shown: Sequence[Any]) -> list[Any]:
     """Searches for other values that are differentiated."""
-    found = outside(fun, lambda value: isinstance(value, _SOURCES))
+    # Not for the tensors of a graph, which a `tf.function` holds and a tape knows since it was traced.
+    found = outside(fun, lambda value: isinstance(value, (PLAIN[0], tf.Variable)))
     return [each for each in found if id(each) not in map(id, shown) and is_source(each)]
 
 
