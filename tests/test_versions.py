@@ -189,7 +189,9 @@ def test_a_name_or_a_module_that_is_gone_is_told_with_the_version(torch):
 
 
 @pytest.mark.only("tensorflow")
-@pytest.mark.parametrize("code", ["tf.Operation._id = property(lambda self: 5)", "tf.vectorized_map = lambda f, x: f(x)"])
+@pytest.mark.parametrize(
+    "code", ["tf.Operation._id = property(lambda self: 5)", "tf.vectorized_map = lambda f, x: f(x)"]
+)
 def test_a_graph_that_counts_or_marks_in_another_way_is_told(tf, code):
     text = broken(f"import tensorflow as tf; {code}", "tensorflow")
     assert f"is installed but does not start with tensorflow {tf.__version__}:\n" in text

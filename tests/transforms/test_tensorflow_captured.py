@@ -89,8 +89,6 @@ def test_a_variable_whose_gradient_is_stopped_is_a_constant(eager, tf, kind, mod
     assert runs == 1
 
 
-
-
 @pytest.mark.parametrize("place", ("cell", "default", "attribute", "global"))
 @pytest.mark.parametrize("kind", (*UNSEEN, *STOPPED))
 def test_a_tensor_that_no_derivative_shows(eager, tf, place, kind):
@@ -204,3 +202,39 @@ def test_a_list_of_tensors_beside_an_argument(eager, tf):
         handle = tf.raw_ops.TensorListFromTensor(tensor=w * 1, element_shape=tf.constant([], tf.int32))
         with pytest.raises(CapturedVariableError):
             f(x, handle)
+
+
+def test_a_cache_that_the_first_run_fills_is_no_source(eager, tf):
+    """What it holds comes from the captured tensor, which gets the rule's gradient as it is."""
+
+    def f(w):
+        cache, owner = {}, Owner(None)
+
+        def g(x):
+            if not cache:
+                cache["w"] = owner.w = w * 2
+            return x * cache["w"], lambda upstream, variables: (7 * upstream, [11 * upstream])
+
+        return custom_gradient(g)
+
+    w = tf.constant(2 * X)
+    gx, gw = differentiate(tf, lambda x: f(w)(x), w)
+    close(gx, 7 * ONES)
+    close(gw, 11 * ONES)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_cache_of_a_tensor_that_may_be_another_one_is_refused(eager, tf, is_alone):
+    """Another run reads the cache, so that it does not tell what the first one read."""
+    w, v, cache = tf.constant(2 * X), tf.Variable(X), {}
+    held = [w]
+
+    @custom_gradient
+    def f(x):
+        if not cache:
+            cache["w"] = held[0] * 2
+        read = cache["w"] if is_alone else cache["w"] * v
+        return x * read, lambda upstream, variables: (7 * upstream, [11 * upstream] * len(variables))
+
+    with pytest.raises(CapturedVariableError, match=r"(?s)usual cause: a cache that the function fills with it\."):
+        differentiate(tf, f, w)

@@ -31,15 +31,20 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         return graph.with_override(fun, tensors)
     arguments = Parts(tensors)
     needs_grad = recording.needs_grad(arguments)
-    inputs = arguments.filled(recording.copies(arguments.values)) if True in needs_grad else tensors
+    copied = recording.copies(arguments.values) or [tf.constant(0.0)]
+    inputs = arguments.filled(copied) if True in needs_grad else tensors
     shown = _shown(fun)
     outputs, pullback, variables, used = _run(fun, inputs, shown)
     results = Parts(outputs)
     is_linked = is_differentiated(results.values)
     if is_linked:
         hidden = _hidden(fun, [*shown, *[variable.handle for variable in variables]])
-        if hidden:
+        # What the run has made, such as the entry of a cache, is no source: it comes from one.
+        made = {id(each) for each in hidden if recording.is_younger(each, copied[0])}
+        if len(hidden) > len(made):
             *_, used = _run(fun, inputs, [*shown, *hidden])
+            if not made.isdisjoint(map(id, used)):
+                raise messages.unserved_variables("tensorflow", "a cache that the function fills with it.", fun)
     else:
         used = []
     if results.values and (shown or variables):

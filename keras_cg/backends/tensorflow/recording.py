@@ -26,6 +26,15 @@ from keras_cg.engine import messages
 _copy_to_device = tf.__internal__.EagerTensor._copy_to_device
 
 
+# Tensors are numbered as they are made.
+_number = tf.__internal__.EagerTensor._id.__get__
+
+
+def is_younger(value: Any, tensor: Any) -> bool:
+    """Whether a value is a tensor that was made after `tensor`, in eager mode."""
+    return not isinstance(value, tf.Variable) and bool(_number(value) > _number(tensor))
+
+
 def is_differentiated(tensors: list[Any]) -> bool:
     """Whether a tape records one of the tensors, or an accumulator that is not transposing has its tangent."""
     return bool(should_record_backprop(tensors) or pack_tangents(tensors).tangents)
