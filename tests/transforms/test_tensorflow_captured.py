@@ -48,7 +48,7 @@ def differentiate(tf, f, w):
     return tape.gradient(y, [x, w])
 
 
-@pytest.mark.parametrize("mode", ("eager", "function"))
+@pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_a_variable_that_no_derivative_shows_is_refused(eager, tf, kind, mode):
     w = tf.Variable(2 * X)
@@ -57,7 +57,7 @@ def test_a_variable_that_no_derivative_shows_is_refused(eager, tf, kind, mode):
         within(mode)(lambda: differentiate(tf, f, w))()
 
 
-@pytest.mark.parametrize("mode", ("eager", "function"))
+@pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("kind", UNSEEN)
 def test_a_variable_that_no_derivative_shows_is_given_to_the_rule(eager, tf, kind, mode):
     w, runs = tf.Variable(2 * X), tf.Variable(0)
@@ -73,7 +73,7 @@ def test_a_variable_that_no_derivative_shows_is_given_to_the_rule(eager, tf, kin
     assert runs == 1
 
 
-@pytest.mark.parametrize("mode", ("eager", "function"))
+@pytest.mark.parametrize("mode", ["eager", "function"])
 @pytest.mark.parametrize("kind", STOPPED)
 def test_a_variable_whose_gradient_is_stopped_is_a_constant(eager, tf, kind, mode):
     w, runs = tf.Variable(2 * X), tf.Variable(0)
@@ -89,8 +89,8 @@ def test_a_variable_whose_gradient_is_stopped_is_a_constant(eager, tf, kind, mod
     assert runs == 1
 
 
-@pytest.mark.parametrize("place", ("cell", "default", "attribute", "global"))
-@pytest.mark.parametrize("kind", (*UNSEEN, *STOPPED))
+@pytest.mark.parametrize("place", ["cell", "default", "attribute", "global"])
+@pytest.mark.parametrize("kind", [*UNSEEN, *STOPPED])
 def test_a_tensor_that_no_derivative_shows(eager, tf, place, kind):
     global TENSOR
     w = TENSOR = tf.constant(2 * X)
@@ -151,9 +151,21 @@ def test_several_that_no_derivative_shows_have_no_order(eager, tf):
     w, v = tf.Variable(2 * X), tf.constant(3 * X)
     for body in (lambda x: by_numpy(tf, x, w) * v, lambda x: by_numpy(tf, x, v) * w, lambda x: by_numpy(tf, x, w, v)):
         f = custom_gradient(lambda x, body=body: (body(x), lambda u, variables: (7 * u, [11 * u] * len(variables))))
-        with tf.GradientTape() as tape, pytest.raises(CapturedVariableError, match="several of them"):
+        with tf.GradientTape() as tape:
             tape.watch(v)
-            f(tf.constant(X))
+            with pytest.raises(CapturedVariableError, match="several of them"):
+                f(tf.constant(X))
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.limit
+def test_a_variable_that_is_stopped_beside_another_one(eager, tf, mode):
+    a, b = tf.Variable(2 * X), tf.Variable(3 * X)
+    rule = lambda upstream, variables: (7 * upstream, [11 * upstream] * len(variables))
+    f = custom_gradient(lambda x: (x * a * tf.stop_gradient(b * 1), rule))
+    ga, gb = within(mode)(lambda: [differentiate(tf, f, each)[1] for each in (a, b)])()
+    close(ga, 11 * ONES)
+    assert (gb is None) == (mode == "function")
 
 
 def test_what_shows_it_registers_no_gradient(eager, tf):
@@ -172,7 +184,7 @@ def test_what_shows_it_registers_no_gradient(eager, tf):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("read", (lambda tf, x, w: x * w, UNSEEN["argument"]), ids=["product", "numpy"])
+@pytest.mark.parametrize("read", [lambda tf, x, w: x * w, UNSEEN["argument"]], ids=["product", "numpy"])
 def test_a_variable_that_an_inner_tf_function_reads(eager, tf, read, mode):
     if mode == "xla" and read is UNSEEN["argument"]:
         pytest.skip("XLA has no callback")

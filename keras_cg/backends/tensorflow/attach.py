@@ -39,11 +39,11 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
     is_linked = is_differentiated(results.values)
     if is_linked:
         hidden = _hidden(fun, [*shown, *[variable.handle for variable in variables]])
-        # What the run has made, such as the entry of a cache, is no source: it comes from one.
-        made = {id(each) for each in hidden if recording.is_younger(each, copied[0])}
-        if len(hidden) > len(made):
+        # What the run has built, such as the entry of a cache, is no source: it comes from one.
+        built = {id(each) for each in hidden if recording.is_younger(each, copied[0])}
+        if len(hidden) > len(built):
             *_, used = _run(fun, inputs, [*shown, *hidden])
-            if not made.isdisjoint(map(id, used)):
+            if not built.isdisjoint(map(id, used)):
                 raise messages.unserved_variables("tensorflow", "a cache that the function fills with it.", fun)
     else:
         used = []
@@ -61,12 +61,12 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
 def _shown(fun: Function) -> list[Any]:
     """Returns the sources that a quick look shows: in cells, in the objects there, and in the globals of the code."""
     near = fun.closed_over()
-    found = [value for value in near if is_source(value)]
     # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
     owners = [value for value in near if not isinstance(value, (*_SOURCES, type, ModuleType))]
-    found += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if is_source(value)]
+    near += [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
     scope, code = getattr(fun.user, "__globals__", {}), getattr(fun.user, "__code__", None)
-    return found + [scope[name] for name in (code.co_names if code else ()) if is_source(scope.get(name))]
+    near += [scope.get(name) for name in code.co_names] if code is not None else []
+    return [value for value in near if isinstance(value, _SOURCES) and is_source(value)]
 
 
 def _run(

@@ -27,12 +27,12 @@ _copy_to_device = tf.__internal__.EagerTensor._copy_to_device
 
 
 # Tensors are numbered as they are made.
-_number = tf.__internal__.EagerTensor._id.__get__
+_number = tf.__internal__.EagerTensor._id
 
 
 def is_younger(value: Any, tensor: Any) -> bool:
     """Whether a value is a tensor that was made after `tensor`, in eager mode."""
-    return not isinstance(value, tf.Variable) and bool(_number(value) > _number(tensor))
+    return not isinstance(value, tf.Variable) and bool(_number.__get__(value) > _number.__get__(tensor))
 
 
 def is_differentiated(tensors: list[Any]) -> bool:
