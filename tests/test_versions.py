@@ -141,8 +141,16 @@ def test_private_names_are_read_when_the_backend_is_imported():
                 assert used.get(name) or used.get(f".{name.rpartition('.')[2]}"), name
 
 
+def seen_by(transform):
+    """What a function gets inside of a transform of JAX."""
+    seen = []
+    transform(seen.append)(1.0)
+    return seen[0]
+
+
 MADE = {
     "torch._ops.OpOverload": lambda: sys.modules["torch"].ops.aten.add.Tensor,
+    "jax.core.Tracer": lambda: seen_by(sys.modules["jax"].jit),
     "keras.Variable": lambda: sys.modules["keras"].Variable(0.0),
     "tensorflow.Graph": lambda: sys.modules["tensorflow"].function(lambda: 1.0).get_concrete_function().graph,
     "torch.autograd.graph.Node": lambda: (

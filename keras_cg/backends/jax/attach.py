@@ -21,7 +21,7 @@ from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax import linear, rule_primitives
-from keras_cg.backends.jax.names import inside, is_only_mapped, is_reversed, is_staging
+from keras_cg.backends.jax.names import is_at_one_level, is_only_mapped, is_reversed, is_staging
 from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine import messages
@@ -37,7 +37,14 @@ Run = Callable[..., tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
-    """Runs `fun` by `_direct` if no program is being built and it closes over nothing traced, else by `_staged`."""
+    """Runs `fun` by `_direct` if no program is being built and it closes over nothing traced, else by `_staged`.
+
+    JAX takes one level away from the arguments of a `custom_jvp` before it runs the function. If a single level traces
+    them, nothing traces them there. So whatever is traced there, in the outputs or in what the rule reads, was
+    captured, at whichever level and wherever it stands; and JAX refuses a value of the level that is taken away. If the
+    arguments belong to several levels, some are still traced there, and would hide what was captured. In a program
+    nothing can hide: what is traced and is no argument is a constant of the program.
+    """
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
         return (_direct if _identity(fun) in _being_traced.get() else _staged)(fun, tensors)
@@ -47,8 +54,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             outputs, _ = fun.start(*map(asarray, tensors))
             if all(map(is_only_mapped, outputs)):
                 return outputs
-        # If an argument is traced at an outer level, too, JAX does not notice that the function captures a value of it.
-        elif not any([is_traced(tensor) and is_traced(inside(tensor)) for tensor in tensors]):
+        elif is_at_one_level(tensors):
             # This fails if the function or its rule reads a traced value that is no argument.
             with contextlib.suppress(jax.errors.UnexpectedTracerError):
                 return _direct(fun, tensors)
