@@ -54,6 +54,8 @@ def transposed(name: str, fun: Callable[..., Any], avals: Sequence[Any], cotange
         return [
             *jax.linear_transpose(lambda *inputs: jax.core.eval_jaxpr(jaxpr, consts, *inputs), *avals)([*cotangents])
         ]
+    except RecursionError:
+        raise
     except Exception as error:
         # There is no one type of error: for a scan over upstream, JAX (0.9) says that a value has a wrong type.
         raise messages.not_linear(name, "a program that JAX does not transpose") from error
