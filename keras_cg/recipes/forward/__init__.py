@@ -6,7 +6,8 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -92,17 +93,49 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
             positional, named = _placed(f, tree.blank(tangents), count, keywords)
             return _fit(name, jvp(*positional, **named), shell)
 
+        def plain(leaves: Sequence[Any], shell: Tree) -> list[Any]:
+            """Returns the floating tensors in the output, as a function of those in the arguments."""
+            values = tree.fill(tree.places, leaves)
+            output, _ = f(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
+            found = pytree.flatten(output, config.active.is_tensor, config.active.children).leaves
+            return [found[place] for place in shell.places]
+
         def grad(upstream: Any) -> Any:
             shell = pytree.flatten(upstream, config.active.is_tensor, config.active.children)
             shell.places = [place for place, leaf in enumerate(shell.leaves) if tensors.is_floating(leaf)]
-            zeros = [ops.zeros_like(tree.leaves[place]) for place in tree.places]
             floating = [shell.leaves[place] for place in shell.places]
-            gradients = tree.blank(_transposed(name, lambda *tangents: push(tangents, shell), zeros, floating))
-            return tuple(itertools.compress(gradients, has_tensor))
+            if _identity(f) in _being_pulled.get():
+                # The transpose of a linear map is that of what it computes.
+                starts = [tree.leaves[place] for place in tree.places]
+                with _pulling(None):
+                    found = vjp(lambda *leaves: tuple(plain(leaves, shell)), *starts)[1](tuple(floating))
+            else:
+                zeros = [ops.zeros_like(tree.leaves[place]) for place in tree.places]
+                found = _transposed(name, f, lambda *tangents: push(tangents, shell), zeros, floating)
+            return tuple(itertools.compress(tree.blank(found), has_tensor))
 
         return output, grad
 
     return function
+
+
+# The functions whose `jvp` a pullback goes through now.
+_being_pulled: ContextVar[tuple[Any, ...]] = ContextVar("being_pulled", default=())
+
+
+@contextlib.contextmanager
+def _pulling(f: Any) -> Iterator[None]:
+    """A context in which the `jvp` of `f` may call `f`; of None, one in which none may."""
+    token = _being_pulled.set(() if f is None else (*_being_pulled.get(), _identity(f)))
+    try:
+        yield
+    finally:
+        _being_pulled.reset(token)
+
+
+def _identity(f: Any) -> tuple[Any, Any]:
+    """Returns what two functions have in common if they are the same, maybe made again: the code and the object."""
+    return getattr(f, "__code__", f), id(getattr(f, "__self__", None))
 
 
 def _placed(
@@ -135,12 +168,13 @@ def _fit(name: str, moved: Any, shell: Tree) -> list[Any]:
 
 
 def _transposed(
-    name: str, push: Callable[..., Sequence[Any]], zeros: Sequence[Any], upstream: Sequence[Any]
+    name: str, f: Any, push: Callable[..., Sequence[Any]], zeros: Sequence[Any], upstream: Sequence[Any]
 ) -> Sequence[Any]:
     """Applies the transpose of a map, or raises if it is not linear; where no value is known yet, the result is NaN.
 
     Args:
         name: The name of the function for messages.
+        f: The function, which the map may call.
         push: Maps tangents of the inputs to tangents of the outputs.
         zeros: Tangents of zero.
         upstream: What the transpose is applied to.
@@ -148,7 +182,12 @@ def _transposed(
     proved = frameworks.this.forward.transposed(name, push, zeros, upstream)
     if proved is not None:
         return proved  # type: ignore[no-any-return]
-    _, pullback = vjp(lambda *tangents: tuple(push(*tangents)), *zeros)
+    _, pull = vjp(lambda *tangents: tuple(push(*tangents)), *zeros)
+
+    def pullback(upstream: tuple[Any, ...]) -> Sequence[Any]:
+        with _pulling(f):
+            return pull(upstream)  # type: ignore[no-any-return]
+
     gradients = pullback(tuple(upstream))
     holds = _is_linear(push, pullback, zeros, upstream)
     known = _known(holds)
