@@ -74,13 +74,16 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             raise messages.unserved_variables("jax", cause, fun) from error
 
 
-def _with_rule(run: Run, args: Sequence[Any], again: Run | None = None) -> Tensors:
-    """Returns the outputs of `run(*args)`, whose gradient is what the rule says; a derivative may run `again`."""
+def _with_rule(name: str, run: Run, args: Sequence[Any], again: Run | None = None) -> Tensors:
+    """Returns the outputs of `run(*args)`, whose gradient is what the rule says; a derivative may run `again`.
+
+    `name` is that of the function.
+    """
     with_residuals = again or run
 
     def outputs_alone(*args: Any) -> Tensors:
         outputs, used, _ = run(*args)
-        return rule_primitives.along_first_axis(outputs, [*used, *args])
+        return rule_primitives.alone(name, outputs, [*used, *args])
 
     def forward(*args: Any) -> tuple[Tensors, Partial]:
         outputs, _, residuals = with_residuals(*args)
@@ -95,12 +98,11 @@ def _with_rule(run: Run, args: Sequence[Any], again: Run | None = None) -> Tenso
         return rule_primitives.jvp(lambda *args: rule_primitives.tie(rule, values, outputs, args), args, tangents)
 
     outputs_alone.__signature__ = forward.__signature__ = _ANY  # type: ignore[attr-defined]
-    reverse = jax.custom_vjp(outputs_alone)
-    reverse.defvjp(forward, _backward)
-    if all(is_reversed(value) for value in args if is_traced(value)):
+    if all([is_reversed(value) for value in args if is_traced(value)]):
+        reverse = jax.custom_vjp(outputs_alone)
+        reverse.defvjp(forward, _backward)
         return reverse(*args)
-    # The custom_vjp inside runs where nothing is differentiated. It refuses a transpose, which would drop the rule.
-    both = jax.custom_jvp(reverse)
+    both = jax.custom_jvp(outputs_alone)
     both.defjvp(derivative, symbolic_zeros=True)
     return both(*args)
 
@@ -127,7 +129,7 @@ def _direct(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Returns the outputs of a run on the tensors themselves, whose rule is traced only when JAX asks for it."""
     needs_grad = [not is_only_mapped(tensor) for tensor in tensors]
     run = functools.partial(_run, fun, needs_grad)
-    return _with_rule(run, tensors) if any(needs_grad) else run(*tensors)[0]
+    return _with_rule(fun.name, run, tensors) if any(needs_grad) else run(*tensors)[0]
 
 
 def _run(
@@ -247,7 +249,7 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
 
         return outputs, used, of_all
 
-    return _with_rule(run, (*tensors, *hoisted.values()), again if is_late and error is None else None)
+    return _with_rule(fun.name, run, (*tensors, *hoisted.values()), again if is_late and error is None else None)
 
 
 class _Program:

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -17,11 +17,13 @@ from keras_cg.autodiff import vjp
 from keras_cg.engine import linear, precision
 from keras_cg.frontend import config, pytree, readings, signature
 from keras_cg.frontend.call import function_name
+from keras_cg.frontend.pickling import picklable
 from keras_cg.frontend.tree import Tree
 from keras_cg.recipes import frameworks, messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 
+@picklable
 def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function whose gradient is the transpose of a forward derivative, which `f` returns with its output.
 
@@ -104,11 +106,11 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
             shell = pytree.flatten(upstream, config.active.is_tensor, config.active.children)
             shell.places = [place for place, leaf in enumerate(shell.leaves) if tensors.is_floating(leaf)]
             floating = [shell.leaves[place] for place in shell.places]
-            if _identity(f) in _being_pulled.get():
-                # The transpose of a linear map is that of what it computes.
+            if _identity(f) in _pulling.functions:
+                # `jvp` calls `f` along its tangents. The transpose of a linear map is that of what it computes.
                 starts = [tree.leaves[place] for place in tree.places]
-                with _pulling(None):
-                    found = vjp(lambda *leaves: tuple(plain(leaves, shell)), *starts)[1](tuple(floating))
+                of_leaves = lambda *leaves: tuple(plain(leaves, shell))  # noqa: E731
+                found = _under((), vjp, of_leaves, *starts)[1](tuple(floating))
             else:
                 zeros = [ops.zeros_like(tree.leaves[place]) for place in tree.places]
                 found = _transposed(name, f, lambda *tangents: push(tangents, shell), zeros, floating)
@@ -119,18 +121,23 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-# The functions whose `jvp` a pullback goes through now.
-_being_pulled: ContextVar[tuple[Any, ...]] = ContextVar("being_pulled", default=())
+class _Pulling(threading.local):
+    """The functions whose `jvp` a pullback goes through now; no context variable, which torch.compile cannot trace."""
+
+    functions: tuple[Any, ...] = ()
 
 
-@contextlib.contextmanager
-def _pulling(f: Any) -> Iterator[None]:
-    """A context in which the `jvp` of `f` may call `f`; of None, one in which none may."""
-    token = _being_pulled.set(() if f is None else (*_being_pulled.get(), _identity(f)))
+_pulling = _Pulling()
+
+
+def _under(functions: tuple[Any, ...], pull: Callable[..., Any], *args: Any) -> Any:
+    """Calls `pull` while `functions` are those whose `jvp` it goes through."""
+    before = _pulling.functions
+    _pulling.functions = functions
     try:
-        yield
+        return pull(*args)
     finally:
-        _being_pulled.reset(token)
+        _pulling.functions = before
 
 
 def _identity(f: Any) -> tuple[Any, Any]:
@@ -185,8 +192,7 @@ def _transposed(
     _, pull = vjp(lambda *tangents: tuple(push(*tangents)), *zeros)
 
     def pullback(upstream: tuple[Any, ...]) -> Sequence[Any]:
-        with _pulling(f):
-            return pull(upstream)  # type: ignore[no-any-return]
+        return _under((*_pulling.functions, _identity(f)), pull, upstream)  # type: ignore[no-any-return]
 
     gradients = pullback(tuple(upstream))
     holds = _is_linear(push, pullback, zeros, upstream)
