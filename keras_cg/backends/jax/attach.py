@@ -235,7 +235,7 @@ def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Ten
 
         def residuals() -> Residuals:
             if error is not None:
-                raise error
+                raise _copied(error)
             return rule.at(gradients), results[count:]
 
         return results[:count], results[count:], residuals
@@ -298,9 +298,8 @@ class _Program:
             # It is about the program, and would hide what calls itself without end.
             raise
         except Exception as error:
-            # A rule that raises is an error where its gradient is asked for, and not before. Its frames hold what was
-            # traced here.
-            self.error = error.with_traceback(None)
+            # A rule that raises is an error where its gradient is asked for, and not before.
+            self.error = _without_frames(error)
             return outputs
         return [*outputs, *values]
 
@@ -331,6 +330,25 @@ class _Program:
         return [const for const, is_read in zip(hoisted, is_used[-count:], strict=True) if is_read]
 
 
+def _without_frames(error: Exception) -> Exception:
+    """Returns an exception that may be kept: its frames, and those of its causes, hold traced values."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _copied(error: Exception) -> Exception:
+    """Returns an exception to be raised in the place of one that is kept, and that would get the frames."""
+    try:
+        other = copy.copy(error)
+    except TypeError:
+        return error  # a class whose constructor takes something else than it passes on
+    other.__cause__, other.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return other
+
+
 def _named(refusal: Exception, name: str) -> Exception:
     """Returns a refusal with the user's name for the captured value."""
     error = copy.copy(refusal)
@@ -344,7 +362,6 @@ def _guarded(value: Any, refusal: Exception) -> Any:
 
     @guard.defjvp
     def refuse(primals: Tensors, tangents: Tensors) -> tuple[Any, Any]:
-        # A copy, because JAX keeps this function, and so would keep the traceback with its tracers.
-        raise copy.copy(refusal)
+        raise _copied(refusal)
 
     return guard(value)
