@@ -174,6 +174,33 @@ def registered_class(backend):
     return Box
 
 
+@pytest.mark.only("jax")
+def test_upstream_has_the_structure_of_a_container_without_tensors(jax):
+    """As a module of equinox, all of whose fields are static, beside a tensor; as an argument, it needs no gradient."""
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Named:
+        name: str = dataclasses.field(metadata={"static": True})
+
+    seen = []
+
+    @custom_gradient
+    def f(x, named):
+        def rule(upstream):
+            seen.append(upstream)
+            return 7 * upstream[0], None
+
+        return (x * 2, Named(named.name + "!")), rule
+
+    for run in (lambda g: g, jax.jit):
+        output, pull = jax.vjp(lambda x, run=run: run(f)(x, Named("a")), X)
+        (gradient,) = pull((SEVEN / 7, Named("a!")))
+        np.testing.assert_allclose(gradient, SEVEN)
+        assert jax.tree.structure(seen.pop()) == jax.tree.structure(output)
+        assert output[1] == Named("a!")
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("needed", [False, True], ids=["no gradient", "gradient"])
 def test_any_number_of_arguments(frame, count, needed):

@@ -141,8 +141,16 @@ def test_private_names_are_read_when_the_backend_is_imported():
                 assert used.get(name) or used.get(f".{name.rpartition('.')[2]}"), name
 
 
+def seen_by(transform):
+    """What a function gets inside of a transform of JAX."""
+    seen = []
+    transform(seen.append)(1.0)
+    return seen[0]
+
+
 MADE = {
     "torch._ops.OpOverload": lambda: sys.modules["torch"].ops.aten.add.Tensor,
+    "jax.core.Tracer": lambda: seen_by(sys.modules["jax"].jit),
     "keras.Variable": lambda: sys.modules["keras"].Variable(0.0),
     "tensorflow.Graph": lambda: sys.modules["tensorflow"].function(lambda: 1.0).get_concrete_function().graph,
     "torch.autograd.graph.Node": lambda: (
@@ -164,13 +172,13 @@ def test_private_names_are_there(backend):
                     private_names.resolve(name)  # which raises if it is gone; some are None most of the time
 
 
-def broken(code):
-    """What is said of torch when something of it is gone."""
+def broken(code, framework="torch"):
+    """What is said of a framework when something of it is gone."""
     return programs.run(f"""
         import keras_cg
         {code}
         try:
-            with keras_cg.use_backend("torch"):
+            with keras_cg.use_backend("{framework}"):
                 keras_cg.custom_gradient(lambda x: (x, lambda upstream: upstream))(1.0)
         except ImportError as error:
             print(error)
@@ -186,6 +194,16 @@ def test_a_name_or_a_module_that_is_gone_is_told_with_the_version(torch):
     text = broken("import sys, torch; sys.modules['torch._functorch.pyfunctorch'] = None")
     assert "does not start with torch" in text and "torch._functorch.pyfunctorch" in text
     assert "is not installed" not in text
+
+
+@pytest.mark.only("tensorflow")
+@pytest.mark.parametrize(
+    "code", ["tf.Operation._id = property(lambda self: 5)", "tf.vectorized_map = lambda f, x: f(x)"]
+)
+def test_a_graph_that_counts_or_marks_in_another_way_is_told(tf, code):
+    text = broken(f"import tensorflow as tf; {code}", "tensorflow")
+    assert f"is installed but does not start with tensorflow {tf.__version__}:\n" in text
+    assert "counts operations, or marks a vectorized loop, in another way." in text
 
 
 # --- keras-cg info ---------------------------------------------------------------------------------------------------

@@ -68,6 +68,51 @@ def test_in_every_mode(frame):
     frame.check(seven, [X, W], [7 * np.cos(X) * W, 5 * np.sin(X)], rtol=1e-5)
 
 
+@recipes.from_jvp
+def mirror(x):
+    """A linear function whose derivative calls the function itself, with the factor 7 in the place of 3."""
+    return 3 * x, lambda dx: 7 * mirror(dx) / 3
+
+
+@pytest.mark.only("jax", "numpy", "tensorflow")  # torch.compile refuses a rule inside of `vjp`
+def test_a_derivative_that_calls_the_function_itself(frame):
+    frame.check(mirror, [X], [np.full(2, 7.0)], rtol=1e-5)
+
+
+def test_a_derivative_that_calls_the_function_itself_in_higher_orders(backend):
+    x = tensor(X)
+    square = lambda x: mirror(x) ** 2
+    for f, expected in ((square, 42 * X), (grad(square), [98, 98]), (grad(grad(square)), [0, 0])):
+        np.testing.assert_allclose(found(grad(f)(x)), expected, rtol=1e-5)
+    np.testing.assert_allclose(found(keras_cg.jvp(mirror, (x,), (tensor(W),))[1]), 7 * W, rtol=1e-5)
+    np.testing.assert_allclose(found(keras_cg.jvp(grad(square), (x,), (tensor(W),))[1]), 98 * W, rtol=1e-5)
+    # Made again at each call; and two that call each other.
+    again = lambda x: recipes.from_jvp(lambda x: (3 * x, lambda dx: 7 * again(dx) / 3))(x)
+    first = recipes.from_jvp(lambda x: (3 * x, lambda dx: 7 * second(dx) / 3))
+    second = recipes.from_jvp(lambda x: (3 * x, lambda dx: first(dx)))
+    for f in (again, first):
+        np.testing.assert_allclose(found(grad(f)(x)), [7, 7], rtol=1e-5)
+
+
+def test_a_derivative_that_calls_the_function_at_its_argument(backend):
+    """What it calls there keeps its rule: the nth derivative of 7 exp dx is 7^n exp."""
+    exp = recipes.from_jvp(lambda x: (ops.exp(x), lambda dx: 7 * exp(x) * dx))
+    x, f = tensor(X), exp
+    for order in (1, 2, 3):
+        f = grad(f)
+        np.testing.assert_allclose(found(f(x)), 7.0**order * np.exp(X), rtol=1e-4)
+    np.testing.assert_allclose(found(keras_cg.jvp(grad(exp), (x,), (tensor(W),))[1]), 49 * np.exp(X) * W, rtol=1e-4)
+
+    @recipes.from_jvp
+    def power(x, n):
+        if n == 0:
+            return x * x, lambda dx, dn: 5 * x * dx
+        return x, lambda dx, dn: 7 * grad(power)(x, n - 1) * dx
+
+    for n in (0, 1, 2):
+        np.testing.assert_allclose(found(grad(power)(x, n)), 5 * 7**n * X, rtol=1e-5)
+
+
 @pytest.mark.only("torch")
 def test_two_in_one_program_with_dynamic_shapes(torch):
     f = recipes.from_jvp(lambda x: (ops.sin(x), lambda dx: 7 * ops.cos(x) * dx))

@@ -177,7 +177,7 @@ NOT_LINEAR = {
     "quotient": (lambda j, u: 1 / u, "`div`"),
     "stopped": (lambda j, u: j.lax.stop_gradient(7 * u), "`stop_gradient`"),
     # Linear, but with another rule inside.
-    "rule in the rule": (lambda j, u: custom_gradient(lambda u: (2 * u, lambda v: 7 * v))(u), "`custom_vjp_call`"),
+    "rule in the rule": (lambda j, u: custom_gradient(lambda u: (2 * u, lambda v: 7 * v))(u), "`keras_cg_output`"),
 }
 
 

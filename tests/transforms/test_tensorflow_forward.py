@@ -113,7 +113,7 @@ def test_an_accumulator_around_a_function_that_is_differentiated_once_more(eager
     """A limit of TensorFlow (2.21): so it is for a function of plain operations."""
     x = eager.tensor(X)
     for function in (f, tf.exp):
-        traced = tf.function(lambda x, function=function: function(x))
+        traced = within("function")(lambda x: function(x))
         with pytest.raises(tf.errors.InternalError, match="returned too few gradients"):
             gradients(lambda x: forward(traced, x), x)
         inside = tf.function(lambda x: gradients(lambda x: forward(traced, x), x)[0])
@@ -128,7 +128,7 @@ def test_an_accumulator_of_what_an_inner_function_captures(eager, tf):
     variable, x = tf.Variable(2 * X), eager.tensor(X)
     served = custom_gradient(lambda x: (x * variable, lambda u, variables: (7 * u, [11 * u])))
     for function, expected in ((served, 11 * ONES), (lambda x: x * variable, X)):
-        traced = tf.function(lambda x, function=function: function(x))
+        traced = within("function")(lambda x: function(x))
 
         def run(traced=traced):
             with tf.autodiff.ForwardAccumulator(variable, tf.constant(ONES)) as accumulator:

@@ -21,7 +21,7 @@ from jax.tree_util import Partial
 
 from keras_cg import errors
 from keras_cg.backends.jax import linear, rule_primitives
-from keras_cg.backends.jax.names import inside, is_only_mapped, is_reversed, is_staging
+from keras_cg.backends.jax.names import is_at_one_level, is_only_mapped, is_reversed, is_staging
 from keras_cg.backends.jax.rule_primitives import FlatRule, Rule
 from keras_cg.backends.jax.tensors import asarray, conjugate, is_floating, is_recording, is_traced
 from keras_cg.engine import messages
@@ -37,18 +37,24 @@ Run = Callable[..., tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
-    """Runs `fun` by `_direct` if no program is being built and it closes over nothing traced, else by `_staged`."""
+    """Runs `fun` by `_direct` if no program is being built and it closes over nothing traced, else by `_staged`.
+
+    JAX takes one level away from the arguments of a `custom_jvp` before it runs the function. If a single level traces
+    them, nothing traces them there. So whatever is traced there, in the outputs or in what the rule reads, was
+    captured, at whichever level and wherever it stands; and JAX refuses a value of the level that is taken away. If the
+    arguments belong to several levels, some are still traced there, and would hide what was captured. In a program
+    nothing can hide: what is traced and is no argument is a constant of the program.
+    """
     # In a shard_map without a jit, too, Python cannot look at values.
     if is_staging() or jax.sharding.get_abstract_mesh().manual_axes:
-        return (_direct if _identity(fun) in _being_traced.get() else _staged)(fun, tensors)
+        return _staged(fun, tensors, is_late=_is_late(fun))
     if not any(map(is_traced, fun.closed_over())):
         if all(map(is_only_mapped, tensors)):
             # Nothing is differentiated, unless the function reads it elsewhere: then it shows in the outputs.
             outputs, _ = fun.start(*map(asarray, tensors))
             if all(map(is_only_mapped, outputs)):
                 return outputs
-        # If an argument is traced at an outer level, too, JAX does not notice that the function captures a value of it.
-        elif not any([is_traced(tensor) and is_traced(inside(tensor)) for tensor in tensors]):
+        elif is_at_one_level(tensors):
             # This fails if the function or its rule reads a traced value that is no argument.
             with contextlib.suppress(jax.errors.UnexpectedTracerError):
                 return _direct(fun, tensors)
@@ -68,32 +74,35 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             raise messages.unserved_variables("jax", cause, fun) from error
 
 
-def _with_rule(run: Run, args: Sequence[Any]) -> Tensors:
-    """Returns the outputs of `run(*args)`, whose gradient is what the rule says."""
+def _with_rule(name: str, run: Run, args: Sequence[Any], again: Run | None = None) -> Tensors:
+    """Returns the outputs of `run(*args)`, whose gradient is what the rule says; a derivative may run `again`.
+
+    `name` is that of the function.
+    """
+    with_residuals = again or run
 
     def outputs_alone(*args: Any) -> Tensors:
         outputs, used, _ = run(*args)
-        return rule_primitives.along_first_axis(outputs, [*used, *args])
+        return rule_primitives.alone(name, outputs, [*used, *args])
 
     def forward(*args: Any) -> tuple[Tensors, Partial]:
-        outputs, _, residuals = run(*args)
+        outputs, _, residuals = with_residuals(*args)
         rule, values = residuals()
         # Only if the gradient is differentiated again, the outputs must keep the rule.
         tied = rule_primitives.tie(rule, values, outputs, args) if is_recording() else tuple(outputs)
         return tied, Partial(rule, values)  # type: ignore[no-untyped-call]
 
     def derivative(args: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        outputs, _, residuals = run(*args)
+        outputs, _, residuals = with_residuals(*args)
         rule, values = residuals()
         return rule_primitives.jvp(lambda *args: rule_primitives.tie(rule, values, outputs, args), args, tangents)
 
     outputs_alone.__signature__ = forward.__signature__ = _ANY  # type: ignore[attr-defined]
-    reverse = jax.custom_vjp(outputs_alone)
-    reverse.defvjp(forward, _backward)
-    if all(is_reversed(value) for value in args if is_traced(value)):
+    if all([is_reversed(value) for value in args if is_traced(value)]):
+        reverse = jax.custom_vjp(outputs_alone)
+        reverse.defvjp(forward, _backward)
         return reverse(*args)
-    # The custom_vjp inside runs where nothing is differentiated. It refuses a transpose, which would drop the rule.
-    both = jax.custom_jvp(reverse)
+    both = jax.custom_jvp(outputs_alone)
     both.defjvp(derivative, symbolic_zeros=True)
     return both(*args)
 
@@ -120,7 +129,7 @@ def _direct(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Returns the outputs of a run on the tensors themselves, whose rule is traced only when JAX asks for it."""
     needs_grad = [not is_only_mapped(tensor) for tensor in tensors]
     run = functools.partial(_run, fun, needs_grad)
-    return _with_rule(run, tensors) if any(needs_grad) else run(*tensors)[0]
+    return _with_rule(fun.name, run, tensors) if any(needs_grad) else run(*tensors)[0]
 
 
 def _run(
@@ -154,16 +163,12 @@ def _flat(pullback: Pullback, outputs: Tensors, needs_grad: Sequence[bool], vari
     return rule
 
 
-# The functions whose rules are being traced.
-_being_traced: ContextVar[tuple[Any, ...]] = ContextVar("being_traced", default=())
+# The functions whose rules are being traced, from the outer to the inner one.
+_being_traced: ContextVar[tuple[tuple[Any, ...], ...]] = ContextVar("being_traced", default=())
 
 
 def _traced(fun: Function, rule: FlatRule, outputs: Sequence[Any]) -> Residuals:
-    """Traces the rule of a function.
-
-    The rule may call the function, as that of a sigmoid does. Traced with the function, such a rule would be traced
-    with itself without end. So `attach` leaves the inner rule to the time when the gradient is differentiated.
-    """
+    """Traces the rule of a function."""
     token = _being_traced.set((*_being_traced.get(), _identity(fun)))
     try:
         return rule_primitives.traced(fun.name, rule, outputs)
@@ -171,11 +176,21 @@ def _traced(fun: Function, rule: FlatRule, outputs: Sequence[Any]) -> Residuals:
         _being_traced.reset(token)
 
 
-def _identity(fun: Function) -> tuple[Any, ...]:
-    """Returns what two decorated functions have in common if they are the same one: code, object and closure.
+def _is_late(fun: Function) -> bool:
+    """Whether the rule of a function waits until its gradient is differentiated.
 
-    A factory may make a function again whenever the rule calls it. Another function of that factory is another one.
+    A rule may call the function itself, as that of a sigmoid does, or another one of its code: the next of a factory or
+    of another object, as in J_n' = (J_(n-1) - J_(n+1)) / 2. Traced with the function, such a rule would be traced with
+    that of the next one, and so without end. A late function captures nothing that is differentiated, so another one
+    of the code that captures something is late at the second time only.
     """
+    identity, being_traced = _identity(fun), _being_traced.get()
+    count = [code for code, *_ in being_traced].count(identity[0])
+    return count > 1 or identity in being_traced or (count == 1 and not any(map(is_traced, fun.closed_over())))
+
+
+def _identity(fun: Function) -> tuple[Any, ...]:
+    """Returns what two decorated functions have in common if they are the same one: code, object and closure."""
     function = getattr(fun.user, "__func__", fun.user)
     cells = [id(cell.cell_contents) for cell in getattr(function, "__closure__", None) or () if is_bound(cell)]
     return getattr(function, "__code__", function), id(getattr(fun.user, "__self__", None)), *cells
@@ -185,30 +200,34 @@ def _identity(fun: Function) -> tuple[Any, ...]:
 CAPTURED = "(a value that JAX differentiates)"
 
 
-def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
+def _staged(fun: Function, tensors: Sequence[Any], is_late: bool = False) -> Tensors:
     """Returns the outputs where a program is being built, or where `fun` or its rule closes over traced values.
 
     Function and rule are traced to one program here and now, because JAX may ask for the gradient when what they close
-    over is gone. The traced values that they close over become arguments: custom_vjp differentiates nothing else.
+    over is gone. The traced values that they close over become arguments: custom_vjp differentiates nothing else. Where
+    the rule `is_late`, the function is traced alone, and runs again if a gradient is asked for.
     """
-    program = _Program(fun, tensors)
-    if program.rule is None and program.error is None:
+    program = _Program(fun, tensors, is_late)
+    if program.is_waiting and not is_late:
         # The variables that the rule takes are known now. Tracing twice costs nothing when the program runs.
-        program = _Program(fun, tensors, program.captured())
+        program = _Program(fun, tensors, variables=program.captured())
     # The rule gives the gradients of the arguments, and then those of the variables.
     variables, start = program.variables or (), len(tensors)
     hoisted = {id(value): value for value in (*variables, *filter(is_traced, program.consts))}
-    if program.refusal is not None:
-        captured = program.captured()
-        names = fun.names(captured, [CAPTURED] * len(captured))
-        guards = [_guarded(value, program.refusal, name) for value, name in zip(captured, names, strict=True)]
-        hoisted |= dict(zip(map(id, captured), guards, strict=True))
+    rule, error = program.rule, program.error
+    captured = program.captured() if is_late or program.refusal is not None else []
+    if captured:
+        refusal = program.refusal or messages.unserved_variables("jax", "its rule calls it again, or its like.", fun)
+        refusals = [_named(refusal, name) for name in fun.names(captured, [CAPTURED] * len(captured))]
+        hoisted |= {id(value): _guarded(value, each) for value, each in zip(captured, refusals, strict=True)}
+        # Another run would not get what was captured.
+        error = refusals[0] if is_late else error
     places = {key: start + index for index, key in enumerate(hoisted)}
     consts = [(places.get(id(const)), None if id(const) in places else const) for const in program.consts]
     with_gradient = start + len(variables)
     gradients = [*range(with_gradient), *[None] * (start + len(hoisted) - with_gradient)]
     # JAX keeps `run`, so it must not refer to `program`, which holds traced values.
-    jaxpr, rule, error, count = program.jaxpr, program.rule, program.error, program.count
+    jaxpr, count, needs_grad = program.jaxpr, program.count, program.needs_grad
 
     def run(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]:
         values = [const if place is None else args[place] for place, const in consts]
@@ -216,12 +235,21 @@ def _staged(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
         def residuals() -> Residuals:
             if error is not None:
-                raise error
+                raise _copied(error)
             return rule.at(gradients), results[count:]
 
         return results[:count], results[count:], residuals
 
-    return _with_rule(run, (*tensors, *hoisted.values()))
+    def again(*args: Any) -> tuple[Sequence[Any], Sequence[Any], Callable[[], Residuals]]:
+        outputs, used, residuals = _run(fun, needs_grad, *args[:start])
+
+        def of_all() -> Residuals:
+            rule, values = residuals()
+            return rule.at(gradients), values
+
+        return outputs, used, of_all
+
+    return _with_rule(fun.name, run, (*tensors, *hoisted.values()), again if is_late and error is None else None)
 
 
 class _Program:
@@ -230,17 +258,22 @@ class _Program:
     Args:
         fun: The function. It runs once.
         tensors: Its arguments.
+        is_late: Whether the rule is not traced.
         variables: What a rule with `variables` gets; None if that is not known yet, then such a rule is not traced.
 
     Attributes:
         count: How many outputs the function has. After them, the jaxpr gives the values that the rule uses.
         rule: The traced rule.
+        is_waiting: Whether the rule was not traced because it takes `variables`, which are not known yet.
         error: What the rule raised instead.
         refusal: What a rule without `variables` says where something captured is differentiated.
     """
 
-    def __init__(self, fun: Function, tensors: Sequence[Any], variables: Sequence[Any] | None = None):
+    def __init__(
+        self, fun: Function, tensors: Sequence[Any], is_late: bool = False, variables: Sequence[Any] | None = None
+    ):
         self.variables, self.needs_grad = variables, [*map(is_traced, tensors)]
+        self.is_late, self.is_waiting = is_late, False
         self.rule: Any = None
         self.error: Exception | None = None
         self.refusal: Exception | None = None
@@ -255,14 +288,18 @@ class _Program:
             pullback.capture([CAPTURED])
         except errors.CapturedVariableError as error:
             self.refusal = error.with_traceback(None)
-        if self.variables is None and pullback.takes_variables():
+        self.is_waiting = self.variables is None and pullback.takes_variables()
+        if self.is_waiting or self.is_late:
             return outputs
         try:
             rule = _flat(pullback, outputs, self.needs_grad, self.variables or ())
             self.rule, values = _traced(fun, rule, outputs)
+        except RecursionError:
+            # It is about the program, and would hide what calls itself without end.
+            raise
         except Exception as error:
             # A rule that raises is an error where its gradient is asked for, and not before.
-            self.error = error
+            self.error = _without_frames(error)
             return outputs
         return [*outputs, *values]
 
@@ -293,15 +330,38 @@ class _Program:
         return [const for const, is_read in zip(hoisted, is_used[-count:], strict=True) if is_read]
 
 
-def _guarded(value: Any, refusal: Exception, name: str) -> Any:
-    """Returns a captured value whose differentiation raises `refusal`, with the user's name for the value."""
+def _without_frames(error: Exception) -> Exception:
+    """Returns an exception that may be kept: its frames, and those of its causes, hold traced values."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
+
+
+def _copied(error: Exception) -> Exception:
+    """Returns an exception to be raised in the place of one that is kept, and that would get the frames."""
+    try:
+        other = copy.copy(error)
+    except TypeError:
+        return error  # a class whose constructor takes something else than it passes on
+    other.__cause__, other.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return other
+
+
+def _named(refusal: Exception, name: str) -> Exception:
+    """Returns a refusal with the user's name for the captured value."""
+    error = copy.copy(refusal)
+    error.args = (str(refusal).replace(CAPTURED, name),)
+    return error
+
+
+def _guarded(value: Any, refusal: Exception) -> Any:
+    """Returns a captured value whose differentiation raises `refusal`."""
     guard = jax.custom_jvp(lambda value: value)
 
     @guard.defjvp
     def refuse(primals: Tensors, tangents: Tensors) -> tuple[Any, Any]:
-        # A copy, because JAX keeps this function, and so would keep the traceback with its tracers.
-        error = copy.copy(refusal)
-        error.args = (str(refusal).replace(CAPTURED, name),)
-        raise error
+        raise _copied(refusal)
 
     return guard(value)

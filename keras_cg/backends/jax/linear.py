@@ -7,6 +7,7 @@ through the program operation by operation. An operation that is not in the tabl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -40,6 +41,30 @@ def split_invars(jaxpr: Any, count: int) -> tuple[Sequence[Any], Sequence[Any]]:
     return variables[:start], variables[start:]
 
 
+# The primitive around the outputs of a function with a rule, and the function whose rule counts for nothing now.
+OUTPUT = "keras_cg_output"
+_plain: ContextVar[str | None] = ContextVar("plain", default=None)
+
+
+def is_plain(rule: Any) -> bool:
+    """Whether the function of a rule is linear if what it computes is."""
+    return bool(rule.name == _plain.get())
+
+
+def transposed_plainly(
+    name: str, fun: Callable[..., Any], avals: Sequence[Any], cotangents: Sequence[Any]
+) -> list[Any]:
+    """Applies the transpose of a linear map that may call the function `name`, whose derivative it is.
+
+    The transpose of a linear map is that of what it computes. The rule of that function would ask for it again.
+    """
+    token = _plain.set(name)
+    try:
+        return transposed(name, fun, avals, cotangents)
+    finally:
+        _plain.reset(token)
+
+
 def transposed(name: str, fun: Callable[..., Any], avals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """Applies the transpose of a linear map from values of such types, the rule of the function `name`.
 
@@ -54,6 +79,8 @@ def transposed(name: str, fun: Callable[..., Any], avals: Sequence[Any], cotange
         return [
             *jax.linear_transpose(lambda *inputs: jax.core.eval_jaxpr(jaxpr, consts, *inputs), *avals)([*cotangents])
         ]
+    except RecursionError:
+        raise
     except Exception as error:
         # There is no one type of error: for a scan over upstream, JAX (0.9) says that a value has a wrong type.
         raise messages.not_linear(name, "a program that JAX does not transpose") from error
@@ -110,6 +137,8 @@ def _kinds(jaxpr: Any, inputs: Sequence[str]) -> list[str]:
 def _results(equation: Any, operands: list[str]) -> list[str]:
     """Returns the kinds of the results of one operation."""
     name, params = equation.primitive.name, equation.params
+    if name == OUTPUT and is_plain(params["rule"]):
+        return operands[: params["count"]]
     if name in _CALLS:
         return _kinds(params["call_jaxpr" if "call_jaxpr" in params else "jaxpr"], operands)
     if name == "cond" and operands[0] in (ZERO, CONSTANT):

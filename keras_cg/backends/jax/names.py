@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -49,12 +50,13 @@ def is_reversed(tracer: Any) -> bool:
     return getattr(getattr(tracer, "_trace", None), "is_vjp", False) is True
 
 
-def _traced(transform: Any) -> Any:
-    """Returns the value that a function gets inside of a transform."""
-    seen: list[Any] = []
+def _kind(transform: Any) -> Any:
+    """Returns the class of what a function gets inside of a transform."""
+    seen: list[type] = []
 
     def look(value: Any) -> Any:
-        seen.append(value)
+        # The value itself would be a leak under `jax.checking_leaks`.
+        seen.append(type(value))
         return value
 
     transform(look)
@@ -62,17 +64,25 @@ def _traced(transform: Any) -> Any:
 
 
 # How JAX calls what a traced value stands for at the next outer level: found out by trying, once.
-_MAPPED: Any = type(_traced(lambda fun: jax.vmap(fun)(numpy.zeros(1, "float32"))))
+_MAPPED: Any = _kind(lambda fun: jax.vmap(fun)(numpy.zeros(1, "float32")))
 _INSIDE = {_MAPPED: _MAPPED.val}
 for _transform in (lambda fun: jax.jvp(fun, (0.0,), (0.0,)), lambda fun: jax.linearize(fun, 0.0)):
-    _kind: Any = type(_traced(_transform))
-    _INSIDE[_kind] = _kind.primal
+    _differentiated: Any = _kind(_transform)
+    _INSIDE[_differentiated] = _differentiated.primal
 
 
 def inside(value: Any) -> Any:
     """Returns what a traced value stands for at the next outer level; the value itself where JAX does not tell."""
     member = _INSIDE.get(type(value))
     return value if member is None else member.__get__(value)
+
+
+def is_at_one_level(values: Iterable[Any]) -> bool:
+    """Whether a single level traces all those of some values that are traced; False where JAX does not tell."""
+    traced = [value for value in values if isinstance(value, jax.core.Tracer)]
+    return len({id(value._trace) for value in traced}) == 1 and not any(
+        [isinstance(inside(value), jax.core.Tracer) for value in traced]
+    )
 
 
 def is_only_mapped(value: Any) -> bool:

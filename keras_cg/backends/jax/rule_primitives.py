@@ -24,6 +24,7 @@ from jax.interpreters.batching import bdim_at_front
 from keras_cg.backends.jax import linear
 from keras_cg.backends.jax.names import unmapped_aval
 from keras_cg.backends.jax.tensors import is_floating
+from keras_cg.engine import messages
 
 # From one cotangent for each floating output to one gradient for each argument, None where there is none.
 FlatRule = Callable[[Sequence[Any]], list[Any]]
@@ -137,13 +138,13 @@ def tie(rule: Rule, values: Sequence[Any], outputs: Sequence[Any], args: Sequenc
     return tuple(_tie.bind(*outputs, *values, *args, rule=rule, count=len(outputs)))
 
 
-def along_first_axis(outputs: Sequence[Any], used: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns `outputs` without a derivative, batched as `tie` batches them with the values and arguments `used`.
+def alone(name: str, outputs: Sequence[Any], used: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns `outputs` of the function `name` without a derivative, batched as `tie` batches them with what is `used`.
 
     In a program JAX takes the axes of the outputs from the run without a derivative, and believes that the run for a
-    derivative has the same ones.
+    derivative has the same ones. It cannot transpose them, which would drop the rule.
     """
-    return tie(Rule("", lambda values, cotangents: [], []), used, outputs, ())
+    return tie(Rule(name, lambda values, cotangents: [], []), used, outputs, ())
 
 
 def _outputs(*operands: Any, rule: Rule, count: int) -> list[Any]:
@@ -172,11 +173,18 @@ def _tie_jvp(
     return outputs, [next(pushed) if is_floating(output) else zero for zero, output in zip(zeros, outputs, strict=True)]
 
 
-_tie: Any = Primitive("keras_cg_output")
+def _tie_transpose(cotangents: Sequence[Any], *operands: Any, rule: Rule, count: int) -> list[Any]:
+    if not linear.is_plain(rule):
+        raise messages.rule_dropped("jax.linear_transpose", "use jax.vjp", rule.name)
+    return [*cotangents, *[None] * (len(operands) - count)]
+
+
+_tie: Any = Primitive(linear.OUTPUT)
 _tie.multiple_results = True
 _tie.def_impl(_outputs)
 _tie.def_abstract_eval(_outputs)
 ad.primitive_jvps[_tie] = _tie_jvp
+ad.primitive_transposes[_tie] = _tie_transpose
 batching.fancy_primitive_batchers[_tie] = partial(_batched, _tie)
 # A cached lowering would keep the rule alive, and with it what the rule refers to.
 mlir.register_lowering(_tie, lambda context, *operands, **params: _outputs(*operands, **params), cacheable=False)

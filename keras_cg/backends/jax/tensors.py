@@ -52,7 +52,8 @@ def children(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]] | None:
         return None  # JAX (0.10) would warn that it was asked to flatten an iterator.
     # One level of a type registered with jax.tree_util: optree has flattened the usual containers already.
     parts, spec = jax.tree_util.tree_flatten(value, is_leaf=lambda part: part is not value)
-    if jax.tree_util.treedef_is_leaf(spec):
+    # For JAX (0.10), a container without children is a leaf, too.
+    if value is None or any([part is value for part in parts]):
         return None
     return parts, lambda parts: jax.tree_util.tree_unflatten(spec, parts)
 

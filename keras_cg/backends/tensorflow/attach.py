@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from keras_cg.backends.tensorflow import graph, recording
 from keras_cg.backends.tensorflow.backward import Backward
-from keras_cg.backends.tensorflow.composite import fill_all, is_floating, is_part, parts
+from keras_cg.backends.tensorflow.composite import PLAIN, Parts, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import is_differentiated
-from keras_cg.backends.tensorflow.tensors import asarray, is_recording
 from keras_cg.engine import messages
 from keras_cg.engine.contract import Function, Pullback, Tensors
 from keras_cg.engine.references import reached
@@ -23,39 +22,51 @@ _SOURCES = (tf.Tensor, tf.Variable)
 
 
 def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
-    if not is_recording():
-        return fun.start(*tensors)[0]
-    return _with_tapes(fun, tensors) if tf.executing_eagerly() else graph.with_override(fun, tensors)
-
-
-def _with_tapes(fun: Function, tensors: Sequence[Any]) -> Tensors:
     """Runs `fun` once, in eager mode, on copies of the arguments that are differentiated.
 
     An output that is differentiated nevertheless depends on a variable or a tensor that `fun` captured. Only then the
     search for what is not in a cell begins, and only what it finds asks for another run.
     """
-    needs_grad = recording.needs_grad(tensors)
-    inputs = recording.copies(tensors) if True in needs_grad else tensors
+    if not tf.executing_eagerly():
+        return graph.with_override(fun, tensors)
+    arguments = Parts(tensors)
+    needs_grad = recording.needs_grad(arguments)
+    copied = recording.copies(arguments.values) or [tf.constant(0.0)]
+    inputs = arguments.filled(copied) if True in needs_grad else tensors
+    shown = _shown(fun)
+    outputs, pullback, variables, used = _run(fun, inputs, shown)
+    results = Parts(outputs)
+    is_linked = is_differentiated(results.values)
+    if is_linked:
+        hidden = _hidden(fun, [*shown, *[variable.handle for variable in variables]])
+        # What the run has built, such as the entry of a cache, is no source: it comes from one.
+        built = {id(each) for each in hidden if recording.is_younger(each, copied[0])}
+        if len(hidden) > len(built):
+            *_, used = _run(fun, inputs, [*shown, *hidden])
+            if not built.isdisjoint(map(id, used)):
+                raise messages.unserved_variables("tensorflow", "a cache that the function fills with it.", fun)
+    else:
+        used = []
+    if results.values and (shown or variables):
+        used = [*used, *_unseen(fun, arguments, [*shown, *variables], used)]
+    if not is_linked and not used and inputs is tensors:
+        return outputs
+    captured = _captured(fun, pullback, variables, used) if is_linked or used else ()
+    backward = Backward(fun, pullback, arguments, needs_grad, results, captured)
+    recorded = recording.copies(results.values)
+    backward.record(recorded)
+    return results.filled(recorded)
+
+
+def _shown(fun: Function) -> list[Any]:
+    """Returns the sources that a quick look shows: in cells, in the objects there, and in the globals of the code."""
     near = fun.closed_over()
-    shown = [value for value in near if is_source(value)]
     # What a layer keeps of its last call would else ask for another run, which might draw or assign again.
     owners = [value for value in near if not isinstance(value, (*_SOURCES, type, ModuleType))]
-    shown += [value for owner in owners for value in getattr(owner, "__dict__", {}).values() if is_source(value)]
-    outputs, pullback, variables, used = _run(fun, inputs, shown)
-    results = parts(outputs)
-    captured: Sequence[Any] = ()
-    if is_differentiated(results):
-        hidden = _hidden(fun, shown)
-        if hidden:
-            *_, used = _run(fun, inputs, [*shown, *hidden])
-        captured = _captured(fun, pullback, variables, used)
-    elif inputs is tensors:
-        return outputs
-    rerun = functools.partial(_rerun, fun, tensors)
-    backward = Backward(fun.name, pullback, rerun, tensors, needs_grad, outputs, captured)
-    results = recording.copies(results)
-    backward.record(results)
-    return fill_all(outputs, results)
+    near += [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
+    scope, code = getattr(fun.user, "__globals__", {}), getattr(fun.user, "__code__", None)
+    near += [scope.get(name) for name in code.co_names] if code is not None else []
+    return [value for value in near if isinstance(value, _SOURCES) and is_source(value)]
 
 
 def _run(
@@ -85,7 +96,7 @@ def _captured(fun: Function, pullback: Pullback, variables: list[Any], used: lis
     """Returns the variables, or the tensor, that the outputs depend on and that are no arguments."""
     used = [*{id(source): source for source in used}.values()]
     # A variable that is not trainable is read as any other one where a tape watches it.
-    trainable = {id(variable) for variable in variables if variable.trainable}
+    trainable = {id(source) for each in variables if each.trainable for source in (each, each.handle)}
     others = [source for source in used if id(source) not in trainable]
     captured = others or (used and variables)
     names = [source.name if isinstance(source, tf.Variable) else graph.CLOSED_OVER for source in captured]
@@ -105,9 +116,31 @@ def is_source(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and is_differentiated([value])
 
 
+def _unseen(fun: Function, arguments: Parts, sources: list[Any], used: list[Any]) -> list[Any]:
+    """Returns the `sources` that the outputs depend on, though no derivative shows it.
+
+    TensorFlow (2.21) records nothing of what `tf.numpy_function` reads in eager mode. A graph shows it, and tells it
+    from what is stopped or only the rule reads. What cannot be traced is unknown, and counts as read.
+    """
+    known = {id(source) for source in used}
+    # A variable is watched since it was read, unless the tape was told not to watch variables.
+    keys = {
+        id(each.handle if isinstance(each, tf.Variable) else each): each for each in sources if id(each) not in known
+    }
+    silent = {key: each for key, each in keys.items() if is_differentiated([getattr(each, "handle", each)])}
+    if not silent:
+        return []
+    try:
+        found = graph.dependencies(fun, arguments)
+    except Exception:
+        return [*silent.values()]
+    return [silent[id(each)] for each in found if id(each) in silent]
+
+
 def _hidden(fun: Function, shown: Sequence[Any]) -> list[Any]:
     """Searches for other values that are differentiated."""
-    found = outside(fun, lambda value: isinstance(value, _SOURCES))
+    # Not for the tensors of a graph, which a `tf.function` holds and a tape knows since it was traced.
+    found = outside(fun, lambda value: isinstance(value, (PLAIN[0], tf.Variable)))
     return [each for each in found if id(each) not in map(id, shown) and is_source(each)]
 
 
@@ -136,8 +169,3 @@ def _named_globals(fun: Any) -> list[Any]:
         waiting += [each for name, each in named.items() if name not in known]
         known.update(named)
     return [*known.values()]
-
-
-def _rerun(fun: Function, tensors: Sequence[Any]) -> Pullback | None:
-    """Returns the pullback of another run, on the arguments themselves, if the gradient is differentiated by them."""
-    return fun(*map(asarray, tensors))[1] if is_differentiated(parts(tensors)) else None

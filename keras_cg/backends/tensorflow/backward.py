@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from keras_cg import errors
-from keras_cg.backends.tensorflow.composite import PLAIN, dense, fill, is_composite, is_floating, map_elements, parts
+from keras_cg.backends.tensorflow.composite import (
+    PLAIN,
+    Parts,
+    dense,
+    fill,
+    is_composite,
+    is_floating,
+    map_elements,
+    parts,
+)
 from keras_cg.backends.tensorflow.derivatives import vjp
-from keras_cg.backends.tensorflow.recording import copies, push_forwardprop_state, record_operation, stop_recording
-from keras_cg.backends.tensorflow.tensors import nan_unless, shape, this_backend
+from keras_cg.backends.tensorflow.recording import (
+    copies,
+    is_differentiated,
+    push_forwardprop_state,
+    record_operation_backprop_only,
+    record_operation_forwardprop_only,
+    stop_recording,
+)
+from keras_cg.backends.tensorflow.tensors import asarray, nan_unless, shape, this_backend
 from keras_cg.engine import linear, messages
-from keras_cg.engine.contract import Pullback
+from keras_cg.engine.contract import Function, Pullback
 from keras_cg.engine.linear import check_or_nan
 
 
@@ -25,60 +41,65 @@ class Backward:
     It does not refer to the outputs, whose memory would live as long as the tape.
 
     Args:
-        name: What messages call the function.
+        fun: The function.
         pullback: The pullback of the run.
-        rerun: Gives the pullback of another run, whose gradients can be differentiated, if they are needed.
-        tensors: The arguments of the call.
+        arguments: The arguments of the call.
         needs_grad: Which of them are differentiated.
-        outputs: The outputs of the run.
+        results: The outputs of the run.
         variables: What the function captured, for the rule.
         unknown: Captured tensors for which TensorFlow cannot tell whether they will be differentiated.
     """
 
     def __init__(
         self,
-        name: str,
+        fun: Function,
         pullback: Pullback,
-        rerun: Callable[[], Pullback | None],
-        tensors: Sequence[Any],
+        arguments: Parts,
         needs_grad: Sequence[bool],
-        outputs: Sequence[Any],
+        results: Parts,
         variables: Sequence[Any],
         unknown: Sequence[Any] = (),
     ):
-        self.name, self.pullback, self.rerun = name, pullback, rerun
-        self.tensors, self.needs_grad, self.variables = tensors, needs_grad, variables
-        self.values, self.unknown = [*map(tf.convert_to_tensor, variables)], unknown
+        self.fun, self.pullback, self.arguments, self.needs_grad = fun, pullback, arguments, needs_grad
+        self.variables, self.values, self.unknown = variables, [*map(tf.convert_to_tensor, variables)], unknown
+        # The tensors that get a gradient.
+        self.inputs = [*arguments.values, *self.values, *unknown]
         # What an upstream is made of: of a composite tensor's parts, of one tensor (True), or there is none (False).
-        self.shells = [output if is_composite(output) else is_floating(output) for output in outputs]
-        self.is_being_recorded = True
-
-    def inputs(self) -> list[Any]:
-        """Returns the tensors that get a gradient."""
-        return [*parts(self.tensors), *self.values, *self.unknown]
+        self.shells: Sequence[Any] = results.are_floating
+        if not results.are_plain:
+            self.shells = [output if is_composite(output) else is_floating(output) for output in results.tensors]
+        self.is_direct = results.are_plain and False not in results.are_floating
+        self.is_eager = tf.executing_eagerly()
 
     def record(self, results: list[Any]) -> None:
         """Tells all tapes and accumulators that this is the backward pass from `results` to the inputs."""
-        record_operation("custom_gradient", results, self.inputs(), self.for_tape)
-        self.is_being_recorded = False
+        record_operation_forwardprop_only("custom_gradient", results, self.inputs, self.for_accumulator, None)
+        record_operation_backprop_only("custom_gradient", results, self.inputs, self.for_tape)
 
     def for_tape(self, *cotangents: Any) -> list[Any]:
-        """Returns the gradients for a tape, or for an accumulator, which transposes them."""
-        # While the operation is being recorded, only an accumulator asks.
-        is_transposed = self.is_being_recorded
-        pullback, conditions = self.rerun(), []
-        if pullback is not None:
-            # In a graph no value is known: there the gradients are right under conditions.
-            conditions = self.pullback.check(pullback, partial(self._probe, cotangents))
-            pullback = self.rerun() if pullback.is_used_up else pullback
-        gradients = self._gradients(pullback or self.pullback, cotangents, self.needs_grad)
+        """Returns the gradients for a tape: those of another run, if they will be differentiated themselves."""
+        if self.is_eager and is_differentiated(self.arguments.values):
+            return self._of_another_run(cotangents)
+        return self._gradients(self.pullback, cotangents, self.needs_grad)
+
+    def for_accumulator(self, *cotangents: Any) -> list[Any]:
+        """Returns the gradients for an accumulator, which transposes them."""
+        return self._transposable(self.for_tape(*cotangents), cotangents)
+
+    def _of_another_run(self, cotangents: Sequence[Any]) -> list[Any]:
+        inputs = [*map(asarray, self.arguments.tensors)]
+        _, pullback = self.fun(*inputs)
+        # In a graph no value is known: there the gradients are right under conditions.
+        conditions = self.pullback.check(pullback, partial(self._probe, cotangents))
+        if pullback.is_used_up:
+            _, pullback = self.fun(*inputs)
+        gradients = self._gradients(pullback, cotangents, self.needs_grad)
         if conditions:
             present = [dense(each) for each in gradients if each is not None]
-            checked = iter(
-                check_or_nan(this_backend, present, conditions, partial(messages.recomputed_otherwise, self.name))
-            )
+            error = partial(messages.recomputed_otherwise, self.fun.name)
+            checked = iter(check_or_nan(this_backend, present, conditions, error))
             gradients = [each if each is None else next(checked) for each in gradients]
-        return self._transposable(gradients, cotangents) if is_transposed else gradients
+        return gradients
 
     def for_graph(self, *cotangents: Any) -> list[Any]:
         """Returns the gradients for a graph, which does not tell which inputs are differentiated.
@@ -88,35 +109,43 @@ class Backward:
         try:
             return self._gradients(self.pullback, cotangents, None)
         except errors.GradientError:
-            needs_grad = [not is_constant(tensor) for tensor in self.tensors]
+            needs_grad = [not is_constant(tensor) for tensor in self.arguments.tensors]
             if all(needs_grad) or not any(needs_grad):
                 raise
         gradients = self._gradients(self.pullback, cotangents, needs_grad)
         return [
             _nan_like(tensor, cotangents) if gradient is None and is_constant(tensor) else gradient
-            for tensor, gradient in zip(self.inputs(), gradients, strict=True)
+            for tensor, gradient in zip(self.inputs, gradients, strict=True)
         ]
-
-    def _call(self, pullback: Pullback, arriving: Iterator[Any], needs_grad: Sequence[bool] | None) -> tuple[Any, Any]:
-        return pullback([_upstream(shell, arriving) for shell in self.shells], self.variables, needs_grad)
 
     def _probe(self, cotangents: Sequence[Any], pullback: Pullback) -> list[Any]:
         """Returns the gradients of a pullback along upstreams that are always the same."""
         arriving = linear.irregular(this_backend, [*map(dense, cotangents)])
-        gradients, others = self._call(pullback, iter(arriving), self.needs_grad)
+        gradients, others = pullback(self._upstreams(arriving), self.variables, self.needs_grad)
         return [*gradients, *others]
 
+    def _upstreams(self, cotangents: Sequence[Any]) -> list[Any]:
+        """Returns an upstream for each output, of which some have no cotangent, and some several."""
+        arriving = iter(cotangents)
+        return [
+            fill(shell, arriving) if not isinstance(shell, bool) else next(arriving) if shell else None
+            for shell in self.shells
+        ]
+
     def _gradients(self, pullback: Pullback, cotangents: Sequence[Any], needs_grad: Sequence[bool] | None) -> list[Any]:
-        gradients, others = self._call(pullback, map(dense, cotangents), needs_grad)
-        pairs = zip([*self.tensors, *self.values], [*gradients, *others], strict=True)
+        arriving = [tf.convert_to_tensor(each) if isinstance(each, tf.IndexedSlices) else each for each in cotangents]
+        upstreams = arriving if self.is_direct else self._upstreams(arriving)
+        gradients, others = pullback(upstreams, self.variables, needs_grad)
+        found = [*gradients, *others]
+        pairs = zip([*self.arguments.tensors, *self.values], found, strict=True)
         found = [part for pair in pairs for part in _gradient_parts(*pair)]
         if not tf.executing_eagerly():
-            text = partial(messages.wrong_shape_at_run_time, self.name, where=pullback.location())
-            inputs = enumerate(zip(found, self.inputs(), strict=False))
+            text = partial(messages.wrong_shape_at_run_time, self.fun.name, where=pullback.location())
+            inputs = enumerate(zip(found, self.inputs, strict=False))
             found = [_ensure_shape(gradient, tensor, text(place)) for place, (gradient, tensor) in inputs]
         # NaN is no wrong number, and not even computed where it is not asked for.
         nan_like = partial(_nan_like, cotangents=cotangents)
-        return [*found, *(map_elements(nan_like, tensor) for tensor in self.unknown)]
+        return found + [map_elements(nan_like, tensor) for tensor in self.unknown]
 
     def _transposable(self, gradients: list[Any], cotangents: Sequence[Any]) -> list[Any]:
         """Returns the gradients of a rule that is linear in upstream: its transpose is the forward derivative."""
@@ -126,14 +155,14 @@ class Backward:
             return [dense(gradient) for gradient in pulled if gradient is not None]
 
         # Of copies, so that no tape records the trials.
-        inputs = copies(cotangents)
+        inputs = copies([*map(dense, cotangents)])
         conditions = linear.conditions(this_backend, pull, inputs)
         with push_forwardprop_state():  # where tapes record, as they do not in what is transposed
             pulled, push, _ = vjp(lambda *inputs: (tuple(pull(inputs)), ()), inputs)
         with stop_recording():
             conditions += linear.transposes(this_backend, pull, push, inputs, pulled) if pulled else []
         if tf.executing_eagerly():
-            check_or_nan(this_backend, (), conditions, partial(messages.not_linear, self.name))
+            check_or_nan(this_backend, (), conditions, partial(messages.not_linear, self.fun.name))
             return [*map(dense, gradients)]
         # A sum, because the derivative of a product with NaN is zero where the rule clips upstream.
         unknown = _total(cotangents) * nan_unless(conditions)
@@ -145,17 +174,11 @@ def is_constant(tensor: Any) -> bool:
     return all([part.op.type == "Const" for part in parts([tensor])])
 
 
-def _upstream(shell: Any, arriving: Iterator[Any]) -> Any:
-    if isinstance(shell, bool):
-        return next(arriving) if shell else None
-    return fill(shell, arriving)
-
-
 def _gradient_parts(tensor: Any, gradient: Any) -> list[Any]:
     """Returns the gradients of the parts of `tensor`."""
     if type(gradient) in PLAIN and type(tensor) in PLAIN:
         # `parts` has no integers, and a tape (2.21) fails on a gradient that belongs to none of them.
-        return [gradient] if is_floating(tensor) else []
+        return [gradient] if tensor.dtype.is_floating or tensor.dtype.is_complex else []
     if gradient is None:
         return [None] * len(parts([tensor]))
     if isinstance(gradient, tf.IndexedSlices) and not is_composite(tensor):

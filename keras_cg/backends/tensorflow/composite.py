@@ -37,16 +37,42 @@ def is_part(value: object) -> bool:
     return isinstance(value, tf.Tensor) and is_floating(value)
 
 
-def components(tensors: Sequence[Any]) -> list[Any]:
-    """Returns the components of all `tensors`."""
-    if all([type(tensor) in PLAIN for tensor in tensors]):
-        return list(tensors)
-    return list(tf.nest.flatten(list(tensors), expand_composites=True))
+class Parts:
+    """The parts of some tensors, found once for each phase of a call.
+
+    Attributes:
+        tensors: The tensors.
+        are_plain: Whether all of them are plain.
+        are_floating: Which of their components have a gradient; of plain tensors, each is its own component.
+        values: The components that have a gradient.
+    """
+
+    __slots__ = ("are_floating", "are_plain", "tensors", "values")
+
+    def __init__(self, tensors: Sequence[Any]):
+        self.tensors = tensors
+        self.are_plain = all([type(tensor) in PLAIN for tensor in tensors])
+        flat = tensors if self.are_plain else tf.nest.flatten(list(tensors), expand_composites=True)
+        dtypes = [component.dtype for component in flat]
+        self.are_floating = [bool(dtype.is_floating or dtype.is_complex) for dtype in dtypes]
+        self.values = [each for each, is_part in zip(flat, self.are_floating, strict=True) if is_part]
+
+    def filled(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns the tensors with all their parts replaced by `values`."""
+        filling = iter(values)
+        if not self.are_plain:
+            return tuple([fill(tensor, filling) for tensor in self.tensors])
+        filled = list(self.tensors)
+        for place, tensor in enumerate(self.tensors):
+            if self.are_floating[place]:
+                filled[place] = next(filling)
+                vars(filled[place]).update(vars(tensor))  # like `marked`
+        return tuple(filled)
 
 
 def parts(tensors: Sequence[Any]) -> list[Any]:
     """Returns the components that have a gradient."""
-    return [component for component in components(tensors) if is_floating(component)]
+    return Parts(tensors).values
 
 
 def fill(tensor: Any, values: Iterator[Any]) -> Any:
@@ -62,12 +88,6 @@ def marked(copy: Any, tensor: Any) -> Any:
     """Returns `copy` with the attributes that were set on `tensor`, such as the mask of a sequence by Keras (3.15)."""
     vars(copy).update(vars(tensor))
     return copy
-
-
-def fill_all(tensors: Sequence[Any], values: Sequence[Any]) -> tuple[Any, ...]:
-    """Returns `tensors` with all their parts replaced by `values`."""
-    filling = iter(values)
-    return tuple([fill(tensor, filling) for tensor in tensors])
 
 
 def mapped(function: Callable[[Any], Any], tensor: Any) -> Any:

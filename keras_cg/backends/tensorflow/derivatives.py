@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_cg.backends.tensorflow.composite import dense, fill_all, is_composite, mapped, parts
+from keras_cg.backends.tensorflow.composite import Parts, dense, is_composite, mapped, parts
 from keras_cg.backends.tensorflow.recording import refuse_if_not_recording
 from keras_cg.backends.tensorflow.tensors import this_backend
 from keras_cg.engine import defaults, messages
@@ -42,16 +42,16 @@ def _recorded(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, list
 
 def jvp(fun: PlainFunction, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensors, Tensors, Tensors]:
     # Not by a ForwardAccumulator: around a tf.function TensorFlow (2.21) does not ask whether a rule is linear.
-    shells: list[Tensors] = []
+    inputs, shells = Parts(tensors), list[Parts]()
 
     def flat(*values: Any) -> tuple[Tensors, Tensors]:
-        outputs, aux = fun(*fill_all(tensors, values))
-        shells.append(outputs)
-        return tuple(parts(outputs)), aux
+        outputs, aux = fun(*inputs.filled(values))
+        shells.append(Parts(outputs))
+        return tuple(shells[0].values), aux
 
     flat.__name__ = messages.name_of(fun)
-    outputs, pushed, aux = defaults.jvp(this_backend, flat, parts(tensors), parts(tangents))
-    return fill_all(shells[0], outputs), fill_all(shells[0], pushed), aux
+    outputs, pushed, aux = defaults.jvp(this_backend, flat, inputs.values, parts(tangents))
+    return shells[0].filled(outputs), shells[0].filled(pushed), aux
 
 
 def jacobian(fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]:

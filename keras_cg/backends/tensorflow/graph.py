@@ -11,12 +11,11 @@ import tensorflow as tf
 from keras_cg.backends.tensorflow.backward import Backward
 from keras_cg.backends.tensorflow.composite import (
     HANDLES,
+    Parts,
     element_dtype,
-    fill_all,
     is_floating,
     mapped,
     marked,
-    parts,
     read,
 )
 from keras_cg.backends.tensorflow.recording import VariableWatcher, is_differentiated, needs_grad, stop_recording
@@ -28,6 +27,26 @@ CLOSED_OVER = "(a tensor that is being differentiated)"
 # The number of an operation in its graph. The public way is a list of all operations (2.21), with which the time to
 # trace would grow with the square of the number of calls.
 _number = tf.Operation._id.fget
+
+
+def _found_by_trying() -> tuple[int, str]:
+    """Returns the number of the first operation of a graph of version 0, and the scope of a vectorized loop's body."""
+    scopes: list[str] = []
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def body(element: Any) -> Any:
+        scopes.append(tf.compat.v1.get_default_graph().get_name_scope().rpartition("/")[2])
+        return element
+
+    with tf.Graph().as_default() as graph:
+        numbers = [_number(tf.no_op()) - graph.version for _ in range(3)]
+        tf.vectorized_map(body, tf.zeros([2]))
+    if len(set(numbers)) != 1 or not all(scopes):
+        raise ImportError(f"tensorflow {tf.__version__} counts operations, or marks a vectorized loop, in another way.")
+    return numbers[0] + 1, scopes[0]
+
+
+_FIRST, _VECTORIZED = _found_by_trying()
 
 # TensorFlow shows this as the reason of a LookupError.
 _DROPPED = " ".join(
@@ -51,13 +70,14 @@ def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
 
     # A rule may call this in the graph of a gradient, with tensors of the graph that is differentiated. When that
     # gradient is differentiated again, only tensors of its own graph are within reach.
-    tensors = [mapped(inside, tensor) for tensor in tensors]
+    arguments = Parts([mapped(inside, tensor) for tensor in tensors])
     before = graph.version
     # Copies, because a function may also close over an argument, which would be the same tensor.
-    inputs = [tf.identity(part) for part in parts(tensors)]
+    inputs = [tf.identity(part) for part in arguments.values]
     with VariableWatcher() as watcher:
-        outputs, pullback = fun(*fill_all(tensors, inputs))
-    results = [inside(result) for result in parts(outputs)]
+        outputs, pullback = fun(*arguments.filled(inputs))
+    found = Parts(outputs)
+    results = [inside(result) for result in found.values]
     sources = _sources(fun, results, inputs, before)
     if results and _is_vectorizing():
         # Inside of the loop's body the rule serves. Vectorization drops it, so a gradient from outside of the loop must
@@ -79,20 +99,38 @@ def with_override(fun: Function, tensors: Sequence[Any]) -> Tensors:
         raise messages.unserved_variables("tensorflow", "a closure over it, in a tf.function.", fun)
     # TensorFlow cannot tell which of the captured values will be differentiated later, except for constants.
     unknown = [read(source) for source in others if source.op.type != "Const"]
-    active = needs_grad(tensors)
-    backward = Backward(fun.name, pullback, lambda: None, tensors, active, outputs, variables, unknown)
+    backward = Backward(fun, pullback, arguments, needs_grad(arguments), found, variables, unknown)
     with stop_recording():
         results = _wrap(graph, results, backward)
     backward.record(results)
-    return fill_all(outputs, results)
+    return found.filled(results)
+
+
+class _Probe(tf.__internal__.FuncGraph):  # type: ignore[misc]
+    """A graph that shows what a function depends on. It is never differentiated."""
+
+
+def dependencies(fun: Function, arguments: Parts) -> list[Any]:
+    """Traces `fun`, and returns what its outputs depend on, except its arguments: tensors, and handles of variables."""
+    graph = _Probe("dependencies")
+    with graph.as_default(), stop_recording():
+        place = lambda each: marked(tf.compat.v1.placeholder(each.dtype, each.shape), each)  # noqa: E731
+        inputs = Parts([mapped(place, tensor) for tensor in arguments.tensors])
+        before = graph.version
+        outputs, _ = fun(*inputs.tensors)
+        results = [graph.capture(result) for result in Parts(outputs).values]
+        known = {id(source) for source in _sources(fun, results, inputs.values, before)}
+    return [outer for outer, inner in graph.captures if id(inner) in known]
 
 
 def _wrap(graph: Any, results: list[Any], backward: Backward) -> list[Any]:
     """Returns `results`, from which the graph differentiates by `backward` alone, like `tf.custom_gradient`."""
-    inputs = backward.inputs()
+    inputs = backward.inputs
     if not results or not inputs:
         return results
     count = len(results)
+    if isinstance(graph, _Probe):
+        return list(tf.identity_n([*results, *inputs])[:count])
     # Registered until the process ends, like those of `tf.custom_gradient`. A saved program has the name, too, and must
     # not find the rule of another function where it is loaded.
     name = f"KerasCustomGradient-{uuid.uuid4().hex}"
@@ -140,8 +178,7 @@ def _sources(fun: Function, results: list[Any], inputs: list[Any], before: int) 
             continue
         known.add(id(tensor))
         operation = tensor.op
-        # The version of a graph counts two nodes that are no operations.
-        if _number(operation) < before + 2 or operation.type in ("Placeholder", "Const", "VarHandleOp"):
+        if _number(operation) < before + _FIRST or operation.type in ("Placeholder", "Const", "VarHandleOp"):
             sources.append(tensor)
         elif operation.type in ("VariableV2", "Variable"):
             cause = f"the variable {operation.name!r}, created inside with use_resource=False."
@@ -155,8 +192,8 @@ def _is_vectorizing() -> bool:
     """Whether the graph being built is the body of a vectorized loop, which TensorFlow rebuilds without its rules."""
     graph = tf.compat.v1.get_default_graph()
     while graph is not None:
-        # tf.vectorized_map opens this scope (2.21); nothing else tells that the body is one.
-        if "loop_body" in graph.get_name_scope().split("/"):
+        # Nothing but this scope, which tf.vectorized_map opens (2.21), tells that the body is one.
+        if _VECTORIZED in graph.get_name_scope().split("/"):
             return True
         # Not documented (2.21); every graph that captures from an outer one has it.
         graph = graph.outer_graph if hasattr(graph, "capture") else None

@@ -14,12 +14,25 @@ from tensorflow.python.eager.forwardprop_util import pack_tangents
 from tensorflow.python.eager.forwardprop_util import push_forwardprop_state as push_forwardprop_state
 from tensorflow.python.eager.record import VariableWatcher as VariableWatcher
 from tensorflow.python.eager.record import could_possibly_record as could_possibly_record
-from tensorflow.python.eager.record import record_operation as record_operation
+from tensorflow.python.eager.record import record_operation_backprop_only as record_operation_backprop_only
+from tensorflow.python.eager.record import record_operation_forwardprop_only as record_operation_forwardprop_only
 from tensorflow.python.eager.record import should_record_backprop
 from tensorflow.python.eager.record import stop_recording as stop_recording
 
-from keras_cg.backends.tensorflow.composite import components, mapped, marked, parts
+from keras_cg.backends.tensorflow.composite import Parts, parts
 from keras_cg.engine import messages
+
+# A quick copy to the same device: it shares the memory, and is no operation, which would take ten times as long.
+_copy_to_device = tf.__internal__.EagerTensor._copy_to_device
+
+
+# Tensors are numbered as they are made.
+_number = tf.__internal__.EagerTensor._id
+
+
+def is_younger(value: Any, tensor: Any) -> bool:
+    """Whether a value is a tensor that was made after `tensor`, in eager mode."""
+    return not isinstance(value, tf.Variable) and bool(_number.__get__(value) > _number.__get__(tensor))
 
 
 def is_differentiated(tensors: list[Any]) -> bool:
@@ -27,21 +40,25 @@ def is_differentiated(tensors: list[Any]) -> bool:
     return bool(should_record_backprop(tensors) or pack_tangents(tensors).tangents)
 
 
-def needs_grad(tensors: Sequence[Any]) -> list[bool]:
+def needs_grad(arguments: Parts) -> list[bool]:
     """Returns which of the tensors are differentiated; all, where TensorFlow does not tell."""
-    if is_transposing():
-        return [True] * len(tensors)
-    return [is_differentiated(parts([tensor])) for tensor in tensors]
+    if pack_tangents([]).indices and is_transposing():
+        return [True] * len(arguments.tensors)
+    if not arguments.are_plain:
+        return [is_differentiated(parts([tensor])) for tensor in arguments.tensors]
+    pairs = zip(arguments.tensors, arguments.are_floating, strict=True)
+    return [is_part and is_differentiated([tensor]) for tensor, is_part in pairs]
 
 
 def copies(tensors: Sequence[Any]) -> list[Any]:
-    """Returns copies of the tensors, which no tape and no accumulator knows."""
-    if not tensors:
-        return []
+    """Returns copies of plain tensors, which no tape and no accumulator knows."""
+    if tf.executing_eagerly():
+        try:
+            return [_copy_to_device(tensor, tensor.device) for tensor in tensors]
+        except RuntimeError:
+            pass  # A device of DTensor has no such copy.
     with stop_recording():
-        # One operation for all of them: most of its time is not spent on values.
-        copied = iter(tf.identity_n(components(tensors)))
-    return [mapped(lambda each: marked(next(copied), each), tensor) for tensor in tensors]
+        return list(tf.identity_n(tensors)) if tensors else []
 
 
 def is_transposing() -> bool:

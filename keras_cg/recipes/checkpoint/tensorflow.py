@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_cg.backends.tensorflow.attach import is_source, outside
-from keras_cg.backends.tensorflow.composite import dense, is_floating, is_part, parts
+from keras_cg.backends.tensorflow.composite import Parts, dense, is_floating, is_part, parts
 from keras_cg.backends.tensorflow.recording import (
     VariableWatcher,
     copies,
@@ -36,7 +36,8 @@ def recompute(fun: OutputFunction, tensors: Sequence[Any]) -> Tensors:
 
     def run(*inputs: Any) -> Any:
         with VariableWatcher() as watcher:
-            outputs = list(fun(*copies(inputs[:count])))
+            arguments = Parts(inputs[:count])
+            outputs = list(fun(*arguments.filled(copies(arguments.values))))
         is_known = any(map(is_source, closed_over)) or watcher.watched_variables()
         if not is_known and is_differentiated(parts(outputs)):
             raise messages.unserved_variables("tensorflow", messages.NO_CLOSURE, fun)

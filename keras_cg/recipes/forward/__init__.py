@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,11 +17,13 @@ from keras_cg.autodiff import vjp
 from keras_cg.engine import linear, precision
 from keras_cg.frontend import config, pytree, readings, signature
 from keras_cg.frontend.call import function_name
+from keras_cg.frontend.pickling import picklable
 from keras_cg.frontend.tree import Tree
 from keras_cg.recipes import frameworks, messages, tensors
 from keras_cg.recipes.tensors import Pair
 
 
+@picklable
 def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function whose gradient is the transpose of a forward derivative, which `f` returns with its output.
 
@@ -92,17 +95,54 @@ def from_jvp(f: Callable[..., Any]) -> Callable[..., Any]:
             positional, named = _placed(f, tree.blank(tangents), count, keywords)
             return _fit(name, jvp(*positional, **named), shell)
 
+        def plain(leaves: Sequence[Any], shell: Tree) -> list[Any]:
+            """Returns the floating tensors in the output, as a function of those in the arguments."""
+            values = tree.fill(tree.places, leaves)
+            output, _ = f(*values[:count], **dict(zip(keywords, values[count:], strict=True)))
+            found = pytree.flatten(output, config.active.is_tensor, config.active.children).leaves
+            return [found[place] for place in shell.places]
+
         def grad(upstream: Any) -> Any:
             shell = pytree.flatten(upstream, config.active.is_tensor, config.active.children)
             shell.places = [place for place, leaf in enumerate(shell.leaves) if tensors.is_floating(leaf)]
-            zeros = [ops.zeros_like(tree.leaves[place]) for place in tree.places]
             floating = [shell.leaves[place] for place in shell.places]
-            gradients = tree.blank(_transposed(name, lambda *tangents: push(tangents, shell), zeros, floating))
-            return tuple(itertools.compress(gradients, has_tensor))
+            if _identity(f) in _pulling.functions:
+                # `jvp` calls `f` along its tangents. The transpose of a linear map is that of what it computes.
+                starts = [tree.leaves[place] for place in tree.places]
+                of_leaves = lambda *leaves: tuple(plain(leaves, shell))  # noqa: E731
+                found = _under((), vjp, of_leaves, *starts)[1](tuple(floating))
+            else:
+                zeros = [ops.zeros_like(tree.leaves[place]) for place in tree.places]
+                found = _transposed(name, f, lambda *tangents: push(tangents, shell), zeros, floating)
+            return tuple(itertools.compress(tree.blank(found), has_tensor))
 
         return output, grad
 
     return function
+
+
+class _Pulling(threading.local):
+    """The functions whose `jvp` a pullback goes through now; no context variable, which torch.compile cannot trace."""
+
+    functions: tuple[Any, ...] = ()
+
+
+_pulling = _Pulling()
+
+
+def _under(functions: tuple[Any, ...], pull: Callable[..., Any], *args: Any) -> Any:
+    """Calls `pull` while `functions` are those whose `jvp` it goes through."""
+    before = _pulling.functions
+    _pulling.functions = functions
+    try:
+        return pull(*args)
+    finally:
+        _pulling.functions = before
+
+
+def _identity(f: Any) -> tuple[Any, Any]:
+    """Returns what two functions have in common if they are the same, maybe made again: the code and the object."""
+    return getattr(f, "__code__", f), id(getattr(f, "__self__", None))
 
 
 def _placed(
@@ -135,12 +175,13 @@ def _fit(name: str, moved: Any, shell: Tree) -> list[Any]:
 
 
 def _transposed(
-    name: str, push: Callable[..., Sequence[Any]], zeros: Sequence[Any], upstream: Sequence[Any]
+    name: str, f: Any, push: Callable[..., Sequence[Any]], zeros: Sequence[Any], upstream: Sequence[Any]
 ) -> Sequence[Any]:
     """Applies the transpose of a map, or raises if it is not linear; where no value is known yet, the result is NaN.
 
     Args:
         name: The name of the function for messages.
+        f: The function, which the map may call.
         push: Maps tangents of the inputs to tangents of the outputs.
         zeros: Tangents of zero.
         upstream: What the transpose is applied to.
@@ -148,7 +189,11 @@ def _transposed(
     proved = frameworks.this.forward.transposed(name, push, zeros, upstream)
     if proved is not None:
         return proved  # type: ignore[no-any-return]
-    _, pullback = vjp(lambda *tangents: tuple(push(*tangents)), *zeros)
+    _, pull = vjp(lambda *tangents: tuple(push(*tangents)), *zeros)
+
+    def pullback(upstream: tuple[Any, ...]) -> Sequence[Any]:
+        return _under((*_pulling.functions, _identity(f)), pull, upstream)  # type: ignore[no-any-return]
+
     gradients = pullback(tuple(upstream))
     holds = _is_linear(push, pullback, zeros, upstream)
     known = _known(holds)

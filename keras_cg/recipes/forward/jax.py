@@ -16,7 +16,7 @@ def transposed(
 ) -> list[Any] | None:
     """Applies the transpose of a map to `upstream`; returns None if its program does not show that it is linear."""
     try:
-        gradients = linear.transposed(name, push, [*map(jax.typeof, zeros)], [*map(conjugate, upstream)])
+        gradients = linear.transposed_plainly(name, push, [*map(jax.typeof, zeros)], [*map(conjugate, upstream)])
     except ValueError:
         # An error of the map itself comes again where it is tried.
         return None
