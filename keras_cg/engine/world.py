@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from keras_cg.engine.functions import (
     ATOMS,
@@ -39,22 +39,10 @@ from keras_cg.engine.references import MISSING, TABLES, dict_of, near, slot_of, 
 Entry = tuple[Any, Any, Any]
 
 
-class Table(NamedTuple):
-    """Where a run may set something, with what was there before it.
-
-    Attributes:
-        holder: A dict, a class, an object with slots, or a variable.
-        keys: The slots, or the name of the variable.
-        before: What was there.
-        kind: The class that has defaults for the attributes of an object; None for other places.
-        is_whole: Whether each place counts, and not only those that the run sets.
-    """
-
-    holder: Any
-    keys: Sequence[Any]
-    before: dict[Any, Any]
-    kind: type | None = None
-    is_whole: bool = False
+# Where a run may set something: a dict, a class, an object with slots, or a variable; the slots, or the name of the
+# variable; the class that has defaults for the attributes of an object; and whether each place counts, and not only
+# those that the run sets.
+Table = tuple[Any, Sequence[Any], type | None, bool]
 
 
 class World:
@@ -65,41 +53,51 @@ class World:
         left: Each place with what the run left there, which its rule must find.
         named: What the run set, under its name.
         tables: Where the run may set attributes.
+        before: What was in each of these before the run.
         cells: The variables from outside that the function can read, by identity; None for one that is state.
-        frame: What the code of the function says.
     """
 
-    __slots__ = "cells", "found", "frame", "left", "named", "tables"
+    __slots__ = "before", "cells", "found", "left", "named", "tables"
 
     def __init__(self, user: Any, static: Sequence[Any] = ()):
         self.found: list[Entry] = []
         self.left: list[Entry] = []
         self.named: list[tuple[str, Any]] = []
-        self.tables: list[Table] = []
-        fun = innermost(user)
-        self.frame = None if fun is None else facts(fun.__code__)
-        self.cells, objects = reachable(user, static, self.frame, fun)
-        if self.frame is not None and self.frame.own:
-            own = [(name, cell) for name, cell in named_cells(fun) if name in self.frame.own]
-            self.tables += [Table(cell, (name,), contents(cell, (name,))) for name, cell in own]
+        fun = user.__func__ if type(user) is MethodType else user
+        fun = fun if type(fun) is FunctionType else innermost(user)
+        frame = None if fun is None else known_facts.get(id(fun.__code__)) or facts(fun.__code__)
         owner = user.__self__ if type(user) is MethodType else user
-        if objects and owner is objects[0] and not isinstance(owner, type) and not is_stable(type(owner).__module__):
+        is_simple = owner is not user and not static and fun is not None and not (fun.__closure__ or fun.__defaults__)
+        if is_simple and _kinds.get(type(owner)) == _OBJECT and not _functions_in(owner, _OBJECT):
+            self.cells, objects = {}, [owner]  # as a walk would find, for most methods
+        else:
+            self.cells, objects = reachable(user, static, frame, fun)
+        self.tables: list[Table] = []
+        if frame is not None and frame.own:
+            self.tables += [(cell, (name,), None, False) for name, cell in named_cells(fun) if name in frame.own]
+        if objects and owner is objects[0] and not isinstance(owner, type) and is_users(type(owner)):
             objects.append(type(owner))
         for each in objects:
             self.tables += tables_of(each)
+        self.before = [contents(holder, keys).copy() for holder, keys, *_ in self.tables]
 
     def values(self) -> list[Any]:
         """Lists what stood at hand before the run."""
-        held = [value for table in self.tables for value in table.before.values()]
+        held = [value for before in self.before for value in before.values()]
         return held + [read(cell, name) for name, cell in filter(None, self.cells.values())]
 
-    def close(self, rule: Any, frame: Facts | None) -> World | None:
-        """Notes how the run left the world; returns None if there is nothing to put back, now or after another run."""
+    def close(self, rules: dict[int, tuple[str, CellType] | None]) -> World | None:
+        """Notes how the run left the world; returns None if there is nothing to put back, now or after another run.
+
+        `rules` are the variables that the rule can read.
+        """
         noted = set()
-        for holder, keys, before, kind, is_whole in self.tables:
-            now = contents(holder, keys)
-            if not is_whole and len(now) == len(before) and _are_same(now, before):
-                continue
+        for (holder, keys, kind, is_whole), before in zip(self.tables, self.before, strict=True):
+            now = holder if type(holder) is dict else contents(holder, keys)
+            if not is_whole and len(now) == len(before):
+                # By identity, and in one order: most runs set nothing.
+                if all(map(operator.is_, now.values(), before.values())) and all(map(operator.is_, now, before)):
+                    continue
             for key in {**before, **now}:
                 old, new = before.get(key, MISSING), now.get(key, MISSING)
                 if old is not new:
@@ -110,7 +108,6 @@ class World:
                 noted.add(id(holder))
                 self.left.append((holder, key, new))
                 self.found.append((holder, key, new if _is_lazy(old, key, kind) else old))
-        rules, _ = reachable(rule, (), frame or self.frame, None)
         for key, known in {**self.cells, **rules}.items():
             if known is None or self.cells.get(key, known) is None or key in noted:
                 continue
@@ -119,7 +116,7 @@ class World:
                 self.left.append((cell, name, value))
                 if key in self.cells:
                     self.found.append((cell, name, value))
-        self.cells, self.tables = {}, [table._replace(before={}) for table in self.tables]
+        self.cells, self.before = {}, []
         return self if self.left or self.tables else None
 
     def forget(self) -> None:
@@ -143,12 +140,12 @@ class World:
         if not self.tables and not _differing(self.found) and not _is_put_back(self.found):
             return fun(*args)
         with _lock:
-            before = [(table, dict(contents(table.holder, table.keys))) for table in self.tables]
-            with _Bound(self.found, [table.holder for table in self.tables]):
+            before = [contents(holder, keys).copy() for holder, keys, *_ in self.tables]
+            with _Bound(self.found, [table[0] for table in self.tables]):
                 try:
                     return fun(*args)
                 finally:
-                    for (holder, keys, *_), known in before:
+                    for (holder, keys, *_), known in zip(self.tables, before, strict=True):
                         for key in {**contents(holder, keys), **known}:
                             if read(holder, key) is not known.get(key, MISSING):
                                 write(holder, key, known.get(key, MISSING))
@@ -158,28 +155,28 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
 
     Returns also what the rule holds, by a quick look, and whether all that it can read is data.
     """
-    if opened is None and type(rule) is FunctionType and type(function) is FunctionType:
-        code = rule.__code__
-        known = known_facts.get(id(code)) or facts(code)
-        frame = known_facts.get(id(function.__code__)) or facts(function.__code__)
-        if id(code) in frame.inner and not known.assigned:
-            # Most rules are closures over tensors and numbers of the run.
-            try:
-                held = [cell.cell_contents for cell in rule.__closure__ or ()]
-            except ValueError:  # a name that is not bound yet
-                held = [function]
-            if rule.__defaults__ or rule.__kwdefaults__:
-                held += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
-            for value in held:
-                if _kinds.get(type(value), _END) != _DATA:
-                    break
-            else:
-                return None, held, is_closed(rule) if known.is_closed is None else known.is_closed
-    inside = innermost(function)
-    world = (opened or World(function)).close(rule, None if inside is None else facts(inside.__code__))
+    inside = function if type(function) is FunctionType else innermost(function)
+    frame = None if inside is None else known_facts.get(id(inside.__code__)) or facts(inside.__code__)
+    if type(rule) is FunctionType and frame is not None and id(rule.__code__) in frame.inner:
+        known = known_facts.get(id(rule.__code__)) or facts(rule.__code__)
+        # Most rules are closures over tensors and numbers of the run, and lead to no other variable.
+        try:
+            held = [cell.cell_contents for cell in rule.__closure__ or ()]
+        except ValueError:  # a name that is not bound yet
+            held = [function]
+        if rule.__defaults__ or rule.__kwdefaults__:
+            held += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
+        for value in held:
+            if _kinds.get(type(value), _END) != _DATA:
+                break
+        else:
+            if not known.assigned:
+                is_data = is_closed(rule) if known.is_closed is None else known.is_closed
+                return None if opened is None else opened.close({}), held, is_data
+    rules, _ = reachable(rule, (), frame, None)
     held = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
-    return world, held, is_plain and all(map(_is_data, held))
+    return (opened or World(function)).close(rules), held, is_plain and all(map(_is_data, held))
 
 
 def _is_data(value: Any) -> bool:
@@ -283,21 +280,35 @@ def contents(holder: Any, keys: Sequence[Any]) -> Any:
 def tables_of(owner: Any) -> list[Table]:
     """Returns where a run may set attributes of an object."""
     if isinstance(owner, type):
-        return [Table(owner, (), dict(vars(owner)))]
+        return [(owner, (), None, False)]
     members, kind, found = dict_of(owner), type(owner), []
-    if not is_stable(kind.__module__) or kind is SimpleNamespace:
-        if type(getattr(owner, "__dict__", None)) is dict:
-            found.append(Table(members, (), dict(members), kind))
-        if places := slots(kind):
-            found.append(Table(owner, places, contents(owner, places), kind))
+    if is_users(kind) or kind is SimpleNamespace:
+        found = [(members, (), kind, False)] if members or hasattr(owner, "__dict__") else []
+        places = _slots.get(kind)
+        if places is None:
+            places = slots(kind)
+            if "<locals>" not in kind.__qualname__:
+                _slots[kind] = places
+        if places:
+            found.append((owner, places, kind, False))
     # The parameters and buffers of a module of torch, which `torch.func.functional_call` exchanges for one call.
-    tables = [table for name in TABLES[:2] if type(table := members.get(name)) is dict]
-    return found + [Table(table, (), dict(table), None, True) for table in tables]
+    tables = [table for name in TABLES[:2] if name in members and type(table := members[name]) is dict]
+    return found + [(table, (), None, True) for table in tables]
 
 
-def _are_same(now: Any, before: dict[Any, Any]) -> bool:
-    """Whether two dicts of one length have the same keys and values, in one order, by identity."""
-    return all(map(operator.is_, now.values(), before.values())) and all(map(operator.is_, now, before))
+# The slots of the objects of each class, and whether it is the user's.
+_slots: dict[type, Any] = {}
+_users: dict[type, bool] = {}
+
+
+def is_users(kind: type) -> bool:
+    """Whether a class is neither Python's nor a framework's."""
+    known = _users.get(kind)
+    if known is None:
+        known = not is_stable(kind.__module__)
+        if "<locals>" not in kind.__qualname__:
+            _users[kind] = known
+    return known
 
 
 def _is_lazy(old: Any, key: Any, kind: type | None) -> bool:
@@ -354,7 +365,7 @@ def _kind_of(value: Any, kind: type) -> int:
         return _CONTAINER
     # Of the objects of frameworks, modules of torch have tables, and our recipes hold functions of the user.
     is_holder = kind is SimpleNamespace or kind.__module__.startswith("keras_cg.")
-    return _OBJECT if is_holder or not is_stable(kind.__module__) or TABLES[0] in dict_of(value) else _END
+    return _OBJECT if is_holder or is_users(kind) or TABLES[0] in dict_of(value) else _END
 
 
 # A longer container, or an object with more attributes, is data and no table of functions.
@@ -425,6 +436,11 @@ def _functions_in(value: Any, kind: int) -> list[Any]:
     else:
         members = dict_of(value).values() if kind == _OBJECT else ()
         made = value if kind == _CLASS else type(value)
-        for each in vars(made).values() if "<locals>" in made.__qualname__ else ():
-            found.append(each if type(each) is FunctionType else inner(each))
-    return found + ([each for each in members if kind_of(each) in (_FUNCTION, _CALLER)] if len(members) <= _LONGEST else [])
+        if "<locals>" in made.__qualname__:
+            for each in vars(made).values():
+                found.append(each if type(each) is FunctionType else inner(each))
+    if len(members) <= _LONGEST:
+        for each in members:
+            if _kinds.get(type(each), _FUNCTION) >= _FUNCTION and kind_of(each) in (_FUNCTION, _CALLER):
+                found.append(each)
+    return found

@@ -289,7 +289,7 @@ def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool | None]:
         for one, two in pairs:
             if not (is_plain(one) and is_plain(two) and one.is_cpu and two.is_cpu and one.dtype == two.dtype):
                 break
-            if not (one.layout is two.layout is torch.strided and torch.equal(one, two)):
+            if one.is_nested or not (one.layout is two.layout is torch.strided and torch.equal(one, two)):
                 break
         else:
             return [True] * len(pairs)
