@@ -16,7 +16,7 @@ WHY = {
     "keras_cg.backends.jax.attach:_run": "Runs the function, and makes residuals of its rule.",
     "keras_cg.backends.jax.rule_primitives:_tie_jvp": "The gradient, recorded: it can be differentiated again.",
     "keras_cg.backends.numpy.attach:_vjps": "Tells autograd what the backward pass of its primitive is.",
-    "keras_cg.engine.comparing:_of_function": "What a function of a rule holds, for the comparison of two runs.",
+    "keras_cg.engine.references:_of_function": "What a function of a rule holds, for the comparison of two runs.",
     "keras_cg.namespaces.jax:clip": "`ops.clip`, with bounds of any size.",
     "keras_cg.namespaces.numpy.functions:broadcast_to": "`ops.where` broadcasts by it.",
     "keras_cg.namespaces.numpy.functions:clip": "`ops.clip`, with bounds of any size.",

@@ -25,8 +25,8 @@ MODULES = (
 )
 # Attributes likewise.
 ATTRIBUTES = ("is_vjp", "outer_graph", "variable")
-# Python documents the first two. The third is what torch's public `assume_constant_result` sets, as a test compares. The
-# fourth is Python's own; without it, `os.environ` is asked, as a test compares.
+# Python documents the first two. The third is what torch's public `assume_constant_result` sets, as a test compares.
+# The fourth is Python's own; without it, `os.environ` is asked.
 PUBLIC = ("_make", "_replace", "_dynamo_marked_constant", "_data")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import collections
 import functools
-import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -7,7 +7,7 @@ A backend sees flat tuples of tensors. Pytrees, keywords, conventions and messag
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -28,100 +28,15 @@ PlainFunction = Callable[..., tuple[Tensors, Tensors]]
 Map = Callable[[Sequence[Any]], Tensors]
 
 
-class Pullback(Protocol):
-    """The user's rule, flat and checked: a backend calls it in the backward pass.
-
-    `cotangents` has one tensor per output: zeros for an unused output, None for an output of integers. `variables` are
-    the captured values. The result is `(gradients, variable_gradients)`, with None for no gradient. Where `needs_grad`
-    is False, the gradient is not checked; without `needs_grad`, all are needed. `arguments` are the caller's own
-    tensors, for a rule that is called with the function's arguments; without them it gets those of the run. For complex
-    numbers, cotangents and gradients are dL/dx + i dL/dy, the convention of torch and TensorFlow.
-    """
-
-    def __call__(
-        self,
-        cotangents: Sequence[Any],
-        variables: Sequence[Any] = (),
-        needs_grad: Sequence[bool] | None = None,
-        arguments: Sequence[Any] | None = None,
-    ) -> tuple[Tensors, Tensors]: ...
-
-    # Whether it was called by a probe: a rule may use up what its run made, and another run makes it again.
-    is_used_up: bool
-
-    def takes_arguments(self) -> bool:
-        """Whether the rule is called with the function's arguments."""
-
-    def location(self) -> str | None:
-        """Returns the file and line of the rule, if they are known."""
-
-    def takes_variables(self) -> bool:
-        """Whether the rule has a parameter for captured values."""
-
-    def capture(self, names: Sequence[str], values: Sequence[Any] = ()) -> None:
-        """Raises CapturedVariableError if `fun` captured something and the rule takes no `variables`.
-
-        `names` describe what it captured; in the place of a description of one of `values` stands the user's name.
-        """
-
-    def check(self, other: Pullback, probe: Probe) -> list[Any]:
-        """Compares with the pullback of another run, and raises RuntimeError if they differ.
-
-        Call it before the gradient that is recorded, where the framework may record: if what the rules hold is no data,
-        both are called by `probe`. Returns the boolean tensors of `agreement` that must all hold.
-        """
-
-    def closed_over(self) -> list[Any]:
-        """Lists what a quick look at the rule shows: its cells, defaults and partial arguments, and `vars(self)`."""
-
-    def reached(self) -> list[Any]:
-        """Finds the tensors that the rule can reach. This may take long."""
-
-    def outline(self, inputs: Sequence[Any], probe: Probe) -> tuple[list[Any], Any]:
-        """Returns the tensors of the rule and its other facts, for a backend that must not keep the rule."""
-
-    def check_outline(self, inputs: Sequence[Any], tensors: Sequence[Any], facts: Any, probe: Probe) -> None:
-        """Compares like `check`, with the outline of the first run."""
-
+# The user's function, flat, as `attach` gets it, is a `frontend.call.Call`. The rule of one of its runs, flat and
+# checked, which a backend calls in the backward pass, is a `frontend.run.Run`. Their docstrings say what a backend may
+# ask.
+Function = Any
+Pullback = Any
 
 # Returns the gradients of a pullback along upstreams that are the same at each call: fresh copies from
 # `linear.irregular`, in the structure that the pullback expects, with the captured values.
 Probe = Callable[[Pullback], Sequence[Any]]
-
-
-class Function(Protocol):
-    """The user's function, flat, as `attach` gets it."""
-
-    name: str
-    # The user's function itself.
-    user: Callable[..., Any]
-    # Whether its arguments are plain tensors in any pytree.
-    is_plain: bool
-
-    @property
-    def is_ordinary(self) -> bool:
-        """Whether its arguments are plain tensors by position, as `is_plain` says."""
-
-    def __call__(self, *tensors: Any) -> tuple[Tensors, Pullback]:
-        """Runs the function: returns its outputs, and the rule for them."""
-
-    def start(self, *tensors: Any) -> tuple[Tensors, Any]:
-        """Runs the function: returns its outputs, and what `pullback` needs."""
-
-    def pullback(self, started: Any) -> Pullback:
-        """Returns the rule of a run, before anything else runs."""
-
-    def closed_over(self) -> list[Any]:
-        """Lists what a quick look at the user's function shows: cells, defaults, partial arguments, `vars(self)`."""
-
-    def refuse_changes(self) -> None:
-        """Lets no run change a variable of Keras, where even the first run is traced and no program is being built."""
-
-    def captures(self, is_wanted: Callable[[Any], bool]) -> Iterable[Any]:
-        """Finds the wanted values that the user's function can reach, without its arguments. This may take long."""
-
-    def names(self, values: Sequence[Any], described: Sequence[str]) -> list[str]:
-        """Returns the user's name for each captured value, such as `self.w`; without one, what `described`."""
 
 
 class Backend(Protocol):
@@ -170,6 +85,7 @@ class Backend(Protocol):
     def jacobian(self, fun: PlainFunction, tensors: Sequence[Any]) -> tuple[Tensors, tuple[Tensors, ...], Tensors]: ...
     # Whether a quick look shows that `asarray` returns `value` unchanged: for the fast path.
     def is_plain(self, value: Any) -> bool: ...
+
     # The classes of which every object is plain.
     plain: frozenset[type]
     # Returns what has the dtype and the shape of each of some plain tensors, and may be kept. None if the tensors
@@ -177,6 +93,7 @@ class Backend(Protocol):
     types: Callable[[Sequence[Any]], Sequence[Any]] | None
     # Converts the user's function before it is traced: TensorFlow rewrites branches and loops. None if it stays.
     converted: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+
     # Compiles a function of tensors; None if the framework has no compiler.
     def compiled(self, fun: Callable[..., Tensors]) -> Callable[..., Tensors] | None: ...
     # Returns a function of such tensors after the framework has exported and loaded it, with the gradient that the

@@ -33,6 +33,7 @@ class Facts:
         assigned: The free names that it assigns.
         own: Those of them that it assigns itself, and no function inside of it.
         named: The names of globals that it reads.
+        names: The names of globals and attributes in it.
         asks: The names whose `requires_grad` it reads.
         is_closed: Whether it reads nothing that changes, once `is_closed` has looked.
         changes: Whether it seems to set something outside of itself.
@@ -49,20 +50,25 @@ class Facts:
         inner = [facts(const) for const in code.co_consts if isinstance(const, CodeType)]
         steps = [*dis.get_instructions(code)]
         stored = {step.argval for step in steps if step.opname in ("STORE_DEREF", "DELETE_DEREF")}
-        inside = frozenset().union(*[each.assigned for each in inner]).intersection(code.co_freevars)
+        inside: frozenset[str] = frozenset().union(*[each.assigned for each in inner]).intersection(code.co_freevars)
         self.assigned = inside.union(stored).intersection(code.co_freevars)
         self.own = self.assigned - inside
         read = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
         self.named: frozenset[str] = frozenset(read).union(*[each.named for each in inner])
+        self.names: frozenset[str] = frozenset(code.co_names).union(*[each.names for each in inner])
         asked = [one.argval for one, two in itertools.pairwise(steps) if (two.opname, two.argval) == _ASKS]
         self.asks = frozenset(map(str, asked)).union(*[each.asks.intersection(each.code.co_freevars) for each in inner])
-        ops, names = {step.opname for step in steps}, {*code.co_names}
-        is_writing = not ops.isdisjoint(_WRITES) or any([name in _MUTATORS or name[-1:] == "_" != name[-2:-1] for name in names])
+        is_writing = any([step.opname in _WRITES for step in steps]) or any(map(_is_mutator, self.names))
         self.changes: bool = is_writing or bool(self.assigned) or any([each.changes for each in inner])
         self.inner: frozenset[int] = frozenset([id(each.code) for each in inner]).union(*[each.inner for each in inner])
 
 
-# What is read already, by identity, because the hash of a code is computed again each time. Each entry keeps its code alive.
+def _is_mutator(name: str) -> bool:
+    return name in _MUTATORS or name[-1:] == "_" != name[-2:-1]
+
+
+# What is read already, by identity, because the hash of a code is computed again each time. Each entry keeps its code
+# alive.
 known_facts: dict[int, Facts] = {}
 
 
@@ -80,7 +86,7 @@ _FRAMEWORKS = {"autograd", "jax", "jaxlib", "keras", "keras_cg", "numpy", "scipy
 
 
 def is_stable(module: str | None) -> bool:
-    """Whether a module is Python's or a framework's, whose functions keep nothing that a run of a user's could change."""
+    """Whether a module is Python's or a framework's, whose functions keep nothing that a run could change."""
     package = (module or "builtins").partition(".")[0]
     return package in sys.stdlib_module_names or package in _FRAMEWORKS
 

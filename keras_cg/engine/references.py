@@ -1,4 +1,4 @@
-"""What a value holds, and by which step: asked for comparisons, for captured values and for names in messages."""
+"""Lists what a value holds, and by which step: for comparisons, for captured values and for names in messages."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def slot_of(slot: Any, value: Any) -> Any:
 def near(fun: Any) -> list[Any]:
     """Lists what the cells, defaults and arguments of a function hold, with the functions there; and `vars(self)`."""
     found, seen = [], set()
-    waiting = [fun]
+    waiting: list[Any] = [fun]
     for value in waiting:
         if id(value) in seen:
             continue

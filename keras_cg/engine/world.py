@@ -5,8 +5,8 @@ rule reads may have been called again. So what differs is put back while the rul
 was. When the function runs again, it starts in the world that its first run found, and leaves the user's objects as
 they were. Nothing is copied, and nothing is done where nothing differs.
 
-- A variable from outside is a cell that the function, its rule, or a function that these reach can read. A variable that
-  one of them assigns is state, and stays as it is, unless the function itself alone assigns it.
+- A variable from outside is a cell that the function, its rule, or a function that these reach can read. A variable
+  that one of them assigns is state, and stays as it is, unless the function itself alone assigns it.
 - An attribute counts if the run has set it, on an object at hand: `self`, its class, a callable object, a static
   argument, or an object in a cell. The parameters and buffers of such a module of torch always count.
 """
@@ -46,7 +46,7 @@ Table = tuple[Any, Sequence[Any], type | None, bool]
 
 
 class World:
-    """What a run found and left.
+    """The variables and attributes of one run, as it found and as it left them.
 
     Attributes:
         found: Each place with what another run must find there.
@@ -69,9 +69,11 @@ class World:
         owner = user.__self__ if type(user) is MethodType else user
         is_simple = owner is not user and not static and fun is not None and not (fun.__closure__ or fun.__defaults__)
         if is_simple and _kinds.get(type(owner)) == _OBJECT and not _functions_in(owner, _OBJECT):
-            self.cells, objects = {}, [owner]  # as a walk would find, for most methods
+            # As a walk would find, for most methods.
+            cells, objects = dict[int, Any](), [owner]
         else:
-            self.cells, objects = reachable(user, static, frame, fun)
+            cells, objects = reachable(user, static, frame, fun)
+        self.cells = cells
         self.tables: list[Table] = []
         if frame is not None and frame.own:
             self.tables += [(cell, (name,), None, False) for name, cell in named_cells(fun) if name in frame.own]
@@ -83,8 +85,8 @@ class World:
 
     def values(self) -> list[Any]:
         """Lists what stood at hand before the run."""
-        held = [value for before in self.before for value in before.values()]
-        return held + [read(cell, name) for name, cell in filter(None, self.cells.values())]
+        parts = [value for before in self.before for value in before.values()]
+        return parts + [read(cell, name) for name, cell in filter(None, self.cells.values())]
 
     def close(self, rules: dict[int, tuple[str, CellType] | None]) -> World | None:
         """Notes how the run left the world; returns None if there is nothing to put back, now or after another run.
@@ -94,10 +96,10 @@ class World:
         noted = set()
         for (holder, keys, kind, is_whole), before in zip(self.tables, self.before, strict=True):
             now = holder if type(holder) is dict else contents(holder, keys)
-            if not is_whole and len(now) == len(before):
-                # By identity, and in one order: most runs set nothing.
-                if all(map(operator.is_, now.values(), before.values())) and all(map(operator.is_, now, before)):
-                    continue
+            # By identity, and in one order: most runs set nothing.
+            is_same = len(now) == len(before) and all(map(operator.is_, now.values(), before.values()))
+            if not is_whole and is_same and all(map(operator.is_, now, before)):
+                continue
             for key in {**before, **now}:
                 old, new = before.get(key, MISSING), now.get(key, MISSING)
                 if old is not new:
@@ -150,6 +152,7 @@ class World:
                             if read(holder, key) is not known.get(key, MISSING):
                                 write(holder, key, known.get(key, MISSING))
 
+
 def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, Sequence[Any], bool]:
     """Notes how a run of `function` left the world; `opened` is the world before it, if it had anything at hand.
 
@@ -161,22 +164,22 @@ def note(opened: World | None, rule: Any, function: Any) -> tuple[World | None, 
         known = known_facts.get(id(rule.__code__)) or facts(rule.__code__)
         # Most rules are closures over tensors and numbers of the run, and lead to no other variable.
         try:
-            held = [cell.cell_contents for cell in rule.__closure__ or ()]
+            parts = [cell.cell_contents for cell in rule.__closure__ or ()]
         except ValueError:  # a name that is not bound yet
-            held = [function]
+            parts = [function]
         if rule.__defaults__ or rule.__kwdefaults__:
-            held += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
-        for value in held:
+            parts += [*(rule.__defaults__ or ()), *(rule.__kwdefaults__ or {}).values()]
+        for value in parts:
             if _kinds.get(type(value), _END) != _DATA:
                 break
         else:
             if not known.assigned:
                 is_data = is_closed(rule) if known.is_closed is None else known.is_closed
-                return None if opened is None else opened.close({}), held, is_data
+                return None if opened is None else opened.close({}), parts, is_data
     rules, _ = reachable(rule, (), frame, None)
-    held = near(rule)
+    parts = near(rule)
     is_plain = type(rule) is FunctionType and is_closed(rule)
-    return (opened or World(function)).close(rules), held, is_plain and all(map(_is_data, held))
+    return (opened or World(function)).close(rules), parts, is_plain and all(map(_is_data, parts))
 
 
 def _is_data(value: Any) -> bool:
@@ -196,7 +199,7 @@ _running: dict[object, tuple[int, list[Entry]]] = {}
 
 
 class _Bound:
-    """A context in which places are bound as `entries` say; what is set in it stays. `_lock` must be held.
+    """A context in which places are bound as `entries` say; what is set in it stays. `_lock` must be locked.
 
     It begins when no rule of another thread runs that reads these places, or the `others` that may be set in it.
     """
@@ -281,7 +284,8 @@ def tables_of(owner: Any) -> list[Table]:
     """Returns where a run may set attributes of an object."""
     if isinstance(owner, type):
         return [(owner, (), None, False)]
-    members, kind, found = dict_of(owner), type(owner), []
+    members, kind = dict_of(owner), type(owner)
+    found: list[Table] = []
     if is_users(kind) or kind is SimpleNamespace:
         found = [(members, (), kind, False)] if members or hasattr(owner, "__dict__") else []
         places = _slots.get(kind)
@@ -312,7 +316,7 @@ def is_users(kind: type) -> bool:
 
 
 def _is_lazy(old: Any, key: Any, kind: type | None) -> bool:
-    """Whether an attribute had no value before the run, which thus made it once and for all."""
+    """Whether an attribute had no value before the run, which computed it once and for all."""
     if old is MISSING and kind is not None:
         for base in kind.__mro__:
             old = vars(base).get(key, MISSING) if type(key) is str else MISSING
@@ -435,9 +439,9 @@ def _functions_in(value: Any, kind: int) -> list[Any]:
         members: Any = value.values() if isinstance(value, dict) else value
     else:
         members = dict_of(value).values() if kind == _OBJECT else ()
-        made = value if kind == _CLASS else type(value)
-        if "<locals>" in made.__qualname__:
-            for each in vars(made).values():
+        origin = value if kind == _CLASS else type(value)
+        if "<locals>" in origin.__qualname__:
+            for each in vars(origin).values():
                 found.append(each if type(each) is FunctionType else inner(each))
     if len(members) <= _LONGEST:
         for each in members:

@@ -17,7 +17,7 @@ from keras_cg.bridge import keras_interop, keras_scope
 from keras_cg.engine import references
 from keras_cg.engine.contract import Backend
 from keras_cg.engine.world import World
-from keras_cg.frontend import arguments, config, conventions, messages, pytree, signature
+from keras_cg.frontend import arguments, config, messages, pytree, signature
 from keras_cg.frontend.arguments import Arguments
 from keras_cg.frontend.gradients import Spec, check_variables, collect
 from keras_cg.frontend.run import Run
@@ -164,9 +164,9 @@ class Call(FlatFunction):
             return self.world.again(again, *tensors)  # type: ignore[no-any-return]
         backend, user, static = self.backend, self.user, self.nest
         opened, self.opened = self.opened, None
-        if opened is None and not self.is_traced:
-            if static is not None or type(user) is not FunctionType or user.__closure__ or user.__defaults__:
-                opened = self._open()
+        is_alone = static is None and type(user) is FunctionType and not (user.__closure__ or user.__defaults__)
+        if opened is None and not is_alone and not self.is_traced:
+            opened = self._open()
         if static is None and self.output is None and self.state is None:
             # The first run of plain tensors is outside of every scope of Keras, and its backend is active.
             self.converted = fun = user if backend.converted is None else backend.converted(user)

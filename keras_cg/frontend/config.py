@@ -29,7 +29,7 @@ _in_process: str | None = None
 # The environment as the system has it: `os.environ` takes 1.8 us to say that a variable is not set, as it raises and
 # catches an error first, and every call asks. The names are not public; without them, `os.environ` is asked.
 _environment: Any = getattr(os.environ, "_data", os.environ)
-_KEY: Any = "KERAS_CG_BACKEND" if _environment is os.environ else os.environ.encodekey("KERAS_CG_BACKEND")  # type: ignore[attr-defined]
+_KEY: Any = "KERAS_CG_BACKEND" if _environment is os.environ else os.environ.encodekey("KERAS_CG_BACKEND")
 
 
 def warn_of_unknown_variables() -> None:

@@ -101,7 +101,7 @@ class CustomGradient(Decorated, Generic[P, Output]):
                 engine = backend.is_recording()
                 if not engine:
                     # Nothing is differentiated, so there is nothing to attach the rule to.
-                    pair: Any = self.__wrapped__(*args)
+                    pair: Any = self.__wrapped__(*args)  # type: ignore[call-arg]
                     if type(pair) is tuple and len(pair) == 2 and type(pair[0]) in plain and callable(pair[1]):
                         return backend.constant(pair[0])  # type: ignore[no-any-return]
                     return call.output_of(backend, self._name, self.__wrapped__, pair)  # type: ignore[no-any-return]

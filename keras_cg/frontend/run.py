@@ -17,7 +17,16 @@ from keras_cg.frontend.tree import SINGLE, Tree
 
 
 class Run:
-    """One run of a function, with its rule, flat and checked: `contract.Pullback` says what a backend does with it.
+    """One run of a function, with its rule, flat and checked: a backend calls it in the backward pass.
+
+    `cotangents` has one tensor per output: zeros for an unused output, None for an output of integers. `variables` are
+    the captured values. The result is `(gradients, variable_gradients)`, with None for no gradient. Where `needs_grad`
+    is False, the gradient is not checked; without `needs_grad`, all are needed. `arguments` are the caller's own
+    tensors, for a rule that is called with the function's arguments; without them it gets those of the run. For complex
+    numbers, cotangents and gradients are dL/dx + i dL/dy, the convention of torch and TensorFlow.
+
+    A backend asks `check`, or `outline` and `check_outline`, before it believes another run; `capture` where the
+    function read something that is differentiated and no argument; `closed_over` or `reached` for what the rule holds.
 
     Attributes:
         call: The call that the run belongs to.
@@ -28,7 +37,7 @@ class Run:
         scope: The scope of Keras in which the rule runs, if it needs one.
         outputs: The tensors of the output; after `note`, only if another run must have the same ones.
         world: The world before the run; after `note`, as the run left it, or None.
-        held: What the rule holds, by a quick look.
+        residuals: What the rule holds, by a quick look.
         is_closed: Whether all that the rule can read is data.
         count: How many arguments the function has by position.
         style: How the rule is called, if its code alone tells; else None.
@@ -37,8 +46,10 @@ class Run:
         is_used_up: Whether a probe has called the rule.
     """
 
+    residuals: Sequence[Any]
+
     __slots__ = (
-        *("args", "call", "count", "held", "is_closed", "is_noted", "is_used_up", "kwargs", "output", "outputs"),
+        *("args", "call", "count", "residuals", "is_closed", "is_noted", "is_used_up", "kwargs", "output", "outputs"),
         *("rule", "scope", "specs", "style", "tensors", "world"),
     )
 
@@ -54,7 +65,14 @@ class Run:
         outputs: Sequence[Any],
         world: Any,
     ):
-        self.call, self.tensors, self.args, self.kwargs, self.rule, self.output = call, tensors, args, kwargs, rule, output
+        self.call, self.tensors, self.args, self.kwargs, self.rule, self.output = (
+            call,
+            tensors,
+            args,
+            kwargs,
+            rule,
+            output,
+        )
         self.scope, self.outputs, self.world = scope, outputs, world
         self.is_used_up = self.is_noted = False
 
@@ -66,10 +84,10 @@ class Run:
             return self
         self.is_noted = True
         if call.is_traced:
-            self.world, self.held, self.is_closed = None, (), True
+            self.world, self.residuals, self.is_closed = None, (), True
             style = conventions.traced_style(rule)
         else:
-            self.world, self.held, self.is_closed = world.note(self.world, rule, call.converted)
+            self.world, self.residuals, self.is_closed = world.note(self.world, rule, call.converted)
             if not call.has_run:
                 call.has_run, call.world = True, self.world
             style = conventions.style(rule, call.user, call.name)
@@ -172,7 +190,10 @@ class Run:
         return conventions.takes_variables(self.rule)
 
     def capture(self, names: Sequence[str], values: Sequence[Any] = ()) -> None:
-        """Raises if the function read trainable values that are no arguments, and the rule takes no `variables`."""
+        """Raises CapturedVariableError if the function read what is no argument, and the rule takes no `variables`.
+
+        `names` describe what it read; in the place of a description of one of `values` stands the user's name.
+        """
         if names and not self.takes_variables():
             fun, is_users = self.call.user, self.location() is not None
             names = self.call.names(values, names) if values else names
@@ -182,7 +203,7 @@ class Run:
 
     def closed_over(self) -> list[Any]:
         """Returns what a quick look at the rule shows: its cells, defaults, partial arguments and `vars(self)`."""
-        return [*self.held, *self.args]
+        return [*self.residuals, *self.args]
 
     def reached(self) -> list[Any]:
         """Returns the tensors that the rule can reach, by a search that may take long."""
@@ -194,7 +215,11 @@ class Run:
         return [("", self.rule), *named, *[(f"output[{place}]", each) for place, each in enumerate(self.outputs)]]
 
     def check(self, other: Any, probe: Any) -> list[Any]:
-        """Raises if the rule of another run differs; returns conditions where no value can be looked at yet."""
+        """Raises RuntimeError if the rule of another run differs.
+
+        Call it before the gradient that is recorded, where the framework may record: if what the rules hold is no data,
+        both are called by `probe`. Returns the boolean tensors of `agreement` that must all hold.
+        """
         return other.in_world(self._compare, self._steps(), other, lambda: (probe(self), probe(other)))  # type: ignore[no-any-return]
 
     def in_world(self, fun: Callable[..., Any], *args: Any) -> Any:

@@ -165,7 +165,10 @@ DIFFERENT = {
     "partial": (functools.partial(max, 1), functools.partial(max, 2), "was 1 and is 2"),
     "globals of generated code": (*[eval("lambda: k", {"k": k}) for k in (1, 2)], "k was 1 and is 2"),
     "queue of two ends": (collections.deque([1]), collections.deque([2]), "[0] was 1 and is 2"),
-    "factory": (*[collections.defaultdict(functools.partial(int, k)) for k in (1, 2)], ".default_factory[0] was 1 and is 2"),
+    "factory": (
+        *[collections.defaultdict(functools.partial(int, k)) for k in (1, 2)],
+        ".default_factory[0] was 1 and is 2",
+    ),
     "mask": (*[np.ma.masked_array([2.0, 5.0], mask=mask) for mask in ([0, 1], [1, 0])], ".mask is another bool[2]"),
     "field": (*[np.array([(k,)], [("a", "f8")]) for k in (1.0, 2.0)], "['a'] is another float64[1]"),
     "time": (*[np.array([day], "M8[D]") for day in ("2020-01-01", "NaT")], ".view is another int64[1]"),

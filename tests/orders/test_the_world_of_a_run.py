@@ -102,11 +102,11 @@ def from_elsewhere(kind):
     generated = (lambda upstream: 7 * upstream * k for k in (2.0, 3.0))
     drawn = custom_gradient(lambda x: (x * 1, next(generated)))
     for k in (2.0, 3.0):
-        scale = lambda upstream: 7 * upstream * k  # noqa: B023 - that is the case
+        scale = lambda upstream: 7 * upstream * k
         table["rule"] = scale
         yield {
-            "static argument": lambda x: plain(x, scale),  # noqa: B023
-            "keyword": lambda x: plain(x, scale=scale),  # noqa: B023
+            "static argument": lambda x: plain(x, scale),
+            "keyword": lambda x: plain(x, scale=scale),
             "partial": custom_gradient(
                 functools.partial(lambda scale, x: (x * 1, lambda upstream: scale(upstream)), scale)
             ),
@@ -126,7 +126,7 @@ def test_a_variable_of_a_function_from_elsewhere(eager, kind):
 def test_a_variable_that_is_deleted_and_one_that_is_bound_later(eager):
     one = eager.tensor(np.float32(1.0))
     k = 2.0
-    pullback = vjp(custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * k)), one)[1]
+    pullback = vjp(custom_gradient(lambda x: (x * 1, lambda upstream: 7 * upstream * k)), one)[1]  # noqa: F821
     del k
     assert float(eager.array(pullback(one)[0])) == 14.0
     with pytest.raises(NameError):
@@ -445,7 +445,6 @@ def test_a_function_of_the_run_keeps_its_identity_and_its_variables(eager):
 
 def test_what_a_rule_sets_stays_and_an_error_brings_back_what_was_there(eager):
     owner = types.SimpleNamespace(k=0.0, seen=0)
-    k = 2.0
 
     @custom_gradient
     def f(x, k):

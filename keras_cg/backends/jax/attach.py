@@ -53,7 +53,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
             # Nothing is differentiated, unless the function reads it elsewhere: then it shows in the outputs.
             outputs, _ = fun.start(*map(asarray, tensors))
             if all(map(is_only_mapped, outputs)):
-                return outputs
+                return outputs  # type: ignore[no-any-return]
         elif is_at_one_level(tensors):
             # This fails if the function or its rule reads a traced value that is no argument.
             with contextlib.suppress(jax.errors.UnexpectedTracerError):
@@ -290,7 +290,7 @@ class _Program:
             self.refusal = error.with_traceback(None)
         self.is_waiting = self.variables is None and pullback.takes_variables()
         if self.is_waiting or self.is_late:
-            return outputs
+            return outputs  # type: ignore[no-any-return]
         try:
             rule = _flat(pullback, outputs, self.needs_grad, self.variables or ())
             self.rule, values = _traced(fun, rule, outputs)
@@ -300,7 +300,7 @@ class _Program:
         except Exception as error:
             # A rule that raises is an error where its gradient is asked for, and not before.
             self.error = _without_frames(error)
-            return outputs
+            return outputs  # type: ignore[no-any-return]
         return [*outputs, *values]
 
     def captured(self) -> list[Any]:

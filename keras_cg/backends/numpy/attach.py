@@ -26,7 +26,7 @@ def attach(fun: Function, tensors: Sequence[Any]) -> Tensors:
         pullback.capture(["(a value that autograd differentiates)"] * max(len(values), 1), values)
         raise messages.unserved_variables("numpy", "a closure over it, or a global.", fun)
     if not any([isinstance(tensor, Box) for tensor in tensors]):
-        return outputs
+        return outputs  # type: ignore[no-any-return]
     # autograd has no vector space of integers, so they do not pass through the primitive.
     floating = [output for output in outputs if is_floating(output)]
     call = SavedCall(fun, pullback, outputs, tensors)
@@ -75,7 +75,7 @@ class SavedCall:
             self.pullback.check(pullback, lambda each: each(linear.irregular(this_backend, shapes), (), needs_grad)[0])
             if pullback.is_used_up:
                 _, pullback = self.fun(*map(asarray, parents))
-        return pullback(cotangents, (), needs_grad)[0]
+        return pullback(cotangents, (), needs_grad)[0]  # type: ignore[no-any-return]
 
     def _outside(self, gradient: Any, level: int, known: set[Any] | None) -> Any:
         """Returns a gradient without the boxes of levels that are over, which are those of `level` and above.

@@ -105,7 +105,7 @@ def attach(fun: Function, tensors: Sequence[torch.Tensor], is_special: bool = Fa
         # Hooks move or drop what is saved, so the rule is dropped, too; its tensors are saved for the comparison.
         probed = functools.partial(probe, outputs, saved[call.number :], [each.requires_grad for each in tensors])
         residuals, call.facts = run.outline(inputs, probed)
-        residuals, call.run, call.watched, call.written = saveable(residuals), None, (), ()
+        residuals, call.run, call.watched, call.written = saveable(residuals), None, [], []
     results = _apply((call, outputs, residuals), *saved)
     return results if type(results) is tuple else (results,)
 
@@ -133,7 +133,7 @@ def attach_in_any_engine(fun: Function, tensors: Sequence[Any]) -> tuple[torch.T
             return transforms.with_transforms(fun, saveable(tensors))
     if not torch.is_grad_enabled():
         return exporting.cut(fun.name, fun.start(*tensors)[0])
-    return attach(fun, tensors, True)
+    return attach(fun, tensors, True)  # type: ignore[no-any-return]
 
 
 class SavedCall:
@@ -179,7 +179,7 @@ class SavedCall:
         """
         self.fun, self.run, self.number, is_simple, known, watched = run.call, run, number, True, [], []
         used, storages, before = set(), set(), {id(tensor) for tensor, _ in existing} if existing else ()
-        for part in (*run.held, *run.args) if run.args else run.held:
+        for part in (*run.residuals, *run.args) if run.args else run.residuals:
             if isinstance(part, torch.Tensor):
                 used.add(storage_of(part))
                 if id(part) not in before:
@@ -229,7 +229,7 @@ class SavedCall:
         return capturing.Unread(touched, self.fun.name) if touched else contextlib.nullcontext()
 
     def refuse_changes(self) -> None:
-        """Raises if a tensor that the rule holds was changed in place since; but not a weight or a buffer of a module."""
+        """Raises if a tensor that the rule holds was changed in place since; not if it is a weight of a module."""
         others = set()
         for place, (tensor, before) in enumerate(self.watched):
             if version(tensor) != before:

@@ -40,7 +40,7 @@ def with_compiler(fun: Function, tensors: Sequence[torch.Tensor]) -> tuple[torch
             pullback.capture(["(a tensor that torch.compile does not name)"])
             raise messages.unserved_variables("torch", "a closure over it, inside torch.compile.", fun)
     if True not in needs_grad:
-        return outputs
+        return outputs  # type: ignore[no-any-return]
     # torch.compile (2.13) refuses a Function that gets one tensor twice.
     distinct: list[torch.Tensor] = []
     for tensor in (*outputs, *tensors):

@@ -306,7 +306,7 @@ def agreement(pairs: Sequence[tuple[Any, Any]]) -> list[bool | None]:
 
 
 def _agree_if_possible(one: torch.Tensor, two: torch.Tensor) -> bool | torch.Tensor | None:
-    """Whether two tensors are equal up to rounding; None if torch cannot compare them, as masked and some nested ones."""
+    """Whether two tensors are equal up to rounding; None if torch cannot compare them, such as masked ones."""
     try:
         return _agree(_whole(one), _whole(two))
     except (NotImplementedError, RuntimeError, TypeError):
