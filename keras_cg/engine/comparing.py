@@ -174,7 +174,7 @@ def _stands(value: Any) -> bool:
 def _opened(value: Any) -> tuple[Any, dict[str, Any]]:
     """Splits a value into its head, which is equal for equal structure, and its parts; the head is None if unknown."""
     if type(value) is _Node:
-        return value  # type: ignore[no-any-return]
+        return value
     if isinstance(value, _ARRAYS) and _has_parts(value):
         return _of_array(value)
     head, found = _head(value), references.parts(value)

@@ -132,7 +132,8 @@ def slot_of(slot: Any, value: Any) -> Any:
 
 def near(fun: Any) -> list[Any]:
     """Lists what the cells, defaults and arguments of a function hold, with the functions there; and `vars(self)`."""
-    found, seen = [], set()
+    found: list[Any] = []
+    seen: set[int] = set()
     waiting: list[Any] = [fun]
     for value in waiting:
         if id(value) in seen:

@@ -164,9 +164,10 @@ class Call(FlatFunction):
             return self.world.again(again, *tensors)  # type: ignore[no-any-return]
         backend, user, static = self.backend, self.user, self.nest
         opened, self.opened = self.opened, None
-        is_alone = static is None and type(user) is FunctionType and not (user.__closure__ or user.__defaults__)
-        if opened is None and not is_alone and not self.is_traced:
-            opened = self._open()
+        # In two steps, because torch.compile (2.13) cannot trace the second question.
+        if opened is None and not self.is_traced:  # noqa: SIM102
+            if static is not None or type(user) is not FunctionType or user.__closure__ or user.__defaults__:
+                opened = self._open()
         if static is None and self.output is None and self.state is None:
             # The first run of plain tensors is outside of every scope of Keras, and its backend is active.
             self.converted = fun = user if backend.converted is None else backend.converted(user)
